@@ -1,0 +1,52 @@
+# Everything starts here. `make help` lists the targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DATA ?= ../shared/data
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-run up test test-long check format bench clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(VENV)/.run: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing shardcompute into $(VENV) …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . && touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	@echo "installing what the tests need …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0" \
+	  && $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[torch,dev]" && touch $@
+
+setup-run: $(VENV)/.run ## Make .venv with what serving needs (no torch)
+
+setup: $(VENV)/.dev ## Make .venv with everything for development
+
+up: $(VENV)/.run ## Serve the embedded default model
+	@$(BIN)/shardcompute up
+
+test: $(VENV)/.dev ## Run the tests (about ten minutes on two cores)
+	@$(BIN)/python -m pytest tests -m "not long"
+
+test-long: $(VENV)/.dev ## Run the long suites too
+	@$(BIN)/python -m pytest tests
+
+check: $(VENV)/.dev ## Lint, types, import directions, unit tests
+	@$(BIN)/ruff check src tests
+	@$(BIN)/ruff format --check src tests
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m pytest tests/unit tests/property
+
+format: $(VENV)/.dev ## Format the code
+	@$(BIN)/ruff check --fix src tests
+	@$(BIN)/ruff format src tests
+
+bench: $(VENV)/.dev ## Measure the engine and its weight forms; results under bench/results
+	@$(BIN)/shardcompute bench engine --json bench/results/engine.json
+	@$(BIN)/shardcompute bench quality --data $(DATA)/lambada.jsonl --json bench/results/quality.json
+
+clean: ## Remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

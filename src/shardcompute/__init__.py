@@ -1,0 +1,1 @@
+"""ShardCompute: serve one language model from many small machines."""

@@ -1,0 +1,166 @@
+"""The HTTP application over a `Service`: routes, keys, errors. `create_app` is all that others need."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from shardcompute.api import endpoints
+from shardcompute.api.auth import ApiKeys, KeyGate
+from shardcompute.api.chat import create_chat_completion
+from shardcompute.api.completions import create_completion
+from shardcompute.api.context import ApiContext, package_version, request_id_of
+from shardcompute.api.errors import error_response, status_of
+from shardcompute.api.limits import Limits
+from shardcompute.api.metrics import GenerationMetrics
+from shardcompute.api.openapi import Endpoint, describe
+from shardcompute.api.replies import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    DetokenizeReply,
+    HealthReply,
+    ModelCard,
+    ModelList,
+    TokenizeReply,
+    VersionReply,
+)
+from shardcompute.api.schemas import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from shardcompute.api.trail import RequestTrail
+from shardcompute.core.errors import ShardComputeError
+from shardcompute.node.service import Service
+
+_BODY_ERRORS = (400, 404, 413, 415, 503)
+_GENERATION_ERRORS = (*_BODY_ERRORS, 429, 500)
+_log = logging.getLogger(__name__)
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint("GET", "/v1/models", endpoints.list_models, "The models served here.", reply=ModelList),
+    Endpoint(
+        "GET",
+        "/v1/models/{model:path}",
+        endpoints.get_model,
+        "One model.",
+        reply=ModelCard,
+        statuses=(404, 503),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/chat/completions",
+        create_chat_completion,
+        "Answer a conversation.",
+        body=ChatCompletionRequest,
+        reply=ChatCompletion,
+        chunk=ChatChunk,
+        statuses=_GENERATION_ERRORS,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/completions",
+        create_completion,
+        "Continue a text.",
+        body=CompletionRequest,
+        reply=Completion,
+        chunk=Completion,
+        statuses=_GENERATION_ERRORS,
+    ),
+    Endpoint(
+        "POST",
+        "/tokenize",
+        endpoints.tokenize,
+        "Text or messages to token ids.",
+        body=TokenizeRequest,
+        reply=TokenizeReply,
+        statuses=_BODY_ERRORS,
+    ),
+    Endpoint(
+        "POST",
+        "/detokenize",
+        endpoints.detokenize,
+        "Token ids to text.",
+        body=DetokenizeRequest,
+        reply=DetokenizeReply,
+        statuses=_BODY_ERRORS,
+    ),
+    Endpoint(
+        "GET", "/health", endpoints.health, "200 once a model is loaded.", reply=HealthReply, statuses=(503,)
+    ),
+    Endpoint("GET", "/version", endpoints.version, "The version of the server.", reply=VersionReply),
+    Endpoint("GET", "/metrics", endpoints.metrics, "Metrics in Prometheus' text form."),
+)
+
+
+def create_app(
+    service: Service,
+    *,
+    api_keys: Iterable[str] | None = None,
+    limits: Limits | None = None,
+    cors_origins: Sequence[str] = (),
+    clock: Callable[[], float] = time.monotonic,
+    wall_clock: Callable[[], float] = time.time,
+) -> Starlette:
+    """The API over `service`.
+
+    `api_keys` None leaves it open, which is for loopback only. `cors_origins` are the web origins whose pages
+    may call it; none by default.
+    """
+    counted = GenerationMetrics()
+    keys = None if api_keys is None else ApiKeys(api_keys)
+    document = describe(ENDPOINTS, version=package_version(), has_keys=keys is not None)
+
+    async def openapi(request: Request) -> Response:
+        return JSONResponse(document)
+
+    routes = [Route(endpoint.path, endpoint.run, methods=[endpoint.method]) for endpoint in ENDPOINTS]
+    routes.append(Route("/openapi.json", openapi, methods=["GET"]))
+    app = Starlette(
+        routes=routes,
+        middleware=_middleware(counted, frozenset(route.path for route in routes), keys, cors_origins),
+        exception_handlers={HTTPException: _answer_error, ShardComputeError: _answer_error},
+    )
+    app.router.redirect_slashes = False
+    app.state.context = ApiContext(
+        service=service, limits=limits or Limits(), metrics=counted, clock=clock, wall_clock=wall_clock
+    )
+    return app
+
+
+def _middleware(
+    counted: GenerationMetrics, paths: frozenset[str], keys: ApiKeys | None, cors_origins: Sequence[str]
+) -> list[Middleware]:
+    """Outermost first. Preflights carry no key, so CORS comes before the gate."""
+    stack = [Middleware(RequestTrail, metrics=counted, known_paths=paths)]
+    if cors_origins:
+        stack.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(cors_origins),
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id"],
+            )
+        )
+    if keys is not None:
+        stack.append(Middleware(KeyGate, keys=keys))
+    return stack
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    request_id = request_id_of(request)
+    if status_of(error) >= 500:
+        _log.error("request %s failed: %s", request_id, error)
+    return error_response(error, request_id=request_id)

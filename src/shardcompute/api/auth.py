@@ -1,0 +1,77 @@
+"""API keys: `Authorization: Bearer <key>`, compared as SHA-256 digests in constant time.
+
+Keys are kept as digests only. `/health` answers without a key, so that probes need none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from shardcompute.api.errors import RequestError, error_response
+from shardcompute.core.errors import UsageError
+
+OPEN_PATHS = frozenset({"/health"})
+
+
+class ApiKeys:
+    """A set of accepted keys."""
+
+    __slots__ = ("_digests",)
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        keys = tuple(keys)
+        if not keys or not all(keys):
+            raise UsageError(
+                "The list of API keys is empty or holds an empty key.", hint="pass at least one key"
+            )
+        self._digests = tuple(_digest(key.encode()) for key in keys)
+
+    def accepts(self, key: bytes) -> bool:
+        """Compares with every digest, so that the time taken does not depend on which one matches."""
+        offered = _digest(key)
+        matches = [hmac.compare_digest(offered, digest) for digest in self._digests]
+        return any(matches)
+
+
+class KeyGate:
+    """ASGI middleware that answers 401 to requests without an accepted key."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refusal(Headers(scope=scope).get("authorization", ""))
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
+            await error_response(refusal)(scope, receive, send)
+
+    def _refusal(self, header: str) -> RequestError | None:
+        scheme, _, key = header.partition(" ")
+        key = key.strip()
+        if scheme.lower() != "bearer" or not key:
+            message = "This server wants an API key and the request has none."
+        elif not self._keys.accepts(key.encode("latin-1")):
+            message = "The API key is not one that this server accepts."
+        else:
+            return None
+        return RequestError(
+            message,
+            hint="send the header Authorization: Bearer <key>",
+            code="invalid_api_key",
+            status=401,
+            headers={"www-authenticate": "Bearer"},
+        )
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,49 @@
+"""What every endpoint works with, kept in the application's state."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from shardcompute.api.limits import Limits
+from shardcompute.api.metrics import GenerationMetrics
+from shardcompute.node.service import Service
+
+_LONG_TEXT_CHARACTERS = 16_384
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiContext:
+    service: Service
+    limits: Limits = field(default_factory=Limits)
+    metrics: GenerationMetrics = field(default_factory=GenerationMetrics)
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+
+
+def context_of(request: Request) -> ApiContext:
+    context: ApiContext = request.app.state.context
+    return context
+
+
+def request_id_of(request: Request) -> str:
+    request_id: str = request.scope["shardcompute.request_id"]
+    return request_id
+
+
+async def run_codec(work: Callable[[], Result], *, characters: int) -> Result:
+    """Runs tokenizer work, off the event loop when the text is long enough to hold up other streams."""
+    return await asyncio.to_thread(work) if characters > _LONG_TEXT_CHARACTERS else work()
+
+
+@cache
+def package_version() -> str:
+    return metadata.version("shardcompute")

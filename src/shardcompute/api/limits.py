@@ -1,0 +1,66 @@
+"""What one request may ask for, and how a body is read without trusting its length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from shardcompute.api.errors import RequestError, from_validation
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on a request, and how often a silent stream shows that it lives."""
+
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_choices: int = 128
+    """Generations of one request: prompts times `n`."""
+    ping_interval_s: float = 3.0
+
+
+async def read_body(request: Request, kind: type[Body], limits: Limits) -> Body:
+    """The body as `kind`: 415 for another content type, 413 when too long, 400 when it does not fit."""
+    _check_content_type(request.headers.get("content-type", ""))
+    raw = await _read_bytes(request, limits.max_body_bytes)
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError as error:
+        raise from_validation(error) from None
+
+
+def _check_content_type(header: str) -> None:
+    """Insisting on JSON also keeps web pages from posting here without a CORS preflight."""
+    kind = header.partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise RequestError(
+            f"The body's content type is {kind!r}." if kind else "The request has no content type.",
+            hint="send the header Content-Type: application/json",
+            code="unsupported_media_type",
+            status=415,
+        )
+
+
+async def _read_bytes(request: Request, limit: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
+        raise _too_long(limit)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise _too_long(limit)
+    return bytes(body)
+
+
+def _too_long(limit: int) -> RequestError:
+    return RequestError(
+        f"The body is longer than {limit} bytes.",
+        hint="send a shorter prompt",
+        code="body_too_large",
+        status=413,
+    )

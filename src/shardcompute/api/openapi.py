@@ -1,0 +1,93 @@
+"""The description of the API (OpenAPI 3.1), generated from the endpoint table and the pydantic models."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from shardcompute.api.replies import ErrorReply
+
+_REF = "#/components/schemas/{model}"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One route: where it is, what runs, and what goes in and out."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    run: Callable[[Request], Awaitable[Response]]
+    summary: str
+    body: type[BaseModel] | None = None
+    reply: type[BaseModel] | None = None
+    chunk: type[BaseModel] | None = None
+    """What each event of a stream holds, where the endpoint can stream."""
+    statuses: tuple[int, ...] = ()
+    """Errors to expect, besides 401."""
+
+    @property
+    def public_path(self) -> str:
+        """The path without Starlette's converters: `{model:path}` is `{model}`."""
+        return self.path.replace(":path}", "}")
+
+
+def describe(endpoints: Sequence[Endpoint], *, version: str, has_keys: bool) -> dict[str, Any]:
+    """The OpenAPI document; `has_keys` says that requests need a bearer key."""
+    kinds: list[tuple[type[BaseModel], JsonSchemaMode]] = [(ErrorReply, "serialization")]
+    for endpoint in endpoints:
+        if endpoint.body is not None:
+            kinds.append((endpoint.body, "validation"))
+        kinds += [(kind, "serialization") for kind in (endpoint.reply, endpoint.chunk) if kind is not None]
+    refs, definitions = models_json_schema(list(dict.fromkeys(kinds)), ref_template=_REF)
+    schemas = {kind: refs[kind, mode] for kind, mode in kinds}
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in endpoints:
+        operations = paths.setdefault(endpoint.public_path, {})
+        operations[endpoint.method.lower()] = _operation(endpoint, schemas)
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "ShardCompute", "version": version},
+        "paths": paths,
+        "components": {"schemas": definitions.get("$defs", {})},
+    }
+    if has_keys:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+    return document
+
+
+def _operation(endpoint: Endpoint, schemas: dict[type[BaseModel], Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    if endpoint.reply is not None:
+        content = {"application/json": {"schema": schemas[endpoint.reply]}}
+    if endpoint.chunk is not None:
+        content["text/event-stream"] = {
+            "schema": {"type": "string"},
+            "x-event-schema": schemas[endpoint.chunk],
+        }
+    responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
+    error = {"description": "An error.", "content": {"application/json": {"schema": schemas[ErrorReply]}}}
+    responses |= {str(status): error for status in (401, *endpoint.statuses)}
+    operation: dict[str, Any] = {
+        "operationId": getattr(endpoint.run, "__name__", endpoint.path),
+        "summary": endpoint.summary,
+        "responses": responses,
+    }
+    if "{model}" in endpoint.public_path:
+        parameter = {
+            "name": "model",
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "minLength": 1},
+        }
+        operation["parameters"] = [parameter]
+    if endpoint.body is not None:
+        schema = {"application/json": {"schema": schemas[endpoint.body]}}
+        operation["requestBody"] = {"required": True, "content": schema}
+    return operation

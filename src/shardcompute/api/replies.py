@@ -1,0 +1,169 @@
+"""The bodies that we answer with, in OpenAI's shapes (and vLLM's for `/tokenize` and `/detokenize`).
+
+They are written out with `exclude_unset`: a field appears, null or not, exactly when it was given.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class ReplyBody(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    def to_json(self) -> bytes:
+        return self.model_dump_json(exclude_unset=True).encode()
+
+
+class ErrorDetail(ReplyBody):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(ReplyBody):
+    error: ErrorDetail
+
+
+class ModelCard(ReplyBody):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelList(ReplyBody):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Usage(ReplyBody):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class TimingsReply(ReplyBody):
+    """Not OpenAI's: where the time went, in seconds."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    prompt_tokens: int
+    generated_tokens: int
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+
+
+class RankedToken(ReplyBody):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenToken(RankedToken):
+    top_logprobs: list[RankedToken]
+
+
+class ChatLogprobs(ReplyBody):
+    content: list[ChosenToken]
+
+
+class AssistantMessage(ReplyBody):
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(ReplyBody):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatCompletion(ReplyBody):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: TimingsReply | None = None
+
+
+class ChatDelta(ReplyBody):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(ReplyBody):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class ChatChunk(ReplyBody):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    timings: TimingsReply | None = None
+
+
+class CompletionLogprobs(ReplyBody):
+    """`text_offset` counts characters of the returned text, which holds the prompt only with `echo`."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(ReplyBody):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class Completion(ReplyBody):
+    """A whole completion, and each chunk of a streamed one."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+    timings: TimingsReply | None = None
+
+
+class TokenizeReply(ReplyBody):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeReply(ReplyBody):
+    prompt: str
+
+
+class HealthReply(ReplyBody):
+    status: Literal["ok", "loading"]
+    reason: str | None = None
+
+
+class VersionReply(ReplyBody):
+    version: str

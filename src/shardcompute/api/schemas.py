@@ -1,0 +1,135 @@
+"""The bodies that clients send, in OpenAI's shapes (and vLLM's for `/tokenize` and `/detokenize`).
+
+Types are strict: `"5"` is no number. Fields that we do not list are ignored, as other servers do, unless
+ignoring them would silently change the answer; those are in `parameters.REFUSED`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_STOPS = 16
+MAX_TOP_LOGPROBS = 20
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+StopText = Annotated[str, Field(min_length=1)]
+
+
+class RequestBody(BaseModel):
+    """What all bodies share: strict types, finite numbers, unknown fields kept aside."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    model: str | None = Field(None, description="Which model; may be left out when one is served.")
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    include_usage: bool | None = None
+
+
+class GenerationBody(RequestBody):
+    """Sampling and stop parameters of chat and plain completions alike."""
+
+    temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; 1 when left out.")
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, lt=2**31, description="0 or -1: no limit.")
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        None, max_length=1024, description="Token id, written as a string, to what is added to its logit."
+    )
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="The server picks one when left out.")
+    stop: StopText | Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=1024)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    n: int | None = Field(None, ge=1, le=128)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, description="Accepted and not used.")
+
+
+class ContentPart(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str = Field(description="`text`; other kinds are refused.")
+    text: str | None = None
+
+
+class FunctionCall(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str = Field(description="`text`; other formats are refused.")
+
+
+class ChatCompletionRequest(GenerationBody):
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
+    max_tokens: Count | None = Field(None, description="Up to the end of the context when left out.")
+    max_completion_tokens: Count | None = Field(None, description="The newer name of max_tokens.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    add_generation_prompt: bool | None = None
+    tools: list[dict[str, Any]] | None = Field(None, description='Only together with tool_choice "none".')
+    tool_choice: str | dict[str, Any] | None = Field(None, description='Only "none".')
+    response_format: ResponseFormat | None = None
+
+
+class CompletionRequest(GenerationBody):
+    prompt: (
+        str
+        | Annotated[list[str], Field(fail_fast=True, min_length=1)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1)]
+    )
+    max_tokens: int | None = Field(None, ge=0, lt=2**31, description="16 when left out; 0 only with echo.")
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    best_of: int | None = Field(None, ge=1, le=128, description="Only the same as n.")
+    suffix: str | None = Field(None, description="Refused.")
+
+
+class TokenizeRequest(RequestBody):
+    """Either `prompt` or `messages`."""
+
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(RequestBody):
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]

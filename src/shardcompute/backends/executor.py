@@ -1,0 +1,91 @@
+"""What runs a slice of a model on one device, and what it runs.
+
+A `Network` is the slice, written against Ops; an `Executor` is a backend's way to run it step by step over
+ragged batches, with the sessions' KV inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from shardcompute.backends.matrix import Array
+from shardcompute.backends.ops import Handle, Ops, Tensor
+from shardcompute.core.batch import Segment
+
+
+class Network(Protocol):
+    """A contiguous slice of a decoder. Layer numbers count from 0 within the slice."""
+
+    is_first: bool
+    is_last: bool
+    layer_count: int
+    hidden: int
+    vocab_size: int
+    kv_heads: int
+    head_dim: int
+    context_length: int
+
+    def load_shared(self, ops: Ops) -> Any: ...
+
+    def load_embedding(self, ops: Ops) -> Handle: ...
+
+    def load_layer(self, ops: Ops, layer: int) -> Any: ...
+
+    def load_head(self, ops: Ops) -> Any: ...
+
+    def embed(self, ops: Ops, embedding: Handle, ids: Tensor) -> Tensor: ...
+
+    def layer(self, ops: Ops, shared: Any, weights: Any, layer: int, x: Tensor) -> Tensor: ...
+
+    def head(self, ops: Ops, weights: Any, x: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorOptions:
+    """`kv_bytes` bounds the sessions' KV; `max_rows` the rows of one step and `max_wanted` those of them whose
+    logits are wanted; `context_length` a session. `dtype` is what a backend with a choice computes in: auto,
+    float32, float16 or bfloat16."""
+
+    kv_bytes: int
+    max_rows: int = 512
+    max_wanted: int = 64
+    context_length: int = 8192
+    threads: int = 1
+    device: str = "cpu"
+    dtype: str = "auto"
+    use_graphs: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class KvUsage:
+    """KV memory of one executor, in bytes, and how many tokens (over all sessions) still fit."""
+
+    used_bytes: int
+    total_bytes: int
+    free_tokens: int
+    sessions: int
+
+
+class Executor(Protocol):
+    """Runs steps. Not thread-safe: one caller at a time."""
+
+    def step(self, segments: Sequence[Segment], inputs: Array) -> Array:
+        """Token ids `[rows]` (first slice) or hidden `[rows, hidden]` in; hidden `[rows, hidden]` or, from the last
+        slice, logits `[wanted rows, vocabulary]` out, float32, valid until the next step.
+
+        A segment truncates its session at `start`, opens it if it is new, and extends it. Raises CapacityError,
+        before anything changes, when KV memory does not suffice; UsageError for a gap, or past the context.
+        """
+        ...
+
+    def close_session(self, session: int) -> None:
+        """Free a session's KV; unknown sessions are ignored."""
+        ...
+
+    def session_length(self, session: int) -> int: ...
+
+    def kv_usage(self) -> KvUsage: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,136 @@
+"""KV of sessions in host memory, paged by the machine's own memory management.
+
+Each session reserves address space for its whole context, which costs nothing until it is touched, and pays for
+pages of `PAGE_TOKENS` tokens as it grows. Keys and values of a layer therefore lie in one piece
+`[context, kv_heads, head_dim]`, and kernels read the used prefix in place. The budget counts pages.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardcompute.backends.executor import KvUsage
+from shardcompute.backends.matrix import Float32
+from shardcompute.core.batch import Segment
+from shardcompute.core.errors import CapacityError, PromptTooLongError, UsageError
+
+PAGE_TOKENS = 64
+
+
+@dataclass(slots=True)
+class PageBudget:
+    """Which session holds how many tokens, and whether more fit. Knows nothing of where they lie."""
+
+    page_bytes: int
+    total_pages: int
+    context_length: int
+    lengths: dict[int, int] = field(default_factory=dict)
+    pages: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def used_pages(self) -> int:
+        return sum(self.pages.values())
+
+    def check(self, segments: Sequence[Segment]) -> None:
+        """Raise unless all these segments can be taken; changes nothing."""
+        needed = 0
+        seen: set[int] = set()
+        for segment in segments:
+            if segment.session in seen:
+                raise UsageError(f"session {segment.session} has two segments in one batch")
+            seen.add(segment.session)
+            length = self.lengths.get(segment.session, 0)
+            if segment.count < 1 or not 0 <= segment.wanted <= segment.count:
+                raise UsageError(f"a segment of {segment.count} rows cannot want {segment.wanted} of them")
+            if not 0 <= segment.start <= length:
+                raise UsageError(
+                    f"session {segment.session} has {length} tokens; rows at position {segment.start} leave a gap"
+                )
+            if segment.stop > self.context_length:
+                raise PromptTooLongError(
+                    f"position {segment.stop} is past the context of {self.context_length} tokens",
+                    hint="shorten the prompt or start with a larger --context",
+                )
+            needed += max(0, count_pages(segment.stop) - self.pages.get(segment.session, 0))
+        if self.used_pages + needed > self.total_pages:
+            raise CapacityError(
+                f"KV memory is full: {needed} more pages of {PAGE_TOKENS} tokens are needed and "
+                f"{self.total_pages - self.used_pages} of {self.total_pages} are free",
+                hint="wait for other sessions to end, or give more with --kv-memory",
+            )
+
+    def take(self, segment: Segment) -> None:
+        """Truncate the segment's session at `start` and extend it. Only after `check`."""
+        self.lengths[segment.session] = segment.stop
+        self.pages[segment.session] = count_pages(segment.stop)
+
+    def release(self, session: int) -> None:
+        self.lengths.pop(session, None)
+        self.pages.pop(session, None)
+
+    def usage(self) -> KvUsage:
+        free = self.total_pages - self.used_pages
+        return KvUsage(
+            used_bytes=self.used_pages * self.page_bytes,
+            total_bytes=self.total_pages * self.page_bytes,
+            free_tokens=free * PAGE_TOKENS,
+            sessions=len(self.lengths),
+        )
+
+
+def count_pages(tokens: int) -> int:
+    return -(-tokens // PAGE_TOKENS)
+
+
+class HostKv:
+    """Keys and values of all sessions of one slice, float32."""
+
+    def __init__(
+        self, layers: int, kv_heads: int, head_dim: int, *, context_length: int, budget_bytes: int
+    ) -> None:
+        self._shape = (layers, 2, count_pages(context_length) * PAGE_TOKENS, kv_heads, head_dim)
+        token_bytes = layers * 2 * kv_heads * head_dim * 4
+        page_bytes = token_bytes * PAGE_TOKENS
+        self.budget = PageBudget(page_bytes, max(budget_bytes // page_bytes, 0), context_length)
+        if self.budget.total_pages < 1:
+            raise CapacityError(
+                f"{budget_bytes} bytes of KV memory do not hold one page ({page_bytes} bytes)",
+                hint="give more with --kv-memory",
+            )
+        self._arrays: dict[int, Float32] = {}
+
+    def __getitem__(self, session: int) -> Float32:
+        """`[layer, key or value, position, kv head, entry]` of a session; positions past its length are undefined."""
+        return self._arrays[session]
+
+    def take(self, segments: Sequence[Segment]) -> None:
+        """Make room for a batch, all of it or none."""
+        self.budget.check(segments)
+        for segment in segments:
+            if segment.session not in self._arrays:
+                self._arrays[segment.session] = _reserve(self._shape)
+            self.budget.take(segment)
+
+    def write(self, segment: Segment, layer: int, keys: Float32, values: Float32) -> None:
+        room = self._arrays[segment.session]
+        room[layer, 0, segment.start : segment.stop] = keys
+        room[layer, 1, segment.start : segment.stop] = values
+
+    def release(self, session: int) -> None:
+        self.budget.release(session)
+        self._arrays.pop(session, None)
+
+
+def _reserve(shape: tuple[int, ...]) -> Float32:
+    """Zeroed float32 address space; memory is taken page by page as it is written."""
+    size = 4 * int(np.prod(shape))
+    if hasattr(mmap, "MAP_NORESERVE"):
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
+        buffer = mmap.mmap(-1, size, flags=flags)
+    else:
+        buffer = mmap.mmap(-1, size)
+    return np.frombuffer(buffer, dtype=np.float32).reshape(shape)

@@ -1,0 +1,100 @@
+"""How weight matrices travel from files to kernels: dense, in quantised blocks, or blocks with outliers.
+
+All matrices are `[out, in]`, as checkpoints store them: `y = x @ w.T`. Kernels take these forms without a
+second rounding; `to_dense` is the definition of what each form means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMatrix:
+    """Plain numbers: float32, float16, or bfloat16 kept as raw uint16 (numpy has no bfloat16)."""
+
+    values: Array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.values.shape[0], self.values.shape[1])
+
+    @property
+    def size_bytes(self) -> int:
+        return self.values.nbytes
+
+    def to_dense(self) -> Float32:
+        return widen(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMatrix:
+    """Blocks of `block_size` along the input, each `w = scale · (code − 2^(bits−1)) + shift`.
+
+    `codes` is uint8 `[out, blocks, block_size · bits / 8]`; 4-bit codes lie two in a byte, the lower index in
+    the low half. `shifts` is None where every shift is zero. The input width is `blocks · block_size`.
+    """
+
+    bits: int
+    block_size: int
+    codes: NDArray[np.uint8]
+    scales: Float32
+    shifts: Float32 | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.codes.shape[0], self.codes.shape[1] * self.block_size)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes + (0 if self.shifts is None else self.shifts.nbytes)
+
+    def to_dense(self) -> Float32:
+        rows = self.codes.shape[0]
+        codes = self.codes
+        if self.bits == 4:
+            codes = np.stack([codes & 0x0F, codes >> 4], axis=-1).reshape(rows, -1, self.block_size)
+        centred = codes.astype(np.float32) - np.float32(1 << (self.bits - 1))
+        dense = centred * self.scales[:, :, None]
+        if self.shifts is not None:
+            dense += self.shifts[:, :, None]
+        return dense.reshape(rows, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedMatrix:
+    """A block matrix whose few outlier input columns are kept in 16 bit (their codes mean zero)."""
+
+    blocks: BlockMatrix
+    columns: NDArray[np.int64]
+    values: NDArray[np.float16]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.blocks.shape
+
+    @property
+    def size_bytes(self) -> int:
+        return self.blocks.size_bytes + self.columns.nbytes + self.values.nbytes
+
+    def to_dense(self) -> Float32:
+        dense = self.blocks.to_dense()
+        dense[:, self.columns] += self.values.astype(np.float32)
+        return dense
+
+
+Matrix = DenseMatrix | BlockMatrix | MixedMatrix
+
+
+def widen(values: Array) -> Float32:
+    """float32 from float32, float16 or raw bfloat16 (uint16), exactly."""
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.ascontiguousarray(values, dtype=np.float32)

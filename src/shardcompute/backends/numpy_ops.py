@@ -1,0 +1,211 @@
+"""The oracle: every primitive in plain numpy, for tests and for reading. Slow, and obviously right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardcompute.backends.executor import ExecutorOptions, KvUsage, Network
+from shardcompute.backends.kv import HostKv
+from shardcompute.backends.matrix import Array, Float32, Matrix
+from shardcompute.backends.ops import Attention, ExpertBlock, Gate
+from shardcompute.backends.rotation import rotation_tables
+from shardcompute.backends.routing import choose_experts, softmax
+from shardcompute.core.batch import Segment, wanted_rows
+
+GPT_OSS_ALPHA = 1.702
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    weight: Float32
+    bias: Float32 | None
+
+
+class NumpyOps:
+    """Computes at once. `begin` says which batch the next calls are about."""
+
+    def __init__(self, kv: HostKv, context_length: int) -> None:
+        self._kv = kv
+        self._context_length = context_length
+        self._segments: Sequence[Segment] = ()
+
+    def begin(self, segments: Sequence[Segment]) -> None:
+        self._segments = segments
+
+    def matrix(self, parts: Sequence[Matrix], bias: Float32 | None) -> _Linear:
+        return _Linear(np.concatenate([part.to_dense() for part in parts]), bias)
+
+    def vector(self, values: Float32) -> Float32:
+        return values
+
+    def table(self, matrix: Matrix) -> Float32:
+        return matrix.to_dense()
+
+    def rotation(self, inverse_frequencies: Sequence[float], amplitude: float) -> tuple[Float32, Float32]:
+        return rotation_tables(inverse_frequencies, amplitude, self._context_length)
+
+    def embed(self, table: Float32, ids: Array) -> Float32:
+        return table[ids]
+
+    def linear(self, x: Float32, matrix: _Linear) -> Float32:
+        y: Float32 = x @ matrix.weight.T
+        return y if matrix.bias is None else y + matrix.bias
+
+    def rms_norm(self, x: Float32, weight: Float32, eps: float) -> Float32:
+        grouped = x.reshape(len(x), -1, len(weight))
+        mean = np.mean(np.square(grouped), axis=-1, keepdims=True)
+        normed: Float32 = grouped / np.sqrt(mean + np.float32(eps)) * weight
+        return normed.reshape(x.shape)
+
+    def split(self, x: Float32, sizes: Sequence[int]) -> Sequence[Float32]:
+        return np.split(x, np.cumsum(sizes)[:-1], axis=-1)
+
+    def add(self, x: Float32, y: Float32) -> Float32:
+        return x + y
+
+    def scale(self, x: Float32, factor: float) -> Float32:
+        return x * np.float32(factor)
+
+    def softcap(self, x: Float32, cap: float) -> Float32:
+        capped: Float32 = np.tanh(x / np.float32(cap)) * np.float32(cap)
+        return capped
+
+    def gated(self, gate_up: Float32, gate: Gate) -> Float32:
+        halves = np.split(gate_up, 2, axis=-1)
+        left, up = halves[0], halves[1]
+        if gate.limit is not None:
+            left = np.minimum(left, gate.limit)
+            up = np.clip(up, -gate.limit, gate.limit)
+            return left * _sigmoid(GPT_OSS_ALPHA * left) * (up + 1)
+        return _ACTIVATIONS[gate.activation](left) * up
+
+    def rotate(self, x: Float32, head_dim: int, rotation: tuple[Float32, Float32]) -> Float32:
+        positions = np.concatenate([np.arange(s.start, s.stop) for s in self._segments])
+        cosines, sines = (table[positions][:, None, :] for table in rotation)
+        half = cosines.shape[-1]
+        heads = x.reshape(len(x), -1, head_dim)
+        left, right, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+        turned = [left * cosines - right * sines, right * cosines + left * sines, rest]
+        return np.concatenate(turned, axis=-1).reshape(x.shape)
+
+    def attend(self, q: Float32, k: Float32, v: Float32, layer: int, attention: Attention) -> Float32:
+        out = np.empty_like(q)
+        row = 0
+        for segment in self._segments:
+            rows = slice(row, row + segment.count)
+            shape = (segment.count, attention.kv_heads, attention.head_dim)
+            self._kv.write(segment, layer, k[rows].reshape(shape), v[rows].reshape(shape))
+            past = self._kv[segment.session][layer, :, : segment.stop]
+            out[rows] = _attend_one(q[rows], past[0], past[1], segment, attention)
+            row += segment.count
+        return out
+
+    def experts(self, x: Float32, block: ExpertBlock) -> Float32:
+        chosen, weights = choose_experts(self.linear(x, block.router), block.per_token, block.weights_over)
+        out = np.zeros_like(x)
+        for expert in np.unique(chosen):
+            rows, ranks = np.nonzero(chosen == expert)
+            y = self.linear(
+                self.gated(self.linear(x[rows], block.gate_up[expert]), block.gate), block.down[expert]
+            )
+            out[rows] += y * weights[rows, ranks][:, None]
+        return out
+
+    def wanted(self, x: Float32) -> Float32:
+        return x[wanted_rows(self._segments)]
+
+
+def _attend_one(
+    q: Float32, keys: Float32, values: Float32, segment: Segment, attention: Attention
+) -> Float32:
+    group = attention.heads // attention.kv_heads
+    heads = q.reshape(segment.count, attention.heads, attention.head_dim).transpose(1, 0, 2)
+    scores = heads @ np.repeat(keys, group, axis=1).transpose(1, 2, 0) * np.float32(attention.scale)
+    if attention.softcap is not None:
+        scores = np.tanh(scores / np.float32(attention.softcap)) * np.float32(attention.softcap)
+    here = np.arange(segment.start, segment.stop)[:, None]
+    there = np.arange(segment.stop)[None, :]
+    hidden = there > here
+    if attention.window is not None:
+        hidden |= there <= here - attention.window
+    scores = np.where(hidden, np.float32(-np.inf), scores).astype(np.float32)
+    if attention.sinks is not None:
+        sinks = np.broadcast_to(attention.sinks[:, None, None], (*scores.shape[:2], 1))
+        weights = softmax(np.concatenate([scores, sinks], axis=-1))[..., :-1]
+    else:
+        weights = softmax(scores)
+    mixed: Float32 = weights @ np.repeat(values, group, axis=1).transpose(1, 0, 2)
+    return mixed.transpose(1, 0, 2).reshape(q.shape)
+
+
+def _sigmoid(x: Float32) -> Float32:
+    with np.errstate(over="ignore"):
+        squashed: Float32 = np.float32(1) / (np.float32(1) + np.exp(-x))
+    return squashed
+
+
+def _silu(x: Float32) -> Float32:
+    return x * _sigmoid(x)
+
+
+def _gelu(x: Float32) -> Float32:
+    exact = x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
+    return np.asarray(exact, dtype=np.float32)
+
+
+def _gelu_tanh(x: Float32) -> Float32:
+    inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return np.float32(0.5) * x * (1 + np.tanh(inner))
+
+
+_ACTIVATIONS: dict[str, Callable[[Float32], Float32]] = {
+    "silu": _silu,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+}
+
+
+class NumpyExecutor:
+    """Runs a network with NumpyOps, layer after layer."""
+
+    def __init__(self, network: Network, options: ExecutorOptions) -> None:
+        self._network = network
+        self._kv = HostKv(
+            network.layer_count,
+            network.kv_heads,
+            network.head_dim,
+            context_length=options.context_length,
+            budget_bytes=options.kv_bytes,
+        )
+        self._ops = NumpyOps(self._kv, options.context_length)
+        self._shared = network.load_shared(self._ops)
+        self._embedding = network.load_embedding(self._ops) if network.is_first else None
+        self._layers: list[Any] = [network.load_layer(self._ops, i) for i in range(network.layer_count)]
+        self._head = network.load_head(self._ops) if network.is_last else None
+
+    def step(self, segments: Sequence[Segment], inputs: Array) -> Array:
+        network, ops = self._network, self._ops
+        self._kv.take(segments)
+        ops.begin(segments)
+        x = network.embed(ops, self._embedding, inputs) if network.is_first else inputs
+        for i, weights in enumerate(self._layers):
+            x = network.layer(ops, self._shared, weights, i, x)
+        result: Array = network.head(ops, self._head, x) if network.is_last else x
+        return result
+
+    def close_session(self, session: int) -> None:
+        self._kv.release(session)
+
+    def session_length(self, session: int) -> int:
+        return self._kv.budget.lengths.get(session, 0)
+
+    def kv_usage(self) -> KvUsage:
+        return self._kv.budget.usage()
+
+    def close(self) -> None:
+        self._layers.clear()

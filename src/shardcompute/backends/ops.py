@@ -1,0 +1,109 @@
+"""The array primitives that a decoder is written against, once, for every backend.
+
+An `Ops` either computes at once (numpy, torch) or records a program that is run later (ONNX Runtime); a decoder
+cannot tell. Activations are `[rows, width]` float tensors of the backend's own kind, here just `Any`: rows are
+the flattened rows of a ragged batch, whose segments the backend knows while a step runs.
+
+Loading comes first: `matrix`, `vector`, `table` and `rotation` turn arrays into handles that the computing
+functions take. None of the functions changes its inputs; `attend` alone has an effect, on the KV of its layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from shardcompute.backends.matrix import Float32, Matrix
+
+Tensor = Any
+Handle = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """How one layer attends. `scale` multiplies scores; `softcap` squashes them; `sinks` [heads] join the softmax."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Handle | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """How a gated feed-forward joins its halves: activation(gate) · up, or gpt-oss's clamped variant."""
+
+    activation: Literal["silu", "gelu", "gelu_tanh"]
+    limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBlock:
+    """Handles of a sparse feed-forward block; `gate_up` and `down` hold one linear handle per expert."""
+
+    router: Handle
+    gate_up: Sequence[Handle]
+    down: Sequence[Handle]
+    per_token: int
+    weights_over: Literal["all", "chosen"]
+    gate: Gate
+
+
+class Ops(Protocol):
+    """See the module's contract. A handle may only be given to the Ops that made it."""
+
+    # Loading
+    def matrix(self, parts: Sequence[Matrix], bias: Float32 | None) -> Handle:
+        """One linear map from matrices stacked along their outputs (q, k, v), which may differ in form."""
+        ...
+
+    def vector(self, values: Float32) -> Handle: ...
+
+    def table(self, matrix: Matrix) -> Handle:
+        """An embedding table."""
+        ...
+
+    def rotation(self, inverse_frequencies: Sequence[float], amplitude: float) -> Handle:
+        """Sines and cosines of a rotary embedding, for every position of the context."""
+        ...
+
+    # Computing
+    def embed(self, table: Handle, ids: Tensor) -> Tensor: ...
+
+    def linear(self, x: Tensor, matrix: Handle) -> Tensor: ...
+
+    def rms_norm(self, x: Tensor, weight: Handle, eps: float) -> Tensor:
+        """Root-mean-square norm over groups of `len(weight)` neighbours: the whole row, or each head."""
+        ...
+
+    def split(self, x: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]: ...
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor: ...
+
+    def scale(self, x: Tensor, factor: float) -> Tensor: ...
+
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        """cap · tanh(x / cap)"""
+        ...
+
+    def gated(self, gate_up: Tensor, gate: Gate) -> Tensor:
+        """The two halves of each row joined."""
+        ...
+
+    def rotate(self, x: Tensor, head_dim: int, rotation: Handle) -> Tensor:
+        """Rotary embedding of every head in `x` at its row's position."""
+        ...
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, attention: Attention) -> Tensor:
+        """Append k and v to the layer's KV at their rows' positions; causal attention of each session over its own."""
+        ...
+
+    def experts(self, x: Tensor, block: ExpertBlock) -> Tensor: ...
+
+    def wanted(self, x: Tensor) -> Tensor:
+        """Only the rows whose logits are wanted."""
+        ...

@@ -1,0 +1,181 @@
+"""Attention whose every row has the same bits, however rows are grouped into steps.
+
+ONNX Runtime's own attention kernels take another path for a single row, so decoding and verifying would differ
+in the last bits, which quantised layers amplify into other tokens. Here scores and mixtures are matrix products
+with at least two rows over keys padded to whole pages, where rows do not depend on each other:
+
+- the heads that share a key head are rows of one product, so that even one position has several rows;
+- the padding is masked, adds exact zeros, and keeps the softmax's summation order fixed;
+- a window drops whole spans of `SPAN` keys only, so that the blocks in which a product sums stay in place.
+
+See docs/decisions for what this costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime
+
+from shardcompute.backends.kv import PAGE_TOKENS
+from shardcompute.backends.matrix import Float32
+from shardcompute.backends.ops import Attention
+from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
+from shardcompute.core.batch import Segment
+
+SPAN = 512
+_SCORE_BYTES = 32 << 20
+_SMALL_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Which keys a group of rows looks at, `[start, stop)`, and the mask `[rows, 1, stop − start]` over them."""
+
+    start: int
+    stop: int
+    mask: Float32
+
+
+def key_range(start: int, count: int, window: int | None) -> KeyRange:
+    """For rows at positions `[start, start + count)`."""
+    first = 0 if window is None else max(0, (start - window + 1) // SPAN * SPAN)
+    stop = -(-(start + count) // PAGE_TOKENS) * PAGE_TOKENS
+    here = np.arange(start, start + count)[:, None, None]
+    there = np.arange(first, stop)
+    hidden = there > here
+    if window is not None:
+        hidden |= there <= here - window
+    mask = np.zeros(hidden.shape, dtype=np.float32)
+    mask[hidden] = -np.inf
+    return KeyRange(first, stop, mask)
+
+
+class AttentionKernel:
+    """Runs attention of one kind over host KV. Holds the bindings of recent steps: they cost as much as a product."""
+
+    def __init__(self, attention: Attention) -> None:
+        self._heads = attention.heads
+        self._kv_heads = attention.kv_heads
+        self._head_dim = attention.head_dim
+        self._window = attention.window
+        self._group = attention.heads // attention.kv_heads
+        self._width = attention.heads * attention.head_dim
+        self._one = _open(attention, is_single=True) if self._group > 1 else None
+        self._many = _open(attention, is_single=False)
+        self._bindings: dict[tuple[int, int], tuple[tuple[int, ...], onnxruntime.IOBinding]] = {}
+        self._masks: dict[int, Float32] = {}
+        self._scratch = np.zeros((2, 2, self._width), dtype=np.float32)
+
+    def ranges(self, segment: Segment) -> list[tuple[int, int, KeyRange]]:
+        """The segment's rows in groups `(first row, rows, keys)` whose scores fit the cache."""
+        keys = segment.stop
+        most = max(2, _SCORE_BYTES // (4 * self._heads * keys))
+        groups = []
+        for first in range(0, segment.count, most):
+            count = min(most, segment.count - first)
+            # A single row without shared heads is doubled, see `run`.
+            rows = 2 if count == 1 and self._one is None else count
+            span = key_range(segment.start + first, count, self._window)
+            mask = span.mask if rows == count else np.repeat(span.mask, rows, axis=0)
+            if segment.count <= _SMALL_ROWS:
+                mask = self._keep_in_place(segment.session, mask)
+            groups.append((first, count, KeyRange(span.start, span.stop, mask)))
+        return groups
+
+    def _keep_in_place(self, session: int, mask: Float32) -> Float32:
+        """The mask at the address where the session's last one of this shape was, so that bindings stay valid."""
+        known = self._masks.get(session)
+        if known is None or known.shape != mask.shape:
+            self._masks[session] = mask
+            return mask
+        np.copyto(known, mask)
+        return known
+
+    def run(
+        self, session: int, layer: int, kv: Float32, q: Float32, out: Float32, count: int, keys: KeyRange
+    ) -> None:
+        """`q` and `out` are `[count, width]` views; `kv` is the session's `[2, positions, kv_heads, head_dim]`."""
+        if self._one is None and count == 1:
+            self._scratch[0, :] = q
+            self._bind_and_run(session, layer, kv, self._scratch[0], self._scratch[1], 2, keys)
+            out[:] = self._scratch[1, :1]
+        else:
+            self._bind_and_run(session, layer, kv, q, out, count, keys)
+
+    def forget(self, session: int) -> None:
+        self._masks.pop(session, None)
+        for key in [key for key in self._bindings if key[0] == session]:
+            del self._bindings[key]
+
+    def _bind_and_run(
+        self, session: int, layer: int, kv: Float32, q: Float32, out: Float32, count: int, keys: KeyRange
+    ) -> None:
+        kernel = self._one if count == 1 and self._one is not None else self._many
+        places = (q.ctypes.data, out.ctypes.data, keys.mask.ctypes.data, count, keys.start, keys.stop)
+        known = self._bindings.get((session, layer))
+        if known is not None and known[0] == places:
+            kernel.run_with_iobinding(known[1])
+            return
+        binding = kernel.io_binding()
+        length = keys.stop - keys.start
+        shape = (length, self._kv_heads, self._head_dim)
+        for name, array in (("k", kv[0, keys.start :]), ("v", kv[1, keys.start :])):
+            binding.bind_input(name, "cpu", 0, np.float32, shape, array.ctypes.data)
+        binding.bind_input("q", "cpu", 0, np.float32, (count, self._width), q.ctypes.data)
+        binding.bind_input("mask", "cpu", 0, np.float32, (count, 1, length), keys.mask.ctypes.data)
+        binding.bind_output("out", "cpu", 0, np.float32, (count, self._width), out.ctypes.data)
+        kernel.run_with_iobinding(binding)
+        self._bindings[session, layer] = (places, binding)
+
+
+def _open(attention: Attention, *, is_single: bool) -> onnxruntime.InferenceSession:
+    """`out[rows] = softmax(q·kᵀ·scale + mask)·v`; one position needs no transposition."""
+    graph = GraphWriter()
+    heads, kv_heads, dim = attention.heads, attention.kv_heads, attention.head_dim
+    group, width = heads // kv_heads, heads * dim
+    q = graph.input("q", ["rows", width])
+    for name in ("k", "v"):
+        graph.input(name, ["keys", kv_heads, dim])
+    mask = graph.input("mask", ["rows", 1, "keys"])
+    by_head = graph.integers(kv_heads, -1, dim)
+    if not is_single:
+        q = graph.node("Reshape", [q, graph.integers(-1, kv_heads, group, dim)])
+        q = graph.node("Transpose", [q], perm=[1, 0, 2, 3])
+        mask = graph.node("Expand", [mask, graph.integers(1, group, 1)])
+        mask = graph.node("Flatten", [mask], axis=2)
+    q = graph.node("Reshape", [q, by_head])
+    scores = graph.node(
+        "FusedMatMul", [q, "k"], domain=CONTRIB, alpha=attention.scale, transB=1, transBatchB=1
+    )
+    if attention.softcap is not None:
+        cap = graph.number(attention.softcap)
+        scores = graph.node("Mul", [graph.node("Tanh", [graph.node("Div", [scores, cap])]), cap])
+    scores = graph.node("Add", [scores, mask])
+    weights = _softmax(graph, scores, attention)
+    mixed = graph.node("FusedMatMul", [weights, "v"], domain=CONTRIB, transBatchB=1)
+    if not is_single:
+        mixed = graph.node("Reshape", [mixed, graph.integers(kv_heads, -1, group, dim)])
+        mixed = graph.node("Transpose", [mixed], perm=[1, 0, 2, 3])
+    graph.rename(graph.node("Reshape", [mixed, graph.integers(-1, width)]), "out")
+    graph.output("out", ["rows", width])
+    return graph.open()
+
+
+def _softmax(graph: GraphWriter, scores: str, attention: Attention) -> str:
+    if attention.sinks is None:
+        return graph.node("Softmax", [scores], axis=-1)
+    group = attention.heads // attention.kv_heads
+    sinks = np.asarray(attention.sinks, dtype=np.float32).reshape(attention.kv_heads, 1, group, 1)
+    # One sink per row: rows of a key head are positions × group.
+    rows = graph.node("Shape", [scores], start=1, end=2)
+    positions = graph.node("Div", [rows, graph.integers(group)])
+    shape = graph.node(
+        "Concat", [graph.integers(attention.kv_heads), positions, graph.integers(group, 1)], axis=0
+    )
+    column = graph.node("Expand", [graph.constant(sinks), shape])
+    column = graph.node("Reshape", [column, graph.integers(attention.kv_heads, -1, 1)])
+    weights = graph.node("Softmax", [graph.node("Concat", [scores, column], axis=-1)], axis=-1)
+    keys = graph.node("Shape", [scores], start=2, end=3)
+    return graph.node("Slice", [weights, graph.integers(0), keys, graph.integers(2)])

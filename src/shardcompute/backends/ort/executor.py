@@ -1,0 +1,175 @@
+"""Runs a network on the CPU through ONNX Runtime."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+from shardcompute.backends.executor import ExecutorOptions, KvUsage, Network
+from shardcompute.backends.kv import HostKv
+from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix, widen
+from shardcompute.backends.ort.graph import use_threads
+from shardcompute.backends.ort.ops import OrtOps
+from shardcompute.backends.ort.program import Graph, Run, TakeWanted, Value, assign_buffers, round_up
+from shardcompute.core.batch import Segment, count_rows
+from shardcompute.core.errors import BackendError, UsageError
+
+_PROBED_ROWS = 16
+_ROW_MULTIPLES = (1, 2, 4, 8, 16)
+
+
+class OrtExecutor:
+    """A slice of a model as a program of graphs; embedding and KV live here, on the host.
+
+    Rows come out with the same bits whatever other rows they are computed with. Where this machine's kernels treat
+    odd rows differently, a probe at start finds it out and steps are padded to a multiple of `row_multiple`.
+    """
+
+    def __init__(self, network: Network, options: ExecutorOptions) -> None:
+        use_threads(options.threads)
+        self._network = network
+        self._options = options
+        self._kv = HostKv(
+            network.layer_count,
+            network.kv_heads,
+            network.head_dim,
+            context_length=options.context_length,
+            budget_bytes=options.kv_bytes,
+        )
+        capacity = options.max_rows + _PROBED_ROWS
+        self._positions = np.zeros((1, capacity), dtype=np.int64)
+        self._ops = OrtOps(options.context_length, self._positions)
+        self._table: Matrix | None = network.load_embedding(self._ops) if network.is_first else None
+        self._input = self._ops.source(network.hidden)
+        self._output = self._record(self._input)
+        kept = [self._input, self._output]
+        narrow = options.max_wanted + _PROBED_ROWS
+        self.buffer_bytes = assign_buffers(self._ops.steps, kept, capacity, narrow)
+        self._steps = self._ops.steps
+        self.row_multiple = self._probe_rows()
+        _return_freed_memory()
+
+    def step(self, segments: Sequence[Segment], inputs: Array) -> Array:
+        rows = count_rows(segments)
+        if rows > self._options.max_rows:
+            raise UsageError(f"a step takes at most {self._options.max_rows} rows, not {rows}")
+        wanted = sum(segment.wanted for segment in segments)
+        if wanted > self._options.max_wanted:
+            raise UsageError(f"a step gives at most {self._options.max_wanted} rows of logits, not {wanted}")
+        self._check_inputs(inputs, rows)
+        self._kv.take(segments)
+        self._input.buffer[:rows] = inputs if self._table is None else self._embed(inputs)
+        row = 0
+        for segment in segments:
+            self._positions[0, row : row + segment.count] = np.arange(segment.start, segment.stop)
+            row += segment.count
+        padded = round_up(rows, self.row_multiple)
+        self._positions[0, rows:padded] = 0
+        run = Run(segments, padded, self._kv)
+        for step in self._steps:
+            if run.rows:
+                step.run(run)
+        return self._output.buffer[: wanted if self._network.is_last else rows]
+
+    def close_session(self, session: int) -> None:
+        self._kv.release(session)
+        for kernel in self._ops.kernels:
+            kernel.forget(session)
+
+    def session_length(self, session: int) -> int:
+        return self._kv.budget.lengths.get(session, 0)
+
+    def kv_usage(self) -> KvUsage:
+        return self._kv.budget.usage()
+
+    def close(self) -> None:
+        self._steps.clear()
+        _return_freed_memory()
+
+    def _record(self, x: Value) -> Value:
+        network, ops = self._network, self._ops
+        shared = network.load_shared(ops)
+        for i in range(network.layer_count):
+            x = network.layer(ops, shared, network.load_layer(ops, i), i, x)
+        if network.is_last:
+            x = network.head(ops, network.load_head(ops), x)
+        ops.finish(x)
+        return x
+
+    def _embed(self, ids: Array) -> Float32:
+        if self._table is None:
+            raise BackendError("only the first stage embeds tokens")
+        rows = _dense_rows(self._table, ids)
+        return rows
+
+    def _check_inputs(self, inputs: Array, rows: int) -> None:
+        expected = (rows,) if self._network.is_first else (rows, self._network.hidden)
+        if inputs.shape != expected:
+            raise UsageError(f"this step's input must have the shape {expected}, not {inputs.shape}")
+        if (
+            self._network.is_first
+            and rows
+            and not 0 <= inputs.min() <= inputs.max() < self._network.vocab_size
+        ):
+            raise UsageError(f"a token id is outside the vocabulary of {self._network.vocab_size}")
+
+    def _probe_rows(self) -> int:
+        """The smallest multiple to which steps must be padded for rows to be independent."""
+        multiple = 1
+        seen: set[frozenset[str]] = set()
+        for step in self._steps:
+            if isinstance(step, Graph) and step.forms not in seen:
+                seen.add(step.forms)
+                multiple = max(multiple, _probe_graph(step))
+        for step in self._steps:
+            if isinstance(step, TakeWanted):
+                step.row_multiple = multiple
+        return multiple
+
+
+def _dense_rows(table: Matrix, ids: Array) -> Float32:
+    if isinstance(table, DenseMatrix):
+        return widen(table.values[ids])
+    blocks = table if isinstance(table, BlockMatrix) else table.blocks
+    shifts = None if blocks.shifts is None else blocks.shifts[ids]
+    rows = BlockMatrix(
+        blocks.bits, blocks.block_size, blocks.codes[ids], blocks.scales[ids], shifts
+    ).to_dense()
+    if not isinstance(table, BlockMatrix):
+        rows[:, table.columns] += table.values[ids].astype(np.float32)
+    return rows
+
+
+def _probe_graph(step: Graph) -> int:
+    noise = np.random.default_rng(0)
+    for value in step.takes:
+        value.buffer[:_PROBED_ROWS] = noise.standard_normal((_PROBED_ROWS, value.width), dtype=np.float32)
+    inputs = {id(value.buffer): value.buffer[:_PROBED_ROWS].copy() for value in step.takes}
+
+    def outputs(rows: int) -> list[Float32]:
+        for value in step.takes:
+            value.buffer[:_PROBED_ROWS] = inputs[id(value.buffer)]
+        step.run(Run((), rows, None))  # type: ignore[arg-type]  # graphs do not look at KV
+        return [value.buffer[:rows].copy() for value in step.makes]
+
+    whole = outputs(_PROBED_ROWS)
+    for multiple in _ROW_MULTIPLES:
+        counts = range(multiple, _PROBED_ROWS, multiple)
+        if all(
+            np.array_equal(part, full[:rows])
+            for rows in counts
+            for part, full in zip(outputs(rows), whole, strict=True)
+        ):
+            return multiple
+    return _PROBED_ROWS
+
+
+def _return_freed_memory() -> None:
+    """Give the memory that loading used and freed back to the system, where the C library would keep it."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

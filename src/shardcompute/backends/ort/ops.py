@@ -1,0 +1,262 @@
+"""Ops that record: a decoder run once over these leaves a program of graphs behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from shardcompute.backends.matrix import Array, Float32, Matrix
+from shardcompute.backends.ops import Attention, ExpertBlock, Gate
+from shardcompute.backends.ort.attention import AttentionKernel
+from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
+from shardcompute.backends.ort.linear import Linear, describe_form, stack, write_linear
+from shardcompute.backends.ort.program import Attend, Experts, Graph, ProgramStep, TakeWanted, Value
+from shardcompute.backends.rotation import rotation_tables
+
+GPT_OSS_ALPHA = 1.702
+
+
+class _Piece:
+    """A graph being written: which values of other steps it uses, and which of its own others use."""
+
+    def __init__(self) -> None:
+        self.graph = GraphWriter()
+        self.takes: dict[str, Value] = {}
+        self.makes: dict[str, Value] = {}
+        self.tables: dict[str, Array] = {}
+        self.uses_positions = False
+        self.is_open = True
+        self.forms: set[str] = set()
+
+
+class OrtOps:
+    """Records nodes into the open piece; attention, experts and the choice of rows close it.
+
+    A value may be used in the piece that makes it and up to the end of the next one; then the first is opened as
+    a session and its weights are let go.
+    """
+
+    def __init__(self, context_length: int, positions: Array) -> None:
+        self._context_length = context_length
+        self._positions = positions
+        self._is_narrow = False
+        self.steps: list[ProgramStep] = []
+        self._pending: tuple[int, _Piece] | None = None
+        self._piece = _Piece()
+        self._kernels: dict[Any, AttentionKernel] = {}
+        self._names = 0
+
+    @property
+    def kernels(self) -> Sequence[AttentionKernel]:
+        return list(self._kernels.values())
+
+    # Loading: handles are plain arrays until they are written into a graph.
+
+    def matrix(self, parts: Sequence[Matrix], bias: Float32 | None) -> Linear:
+        return Linear(stack(parts), bias)
+
+    def vector(self, values: Float32) -> Float32:
+        return values
+
+    def table(self, matrix: Matrix) -> Matrix:
+        return matrix
+
+    def rotation(self, inverse_frequencies: Sequence[float], amplitude: float) -> tuple[Float32, Float32]:
+        return rotation_tables(inverse_frequencies, amplitude, self._context_length)
+
+    # Computing
+
+    def embed(self, table: Matrix, ids: Any) -> Value:
+        raise TypeError("the executor looks embeddings up itself")
+
+    def source(self, width: int) -> Value:
+        """A value that the executor fills before the program runs."""
+        return Value(self._name("in"), width, None)
+
+    def linear(self, x: Value, matrix: Linear) -> Value:
+        self._piece.forms.update(describe_form(part) for part in matrix.parts)
+        return self._made(write_linear(self._piece.graph, self._use(x), matrix), matrix.width)
+
+    def rms_norm(self, x: Value, weight: Float32, eps: float) -> Value:
+        graph, name, width = self._piece.graph, self._use(x), len(weight)
+        grouped = width != x.width
+        if grouped:
+            name = graph.node("Reshape", [name, graph.integers(1, -1, x.width // width, width)])
+        scale = graph.constant(weight.astype(np.float32))
+        name = graph.node("SimplifiedLayerNormalization", [name, scale], epsilon=eps, axis=-1)
+        if grouped:
+            name = graph.node("Reshape", [name, graph.integers(1, -1, x.width)])
+        return self._made(name, x.width)
+
+    def split(self, x: Value, sizes: Sequence[int]) -> Sequence[Value]:
+        graph = self._piece.graph
+        names = graph.nodes("Split", [self._use(x), graph.integers(*sizes)], len(sizes), axis=-1)
+        return [self._made(name, size) for name, size in zip(names, sizes, strict=True)]
+
+    def add(self, x: Value, y: Value) -> Value:
+        return self._made(self._piece.graph.node("Add", [self._use(x), self._use(y)]), x.width)
+
+    def scale(self, x: Value, factor: float) -> Value:
+        graph = self._piece.graph
+        return self._made(graph.node("Mul", [self._use(x), graph.number(factor)]), x.width)
+
+    def softcap(self, x: Value, cap: float) -> Value:
+        graph = self._piece.graph
+        limit = graph.number(cap)
+        squashed = graph.node("Tanh", [graph.node("Div", [self._use(x), limit])])
+        return self._made(graph.node("Mul", [squashed, limit]), x.width)
+
+    def gated(self, gate_up: Value, gate: Gate) -> Value:
+        name = write_gated(self._piece.graph, self._use(gate_up), gate_up.width, gate)
+        return self._made(name, gate_up.width // 2)
+
+    def rotate(self, x: Value, head_dim: int, rotation: tuple[Float32, Float32]) -> Value:
+        cosines, sines = rotation
+        piece, name = self._piece, self._use(x)
+        tables = [self._table(cosines), self._table(sines)]
+        piece.graph.input("positions", [1, "rows"], TensorProto.INT64)
+        piece.uses_positions = True
+        turned = 2 * cosines.shape[1]
+        name = piece.graph.node(
+            "RotaryEmbedding",
+            [name, "positions", *tables],
+            domain=CONTRIB,
+            num_heads=x.width // head_dim,
+            rotary_embedding_dim=0 if turned == head_dim else turned,
+        )
+        return self._made(name, x.width)
+
+    def attend(self, q: Value, k: Value, v: Value, layer: int, attention: Attention) -> Value:
+        for value in (q, k, v):
+            self._export(value)
+        self._close()
+        key = attention if attention.sinks is None else (layer, attention.window)
+        if key not in self._kernels:
+            self._kernels[key] = AttentionKernel(attention)
+        step = Attend(
+            kernel=self._kernels[key],
+            layer=layer,
+            q=q,
+            k=k,
+            v=v,
+            out=Value(self._name("a"), q.width, None),
+            kv_shape=(attention.kv_heads, attention.head_dim),
+        )
+        self.steps.append(step)
+        return step.out
+
+    def experts(self, x: Value, block: ExpertBlock) -> Value:
+        scores = self.linear(x, block.router)
+        for value in (x, scores):
+            self._export(value)
+        self._close()
+        out = Value(self._name("e"), x.width, None)
+        pairs = zip(block.gate_up, block.down, strict=True)
+        sessions = [_open_expert(up, down, x.width, block.gate) for up, down in pairs]
+        self.steps.append(Experts(sessions, block.per_token, block.weights_over, x, scores, out))
+        return out
+
+    def wanted(self, x: Value) -> Value:
+        self._export(x)
+        self._close()
+        self._is_narrow = True
+        out = Value(self._name("r"), x.width, None, is_narrow=True)
+        self.steps.append(TakeWanted(x, out, 1))
+        return out
+
+    def finish(self, result: Value) -> None:
+        """No more nodes: open what is still being written."""
+        self._export(result)
+        self._close()
+        self._open_pending()
+
+    # The piece under way
+
+    def _name(self, prefix: str) -> str:
+        self._names += 1
+        return f"{prefix}_{self._names}"
+
+    def _made(self, name: str, width: int) -> Value:
+        return Value(name, width, self._piece, is_narrow=self._is_narrow)
+
+    def _use(self, value: Value) -> str:
+        piece = self._piece
+        if value.maker is piece:
+            return value.name
+        if value.maker is not None:
+            self._export(value)
+        name = f"{value.name}_{id(value):x}" if value.maker is not None else value.name
+        if name not in piece.takes:
+            piece.takes[name] = value
+            piece.graph.input(name, [1, "rows", value.width])
+        return name
+
+    def _export(self, value: Value) -> None:
+        """Make a value of a piece visible outside it."""
+        maker = value.maker
+        if isinstance(maker, _Piece):
+            if not maker.is_open:
+                raise ValueError(f"{value.name} is used after its piece was opened as a session")
+            if value.name not in maker.makes:
+                maker.makes[value.name] = value
+                maker.graph.output(value.name, [1, "rows", value.width])
+
+    def _table(self, table: Float32) -> str:
+        name = f"table_{id(table):x}"
+        self._piece.graph.input(name, list(table.shape))
+        self._piece.tables[name] = table
+        return name
+
+    def _close(self) -> None:
+        """End the open piece and turn the one before it into a session."""
+        if self._piece.graph.is_empty:
+            return
+        self._open_pending()
+        self._pending = (len(self.steps), self._piece)
+        self._piece = _Piece()
+
+    def _open_pending(self) -> None:
+        if self._pending is None:
+            return
+        index, piece = self._pending
+        self._pending = None
+        piece.is_open = False
+        step = Graph(
+            session=piece.graph.open(),
+            takes=list(piece.takes.values()),
+            makes=list(piece.makes.values()),
+            input_names=list(piece.takes),
+            tables=piece.tables,
+            positions=self._positions if piece.uses_positions else None,
+            forms=frozenset(piece.forms),
+        )
+        self.steps.insert(index, step)
+
+
+def write_gated(graph: GraphWriter, gate_up: str, width: int, gate: Gate) -> str:
+    left, up = graph.nodes("Split", [gate_up, graph.integers(width // 2, width // 2)], 2, axis=-1)
+    if gate.limit is not None:
+        limit, below = graph.number(gate.limit), graph.number(-gate.limit)
+        left = graph.node("Min", [left, limit])
+        up = graph.node("Clip", [up, below, limit])
+        alpha = graph.number(GPT_OSS_ALPHA)
+        squashed = graph.node("Sigmoid", [graph.node("Mul", [left, alpha])])
+        up = graph.node("Add", [up, graph.number(1)])
+        return graph.node("Mul", [graph.node("Mul", [left, squashed]), up])
+    if gate.activation == "silu":
+        active = graph.node("Mul", [left, graph.node("Sigmoid", [left])])
+    else:
+        active = graph.node("Gelu", [left], approximate="tanh" if gate.activation == "gelu_tanh" else "none")
+    return graph.node("Mul", [active, up])
+
+
+def _open_expert(gate_up: Linear, down: Linear, width: int, gate: Gate) -> Any:
+    graph = GraphWriter()
+    x = graph.input("x", [1, "rows", width])
+    hidden = write_gated(graph, write_linear(graph, x, gate_up), gate_up.width, gate)
+    graph.rename(write_linear(graph, hidden, down), "y")
+    graph.output("y", [1, "rows", down.width])
+    return graph.open()

@@ -1,0 +1,214 @@
+"""A shard as a straight list of steps over shared buffers.
+
+Graphs hold what works row by row; attention, experts and the choice of rows stand between them. A value that
+crosses from one step to a later one has a buffer `[max_rows, width]`; buffers are reused once a value is dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+import onnxruntime
+
+from shardcompute.backends.kv import HostKv
+from shardcompute.backends.matrix import Array, Float32
+from shardcompute.backends.ort.attention import AttentionKernel, KeyRange
+from shardcompute.backends.routing import choose_experts
+from shardcompute.core.batch import Segment, wanted_rows
+
+_KEPT_BINDINGS = 32
+
+
+@dataclass(slots=True, eq=False)
+class Value:
+    """An activation `[rows, width]` that some step makes and later steps use."""
+
+    name: str
+    width: int
+    maker: object
+    is_narrow: bool = False
+    """Behind the choice of wanted rows: few rows."""
+    buffer: Float32 = field(default_factory=lambda: np.empty((0, 0), dtype=np.float32))
+
+
+@dataclass(slots=True)
+class Run:
+    """One step of the program under way: the batch, its row count, and each attention kernel's key ranges."""
+
+    segments: Sequence[Segment]
+    rows: int
+    kv: HostKv
+    ranges: dict[AttentionKernel, list[list[tuple[int, int, KeyRange]]]] = field(default_factory=dict)
+
+
+class ProgramStep(Protocol):
+    def inputs(self) -> Iterable[Value]: ...
+
+    def outputs(self) -> Iterable[Value]: ...
+
+    def run(self, run: Run) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Graph:
+    """A row-wise graph. `tables` are inputs that are the same in every step, bound where they lie."""
+
+    session: onnxruntime.InferenceSession
+    takes: list[Value]
+    makes: list[Value]
+    input_names: list[str]
+    tables: dict[str, Array]
+    positions: Array | None
+    forms: frozenset[str]
+    bindings: dict[int, onnxruntime.IOBinding] = field(default_factory=dict)
+
+    def inputs(self) -> Iterable[Value]:
+        return self.takes
+
+    def outputs(self) -> Iterable[Value]:
+        return self.makes
+
+    def run(self, run: Run) -> None:
+        binding = self.bindings.get(run.rows)
+        if binding is None:
+            if len(self.bindings) >= _KEPT_BINDINGS:
+                self.bindings.clear()
+            binding = self.bindings[run.rows] = self._bind(run.rows)
+        self.session.run_with_iobinding(binding)
+
+    def _bind(self, rows: int) -> onnxruntime.IOBinding:
+        binding = self.session.io_binding()
+        for name, value in zip(self.input_names, self.takes, strict=True):
+            binding.bind_input(name, "cpu", 0, np.float32, (1, rows, value.width), value.buffer.ctypes.data)
+        for value in self.makes:
+            binding.bind_output(
+                value.name, "cpu", 0, np.float32, (1, rows, value.width), value.buffer.ctypes.data
+            )
+        for name, table in self.tables.items():
+            binding.bind_input(name, "cpu", 0, np.float32, table.shape, table.ctypes.data)
+        if self.positions is not None:
+            binding.bind_input("positions", "cpu", 0, np.int64, (1, rows), self.positions.ctypes.data)
+        return binding
+
+
+@dataclass(slots=True, eq=False)
+class Attend:
+    """Appends keys and values to the sessions' KV and attends."""
+
+    kernel: AttentionKernel
+    layer: int
+    q: Value
+    k: Value
+    v: Value
+    out: Value
+    kv_shape: tuple[int, int]
+
+    def inputs(self) -> Iterable[Value]:
+        return (self.q, self.k, self.v)
+
+    def outputs(self) -> Iterable[Value]:
+        return (self.out,)
+
+    def run(self, run: Run) -> None:
+        if self.kernel not in run.ranges:
+            run.ranges[self.kernel] = [self.kernel.ranges(segment) for segment in run.segments]
+        row = 0
+        for segment, groups in zip(run.segments, run.ranges[self.kernel], strict=True):
+            shape = (segment.count, *self.kv_shape)
+            rows = slice(row, row + segment.count)
+            keys, values = self.k.buffer[rows].reshape(shape), self.v.buffer[rows].reshape(shape)
+            run.kv.write(segment, self.layer, keys, values)
+            room = run.kv[segment.session][self.layer]
+            for first, count, keys_seen in groups:
+                group = slice(row + first, row + first + count)
+                q, out = self.q.buffer[group], self.out.buffer[group]
+                self.kernel.run(segment.session, self.layer, room, q, out, count, keys_seen)
+            row += segment.count
+
+
+@dataclass(slots=True, eq=False)
+class Experts:
+    """Sends each row to its experts and adds up what they answer, in the order of expert numbers."""
+
+    sessions: Sequence[onnxruntime.InferenceSession]
+    per_token: int
+    weights_over: Literal["all", "chosen"]
+    x: Value
+    scores: Value
+    out: Value
+
+    def inputs(self) -> Iterable[Value]:
+        return (self.x, self.scores)
+
+    def outputs(self) -> Iterable[Value]:
+        return (self.out,)
+
+    def run(self, run: Run) -> None:
+        chosen, weights = choose_experts(self.scores.buffer[: run.rows], self.per_token, self.weights_over)
+        out = self.out.buffer[: run.rows]
+        out[:] = 0
+        for expert in np.unique(chosen):
+            rows, ranks = np.nonzero(chosen == expert)
+            # Two rows at least: some kernels take another path for a single one.
+            padded = rows if len(rows) > 1 else np.repeat(rows, 2)
+            (y,) = self.sessions[expert].run(["y"], {"x": self.x.buffer[padded][None]})
+            out[rows] += y[0][: len(rows)] * weights[rows, ranks][:, None]
+
+
+@dataclass(slots=True, eq=False)
+class TakeWanted:
+    """Keeps only the rows whose logits are wanted; the steps behind it see fewer rows."""
+
+    x: Value
+    out: Value
+    row_multiple: int
+
+    def inputs(self) -> Iterable[Value]:
+        return (self.x,)
+
+    def outputs(self) -> Iterable[Value]:
+        return (self.out,)
+
+    def run(self, run: Run) -> None:
+        wanted = wanted_rows(run.segments)
+        self.out.buffer[: len(wanted)] = self.x.buffer[wanted]
+        run.rows = round_up(len(wanted), self.row_multiple)
+
+
+def round_up(rows: int, multiple: int) -> int:
+    return -(-rows // multiple) * multiple
+
+
+def assign_buffers(
+    steps: Sequence[ProgramStep], kept: Sequence[Value], max_rows: int, narrow_rows: int
+) -> int:
+    """Give every value a buffer, reusing those of dead values; returns the bytes taken. `kept` never die."""
+    last_use: dict[int, int] = {}
+    for index, step in enumerate(steps):
+        for value in (*step.inputs(), *step.outputs()):
+            last_use[id(value)] = index
+    immortal = {id(value) for value in kept}
+    free: dict[tuple[int, bool], list[Float32]] = {}
+    taken = 0
+
+    def allocate(value: Value) -> Float32:
+        nonlocal taken
+        rows = narrow_rows if value.is_narrow else max_rows
+        taken += rows * value.width * 4
+        return np.zeros((rows, value.width), dtype=np.float32)
+
+    for value in kept:
+        value.buffer = allocate(value)
+    for index, step in enumerate(steps):
+        for value in step.outputs():
+            if id(value) in immortal:
+                continue
+            pool = free.setdefault((value.width, value.is_narrow), [])
+            value.buffer = pool.pop() if pool else allocate(value)
+        for value in {id(v): v for v in (*step.inputs(), *step.outputs())}.values():
+            if last_use[id(value)] == index and id(value) not in immortal:
+                free.setdefault((value.width, value.is_narrow), []).append(value.buffer)
+    return taken

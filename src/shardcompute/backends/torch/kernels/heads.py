@@ -1,0 +1,137 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+"""What lies between the matrices: residual sums with their norms, and heads on their way to attention."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_norm(
+    x_ptr,
+    y_ptr,
+    weight_ptr,
+    sum_ptr,
+    out_ptr,
+    x_stride,
+    width,
+    eps,
+    BLOCK: tl.constexpr,
+    HAS_ADD: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Root-mean-square norm of a row; with `HAS_ADD` of x + y, which is kept, rounded as it is kept."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < width
+    weight = tl.load(weight_ptr + at, mask=inside, other=0.0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    x = tl.load(x_ptr + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_ADD:
+        x += tl.load(y_ptr + row * width + at, mask=inside, other=0.0).to(tl.float32)
+        kept = x.to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + row * width + at, kept, mask=inside)
+        x = kept.to(tl.float32)
+    mean = tl.sum(x * x) / width
+    normed = x * tl.rsqrt(mean + eps) * weight
+    tl.store(out_ptr + row * width + at, normed.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _turned(
+    x_ptr,
+    norm_ptr,
+    cosine_ptr,
+    sine_ptr,
+    position,
+    eps,
+    HEAD_DIM: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    HALF: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    d = tl.arange(0, D_BLOCK)
+    inside = d < HEAD_DIM
+    x = tl.load(x_ptr + d, mask=inside, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        factor = tl.rsqrt(tl.sum(x * x) / HEAD_DIM + eps)
+        x = x * factor * tl.load(norm_ptr + d, mask=inside, other=0.0)
+    if HALF > 0:
+        other = tl.where(d < HALF, d + HALF, d - HALF)
+        is_turning = d < 2 * HALF
+        y = tl.load(x_ptr + other, mask=is_turning, other=0.0).to(tl.float32)
+        if HAS_NORM:
+            y = y * factor * tl.load(norm_ptr + other, mask=is_turning, other=0.0)
+        angle = position * HALF + tl.where(d < HALF, d, d - HALF)
+        cosine = tl.load(cosine_ptr + angle, mask=is_turning, other=1.0)
+        sine = tl.load(sine_ptr + angle, mask=is_turning, other=0.0)
+        x = x * cosine + tl.where(d < HALF, -y, y) * sine
+    return x
+
+
+@triton.jit
+def place_heads(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    q_stride,
+    k_stride,
+    v_stride,
+    q_norm_ptr,
+    k_norm_ptr,
+    cosine_ptr,
+    sine_ptr,
+    q_out_ptr,
+    pool_ptr,
+    position_ptr,
+    owner_ptr,
+    table_ptr,
+    table_stride,
+    page_stride,
+    value_offset,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    HALF: tl.constexpr,
+    PAGE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Norm and turn one head of a row: queries to `q_out`, keys and values to their place in the pages."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    d = tl.arange(0, D_BLOCK)
+    inside = d < HEAD_DIM
+    position = tl.load(position_ptr + row)
+    owner = tl.load(owner_ptr + row)
+    page = tl.load(table_ptr + owner * table_stride + position // PAGE).to(tl.int64)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if head < HEADS:
+        source = q_ptr + row * q_stride + head * HEAD_DIM
+        x = _turned(
+            source, q_norm_ptr, cosine_ptr, sine_ptr, position, eps, HEAD_DIM, D_BLOCK, HALF, HAS_NORM
+        )
+        target = q_out_ptr + (row * HEADS + head) * HEAD_DIM
+        tl.store(target + d, x.to(q_out_ptr.dtype.element_ty), mask=inside)
+    else:
+        place = pool_ptr + page * page_stride + (position % PAGE) * HEAD_DIM
+        if head < HEADS + KV_HEADS:
+            kv_head = head - HEADS
+            source = k_ptr + row * k_stride + kv_head * HEAD_DIM
+            x = _turned(
+                source, k_norm_ptr, cosine_ptr, sine_ptr, position, eps, HEAD_DIM, D_BLOCK, HALF, HAS_NORM
+            )
+            target = place + kv_head * PAGE * HEAD_DIM
+            tl.store(target + d, x.to(pool_ptr.dtype.element_ty), mask=inside)
+        else:
+            kv_head = head - HEADS - KV_HEADS
+            x = tl.load(v_ptr + row * v_stride + kv_head * HEAD_DIM + d, mask=inside, other=0.0).to(
+                tl.float32
+            )
+            target = place + value_offset + kv_head * PAGE * HEAD_DIM
+            tl.store(target + d, x.to(pool_ptr.dtype.element_ty), mask=inside)

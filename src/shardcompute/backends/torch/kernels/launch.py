@@ -1,0 +1,289 @@
+"""Launching our kernels: which tiles, which workspace, which grid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+
+from shardcompute.backends.kv import PAGE_TOKENS
+from shardcompute.backends.ops import Attention, Gate
+from shardcompute.backends.torch.kernels.attention import attend_blocks, attend_rows
+from shardcompute.backends.torch.kernels.heads import add_norm, place_heads
+from shardcompute.backends.torch.kernels.linear import skinny_linear
+from shardcompute.backends.torch.kernels.tiling import Tiling, choose_tiling, pad_rows
+
+KV_SPLITS = 16
+BLOCK_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the rows of a step lie, on the device, int32.
+
+    `short` are the rows for `attend_rows` (None: all of them), `blocks [n, 2]` the first row and row count of
+    each piece for `attend_blocks`.
+    """
+
+    positions: torch.Tensor
+    owners: torch.Tensor
+    tables: torch.Tensor
+    wanted: torch.Tensor
+    short: torch.Tensor | None = None
+    blocks: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Heads of every row, still to be normed and turned: a view `[rows, heads · head_dim]` and how."""
+
+    rows: torch.Tensor
+    norm: torch.Tensor | None = None
+    eps: float = 0.0
+    rotation: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+class Workspace:
+    """Scratch memory that grows. What it gave out before stays alive, since captured graphs point at it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._held: list[torch.Tensor] = []
+        self._parts = torch.empty(0, device=device)
+        self._counters = torch.zeros(0, dtype=torch.int32, device=device)
+
+    def parts(self, size: int) -> torch.Tensor:
+        """float32, undefined."""
+        if size > self._parts.numel():
+            self._held.append(self._parts)
+            self._parts = torch.empty(size, dtype=torch.float32, device=self._device)
+        return self._parts
+
+    def counters(self, size: int) -> torch.Tensor:
+        """int32, zero; every kernel leaves them zero."""
+        if size > self._counters.numel():
+            self._held.append(self._counters)
+            self._counters = torch.zeros(size, dtype=torch.int32, device=self._device)
+        return self._counters
+
+
+class Kernels:
+    """The kernels of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._pdl: dict[str, Any] = {"PDL": False}
+        if torch.cuda.get_device_capability(device)[0] >= 9:
+            self._pdl = {"PDL": True, "launch_pdl": True}
+        self._linear_space = Workspace(device)
+        self._attention_space = Workspace(device)
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        gate: Gate | None = None,
+        dtype: torch.dtype | None = None,
+        tiling: Tiling | None = None,
+    ) -> torch.Tensor:
+        """x @ weight.T + bias for at most 64 rows; with `gate`, the two halves of it joined."""
+        rows, width_in = x.shape
+        width_out = weight.shape[0] // (1 if gate is None else 2)
+        tiling = tiling or choose_tiling(width_out, width_in, gate is not None, self._processors)
+        padded = pad_rows(rows)
+        tiles = triton.cdiv(width_out, tiling.block_n)
+        part_size = tiles * tiling.split * padded * tiling.block_n * (1 if gate is None else 2)
+        out = torch.empty((rows, width_out), dtype=dtype or x.dtype, device=x.device)
+        skinny_linear[(tiles, tiling.split)](
+            x,
+            weight,
+            weight if bias is None else bias,
+            out,
+            self._linear_space.parts(part_size if tiling.split > 1 else 1),
+            self._linear_space.counters(tiles),
+            rows,
+            width_in,
+            width_out,
+            x.stride(0),
+            0.0 if gate is None or gate.limit is None else gate.limit,
+            ROWS=padded,
+            BLOCK_N=tiling.block_n,
+            BLOCK_K=tiling.block_k,
+            SPLIT=tiling.split,
+            SWAP=tiling.swap,
+            GATED=gate is not None,
+            ACTIVATION="none" if gate is None else gate.activation if gate.limit is None else "clamped",
+            HAS_BIAS=bias is not None,
+            IS_EVEN=width_in % tiling.block_k == 0 and width_out % tiling.block_n == 0,
+            PREFETCH=tiling.prefetch,
+            num_warps=tiling.warps,
+            num_stages=tiling.stages,
+            **self._pdl,
+        )
+        return out
+
+    def add_norm(
+        self, x: torch.Tensor, y: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x + y (or just x) and its root-mean-square norm over the whole row."""
+        rows, width = x.shape
+        out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+        total = x if y is None else torch.empty_like(out)
+        block = triton.next_power_of_2(width)
+        add_norm[(rows,)](
+            x,
+            x if y is None else y,
+            weight,
+            total,
+            out,
+            x.stride(0),
+            width,
+            eps,
+            BLOCK=block,
+            HAS_ADD=y is not None,
+            num_warps=min(max(block // 256, 1), 16),
+            **self._pdl,
+        )
+        return total, out
+
+    def place_heads(
+        self,
+        q: HeadRows,
+        k: HeadRows,
+        v: torch.Tensor,
+        pool: torch.Tensor,
+        places: Places,
+        attention: Attention,
+    ) -> torch.Tensor:
+        """Norm and turn q and k, put k and v into their pages; returns the queries."""
+        rows = len(v)
+        out = torch.empty((rows, attention.heads * attention.head_dim), dtype=q.rows.dtype, device=v.device)
+        rotation = q.rotation or (q.rows, q.rows)
+        place_heads[(rows, attention.heads + 2 * attention.kv_heads)](
+            q.rows,
+            k.rows,
+            v,
+            q.rows.stride(0),
+            k.rows.stride(0),
+            v.stride(0),
+            q.rows if q.norm is None else q.norm,
+            k.rows if k.norm is None else k.norm,
+            rotation[0],
+            rotation[1],
+            out,
+            pool,
+            places.positions,
+            places.owners,
+            places.tables,
+            places.tables.stride(0),
+            pool.stride(1),
+            pool.stride(0),
+            q.eps,
+            HEADS=attention.heads,
+            KV_HEADS=attention.kv_heads,
+            HEAD_DIM=attention.head_dim,
+            D_BLOCK=triton.next_power_of_2(attention.head_dim),
+            HALF=0 if q.rotation is None else q.rotation[0].shape[-1],
+            PAGE=PAGE_TOKENS,
+            HAS_NORM=q.norm is not None,
+            num_warps=1,
+            **self._pdl,
+        )
+        return out
+
+    def attend(
+        self, q: torch.Tensor, pool: torch.Tensor, places: Places, attention: Attention
+    ) -> torch.Tensor:
+        """Attention of every row over its session's pages, whose keys and values are already placed."""
+        out = torch.empty_like(q)
+        if places.blocks is not None:
+            self._attend_blocks(q, pool, out, places, places.blocks, attention)
+        count = len(q) if places.short is None else len(places.short)
+        if count:
+            self._attend_rows(q, pool, out, places, count, attention)
+        return out
+
+    def _attend_rows(
+        self,
+        q: torch.Tensor,
+        pool: torch.Tensor,
+        out: torch.Tensor,
+        places: Places,
+        count: int,
+        attention: Attention,
+    ) -> None:
+        group = attention.heads // attention.kv_heads
+        group_block = max(16, triton.next_power_of_2(group))
+        d_block = triton.next_power_of_2(attention.head_dim)
+        slots = count * attention.kv_heads * KV_SPLITS
+        parts = self._attention_space.parts(slots * (group * d_block + 2 * group_block))
+        attend_rows[(count, attention.kv_heads, KV_SPLITS)](
+            q,
+            pool,
+            out,
+            places.positions if places.short is None else places.short,
+            places.positions,
+            places.owners,
+            places.tables,
+            q if attention.sinks is None else attention.sinks,
+            parts,
+            parts[slots * group * d_block :],
+            self._attention_space.counters(count * attention.kv_heads),
+            *self._sizes(pool, places, attention),
+            GROUP_BLOCK=group_block,
+            SPLITS=KV_SPLITS,
+            HAS_ROWS=places.short is not None,
+            **self._forms(attention),
+            num_warps=4,
+            **self._pdl,
+        )
+
+    def _attend_blocks(
+        self,
+        q: torch.Tensor,
+        pool: torch.Tensor,
+        out: torch.Tensor,
+        places: Places,
+        blocks: torch.Tensor,
+        attention: Attention,
+    ) -> None:
+        attend_blocks[(len(blocks), attention.heads)](
+            q,
+            pool,
+            out,
+            blocks,
+            places.positions,
+            places.owners,
+            places.tables,
+            q if attention.sinks is None else attention.sinks,
+            *self._sizes(pool, places, attention),
+            BLOCK_M=BLOCK_ROWS,
+            **self._forms(attention),
+            num_warps=4,
+            num_stages=2,
+        )
+
+    def _sizes(self, pool: torch.Tensor, places: Places, attention: Attention) -> tuple[float, ...]:
+        return (
+            places.tables.stride(0),
+            pool.stride(1),
+            pool.stride(0),
+            attention.scale,
+            attention.softcap or 0.0,
+            attention.window or 0,
+        )
+
+    def _forms(self, attention: Attention) -> dict[str, Any]:
+        return {
+            "HEADS": attention.heads,
+            "KV_HEADS": attention.kv_heads,
+            "HEAD_DIM": attention.head_dim,
+            "D_BLOCK": triton.next_power_of_2(attention.head_dim),
+            "PAGE": PAGE_TOKENS,
+            "HAS_CAP": attention.softcap is not None,
+            "HAS_WINDOW": attention.window is not None,
+            "HAS_SINKS": attention.sinks is not None,
+        }

@@ -1,0 +1,84 @@
+"""KV of sessions in one pool of pages on the device.
+
+The pool is allocated once, `[layers, 2, pages, kv_heads, PAGE_TOKENS, head_dim]`, within the budget; a session
+owns a list of page numbers, the same for every layer. One page more than sessions may use, `scratch`, takes what
+the padded rows of a graph write.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import torch
+
+from shardcompute.backends.kv import PAGE_TOKENS, PageBudget, count_pages
+from shardcompute.core.batch import Segment
+from shardcompute.core.errors import CapacityError
+
+
+class PagedKv:
+    """Keys and values of all sessions of one slice."""
+
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        context_length: int,
+        budget_bytes: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        page_bytes = layers * 2 * kv_heads * PAGE_TOKENS * head_dim * dtype.itemsize
+        pages = budget_bytes // page_bytes
+        if pages < 2:
+            raise CapacityError(
+                f"{budget_bytes} bytes of KV memory do not hold two pages ({page_bytes} bytes each)",
+                hint="give more with --kv-memory",
+            )
+        self.budget = PageBudget(page_bytes, pages - 1, context_length)
+        self.scratch = pages - 1
+        self.pool = torch.zeros(
+            (layers, 2, pages, kv_heads, PAGE_TOKENS, head_dim), dtype=dtype, device=device
+        )
+        self._free = list(range(pages - 1))
+        self._tables: dict[int, list[int]] = {}
+
+    @property
+    def table_width(self) -> int:
+        """Pages of a session as long as the context."""
+        return count_pages(self.budget.context_length)
+
+    def table(self, session: int) -> Sequence[int]:
+        """The session's pages, in the order of its tokens."""
+        return self._tables[session]
+
+    def take(self, segments: Sequence[Segment]) -> None:
+        """Make room for a batch, all of it or none; pages past a truncated session's end are freed."""
+        self.budget.check(segments)
+        for segment in segments:
+            table = self._tables.setdefault(segment.session, [])
+            pages = count_pages(segment.stop)
+            while len(table) > pages:
+                heapq.heappush(self._free, table.pop())
+            while len(table) < pages:
+                table.append(heapq.heappop(self._free))
+            self.budget.take(segment)
+
+    def release(self, session: int) -> None:
+        self.budget.release(session)
+        for page in self._tables.pop(session, ()):
+            heapq.heappush(self._free, page)
+
+    def write(self, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Put `[rows, kv_heads, head_dim]` keys and values at `places` (page · PAGE_TOKENS + slot)."""
+        pages, slots = places // PAGE_TOKENS, places % PAGE_TOKENS
+        self.pool[layer, 0, pages, :, slots] = keys.to(self.pool.dtype)
+        self.pool[layer, 1, pages, :, slots] = values.to(self.pool.dtype)
+
+    def read(self, layer: int, pages: torch.Tensor, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first `stop` keys and values of those pages, `[kv_heads, stop, head_dim]`."""
+        both = self.pool[layer][:, pages].transpose(1, 2).flatten(2, 3)[:, :, :stop]
+        return both[0], both[1]

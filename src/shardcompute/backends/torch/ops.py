@@ -1,0 +1,151 @@
+"""Every primitive in plain torch, computed at once: the path of CPUs, Apple GPUs, and CUDA without Triton.
+
+Activations are in the executor's number format; norms, attention scores and routing are computed in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from shardcompute.backends.kv import PAGE_TOKENS
+from shardcompute.backends.matrix import Float32, Matrix
+from shardcompute.backends.ops import Attention, ExpertBlock, Gate
+from shardcompute.backends.rotation import rotation_tables
+from shardcompute.backends.torch.attention import attend_one
+from shardcompute.backends.torch.kv import PagedKv
+from shardcompute.backends.torch.plan import StepPlan
+from shardcompute.backends.torch.weights import Linear, load_dense, load_linear, to_tensor
+
+GPT_OSS_ALPHA = 1.702
+Rotation = tuple[torch.Tensor, torch.Tensor]
+
+
+class TorchOps:
+    """`begin` says which batch the next calls are about."""
+
+    def __init__(self, kv: PagedKv, context_length: int, device: torch.device, dtype: torch.dtype) -> None:
+        self._kv = kv
+        self._context_length = context_length
+        self._device = device
+        self._dtype = dtype
+        self._plan: StepPlan | None = None
+
+    def begin(self, plan: StepPlan) -> None:
+        self._plan = plan
+        self._positions = torch.from_numpy(plan.positions).to(self._device, torch.int64)
+        self._wanted = torch.from_numpy(plan.wanted).to(self._device, torch.int64)
+        tables = torch.from_numpy(plan.tables).to(self._device, torch.int64)
+        owners = torch.from_numpy(plan.owners).to(self._device, torch.int64)
+        pages = tables[owners, self._positions // PAGE_TOKENS]
+        self._places = pages * PAGE_TOKENS + self._positions % PAGE_TOKENS
+        self._tables = tables
+
+    def accept(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Token ids, or hidden rows from another slice, in the form that is computed with."""
+        return inputs if not inputs.is_floating_point() else inputs.to(self._dtype)
+
+    def finish(self, x: Any) -> torch.Tensor:
+        """A computed result in float32."""
+        return self._value(x).float()
+
+    # Loading
+
+    def matrix(self, parts: Sequence[Matrix], bias: Float32 | None) -> Linear:
+        return load_linear(parts, bias, device=self._device, dtype=self._dtype)
+
+    def vector(self, values: Float32) -> torch.Tensor:
+        return to_tensor(values, self._device, torch.float32)
+
+    def table(self, matrix: Matrix) -> torch.Tensor:
+        return load_dense(matrix, self._device, self._dtype)
+
+    def rotation(self, inverse_frequencies: Sequence[float], amplitude: float) -> Rotation:
+        cosines, sines = rotation_tables(inverse_frequencies, amplitude, self._context_length)
+        return to_tensor(cosines, self._device), to_tensor(sines, self._device)
+
+    # Computing
+
+    def embed(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return functional.embedding(ids, table)
+
+    def linear(self, x: Any, matrix: Linear) -> Any:
+        return matrix.apply(self._value(x))
+
+    def rms_norm(self, x: Any, weight: torch.Tensor, eps: float) -> Any:
+        grouped = self._value(x).float().unflatten(-1, (-1, len(weight)))
+        mean = grouped.square().mean(dim=-1, keepdim=True)
+        return (grouped * torch.rsqrt(mean + eps) * weight).flatten(-2).to(self._dtype)
+
+    def split(self, x: Any, sizes: Sequence[int]) -> Sequence[torch.Tensor]:
+        return torch.split(self._value(x), list(sizes), dim=-1)
+
+    def add(self, x: Any, y: Any) -> Any:
+        return self._value(x) + self._value(y)
+
+    def scale(self, x: Any, factor: float) -> torch.Tensor:
+        return self._value(x) * factor
+
+    def softcap(self, x: Any, cap: float) -> torch.Tensor:
+        return torch.tanh(self.finish(x) / cap) * cap
+
+    def gated(self, gate_up: Any, gate: Gate) -> Any:
+        left, up = self._value(gate_up).chunk(2, dim=-1)
+        if gate.limit is not None:
+            left = left.clamp(max=gate.limit)
+            up = up.clamp(-gate.limit, gate.limit)
+            return left * torch.sigmoid(GPT_OSS_ALPHA * left) * (up + 1)
+        if gate.activation == "silu":
+            return functional.silu(left) * up
+        return functional.gelu(left, approximate="tanh" if gate.activation == "gelu_tanh" else "none") * up
+
+    def rotate(self, x: Any, head_dim: int, rotation: Rotation) -> Any:
+        cosines, sines = (table[self._positions][:, None, :] for table in rotation)
+        half = cosines.shape[-1]
+        heads = self._value(x).float().unflatten(-1, (-1, head_dim))
+        left, right, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+        turned = [left * cosines - right * sines, right * cosines + left * sines, rest]
+        return torch.cat(turned, dim=-1).flatten(-2).to(self._dtype)
+
+    def attend(self, q: Any, k: Any, v: Any, layer: int, attention: Attention) -> torch.Tensor:
+        assert self._plan is not None
+        shape = (-1, (attention.kv_heads, attention.head_dim))
+        self._kv.write(layer, self._places, k.unflatten(*shape), v.unflatten(*shape))
+        rows, out = 0, []
+        for index, segment in enumerate(self._plan.segments):
+            pages = self._tables[index, : -(-segment.stop // PAGE_TOKENS)]
+            keys, values = self._kv.read(layer, pages, segment.stop)
+            part = q[rows : rows + segment.count].contiguous()
+            out.append(attend_one(part, keys, values, segment, attention))
+            rows += segment.count
+        return out[0] if len(out) == 1 else torch.cat(out)
+
+    def experts(self, x: Any, block: ExpertBlock) -> torch.Tensor:
+        rows_in = self._value(x)
+        chosen, weights = self._choose_experts(rows_in, block)
+        out = torch.zeros_like(rows_in, dtype=torch.float32)
+        for expert in torch.unique(chosen).tolist():
+            rows, ranks = torch.nonzero(chosen == expert, as_tuple=True)
+            y = self.gated(self.linear(rows_in[rows], block.gate_up[expert]), block.gate)
+            y = self.finish(self.linear(y, block.down[expert]))
+            out[rows] += y * weights[rows, ranks][:, None]
+        return out.to(self._dtype)
+
+    def wanted(self, x: Any) -> torch.Tensor:
+        return self._value(x).index_select(0, self._wanted)
+
+    def _value(self, x: Any) -> torch.Tensor:
+        tensor: torch.Tensor = x
+        return tensor
+
+    def _choose_experts(self, x: torch.Tensor, block: ExpertBlock) -> tuple[torch.Tensor, torch.Tensor]:
+        """Expert numbers and weights `[rows, per_token]`, best first; ties go to the lower number."""
+        scores = self.finish(self.linear(x, block.router))
+        ordered, order = torch.sort(scores, dim=-1, descending=True, stable=True)
+        chosen = order[:, : block.per_token]
+        if block.weights_over == "all":
+            return chosen, torch.softmax(scores, dim=-1).gather(-1, chosen)
+        return chosen, torch.softmax(ordered[:, : block.per_token], dim=-1)

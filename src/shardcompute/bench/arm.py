@@ -1,0 +1,137 @@
+"""One arm of a benchmark: an engine in a process of its own that measures what it is told to.
+
+Commands come as JSON lines on standard input, answers go out as JSON lines. Arms run in turns, so that whatever
+else the machine does meets all of them alike; each has its own process, so that threads and memory are its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import psutil
+
+_MIB = 2**20
+
+
+class Engine(Protocol):
+    """What an arm can be asked for; both give seconds."""
+
+    def prefill(self, tokens: int) -> float: ...
+
+    def decode(self, batch: int, past: int, steps: int) -> float: ...
+
+
+class OurEngine:
+    def __init__(self, path: str, form: str, backend: str, threads: int) -> None:
+        from shardcompute.backends.executor import ExecutorOptions
+        from shardcompute.core.settings import load_settings
+        from shardcompute.runtime.shard import open_shard
+        from shardcompute.weights.checkpoint import open_checkpoint
+        from shardcompute.weights.reference import parse_reference
+        from shardcompute.weights.sources import resolve
+
+        with open_checkpoint(resolve(parse_reference(path), load_settings())) as checkpoint:
+            options = ExecutorOptions(kv_bytes=2 << 30, context_length=2048, threads=threads)
+            self._executor = open_shard(checkpoint, backend=backend, form=form, options=options)
+
+    def prefill(self, tokens: int) -> float:
+        from shardcompute.core.batch import Segment
+
+        ids = _tokens(tokens)
+        started = time.perf_counter()
+        for start in range(0, tokens, 512):
+            count = min(512, tokens - start)
+            self._executor.step([Segment(0, start, count, 1)], ids[start : start + count])
+        elapsed = time.perf_counter() - started
+        self._executor.close_session(0)
+        return elapsed
+
+    def decode(self, batch: int, past: int, steps: int) -> float:
+        from shardcompute.core.batch import Segment
+
+        for session in range(batch):
+            self._executor.step([Segment(session, 0, past, 1)], _tokens(past))
+        ids = np.full(batch, 42, dtype=np.int64)
+        started = time.perf_counter()
+        for step in range(steps):
+            logits = self._executor.step([Segment(s, past + step, 1, 1) for s in range(batch)], ids)
+            ids = logits.argmax(axis=-1)
+        elapsed = time.perf_counter() - started
+        for session in range(batch):
+            self._executor.close_session(session)
+        return elapsed
+
+
+class TransformersEngine:
+    def __init__(self, path: str, threads: int) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        folder, file = os.path.split(path)
+        options: dict[str, Any] = {"gguf_file": file} if file.endswith(".gguf") else {}
+        source = folder if options else path
+        self._torch = torch
+        self._model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options)
+        self._model.eval()
+
+    def prefill(self, tokens: int) -> float:
+        ids = self._torch.tensor(_tokens(tokens)[None])
+        started = time.perf_counter()
+        self._model(ids, use_cache=True, logits_to_keep=1)
+        return time.perf_counter() - started
+
+    def decode(self, batch: int, past: int, steps: int) -> float:
+        ids = self._torch.tensor(np.repeat(_tokens(past)[None], batch, axis=0))
+        out = self._model(ids, use_cache=True, logits_to_keep=1)
+        cache, ids = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)
+        started = time.perf_counter()
+        for _ in range(steps):
+            out = self._model(ids, past_key_values=cache, use_cache=True)
+            ids = out.logits[:, -1].argmax(-1, keepdim=True)
+        return time.perf_counter() - started
+
+
+def _tokens(count: int) -> Any:
+    return np.random.default_rng(7).integers(100, 40_000, count)
+
+
+def _answer(engine: Engine, command: dict[str, Any]) -> dict[str, Any]:
+    operations: dict[str, Callable[[], float]] = {
+        "prefill": lambda: engine.prefill(command["tokens"]),
+        "decode": lambda: engine.decode(command["batch"], command["past"], command["steps"]),
+        "memory": lambda: psutil.Process().memory_info().rss / _MIB,
+    }
+    return {"value": operations[command["operation"]]()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--engine", choices=("ours", "transformers"), required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--form", default="native")
+    parser.add_argument("--backend", default="onnx")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    engine: Engine
+    if arguments.engine == "ours":
+        engine = OurEngine(arguments.model, arguments.form, arguments.backend, arguments.threads)
+    else:
+        engine = TransformersEngine(arguments.model, arguments.threads)
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(_answer(engine, json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

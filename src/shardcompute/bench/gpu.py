@@ -1,0 +1,295 @@
+"""How near a CUDA device's decode comes to the bandwidth of its memory.
+
+    python -m shardcompute.bench.gpu --json results.json
+
+A decoder of an 8B model's shape with random weights, made on the device, runs decode steps for several batches
+and context lengths: with our kernels in graphs, with our kernels eagerly, and with torch's library in graphs. The
+arms take turns within one run. What counts as read are all weights once and the used KV; the yardstick is a large
+copy on the same device in the same run, bytes read plus bytes written. Imports nothing but numpy and torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from shardcompute.backends.executor import ExecutorOptions
+from shardcompute.backends.matrix import Float32, Matrix
+from shardcompute.backends.torch import TensorMatrix, TorchExecutor
+from shardcompute.core.batch import Segment
+from shardcompute.models.decoder import Decoder
+from shardcompute.models.spec import Layer, ModelSpec, Rope, whole
+
+BATCHES = (1, 2, 4, 8, 16)
+CONTEXTS = (1024, 128)
+PROMPTS = (512, 2048)
+CONTEXT_LENGTH = 4096
+Arms = Mapping[str, TorchExecutor]
+
+
+def llama_8b(layers: int = 32) -> ModelSpec:
+    """The shape of Llama 3 8B."""
+    return ModelSpec(
+        family="llama",
+        layers=(Layer(),) * layers,
+        hidden=4096,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        intermediate=14336,
+        vocab_size=128256,
+        context_length=CONTEXT_LENGTH,
+        ropes=(Rope(tuple(500000.0 ** (-i / 64) for i in range(64))),),
+        norm_eps=1e-5,
+        attention_scale=128**-0.5,
+    )
+
+
+class DeviceSource:
+    """Random tensors made on the device, the same for every source of a spec."""
+
+    def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
+        q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        self._shapes = {
+            "embedding": (spec.vocab_size, spec.hidden),
+            "head": (spec.vocab_size, spec.hidden),
+            "attention.q": (q_width, spec.hidden),
+            "attention.k": (kv_width, spec.hidden),
+            "attention.v": (kv_width, spec.hidden),
+            "attention.out": (spec.hidden, q_width),
+            "mlp.gate": (spec.intermediate, spec.hidden),
+            "mlp.up": (spec.intermediate, spec.hidden),
+            "mlp.down": (spec.hidden, spec.intermediate),
+        }
+        self._hidden = spec.hidden
+        self._dtype = dtype
+        self._chance = torch.Generator(device)
+        self._chance.manual_seed(1)
+
+    def matrix(self, name: str, layer: int | None = None) -> Matrix:
+        shape = self._shapes[name]
+        values = torch.randn(shape, generator=self._chance, device=self._chance.device, dtype=self._dtype)
+        values *= 1.0 if name == "embedding" else shape[1] ** -0.5
+        return cast(Matrix, TensorMatrix(values))
+
+    def vector(self, name: str, layer: int | None = None) -> Float32:
+        return np.ones(self._hidden, dtype=np.float32)
+
+
+def count_weight_bytes(spec: ModelSpec) -> int:
+    """Bytes of 16-bit weights that one decode step must read: all layers and the head."""
+    attention = spec.hidden * spec.head_dim * (2 * spec.heads + 2 * spec.kv_heads)
+    layer = attention + 3 * spec.hidden * spec.intermediate
+    return 2 * (spec.layer_count * layer + spec.vocab_size * spec.hidden)
+
+
+def measure_copy(device: torch.device, size_bytes: int = 4 << 30) -> float:
+    """Bytes read plus bytes written per second of a large copy."""
+    source = torch.empty(size_bytes // 2, dtype=torch.bfloat16, device=device).normal_()
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(8):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        target.copy_(source)
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return 2 * source.nbytes / statistics.median(times[2:])
+
+
+def run_gpu_bench(
+    *,
+    layers: int = 32,
+    batches: Sequence[int] = BATCHES,
+    contexts: Sequence[int] = CONTEXTS,
+    prompts: Sequence[int] = PROMPTS,
+    rounds: int = 5,
+    steps: int = 20,
+    report: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Measure everything; `report` gets a line per result as it comes."""
+    device, spec = torch.device("cuda"), llama_8b(layers)
+    results: list[dict[str, Any]] = []
+
+    def note(metric: str, value: float, unit: str, **labels: Any) -> None:
+        results.append({"metric": metric, "value": value, "unit": unit, **labels})
+        what = " ".join(f"{key}={label}" for key, label in labels.items())
+        report(f"{metric:28} {value:14.4g} {unit:8} {what}")
+
+    copy_rate = measure_copy(device)
+    note("copy_bandwidth", copy_rate, "B/s")
+    arms = _make_arms(spec, device)
+    _check_tokens(arms, note)
+    _check_rows(arms["graph"], note)
+    for context in sorted(contexts, reverse=True):
+        _prefill(arms, max(batches), context)
+        for batch in batches:
+            _measure_decode(arms, spec, batch, context, copy_rate, rounds, steps, note)
+    for length in prompts:
+        _measure_prefill(arms, length, rounds, note)
+    return {"environment": describe_environment(device, layers), "results": results}
+
+
+def describe_environment(device: torch.device, layers: int) -> dict[str, Any]:
+    import triton
+
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "device": properties.name,
+        "processors": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "model": f"Llama 3 8B shape, {layers} layers, random bfloat16 weights",
+    }
+
+
+def _make_arms(spec: ModelSpec, device: torch.device) -> Arms:
+    def make(use_graphs: bool, use_library: bool) -> TorchExecutor:
+        options = ExecutorOptions(
+            kv_bytes=4 << 30,
+            max_rows=2048,
+            context_length=CONTEXT_LENGTH,
+            device="cuda",
+            dtype="bfloat16",
+            use_graphs=use_graphs,
+        )
+        network = Decoder(spec, whole(spec), DeviceSource(spec, device, torch.bfloat16))
+        return TorchExecutor(network, options, use_library=use_library)
+
+    return {"graph": make(True, False), "eager": make(False, False), "library": make(True, True)}
+
+
+def _ids(segments: Sequence[Segment]) -> torch.Tensor:
+    rows = [(s.session * 1009 + i * 37) % 32000 for s in segments for i in range(s.start, s.stop)]
+    return torch.tensor(rows)
+
+
+def _run(executor: TorchExecutor, segments: Sequence[Segment]) -> torch.Tensor:
+    return executor.step_tensor(segments, _ids(segments))
+
+
+def _close_all(arms: Arms) -> None:
+    for executor in arms.values():
+        for session in range(64):
+            executor.close_session(session)
+
+
+def _prefill(arms: Arms, sessions: int, context: int) -> None:
+    _close_all(arms)
+    for executor in arms.values():
+        for session in range(sessions):
+            _run(executor, [Segment(session, 0, context, 1)])
+
+
+def _measure_decode(
+    arms: Arms,
+    spec: ModelSpec,
+    batch: int,
+    context: int,
+    copy_rate: float,
+    rounds: int,
+    steps: int,
+    note: Callable[..., None],
+) -> None:
+    """Writing at the same position again truncates, so every step costs the same."""
+    segments = [Segment(session, context, 1, 1) for session in range(batch)]
+    ids = _ids(segments)
+    host_ids = ids.numpy()
+    for executor in arms.values():
+        _time(lambda executor=executor: executor.step_tensor(segments, ids), 2)
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    walls: list[float] = []
+    for _ in range(rounds):
+        for name, executor in arms.items():
+            count = steps if name != "eager" else max(steps // 4, 1)
+            times[name].append(_time(lambda executor=executor: executor.step_tensor(segments, ids), count))
+        walls.append(_time(lambda: arms["graph"].step(segments, host_ids), steps))
+    kv_bytes = batch * (context + 1) * spec.layer_count * 4 * spec.kv_heads * spec.head_dim
+    moved = count_weight_bytes(spec) + kv_bytes
+    for name, taken in times.items():
+        rate = 1 / statistics.median(taken)
+        labels = {"arm": name, "batch": batch, "context": context}
+        note("decode_steps", rate, "1/s", **labels)
+        note("decode_bandwidth_fraction", moved * rate / copy_rate, "of copy", **labels)
+    note(
+        "decode_steps_to_host", 1 / statistics.median(walls), "1/s", arm="graph", batch=batch, context=context
+    )
+
+
+def _measure_prefill(arms: Arms, length: int, rounds: int, note: Callable[..., None]) -> None:
+    _close_all(arms)
+    segments = [Segment(0, 0, length, 1)]
+    for name in ("graph", "library"):
+        _time(lambda name=name: _run(arms[name], segments), 1)
+    for name in ("graph", "library"):
+        taken = [_time(lambda name=name: _run(arms[name], segments), 2) for _ in range(rounds)]
+        note("prefill_tokens", length / statistics.median(taken), "1/s", arm=name, prompt=length)
+
+
+def _check_tokens(arms: Arms, note: Callable[..., None], count: int = 24) -> None:
+    """Greedy tokens of three sessions, with graphs and without."""
+    chosen: dict[str, Any] = {}
+    for name in ("graph", "eager"):
+        segments = [Segment(session, 0, 40 + session, 1) for session in range(3)]
+        logits, tokens = _run(arms[name], segments), []
+        for _ in range(count):
+            ids = logits.argmax(dim=-1).cpu()
+            tokens.append(ids)
+            segments = [Segment(s.session, s.stop, 1, 1) for s in segments]
+            logits = arms[name].step_tensor(segments, ids)
+        chosen[name] = torch.stack(tokens)
+    _close_all(arms)
+    note("same_tokens_with_graphs", float(torch.equal(chosen["graph"], chosen["eager"])), "1 = yes")
+
+
+def _check_rows(executor: TorchExecutor, note: Callable[..., None]) -> None:
+    """Logits of each row in batches of 2 to 16 and alone, bit by bit."""
+    for session in range(16):
+        _run(executor, [Segment(session, 0, 100 + 40 * session, 1)])
+    segments = [Segment(session, 100 + 40 * session, 1, 1) for session in range(16)]
+    alone = torch.cat([_run(executor, [segment]).clone() for segment in segments])
+    for batch in (2, 8, 16):
+        joint = _run(executor, segments[:batch])
+        note("rows_equal_in_any_batch", float(torch.equal(joint, alone[:batch])), "1 = yes", batch=batch)
+    for session in range(16):
+        executor.close_session(session)
+
+
+def _time(work: Callable[[], Any], count: int) -> float:
+    """Seconds per call."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(count):
+        work()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Decode speed of a CUDA device against its memory's bandwidth."
+    )
+    parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    outcome = run_gpu_bench(layers=arguments.layers, rounds=arguments.rounds)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(outcome, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

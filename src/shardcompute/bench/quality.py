@@ -1,0 +1,115 @@
+"""`bench quality`: what each weight form costs, on LAMBADA.
+
+Perplexity is over all tokens of the texts but the first; accuracy counts texts whose last word is what greedy
+decoding would write.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from shardcompute.backends.executor import Executor, ExecutorOptions
+from shardcompute.backends.matrix import Array
+from shardcompute.bench.report import Result
+from shardcompute.core.batch import Segment
+from shardcompute.core.errors import UsageError
+from shardcompute.models.spec import whole
+from shardcompute.models.tokenizer import Tokenizer
+from shardcompute.runtime.shard import open_shard
+from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
+from shardcompute.weights.loader import stored_bytes
+from shardcompute.weights.sources import ModelFiles
+
+Say = Callable[[str], None]
+_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    ids: Array
+    last_word_start: int
+    """Index of the first token of the last word."""
+
+
+def read_texts(path: Path, tokenizer: Tokenizer, count: int) -> list[Text]:
+    """The first `count` texts of a JSON-lines file with a `text` each."""
+    texts = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()[:count]
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="give LAMBADA with --data") from error
+    for line in lines:
+        text = json.loads(line)["text"]
+        start = text.rstrip().rfind(" ")
+        head = tokenizer.encode(text[:start])
+        ids = [*head, *tokenizer.encode(text[start:], add_special=False)]
+        texts.append(Text(np.array(ids[:_ROWS], dtype=np.int64), min(len(head), _ROWS - 1)))
+    return texts
+
+
+def measure_form(
+    files: Callable[[], ModelFiles], form: str, data: Path, count: int, threads: int, say: Say
+) -> list[Result]:
+    """Perplexity, accuracy and size of one weight form."""
+    with open_checkpoint(files()) as checkpoint:
+        options = ExecutorOptions(kv_bytes=1 << 30, context_length=_ROWS, max_wanted=_ROWS, threads=threads)
+        executor = open_shard(checkpoint, form=form, options=options)
+        texts = read_texts(data, checkpoint.tokenizer(), count)
+        size = _weight_bytes(checkpoint, form)
+    losses, hits = 0.0, 0
+    tokens = sum(len(text.ids) - 1 for text in texts)
+    for number, text in enumerate(texts, start=1):
+        loss, is_hit = _score(executor, text)
+        losses += loss
+        hits += is_hit
+        if number % 50 == 0:
+            say(f"{form}: {number} of {len(texts)} texts")
+    executor.close()
+    labels = {"form": form, "texts": len(texts), "tokens": tokens}
+    return [
+        Result("perplexity", math.exp(losses / tokens), "", labels),
+        Result("lambada_accuracy", hits / len(texts), "fraction", labels),
+        Result("weights_size", size / 2**20, "MiB", labels),
+    ]
+
+
+def run_quality_bench(
+    files: Callable[[], ModelFiles], forms: Sequence[str], data: Path, count: int, threads: int, say: Say
+) -> list[Result]:
+    results: list[Result] = []
+    for form in forms:
+        say(f"loading {form}")
+        results += measure_form(files, form, data, count, threads, say)
+    base = next(
+        (r.value for r in results if r.metric == "perplexity" and r.labels["form"] == "float32"), None
+    )
+    if base is not None:
+        for result in [r for r in results if r.metric == "perplexity"]:
+            change = result.value / base - 1
+            results.append(Result("perplexity_change", change, "fraction", result.labels))
+    return results
+
+
+def _score(executor: Executor, text: Text) -> tuple[float, bool]:
+    """The sum of negative log-likelihoods, and whether the last word is what greedy decoding writes."""
+    count = len(text.ids) - 1
+    logits = executor.step([Segment(0, 0, count, count)], text.ids[:-1])
+    targets = text.ids[1:]
+    peak = logits.max(axis=-1)
+    totals = np.log(np.exp(logits - peak[:, None]).sum(axis=-1, dtype=np.float64)) + peak
+    loss = float((totals - logits[np.arange(count), targets]).sum())
+    last = slice(text.last_word_start - 1, count)
+    is_hit = bool((logits[last].argmax(axis=-1) == targets[last]).all())
+    executor.close_session(0)
+    return loss, is_hit
+
+
+def _weight_bytes(checkpoint: Checkpoint, form: str) -> int:
+    """What the weights take in this form, before a kernel packs them."""
+    return stored_bytes(checkpoint.source(whole(checkpoint.spec), form=form), checkpoint.layout)

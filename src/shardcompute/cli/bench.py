@@ -1,0 +1,135 @@
+"""`shardcompute bench …`: the measurements behind every number we publish."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from shardcompute.bench.report import Result
+
+app = typer.Typer(help="Measure, with raw results as JSON.", no_args_is_help=True)
+
+Model = Annotated[
+    str, typer.Argument(help="Model: a folder, a .gguf file, org/repo, or nothing for the default.")
+]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write raw results to this file.")]
+Forms = Annotated[str, typer.Option(help="Weight forms, separated by commas.")]
+
+
+@app.command()
+def engine(
+    model: Model = "",
+    forms: Forms = "float32,int8,int4,mixed,native",
+    threads: Annotated[str, typer.Option(help="Thread counts, separated by commas.")] = "1,2",
+    batches: Annotated[str, typer.Option(help="Sessions at once, separated by commas.")] = "1,2,4,8,16",
+    rounds: Annotated[int, typer.Option(min=1, help="How often every arm takes its turn.")] = 5,
+    transformers: Annotated[bool, typer.Option(help="Measure transformers (float32) beside.")] = True,
+    json_file: JsonFile = None,
+) -> None:
+    """Decode and prefill speed and memory of every weight form, next to transformers."""
+    from shardcompute.bench.engine import EngineBench, run_engine_bench
+
+    path = _model_path(model)
+    bench = EngineBench(
+        model_path=path,
+        forms=forms.split(","),
+        threads=[int(part) for part in threads.split(",")],
+        batches=[int(part) for part in batches.split(",")],
+        rounds=rounds,
+        with_transformers=transformers,
+    )
+    with _Progress() as say:
+        results = run_engine_bench(bench, say)
+    _show(results, rows=("engine",), columns=("threads", "tokens", "batch"))
+    _write(json_file, results)
+
+
+@app.command()
+def quality(
+    data: Annotated[Path, typer.Option(help="LAMBADA as JSON lines with a `text` each.")],
+    model: Model = "",
+    forms: Forms = "float32,int8,int4,mixed,native",
+    texts: Annotated[int, typer.Option(min=1, help="How many texts.")] = 500,
+    threads: Annotated[int, typer.Option(min=1)] = 2,
+    json_file: JsonFile = None,
+) -> None:
+    """Perplexity, LAMBADA accuracy and size of every weight form."""
+    from shardcompute.bench.quality import run_quality_bench
+    from shardcompute.core.settings import load_settings
+    from shardcompute.weights.reference import parse_reference
+    from shardcompute.weights.sources import resolve
+
+    settings = load_settings()
+    reference = parse_reference(model)
+    with _Progress() as say:
+        results = run_quality_bench(
+            lambda: resolve(reference, settings), forms.split(","), data, texts, threads, say
+        )
+    _show(results, rows=("form",), columns=())
+    _write(json_file, results)
+
+
+def _model_path(model: str) -> str:
+    """The model's file or folder, fetched if it must be, so that every arm reads the same."""
+    from shardcompute.core.settings import load_settings
+    from shardcompute.weights.reference import parse_reference
+    from shardcompute.weights.sources import resolve
+
+    files = resolve(parse_reference(model), load_settings())
+    folder = files.folder or Path()
+    return str(folder / files.main_file if files.kind == "gguf" else folder)
+
+
+class _Progress:
+    """What is being measured now: one changing line on a terminal, plain lines otherwise."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._status = self._console.status("starting") if self._console.is_terminal else None
+
+    def __enter__(self) -> _Progress:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __call__(self, message: str) -> None:
+        if self._status is not None:
+            self._status.update(message)
+        else:
+            self._console.print(message, highlight=False)
+
+
+def _show(results: list[Result], rows: tuple[str, ...], columns: tuple[str, ...]) -> None:
+    """One table: a row per labelled engine or form, a column per metric and its remaining labels."""
+    headings: list[str] = []
+    cells: dict[tuple[str, ...], dict[str, str]] = {}
+    for result in results:
+        parts = [f"{name} {result.labels[name]}" for name in columns if name in result.labels]
+        heading = "\n".join([result.metric.replace("_", " "), *parts, result.unit])
+        if heading not in headings:
+            headings.append(heading)
+        key = tuple(str(result.labels.get(name, "")) for name in rows)
+        cells.setdefault(key, {})[heading] = f"{result.value:.4g}"
+    table = Table(*rows)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for key, row in cells.items():
+        table.add_row(*key, *(row.get(heading, "") for heading in headings))
+    Console(width=max(100, 12 * len(headings))).print(table)
+
+
+def _write(path: Path | None, results: list[Result]) -> None:
+    from shardcompute.bench.report import describe_environment, write_json
+
+    if path is not None:
+        write_json(path, describe_environment(), results)
+        Console(stderr=True).print(f"raw results: {path}", highlight=False)

@@ -1,0 +1,257 @@
+"""What happened, in the past tense: the only things that change the cluster's state.
+
+`apply` (see `transitions`) takes any of these in any order. Those for which `is_journalled` says yes are
+written down with `encode_event`; replaying them gives back the state, after which `CoordinatorStarted` says
+that the clock and all links are new. Events about a node carry the incarnation they speak of, so that news
+of a former life is ignored.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from shardcompute.control.state import Assignment, Holding, Model, NodeRole, Shard
+
+
+class CoordinatorStarted(Struct, frozen=True, tag=True):
+    """The coordinator is back: machines must show themselves and chains must be connected anew."""
+
+    now_s: float
+
+
+class NodeJoined(Struct, frozen=True, tag=True, kw_only=True):
+    """A node dialled in. `incarnation` comes from `next_incarnation`; `shards` are those it has in memory."""
+
+    node: str
+    name: str
+    role: NodeRole
+    address: str
+    device: str
+    memory_bytes: int
+    threads: int
+    version: str
+    incarnation: int
+    now_s: float
+    seconds_per_byte: float | None = None
+    overhead_s: float = 0.0
+    cached: tuple[Holding, ...] = ()
+    shards: tuple[Shard, ...] = ()
+    is_standby: bool = False
+
+
+class NodeSeen(Struct, frozen=True, tag=True):
+    """A heartbeat."""
+
+    node: str
+    incarnation: int
+    now_s: float
+
+
+class NodeMeasured(Struct, frozen=True, tag=True, kw_only=True):
+    """Seconds to read a byte of weights for one row and per frame; or seconds per average layer of `model`."""
+
+    node: str
+    incarnation: int
+    seconds_per_byte: float | None = None
+    overhead_s: float | None = None
+    model: str | None = None
+    layer_s: float | None = None
+
+
+class LinkMeasured(Struct, frozen=True, tag=True):
+    a: str
+    b: str
+    rtt_s: float
+    bytes_per_s: float
+    is_open: bool = True
+
+
+class LinkBroken(Struct, frozen=True, tag=True):
+    """`reporter` lost its link to `node`; the reporter of a control link is `COORDINATOR`."""
+
+    reporter: str
+    node: str
+    now_s: float
+
+
+class NodeSuspected(Struct, frozen=True, tag=True):
+    node: str
+    incarnation: int
+    reason: str
+    now_s: float
+
+
+class NodeLost(Struct, frozen=True, tag=True):
+    node: str
+    incarnation: int
+    reason: str
+    now_s: float
+
+
+class NodeDrained(Struct, frozen=True, tag=True):
+    """Somebody asked that this node be emptied."""
+
+    node: str
+
+
+class NodeLeft(Struct, frozen=True, tag=True):
+    """A node said goodbye."""
+
+    node: str
+    incarnation: int
+
+
+class TokenRevoked(Struct, frozen=True, tag=True):
+    token_id: str
+
+
+class ModelRequested(Struct, frozen=True, tag=True):
+    model: Model
+    chain_count: int = 1
+
+
+class ModelDropped(Struct, frozen=True, tag=True):
+    model: str
+
+
+class ChainPlanned(Struct, frozen=True, tag=True):
+    chain: str
+    model: str
+    stages: tuple[Assignment, ...]
+    reason: str = ""
+
+
+class ChainReshaped(Struct, frozen=True, tag=True):
+    """The chain has a new shape and epoch: a standby promoted, a stage replaced, a re-split, a reconnection."""
+
+    chain: str
+    epoch: int
+    stages: tuple[Assignment, ...]
+    reason: str = ""
+
+
+class StandbysChosen(Struct, frozen=True, tag=True):
+    chain: str
+    epoch: int
+    standbys: tuple[Assignment, ...]
+
+
+class ShardProgressed(Struct, frozen=True, tag=True):
+    node: str
+    incarnation: int
+    chain: str
+    start: int
+    stop: int
+    fraction: float
+
+
+class ShardLoaded(Struct, frozen=True, tag=True):
+    node: str
+    incarnation: int
+    chain: str
+    model: str
+    start: int
+    stop: int
+    size_bytes: int
+
+
+class ShardFailed(Struct, frozen=True, tag=True):
+    node: str
+    incarnation: int
+    chain: str
+    model: str
+    start: int
+    stop: int
+    reason: str
+    now_s: float
+
+
+class ShardUnloaded(Struct, frozen=True, tag=True):
+    node: str
+    incarnation: int
+    chain: str
+    start: int
+    stop: int
+
+
+class ChainConnected(Struct, frozen=True, tag=True):
+    """All links of this epoch are open."""
+
+    chain: str
+    epoch: int
+
+
+class ChainReady(Struct, frozen=True, tag=True):
+    """The driver uses this epoch."""
+
+    chain: str
+    epoch: int
+
+
+class ChainFenced(Struct, frozen=True, tag=True):
+    """The driver and all reachable workers drop frames of this epoch and earlier ones."""
+
+    chain: str
+    epoch: int
+
+
+class ChainBroken(Struct, frozen=True, tag=True):
+    """No shape works with the machines there are; the chain waits for more."""
+
+    chain: str
+    epoch: int
+    missing_bytes: int
+    reason: str
+
+
+class ChainRetired(Struct, frozen=True, tag=True):
+    chain: str
+    reason: str
+
+
+Event = (
+    CoordinatorStarted
+    | NodeJoined
+    | NodeSeen
+    | NodeMeasured
+    | LinkMeasured
+    | LinkBroken
+    | NodeSuspected
+    | NodeLost
+    | NodeDrained
+    | NodeLeft
+    | TokenRevoked
+    | ModelRequested
+    | ModelDropped
+    | ChainPlanned
+    | ChainReshaped
+    | StandbysChosen
+    | ShardProgressed
+    | ShardLoaded
+    | ShardFailed
+    | ShardUnloaded
+    | ChainConnected
+    | ChainReady
+    | ChainFenced
+    | ChainBroken
+    | ChainRetired
+)
+
+# Suspicion is undone by heartbeats, which are not written down, so neither is suspicion.
+_FLEETING = (NodeSeen, NodeSuspected, ShardProgressed)
+
+
+def is_journalled(event: Event) -> bool:
+    return not isinstance(event, _FLEETING)
+
+
+def encode_event(event: Event) -> bytes:
+    """One line of JSON."""
+    return msgspec.json.encode(event)
+
+
+def decode_event(line: bytes) -> Event:
+    """Raises `msgspec.DecodeError` (or its `ValidationError`) when the line is not an event."""
+    event: Event = msgspec.json.decode(line, type=Event)
+    return event

@@ -1,0 +1,46 @@
+"""The numbers that decide: when a machine counts as lost, and what a good placement is worth."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class HealthPolicy(Struct, frozen=True):
+    """When silence becomes suspicion and suspicion becomes loss. On one LAN a death is seen within 2 s."""
+
+    heartbeat_interval_s: float = 0.5
+    suspect_after_s: float = 1.0
+    lost_after_s: float = 1.75
+    lost_after_reset_s: float = 0.5
+    """A control link that was reset usually means a dead process: how long we wait for it to dial again."""
+    accusers: int = 2
+    """How many neighbours must report a broken link before we suspect the machine behind it."""
+    restart_grace_s: float = 10.0
+    """How long machines have to come back after the coordinator itself restarted."""
+    retry_after_s: float = 30.0
+    """How long a machine that failed to load a model is left alone; doubles with each failure."""
+    retry_limit_s: float = 3600.0
+
+
+class PlacementPolicy(Struct, frozen=True):
+    """What a placement is worth: `one^w · many^(1 - w) · (1 - machine_price)^(machines - 1)`.
+
+    `one` is the predicted tokens/s of a single stream, `many` of enough streams to fill the pipe, and `w` is
+    `latency_weight`. With 0.8 a machine that doubles `many` may cost a single stream at most 16 %.
+    """
+
+    latency_weight: float = 0.8
+    machine_price: float = 0.02
+    default_rtt_s: float = 0.001
+    default_bytes_per_s: float = 1e8
+    """Of a link that nobody has measured yet."""
+    activation_bytes: int = 2
+    """Per value on the wire."""
+    default_seconds_per_byte: float = 1e-10
+    """Of a machine that nobody has measured yet: it reads 10 GB of weights a second."""
+    source_bytes_per_s: float = 5e7
+    """How fast weights are expected to arrive."""
+    horizon_s: float = 600.0
+    """Moving weights must pay for itself within this time."""
+    min_gain: float = 0.25
+    """A serving chain is re-cut only for at least this much more worth."""

@@ -1,0 +1,230 @@
+"""What the coordinator believes about the cluster: one frozen value, changed only by `apply(state, event)`.
+
+Tokens and sessions never enter it. Mappings inside are never mutated; a change copies them. Times are seconds
+of one clock that comes in with events. All of it can be written as JSON or msgpack by msgspec.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from shardcompute.control.policy import HealthPolicy, PlacementPolicy
+
+NodeRole = Literal["worker", "driver", "both"]
+NodeStatus = Literal["joining", "ready", "suspected", "lost", "draining", "gone"]
+ChainStatus = Literal["planned", "loading", "ready", "recovering", "broken", "retired"]
+
+COORDINATOR = "coordinator"
+"""Who reports a control link that broke, see `LinkBroken`."""
+
+
+class Holding(Struct, frozen=True):
+    """Layers whose bytes a node can serve or load without fetching (with embedding and head at the ends)."""
+
+    model: str
+    start: int
+    stop: int
+
+
+class Shard(Struct, frozen=True):
+    """What a worker holds in memory for one chain."""
+
+    chain: str
+    model: str
+    start: int
+    stop: int
+    size_bytes: int
+
+
+class Loading(Struct, frozen=True):
+    """How far a load has come; for people to see."""
+
+    chain: str
+    start: int
+    stop: int
+    fraction: float
+
+
+class Refusal(Struct, frozen=True):
+    """A node failed to load a model and is left alone with it for a while."""
+
+    model: str
+    reason: str
+    failures: int
+    until_s: float
+
+
+class LayerTime(Struct, frozen=True):
+    """Measured seconds for one average layer of a model, one row."""
+
+    model: str
+    seconds: float
+
+
+class Node(Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    role: NodeRole
+    address: str
+    device: str
+    memory_bytes: int
+    threads: int
+    version: str
+    incarnation: int
+    status: NodeStatus
+    last_seen_s: float
+    lease_until_s: float
+    is_draining: bool = False
+    is_standby: bool = False
+    accusers: tuple[str, ...] = ()
+    status_reason: str = ""
+    seconds_per_byte: float | None = None
+    overhead_s: float = 0.0
+    layer_times: tuple[LayerTime, ...] = ()
+    cached: tuple[Holding, ...] = ()
+    shards: tuple[Shard, ...] = ()
+    loading: tuple[Loading, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+    @property
+    def is_live(self) -> bool:
+        return self.status not in ("lost", "gone")
+
+    @property
+    def is_answering(self) -> bool:
+        return self.status in ("ready", "draining")
+
+    @property
+    def can_work(self) -> bool:
+        return self.role in ("worker", "both")
+
+    def is_refusing(self, model: str, now_s: float) -> bool:
+        return any(refusal.model == model and now_s < refusal.until_s for refusal in self.refusals)
+
+    def has_shard(self, chain: str, start: int, stop: int) -> bool:
+        return any((held.chain, held.start, held.stop) == (chain, start, stop) for held in self.shards)
+
+
+class Link(Struct, frozen=True):
+    """What was measured between two nodes, `a < b`. A link that is not open cannot carry a chain."""
+
+    a: str
+    b: str
+    rtt_s: float
+    bytes_per_s: float
+    is_open: bool = True
+
+
+class Model(Struct, frozen=True, kw_only=True):
+    """The sizes of a model in the form in which it will be served."""
+
+    name: str
+    layer_bytes: tuple[int, ...]
+    embedding_bytes: int
+    head_bytes: int
+    kv_bytes_per_token_and_layer: int
+    kv_tokens: int
+    """For how many tokens a chain keeps KV memory."""
+    hidden: int
+    context_length: int
+    weight_form: str
+    is_head_tied: bool = False
+    """Embedding and head are one table, held once where one stage has both."""
+    work_bytes: tuple[int, ...] = ()
+    """Weights read for one row by each layer, where that differs from all of them (experts)."""
+    shard_overhead_bytes: int = 0
+
+    @property
+    def layer_count(self) -> int:
+        return len(self.layer_bytes)
+
+
+class RequestedModel(Struct, frozen=True):
+    model: Model
+    chain_count: int
+    is_wanted: bool = True
+
+
+class Assignment(Struct, frozen=True):
+    """Layers `[start, stop)` on one node."""
+
+    node: str
+    start: int
+    stop: int
+
+
+class Chain(Struct, frozen=True, kw_only=True):
+    id: str
+    model: str
+    epoch: int
+    stages: tuple[Assignment, ...]
+    standbys: tuple[Assignment, ...] = ()
+    status: ChainStatus = "planned"
+    is_interrupted: bool = False
+    """This epoch can no longer work; the chain needs a new shape."""
+    connected_epoch: int = 0
+    fenced_epoch: int = 0
+    reason: str = ""
+    missing_bytes: int = 0
+
+    @property
+    def is_live(self) -> bool:
+        return self.status != "retired"
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(stage.node for stage in self.stages)
+
+    @property
+    def claims(self) -> tuple[Assignment, ...]:
+        return self.stages + self.standbys
+
+    @property
+    def epoch_to_fence(self) -> int:
+        """Frames of this and earlier epochs must not be answered any more."""
+        return self.epoch if self.is_interrupted or not self.is_live else self.epoch - 1
+
+
+class ClusterState(Struct, frozen=True, kw_only=True):
+    driver: str = "driver"
+    """The node id under which the links of the driver are measured."""
+    health: HealthPolicy = HealthPolicy()
+    placing: PlacementPolicy = PlacementPolicy()
+    nodes: dict[str, Node] = {}
+    links: dict[str, dict[str, Link]] = {}
+    models: dict[str, RequestedModel] = {}
+    chains: dict[str, Chain] = {}
+    chains_planned: int = 0
+    revoked_tokens: tuple[str, ...] = ()
+
+    def link(self, a: str, b: str) -> Link | None:
+        first, second = sorted((a, b))
+        return self.links.get(first, {}).get(second)
+
+    def live_chains(self, model: str | None = None) -> list[Chain]:
+        """Chains that are not retired, by id, of one model or of all."""
+        chains = (self.chains[id] for id in sorted(self.chains))
+        return [chain for chain in chains if chain.is_live and model in (None, chain.model)]
+
+
+def covers(stages: tuple[Assignment, ...], layer_count: int) -> bool:
+    """True when the stages follow each other over exactly `[0, layer_count)`, one to a node."""
+    edge = 0
+    for stage in stages:
+        if stage.start != edge or stage.stop <= stage.start:
+            return False
+        edge = stage.stop
+    return edge == layer_count and len({stage.node for stage in stages}) == len(stages) > 0
+
+
+def is_loaded(state: ClusterState, chain: Chain, assignment: Assignment) -> bool:
+    node = state.nodes.get(assignment.node)
+    return node is not None and node.is_live and node.has_shard(chain.id, assignment.start, assignment.stop)
+
+
+def hops(state: ClusterState, chain: Chain) -> list[tuple[str, str]]:
+    """The links a chain uses, from the driver round to the driver."""
+    ring = [state.driver, *chain.nodes, state.driver]
+    return [(a, b) for a, b in zip(ring, ring[1:], strict=False) if a != b]

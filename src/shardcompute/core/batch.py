@@ -1,0 +1,38 @@
+"""A ragged batch: rows of several sessions, flattened.
+
+Prefill chunks, decode steps and verification of drafts are the same thing: `count` rows of a session from
+position `start` on. A segment that starts before the session's end truncates it there first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """`count` rows of `session` at positions `[start, start + count)`; logits of the last `wanted` rows."""
+
+    session: int
+    start: int
+    count: int
+    wanted: int = 0
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.count
+
+
+def count_rows(segments: Sequence[Segment]) -> int:
+    return sum(segment.count for segment in segments)
+
+
+def wanted_rows(segments: Sequence[Segment]) -> list[int]:
+    """Indices, in the flattened batch, of the rows whose logits are wanted."""
+    rows: list[int] = []
+    end = 0
+    for segment in segments:
+        end += segment.count
+        rows.extend(range(end - segment.wanted, end))
+    return rows

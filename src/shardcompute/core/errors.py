@@ -1,0 +1,97 @@
+"""Every error a user can meet, drawn once.
+
+    ShardComputeError
+    ├── UsageError                 the command or request is wrong                      exit 2, HTTP 400
+    │   ├── PromptTooLongError     prompt + answer do not fit the context               exit 2, HTTP 400
+    │   └── UnknownModelError      no such model here or at the source                  exit 3, HTTP 404
+    ├── UnsupportedModelError      we know what it is and refuse to run it wrongly      exit 4, HTTP 400
+    ├── CorruptModelError          a file lies about itself, is cut short or damaged    exit 5, HTTP 500
+    ├── SourceError                a source cannot be reached, read or written          exit 6, HTTP 502
+    │   └── DiskFullError          no room for what is being written                    exit 6, HTTP 507
+    ├── CapacityError              no memory, page or slot left for this                exit 7, HTTP 503
+    │   └── QueueFullError         too many requests are waiting                        exit 7, HTTP 429
+    ├── BackendError               a backend is missing or failed                       exit 8, HTTP 500
+    ├── LinkError                  a peer is out of reach or broke the protocol         exit 9, HTTP 502
+    │   └── LinkClosedError        the connection to a peer ended                       exit 9, HTTP 502
+    └── CancelledError             the user stopped it                                  exit 130, HTTP 499
+
+Each error says what happened and why in its message, and what to do next in `hint`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ShardComputeError(Exception):
+    """Base of all our errors: a message for people, a hint on what to do, an exit code and an HTTP status."""
+
+    exit_code: ClassVar[int] = 1
+    http_status: ClassVar[int] = 500
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class UsageError(ShardComputeError):
+    exit_code = 2
+    http_status = 400
+
+
+class PromptTooLongError(UsageError):
+    pass
+
+
+class UnknownModelError(UsageError):
+    exit_code = 3
+    http_status = 404
+
+
+class UnsupportedModelError(ShardComputeError):
+    exit_code = 4
+    http_status = 400
+
+
+class CorruptModelError(ShardComputeError):
+    exit_code = 5
+
+
+class SourceError(ShardComputeError):
+    exit_code = 6
+    http_status = 502
+
+
+class DiskFullError(SourceError):
+    http_status = 507
+
+
+class CapacityError(ShardComputeError):
+    exit_code = 7
+    http_status = 503
+
+
+class QueueFullError(CapacityError):
+    http_status = 429
+
+
+class BackendError(ShardComputeError):
+    exit_code = 8
+
+
+class LinkError(ShardComputeError):
+    exit_code = 9
+    http_status = 502
+
+
+class LinkClosedError(LinkError):
+    pass
+
+
+class CancelledError(ShardComputeError):
+    exit_code = 130
+    http_status = 499

@@ -1,0 +1,168 @@
+"""What the user's environment asks for: the only place that reads environment variables.
+
+    SHARDCOMPUTE_HOME                        where models and state are kept
+    SHARDCOMPUTE_HUB_URL, HF_ENDPOINT        address of the hub or of a mirror
+    HF_TOKEN                                 access token for private and gated models
+    SHARDCOMPUTE_OFFLINE, HF_HUB_OFFLINE     1: never use the network
+    SHARDCOMPUTE_THREADS                     how many CPU threads to compute with
+    NO_COLOR                                 anything: plain output
+
+Where two variables are listed the first one that is set wins; an empty one counts as not set. A value that
+cannot be used raises `UsageError` naming its variable. The token never shows in a repr, a message or a log.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from shardcompute.core.errors import UsageError
+
+DEFAULT_HUB_URL = "https://huggingface.co"
+_MAX_THREADS = 4096
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+class Secret:
+    """A text that prints as dots; whoever truly needs it asks for `reveal()`."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return "Secret(…)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._text == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one process, read once."""
+
+    data_dir: Path
+    hub_url: str = DEFAULT_HUB_URL
+    hub_token: Secret | None = None
+    offline: bool = False
+    threads: int | None = None
+    no_color: bool = False
+
+
+def load_settings(environ: Mapping[str, str] | None = None, *, platform: str = sys.platform) -> Settings:
+    """Settings from `environ` (this process's own unless given)."""
+    values = {name: value for name, value in (os.environ if environ is None else environ).items() if value}
+    return Settings(
+        data_dir=_data_dir(values, platform),
+        hub_url=_hub_url(values),
+        hub_token=_hub_token(values),
+        offline=_flag(values, "SHARDCOMPUTE_OFFLINE", "HF_HUB_OFFLINE"),
+        threads=_threads(values),
+        no_color="NO_COLOR" in values,
+    )
+
+
+def _first(values: Mapping[str, str], *names: str) -> tuple[str, str] | None:
+    return next(((name, values[name].strip()) for name in names if name in values), None)
+
+
+def _data_dir(values: Mapping[str, str], platform: str) -> Path:
+    chosen = values.get("SHARDCOMPUTE_HOME")
+    if chosen is None:
+        return _default_data_dir(values, platform)
+    path = _home(values, platform) / chosen[2:] if chosen[:2] in ("~", "~/", "~\\") else Path(chosen)
+    path = path.absolute()
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"SHARDCOMPUTE_HOME is {path}, which is not a folder", hint="set it to a folder")
+    return path
+
+
+def _default_data_dir(values: Mapping[str, str], platform: str) -> Path:
+    if platform == "win32":
+        local = values.get("LOCALAPPDATA")
+        root = Path(local) if local else _home(values, platform) / "AppData" / "Local"
+    elif platform == "darwin":
+        root = _home(values, platform) / "Library" / "Application Support"
+    else:
+        # The XDG specification says that a relative path is to be ignored.
+        xdg = values.get("XDG_DATA_HOME", "")
+        root = Path(xdg) if os.path.isabs(xdg) else _home(values, platform) / ".local" / "share"
+    return root / "shardcompute"
+
+
+def _home(values: Mapping[str, str], platform: str) -> Path:
+    home = values.get("USERPROFILE" if platform == "win32" else "HOME")
+    if home:
+        return Path(home)
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise UsageError(
+            "no home folder is known for this user", hint="set SHARDCOMPUTE_HOME to a folder for models"
+        ) from error
+
+
+def _hub_url(values: Mapping[str, str]) -> str:
+    found = _first(values, "SHARDCOMPUTE_HUB_URL", "HF_ENDPOINT")
+    if found is None:
+        return DEFAULT_HUB_URL
+    name, text = found
+    hint = f"set {name} to an address like {DEFAULT_HUB_URL}"
+    try:
+        parts = urlsplit(text)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address or not text.isprintable() or " " in text or parts.query or parts.fragment:
+        raise UsageError(f"{name} is not an http or https address", hint=hint)
+    if "@" in parts.netloc:
+        # The address is part of messages, so a password must never be part of the address.
+        raise UsageError(
+            f"{name} holds a user name or password", hint=f"{hint}, and put the token in HF_TOKEN"
+        )
+    return text.rstrip("/")
+
+
+def _hub_token(values: Mapping[str, str]) -> Secret | None:
+    token = values.get("HF_TOKEN", "").strip()
+    if not token:
+        return None
+    # Refused here because a lower layer would quote the whole header in its complaint.
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError("HF_TOKEN holds characters that no token has", hint="copy the token again")
+    return Secret(token)
+
+
+def _flag(values: Mapping[str, str], *names: str) -> bool:
+    found = _first(values, *names)
+    if found is None:
+        return False
+    name, text = found
+    if text.lower() not in _TRUE | _FALSE:
+        raise UsageError(f"{name} is {text!r}, neither yes nor no", hint=f"set {name} to 1 or 0")
+    return text.lower() in _TRUE
+
+
+def _threads(values: Mapping[str, str]) -> int | None:
+    found = _first(values, "SHARDCOMPUTE_THREADS")
+    if found is None:
+        return None
+    name, text = found
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= _MAX_THREADS):
+        raise UsageError(
+            f"{name} is {text!r}, not a number of threads",
+            hint=f"set {name} to a number from 1 to {_MAX_THREADS}",
+        )
+    return int(text)

@@ -1,0 +1,57 @@
+"""What travels along a chain: rows of sessions with their tokens in, picked tokens out.
+
+Token ids go along with the rows to the last stage, which needs them for penalties; nothing else about a
+session's past is sent twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardcompute.core.batch import Segment
+from shardcompute.core.generation import Sampling, TokenChoice
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Rows of one session: its tokens `ids` at positions from `start` on.
+
+    Tokens are picked after the last `wanted` rows. Where `targets` are given, one per wanted row, these tokens are
+    scored instead of picked (log-probabilities of a prompt).
+    """
+
+    session: int
+    start: int
+    ids: tuple[int, ...]
+    wanted: int = 0
+    targets: tuple[int, ...] = ()
+
+    @property
+    def segment(self) -> Segment:
+        return Segment(self.session, self.start, len(self.ids), self.wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How tokens of a session are picked; sent before its first row and whenever a stage takes it over."""
+
+    session: int
+    sampling: Sampling
+    prompt_length: int
+    prompt_logprobs: int = 0
+    """Alternatives to give with each scored token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """The token picked (or scored) after the row at `position`."""
+
+    session: int
+    position: int
+    choice: TokenChoice
+    is_scored: bool = False
+
+
+def segments_of(work: Sequence[Work]) -> list[Segment]:
+    return [part.segment for part in work]

@@ -1,0 +1,25 @@
+"""From logits to text that ends where it should: sampling, log-probabilities, drafts, stop strings."""
+
+from __future__ import annotations
+
+from shardcompute.decoding.accept import accept_drafts
+from shardcompute.decoding.logprobs import score_token
+from shardcompute.decoding.noise import derive_seed, gumbel_noise
+from shardcompute.decoding.penalties import TokenHistory
+from shardcompute.decoding.sampler import Sampler, build_sampler, choose_token
+from shardcompute.decoding.stops import StopMatcher, StopResult
+from shardcompute.decoding.validation import validate_sampling
+
+__all__ = [
+    "Sampler",
+    "StopMatcher",
+    "StopResult",
+    "TokenHistory",
+    "accept_drafts",
+    "build_sampler",
+    "choose_token",
+    "derive_seed",
+    "gumbel_noise",
+    "score_token",
+    "validate_sampling",
+]

@@ -1,0 +1,193 @@
+"""One decoder for every family, written once against Ops.
+
+A `Decoder` is a slice of a model. It is told what differs between families by `ModelSpec` alone, asks for its
+tensors by our names (see `layout`), and computes with whatever Ops it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from shardcompute.backends.matrix import Float32, Matrix
+from shardcompute.backends.ops import Attention, ExpertBlock, Gate, Handle, Ops, Tensor
+from shardcompute.models.spec import ModelSpec, Stage
+
+
+class TensorSource(Protocol):
+    """Gives each tensor once, read at that moment: what the decoder has turned into handles can be freed."""
+
+    def matrix(self, name: str, layer: int | None = None) -> Matrix: ...
+
+    def vector(self, name: str, layer: int | None = None) -> Float32: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Handles of one layer; None where the family has no such tensor."""
+
+    qkv: Handle
+    out: Handle
+    q_norm: Handle | None
+    k_norm: Handle | None
+    sinks: Handle | None
+    attention_norm: Handle | None
+    attention_post_norm: Handle | None
+    mlp_norm: Handle | None
+    mlp_post_norm: Handle | None
+    gate_up: Handle | None
+    down: Handle | None
+    experts: ExpertBlock | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWeights:
+    norm: Handle
+    head: Handle
+
+
+class Decoder:
+    """Layers `[stage.start, stage.stop)` of a model, with embedding and head at its ends."""
+
+    def __init__(self, spec: ModelSpec, stage: Stage, source: TensorSource) -> None:
+        self.spec = spec
+        self.stage = stage
+        self._source = source
+        self.is_first = stage.is_first
+        self.is_last = stage.is_last
+        self.layer_count = stage.count
+        self.hidden = spec.hidden
+        self.vocab_size = spec.vocab_size
+        self.kv_heads = spec.kv_heads
+        self.head_dim = spec.head_dim
+        self.context_length = spec.context_length
+
+    # Loading
+
+    def load_shared(self, ops: Ops) -> list[Handle]:
+        """What all layers share: the rotations."""
+        return [ops.rotation(rope.inverse_frequencies, rope.amplitude) for rope in self.spec.ropes]
+
+    def load_embedding(self, ops: Ops) -> Handle:
+        return ops.table(self._source.matrix("embedding"))
+
+    def load_head(self, ops: Ops) -> HeadWeights:
+        norm = ops.vector(self._source.vector("norm"))
+        return HeadWeights(norm, ops.matrix([self._source.matrix("head")], None))
+
+    def load_layer(self, ops: Ops, layer: int) -> LayerWeights:
+        spec, index = self.spec, self.stage.start + layer
+        load = _LayerReader(ops, self._source, index)
+        has_qk_norm = spec.qk_norm != "none"
+        before = spec.norm_placement in ("before", "around")
+        after = spec.norm_placement in ("after", "around")
+        is_sparse = spec.layers[index].is_sparse
+        mlp = "mlp.{}".format
+        return LayerWeights(
+            attention_norm=load.vector("attention.norm", before),
+            qkv=load.linear(["attention.q", "attention.k", "attention.v"], spec.has_qkv_bias),
+            q_norm=load.vector("attention.q_norm", has_qk_norm),
+            k_norm=load.vector("attention.k_norm", has_qk_norm),
+            sinks=load.vector("attention.sinks", spec.has_sinks),
+            out=load.linear(["attention.out"], spec.has_out_bias),
+            attention_post_norm=load.vector("attention.post_norm", after),
+            mlp_norm=load.vector("mlp.norm", before),
+            gate_up=None if is_sparse else load.linear([mlp("gate"), mlp("up")], spec.has_mlp_bias),
+            down=None if is_sparse else load.linear([mlp("down")], spec.has_mlp_bias),
+            experts=self._load_experts(load) if is_sparse else None,
+            mlp_post_norm=load.vector("mlp.post_norm", after),
+        )
+
+    def _load_experts(self, load: _LayerReader) -> ExpertBlock:
+        experts = self.spec.experts
+        if experts is None:
+            raise ValueError("a sparse layer needs an Experts spec")
+        expert = "experts.{}.{}".format
+        return ExpertBlock(
+            router=load.linear(["mlp.router"], experts.has_bias),
+            gate_up=[
+                load.linear([expert(e, "gate"), expert(e, "up")], experts.has_bias)
+                for e in range(experts.count)
+            ],
+            down=[load.linear([expert(e, "down")], experts.has_bias) for e in range(experts.count)],
+            per_token=experts.per_token,
+            weights_over=experts.weights_over,
+            gate=Gate(self.spec.activation, experts.swiglu_limit),
+        )
+
+    # Computing
+
+    def embed(self, ops: Ops, embedding: Handle, ids: Tensor) -> Tensor:
+        x = ops.embed(embedding, ids)
+        return x if self.spec.embedding_scale == 1.0 else ops.scale(x, self.spec.embedding_scale)
+
+    def layer(
+        self, ops: Ops, shared: Sequence[Handle], weights: LayerWeights, layer: int, x: Tensor
+    ) -> Tensor:
+        eps = self.spec.norm_eps
+        y = _normed(ops, x, weights.attention_norm, eps)
+        y = self._attention(ops, shared, weights, layer, y)
+        x = ops.add(x, _normed(ops, y, weights.attention_post_norm, eps))
+        y = _normed(ops, x, weights.mlp_norm, eps)
+        y = self._feed_forward(ops, weights, y)
+        return ops.add(x, _normed(ops, y, weights.mlp_post_norm, eps))
+
+    def head(self, ops: Ops, weights: HeadWeights, x: Tensor) -> Tensor:
+        x = ops.rms_norm(ops.wanted(x), weights.norm, self.spec.norm_eps)
+        logits = ops.linear(x, weights.head)
+        cap = self.spec.logit_softcap
+        return logits if cap is None else ops.softcap(logits, cap)
+
+    def _attention(
+        self, ops: Ops, shared: Sequence[Handle], weights: LayerWeights, layer: int, x: Tensor
+    ) -> Tensor:
+        spec = self.spec
+        kind = spec.layers[self.stage.start + layer]
+        q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        q, k, v = ops.split(ops.linear(x, weights.qkv), [q_width, kv_width, kv_width])
+        q = _normed(ops, q, weights.q_norm, spec.norm_eps)
+        k = _normed(ops, k, weights.k_norm, spec.norm_eps)
+        if kind.rope is not None:
+            q = ops.rotate(q, spec.head_dim, shared[kind.rope])
+            k = ops.rotate(k, spec.head_dim, shared[kind.rope])
+        attention = Attention(
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            scale=spec.attention_scale,
+            window=kind.window,
+            softcap=spec.attention_softcap,
+            sinks=weights.sinks,
+        )
+        return ops.linear(ops.attend(q, k, v, layer, attention), weights.out)
+
+    def _feed_forward(self, ops: Ops, weights: LayerWeights, x: Tensor) -> Tensor:
+        if weights.experts is not None:
+            return ops.experts(x, weights.experts)
+        return ops.linear(ops.gated(ops.linear(x, weights.gate_up), Gate(self.spec.activation)), weights.down)
+
+
+def _normed(ops: Ops, x: Tensor, weight: Handle | None, eps: float) -> Tensor:
+    return x if weight is None else ops.rms_norm(x, weight, eps)
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerReader:
+    """Reads one layer's tensors and turns them into handles."""
+
+    ops: Ops
+    source: TensorSource
+    layer: int
+
+    def vector(self, name: str, is_present: bool) -> Any:
+        return self.ops.vector(self.source.vector(name, self.layer)) if is_present else None
+
+    def linear(self, names: Sequence[str], has_bias: bool) -> Any:
+        parts = [self.source.matrix(name, self.layer) for name in names]
+        bias = None
+        if has_bias:
+            bias = np.concatenate([self.source.vector(f"{name}.bias", self.layer) for name in names])
+        return self.ops.matrix(parts, bias)

@@ -1,0 +1,8 @@
+"""Model families as data: what a checkpoint says about itself becomes a spec and a layout."""
+
+from shardcompute.models.families.gguf import from_gguf, rope_factors_tensor
+from shardcompute.models.families.gguf_architectures import GGUF_ARCHITECTURES
+from shardcompute.models.families.hf import from_hf_config
+from shardcompute.models.families.hf_families import HF_FAMILIES
+
+__all__ = ["GGUF_ARCHITECTURES", "HF_FAMILIES", "from_gguf", "from_hf_config", "rope_factors_tensor"]

@@ -1,0 +1,206 @@
+"""From a GGUF file's metadata and tensor names to a spec and a layout.
+
+Every key of the architecture is honoured, known to be harmless, or refused. Norms of Gemma models need no 1
+added here, and matrices are as in any checkpoint once the file's dimensions are read in our order.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
+from shardcompute.models.families.fields import (
+    FALLBACK_HINT,
+    MAX_CONTEXT,
+    MAX_EXPERTS,
+    MAX_HEAD_DIM,
+    MAX_LAYER_EXPERTS,
+    MAX_LAYERS,
+    MAX_VOCABULARY,
+    Fields,
+)
+from shardcompute.models.families.gguf_architectures import GGUF_ARCHITECTURES, GgufArchitecture
+from shardcompute.models.families.gguf_rope import gguf_ropes
+from shardcompute.models.families.places import FUSED, Slot, fused_rows, make_layout
+from shardcompute.models.families.rope import check_head_dim
+from shardcompute.models.layout import Layout, TensorPlace
+from shardcompute.models.spec import Experts, ModelSpec
+
+_WHERE = "GGUF metadata"
+_HEAD = "output.weight"
+_ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")
+_IGNORED = (*_ROPE_FACTORS, "rope_factors_long.weight")
+_HARMLESS = frozenset({"rope.scaling.finetuned", "tensor_data_layout", "vocab_size"})
+
+
+def rope_factors_tensor(tensor_names: Collection[str]) -> str | None:
+    """The tensor, if there is one, whose values `from_gguf` wants as `rope_factors`."""
+    return next((name for name in _ROPE_FACTORS if name in tensor_names), None)
+
+
+def from_gguf(
+    metadata: Mapping[str, Any],
+    tensor_names: Collection[str],
+    rope_factors: Sequence[float] | None = None,
+) -> tuple[ModelSpec, Layout]:
+    """Spec and layout of a GGUF file; `rope_factors` are the values of `rope_factors_tensor`.
+
+    Raises UnsupportedModelError for what we would run wrongly, CorruptModelError for what cannot be true.
+    """
+    names = frozenset(tensor_names)
+    general = Fields(metadata, _WHERE)
+    architecture = general.text("general.architecture")
+    known = _architecture(architecture)
+    if rope_factors is None and (tensor := rope_factors_tensor(names)) is not None:
+        raise CorruptModelError(
+            f"{_WHERE}: the values of {tensor} are needed to rotate and were not given",
+            hint="the file is damaged; fetch the model again",
+        )
+    fields = Fields(metadata, _WHERE, f"{architecture}.")
+    spec = _spec(known, fields, general, names, rope_factors)
+    fields.refuse_unread(_HARMLESS)
+    return spec, make_layout(spec, _Locator(spec, known, names).locate, names, _IGNORED)
+
+
+def _architecture(name: str) -> GgufArchitecture:
+    if name in GGUF_ARCHITECTURES:
+        return GGUF_ARCHITECTURES[name]
+    near = difflib.get_close_matches(name[:64], GGUF_ARCHITECTURES, n=1, cutoff=0.0)[0]
+    raise UnsupportedModelError(
+        f"{_WHERE}: general.architecture {name[:64]!r} is not supported",
+        hint=f"the nearest supported architecture is {near}; for its original checkpoint, {FALLBACK_HINT}",
+    )
+
+
+def _spec(
+    known: GgufArchitecture,
+    fields: Fields,
+    general: Fields,
+    names: frozenset[str],
+    rope_factors: Sequence[float] | None,
+) -> ModelSpec:
+    layer_count = fields.integer("block_count", high=MAX_LAYERS)
+    if layer_count > len(names):
+        raise fields.corrupt("block_count", layer_count, f"no more than the file's {len(names)} tensors")
+    hidden = fields.integer("embedding_length")
+    heads, kv_heads, head_dim = _heads(fields, hidden)
+    context = fields.integer("context_length", high=MAX_CONTEXT)
+    ropes = gguf_ropes(known, fields, head_dim, context, rope_factors)
+    is_wide = layer_count == known.layers_scaled_by_width
+    layers = known.layers(fields, layer_count, names)
+    experts = _experts(known, fields, layer_count)
+    if experts is None and any(layer.is_sparse for layer in layers):
+        raise fields.corrupt("expert_count", 0, "a number of experts, since the file holds some")
+    return ModelSpec(
+        family=known.family,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=fields.uniform_integer("feed_forward_length", experts.intermediate if experts else None),
+        vocab_size=_vocabulary(fields, general),
+        context_length=min(rope.context_length for rope in ropes),
+        ropes=tuple(rope.rope for rope in ropes),
+        norm_eps=fields.number("attention.layer_norm_rms_epsilon", high=1.0),
+        attention_scale=(hidden // heads if is_wide else head_dim) ** -0.5,
+        activation=known.activation,
+        norm_placement=known.norm_placement,
+        qk_norm=known.qk_norm,
+        has_qkv_bias="blk.0.attn_q.bias" in names or "blk.0.attn_qkv.bias" in names,
+        has_out_bias="blk.0.attn_output.bias" in names,
+        has_mlp_bias="blk.0.ffn_gate.bias" in names,
+        has_sinks=known.is_gpt_oss,
+        embedding_scale=math.sqrt(hidden) if known.is_gemma else 1.0,
+        attention_softcap=_softcap(known, fields, "attn_logit_softcapping", known.attention_softcap),
+        logit_softcap=_softcap(known, fields, "final_logit_softcapping", known.logit_softcap),
+        tied_head=_HEAD not in names,
+        experts=experts,
+    )
+
+
+def _heads(fields: Fields, hidden: int) -> tuple[int, int, int]:
+    heads = fields.uniform_integer("attention.head_count", high=MAX_HEAD_DIM)
+    kv_heads = fields.uniform_integer("attention.head_count_kv", heads, high=MAX_HEAD_DIM)
+    if heads % kv_heads:
+        raise fields.corrupt("attention.head_count_kv", kv_heads, f"a divisor of head_count ({heads})")
+    head_dim = fields.optional_integer("attention.key_length", high=MAX_HEAD_DIM)
+    if head_dim is None:
+        if hidden % heads:
+            raise fields.corrupt("attention.head_count", heads, f"a divisor of embedding_length ({hidden})")
+        head_dim = hidden // heads
+    check_head_dim(fields, "attention.key_length", head_dim)
+    value_length = fields.integer("attention.value_length", head_dim, high=MAX_HEAD_DIM)
+    fields.one_of("attention.value_length", value_length, (head_dim,))
+    fields.one_of("attention.causal", fields.flag("attention.causal", True), (True,))
+    return heads, kv_heads, head_dim
+
+
+def _vocabulary(fields: Fields, general: Fields) -> int:
+    """The number of tokens listed; a file without a tokenizer says it."""
+    count = general.length("tokenizer.ggml.tokens")
+    if not count:
+        return fields.integer("vocab_size", high=MAX_VOCABULARY)
+    if count > MAX_VOCABULARY:
+        raise general.corrupt("tokenizer.ggml.tokens", count, f"at most {MAX_VOCABULARY} tokens")
+    return count
+
+
+def _softcap(known: GgufArchitecture, fields: Fields, name: str, absent: float | None) -> float | None:
+    if not known.is_gemma:
+        return None
+    return fields.optional_number(name, absent, low=-1e-9) or None
+
+
+def _experts(known: GgufArchitecture, fields: Fields, layers: int) -> Experts | None:
+    if not known.has_experts:
+        return None
+    count = fields.integer("expert_count", 0, low=0, high=MAX_EXPERTS)
+    if count == 0:
+        return None
+    if count * layers > MAX_LAYER_EXPERTS:
+        raise fields.corrupt("expert_count", count, f"at most {MAX_LAYER_EXPERTS} experts in all layers")
+    intermediate = fields.optional_integer("expert_feed_forward_length")
+    return Experts(
+        count,
+        fields.integer("expert_used_count", high=count),
+        intermediate or fields.uniform_integer("feed_forward_length"),
+        has_bias=known.is_gpt_oss,
+        swiglu_limit=7.0 if known.is_gpt_oss else None,
+    )
+
+
+class _Locator:
+    def __init__(self, spec: ModelSpec, known: GgufArchitecture, names: frozenset[str]) -> None:
+        self._spec = spec
+        self._known = known
+        self._names = names
+        self._model = {
+            "embedding": "token_embd.weight",
+            "norm": "output_norm.weight",
+            "head": "token_embd.weight" if spec.tied_head else _HEAD,
+        }
+
+    def locate(self, slot: Slot) -> TensorPlace:
+        if slot.layer is None:
+            return slot.at(self._model[slot.name])
+        suffix = ".bias" if slot.is_bias else ".weight"
+        block = f"blk.{slot.layer}"
+        if slot.expert is not None:
+            expert, part = slot.expert
+            alone = f"{block}.ffn_{part}.{expert}{suffix}"  # how files before stacked experts did it
+            if alone in self._names:
+                return slot.at(alone)
+            return replace(slot.at(f"{block}.ffn_{part}_exps{suffix}"), expert=expert)
+        if self._known.is_fused and slot.matrix in FUSED:
+            fused = f"{block}.{'attn_qkv' if slot.matrix.startswith('attention') else 'ffn_up'}{suffix}"
+            if fused in self._names:  # q, k and v may also lie apart
+                return replace(slot.at(fused), rows=fused_rows(self._spec, slot.matrix))
+        place = slot.at(f"{block}.{self._known.names[slot.matrix]}{suffix}")
+        if self._known.is_interleaved and slot.matrix in ("attention.q", "attention.k"):
+            return replace(place, interleaved_head_dim=self._spec.head_dim)
+        return place

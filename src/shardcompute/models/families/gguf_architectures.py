@@ -1,0 +1,153 @@
+"""The architectures that a GGUF file may name, each as data.
+
+GGUF files leave out what their writers took for known (which layers slide, how attention is scaled); that
+knowledge is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shardcompute.models.families.fields import MAX_CONTEXT, Fields
+from shardcompute.models.spec import Activation, Layer, NormPlacement
+
+Layers = Callable[[Fields, int, Collection[str]], tuple[Layer, ...]]
+
+_NAMES: Mapping[str, str] = {
+    "attention.norm": "attn_norm",
+    "attention.q": "attn_q",
+    "attention.k": "attn_k",
+    "attention.v": "attn_v",
+    "attention.out": "attn_output",
+    "attention.q_norm": "attn_q_norm",
+    "attention.k_norm": "attn_k_norm",
+    "attention.sinks": "attn_sinks",
+    "mlp.norm": "ffn_norm",
+    "mlp.gate": "ffn_gate",
+    "mlp.up": "ffn_up",
+    "mlp.down": "ffn_down",
+    "mlp.router": "ffn_gate_inp",
+}
+_POST_NORM_NAMES = {
+    **_NAMES,
+    "attention.post_norm": "post_attention_norm",
+    "mlp.post_norm": "post_ffw_norm",
+}
+_GPT_OSS_NAMES = {**_NAMES, "mlp.norm": "post_attention_norm"}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufArchitecture:
+    """What is the same for all models of an architecture, and how to read what is not."""
+
+    family: str
+    layers: Layers
+    names: Mapping[str, str] = field(default_factory=lambda: _NAMES)
+    is_interleaved: bool = False
+    """Rows of q and k are ordered for rotary pairs that lie side by side."""
+    has_experts: bool = False
+    has_partial_rope: bool = False
+    is_fused: bool = False
+    """q, k and v may be one matrix; gate and up are one."""
+    norm_placement: NormPlacement = "before"
+    qk_norm: Literal["none", "head", "width"] = "none"
+    activation: Activation = "silu"
+    is_gemma: bool = False
+    layers_scaled_by_width: int | None = None
+    """The model of this many layers scales attention by hidden / heads instead of the head's size."""
+    local_theta: float | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    is_gpt_oss: bool = False
+    """Sinks, biased experts with a clamped gate, YaRN without truncation."""
+
+
+def _window(fields: Fields, absent: int | None) -> int | None:
+    return fields.optional_integer("attention.sliding_window", absent, low=0, high=MAX_CONTEXT) or None
+
+
+def _is_sparse(layer: int, names: Collection[str]) -> bool:
+    return f"blk.{layer}.ffn_gate_inp.weight" in names
+
+
+def full_layers(fields: Fields, count: int, names: Collection[str]) -> tuple[Layer, ...]:
+    return tuple(Layer(is_sparse=_is_sparse(i, names)) for i in range(count))
+
+
+def windowed_layers(fields: Fields, count: int, names: Collection[str]) -> tuple[Layer, ...]:
+    window = _window(fields, None)
+    return tuple(Layer(window=window, is_sparse=_is_sparse(i, names)) for i in range(count))
+
+
+def smollm3_layers(fields: Fields, count: int, names: Collection[str]) -> tuple[Layer, ...]:
+    return tuple(Layer(rope=None if (i + 1) % 4 == 0 else 0) for i in range(count))
+
+
+def gemma2_layers(fields: Fields, count: int, names: Collection[str]) -> tuple[Layer, ...]:
+    slides = _pattern(fields, count, 2)
+    window = _window(fields, 4096)
+    return tuple(Layer(window=window if slides[i] else None) for i in range(count))
+
+
+def gemma3_layers(fields: Fields, count: int, names: Collection[str]) -> tuple[Layer, ...]:
+    slides = _pattern(fields, count, 6)
+    window = _window(fields, None)
+    if window is None:
+        return (Layer(),) * count
+    return tuple(Layer(rope=1, window=window) if slides[i] else Layer() for i in range(count))
+
+
+def gpt_oss_layers(fields: Fields, count: int, names: Collection[str]) -> tuple[Layer, ...]:
+    slides = _pattern(fields, count, 2)
+    window = _window(fields, 128)
+    return tuple(Layer(window=window if slides[i] else None, is_sparse=True) for i in range(count))
+
+
+def _pattern(fields: Fields, count: int, default: int) -> list[bool]:
+    """Which layers slide: a list of them, or all but every n-th."""
+    name = "attention.sliding_window_pattern"
+    if fields.is_list(name):
+        slides = fields.flags(name) or []
+        if len(slides) != count:
+            raise fields.corrupt(name, slides, f"a list of {count}")
+        return slides
+    every = fields.integer(name, default)
+    return [(i + 1) % every != 0 for i in range(count)]
+
+
+GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = {
+    "llama": GgufArchitecture("llama", windowed_layers, is_interleaved=True, has_experts=True),
+    "qwen2": GgufArchitecture("qwen2", full_layers),
+    "qwen3": GgufArchitecture("qwen3", full_layers, qk_norm="head"),
+    "qwen3moe": GgufArchitecture("qwen3_moe", full_layers, has_experts=True, qk_norm="head"),
+    "gemma2": GgufArchitecture(
+        "gemma2",
+        gemma2_layers,
+        _POST_NORM_NAMES,
+        norm_placement="around",
+        activation="gelu_tanh",
+        is_gemma=True,
+        layers_scaled_by_width=46,
+        attention_softcap=50.0,
+        logit_softcap=30.0,
+    ),
+    "gemma3": GgufArchitecture(
+        "gemma3_text",
+        gemma3_layers,
+        _POST_NORM_NAMES,
+        norm_placement="around",
+        qk_norm="head",
+        activation="gelu_tanh",
+        is_gemma=True,
+        layers_scaled_by_width=62,
+        local_theta=10_000.0,
+    ),
+    "phi3": GgufArchitecture("phi3", windowed_layers, has_partial_rope=True, is_fused=True),
+    "olmo2": GgufArchitecture(
+        "olmo2", full_layers, _POST_NORM_NAMES, norm_placement="after", qk_norm="width"
+    ),
+    "smollm3": GgufArchitecture("smollm3", smollm3_layers, is_interleaved=True),
+    "gpt-oss": GgufArchitecture("gpt_oss", gpt_oss_layers, _GPT_OSS_NAMES, has_experts=True, is_gpt_oss=True),
+}

@@ -1,0 +1,58 @@
+"""The rotations of a Hugging Face model, whichever way its `config.json` writes them."""
+
+from __future__ import annotations
+
+from shardcompute.models.families.fields import MAX_CONTEXT, Fields
+from shardcompute.models.families.hf_families import FULL, SLIDING, HfFamily
+from shardcompute.models.families.rope import ROPE_TYPES, ScaledRope, rotary_dim, scaled_rope
+
+
+def hf_ropes(family: HfFamily, fields: Fields, head_dim: int, context_length: int) -> list[ScaledRope]:
+    """The model's rotation; for a family with `local_theta` also that of its sliding layers."""
+    original = fields.optional_integer(
+        "original_max_position_embeddings", family.original_context, low=2, high=MAX_CONTEXT
+    )
+    theta = fields.number("rope_theta", family.theta, low=1.0)
+    part = fields.number("partial_rotary_factor", 1.0, high=1.0)
+
+    def rope(parameters: Fields | None, base: float) -> ScaledRope:
+        parameters = parameters or _nothing(family)
+        base = parameters.number("rope_theta", base, low=1.0)
+        own_part = parameters.number("partial_rotary_factor", part, high=1.0)
+        if own_part != 1.0 and not family.has_partial_rope:
+            raise parameters.unsupported("partial_rotary_factor", own_part, "supported: 1.0")
+        return scaled_rope(
+            parameters,
+            _kind(family, parameters),
+            theta=base,
+            dim=rotary_dim(parameters, head_dim, own_part),
+            context_length=context_length,
+            original_context=original,
+        )
+
+    scaling, parameters = fields.child("rope_scaling"), fields.child("rope_parameters")
+    if family.local_theta is None:
+        return [rope(scaling or parameters, theta)]
+    local_theta = fields.number("rope_local_base_freq", family.local_theta, low=1.0)
+    full = sliding = None
+    if parameters is not None:
+        full, sliding = parameters.child(FULL), parameters.child(SLIDING)
+        parameters.refuse_unread(())
+    return [rope(scaling or full, _own_theta(full, theta)), rope(sliding, local_theta)]
+
+
+def _nothing(family: HfFamily) -> Fields:
+    return Fields(family.rope or {}, "the family's own rope parameters")
+
+
+def _own_theta(parameters: Fields | None, theta: float) -> float:
+    """A base stays when `rope_scaling` overrules the rest of the parameters it stands in."""
+    return theta if parameters is None else parameters.number("rope_theta", theta, low=1.0)
+
+
+def _kind(family: HfFamily, parameters: Fields) -> str:
+    older = parameters.text("type", "default")
+    kind = parameters.text("rope_type", older)
+    if family.has_partial_rope and kind in ("su", "yarn"):  # what Phi-3 called LongRoPE at first
+        kind = "longrope"
+    return parameters.one_of("rope_type", kind, ROPE_TYPES)

@@ -1,0 +1,175 @@
+"""What tensors a spec needs, and a layout made of them.
+
+A `Slot` is one tensor as the decoder wants it; `Slot.at` says where a checkpoint keeps it. Families give a
+function that does so for every slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+
+from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
+from shardcompute.models.families.fields import FALLBACK_HINT, shown
+from shardcompute.models.layout import Layout, Split, TensorPlace
+from shardcompute.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One tensor of a layer (`layer` is None: of the whole model), by our name, with its shape and cuts."""
+
+    name: str
+    layer: int | None
+    shape: tuple[int, ...]
+    split: Split = "none"
+    unit: int = 1
+
+    @property
+    def is_norm(self) -> bool:
+        return self.name.endswith("norm")
+
+    @property
+    def is_bias(self) -> bool:
+        return self.name.endswith(".bias")
+
+    @property
+    def matrix(self) -> str:
+        """The name without `.bias`."""
+        return self.name.removesuffix(".bias")
+
+    @property
+    def expert(self) -> tuple[int, str] | None:
+        """(expert, gate/up/down) of an expert's tensor."""
+        parts = self.matrix.split(".")
+        return (int(parts[1]), parts[2]) if parts[0] == "experts" else None
+
+    def at(self, stored: str) -> TensorPlace:
+        return TensorPlace(stored, self.shape, self.split, self.unit)
+
+
+FUSED = frozenset({"attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up"})
+"""What some checkpoints store as one matrix of q, k, v and one of gate, up."""
+
+Locate = Callable[[Slot], TensorPlace]
+
+
+def make_layout(spec: ModelSpec, locate: Locate, stored: Collection[str], ignored: tuple[str, ...]) -> Layout:
+    """The layout of a checkpoint that holds exactly the tensors of `spec`, besides `ignored` ones."""
+    layout = Layout(
+        model={slot.name: locate(slot) for slot in model_slots(spec)},
+        layers=tuple(
+            {slot.name: locate(slot) for slot in layer_slots(spec, layer)}
+            for layer in range(spec.layer_count)
+        ),
+        ignored=ignored,
+    )
+    _check_complete(spec, layout, stored)
+    return layout
+
+
+def model_slots(spec: ModelSpec) -> Iterator[Slot]:
+    yield Slot("embedding", None, (spec.vocab_size, spec.hidden))
+    yield Slot("norm", None, (spec.hidden,))
+    yield Slot("head", None, (spec.vocab_size, spec.hidden), "rows")
+
+
+def layer_slots(spec: ModelSpec, layer: int) -> Iterator[Slot]:
+    yield from _attention_slots(spec, layer)
+    if spec.norm_placement != "after":
+        yield Slot("mlp.norm", layer, (spec.hidden,))
+    if spec.layers[layer].is_sparse:
+        yield from _expert_slots(spec, layer)
+    else:
+        yield from _gated_slots("mlp", layer, spec.hidden, spec.intermediate, spec.has_mlp_bias)
+    if spec.norm_placement != "before":
+        yield Slot("mlp.post_norm", layer, (spec.hidden,))
+
+
+def _attention_slots(spec: ModelSpec, layer: int) -> Iterator[Slot]:
+    # Query heads that share keys stay together, so that ranks cut q, k and v at the same heads.
+    q_unit, kv_unit = spec.group * spec.head_dim, spec.head_dim
+    q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    if spec.norm_placement != "after":
+        yield Slot("attention.norm", layer, (spec.hidden,))
+    for name, width, unit in (("q", q_width, q_unit), ("k", kv_width, kv_unit), ("v", kv_width, kv_unit)):
+        matrix = Slot(f"attention.{name}", layer, (width, spec.hidden), "rows", unit)
+        yield matrix
+        if spec.has_qkv_bias:
+            yield _row_bias(matrix)
+    if spec.qk_norm == "head":
+        yield Slot("attention.q_norm", layer, (spec.head_dim,))
+        yield Slot("attention.k_norm", layer, (spec.head_dim,))
+    elif spec.qk_norm == "width":
+        yield Slot("attention.q_norm", layer, (q_width,), "rows", q_unit)
+        yield Slot("attention.k_norm", layer, (kv_width,), "rows", kv_unit)
+    if spec.has_sinks:
+        yield Slot("attention.sinks", layer, (spec.heads,), "rows", spec.group)
+    out = Slot("attention.out", layer, (spec.hidden, q_width), "columns", q_unit)
+    yield out
+    if spec.has_out_bias:
+        yield _whole_bias(out)
+    if spec.norm_placement != "before":
+        yield Slot("attention.post_norm", layer, (spec.hidden,))
+
+
+def _expert_slots(spec: ModelSpec, layer: int) -> Iterator[Slot]:
+    if spec.experts is None:
+        raise ValueError("a sparse layer needs an Experts spec")
+    router = Slot("mlp.router", layer, (spec.experts.count, spec.hidden))
+    yield router
+    if spec.experts.has_bias:
+        yield _whole_bias(router)
+    for expert in range(spec.experts.count):
+        prefix = f"experts.{expert}"
+        yield from _gated_slots(prefix, layer, spec.hidden, spec.experts.intermediate, spec.experts.has_bias)
+
+
+def _gated_slots(prefix: str, layer: int, hidden: int, intermediate: int, has_bias: bool) -> Iterator[Slot]:
+    for name in ("gate", "up"):
+        matrix = Slot(f"{prefix}.{name}", layer, (intermediate, hidden), "rows")
+        yield matrix
+        if has_bias:
+            yield _row_bias(matrix)
+    down = Slot(f"{prefix}.down", layer, (hidden, intermediate), "columns")
+    yield down
+    if has_bias:
+        yield _whole_bias(down)
+
+
+def _row_bias(matrix: Slot) -> Slot:
+    return replace(matrix, name=f"{matrix.name}.bias", shape=matrix.shape[:1])
+
+
+def _whole_bias(matrix: Slot) -> Slot:
+    """The bias of a matrix whose output all ranks sum up: each has all of it, one adds it."""
+    return Slot(f"{matrix.name}.bias", matrix.layer, matrix.shape[:1])
+
+
+def _check_complete(spec: ModelSpec, layout: Layout, stored: Collection[str]) -> None:
+    used = {place.stored for places in (layout.model, *layout.layers) for place in places.values()}
+    names = set(stored)
+    if missing := used - names:
+        raise CorruptModelError(
+            f"the {spec.family} checkpoint lacks {shown(missing)}",
+            hint="fetch the model again, all its files; or its description does not fit its weights",
+        )
+    prefixes = tuple(name[:-1] for name in layout.ignored if name.endswith("*"))
+    left = {n for n in names - used - set(layout.ignored) if not (prefixes and n.startswith(prefixes))}
+    if left:
+        raise UnsupportedModelError(
+            f"the checkpoint holds tensors that a {spec.family} model does not have: {shown(left)}",
+            hint=f"it is a variant we would run wrongly; {FALLBACK_HINT}",
+        )
+
+
+def fused_rows(spec: ModelSpec, name: str) -> tuple[int, int]:
+    """The rows of q, k or v in a matrix of all three, or of gate or up in a matrix of both."""
+    q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    return {
+        "attention.q": (0, q_width),
+        "attention.k": (q_width, q_width + kv_width),
+        "attention.v": (q_width + kv_width, q_width + 2 * kv_width),
+        "mlp.gate": (0, spec.intermediate),
+        "mlp.up": (spec.intermediate, 2 * spec.intermediate),
+    }[name]

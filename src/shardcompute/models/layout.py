@@ -1,0 +1,54 @@
+"""Where the decoder's tensors lie in a checkpoint.
+
+The decoder asks for tensors by our own names; a family's layout says which checkpoint tensor each comes from
+and how it was stored. Names, per layer: `attention.{norm,q,k,v,out,q_norm,k_norm,sinks,post_norm}`,
+`mlp.{norm,gate,up,down,post_norm,router}`, `experts.{e}.{gate,up,down}`; for the whole model `embedding`,
+`norm`, `head`. A bias has its matrix's name with `.bias` behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Split = Literal["none", "rows", "columns"]
+"""How tensor ranks share a tensor: each has all of it, a range of its rows, or of its columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """One of our tensors inside a checkpoint.
+
+    `rows` picks a range of the stored tensor's rows (a fused qkv). `every` = (offset, step) picks every
+    step-th row (gate and up interleaved). `expert` indexes the leading axis of a tensor that stacks all
+    experts' matrices or biases, and `is_transposed` says that a matrix is stored `[in, out]`; rows are
+    counted after both. `interleaved_head_dim` undoes the row order that GGUF gives rotary heads of the Llama
+    family. `plus_one` adds 1 (Gemma stores `weight − 1`). `shape` is what the decoder expects after all
+    that; `unit` is the number of rows or columns that tensor ranks may not cut through (a head, or the query
+    heads that share one).
+    """
+
+    stored: str
+    shape: tuple[int, ...]
+    split: Split = "none"
+    unit: int = 1
+    rows: tuple[int, int] | None = None
+    every: tuple[int, int] | None = None
+    expert: int | None = None
+    is_transposed: bool = False
+    interleaved_head_dim: int | None = None
+    plus_one: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All tensors of a model: `model[name]` and `layers[i][name]`.
+
+    `ignored` are stored names that carry no weights of ours (inverse frequencies, a tied head's copy); a name
+    may end in `*`. Everything else that is stored must be used.
+    """
+
+    model: Mapping[str, TensorPlace]
+    layers: tuple[Mapping[str, TensorPlace], ...]
+    ignored: tuple[str, ...] = ()

@@ -1,0 +1,131 @@
+"""Everything about a model that changes its maths, complete and frozen.
+
+A spec is all that a machine needs, besides weights, to run any slice of the model. Families (see
+`families`) produce specs from checkpoints; the decoder (see `decoder`) runs them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Literal
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+NormPlacement = Literal["before", "after", "around"]
+"""Where a block's norms sit: before it (Llama), after it (OLMo-2), or both (Gemma)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary embedding with every scaling already worked into its frequencies.
+
+    The first `2 · len(inverse_frequencies)` entries of a head turn, in halves (entry i with entry i + n);
+    `amplitude` multiplies sine and cosine (YaRN, LongRoPE).
+    """
+
+    inverse_frequencies: tuple[float, ...]
+    amplitude: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What may differ from layer to layer."""
+
+    rope: int | None = 0
+    """Index into `ModelSpec.ropes`; None: this layer does not rotate."""
+    window: int | None = None
+    """A position sees itself and `window − 1` before it; None: all before it."""
+    is_sparse: bool = False
+    """Experts instead of one feed-forward block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A sparse feed-forward block: each row goes to `per_token` of `count` experts."""
+
+    count: int
+    per_token: int
+    intermediate: int
+    weights_over: Literal["all", "chosen"] = "chosen"
+    """Softmax over all experts' scores before choosing, or over the chosen ones only (= renormalised)."""
+    has_bias: bool = False
+    swiglu_limit: float | None = None
+    """gpt-oss: clamp gate and up, gate · sigmoid(1.702 · gate) · (up + 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A decoder-only transformer."""
+
+    family: str
+    layers: tuple[Layer, ...]
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab_size: int
+    context_length: int
+    ropes: tuple[Rope, ...]
+    norm_eps: float
+    attention_scale: float
+    activation: Activation = "silu"
+    norm_placement: NormPlacement = "before"
+    qk_norm: Literal["none", "head", "width"] = "none"
+    has_qkv_bias: bool = False
+    has_out_bias: bool = False
+    has_mlp_bias: bool = False
+    has_sinks: bool = False
+    embedding_scale: float = 1.0
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    tied_head: bool = False
+    experts: Experts | None = None
+
+    @property
+    def layer_count(self) -> int:
+        return len(self.layers)
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one key/value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def kv_bytes_per_token_and_layer(self) -> int:
+        return 2 * 4 * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A half-open layer range `[start, stop)` of a model with `total` layers."""
+
+    start: int
+    stop: int
+    total: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop <= self.total:
+            raise ValueError(f"no such stage: [{self.start}, {self.stop}) of {self.total} layers")
+
+    @property
+    def is_first(self) -> bool:
+        return self.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stop == self.total
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
+
+
+def whole(spec: ModelSpec) -> Stage:
+    return Stage(0, spec.layer_count, spec.layer_count)
+
+
+def cut(spec: ModelSpec, count: int) -> list[Stage]:
+    """The model in `count` stages of nearly equal length; nothing is dropped."""
+    edges = [round(i * spec.layer_count / count) for i in range(count + 1)]
+    return [Stage(a, b, spec.layer_count) for a, b in itertools.pairwise(edges)]

@@ -1,0 +1,183 @@
+"""Opens a model in this process and serves it: to a caller line by line, or to the API as a `Service`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import psutil
+
+from shardcompute.backends.executor import ExecutorOptions
+from shardcompute.core.errors import ShardComputeError, UnknownModelError
+from shardcompute.core.generation import Delta, GenerationRequest
+from shardcompute.core.settings import Settings
+from shardcompute.models.spec import ModelSpec, cut
+from shardcompute.models.tokenizer import Tokenizer
+from shardcompute.node.local import LocalEngine
+from shardcompute.node.scheduler import SchedulerLimits
+from shardcompute.node.service import Load, ServedModel
+from shardcompute.runtime.shard import open_shard
+from shardcompute.runtime.stage import StageRuntime
+from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
+from shardcompute.weights.progress import Progress
+from shardcompute.weights.reference import parse_reference
+from shardcompute.weights.sources import resolve
+
+_KV_FRACTION = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How a model is run in this process. None: chosen from what the machine has."""
+
+    backend: str = "onnx"
+    form: str = "native"
+    device: str = "cpu"
+    threads: int | None = None
+    context_length: int | None = None
+    kv_bytes: int | None = None
+    stages: int = 1
+    max_sessions: int = 16
+    use_graphs: bool = True
+
+
+class LocalService:
+    """One model in this process. Leaving the block stops its thread and frees it."""
+
+    def __init__(self, name: str, spec: ModelSpec, tokenizer: Tokenizer, engine: LocalEngine) -> None:
+        self.name = name
+        self.spec = spec
+        self.tokenizer = tokenizer
+        self.engine = engine
+        self._created_s = int(time.time())
+
+    # For a caller in this process
+
+    def stream(self, request: GenerationRequest) -> Iterator[Delta]:
+        """Deltas until one has a finish; closing the iterator cancels the generation."""
+        deltas: queue.SimpleQueue[Delta | ShardComputeError] = queue.SimpleQueue()
+        generation = self.engine.submit(request, deltas.put)
+        try:
+            while True:
+                delta = deltas.get()
+                if isinstance(delta, ShardComputeError):
+                    raise delta
+                yield delta
+                if delta.finish is not None:
+                    return
+        finally:
+            self.engine.cancel(generation)
+
+    # For the API (see `node.service.Service`)
+
+    def models(self) -> Sequence[ServedModel]:
+        return [ServedModel(self.name, self.engine.context_length, self._created_s)]
+
+    def codec(self, model: str) -> Tokenizer:
+        self._check_name(model)
+        return self.tokenizer
+
+    def is_ready(self) -> bool:
+        return True
+
+    def load(self) -> Load:
+        running, waiting, usage = self.engine.load()
+        return Load(running, waiting, usage.used_bytes / usage.total_bytes)
+
+    async def generate(self, model: str, request: GenerationRequest) -> AsyncIterator[Delta]:
+        self._check_name(model)
+        loop = asyncio.get_running_loop()
+        deltas: asyncio.Queue[Delta | ShardComputeError] = asyncio.Queue()
+
+        def emit(delta: Delta | ShardComputeError) -> None:
+            loop.call_soon_threadsafe(deltas.put_nowait, delta)
+
+        generation = self.engine.submit(request, emit)
+        try:
+            while True:
+                delta = await deltas.get()
+                if isinstance(delta, ShardComputeError):
+                    raise delta
+                yield delta
+                if delta.finish is not None:
+                    return
+        finally:
+            self.engine.cancel(generation)
+
+    def _check_name(self, model: str) -> None:
+        if model not in (self.name, "default"):
+            raise UnknownModelError(f"the model {model!r} is not served here", hint=f"use {self.name!r}")
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_model(
+    reference: str, settings: Settings, options: EngineOptions, progress: Progress | None = None
+) -> LocalService:
+    """Fetch what is missing, load the model and start its engine."""
+    with open_checkpoint(resolve(parse_reference(reference), settings, progress)) as checkpoint:
+        tokenizer = checkpoint.tokenizer()
+        stages, executor_options = open_stages(checkpoint, options, settings, progress=None)
+        engine = LocalEngine(
+            stages,
+            tokenizer,
+            vocab_size=checkpoint.spec.vocab_size,
+            context_length=executor_options.context_length,
+            limits=SchedulerLimits(
+                chunk_rows=executor_options.max_rows,
+                max_sessions=options.max_sessions,
+                max_wanted=executor_options.max_wanted,
+            ),
+        )
+        return LocalService(checkpoint.name, checkpoint.spec, tokenizer, engine)
+
+
+def open_stages(
+    checkpoint: Checkpoint,
+    options: EngineOptions,
+    settings: Settings,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[list[StageRuntime], ExecutorOptions]:
+    """The model cut into `options.stages` stages, each loaded; KV memory is shared out by their layers."""
+    spec = checkpoint.spec
+    context = min(options.context_length or 8192, spec.context_length)
+    kv_bytes = options.kv_bytes or int(psutil.virtual_memory().available * _KV_FRACTION)
+    executor_options = ExecutorOptions(
+        kv_bytes=kv_bytes,
+        context_length=context,
+        threads=options.threads or settings.threads or default_threads(),
+        device=options.device,
+        use_graphs=options.use_graphs,
+    )
+    runtimes = []
+    for number, stage in enumerate(cut(spec, options.stages), start=1):
+        share = kv_bytes * stage.count // spec.layer_count
+        executor = open_shard(
+            checkpoint,
+            stage=stage,
+            backend=options.backend,
+            form=options.form,
+            options=replace(executor_options, kv_bytes=share),
+        )
+        runtimes.append(StageRuntime(executor, is_first=stage.is_first, is_last=stage.is_last))
+        if progress is not None:
+            progress(number, options.stages)
+    return runtimes, executor_options
+
+
+def default_threads() -> int:
+    """As many as this process may use, counting cores rather than hyper-threads."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(usable, psutil.cpu_count(logical=False) or usable))

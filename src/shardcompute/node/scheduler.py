@@ -1,0 +1,198 @@
+"""What goes into the next frame: pure bookkeeping, no I/O, no clock.
+
+Computed tokens catch up with known tokens, and that is all there is: a new session's known tokens are its
+prompt, and each picked token adds one. Sessions take turns; one with many tokens to compute gets what room
+the others leave, so that a long prompt delays nobody. A session that must make room (`preempt`) forgets what
+it computed and later computes it again, to the same bits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from shardcompute.core.generation import GenerationRequest
+from shardcompute.core.steps import Opening, Picked, Work
+
+
+@dataclass(slots=True)
+class Session:
+    """One generation under way. `known` are prompt and picked tokens; `sent` of them are on their way or done."""
+
+    id: int
+    request: GenerationRequest
+    known: list[int]
+    sent: int = 0
+    awaited: int = 0
+    """Results that are still to come back for tokens that were sent."""
+    is_opened: bool = False
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def generated(self) -> int:
+        return len(self.known) - self.prompt_length
+
+    @property
+    def is_waiting_for_result(self) -> bool:
+        return self.sent == len(self.known)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One step for the whole chain."""
+
+    sequence: int
+    work: tuple[Work, ...]
+    openings: tuple[Opening, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(len(part.ids) for part in self.work)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """`chunk_rows`: the most rows of a frame; `shared_rows`: the most when some session is already answering."""
+
+    chunk_rows: int = 256
+    shared_rows: int = 64
+    max_sessions: int = 16
+    max_wanted: int = 64
+    frames_in_flight: int = 1
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """Owns the sessions of one chain."""
+
+    limits: SchedulerLimits
+    running: dict[int, Session] = field(default_factory=dict)
+    waiting: deque[Session] = field(default_factory=deque)
+    _turns: deque[int] = field(default_factory=deque)
+    _sequence: int = 0
+    _next_id: int = 1
+
+    def add(self, request: GenerationRequest) -> Session:
+        session = Session(self._next_id, request, list(request.prompt))
+        self._next_id += 1
+        self.waiting.append(session)
+        return session
+
+    def remove(self, session: Session) -> None:
+        """The session is over, or nobody wants it any more."""
+        if self.running.pop(session.id, None) is not None:
+            self._turns.remove(session.id)
+        elif session in self.waiting:
+            self.waiting.remove(session)
+
+    def next_frame(self, free_tokens: int) -> Frame | None:
+        """The next step, or None when every session waits for results. `free_tokens` of KV bound new sessions."""
+        self._admit(free_tokens)
+        answering = [s for s in self._in_turn() if s.generated and s.sent < len(s.known)]
+        computing = [s for s in self._in_turn() if not s.generated and s.sent < len(s.known)]
+        room = self.limits.chunk_rows if not answering else self.limits.shared_rows
+        wanted = self.limits.max_wanted
+        work: list[Work] = []
+        for session in self._share_of(answering) + computing:
+            part = _next_work(session, room, wanted)
+            if part is None:
+                continue
+            work.append(part)
+            room -= len(part.ids)
+            wanted -= part.wanted
+        if not work:
+            return None
+        openings = tuple(
+            self._open(self.running[part.session]) for part in work if self._is_new(part.session)
+        )
+        for part in work:
+            self._send(self.running[part.session], part)
+        self._sequence += 1
+        return Frame(self._sequence, tuple(work), openings)
+
+    def take_results(self, picked: Iterable[Picked]) -> list[tuple[Session, Picked]]:
+        """Results of a frame, for sessions that are still here; picked tokens become known."""
+        taken = []
+        for result in picked:
+            session = self.running.get(result.session)
+            if session is None:
+                continue
+            session.awaited -= 1
+            if not result.is_scored:
+                session.known.append(result.choice.id)
+            taken.append((session, result))
+        return taken
+
+    def undo(self, frame: Frame) -> None:
+        """The frame was not computed: its tokens are to be sent again."""
+        for part in frame.work:
+            session = self.running.get(part.session)
+            if session is not None:
+                session.sent = min(session.sent, part.start)
+                session.awaited -= part.wanted
+
+    def preempt(self) -> Session | None:
+        """Make room: the youngest session gives up its KV and starts again when there is room."""
+        candidates = [session for session in self.running.values() if session.awaited == 0]
+        if len(self.running) < 2 or not candidates:
+            return None
+        session = max(candidates, key=lambda s: s.id)
+        self.remove(session)
+        session.sent, session.is_opened = 0, False
+        self.waiting.appendleft(session)
+        return session
+
+    def _admit(self, free_tokens: int) -> None:
+        while self.waiting and len(self.running) < self.limits.max_sessions:
+            needed = len(self.waiting[0].known) + 1
+            if self.running and needed > free_tokens:
+                return
+            session = self.waiting.popleft()
+            free_tokens -= needed
+            self.running[session.id] = session
+            self._turns.append(session.id)
+
+    def _in_turn(self) -> list[Session]:
+        return [self.running[i] for i in self._turns]
+
+    def _share_of(self, answering: Sequence[Session]) -> list[Session]:
+        """With several frames in flight, each takes its share of the sessions so that every stage has one."""
+        share = -(-len(self.running) // self.limits.frames_in_flight)
+        return list(answering[:share])
+
+    def _is_new(self, session: int) -> bool:
+        return not self.running[session].is_opened
+
+    def _open(self, session: Session) -> Opening:
+        session.is_opened = True
+        request = session.request
+        return Opening(session.id, request.sampling, session.prompt_length, request.prompt_logprobs or 0)
+
+    def _send(self, session: Session, part: Work) -> None:
+        session.sent = part.start + len(part.ids)
+        session.awaited += part.wanted
+        self._turns.remove(session.id)
+        self._turns.append(session.id)
+
+
+def _next_work(session: Session, room: int, wanted_room: int) -> Work | None:
+    """As many of the session's unsent tokens as fit."""
+    ids = session.known[session.sent : session.sent + max(room, 0)]
+    if not ids:
+        return None
+    is_scored = session.request.prompt_logprobs is not None and session.sent + 1 < session.prompt_length
+    if is_scored:
+        # Every prompt token but the first is scored after the row before it.
+        count = min(len(ids), wanted_room, session.prompt_length - 1 - session.sent)
+        if count < 1:
+            return None
+        targets = tuple(session.known[session.sent + 1 : session.sent + 1 + count])
+        return Work(session.id, session.sent, tuple(ids[:count]), count, targets)
+    reaches_end = session.sent + len(ids) == len(session.known)
+    if reaches_end and wanted_room < 1:
+        return None
+    return Work(session.id, session.sent, tuple(ids), 1 if reaches_end else 0)

@@ -1,0 +1,76 @@
+"""What the API needs of whatever serves a model, be it one process or a swarm."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from shardcompute.core.generation import Delta, GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model as clients see it."""
+
+    name: str
+    context_length: int
+    created_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a service is."""
+
+    running: int
+    waiting: int
+    kv_used_fraction: float
+
+
+class TextCodec(Protocol):
+    """The model's tokenizer, as far as the API uses it."""
+
+    eos_ids: frozenset[int]
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes that this token stands for."""
+        ...
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The chat template applied; UsageError when there is none or it refuses the messages."""
+        ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """`render_chat`, then `encode` without doubling special tokens."""
+        ...
+
+
+class Service(Protocol):
+    """Serves one or more models. Methods are called from one event loop."""
+
+    def models(self) -> Sequence[ServedModel]: ...
+
+    def codec(self, model: str) -> TextCodec:
+        """UnknownModelError when `model` is not served."""
+        ...
+
+    def is_ready(self) -> bool: ...
+
+    def load(self) -> Load: ...
+
+    def generate(self, model: str, request: GenerationRequest) -> AsyncIterator[Delta]:
+        """Deltas until one has a `finish`. Closing the iterator cancels the generation and frees its memory.
+
+        Raises before the first delta: UnknownModelError, PromptTooLongError, QueueFullError, CapacityError.
+        """
+        ...

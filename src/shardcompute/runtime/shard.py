@@ -1,0 +1,46 @@
+"""Opens a shard: a stage of a checkpoint on a backend."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Literal, get_args
+
+from shardcompute.backends.executor import Executor, ExecutorOptions
+from shardcompute.core.errors import BackendError, UsageError
+from shardcompute.models.decoder import Decoder
+from shardcompute.models.spec import Stage, whole
+from shardcompute.weights.checkpoint import Checkpoint
+from shardcompute.weights.quantise import WEIGHT_FORMS
+
+BackendName = Literal["onnx", "torch", "numpy"]
+BACKENDS: tuple[str, ...] = get_args(BackendName)
+
+
+def open_shard(
+    checkpoint: Checkpoint,
+    *,
+    stage: Stage | None = None,
+    backend: str = "onnx",
+    form: str = "native",
+    options: ExecutorOptions,
+) -> Executor:
+    """Load a stage (by default the whole model); the checkpoint may be closed afterwards."""
+    if form not in WEIGHT_FORMS:
+        raise UsageError(f"there is no weight form {form!r}", hint=f"use one of {', '.join(WEIGHT_FORMS)}")
+    stage = stage or whole(checkpoint.spec)
+    decoder = Decoder(checkpoint.spec, stage, checkpoint.source(stage, form=form))
+    if backend == "onnx":
+        from shardcompute.backends.ort import OrtExecutor
+
+        return OrtExecutor(decoder, options)
+    if backend == "numpy":
+        from shardcompute.backends.numpy_ops import NumpyExecutor
+
+        return NumpyExecutor(decoder, options)
+    if backend == "torch":
+        if importlib.util.find_spec("torch") is None:
+            raise BackendError("the torch backend needs torch", hint="pip install 'shardcompute[torch]'")
+        from shardcompute.backends.torch import TorchExecutor
+
+        return TorchExecutor(decoder, options)
+    raise UsageError(f"there is no backend {backend!r}", hint=f"use one of {', '.join(BACKENDS)}")

@@ -1,0 +1,108 @@
+"""Where the bytes of one file come from: anything with a name and a size that can be read at an offset.
+
+`read` gives exactly what was asked for or raises: `CorruptModelError` when the file ends earlier and
+`SourceError` when it cannot be read at all. Nothing is allocated before the range is known to lie inside the
+file. Reading is safe from several threads. Whoever opens a source closes it, or the tensor file it went into.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from shardcompute.core.errors import CorruptModelError, SourceError, UnknownModelError
+
+# One read call moves at most 2 GiB on Linux and macOS; asking for less keeps short reads the exception.
+_MAX_READ_BYTES = 1 << 30
+
+
+class ByteSource(Protocol):
+    """One file, wherever it lies."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+        ...
+
+    def read(self, offset: int, length: int) -> memoryview:
+        """Exactly `length` bytes from `offset`."""
+        ...
+
+    def close(self) -> None:
+        """Free what reading holds. Closing twice is fine; reading afterwards is not."""
+        ...
+
+
+def check_range(name: str, size: int, offset: int, length: int) -> None:
+    """Raise unless `[offset, offset + length)` lies inside a file of `size` bytes."""
+    if offset < 0 or length < 0 or offset + length > size:
+        raise CorruptModelError(
+            f"{name} is cut short: bytes {offset} to {offset + length} are needed, it has {size}",
+            hint="fetch the file again; the download was probably interrupted",
+        )
+
+
+class LocalBytes:
+    """A file on this machine's disk. `bytes_read` counts what was read so far."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.name = str(path)
+        self.bytes_read = 0
+        self._lock = threading.Lock()
+        try:
+            self._file = FileIO(self.path, "rb")
+        except FileNotFoundError:
+            raise UnknownModelError(
+                f"there is no file {self.name}", hint="check the path, or fetch the model again"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise SourceError(
+                f"{self.name} cannot be opened: {error}", hint="check that it is a file and may be read"
+            ) from error
+        self.size = os.fstat(self._file.fileno()).st_size
+
+    def read(self, offset: int, length: int) -> memoryview:
+        check_range(self.name, self.size, offset, length)
+        view = memoryview(bytearray(length))
+        done = 0
+        while done < length:
+            try:
+                count = self._read_into(view[done : done + _MAX_READ_BYTES], offset + done)
+            except OSError as error:
+                raise SourceError(
+                    f"{self.name} cannot be read at byte {offset + done}: {error}", hint="check the disk"
+                ) from error
+            if count == 0:  # the file shrank after it was opened
+                check_range(self.name, offset + done, offset, length)
+            done += count
+        with self._lock:
+            self.bytes_read += length
+        return view
+
+    def _read_into(self, view: memoryview, offset: int) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(self._file.fileno(), [view], offset)
+        with self._lock:  # no positional reads here (Windows): the file position is shared
+            self._file.seek(offset)
+            return self._file.readinto(view) or 0
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

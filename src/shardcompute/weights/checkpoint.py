@@ -1,0 +1,127 @@
+"""A model opened for reading: its spec, its layout, its tensors and its tokenizer, from any kind of file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from shardcompute.core.errors import CorruptModelError
+from shardcompute.models.families import from_gguf, from_hf_config
+from shardcompute.models.layout import Layout
+from shardcompute.models.spec import ModelSpec, Stage
+from shardcompute.models.tokenizer import Tokenizer
+from shardcompute.weights.gguf_file import open_gguf
+from shardcompute.weights.loader import (
+    Rank,
+    ShardTensors,
+    check_checkpoint,
+    check_stage,
+    place_bytes,
+    stage_bytes,
+)
+from shardcompute.weights.safetensors_file import open_safetensors, open_sharded
+from shardcompute.weights.sources import ModelFiles
+from shardcompute.weights.tensor_file import TensorFile, read_vector
+
+_ROPE_FACTORS = "rope_freqs.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """An open model. Close it when all that is wanted has been read."""
+
+    name: str
+    spec: ModelSpec
+    layout: Layout
+    tensors: TensorFile
+    files: ModelFiles
+    config: Mapping[str, Any]
+
+    def source(self, stage: Stage, *, form: str = "native", rank: Rank | None = None) -> ShardTensors:
+        """The tensors of one shard, checked against the config before anything is read."""
+        check_checkpoint(self.tensors, self.layout)
+        check_stage(self.tensors, self.layout, stage.start, stage.stop)
+        return ShardTensors(self.tensors, self.layout, form=form, rank=rank)
+
+    def stage_bytes(self, stage: Stage) -> int:
+        """File bytes of a stage, with the embedding at the first and the head at the last."""
+        total = stage_bytes(self.tensors, self.layout, stage.start, stage.stop)
+        for name, is_here in (
+            ("embedding", stage.is_first),
+            ("norm", stage.is_last),
+            ("head", stage.is_last),
+        ):
+            if is_here:
+                total += place_bytes(self.tensors, self.layout.model[name])
+        return total
+
+    def tokenizer(self) -> Tokenizer:
+        if self.files.kind == "gguf":
+            return Tokenizer.from_gguf(self.tensors.metadata)
+        text = self.files.read_text("tokenizer.json")
+        if text is None:
+            raise CorruptModelError(
+                f"{self.name} has no tokenizer.json", hint="convert its tokenizer to tokenizer.json first"
+            )
+        return Tokenizer.from_hf(
+            text,
+            tokenizer_config=_read_json(self.files, "tokenizer_config.json"),
+            chat_template=self.files.read_text("chat_template.jinja"),
+            special_tokens_map=_read_json(self.files, "special_tokens_map.json"),
+            generation_config=_read_json(self.files, "generation_config.json"),
+            model_eos=self.config.get("eos_token_id"),
+        )
+
+    def close(self) -> None:
+        self.tensors.close()
+        self.files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_checkpoint(files: ModelFiles) -> Checkpoint:
+    """Read headers and config; no weights."""
+    if files.kind == "gguf":
+        return _open_gguf(files)
+    config = _read_json(files, "config.json")
+    if config is None:
+        raise CorruptModelError(f"{files.name} has no config.json", hint="fetch the model again")
+    main = files.open(files.main_file)
+    if files.main_file.endswith(".json"):
+        with contextlib.closing(main):
+            tensors: TensorFile = open_sharded(files.open, bytes(main.read(0, main.size)))
+    else:
+        tensors = open_safetensors(main)
+    spec, layout = from_hf_config(config, set(tensors.entries))
+    return Checkpoint(files.name, spec, layout, tensors, files, config)
+
+
+def _open_gguf(files: ModelFiles) -> Checkpoint:
+    tensors = open_gguf(files.open(files.main_file))
+    factors = None
+    if _ROPE_FACTORS in tensors.entries:
+        factors = [float(factor) for factor in read_vector(tensors, _ROPE_FACTORS)]
+    spec, layout = from_gguf(tensors.metadata, set(tensors.entries), factors)
+    return Checkpoint(files.name, spec, layout, tensors, files, {})
+
+
+def _read_json(files: ModelFiles, name: str) -> dict[str, Any] | None:
+    text = files.read_text(name)
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CorruptModelError(
+            f"{name} of {files.name} is not JSON: {error}", hint="fetch the model again"
+        ) from error
+    if not isinstance(value, dict):
+        raise CorruptModelError(f"{name} of {files.name} is not a JSON object", hint="fetch the model again")
+    return value

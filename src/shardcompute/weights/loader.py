@@ -1,0 +1,239 @@
+"""A shard's tensors, read one by one as the decoder asks for them, already sliced and in the wanted form.
+
+Only the bytes that a shard needs are read. A checkpoint is checked before anything is loaded: tensors that are
+missing, left over or of another shape than the config says are errors, never ignored.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix
+from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
+from shardcompute.models.layout import Layout, TensorPlace
+from shardcompute.weights.quantise import convert
+from shardcompute.weights.tensor_file import (
+    Span,
+    TensorFile,
+    find_entry,
+    read_expert_matrix,
+    read_matrix,
+    read_vector,
+)
+
+# Rounding these would change which experts a token goes to.
+_NEVER_ROUNDED = ("mlp.router",)
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Which part of a tensor-parallel stage a shard is: number `index` of `count`."""
+
+    index: int = 0
+    count: int = 1
+
+
+class ShardTensors:
+    """Gives the decoder its tensors (see `models.decoder.TensorSource`)."""
+
+    def __init__(
+        self, file: TensorFile, layout: Layout, *, form: str = "native", rank: Rank | None = None
+    ) -> None:
+        self._file = file
+        self._layout = layout
+        self._form = form
+        self._rank = rank or Rank()
+
+    def matrix(self, name: str, layer: int | None = None) -> Matrix:
+        place = self._place(name, layer)
+        matrix = read_place(self._file, place, self._rank)
+        if name in _NEVER_ROUNDED:
+            return DenseMatrix(matrix.to_dense())
+        return convert(matrix, self._form)
+
+    def vector(self, name: str, layer: int | None = None) -> Float32:
+        return read_vector_place(self._file, self._place(name, layer), self._rank)
+
+    def _place(self, name: str, layer: int | None) -> TensorPlace:
+        places = self._layout.model if layer is None else self._layout.layers[layer]
+        return places[name]
+
+
+def stored_bytes(tensors: ShardTensors, layout: Layout) -> int:
+    """What all of a model's matrices take in the form in which `tensors` gives them; a tied head counts once."""
+    total = 0
+    for layer, places in [(None, layout.model), *enumerate(layout.layers)]:
+        seen: set[str] = set()
+        for name, place in places.items():
+            if len(place.shape) == 2 and (layer is not None or place.stored not in seen):
+                total += tensors.matrix(name, layer).size_bytes
+            seen.add(place.stored)
+    return total
+
+
+def check_checkpoint(file: TensorFile, layout: Layout) -> None:
+    """Raise CorruptModelError unless the file holds exactly the tensors that the layout names, in their shapes."""
+    stored = set(file.entries)
+    used = {place.stored for place in _all_places(layout)}
+    missing = sorted(used - stored)
+    if missing:
+        raise CorruptModelError(
+            f"{file.name} lacks {len(missing)} tensors that its config calls for: {_some(missing)}",
+            hint="the config and the weights do not belong together, or a download is incomplete; fetch it again",
+        )
+    left = sorted(
+        name
+        for name in stored - used
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in layout.ignored)
+    )
+    if left:
+        raise CorruptModelError(
+            f"{file.name} holds {len(left)} tensors that its config does not account for: {_some(left)}",
+            hint="running it without them would give wrong answers; check that config.json belongs to these weights",
+        )
+
+
+def check_stage(file: TensorFile, layout: Layout, start: int, stop: int) -> None:
+    """Raise CorruptModelError where a tensor of layers `[start, stop)` (or of the ends) has another shape."""
+    places = list(layout.model.values())
+    for layer in layout.layers[start:stop]:
+        places.extend(layer.values())
+    for place in places:
+        shape = find_entry(file, place.stored).shape
+        expected = _stored_shape(place, shape)
+        if shape != expected:
+            raise CorruptModelError(
+                f"{place.stored} in {file.name} has the shape {_shape(shape)} where the config calls for "
+                f"{_shape(expected)}",
+                hint="the config and the weights do not belong together; fetch the model again",
+            )
+
+
+def stage_bytes(file: TensorFile, layout: Layout, start: int, stop: int) -> int:
+    """File bytes of layers `[start, stop)`, without embedding and head."""
+    total = 0
+    for layer in layout.layers[start:stop]:
+        total += sum(place_bytes(file, place) for place in layer.values())
+    return total
+
+
+def place_bytes(file: TensorFile, place: TensorPlace) -> int:
+    entry = find_entry(file, place.stored)
+    whole = int(np.prod(entry.shape))
+    return entry.size_bytes * int(np.prod(place.shape)) // whole if whole else 0
+
+
+def read_place(file: TensorFile, place: TensorPlace, rank: Rank) -> Matrix:
+    """One of our matrices, cut for a tensor rank, from where the checkpoint keeps it."""
+    rows = _span(place, rank) if place.split == "rows" else (0, place.shape[0])
+    columns = _span(place, rank) if place.split == "columns" else None
+    if place.is_transposed or place.every is not None:
+        return _read_rearranged(file, place, rows, columns)
+    first = place.rows[0] if place.rows is not None else 0
+    span = (first + rows[0], first + rows[1])
+    if place.expert is not None:
+        matrix = read_expert_matrix(file, place.stored, place.expert, span, columns)
+    else:
+        matrix = read_matrix(file, place.stored, span, columns)
+    if place.interleaved_head_dim is not None:
+        matrix = _take_rows(matrix, _halves_order(rows[1] - rows[0], place.interleaved_head_dim))
+    return matrix
+
+
+def read_vector_place(file: TensorFile, place: TensorPlace, rank: Rank) -> Float32:
+    span = _span(place, rank) if place.split == "rows" else (0, place.shape[0])
+    offset, step = place.every or (0, 1)
+    first = place.rows[0] if place.rows is not None else 0
+    if place.expert is not None:
+        row = read_matrix(file, place.stored, (place.expert, place.expert + 1)).to_dense()[0]
+        values = row[first:][offset::step][span[0] : span[1]]
+    elif step > 1:
+        values = read_vector(file, place.stored)[first:][offset::step][span[0] : span[1]]
+    else:
+        values = read_vector(file, place.stored, first + span[0], first + span[1])
+    if place.interleaved_head_dim is not None:
+        values = values[_halves_order(len(values), place.interleaved_head_dim)]
+    return values + np.float32(1) if place.plus_one else np.ascontiguousarray(values)
+
+
+def _read_rearranged(file: TensorFile, place: TensorPlace, rows: Span, columns: Span | None) -> Matrix:
+    """Tensors whose rows do not lie together in the file: stored transposed, or every other row."""
+    if place.expert is not None:
+        matrix = read_expert_matrix(file, place.stored, place.expert, None, None)
+    else:
+        matrix = read_matrix(file, place.stored)
+    if not isinstance(matrix, DenseMatrix):
+        raise UnsupportedModelError(
+            f"{place.stored} is quantised in an order that cannot be rearranged without rounding it again",
+            hint="use a full-precision checkpoint of this model",
+        )
+    values = matrix.values.T if place.is_transposed else matrix.values
+    offset, step = place.every or (0, 1)
+    values = values[offset::step][rows[0] : rows[1]]
+    if columns is not None:
+        values = values[:, columns[0] : columns[1]]
+    return DenseMatrix(np.ascontiguousarray(values))
+
+
+def _span(place: TensorPlace, rank: Rank) -> Span:
+    """The rows or columns of this rank: whole units, nearly equal, nothing dropped."""
+    axis = 0 if place.split == "rows" else 1
+    units = place.shape[axis] // place.unit
+    if units < rank.count:
+        raise UnsupportedModelError(
+            f"{place.stored} has {units} parts, too few for {rank.count} tensor ranks",
+            hint="use fewer tensor ranks",
+        )
+    edges = [round(i * units / rank.count) * place.unit for i in (rank.index, rank.index + 1)]
+    return edges[0], edges[1]
+
+
+def _stored_shape(place: TensorPlace, actual: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that the stored tensor must have; axes that the place does not determine are taken as they are."""
+    shape = place.shape
+    if place.every is not None:
+        shape = (shape[0] * place.every[1], *shape[1:])
+    if place.rows is not None:
+        # The rows behind this part belong to others, which are checked for themselves.
+        axis = 1 if place.expert is not None else 0
+        behind = actual[axis] if len(actual) > axis else 0
+        shape = (max(behind, place.rows[1]), *shape[1:])
+    if place.is_transposed:
+        shape = shape[::-1]
+    if place.expert is not None:
+        count = actual[0] if actual else 0
+        shape = (max(count, place.expert + 1), *shape)
+    return shape
+
+
+def _halves_order(rows: int, head_dim: int) -> Array:
+    """Indices that turn pairs (0, 1), (2, 3), … of each head into halves."""
+    pairs = np.arange(rows).reshape(-1, head_dim // 2, 2)
+    return pairs.transpose(0, 2, 1).reshape(-1)
+
+
+def _take_rows(matrix: Matrix, order: Array) -> Matrix:
+    if isinstance(matrix, DenseMatrix):
+        return DenseMatrix(matrix.values[order])
+    if isinstance(matrix, BlockMatrix):
+        shifts = None if matrix.shifts is None else matrix.shifts[order]
+        return replace(matrix, codes=matrix.codes[order], scales=matrix.scales[order], shifts=shifts)
+    raise UnsupportedModelError("rows of a mixed matrix cannot be rearranged")
+
+
+def _all_places(layout: Layout) -> Iterator[TensorPlace]:
+    yield from layout.model.values()
+    for layer in layout.layers:
+        yield from layer.values()
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "nothing"

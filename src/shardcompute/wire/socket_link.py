@@ -1,0 +1,249 @@
+"""A link over a connected socket, in the clear or inside TLS.
+
+`open_link` and `answer_link` turn a connected socket into an introduced link, whichever way it was connected:
+they own the socket from the call on and close it if they fail. Both keep to one deadline for TLS and
+introductions together, so that a silent peer holds its thread for a known time only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+from shardcompute.core.errors import LinkClosedError, LinkError
+from shardcompute.wire.framing import Body, FrameReader, Part, pack_frame
+from shardcompute.wire.handshake import Introduction, answer, introduce
+from shardcompute.wire.limits import HANDSHAKE_LIMITS
+from shardcompute.wire.links import Admit, LinkOptions, LinkStats
+from shardcompute.wire.messages import Hello, Message
+from shardcompute.wire.streams import PlainStream, Stream, TlsStream
+
+_TLS_HINT = "check that both nodes belong to the same cluster and that their clocks are right"
+
+
+class SocketLink:
+    """Made by `open_link` and `answer_link`; until `introduced` it keeps to `deadline` and small limits."""
+
+    def __init__(self, sock: socket.socket, address: str, options: LinkOptions, deadline: float) -> None:
+        self.address = address
+        self.peer = ""
+        self.role = ""
+        self.version = 0
+        self.certificate = sock.getpeercert(binary_form=True) if isinstance(sock, ssl.SSLSocket) else None
+        self._tls_version = sock.version() if isinstance(sock, ssl.SSLSocket) else None
+        self._congestion = read_congestion(sock)
+        self._sock = sock
+        self._stream: Stream = TlsStream(sock) if isinstance(sock, ssl.SSLSocket) else PlainStream(sock)
+        self._options = options
+        self._deadline: float | None = deadline
+        self._limits = HANDSHAKE_LIMITS
+        self._reader = FrameReader(HANDSHAKE_LIMITS)
+        # Each is held for as long as the socket is in use, so that `close` frees it under nobody's feet.
+        self._sending = threading.Lock()
+        self._receiving = threading.Lock()
+        self._ending = threading.Lock()
+        self._end: LinkError | None = None
+        self._sent = (0, 0)
+        self._received = (0, 0)
+
+    def introduced(self, introduction: Introduction) -> None:
+        self.peer, self.role, self.version = introduction.peer, introduction.role, introduction.version
+        self._deadline = None
+        self._limits = self._reader.limits = self._options.limits
+
+    @property
+    def stats(self) -> LinkStats:
+        return LinkStats(*self._sent, *self._received, self._congestion, self._tls_version)
+
+    def send(self, message: Message, body: Body = ()) -> None:
+        parts = pack_frame(message, body, self._limits)
+        size_bytes = sum(map(len, parts))
+        parts = self._stream.prepare(parts)
+        with self._sending:
+            self._check_open()
+            try:
+                self._write(parts, self._frame_deadline(size_bytes))
+            except LinkError as error:
+                raise self._end_with(error) from error.__cause__
+            self._sent = (self._sent[0] + 1, self._sent[1] + size_bytes)
+
+    def receive(self, timeout_s: float | None = None) -> tuple[Message, memoryview]:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._receiving:
+            self._check_open()
+            try:
+                frame, size_bytes = self._read_frame(deadline)
+            except LinkError as error:
+                raise self._end_with(error) from error.__cause__
+            self._received = (self._received[0] + 1, self._received[1] + size_bytes)
+            return frame
+
+    def close(self) -> None:
+        self._end_with(LinkClosedError(f"the link to {self._who()} was closed here"))
+        # The shutdown has woken whoever held these.
+        with self._receiving, self._sending:
+            self._sock.close()
+
+    def _read_frame(self, idle_deadline: float | None) -> tuple[tuple[Message, memoryview], int]:
+        reader = self._reader
+        began_s = time.monotonic() if reader.is_inside_frame else None
+        while True:
+            size_bytes = reader.announced_bytes
+            frame = reader.next_frame()
+            size_bytes = max(size_bytes, reader.announced_bytes)
+            if frame is not None:
+                return frame, size_bytes
+            if began_s is None and reader.is_inside_frame:
+                began_s = time.monotonic()
+            deadline = idle_deadline
+            if began_s is not None:
+                deadline = self._frame_deadline(reader.announced_bytes, began_s)
+            count = self._read(reader.space(), deadline, is_idle=began_s is None)
+            if count == 0:
+                where = "in the middle of a frame" if reader.is_inside_frame else "without a goodbye"
+                raise LinkClosedError(f"{self._who()} ended the link {where}")
+            reader.advance(count)
+
+    def _read(self, space: memoryview, deadline: float | None, *, is_idle: bool) -> int:
+        try:
+            count = self._stream.read(space, deadline)
+        except TimeoutError as error:
+            # The system reports a peer that has stopped answering by the same class, with a number.
+            if error.errno is not None:
+                raise self._lost(error) from error
+            if is_idle and self._deadline is None:
+                raise
+            raise LinkError(
+                f"{self._who()} sends too slowly", hint="the node may be overloaded or its network very slow"
+            ) from error
+        except OSError as error:
+            raise self._lost(error) from error
+        # Bytes that came before a shutdown of our own can still be read, but nobody wants them any more.
+        self._check_open()
+        return count
+
+    def _write(self, parts: list[Part], deadline: float | None) -> None:
+        try:
+            self._stream.write(parts, deadline)
+        except TimeoutError as error:
+            if error.errno is not None:
+                raise self._lost(error) from error
+            raise LinkError(
+                f"{self._who()} reads too slowly", hint="the node may be overloaded or its network very slow"
+            ) from error
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def _frame_deadline(self, size_bytes: int, began_s: float | None = None) -> float:
+        if self._deadline is not None:
+            return self._deadline
+        began_s = time.monotonic() if began_s is None else began_s
+        return began_s + self._options.frame_timeout_s + size_bytes / self._options.slowest_bytes_per_s
+
+    def _lost(self, error: OSError) -> LinkError:
+        if isinstance(error, ssl.SSLError):
+            return LinkError(f"TLS with {self._who()} failed: {error.reason or error}", hint=_TLS_HINT)
+        return LinkClosedError(f"the link to {self._who()} broke: {error.strerror or error}")
+
+    def _end_with(self, error: LinkError) -> LinkError:
+        """Use the link no more. Returns the first cause, which is the one to report."""
+        with self._ending:
+            if self._end is None:
+                self._end = error
+                shut_down(self._sock)
+            return self._end
+
+    def _check_open(self) -> None:
+        end = self._end
+        if isinstance(end, LinkClosedError):
+            raise LinkClosedError(end.message, hint=end.hint)
+        if end is not None:
+            raise LinkClosedError(f"the link was given up: {end.message}", hint=end.hint)
+
+    def _who(self) -> str:
+        return f"{self.peer!r} at {self.address}" if self.peer else self.address
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_link(
+    sock: socket.socket, address: str, server_name: str, ours: Hello, options: LinkOptions
+) -> SocketLink:
+    """The link of whoever dialled. `server_name` is what the peer's certificate must bear under TLS."""
+    deadline = time.monotonic() + options.handshake_timeout_s
+    with contextlib.ExitStack() as undo:
+        undo.callback(lambda: sock.close())
+        if options.tls is not None:
+            try:
+                sock = options.tls.wrap_socket(
+                    sock, server_hostname=server_name, do_handshake_on_connect=False
+                )
+            except (OSError, ValueError) as error:
+                raise LinkError(f"TLS with {address} failed: {error}", hint=_TLS_HINT) from error
+        link = _secure(sock, address, options, deadline)
+        link.introduced(introduce(link, ours, options.handshake_timeout_s))
+        undo.pop_all()
+        return link
+
+
+def wrap_answering(sock: socket.socket, options: LinkOptions) -> socket.socket:
+    """The socket to hand to `answer_link`, under TLS if asked for; no bytes are exchanged yet."""
+    if options.tls is None:
+        return sock
+    return options.tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+
+
+def answer_link(
+    sock: socket.socket, address: str, ours: Hello, options: LinkOptions, admit: Admit | None
+) -> SocketLink:
+    """The link of whoever was dialled, over a socket that went through `wrap_answering`."""
+    deadline = time.monotonic() + options.handshake_timeout_s
+    with contextlib.ExitStack() as undo:
+        undo.callback(sock.close)
+        link = _secure(sock, address, options, deadline)
+        link.introduced(answer(link, ours, admit, options.handshake_timeout_s))
+        undo.pop_all()
+        return link
+
+
+def _secure(sock: socket.socket, address: str, options: LinkOptions, deadline: float) -> SocketLink:
+    if isinstance(sock, ssl.SSLSocket):
+        try:
+            sock.settimeout(options.handshake_timeout_s)
+            sock.do_handshake()
+        except (OSError, ValueError) as error:
+            reason = error.reason if isinstance(error, ssl.SSLError) else None
+            raise LinkError(f"TLS with {address} failed: {reason or error}", hint=_TLS_HINT) from error
+    sock.setblocking(False)
+    return SocketLink(sock, address, options, deadline)
+
+
+def shut_down(sock: socket.socket) -> None:
+    """Wake whoever waits for this socket. Not `SSLSocket.shutdown`, after which reads would bypass TLS."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def read_congestion(sock: socket.socket) -> str | None:
+    """The congestion control in force, where the system tells."""
+    if not hasattr(socket, "TCP_CONGESTION"):
+        return None
+    try:
+        name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    except OSError:
+        return None
+    return name.split(b"\0", 1)[0].decode("ascii", "replace")

@@ -1,0 +1,211 @@
+"""Links over TCP: `tcp://host:port`, with TLS where the options carry a context.
+
+A listener has one thread that accepts. TLS and introductions of each connection run in a thread of their own
+with a deadline, so that a slow or silent peer delays nobody; connections beyond `max_pending` wait in the
+system's queue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+from collections import deque
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+from shardcompute.core.errors import LinkClosedError, LinkError, UsageError
+from shardcompute.wire.links import DEFAULT_OPTIONS, Admit, LinkOptions
+from shardcompute.wire.messages import Hello
+from shardcompute.wire.socket_link import SocketLink, answer_link, open_link, shut_down, wrap_answering
+
+_log = logging.getLogger(__name__)
+_BACKLOG = 128
+_RETRY_S = 0.1
+# A peer that vanished without a word is noticed after about half a minute, idle or not.
+_TCP_OPTIONS = (
+    ("TCP_NODELAY", 1),
+    ("TCP_KEEPIDLE", 15),
+    ("TCP_KEEPALIVE", 15),
+    ("TCP_KEEPINTVL", 5),
+    ("TCP_KEEPCNT", 3),
+    ("TCP_USER_TIMEOUT", 30_000),
+)
+
+
+class TcpTransport:
+    def dial(self, url: str, ours: Hello, options: LinkOptions = DEFAULT_OPTIONS) -> SocketLink:
+        host, port = split_address(url)
+        try:
+            sock = socket.create_connection((host, port), timeout=options.handshake_timeout_s)
+        except OSError as error:
+            raise LinkError(
+                f"{url} cannot be reached: {error.strerror or error}",
+                hint="check that the node is running and that no firewall is in the way",
+            ) from error
+        tune_socket(sock, options.congestion)
+        return open_link(sock, url, options.server_name or host, ours, options)
+
+    def listen(
+        self, url: str, ours: Hello, options: LinkOptions = DEFAULT_OPTIONS, admit: Admit | None = None
+    ) -> TcpListener:
+        host, port = split_address(url)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            raise LinkError(
+                f"{url} cannot be listened at: {error.strerror or error}",
+                hint="choose an address of this machine and a free port (0 lets the system choose)",
+            ) from error
+        return TcpListener(sock, ours, options, admit)
+
+
+class TcpListener:
+    def __init__(self, sock: socket.socket, ours: Hello, options: LinkOptions, admit: Admit | None) -> None:
+        self.address = join_address(sock.getsockname())
+        self._sock = sock
+        self._ours = ours
+        self._options = options
+        self._admit = admit
+        self._slots = threading.Semaphore(options.max_pending)
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._ready: deque[SocketLink] = deque()
+        self._pending: dict[threading.Thread, socket.socket] = {}
+        self._wake, self._woken = socket.socketpair()
+        sock.setblocking(False)
+        self._acceptor = threading.Thread(target=self._run, name=f"accept {self.address}", daemon=True)
+        self._acceptor.start()
+
+    def accept(self, timeout_s: float | None = None) -> SocketLink:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._is_closed or self._ready, timeout_s):
+                raise TimeoutError(f"nobody dialled {self.address}")
+            if self._is_closed:
+                raise LinkClosedError(f"the listener at {self.address} is closed")
+            link = self._ready.popleft()
+        self._slots.release()
+        return link
+
+    def close(self) -> None:
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            waiting = list(self._ready)
+            self._ready.clear()
+            threads = list(self._pending)
+            for sock in self._pending.values():
+                shut_down(sock)
+            self._changed.notify_all()
+        self._wake.close()
+        self._slots.release()
+        for link in waiting:
+            link.close()
+        for thread in (self._acceptor, *threads):
+            thread.join()
+
+    def _run(self) -> None:
+        """Receive connections and give each its own thread, until closed."""
+        with self._sock, self._woken, selectors.DefaultSelector() as selector:
+            selector.register(self._sock, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            while True:
+                self._slots.acquire()
+                if self._is_closed:
+                    return
+                if not self._accept_one(selector):
+                    self._slots.release()
+
+    def _accept_one(self, selector: selectors.BaseSelector) -> bool:
+        """True if a connection was handed to a thread, which then owns the slot."""
+        selector.select()
+        try:
+            sock, remote = self._sock.accept()
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            _log.warning("cannot accept connections at %s: %s", self.address, error)
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed, _RETRY_S)
+            return False
+        address = join_address(remote)
+        try:
+            tune_socket(sock, self._options.congestion)
+            sock = wrap_answering(sock, self._options)
+        except (OSError, ValueError) as error:
+            _log.info("connection from %s dropped: %s", address, error)
+            sock.close()
+            return False
+        thread = threading.Thread(
+            target=self._greet, args=(sock, address), name=f"greet {address}", daemon=True
+        )
+        with self._changed:
+            self._pending[thread] = sock
+            if self._is_closed:
+                shut_down(sock)
+        thread.start()
+        return True
+
+    def _greet(self, sock: socket.socket, address: str) -> None:
+        link: SocketLink | None = None
+        try:
+            link = answer_link(sock, address, self._ours, self._options, self._admit)
+        except LinkError as error:
+            _log.info("connection from %s dropped: %s", address, error)
+        except Exception:
+            _log.exception("connection from %s dropped", address)
+        with self._changed:
+            del self._pending[threading.current_thread()]
+            if link is not None and not self._is_closed:
+                self._ready.append(link)
+                self._changed.notify_all()
+                return
+        if link is not None:
+            link.close()
+        self._slots.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def tune_socket(sock: socket.socket, congestion: str | None) -> None:
+    """No delay for small frames, keepalive, and the congestion control asked for if the system allows it."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _TCP_OPTIONS:
+        option = getattr(socket, name, None)
+        if option is not None:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    if congestion is not None and hasattr(socket, "TCP_CONGESTION"):
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode("ascii", "replace"))
+
+
+def split_address(url: str) -> tuple[str, int]:
+    """Host and port of `tcp://host:port`; `UsageError` for anything else."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or port is None:
+        raise UsageError(f"{url!r} is no address to link to", hint="write tcp://host:port")
+    return host, port
+
+
+def join_address(name: tuple[str, int] | tuple[str, int, int, int]) -> str:
+    host, port = name[0], name[1]
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

@@ -1,0 +1,205 @@
+"""Tiny random checkpoints of every family, and what `transformers` computes with them.
+
+`FAMILIES[name]()` is a configuration, `save_tiny` a folder with its random weights, `reference_logits` the
+truth. Windows are shorter than the prompts of the tests, and every norm, bias and sink is random, so that a
+forgotten one shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+
+VOCABULARY = 160
+_SIZES: Mapping[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.3, 1.5, 2.0, 2.5],
+    "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0, 32.0],
+    "partial_rotary_factor": 0.75,
+}
+
+
+def _config(kind: str, /, **changes: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        return getattr(transformers, f"{kind}Config")(**{**_SIZES, **changes})
+
+    return make
+
+
+FAMILIES: Mapping[str, Callable[[], Any]] = {
+    "llama": _config("Llama"),
+    "llama-tied": _config("Llama", tie_word_embeddings=True),
+    "llama-mha": _config("Llama", num_key_value_heads=4),
+    "llama-mqa": _config("Llama", num_key_value_heads=1, head_dim=32),
+    "llama-biases": _config("Llama", attention_bias=True, mlp_bias=True),
+    "llama-gelu": _config("Llama", hidden_act="gelu"),
+    "llama-llama3": _config("Llama", rope_parameters=_LLAMA3),
+    "llama-linear": _config(
+        "Llama", rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+    ),
+    "llama-yarn": _config("Llama", rope_parameters=_YARN),
+    "mistral": _config("Mistral", sliding_window=6),
+    "mistral-full": _config("Mistral", sliding_window=None, head_dim=32),
+    "qwen2": _config("Qwen2"),
+    "qwen2-tied": _config("Qwen2", tie_word_embeddings=True),
+    "qwen2-window": _config("Qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=1),
+    "qwen3": _config("Qwen3", head_dim=32),
+    "qwen3-biases": _config("Qwen3", head_dim=16, attention_bias=True, tie_word_embeddings=True),
+    "gemma2": _config("Gemma2", head_dim=32, sliding_window=5, query_pre_attn_scalar=24),
+    "gemma2-capped": _config(
+        "Gemma2",
+        head_dim=16,
+        sliding_window=4,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=1.5,
+        query_pre_attn_scalar=16,
+    ),
+    "gemma3": _config(
+        "Gemma3Text", head_dim=32, sliding_window=5, sliding_window_pattern=3, query_pre_attn_scalar=32
+    ),
+    "gemma3-linear": _config(
+        "Gemma3Text",
+        head_dim=16,
+        sliding_window=4,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        final_logit_softcapping=3.0,
+    ),
+    "phi3": _config("Phi3"),
+    "phi3-window": _config("Phi3", sliding_window=6, num_key_value_heads=4),
+    "phi3-longrope": _config("Phi3", rope_parameters=_LONGROPE, original_max_position_embeddings=64),
+    "olmo2": _config("Olmo2"),
+    "olmo2-biases": _config("Olmo2", attention_bias=True, num_key_value_heads=4),
+    "smollm3": _config("SmolLM3", num_hidden_layers=4),
+    "smollm3-window": _config(
+        "SmolLM3",
+        num_hidden_layers=4,
+        use_sliding_window=True,
+        sliding_window=5,
+        no_rope_layer_interval=2,
+        tie_word_embeddings=False,
+    ),
+    "mixtral": _config("Mixtral", num_local_experts=4),
+    "mixtral-window": _config("Mixtral", num_local_experts=5, num_experts_per_tok=3, sliding_window=6),
+    "qwen3-moe": _config(
+        "Qwen3Moe",
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        norm_topk_prob=True,
+    ),
+    "qwen3-moe-mixed": _config(
+        "Qwen3Moe",
+        num_hidden_layers=4,
+        head_dim=32,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        norm_topk_prob=False,
+        mlp_only_layers=[0],
+        decoder_sparse_step=2,
+    ),
+    "gpt-oss": _config("GptOss", head_dim=16, sliding_window=5, num_local_experts=4, num_experts_per_tok=2),
+    "gpt-oss-clamped": _config(
+        "GptOss",
+        head_dim=32,
+        sliding_window=6,
+        num_local_experts=3,
+        num_experts_per_tok=3,
+        swiglu_limit=0.7,
+        tie_word_embeddings=True,
+    ),
+}
+
+
+def save_tiny(name: str, folder: Path) -> Path:
+    """A checkpoint of configuration `name` in `folder`, the same in every run."""
+    torch.manual_seed(sum(name.encode()))
+    with _quiet():
+        model = transformers.AutoModelForCausalLM.from_config(FAMILIES[name](), dtype=torch.float32)
+        _randomise(model)
+        model.save_pretrained(folder)
+    return folder
+
+
+def reference_logits(folder: Path, ids: Sequence[int]) -> NDArray[np.float32]:
+    """Logits `[len(ids), vocabulary]` of one forward over all of `ids`."""
+    with _quiet(), torch.no_grad():
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        )
+        model.eval()
+        logits: NDArray[np.float32] = model(torch.tensor([list(ids)])).logits[0].numpy()
+    return logits
+
+
+def tiny_names(config: Any) -> list[str]:
+    """The tensors of a model of this configuration, as its modules name them, without making any."""
+    with _quiet(), torch.device("meta"):
+        return list(transformers.AutoModelForCausalLM.from_config(config).state_dict())
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return config
+
+
+def _randomise(model: Any) -> None:
+    """Weights that keep logits around 1, norms around 1, biases and sinks that matter."""
+    for name, weight in model.named_parameters():
+        if name.endswith("norm.weight"):
+            centre = 0.0 if "Gemma" in type(model).__name__ else 1.0
+            torch.nn.init.normal_(weight, mean=centre, std=0.3)
+        elif weight.dim() == 1 or name.endswith("_bias"):
+            torch.nn.init.normal_(weight, std=0.5)
+        elif "embed_tokens" in name or "lm_head" in name:
+            torch.nn.init.normal_(weight, std=0.125)
+        else:
+            width = weight.shape[-1]
+            torch.nn.init.normal_(weight, std=1.5 * width**-0.5)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """`transformers` talks about tiny models; their warnings are not about ours."""
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(level)

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardcompute.decoding import derive_seed
+
+
+def test_answers_a_message(chat: Any, service: Any) -> None:
+    response = chat()
+    body = response.json()
+    assert response.status_code == 200
+    assert body["object"] == "chat.completion"
+    assert body["id"].startswith("chatcmpl-")
+    assert body["model"] == "org/tiny"
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Hello", "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ]
+    assert body["usage"] == {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+    assert body["timings"] == {
+        "queue_s": 0.5,
+        "prefill_s": 2.0,
+        "decode_s": 1.0,
+        "prompt_tokens": 4,
+        "generated_tokens": 3,
+        "prefill_tokens_per_s": 2.0,
+        "decode_tokens_per_s": 2.0,
+    }
+    assert bytes(service.requests[0].prompt) == b"u:hi;a:"
+
+
+def test_defaults_are_openais(chat: Any, service: Any, fakes: Any) -> None:
+    chat()
+    request = service.requests[0]
+    assert request.max_tokens == fakes.MODEL.context_length - len(request.prompt)
+    assert request.stop_ids == {fakes.EOS}
+    assert request.stop == ()
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, 0, 0.0)
+    assert sampling.repetition_penalty == 1.0
+    assert sampling.logprobs is None
+    assert request.prompt_logprobs is None
+
+
+def test_parameters_reach_the_request(chat: Any, service: Any, fakes: Any) -> None:
+    response = chat(
+        temperature=0,
+        top_p=0.5,
+        top_k=7,
+        min_p=0.1,
+        max_completion_tokens=9,
+        stop=["x", "y"],
+        stop_token_ids=[65],
+        include_stop_str_in_output=True,
+        seed=-3,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        repetition_penalty=1.5,
+        logit_bias={"65": -100},
+        logprobs=True,
+        top_logprobs=4,
+        user="me",
+    )
+    assert response.status_code == 200
+    request = service.requests[0]
+    sampling = request.sampling
+    assert request.max_tokens == 9
+    assert request.stop == ("x", "y")
+    assert request.stop_ids == {65, fakes.EOS}
+    assert request.include_stop
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0, 0.5, 7, 0.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1, -1)
+    assert (sampling.repetition_penalty, dict(sampling.logit_bias)) == (1.5, {65: -100})
+    assert (sampling.seed, sampling.logprobs) == (-3, 4)
+
+
+def test_ignore_eos_leaves_no_silent_end(chat: Any, service: Any) -> None:
+    chat(ignore_eos=True)
+    assert service.requests[0].stop_ids == frozenset()
+
+
+def test_a_single_stop_and_minus_one_top_k(chat: Any, service: Any) -> None:
+    chat(stop="end", top_k=-1)
+    assert service.requests[0].stop == ("end",)
+    assert service.requests[0].sampling.top_k == 0
+
+
+def test_the_server_draws_a_seed_when_none_is_given(chat: Any, service: Any) -> None:
+    for _ in range(3):
+        chat()
+    seeds = {request.sampling.seed for request in service.requests}
+    assert len(seeds) == 3
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_n_choices_have_derived_seeds_and_own_indices(chat: Any, service: Any, fakes: Any) -> None:
+    service.scripts = {1: fakes.say("Bye", finish="length")}
+    body = chat(n=2, seed=5).json()
+    assert [request.sampling.seed for request in service.requests] == [5, derive_seed(5, 1)]
+    shown = [(c["index"], c["message"]["content"], c["finish_reason"]) for c in body["choices"]]
+    assert shown == [(0, "Hello", "stop"), (1, "Bye", "length")]
+    assert body["usage"] == {"prompt_tokens": 7, "completion_tokens": 8, "total_tokens": 15}
+
+
+def test_logprobs_have_tokens_bytes_and_alternatives(chat: Any, service: Any, fakes: Any) -> None:
+    service.script = fakes.say("é")
+    content = chat(logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
+    assert [entry["bytes"] for entry in content] == [[0xC3], [0xA9]]
+    assert content[0]["logprob"] == -0.5
+    assert content[0]["token"] == "\ufffd"
+    assert content[0]["top_logprobs"][1] == {"token": "z", "logprob": -9999.0, "bytes": [122]}
+
+
+def test_messages_become_plain(chat: Any, service: Any) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "developer", "content": "d"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "t", "tool_call_id": "1"},
+    ]
+    assert chat(messages=messages).status_code == 200
+    assert bytes(service.requests[0].prompt) == b"s:d;u:a\nb;a:;t:t;a:"
+
+
+def test_the_generation_prompt_can_be_left_out(chat: Any, service: Any) -> None:
+    chat(add_generation_prompt=False)
+    assert bytes(service.requests[0].prompt) == b"u:hi;"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"audio": {"voice": "alloy"}}, "audio"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"min_tokens": 3}, "min_tokens"),
+        ({"repeat_penalty": 1.1}, "repeat_penalty"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0]",
+        ),
+    ],
+)
+def test_what_we_cannot_do_is_refused(chat: Any, service: Any, fields: dict[str, Any], param: str) -> None:
+    response = chat(**fields)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == (param, "unsupported_parameter")
+    assert error["type"] == "invalid_request_error"
+    assert service.requests == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "function"}], "tool_choice": "none"},
+        {"tool_choice": "auto"},
+        {"response_format": {"type": "text"}},
+        {"modalities": ["text"]},
+        {"min_tokens": 0, "repeat_penalty": 1.0},
+        {"guided_json": None},
+        {"store": True, "metadata": {"a": "b"}, "no_such_thing": [1]},
+        {"temperature": None, "stop": None, "stream": None, "seed": None, "logit_bias": None},
+        {"max_tokens": 5, "max_completion_tokens": 5},
+    ],
+)
+def test_what_changes_nothing_is_accepted(chat: Any, fields: dict[str, Any]) -> None:
+    assert chat(**fields).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": True}, "top_k"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": 3}, "stop"),
+        ({"seed": 2**63}, "seed"),
+        ({"n": 0}, "n"),
+        ({"logit_bias": {"hello": 1}}, "logit_bias"),
+        ({"logit_bias": {"9999": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"model": 5}, "model"),
+    ],
+)
+def test_wrong_values_are_named(chat: Any, service: Any, fields: dict[str, Any], param: str) -> None:
+    response = chat(**fields)
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert error["param"] is not None
+    assert error["param"].startswith(param)
+    assert error["message"]
+    assert service.requests == []
+
+
+def test_a_prompt_without_room_is_refused(chat: Any, service: Any) -> None:
+    response = chat(messages=[{"role": "user", "content": "x" * 70}])
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    response = chat(max_tokens=60)
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert service.requests == []
+
+
+def test_the_model_may_be_left_out_when_there_is_one(chat: Any, service: Any, fakes: Any) -> None:
+    assert chat(model=None).json()["model"] == "org/tiny"
+    service.served = (fakes.MODEL, fakes.ServedModel("other", 64, 0))
+    response = chat(model=None)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "model"
+
+
+def test_an_unknown_model_is_404(chat: Any) -> None:
+    response = chat(model="gpt-4")
+    assert response.status_code == 404
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert "org/tiny" in error["message"]
+
+
+def test_a_long_prompt_is_encoded_all_the_same(chat: Any, service: Any, fakes: Any) -> None:
+    service.served = (fakes.ServedModel("org/tiny", 100_000, 0),)
+    assert chat(messages=[{"role": "user", "content": "x" * 50_000}]).status_code == 200
+    assert len(service.requests[0].prompt) == 50_005

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from shardcompute.api import create_app, serve
+from shardcompute.api.server import port_holder
+from shardcompute.core.errors import UsageError
+
+
+def test_a_port_in_use_is_named_with_its_holder(app: Any) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError) as caught:
+            asyncio.run(serve(app, "127.0.0.1", port))
+        assert f"Port {port} is already in use" in caught.value.message
+        if port_holder(port) is not None:
+            assert f"(pid {os.getpid()})" in caught.value.message
+            assert psutil.Process().name() in caught.value.message
+
+
+def test_a_holder_that_the_system_hides_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(kind: str) -> None:
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(psutil, "net_connections", refuse)
+    assert port_holder(1) is None
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 70_000), ("127.0.0.1", -1), ("192.0.2.1", 0)])
+def test_an_address_that_cannot_be_used_is_a_usage_error(app: Any, host: str, port: int) -> None:
+    with pytest.raises(UsageError):
+        asyncio.run(serve(app, host, port))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_it_cleanly(app: Any, number: signal.Signals) -> None:
+    missed: list[int] = []
+    previous = signal.signal(number, lambda received, frame: missed.append(received))
+    try:
+
+        async def run() -> None:
+            async with asyncio.timeout(60):
+                await serve(app, port=0, on_listening=lambda host, port: signal.raise_signal(number))
+
+        asyncio.run(run())
+        assert missed == []
+        signal.raise_signal(number)
+        assert missed == [number]
+    finally:
+        signal.signal(number, previous)
+
+
+def test_stopping_ends_open_streams(service: Any, fakes: Any) -> None:
+    async def run() -> None:
+        service.script = [*fakes.say("Hel")[:1], asyncio.Event()]
+        service.closing_turns = 100
+        stop = asyncio.Event()
+        address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        server = asyncio.create_task(
+            serve(
+                create_app(service),
+                port=0,
+                stop=stop,
+                grace_s=0,
+                on_listening=lambda host, port: address.set_result(f"http://{host}:{port}"),
+            )
+        )
+        body = {"prompt": "x", "stream": True}
+        async with (
+            httpx.AsyncClient(base_url=await address, trust_env=False) as client,
+            client.stream("POST", "/v1/completions", json=body) as response,
+        ):
+            lines = response.aiter_lines()
+            assert "Hel" in await anext(lines)
+            stop.set()
+            await server
+            assert service.closed == 1
+            with pytest.raises(httpx.RemoteProtocolError):
+                [line async for line in lines]
+
+    asyncio.run(run())
+
+
+def test_stopping_answers_requests_that_still_wait(service: Any) -> None:
+    async def run() -> httpx.Response:
+        stop = asyncio.Event()
+
+        class StopsTheServer(asyncio.Event):
+            async def wait(self) -> Any:
+                stop.set()
+                return await super().wait()
+
+        service.script = [StopsTheServer()]
+        address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(
+                serve(
+                    create_app(service),
+                    port=0,
+                    stop=stop,
+                    grace_s=0,
+                    on_listening=lambda host, port: address.set_result(f"http://{host}:{port}"),
+                )
+            )
+            async with httpx.AsyncClient(base_url=await address, trust_env=False) as client:
+                return await client.post("/v1/completions", json={"prompt": "x"})
+
+    response = asyncio.run(run())
+    assert response.status_code == 503
+    assert "stopping" in response.json()["error"]["message"]
+    assert service.closed == 1
+
+
+def test_a_listener_that_fails_ends_the_server(app: Any) -> None:
+    def fail(host: str, port: int) -> None:
+        raise RuntimeError("told to fail")
+
+    with pytest.raises(RuntimeError, match="told to fail"):
+        asyncio.run(serve(app, port=0, on_listening=fail))
+
+
+def test_cancelling_it_frees_the_port(app: Any) -> None:
+    async def run() -> int:
+        listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        server = asyncio.create_task(
+            serve(app, port=0, on_listening=lambda host, port: listening.set_result(port))
+        )
+        port = await listening
+        server.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await server
+        return port
+
+    port = asyncio.run(run())
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(("127.0.0.1", port))

@@ -1,0 +1,115 @@
+"""Settings come from the environment, and a wrong value is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardcompute.core.errors import UsageError
+from shardcompute.core.settings import DEFAULT_HUB_URL, Secret, load_settings
+
+
+def test_defaults() -> None:
+    settings = load_settings({"HOME": "/home/ada"}, platform="linux")
+    assert settings.data_dir == Path("/home/ada/.local/share/shardcompute")
+    assert settings.hub_url == DEFAULT_HUB_URL
+    assert (settings.hub_token, settings.offline, settings.threads, settings.no_color) == (
+        None,
+        False,
+        None,
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("platform", "environ", "expected"),
+    [
+        ("linux", {"HOME": "/h", "XDG_DATA_HOME": "/x"}, "/x/shardcompute"),
+        ("linux", {"HOME": "/h", "XDG_DATA_HOME": "relative"}, "/h/.local/share/shardcompute"),
+        ("darwin", {"HOME": "/h"}, "/h/Library/Application Support/shardcompute"),
+        ("win32", {"LOCALAPPDATA": "/l"}, "/l/shardcompute"),
+        ("win32", {"USERPROFILE": "/u"}, "/u/AppData/Local/shardcompute"),
+        ("linux", {"HOME": "/h", "SHARDCOMPUTE_HOME": "~/models"}, "/h/models"),
+        ("linux", {"HOME": "/h", "SHARDCOMPUTE_HOME": "/m", "XDG_DATA_HOME": "/x"}, "/m"),
+    ],
+)
+def test_data_dir(platform: str, environ: dict[str, str], expected: str) -> None:
+    assert load_settings(environ, platform=platform).data_dir == Path(expected)
+
+
+def test_relative_home_becomes_absolute() -> None:
+    assert load_settings({"SHARDCOMPUTE_HOME": "here"}).data_dir == Path.cwd() / "here"
+
+
+def test_home_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="SHARDCOMPUTE_HOME"):
+        load_settings({"SHARDCOMPUTE_HOME": str(tmp_path / "file")})
+
+
+def test_hub_url_prefers_our_variable() -> None:
+    environ = {"HOME": "/h", "HF_ENDPOINT": "https://mirror.example/hf/"}
+    assert load_settings(environ).hub_url == "https://mirror.example/hf"
+    environ["SHARDCOMPUTE_HUB_URL"] = "http://127.0.0.1:8000"
+    assert load_settings(environ).hub_url == "http://127.0.0.1:8000"
+    environ["SHARDCOMPUTE_HUB_URL"] = ""
+    assert load_settings(environ).hub_url == "https://mirror.example/hf"
+
+
+@pytest.mark.parametrize(
+    "url", ["mirror.example", "ftp://mirror.example", "https://", "http://[", "https://a b", "https://a?b=c"]
+)
+def test_bad_hub_url_names_its_variable(url: str) -> None:
+    with pytest.raises(UsageError, match="HF_ENDPOINT"):
+        load_settings({"HOME": "/h", "HF_ENDPOINT": url})
+
+
+def test_password_in_url_is_refused_and_not_repeated() -> None:
+    with pytest.raises(UsageError, match="SHARDCOMPUTE_HUB_URL") as caught:
+        load_settings({"HOME": "/h", "SHARDCOMPUTE_HUB_URL": "https://ada:hunter2@mirror.example"})
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("1", True), ("TRUE", True), ("on", True), ("0", False), ("no", False)]
+)
+def test_offline(text: str, expected: bool) -> None:
+    assert load_settings({"HOME": "/h", "HF_HUB_OFFLINE": text}).offline is expected
+    assert (
+        load_settings({"HOME": "/h", "HF_HUB_OFFLINE": "1", "SHARDCOMPUTE_OFFLINE": text}).offline is expected
+    )
+
+
+def test_bad_flag_names_its_variable() -> None:
+    with pytest.raises(UsageError, match="SHARDCOMPUTE_OFFLINE"):
+        load_settings({"HOME": "/h", "SHARDCOMPUTE_OFFLINE": "perhaps"})
+
+
+def test_threads() -> None:
+    assert load_settings({"HOME": "/h", "SHARDCOMPUTE_THREADS": "3"}).threads == 3
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "99999", "１"])
+def test_bad_threads(text: str) -> None:
+    with pytest.raises(UsageError, match="SHARDCOMPUTE_THREADS"):
+        load_settings({"HOME": "/h", "SHARDCOMPUTE_THREADS": text})
+
+
+def test_no_color_is_any_value() -> None:
+    assert load_settings({"HOME": "/h", "NO_COLOR": "0"}).no_color
+    assert not load_settings({"HOME": "/h", "NO_COLOR": ""}).no_color
+
+
+def test_token_is_kept_but_never_shown() -> None:
+    settings = load_settings({"HOME": "/h", "HF_TOKEN": " hf_secret\n"})
+    assert settings.hub_token == Secret("hf_secret")
+    assert settings.hub_token.reveal() == "hf_secret"
+    assert "hf_secret" not in f"{settings!r} {settings} {settings.hub_token}"
+
+
+@pytest.mark.parametrize("token", ["hf_a\nX-Evil: 1", "hf_a b", "hf_é"])
+def test_token_that_would_break_a_header_is_refused_and_not_repeated(token: str) -> None:
+    with pytest.raises(UsageError, match="HF_TOKEN") as caught:
+        load_settings({"HOME": "/h", "HF_TOKEN": token})
+    assert "hf_" not in str(caught.value)

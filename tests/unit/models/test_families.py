@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
+from shardcompute.models.families import HF_FAMILIES, from_hf_config
+from shardcompute.models.layout import TensorPlace
+from shardcompute.models.spec import Layer, ModelSpec
+from support.tiny import FAMILIES, tiny_names
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 256,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 32,
+    "vocab_size": 320,
+    "max_position_embeddings": 1024,
+    "pad_token_id": 0,
+}
+
+
+def _config(family: str, **changes: Any) -> dict[str, Any]:
+    return {"model_type": family, **SIZES, **changes}
+
+
+def _loaded(config: dict[str, Any]) -> Any:
+    return transformers.AutoConfig.for_model(**copy.deepcopy(config))
+
+
+def _spec(config: dict[str, Any]) -> ModelSpec:
+    shaping = {name: value for name, value in config.items() if not name.startswith("rope_")}
+    return from_hf_config(config, tiny_names(_loaded(shaping)))[0]
+
+
+@pytest.mark.parametrize("family", HF_FAMILIES)
+def test_defaults_are_those_of_transformers(family: str) -> None:
+    """A file with sizes only means the same as one with every field that transformers fills in."""
+    sparse = _config(family)
+    full = _loaded(sparse)
+    names = tiny_names(full)
+    spec, layout = from_hf_config(sparse, names)
+    assert (spec, layout) == from_hf_config({**full.to_dict(), "model_type": family}, names)
+    assert spec.norm_eps == full.rms_norm_eps
+    assert spec.kv_heads == full.num_key_value_heads
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_stored_tensor_of_the_right_shape_for_every_place(name: str) -> None:
+    config = FAMILIES[name]()
+    shapes = _shapes(config)
+    _, layout = from_hf_config(config.to_dict(), list(shapes))
+    for places in (layout.model, *layout.layers):
+        for ours, place in places.items():
+            assert _placed(place, shapes[place.stored]) == place.shape, ours
+
+
+def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        tensors = transformers.AutoModelForCausalLM.from_config(config).state_dict()
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _placed(place: TensorPlace, stored: tuple[int, ...]) -> tuple[int, ...]:
+    shape = list(stored if place.expert is None else stored[1:])
+    if place.is_transposed:
+        shape.reverse()
+    if place.rows is not None:
+        assert place.rows[1] <= shape[0]
+        shape[0] = place.rows[1] - place.rows[0]
+    if place.every is not None:
+        shape[0] //= place.every[1]
+    return tuple(shape)
+
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 512,
+    "rope_type": "llama3",
+}
+LONGROPE = {"type": "su", "short_factor": [1.5] * 8, "long_factor": [2.5] * 8}
+
+
+@pytest.mark.parametrize(
+    ("family", "old", "new"),
+    [
+        ("llama", {"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+        (
+            "llama",
+            {"rope_theta": 5e5, "rope_scaling": LLAMA3},
+            {"rope_parameters": {**LLAMA3, "rope_theta": 5e5}},
+        ),
+        (
+            "qwen2",
+            {"rope_theta": 1e6, "rope_scaling": {"type": "yarn", "factor": 4.0}},
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}},
+        ),
+        (
+            "gemma3_text",
+            {
+                "rope_theta": 2e6,
+                "rope_local_base_freq": 2e4,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+                "sliding_window_pattern": 4,
+            },
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+                },
+                "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2,
+            },
+        ),
+        (
+            "phi3",
+            {"rope_scaling": LONGROPE, "original_max_position_embeddings": 256},
+            {
+                "rope_parameters": {**LONGROPE, "rope_type": "longrope", "rope_theta": 1e4},
+                "original_max_position_embeddings": 256,
+            },
+        ),
+        ("qwen3_moe", {"num_experts": 4}, {"num_local_experts": 4}),
+    ],
+)
+def test_old_and_new_ways_to_write_it_mean_the_same(
+    family: str, old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    assert _spec(_config(family, **old)) == _spec(_config(family, **new)) != _spec(_config(family))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "layers"),
+    [
+        ("llama", {}, "--------"),
+        ("mistral", {"sliding_window": 7}, "77777777"),
+        ("mistral", {"sliding_window": None}, "--------"),
+        ("qwen2", {"sliding_window": 7, "max_window_layers": 2}, "--------"),
+        ("qwen2", {"sliding_window": 7, "max_window_layers": 5, "use_sliding_window": True}, "-----777"),
+        ("gemma2", {"sliding_window": 7}, "7-7-7-7-"),
+        ("gemma3_text", {"sliding_window": 7}, "77777-77"),
+        ("gpt_oss", {"sliding_window": 7}, "7-7-7-7-"),
+        ("smollm3", {}, "---o---o"),
+        ("smollm3", {"no_rope_layers": [1, 0, 1, 0, 1, 0, 1, 0]}, "-o-o-o-o"),
+    ],
+)
+def test_layers(family: str, changes: dict[str, Any], layers: str) -> None:
+    spec = _spec(_config(family, **changes))
+    assert "".join(map(_letter, spec.layers)) == layers
+
+
+def _letter(layer: Layer) -> str:
+    return "o" if layer.rope is None else str(layer.window or "-")
+
+
+def test_gemma3_turns_sliding_layers_by_a_rotation_of_their_own() -> None:
+    spec = _spec(_config("gemma3_text"))
+    assert [layer.rope for layer in spec.layers] == [1, 1, 1, 1, 1, 0, 1, 1]
+    assert spec.ropes[0].inverse_frequencies[1] < spec.ropes[1].inverse_frequencies[1]
+    assert spec.attention_scale == pytest.approx(256**-0.5)
+    assert spec.embedding_scale == pytest.approx(512**0.5)
+
+
+def test_qwen3_moe_mixes_dense_and_sparse_layers() -> None:
+    spec = _spec(_config("qwen3_moe", num_experts=4, mlp_only_layers=[3], decoder_sparse_step=2))
+    assert [layer.is_sparse for layer in spec.layers] == [False, True, False, False, False, True, False, True]
+    assert spec.experts is not None
+    assert spec.experts.weights_over == "all"
+
+
+@pytest.mark.parametrize(
+    ("rename", "place"),
+    [
+        (
+            lambda name: name,
+            TensorPlace("mlp.experts.gate_up_proj", (256, 512), "rows", rows=(256, 512), expert=2),
+        ),
+        (
+            lambda name: name.replace("mlp", "block_sparse_moe"),
+            TensorPlace(
+                "block_sparse_moe.experts.gate_up_proj", (256, 512), "rows", rows=(256, 512), expert=2
+            ),
+        ),
+    ],
+)
+def test_stacked_experts(rename: Callable[[str], str], place: TensorPlace) -> None:
+    config = _config("mixtral", num_local_experts=4)
+    names = [rename(name) for name in tiny_names(_loaded(config))]
+    _, layout = from_hf_config(config, names)
+    found = layout.layers[5]["experts.2.up"]
+    assert found.stored == f"model.layers.5.{place.stored}"
+    assert (found.shape, found.rows, found.expert) == (place.shape, place.rows, place.expert)
+
+
+@pytest.mark.parametrize(
+    ("family", "parts"),
+    [
+        ("mixtral", ("block_sparse_moe", "w1", "w3", "w2")),
+        ("qwen3_moe", ("mlp", "gate_proj", "up_proj", "down_proj")),
+    ],
+)
+def test_experts_stored_one_by_one(family: str, parts: tuple[str, ...]) -> None:
+    config = _config(family, num_local_experts=3, num_experts=3, num_experts_per_tok=2)
+    block, gate, up, down = parts
+    names = [n.replace("mlp", block) for n in tiny_names(_loaded(config)) if ".experts." not in n]
+    for layer in range(8):
+        prefix = f"model.layers.{layer}.{block}.experts"
+        names += [f"{prefix}.{e}.{part}.weight" for e in range(3) for part in (gate, up, down)]
+    _, layout = from_hf_config(config, names)
+    assert layout.layers[7]["experts.1.up"].stored == f"model.layers.7.{block}.experts.1.{up}.weight"
+    assert layout.layers[0]["mlp.router"].stored == f"model.layers.0.{block}.gate.weight"
+
+
+def test_gpt_oss_experts_lie_transposed_and_interleaved() -> None:
+    config = _config("gpt_oss", num_local_experts=4)
+    _, layout = from_hf_config(config, tiny_names(_loaded(config)))
+    up = layout.layers[0]["experts.3.up"]
+    assert (up.expert, up.every, up.is_transposed) == (3, (1, 2), True)
+    bias = layout.layers[0]["experts.3.up.bias"]
+    assert (bias.expert, bias.every, bias.is_transposed) == (3, (1, 2), False)
+
+
+def test_ranks_cut_queries_where_they_cut_keys() -> None:
+    config = _config("llama", num_key_value_heads=8)
+    _, layout = from_hf_config(config, tiny_names(_loaded(config)))
+    layer = layout.layers[0]
+    q, k, out = layer["attention.q"], layer["attention.k"], layer["attention.out"]
+    assert q.shape[0] // q.unit == k.shape[0] // k.unit == out.shape[1] // out.unit == 8
+    assert (q.split, k.split, out.split) == ("rows", "rows", "columns")
+
+
+def test_a_tied_head_is_the_embedding_whether_stored_again_or_not() -> None:
+    config = _config("qwen2", num_key_value_heads=4, tie_word_embeddings=True)
+    names = set(tiny_names(_loaded(config)))
+    for stored in (names, names - {"lm_head.weight"}):
+        spec, layout = from_hf_config(config, stored)
+        assert spec.tied_head
+        assert layout.model["head"].stored == "model.embed_tokens.weight"
+
+
+def test_frequencies_stored_by_old_files_are_ignored() -> None:
+    config = _config("llama")
+    names = [*tiny_names(_loaded(config)), "model.layers.3.self_attn.rotary_emb.inv_freq"]
+    from_hf_config(config, names)
+
+
+def test_a_missing_tensor_is_named() -> None:
+    config = _config("llama")
+    names = set(tiny_names(_loaded(config))) - {"model.layers.3.mlp.up_proj.weight"}
+    with pytest.raises(CorruptModelError, match=r"lacks model\.layers\.3\.mlp\.up_proj\.weight"):
+        from_hf_config(config, names)
+
+
+def test_a_tensor_that_the_family_does_not_have_is_refused() -> None:
+    config = _config("llama")
+    names = [*tiny_names(_loaded(config)), "model.layers.0.self_attn.q_norm.weight"]
+    with pytest.raises(UnsupportedModelError, match=r"layers\.0\.self_attn\.q_norm"):
+        from_hf_config(config, names)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        (
+            "llama",
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "quantization_config = 'gptq'",
+        ),
+        ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "'mxfp4'"),
+        ("llama", {"hidden_act": "relu"}, "hidden_act = 'relu'"),
+        ("gemma2", {"hidden_activation": "relu"}, "hidden_activation"),
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type = 'dynamic'"),
+        ("llama", {"rope_scaling": {"type": "mrope", "mrope_section": [1]}}, "rope_type = 'mrope'"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ("llama", {"attention_multiplier": 0.5}, "attention_multiplier = 0.5"),
+        ("llama", {"sliding_window": 128}, "sliding_window = 128"),
+        ("mistral", {"attention_bias": True}, "attention_bias = True"),
+        ("mistral", {"layer_types": ["full_attention"] * 8}, "layer_types"),
+        ("qwen2", {"layer_types": ["linear_attention"] * 8}, "linear_attention"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ("gemma3_text", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_"),
+        ("gpt_oss", {"swiglu_alpha": 2.0}, "swiglu_alpha"),
+    ],
+)
+def test_what_would_run_wrongly_is_refused(family: str, changes: dict[str, Any], message: str) -> None:
+    names = tiny_names(_loaded(_config(family)))
+    with pytest.raises(UnsupportedModelError, match=message):
+        from_hf_config(_config(family, **changes), names)
+
+
+def test_mxfp4_tensors_are_refused_by_name() -> None:
+    config = _config("gpt_oss", num_local_experts=4)
+    names = [*tiny_names(_loaded(config)), "model.layers.0.mlp.experts.gate_up_proj_blocks"]
+    with pytest.raises(UnsupportedModelError, match="MXFP4"):
+        from_hf_config(config, names)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"hidden_size": -64}, "hidden_size"),
+        ({"hidden_size": "512"}, "hidden_size"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"hidden_size": True}, "hidden_size"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers"),
+        ({"num_hidden_layers": 900}, "num_hidden_layers"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads"),
+        ({"num_attention_heads": 7}, "num_attention_heads"),
+        ({"head_dim": 15}, "head_dim"),
+        ({"vocab_size": 1.5}, "vocab_size"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps"),
+        ({"rope_theta": -1.0}, "rope_theta"),
+        ({"rope_scaling": "linear"}, "rope_scaling"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
+        ({"hidden_act": 3}, "hidden_act"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"model_type": None}, "model_type"),
+    ],
+)
+def test_what_cannot_be_true_is_named(changes: dict[str, Any], field: str) -> None:
+    names = tiny_names(_loaded(_config("llama")))
+    with pytest.raises(CorruptModelError, match=field):
+        from_hf_config(_config("llama", **changes), names)
+
+
+def test_more_experts_than_could_be_held_are_not_even_listed() -> None:
+    config = _config("mixtral", num_hidden_layers=100, num_local_experts=1024)
+    with pytest.raises(CorruptModelError, match="num_local_experts"):
+        from_hf_config(config, [str(i) for i in range(100)])
+
+
+@pytest.mark.parametrize(("name", "near"), [("qwen3_next", "qwen3"), ("gemma", "gemma2"), ("mamba", "")])
+def test_an_unknown_family_is_named_with_the_nearest_and_the_fallback(name: str, near: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=repr(name)) as caught:
+        from_hf_config(_config(name), ["x"])
+    assert near in caught.value.hint
+    assert "--backend transformers" in caught.value.hint
+
+
+def test_a_model_that_sees_is_refused_as_such() -> None:
+    config = {"model_type": "gemma3", "text_config": _config("gemma3_text"), "vision_config": {"a": 1}}
+    with pytest.raises(UnsupportedModelError, match="more than text"):
+        from_hf_config(config, ["x"])
