@@ -36,7 +36,7 @@ def make_spec(**changes: Any) -> ModelSpec:
         "heads": 4,
         "kv_heads": 2,
         "head_dim": 32,
-        "intermediate": 96,
+        "intermediate": 160,
         "vocab_size": VOCABULARY,
         "context_length": CONTEXT,
         "ropes": (Rope(tuple(0.5**i for i in range(16))),),
@@ -62,6 +62,7 @@ SPECS = {
         layers=(Layer(window=5), Layer(rope=None), Layer(window=70)),
     ),
     "biases": make_spec(has_qkv_bias=True, has_out_bias=True, has_mlp_bias=True, activation="gelu"),
+    "dense-sinks": make_spec(has_sinks=True, layers=(Layer(window=9), Layer())),
     "sinks": make_spec(
         has_sinks=True,
         layers=(Layer(window=9, is_sparse=True), Layer(is_sparse=True)),
@@ -69,7 +70,7 @@ SPECS = {
     ),
     "sparse": make_spec(layers=SPARSE, experts=Experts(5, 3, 40, weights_over="all")),
 }
-CAPTURABLE = ["plain", "head-norm", "width-norm", "gemma", "biases"]
+DENSE = [name for name, spec in SPECS.items() if spec.experts is None]
 
 
 class RandomSource:
@@ -129,7 +130,7 @@ def _vector_width(spec: ModelSpec, name: str) -> int:
 
 
 def _quantised(shape: tuple[int, int], chance: np.random.Generator, form: str) -> Any:
-    bits, size = (4, 16) if "int4" in form else (8, 32)
+    bits, size = (4, 32) if "int4" in form else (8, 16)
     blocks = shape[1] // size
     matrix = BlockMatrix(
         bits=bits,
@@ -233,7 +234,7 @@ def test_cuda_as_the_oracle_computes_it(name: str, use_graphs: bool) -> None:
 
 @pytest.mark.gpu
 @needs_cuda
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", DENSE)  # rounding may send a row to another expert
 def test_cuda_bfloat16_stays_near_the_oracle(name: str) -> None:
     ours = run_all(make(SPECS[name], device="cuda", dtype="bfloat16"))
     for a, b in zip(ours, run_all(oracle(SPECS[name])), strict=True):
@@ -252,7 +253,7 @@ def test_cuda_quantised_stays_near_the_oracle(form: str) -> None:
 
 @pytest.mark.gpu
 @needs_cuda
-@pytest.mark.parametrize("name", CAPTURABLE)
+@pytest.mark.parametrize("name", DENSE)
 def test_graphs_change_no_bit(name: str) -> None:
     plain = run_all(make(SPECS[name], device="cuda", use_graphs=False))
     for a, b in zip(run_all(make(SPECS[name], device="cuda", use_graphs=True)), plain, strict=True):

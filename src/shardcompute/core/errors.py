@@ -13,6 +13,8 @@
     ├── BackendError               a backend is missing or failed                       exit 8, HTTP 500
     ├── LinkError                  a peer is out of reach or broke the protocol         exit 9, HTTP 502
     │   └── LinkClosedError        the connection to a peer ended                       exit 9, HTTP 502
+    ├── AuthError                  a token, key or certificate is not accepted          exit 10, HTTP 401
+    │   └── ForbiddenError         proven, but not allowed to do this                   exit 10, HTTP 403
     └── CancelledError             the user stopped it                                  exit 130, HTTP 499
 
 Each error says what happened and why in its message, and what to do next in `hint`.
@@ -90,6 +92,15 @@ class LinkError(ShardComputeError):
 
 class LinkClosedError(LinkError):
     pass
+
+
+class AuthError(ShardComputeError):
+    exit_code = 10
+    http_status = 401
+
+
+class ForbiddenError(AuthError):
+    http_status = 403
 
 
 class CancelledError(ShardComputeError):

@@ -1,0 +1,83 @@
+"""Frames between nodes: messages, tensor codecs, and links over which they travel."""
+
+from __future__ import annotations
+
+from shardcompute.wire.codecs import CODECS, Codec, find_codec
+from shardcompute.wire.framing import Body, FrameReader, pack_frame
+from shardcompute.wire.handshake import negotiate
+from shardcompute.wire.inproc import InprocLink, InprocTransport
+from shardcompute.wire.limits import WireLimits, check_message
+from shardcompute.wire.links import Admit, Link, LinkOptions, LinkStats, Listener, Transport
+from shardcompute.wire.messages import (
+    VERSION_MAX,
+    VERSION_MIN,
+    Credit,
+    Fence,
+    Goodbye,
+    Hello,
+    Message,
+    Ping,
+    Pong,
+    Refused,
+    RowResult,
+    SegmentHeader,
+    SessionClose,
+    SessionOpen,
+    StageTiming,
+    StepFailed,
+    StepFrame,
+    StepResult,
+    Welcome,
+    open_session,
+    pack_ids,
+    unpack_ids,
+)
+from shardcompute.wire.pump import LinkPump
+from shardcompute.wire.tcp import TcpTransport
+from shardcompute.wire.transports import Transports, default_transports
+
+__all__ = [
+    "CODECS",
+    "VERSION_MAX",
+    "VERSION_MIN",
+    "Admit",
+    "Body",
+    "Codec",
+    "Credit",
+    "Fence",
+    "FrameReader",
+    "Goodbye",
+    "Hello",
+    "InprocLink",
+    "InprocTransport",
+    "Link",
+    "LinkOptions",
+    "LinkPump",
+    "LinkStats",
+    "Listener",
+    "Message",
+    "Ping",
+    "Pong",
+    "Refused",
+    "RowResult",
+    "SegmentHeader",
+    "SessionClose",
+    "SessionOpen",
+    "StageTiming",
+    "StepFailed",
+    "StepFrame",
+    "StepResult",
+    "TcpTransport",
+    "Transport",
+    "Transports",
+    "Welcome",
+    "WireLimits",
+    "check_message",
+    "default_transports",
+    "find_codec",
+    "negotiate",
+    "open_session",
+    "pack_frame",
+    "pack_ids",
+    "unpack_ids",
+]

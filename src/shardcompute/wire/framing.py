@@ -91,6 +91,8 @@ class FrameReader:
 
     def __init__(self, limits: WireLimits) -> None:
         self.limits = limits
+        self.frame_bytes = 0
+        """The size of the frame that `next_frame` gave last."""
         self._staging = bytearray(_STAGING_BYTES)
         self._start = 0
         self._stop = 0
@@ -137,6 +139,7 @@ class FrameReader:
         if self._message is None or self._filled < len(self._body):
             return None
         message, body = self._message, memoryview(self._body)
+        self.frame_bytes = self.announced_bytes
         self._message, self._lengths, self._body, self._filled = None, None, bytearray(), 0
         return message, body
 

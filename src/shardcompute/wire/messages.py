@@ -27,7 +27,7 @@ VERSION_MIN = 1
 VERSION_MAX = 1
 ID_BYTES = 4
 
-Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Position: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]

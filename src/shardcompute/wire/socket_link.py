@@ -1,8 +1,8 @@
 """A link over a connected socket, in the clear or inside TLS.
 
-`open_link` and `answer_link` turn a connected socket into an introduced link, whichever way it was connected:
-they own the socket from the call on and close it if they fail. Both keep to one deadline for TLS and
-introductions together, so that a silent peer holds its thread for a known time only.
+`open_link` and `answer_link` turn a connected socket into an introduced link, whichever way it was connected.
+Both keep to one deadline for TLS and introductions together, so that a silent peer holds its thread for a
+known time only.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SocketLink:
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._ending = threading.Lock()
-        self._end: LinkError | None = None
+        self._end: tuple[str, str] | None = None
         self._sent = (0, 0)
         self._received = (0, 0)
 
@@ -67,20 +67,22 @@ class SocketLink:
         with self._sending:
             self._check_open()
             try:
-                self._write(parts, self._frame_deadline(size_bytes))
+                self._write(parts, self._frame_deadline(time.monotonic(), size_bytes))
             except LinkError as error:
                 raise self._end_with(error) from error.__cause__
             self._sent = (self._sent[0] + 1, self._sent[1] + size_bytes)
 
     def receive(self, timeout_s: float | None = None) -> tuple[Message, memoryview]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        if self._deadline is not None:
+            deadline = self._deadline
         with self._receiving:
             self._check_open()
             try:
-                frame, size_bytes = self._read_frame(deadline)
+                frame = self._read_frame(deadline)
             except LinkError as error:
                 raise self._end_with(error) from error.__cause__
-            self._received = (self._received[0] + 1, self._received[1] + size_bytes)
+            self._received = (self._received[0] + 1, self._received[1] + self._reader.frame_bytes)
             return frame
 
     def close(self) -> None:
@@ -89,34 +91,32 @@ class SocketLink:
         with self._receiving, self._sending:
             self._sock.close()
 
-    def _read_frame(self, idle_deadline: float | None) -> tuple[tuple[Message, memoryview], int]:
+    def _read_frame(self, idle_deadline: float | None) -> tuple[Message, memoryview]:
         reader = self._reader
-        began_s = time.monotonic() if reader.is_inside_frame else None
-        while True:
-            size_bytes = reader.announced_bytes
-            frame = reader.next_frame()
-            size_bytes = max(size_bytes, reader.announced_bytes)
-            if frame is not None:
-                return frame, size_bytes
-            if began_s is None and reader.is_inside_frame:
-                began_s = time.monotonic()
+        began_s: float | None = None
+        while (frame := reader.next_frame()) is None:
             deadline = idle_deadline
-            if began_s is not None:
-                deadline = self._frame_deadline(reader.announced_bytes, began_s)
-            count = self._read(reader.space(), deadline, is_idle=began_s is None)
+            if reader.is_inside_frame:
+                began_s = time.monotonic() if began_s is None else began_s
+                deadline = self._frame_deadline(began_s, reader.announced_bytes)
+            count = self._read(reader.space(), deadline)
             if count == 0:
-                where = "in the middle of a frame" if reader.is_inside_frame else "without a goodbye"
-                raise LinkClosedError(f"{self._who()} ended the link {where}")
+                where = "in the middle of a frame" if reader.is_inside_frame else "between frames"
+                raise LinkClosedError(
+                    f"{self._who()} ended the link {where}",
+                    hint="the node may have stopped or lost its network",
+                )
             reader.advance(count)
+        return frame
 
-    def _read(self, space: memoryview, deadline: float | None, *, is_idle: bool) -> int:
+    def _read(self, space: memoryview, deadline: float | None) -> int:
         try:
             count = self._stream.read(space, deadline)
         except TimeoutError as error:
             # The system reports a peer that has stopped answering by the same class, with a number.
             if error.errno is not None:
                 raise self._lost(error) from error
-            if is_idle and self._deadline is None:
+            if not self._reader.is_inside_frame:
                 raise
             raise LinkError(
                 f"{self._who()} sends too slowly", hint="the node may be overloaded or its network very slow"
@@ -139,10 +139,9 @@ class SocketLink:
         except OSError as error:
             raise self._lost(error) from error
 
-    def _frame_deadline(self, size_bytes: int, began_s: float | None = None) -> float:
+    def _frame_deadline(self, began_s: float, size_bytes: int) -> float:
         if self._deadline is not None:
             return self._deadline
-        began_s = time.monotonic() if began_s is None else began_s
         return began_s + self._options.frame_timeout_s + size_bytes / self._options.slowest_bytes_per_s
 
     def _lost(self, error: OSError) -> LinkError:
@@ -151,19 +150,17 @@ class SocketLink:
         return LinkClosedError(f"the link to {self._who()} broke: {error.strerror or error}")
 
     def _end_with(self, error: LinkError) -> LinkError:
-        """Use the link no more. Returns the first cause, which is the one to report."""
+        """Use the link no more. Returns what to report: `error`, or what had ended the link before it."""
         with self._ending:
-            if self._end is None:
-                self._end = error
-                shut_down(self._sock)
-            return self._end
+            if self._end is not None:
+                return LinkClosedError(self._end[0], hint=self._end[1])
+            self._end = (error.message, error.hint)
+            shut_down(self._sock)
+            return error
 
     def _check_open(self) -> None:
-        end = self._end
-        if isinstance(end, LinkClosedError):
-            raise LinkClosedError(end.message, hint=end.hint)
-        if end is not None:
-            raise LinkClosedError(f"the link was given up: {end.message}", hint=end.hint)
+        if self._end is not None:
+            raise LinkClosedError(self._end[0], hint=self._end[1])
 
     def _who(self) -> str:
         return f"{self.peer!r} at {self.address}" if self.peer else self.address
@@ -183,7 +180,8 @@ class SocketLink:
 def open_link(
     sock: socket.socket, address: str, server_name: str, ours: Hello, options: LinkOptions
 ) -> SocketLink:
-    """The link of whoever dialled. `server_name` is what the peer's certificate must bear under TLS."""
+    """The link of whoever dialled; the socket is closed if it fails. Under TLS the peer's certificate must
+    bear `server_name`."""
     deadline = time.monotonic() + options.handshake_timeout_s
     with contextlib.ExitStack() as undo:
         undo.callback(lambda: sock.close())
@@ -210,14 +208,13 @@ def wrap_answering(sock: socket.socket, options: LinkOptions) -> socket.socket:
 def answer_link(
     sock: socket.socket, address: str, ours: Hello, options: LinkOptions, admit: Admit | None
 ) -> SocketLink:
-    """The link of whoever was dialled, over a socket that went through `wrap_answering`."""
-    deadline = time.monotonic() + options.handshake_timeout_s
-    with contextlib.ExitStack() as undo:
-        undo.callback(sock.close)
-        link = _secure(sock, address, options, deadline)
-        link.introduced(answer(link, ours, admit, options.handshake_timeout_s))
-        undo.pop_all()
-        return link
+    """The link of whoever was dialled, over a socket that went through `wrap_answering`.
+
+    If it fails the socket stays the caller's, who may be about to shut it down from another thread.
+    """
+    link = _secure(sock, address, options, time.monotonic() + options.handshake_timeout_s)
+    link.introduced(answer(link, ours, admit, options.handshake_timeout_s))
+    return link
 
 
 def _secure(sock: socket.socket, address: str, options: LinkOptions, deadline: float) -> SocketLink:

@@ -56,13 +56,14 @@ class PlainStream:
     def write(self, parts: list[Part], deadline: float | None) -> None:
         while parts:
             try:
-                sent = (
-                    self._sock.send(parts[0]) if len(parts) == 1 else self._sock.sendmsg(parts[:_MAX_PARTS])
-                )
+                sent = self._send(parts)
             except BlockingIOError:
                 wait_until_ready(self._sock, select_write=True, deadline=deadline)
             else:
                 parts = drop_bytes(parts, sent)
+
+    def _send(self, parts: list[Part]) -> int:
+        return self._sock.send(parts[0]) if len(parts) == 1 else self._sock.sendmsg(parts[:_MAX_PARTS])
 
 
 class TlsStream:

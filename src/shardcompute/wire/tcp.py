@@ -75,7 +75,7 @@ class TcpListener:
         self._changed = threading.Condition()
         self._is_closed = False
         self._ready: deque[SocketLink] = deque()
-        self._pending: dict[threading.Thread, socket.socket] = {}
+        self._pending: dict[threading.Thread, socket.socket | None] = {}
         self._wake, self._woken = socket.socketpair()
         sock.setblocking(False)
         self._acceptor = threading.Thread(target=self._run, name=f"accept {self.address}", daemon=True)
@@ -98,15 +98,18 @@ class TcpListener:
             self._is_closed = True
             waiting = list(self._ready)
             self._ready.clear()
-            threads = list(self._pending)
             for sock in self._pending.values():
-                shut_down(sock)
+                if sock is not None:
+                    shut_down(sock)
             self._changed.notify_all()
         self._wake.close()
         self._slots.release()
         for link in waiting:
             link.close()
-        for thread in (self._acceptor, *threads):
+        self._acceptor.join()
+        with self._changed:
+            threads = list(self._pending)
+        for thread in threads:
             thread.join()
 
     def _run(self) -> None:
@@ -159,15 +162,19 @@ class TcpListener:
             _log.info("connection from %s dropped: %s", address, error)
         except Exception:
             _log.exception("connection from %s dropped", address)
+        thread = threading.current_thread()
         with self._changed:
-            del self._pending[threading.current_thread()]
-            if link is not None and not self._is_closed:
+            # From here on `close` leaves the socket alone: it is about to be somebody else's, or closed.
+            self._pending[thread] = None
+            is_ready = link is not None and not self._is_closed
+            if link is not None and is_ready:
                 self._ready.append(link)
                 self._changed.notify_all()
-                return
-        if link is not None:
-            link.close()
-        self._slots.release()
+        if not is_ready:
+            sock.close()
+            self._slots.release()
+        with self._changed:
+            del self._pending[thread]
 
     def __enter__(self) -> Self:
         return self

@@ -250,6 +250,23 @@ def test_frequencies_stored_by_old_files_are_ignored() -> None:
     from_hf_config(config, names)
 
 
+def test_fields_of_trainers_and_tools_are_let_through() -> None:
+    config = _config("llama")
+    extra = {
+        "architectures": ["LlamaForCausalLM"],
+        "is_llama_config": True,
+        "initializer_range": 0.04,
+        "pretraining_tp": 1,
+        "rope_interleaved": False,
+        "rope_scaling": None,
+        "torch_dtype": "bfloat16",
+        "transformers.js_config": {"dtype": "q4"},
+        "use_cache": True,
+    }
+    names = tiny_names(_loaded(config))
+    assert from_hf_config({**config, **extra}, names) == from_hf_config(config, names)
+
+
 def test_a_missing_tensor_is_named() -> None:
     config = _config("llama")
     names = set(tiny_names(_loaded(config))) - {"model.layers.3.mlp.up_proj.weight"}

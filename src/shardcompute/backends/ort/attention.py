@@ -52,6 +52,15 @@ def key_range(start: int, count: int, window: int | None) -> KeyRange:
     return KeyRange(first, stop, mask)
 
 
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A binding, valid while rows, keys and mask stay where they were; it keeps the mask alive."""
+
+    place: tuple[int, ...]
+    binding: onnxruntime.IOBinding
+    keys: KeyRange
+
+
 class AttentionKernel:
     """Runs attention of one kind over host KV. Holds the bindings of recent steps: they cost as much as a product."""
 
@@ -64,7 +73,7 @@ class AttentionKernel:
         self._width = attention.heads * attention.head_dim
         self._one = _open(attention, is_single=True) if self._group > 1 else None
         self._many = _open(attention, is_single=False)
-        self._bindings: dict[tuple[int, int], tuple[tuple[int, ...], onnxruntime.IOBinding]] = {}
+        self._bindings: dict[tuple[int, int], _Bound] = {}
         self._masks: dict[int, Float32] = {}
         self._scratch = np.zeros((2, 2, self._width), dtype=np.float32)
 
@@ -79,7 +88,7 @@ class AttentionKernel:
             rows = 2 if count == 1 and self._one is None else count
             span = key_range(segment.start + first, count, self._window)
             mask = span.mask if rows == count else np.repeat(span.mask, rows, axis=0)
-            if segment.count <= _SMALL_ROWS:
+            if segment.count <= min(most, _SMALL_ROWS):
                 mask = self._keep_in_place(segment.session, mask)
             groups.append((first, count, KeyRange(span.start, span.stop, mask)))
         return groups
@@ -94,40 +103,56 @@ class AttentionKernel:
         return known
 
     def run(
-        self, session: int, layer: int, kv: Float32, q: Float32, out: Float32, count: int, keys: KeyRange
+        self,
+        session: int,
+        layer: int,
+        room: Float32,
+        q: Float32,
+        out: Float32,
+        row: int,
+        count: int,
+        keys: KeyRange,
     ) -> None:
-        """`q` and `out` are `[count, width]` views; `kv` is the session's `[2, positions, kv_heads, head_dim]`."""
+        """Rows `[row, row + count)` of `q`, into those of `out`, over `room` `[2, positions, kv_heads, head_dim]`."""
         if self._one is None and count == 1:
-            self._scratch[0, :] = q
-            self._bind_and_run(session, layer, kv, self._scratch[0], self._scratch[1], 2, keys)
-            out[:] = self._scratch[1, :1]
-        else:
-            self._bind_and_run(session, layer, kv, q, out, count, keys)
+            self._scratch[0, :] = q[row]
+            binding = self._bind(self._many, room, self._scratch[0], self._scratch[1], 0, 2, keys)
+            self._many.run_with_iobinding(binding)
+            out[row] = self._scratch[1, 0]
+            return
+        kernel = self._one if count == 1 and self._one is not None else self._many
+        place = (row, count, keys.start, keys.stop, id(keys.mask))
+        known = self._bindings.get((session, layer))
+        if known is None or known.place != place:
+            binding = self._bind(kernel, room, q, out, row, count, keys)
+            known = self._bindings[session, layer] = _Bound(place, binding, keys)
+        kernel.run_with_iobinding(known.binding)
 
     def forget(self, session: int) -> None:
         self._masks.pop(session, None)
         for key in [key for key in self._bindings if key[0] == session]:
             del self._bindings[key]
 
-    def _bind_and_run(
-        self, session: int, layer: int, kv: Float32, q: Float32, out: Float32, count: int, keys: KeyRange
-    ) -> None:
-        kernel = self._one if count == 1 and self._one is not None else self._many
-        places = (q.ctypes.data, out.ctypes.data, keys.mask.ctypes.data, count, keys.start, keys.stop)
-        known = self._bindings.get((session, layer))
-        if known is not None and known[0] == places:
-            kernel.run_with_iobinding(known[1])
-            return
+    def _bind(
+        self,
+        kernel: onnxruntime.InferenceSession,
+        room: Float32,
+        q: Float32,
+        out: Float32,
+        row: int,
+        count: int,
+        keys: KeyRange,
+    ) -> onnxruntime.IOBinding:
         binding = kernel.io_binding()
         length = keys.stop - keys.start
         shape = (length, self._kv_heads, self._head_dim)
-        for name, array in (("k", kv[0, keys.start :]), ("v", kv[1, keys.start :])):
+        for name, array in (("k", room[0, keys.start :]), ("v", room[1, keys.start :])):
             binding.bind_input(name, "cpu", 0, np.float32, shape, array.ctypes.data)
-        binding.bind_input("q", "cpu", 0, np.float32, (count, self._width), q.ctypes.data)
+        rows = (count, self._width)
+        binding.bind_input("q", "cpu", 0, np.float32, rows, q[row:].ctypes.data)
         binding.bind_input("mask", "cpu", 0, np.float32, (count, 1, length), keys.mask.ctypes.data)
-        binding.bind_output("out", "cpu", 0, np.float32, (count, self._width), out.ctypes.data)
-        kernel.run_with_iobinding(binding)
-        self._bindings[session, layer] = (places, binding)
+        binding.bind_output("out", "cpu", 0, np.float32, rows, out[row:].ctypes.data)
+        return binding
 
 
 def _open(attention: Attention, *, is_single: bool) -> onnxruntime.InferenceSession:

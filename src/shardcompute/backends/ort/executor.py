@@ -15,7 +15,7 @@ from shardcompute.backends.ort.graph import use_threads
 from shardcompute.backends.ort.ops import OrtOps
 from shardcompute.backends.ort.program import Graph, Run, TakeWanted, Value, assign_buffers, round_up
 from shardcompute.core.batch import Segment, count_rows
-from shardcompute.core.errors import BackendError, UsageError
+from shardcompute.core.errors import UsageError
 
 _PROBED_ROWS = 16
 _ROW_MULTIPLES = (1, 2, 4, 8, 16)
@@ -61,7 +61,7 @@ class OrtExecutor:
             raise UsageError(f"a step gives at most {self._options.max_wanted} rows of logits, not {wanted}")
         self._check_inputs(inputs, rows)
         self._kv.take(segments)
-        self._input.buffer[:rows] = inputs if self._table is None else self._embed(inputs)
+        self._input.buffer[:rows] = inputs if self._table is None else _dense_rows(self._table, inputs)
         row = 0
         for segment in segments:
             self._positions[0, row : row + segment.count] = np.arange(segment.start, segment.stop)
@@ -92,18 +92,14 @@ class OrtExecutor:
     def _record(self, x: Value) -> Value:
         network, ops = self._network, self._ops
         shared = network.load_shared(ops)
+        if network.is_first:
+            x = network.embed(ops, self._table, x)
         for i in range(network.layer_count):
             x = network.layer(ops, shared, network.load_layer(ops, i), i, x)
         if network.is_last:
             x = network.head(ops, network.load_head(ops), x)
         ops.finish(x)
         return x
-
-    def _embed(self, ids: Array) -> Float32:
-        if self._table is None:
-            raise BackendError("only the first stage embeds tokens")
-        rows = _dense_rows(self._table, ids)
-        return rows
 
     def _check_inputs(self, inputs: Array, rows: int) -> None:
         expected = (rows,) if self._network.is_first else (rows, self._network.hidden)

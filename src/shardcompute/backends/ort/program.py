@@ -122,10 +122,9 @@ class Attend:
             keys, values = self.k.buffer[rows].reshape(shape), self.v.buffer[rows].reshape(shape)
             run.kv.write(segment, self.layer, keys, values)
             room = run.kv[segment.session][self.layer]
-            for first, count, keys_seen in groups:
-                group = slice(row + first, row + first + count)
-                q, out = self.q.buffer[group], self.out.buffer[group]
-                self.kernel.run(segment.session, self.layer, room, q, out, count, keys_seen)
+            q, out = self.q.buffer, self.out.buffer
+            for first, count, seen in groups:
+                self.kernel.run(segment.session, self.layer, room, q, out, row + first, count, seen)
             row += segment.count
 
 

@@ -24,7 +24,7 @@ from shardcompute.backends.torch.kernels.tiling import MAX_ROWS
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.ops import Rotation, TorchOps
 from shardcompute.backends.torch.plan import StepPlan
-from shardcompute.backends.torch.weights import DenseLinear, Linear
+from shardcompute.backends.torch.weights import BlockLinear, DenseLinear, Linear, StackedLinear
 
 SHORT_SEGMENT = 16
 
@@ -106,9 +106,9 @@ class FusedOps(TorchOps):
     def gated(self, gate_up: Any, gate: Gate) -> Any:
         if isinstance(gate_up, Product) and self._is_skinny(gate_up):
             matrix = gate_up.matrix
-            assert isinstance(matrix, DenseLinear)
-            return self._kernels.linear(gate_up.x, matrix.weight, matrix.bias, gate)
-        return super().gated(gate_up, gate)
+            if isinstance(matrix, DenseLinear):
+                return self._kernels.linear(gate_up.x, matrix.weight, matrix.bias, gate)
+        return self._kernels.gate(self._value(gate_up), gate)
 
     def rotate(self, x: Any, head_dim: int, rotation: Rotation) -> Any:
         heads = x if isinstance(x, HeadRows) else HeadRows(self._value(x))
@@ -128,14 +128,19 @@ class FusedOps(TorchOps):
         return torch.from_numpy(values).to(self._device, non_blocking=True)
 
     def _is_skinny(self, product: Product) -> bool:
-        fits = 0 < len(product.x) <= MAX_ROWS and isinstance(product.matrix, DenseLinear)
-        return fits and not self._use_library
+        return 0 < len(product.x) <= MAX_ROWS and not self._use_library
 
     def _apply(self, product: Product, dtype: torch.dtype) -> torch.Tensor:
-        matrix = product.matrix
-        if not self._is_skinny(product) or not isinstance(matrix, DenseLinear):
-            return matrix.apply(product.x)
-        return self._kernels.linear(product.x, matrix.weight, matrix.bias, dtype=dtype)
+        x, matrix = product.x, product.matrix
+        if isinstance(matrix, StackedLinear):
+            return torch.cat([self._apply(Product(x, part), dtype) for part in matrix.parts], dim=-1)
+        if self._is_skinny(product):
+            if isinstance(matrix, DenseLinear):
+                return self._kernels.linear(x, matrix.weight, matrix.bias, dtype=dtype)
+            # The matrix units want 16 inputs at a time; half a block of 4-bit codes is one time.
+            if isinstance(matrix, BlockLinear) and matrix.block_size * matrix.bits >= 128:
+                return self._kernels.block_linear(x, matrix, dtype)
+        return matrix.apply(x).to(dtype)
 
     def _value(self, x: Any) -> torch.Tensor:
         if isinstance(x, Product):
@@ -149,7 +154,12 @@ class FusedOps(TorchOps):
 
 
 def _cut_blocks(plan: StepPlan) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
-    """Rows of short segments, and long segments in blocks of (first row, rows)."""
+    """Rows of short segments, and long segments in blocks of (first row, rows).
+
+    Few rows are all short, as they are in a graph, so that a step is computed the same way with and without one.
+    """
+    if plan.rows <= MAX_ROWS:
+        return (), ()
     short: list[int] = []
     blocks: list[tuple[int, int]] = []
     row = 0

@@ -7,6 +7,7 @@ only fill a bucket point at the scratch page. A bucket is captured when it is fi
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -76,11 +77,22 @@ class GraphedSteps:
         if self._ops.has_waited:
             self._is_possible = False
             return bucket
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            bucket.output = self._forward(bucket.inputs)
-        bucket.graph = graph
+        bucket.graph, bucket.output = self._record(bucket)
         return bucket
+
+    def _record(self, bucket: _Bucket) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        # Garbage collected meanwhile may free device memory or graphs of others, which ends a capture.
+        gc.collect()
+        is_collecting = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                output = self._forward(bucket.inputs)
+        finally:
+            if is_collecting:
+                gc.enable()
+        return graph, output
 
     def _new_bucket(self, rows: int) -> _Bucket:
         device, pages = self._kv.pool.device, self._kv.table_width

@@ -69,8 +69,11 @@ def attend_rows(
     row = tl.load(rows_ptr + index) if HAS_ROWS else index
     position = tl.load(position_ptr + row)
     owner = tl.load(owner_ptr + row)
-    if PDL:
+    if PDL == 2:
+        tl.extra.cuda.gdc_launch_dependents()
+    if PDL > 0:
         tl.extra.cuda.gdc_wait()
+    if PDL == 1:
         tl.extra.cuda.gdc_launch_dependents()
     last_page = position // PAGE + 1
     first_page = tl.maximum(position + 1 - window, 0) // PAGE if HAS_WINDOW else 0
@@ -125,12 +128,14 @@ def attend_rows(
             top = tl.full((GROUP_BLOCK,), float("-inf"), dtype=tl.float32)
             total = tl.zeros((GROUP_BLOCK,), dtype=tl.float32)
             mixed = tl.zeros((GROUP_BLOCK, D_BLOCK), dtype=tl.float32)
-            for i in range(0, active):
-                part_top = tl.load(stats + i * 2 * GROUP_BLOCK + group, cache_modifier=".cg")
-                part_total = tl.load(stats + (i * 2 + 1) * GROUP_BLOCK + group, cache_modifier=".cg")
+            for i in tl.static_range(SPLITS):
+                is_part = (group < GROUP) & (i < active)
+                place_i = stats + i * 2 * GROUP_BLOCK + group
+                part_top = tl.load(place_i, mask=is_part, other=float("-inf"), cache_modifier=".cg")
+                part_total = tl.load(place_i + GROUP_BLOCK, mask=is_part, other=0.0, cache_modifier=".cg")
                 source = part_ptr + (owned + i).to(tl.int64) * GROUP * D_BLOCK
-                part = tl.load(source + tile_place, mask=used, other=0.0, cache_modifier=".cg")
-                joint = tl.maximum(top, part_top)
+                part = tl.load(source + tile_place, mask=is_part[:, None], other=0.0, cache_modifier=".cg")
+                joint = tl.maximum(tl.maximum(top, part_top), -1e30)
                 fade = tl.exp2(top - joint)
                 part_fade = tl.exp2(part_top - joint)
                 total = total * fade + part_total * part_fade

@@ -11,11 +11,15 @@ import triton
 from shardcompute.backends.kv import PAGE_TOKENS
 from shardcompute.backends.ops import Attention, Gate
 from shardcompute.backends.torch.kernels.attention import attend_blocks, attend_rows
-from shardcompute.backends.torch.kernels.heads import add_norm, place_heads
+from shardcompute.backends.torch.kernels.heads import add_norm, gate_rows, place_heads
 from shardcompute.backends.torch.kernels.linear import skinny_linear
+from shardcompute.backends.torch.kernels.quantised import block_linear
 from shardcompute.backends.torch.kernels.tiling import Tiling, choose_tiling, pad_rows
+from shardcompute.backends.torch.weights import BlockLinear
 
 KV_SPLITS = 16
+ROW_WARPS = 4
+ROW_STAGES = 2
 BLOCK_ROWS = 64
 
 
@@ -74,9 +78,9 @@ class Kernels:
 
     def __init__(self, device: torch.device) -> None:
         self._processors = torch.cuda.get_device_properties(device).multi_processor_count
-        self._pdl: dict[str, Any] = {"PDL": False}
+        self._pdl: dict[str, Any] = {"PDL": 0}
         if torch.cuda.get_device_capability(device)[0] >= 9:
-            self._pdl = {"PDL": True, "launch_pdl": True}
+            self._pdl = {"PDL": 1, "launch_pdl": True}
         self._linear_space = Workspace(device)
         self._attention_space = Workspace(device)
 
@@ -115,13 +119,65 @@ class Kernels:
             SPLIT=tiling.split,
             SWAP=tiling.swap,
             GATED=gate is not None,
-            ACTIVATION="none" if gate is None else gate.activation if gate.limit is None else "clamped",
+            ACTIVATION="none" if gate is None else _activation(gate),
             HAS_BIAS=bias is not None,
             IS_EVEN=width_in % tiling.block_k == 0 and width_out % tiling.block_n == 0,
             PREFETCH=tiling.prefetch,
             num_warps=tiling.warps,
             num_stages=tiling.stages,
             **self._pdl,
+        )
+        return out
+
+    def block_linear(
+        self,
+        x: torch.Tensor,
+        matrix: BlockLinear,
+        dtype: torch.dtype | None = None,
+        block_n: int = 32,
+        unroll: int = 4,
+        warps: int = 4,
+        stages: int = 3,
+    ) -> torch.Tensor:
+        """`linear` for quantised weights, outlier columns included."""
+        rows, width_in = x.shape
+        width_out, blocks = len(matrix.codes), width_in // matrix.block_size
+        while blocks % unroll:
+            unroll //= 2
+        out = torch.empty((rows, width_out), dtype=dtype or x.dtype, device=x.device)
+        block_linear[(triton.cdiv(width_out, block_n),)](
+            x,
+            matrix.codes,
+            matrix.scales,
+            matrix.scales if matrix.shifts is None else matrix.shifts,
+            x if matrix.bias is None else matrix.bias,
+            out,
+            rows,
+            blocks,
+            width_out,
+            x.stride(0),
+            ROWS=pad_rows(rows),
+            BLOCK_N=block_n,
+            BITS=matrix.bits,
+            BLOCK_SIZE=matrix.block_size,
+            UNROLL=unroll,
+            HAS_SHIFT=matrix.shifts is not None,
+            HAS_BIAS=matrix.bias is not None,
+            num_warps=warps,
+            num_stages=stages,
+            **self._pdl,
+        )
+        if matrix.columns is not None and matrix.outliers is not None:
+            out += torch.nn.functional.linear(x.index_select(1, matrix.columns), matrix.outliers)
+        return out
+
+    def gate(self, x: torch.Tensor, gate: Gate) -> torch.Tensor:
+        """The two halves of every row joined."""
+        rows, width = len(x), x.shape[1] // 2
+        out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+        block = min(triton.next_power_of_2(width), 2048)
+        gate_rows[(rows, triton.cdiv(width, block))](
+            x, out, width, gate.limit or 0.0, ACTIVATION=_activation(gate), BLOCK=block, **self._pdl
         )
         return out
 
@@ -237,7 +293,8 @@ class Kernels:
             SPLITS=KV_SPLITS,
             HAS_ROWS=places.short is not None,
             **self._forms(attention),
-            num_warps=4,
+            num_warps=ROW_WARPS,
+            num_stages=ROW_STAGES,
             **self._pdl,
         )
 
@@ -287,3 +344,7 @@ class Kernels:
             "HAS_WINDOW": attention.window is not None,
             "HAS_SINKS": attention.sinks is not None,
         }
+
+
+def _activation(gate: Gate) -> str:
+    return gate.activation if gate.limit is None else "clamped"

@@ -99,8 +99,11 @@ def skinny_linear(
         _prefetch(ahead)
         if GATED:
             _prefetch(ahead + up_offset)
-    if PDL:
+    if PDL == 2:
+        tl.extra.cuda.gdc_launch_dependents()
+    if PDL > 0:
         tl.extra.cuda.gdc_wait()
+    if PDL == 1:
         tl.extra.cuda.gdc_launch_dependents()
 
     if SWAP:

@@ -1,0 +1,91 @@
+"""Where output goes: answers, listings and JSON to stdout, everything said to people to stderr.
+
+On a terminal there are tables, colours and bars; anywhere else plain lines. NO_COLOR makes a terminal's
+output plain too. Text that comes from models and files cannot steer the terminal: control characters are
+taken out before they reach it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from shardcompute.core.errors import UsageError
+from shardcompute.core.settings import load_settings
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """Both outputs of this process."""
+
+    out: Console
+    err: Console
+
+    @property
+    def is_live(self) -> bool:
+        """Whether stderr can show bars and spinners."""
+        return self.err.is_terminal and not self.err.is_dumb_terminal
+
+    def say(self, text: str, style: str = "") -> None:
+        """A line for people."""
+        self.err.print(Text(without_controls(text), style))
+
+    def write(self, text: str) -> None:
+        """Part of an answer, at once."""
+        sys.stdout.write(without_controls(text) if self.out.is_terminal else text)
+        sys.stdout.flush()
+
+    def write_json(self, value: Any) -> None:
+        self.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+    def write_table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Rows under headings; without headings, names and values."""
+        plain = [[without_controls(cell) for cell in row] for row in rows]
+        if not self.out.is_terminal:
+            self.write(_aligned([headings, *plain] if headings else plain))
+            return
+        table = Table(*headings, box=SIMPLE_HEAD if headings else None, show_header=bool(headings))
+        for row in plain:
+            table.add_row(*map(Text, row))
+        # Rendered first and written as one text, so that a reader who leaves early is noticed in one place.
+        with self.out.capture() as captured:
+            self.out.print(table, soft_wrap=False)
+        sys.stdout.write(captured.get())
+        sys.stdout.flush()
+
+
+def open_screen() -> Screen:
+    try:
+        is_plain = load_settings().no_color
+    except UsageError:
+        is_plain = False  # another setting is wrong, which the command itself will say
+    colours: Any = None if is_plain else "auto"
+    out, err = (
+        Console(
+            stderr=is_err, color_system=colours, highlight=False, markup=False, emoji=False, soft_wrap=True
+        )
+        for is_err in (False, True)
+    )
+    return Screen(out, err)
+
+
+def without_controls(text: str) -> str:
+    """`text` without what a terminal would obey; line ends and tabs stay."""
+    return _CONTROL.sub("", text)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "".join(f"{line}\n" for line in lines)

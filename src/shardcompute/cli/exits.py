@@ -1,0 +1,98 @@
+"""How the program ends: every outcome has its exit code and, unless it is success, a line on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from shardcompute.cli.console import Screen, open_screen
+from shardcompute.core.errors import CapacityError, ShardComputeError
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+EXIT_CODES: tuple[tuple[int, str], ...] = (
+    (0, "success"),
+    (1, "something unforeseen; `shardcompute --debug …` shows where"),
+    (2, "the command is wrong: an option, an empty prompt, a prompt that does not fit the context, a busy port"),
+    (3, "no such model, here or at the source"),
+    (4, "the model is known and not supported"),
+    (5, "a model's file is damaged or contradicts itself"),
+    (6, "a source cannot be reached or read, or the disk is full"),
+    (7, "not enough memory, or too many requests"),
+    (8, "a backend is missing or failed"),
+    (9, "another machine is out of reach or broke the protocol"),
+    (INTERRUPTED, "interrupted (Ctrl-C)"),
+    (BROKEN_PIPE, "whoever read the output stopped reading"),
+)
+"""What `core.errors` and this module can end with."""
+
+# Typer may carry its own copy of Click, so its errors are found through one that it exports.
+_CLICK_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+_TYPER_ERRORS = (typer.Exit, typer.Abort, _CLICK_ERROR)
+
+
+class GuardedGroup(TyperGroup):
+    """The root of all commands: what any of them raises ends the program as `EXIT_CODES` says."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with guard(is_debug=bool(ctx.params.get("debug"))):
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def guard(*, is_debug: bool = False) -> Iterator[None]:
+    """Turn exceptions into messages and `typer.Exit`; Typer's own pass."""
+    try:
+        yield
+        sys.stdout.flush()
+    except _TYPER_ERRORS:
+        raise
+    except BrokenPipeError:
+        _drop_output()
+        raise typer.Exit(BROKEN_PIPE) from None
+    except KeyboardInterrupt:
+        open_screen().say("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+    except Exception as error:
+        shown = _explain(error)
+        screen = open_screen()
+        if is_debug:
+            screen.say("".join(traceback.format_exception(error)).rstrip(), "dim")
+        show_error(screen, shown)
+        raise typer.Exit(shown.exit_code) from None
+
+
+def show_error(screen: Screen, error: ShardComputeError) -> None:
+    screen.say(f"error: {error.message}", "red")
+    if error.hint:
+        screen.say(f"hint: {error.hint}")
+
+
+def _explain(error: Exception) -> ShardComputeError:
+    if isinstance(error, ShardComputeError):
+        return error
+    if isinstance(error, MemoryError):
+        return CapacityError(
+            "the memory of this machine is used up", hint="try a smaller --context or --kv-memory, or --weights int4"
+        )
+    return ShardComputeError(
+        f"something unforeseen happened: {type(error).__name__}: {error}",
+        hint="put --debug after shardcompute to see where, and please report it",
+    )
+
+
+def _drop_output() -> None:
+    """Send what is still buffered nowhere, or the interpreter would complain about it at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

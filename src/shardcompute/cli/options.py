@@ -1,0 +1,124 @@
+"""Options that several commands share, and what they add up to.
+
+Names of backends and weight forms are repeated here because the rooms that own them take long to import; a
+test holds them together.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardcompute.cli.sizes import parse_size
+from shardcompute.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from shardcompute.node.local_service import EngineOptions
+
+_ENGINE = "Engine"
+_DEVICE = re.compile(r"cpu|mps|cuda(:\d{1,3})?")
+
+
+class WeightForm(StrEnum):
+    NATIVE = "native"
+    FLOAT32 = "float32"
+    INT8 = "int8"
+    INT4 = "int4"
+    MIXED = "mixed"
+
+
+class Backend(StrEnum):
+    ONNX = "onnx"
+    TORCH = "torch"
+    NUMPY = "numpy"
+
+
+Weights = Annotated[
+    WeightForm,
+    typer.Option("--weights", help="Form of the weights in memory; native: as in the file.", rich_help_panel=_ENGINE),
+]
+BackendName = Annotated[
+    Backend,
+    typer.Option("--backend", help="What computes; torch is an extra, numpy is slow.", rich_help_panel=_ENGINE),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device", metavar="NAME", help="cpu; with torch also cuda, cuda:1 or mps.", rich_help_panel=_ENGINE
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        min=1,
+        max=4096,
+        help="CPU threads; by default one per core.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        metavar="TOKENS",
+        min=2,
+        help="Longest prompt and answer together; by default 8192 or what the model can.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+KvMemory = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-memory",
+        metavar="SIZE",
+        parser=parse_size,
+        help="Memory for keys and values, such as 512M or 2G; by default a quarter of what is free.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+Stages = Annotated[
+    int,
+    typer.Option(
+        "--stages",
+        metavar="N",
+        min=1,
+        help="Cut the model into this many stages inside this process.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def engine_options(
+    *,
+    weights: WeightForm,
+    backend: Backend,
+    device: str,
+    threads: int | None,
+    context: int | None,
+    kv_memory: int | None,
+    stages: int,
+) -> EngineOptions:
+    """The engine that the options ask for; UsageError for what contradicts itself."""
+    from shardcompute.node.local_service import EngineOptions
+
+    if not _DEVICE.fullmatch(device):
+        raise UsageError(f"{device!r} is not a device", hint="use cpu, cuda, cuda:1 or mps")
+    if device != "cpu" and backend is not Backend.TORCH:
+        raise UsageError(
+            f"the {backend} backend computes on the cpu, not on {device}", hint="add --backend torch"
+        )
+    return EngineOptions(
+        backend=backend.value,
+        form=weights.value,
+        device=device,
+        threads=threads,
+        context_length=context,
+        kv_bytes=kv_memory,
+        stages=stages,
+    )

@@ -1,0 +1,111 @@
+"""Shows what a command waits for: bars on a terminal, a line now and then anywhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from rich import progress as bars
+
+from shardcompute.cli.console import Screen, without_controls
+from shardcompute.weights.progress import Progress
+
+_STEP_PERCENT = 10
+_PAUSE_S = 5.0
+
+
+class BarProgress:
+    """A bar for each task under the line of what is going on; see `weights.progress.Progress`."""
+
+    def __init__(self, display: bars.Progress) -> None:
+        self._display = display
+        self._task: bars.TaskID | None = None
+
+    def start(self, label: str, total_bytes: int | None) -> None:
+        self._task = self._display.add_task(without_controls(label), total=total_bytes)
+
+    def advance(self, count_bytes: int) -> None:
+        if self._task is not None:
+            self._display.advance(self._task, count_bytes)
+
+    def finish(self) -> None:
+        if self._task is not None:
+            self._display.remove_task(self._task)
+            self._task = None
+
+
+class LineProgress:
+    """A line when a task starts, at every tenth of it, and every five seconds while it moves."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._say = say
+        self._clock = clock
+        self._label = ""
+        self._total: int | None = None
+        self._done = 0
+        self._said_step = 0
+        self._said_s = 0.0
+
+    def start(self, label: str, total_bytes: int | None) -> None:
+        self._label, self._total, self._done = label, total_bytes, 0
+        self._said_step, self._said_s = 0, self._clock()
+        self._say(label if total_bytes is None else f"{label} ({_megabytes(total_bytes)} MB)")
+
+    def advance(self, count_bytes: int) -> None:
+        self._done = max(0, self._done + count_bytes)
+        step = self._percent() // _STEP_PERCENT
+        now = self._clock()
+        if step > self._said_step or now - self._said_s >= _PAUSE_S:
+            self._said_step, self._said_s = step, now
+            self._say(f"{self._label}: {self._amount()}")
+
+    def finish(self) -> None:
+        """The next task or the command itself says what comes next."""
+
+    def _percent(self) -> int:
+        return 100 * self._done // self._total if self._total else 0
+
+    def _amount(self) -> str:
+        if self._total is None:
+            return f"{_megabytes(self._done)} MB"
+        return f"{self._percent()} % ({_megabytes(self._done)} of {_megabytes(self._total)} MB)"
+
+
+@contextlib.contextmanager
+def waiting(screen: Screen, doing: str, *, is_quiet: bool = False) -> Iterator[Progress]:
+    """Shows `doing` while the block runs, and tasks inside it through the progress given.
+
+    Off a terminal, `is_quiet` leaves `doing` out: a script that gets its answer need not hear of it.
+    """
+    if not screen.is_live:
+        if not is_quiet:
+            screen.say(doing)
+        yield LineProgress(screen.say)
+        return
+    columns = (
+        bars.SpinnerColumn(),
+        bars.TextColumn("{task.description}", markup=False),
+        _BytesColumn(bars.BarColumn()),
+        _BytesColumn(bars.DownloadColumn(binary_units=True)),
+        _BytesColumn(bars.TransferSpeedColumn()),
+        _BytesColumn(bars.TimeRemainingColumn()),
+    )
+    with bars.Progress(*columns, console=screen.err, transient=True) as display:
+        display.add_task(without_controls(doing), total=None)
+        yield BarProgress(display)
+
+
+class _BytesColumn(bars.ProgressColumn):
+    """A column that only tasks of known size fill."""
+
+    def __init__(self, column: bars.ProgressColumn) -> None:
+        super().__init__()
+        self._column = column
+
+    def render(self, task: bars.Task) -> bars.RenderableType:
+        return "" if task.total is None else self._column.render(task)
+
+
+def _megabytes(count: int) -> int:
+    return round(count / 1e6)

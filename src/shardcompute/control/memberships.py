@@ -1,0 +1,225 @@
+"""How events about nodes and links change the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from shardcompute.control import events as happened
+from shardcompute.control.revisions import claimed_bytes, interrupt, live_node, trim_standbys, with_node
+from shardcompute.control.state import (
+    COORDINATOR,
+    ClusterState,
+    LayerTime,
+    Link,
+    Node,
+    NodeStatus,
+    hops,
+    is_loaded,
+)
+
+
+def next_incarnation(state: ClusterState, node_id: str) -> int:
+    """The number to give to a node that dials in now."""
+    node = state.nodes.get(node_id)
+    return 1 if node is None else node.incarnation + 1
+
+
+def _settled_status(node: Node) -> NodeStatus:
+    """The status of a node that we have no reason to suspect."""
+    if node.is_draining:
+        return "draining"
+    return "joining" if node.seconds_per_byte is None else "ready"
+
+
+def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
+    old = state.nodes.get(event.node)
+    if old is not None and event.incarnation <= old.incarnation:
+        return state
+    speed = event.seconds_per_byte
+    if speed is None and old is not None:
+        speed = old.seconds_per_byte
+    node = Node(
+        id=event.node,
+        name=event.name,
+        role=event.role,
+        address=event.address,
+        device=event.device,
+        memory_bytes=event.memory_bytes,
+        threads=event.threads,
+        version=event.version,
+        incarnation=event.incarnation,
+        status="joining",
+        last_seen_s=event.now_s,
+        lease_until_s=event.now_s + state.health.lost_after_s,
+        # A drained node whose control link flickers is still to be emptied.
+        is_draining=old is not None and old.is_live and old.is_draining,
+        is_standby=event.is_standby,
+        seconds_per_byte=speed,
+        overhead_s=event.overhead_s,
+        layer_times=old.layer_times if old else (),
+        cached=event.cached,
+        shards=event.shards,
+        refusals=old.refusals if old else (),
+    )
+    state = with_node(state, replace(node, status=_settled_status(node)))
+    return trim_standbys(_interrupt_unheld(state, event.node))
+
+
+def _interrupt_unheld(state: ClusterState, node_id: str) -> ClusterState:
+    """A node that came back may have forgotten its shards or brought less memory."""
+    is_overfull = claimed_bytes(state, node_id) > state.nodes[node_id].memory_bytes
+    for chain in state.live_chains():
+        for stage in chain.stages:
+            is_forgotten = chain.connected_epoch == chain.epoch and not is_loaded(state, chain, stage)
+            if stage.node == node_id and (is_overfull or is_forgotten):
+                state = interrupt(state, chain, f"{node_id} came back without its shard")
+    return state
+
+
+def _see(state: ClusterState, event: happened.NodeSeen) -> ClusterState:
+    node = live_node(state, event.node, event.incarnation)
+    if node is None:
+        return state
+    seen_s = max(node.last_seen_s, event.now_s)
+    return with_node(
+        state,
+        replace(
+            node,
+            status=_settled_status(node),
+            status_reason="",
+            accusers=(),
+            last_seen_s=seen_s,
+            lease_until_s=seen_s + state.health.lost_after_s,
+        ),
+    )
+
+
+def _measure_node(state: ClusterState, event: happened.NodeMeasured) -> ClusterState:
+    node = live_node(state, event.node, event.incarnation)
+    if node is None:
+        return state
+    if event.seconds_per_byte is not None and event.seconds_per_byte > 0:
+        node = replace(node, seconds_per_byte=event.seconds_per_byte)
+    if event.overhead_s is not None and event.overhead_s >= 0:
+        node = replace(node, overhead_s=event.overhead_s)
+    if event.model is not None and event.layer_s is not None and event.layer_s > 0:
+        times = {time.model: time for time in node.layer_times}
+        times[event.model] = LayerTime(event.model, event.layer_s)
+        node = replace(node, layer_times=tuple(times[model] for model in sorted(times)))
+    if node.status == "joining":
+        node = replace(node, status=_settled_status(node))
+    return with_node(state, node)
+
+
+def _measure_link(state: ClusterState, event: happened.LinkMeasured) -> ClusterState:
+    if event.a == event.b or event.rtt_s < 0 or event.bytes_per_s <= 0:
+        return state
+    a, b = sorted((event.a, event.b))
+    link = Link(a, b, event.rtt_s, event.bytes_per_s, event.is_open)
+    state = replace(state, links={**state.links, a: {**state.links.get(a, {}), b: link}})
+    return state if event.is_open else _interrupt_across(state, a, b, f"{a} and {b} cannot reach each other")
+
+
+def _break_link(state: ClusterState, event: happened.LinkBroken) -> ClusterState:
+    node = live_node(state, event.node)
+    if node is None or event.reporter == event.node:
+        return state
+    if event.reporter == COORDINATOR:
+        node = replace(
+            node, lease_until_s=min(node.lease_until_s, event.now_s + state.health.lost_after_reset_s)
+        )
+    elif event.reporter != state.driver and live_node(state, event.reporter) is None:
+        return state
+    node = replace(node, accusers=tuple(sorted({*node.accusers, event.reporter})))
+    reason = f"the link between {event.reporter} and {event.node} broke"
+    return _interrupt_across(with_node(state, node), event.reporter, event.node, reason)
+
+
+def _interrupt_across(state: ClusterState, a: str, b: str, reason: str) -> ClusterState:
+    for chain in state.live_chains():
+        if any({a, b} == set(hop) for hop in hops(state, chain)):
+            state = interrupt(state, chain, reason)
+    return state
+
+
+def _suspect(state: ClusterState, event: happened.NodeSuspected) -> ClusterState:
+    node = live_node(state, event.node, event.incarnation)
+    if node is None:
+        return state
+    return with_node(state, replace(node, status="suspected", status_reason=event.reason))
+
+
+def _drain(state: ClusterState, event: happened.NodeDrained) -> ClusterState:
+    node = live_node(state, event.node)
+    if node is None:
+        return state
+    node = replace(node, is_draining=True)
+    status = node.status if node.status == "suspected" else _settled_status(node)
+    return with_node(state, replace(node, status=status))
+
+
+def _lose(state: ClusterState, event: happened.NodeLost) -> ClusterState:
+    return _part(state, event.node, event.incarnation, "lost", event.reason)
+
+
+def _leave(state: ClusterState, event: happened.NodeLeft) -> ClusterState:
+    return _part(state, event.node, event.incarnation, "gone", "left")
+
+
+def _part(
+    state: ClusterState, node_id: str, incarnation: int, status: NodeStatus, reason: str
+) -> ClusterState:
+    node = live_node(state, node_id, incarnation)
+    if node is None:
+        return state
+    parted = replace(node, status=status, status_reason=reason, shards=(), loading=(), accusers=())
+    state = with_node(state, parted)
+    for chain in state.live_chains():
+        if node_id in chain.nodes:
+            state = interrupt(state, chain, f"{node.name} is {status}: {reason}")
+    return _without_standbys_on(state, node_id)
+
+
+def _without_standbys_on(state: ClusterState, node_id: str) -> ClusterState:
+    chains = {
+        id: replace(chain, standbys=tuple(each for each in chain.standbys if each.node != node_id))
+        for id, chain in state.chains.items()
+    }
+    return replace(state, chains=chains)
+
+
+def _restart(state: ClusterState, event: happened.CoordinatorStarted) -> ClusterState:
+    nodes = {
+        id: replace(
+            node,
+            status="suspected",
+            status_reason="the coordinator restarted",
+            last_seen_s=event.now_s,
+            lease_until_s=event.now_s + state.health.restart_grace_s,
+            accusers=(),
+        )
+        if node.is_live
+        else node
+        for id, node in state.nodes.items()
+    }
+    state = replace(state, nodes=nodes)
+    for chain in state.live_chains():
+        state = interrupt(state, chain, "the coordinator restarted")
+    return state
+
+
+MEMBERSHIP: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
+    happened.CoordinatorStarted: _restart,
+    happened.NodeJoined: _join,
+    happened.NodeSeen: _see,
+    happened.NodeMeasured: _measure_node,
+    happened.LinkMeasured: _measure_link,
+    happened.LinkBroken: _break_link,
+    happened.NodeSuspected: _suspect,
+    happened.NodeLost: _lose,
+    happened.NodeDrained: _drain,
+    happened.NodeLeft: _leave,
+}

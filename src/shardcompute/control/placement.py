@@ -1,0 +1,229 @@
+"""Which machines serve which layers: filter, then score, and say why in words.
+
+`place` is a pure function of its request, remembered for equal requests; ties go to fewer machines, then to
+smaller ids. A machine that would not pay for its hops is left out with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import inf
+
+from shardcompute.control.cuts import fill
+from shardcompute.control.search import Found, Search, best_cut, filling_orders
+from shardcompute.control.state import Assignment
+from shardcompute.control.terms import Offer, Request, hops_of, stage_s
+from shardcompute.control.words import count_of, format_bytes, format_rate
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedStage:
+    node: str
+    start: int
+    stop: int
+    memory_bytes: int
+    step_s: float
+    """Predicted time of one row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    stages: tuple[PlacedStage, ...]
+    predicted_tokens_per_s_one_stream: float
+    predicted_tokens_per_s_many: float
+    hops_s: float
+    """Time of one token on the wire, all the way round."""
+    score: float
+    reasons: tuple[str, ...]
+    unused: tuple[tuple[str, str], ...]
+    """(node, why it was left out)"""
+    standbys: tuple[Assignment, ...]
+
+    @property
+    def assignments(self) -> tuple[Assignment, ...]:
+        return tuple(Assignment(stage.node, stage.start, stage.stop) for stage in self.stages)
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        return frozenset(stage.node for stage in self.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaceable:
+    missing_bytes: int
+    """One more machine that offers this much would do."""
+    reasons: tuple[str, ...]
+
+
+@lru_cache(maxsize=128)
+def place(request: Request, max_machines: int | None = None) -> Placement | Unplaceable:
+    """The placement of most worth over the machines offered, standbys only where nothing else serves."""
+    request = replace(request, offers=tuple(sorted(request.offers, key=lambda offer: offer.node)))
+    able, refused = _filter(request)
+    regulars = tuple(offer for offer in able if not offer.is_standby)
+    for offers in (regulars, able) if len(regulars) < len(able) else (able,):
+        search = Search(replace(request, offers=offers), max_machines)
+        found = search.run() if offers else None
+        if found is not None:
+            return _describe(request, search, found, able, refused)
+    return _explain_failure(request, able, refused, max_machines)
+
+
+def _filter(request: Request) -> tuple[tuple[Offer, ...], list[tuple[str, str]]]:
+    """Machines that can hold at least the smallest layer, and why the others cannot."""
+    sizes = request.sizes
+    layers = range(sizes.layer_count)
+    smallest = sizes.overhead_bytes + min(
+        sizes.memory_before[layer + 1] - sizes.memory_before[layer] for layer in layers
+    )
+    able, refused = [], []
+    for offer in request.offers:
+        if offer.memory_bytes >= smallest:
+            able.append(offer)
+        else:
+            need, has = format_bytes(smallest), format_bytes(offer.memory_bytes)
+            refused.append((offer.node, f"too small: one layer needs {need}, it offers {has}"))
+    return tuple(able), refused
+
+
+def _describe(
+    request: Request,
+    search: Search,
+    found: Found,
+    able: tuple[Offer, ...],
+    refused: list[tuple[str, str]],
+) -> Placement:
+    sizes = request.sizes
+    offers = {offer.node: offer for offer in able}
+    stages = tuple(
+        PlacedStage(
+            each.node,
+            each.start,
+            each.stop,
+            sizes.memory_bytes(each.start, each.stop),
+            stage_s(sizes, offers[each.node], each.start, each.stop),
+        )
+        for each in found.stages
+    )
+    used = {stage.node for stage in stages}
+    spare = [offer for offer in able if offer.node not in used]
+    unused = [(offer.node, _why_left_out(request, found, offer)) for offer in spare]
+    return Placement(
+        stages=stages,
+        predicted_tokens_per_s_one_stream=found.worth.one_stream,
+        predicted_tokens_per_s_many=found.worth.many_streams,
+        hops_s=hops_of(request).ring_s([stage.node for stage in stages]),
+        score=found.worth.score,
+        reasons=(*_filter_words(request, able, refused), *_score_words(search, found)),
+        unused=tuple(sorted([*refused, *unused])),
+        standbys=choose_standbys(request, found.stages, spare),
+    )
+
+
+def _filter_words(
+    request: Request, able: tuple[Offer, ...], refused: list[tuple[str, str]]
+) -> tuple[str, ...]:
+    need = request.sizes.total_bytes
+    room = sum(offer.memory_bytes for offer in able)
+    first = (
+        f"filter: {request.model.name} needs {format_bytes(need)}, "
+        f"{count_of(len(able), 'machine')} offer {format_bytes(room)}"
+    )
+    return (first, *(f"filter: {node} is {why}" for node, why in refused))
+
+
+def _score_words(search: Search, found: Found) -> list[str]:
+    words = []
+    for count in sorted(search.best_by_count):
+        best = search.best_by_count[count]
+        mark = " ← chosen" if best.stages == found.stages else ""
+        words.append(
+            f"score: {count_of(count, 'machine')}: {format_rate(best.worth.one_stream)} for one stream, "
+            f"{format_rate(best.worth.many_streams)} for many{mark}"
+        )
+    return words
+
+
+def _why_left_out(request: Request, found: Found, extra: Offer) -> str:
+    """What the chosen placement would become with this machine in its best position."""
+    offers = {offer.node: offer for offer in request.offers}
+    order = [offers[stage.node] for stage in found.stages]
+    if len(order) >= request.sizes.layer_count:
+        return "every layer has a machine of its own already"
+    hops = hops_of(request)
+    orders = [[*order[:i], extra, *order[i:]] for i in range(len(order) + 1)]
+    tried = [
+        best_cut(request, order) for order in orders if hops.ring_s([each.node for each in order]) < inf
+    ]
+    with_it = min((each for each in tried if each is not None), key=lambda each: each.rank, default=None)
+    if with_it is None:
+        return "it cannot be reached from the others, or no cut fits with it"
+    if extra.is_standby:
+        return "kept as standby"
+    return (
+        f"with it one stream would go from {format_rate(found.worth.one_stream)} "
+        f"to {format_rate(with_it.worth.one_stream)}, many from {format_rate(found.worth.many_streams)} "
+        f"to {format_rate(with_it.worth.many_streams)}: that does not pay"
+    )
+
+
+def _explain_failure(
+    request: Request,
+    able: tuple[Offer, ...],
+    refused: list[tuple[str, str]],
+    max_machines: int | None,
+) -> Unplaceable:
+    reasons = list(_filter_words(request, able, refused))
+    left_over = min((fill(order, request.sizes)[1] for order in filling_orders(able)), default=None)
+    if left_over is None:
+        return Unplaceable(request.sizes.total_bytes, (*reasons, "no machine can take part"))
+    if left_over == 0:
+        limit = f"at most {count_of(max_machines, 'machine')} allowed" if max_machines else "links are closed"
+        return Unplaceable(request.sizes.total_bytes, (*reasons, f"memory suffices, but {limit}"))
+    return Unplaceable(left_over, (*reasons, f"{format_bytes(left_over)} more are needed on one machine"))
+
+
+def choose_standbys(
+    request: Request, stages: Iterable[Assignment], spare: Iterable[Offer]
+) -> tuple[Assignment, ...]:
+    """One stage for each spare machine to hold ready: the largest that fits and that no other covers."""
+    sizes = request.sizes
+    open_stages = sorted(
+        stages, key=lambda stage: (-sizes.memory_bytes(stage.start, stage.stop), stage.start)
+    )
+    standbys = []
+    for offer in sorted(spare, key=lambda offer: (not offer.is_standby, offer.node)):
+        for stage in open_stages:
+            if sizes.memory_bytes(stage.start, stage.stop) <= offer.memory_bytes:
+                standbys.append(Assignment(offer.node, stage.start, stage.stop))
+                open_stages.remove(stage)
+                break
+    return tuple(standbys)
+
+
+def place_chains(request: Request, count: int) -> list[Placement | Unplaceable]:
+    """Up to `count` whole copies of the model on machines of their own; the last entry may say what is missing.
+
+    The first copy uses fewer machines than it would like if that leaves enough for the others.
+    """
+    best = [place(request)]
+    first = best[0]
+    if count == 1 or isinstance(first, Unplaceable):
+        return best
+    for limit in range(len(first.stages), 0, -1):
+        leading = place(request, limit)
+        if isinstance(leading, Unplaceable):
+            break
+        others = tuple(offer for offer in request.offers if offer.node not in leading.nodes)
+        placements = [leading, *place_chains(replace(request, offers=others), count - 1)]
+        if _copies(placements) > _copies(best) or len(best) == 1:
+            best = placements
+        if _copies(best) == count:
+            break
+    return best
+
+
+def _copies(placements: list[Placement | Unplaceable]) -> int:
+    return sum(isinstance(placement, Placement) for placement in placements)

@@ -1,0 +1,240 @@
+"""A new shape for a chain that lost machines, moving as few bytes as pays.
+
+A standby that already holds the layers comes first. Otherwise neighbours that take over the gap, a spare
+machine that fills it, and a re-split of everything are priced alike: seconds to move the missing weights, plus
+what the shape loses against the best one over the horizon in which a move must pay for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+
+from shardcompute.control.placement import Placement, Unplaceable, place
+from shardcompute.control.sizes import Sizes
+from shardcompute.control.state import Assignment, covers
+from shardcompute.control.terms import Offer, Request, stage_s, weigh
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    stages: tuple[Assignment, ...]
+    moved_bytes: int
+    move_s: float
+    how: str
+    """In words: "same machines", "standby promoted", "gap filled", "re-split"."""
+
+
+def replace_stage(
+    request: Request,
+    stages: Sequence[Assignment],
+    lost: Iterable[str],
+    standbys: Iterable[Assignment] = (),
+) -> Replacement | Unplaceable:
+    """A shape without the `lost` nodes. Offers are the machines that may serve, less what others use of them.
+
+    `standbys` are those that are loaded. Stages of nodes that are not offered count as lost.
+    """
+    offered = {offer.node for offer in request.offers}
+    gone = set(lost) | {stage.node for stage in stages if stage.node not in offered}
+    kept = _promote(stages, gone, [each for each in standbys if each.node in offered - gone])
+    if all(stage.node not in gone for stage in kept) and _is_possible(request, kept):
+        return _replacement(request, kept, "same machines" if kept == tuple(stages) else "standby promoted")
+    usable = tuple(offer for offer in request.offers if offer.node not in gone)
+    request = Request(request.model, usable, request.links, request.driver, request.policy)
+    shapes = [(shape, "gap filled") for shape in _fillings(request, kept, gone)]
+    shapes += [(shape, "re-split") for shape in _resplits(request, kept, gone)]
+    fresh = place(request)
+    if isinstance(fresh, Placement):
+        shapes.append((fresh.assignments, "re-split"))
+    candidates = [
+        _replacement(request, shape, how) for shape, how in shapes if _is_possible(request, shape)
+    ]
+    if candidates:
+        return _cheapest(request, candidates)
+    return fresh if isinstance(fresh, Unplaceable) else Unplaceable(0, ("no shape is possible",))
+
+
+def move_seconds(request: Request, stages: Iterable[Assignment]) -> tuple[int, float]:
+    """Bytes that must travel before these stages can serve, and the time it takes on a shared line."""
+    offers = {offer.node: offer for offer in request.offers}
+    moved = sum(
+        request.sizes.bytes_to_move(stage.start, stage.stop, offers[stage.node].held) for stage in stages
+    )
+    return moved, moved / request.policy.source_bytes_per_s
+
+
+def _promote(
+    stages: Sequence[Assignment], gone: set[str], standbys: list[Assignment]
+) -> tuple[Assignment, ...]:
+    busy = {stage.node for stage in stages}
+    kept = []
+    for stage in stages:
+        ready = [
+            each
+            for each in standbys
+            if (each.start, each.stop) == (stage.start, stage.stop) and each.node not in busy
+        ]
+        if stage.node in gone and ready:
+            stage = min(ready, key=lambda each: each.node)
+            busy.add(stage.node)
+        kept.append(stage)
+    return tuple(kept)
+
+
+def _is_possible(request: Request, stages: Sequence[Assignment]) -> bool:
+    offers = {offer.node: offer for offer in request.offers}
+    sizes = request.sizes
+    return (
+        covers(tuple(stages), sizes.layer_count)
+        and all(
+            stage.node in offers
+            and sizes.memory_bytes(stage.start, stage.stop) <= offers[stage.node].memory_bytes
+            for stage in stages
+        )
+        and isfinite(weigh(request, stages).latency_s)
+    )
+
+
+def _replacement(request: Request, stages: Sequence[Assignment], how: str) -> Replacement:
+    moved, seconds = move_seconds(request, stages)
+    return Replacement(tuple(stages), moved, seconds, how)
+
+
+def _cheapest(request: Request, candidates: list[Replacement]) -> Replacement:
+    best = max(weigh(request, each.stages).score for each in candidates)
+
+    def price(each: Replacement) -> tuple[float, bool, tuple[str, ...]]:
+        loss = best / weigh(request, each.stages).score - 1
+        seconds = each.move_s + request.policy.horizon_s * loss
+        names = tuple(stage.node for stage in each.stages)
+        return float(f"{seconds:.9e}"), each.how == "re-split", names
+
+    return min(candidates, key=price)
+
+
+def _gaps(stages: Sequence[Assignment], gone: set[str]) -> list[tuple[int, int]]:
+    """Layer ranges without a machine, neighbours merged."""
+    gaps: list[tuple[int, int]] = []
+    for stage in stages:
+        if stage.node not in gone:
+            continue
+        if gaps and gaps[-1][1] == stage.start:
+            gaps[-1] = (gaps[-1][0], stage.stop)
+        else:
+            gaps.append((stage.start, stage.stop))
+    return gaps
+
+
+def _fillings(
+    request: Request, stages: Sequence[Assignment], gone: set[str]
+) -> Iterator[tuple[Assignment, ...]]:
+    """Shapes in which every gap is taken over by a spare machine, or divided between its neighbours."""
+    left = [stage for stage in stages if stage.node not in gone]
+    shapes: list[list[Assignment]] = [left]
+    for start, stop in _gaps(stages, gone):
+        shapes = [
+            wider
+            for shape in shapes
+            for wider in _fill_gap(request, shape, start, stop)
+            if _fits(request, wider)
+        ]
+    for shape in shapes:
+        yield tuple(shape)
+
+
+def _fill_gap(
+    request: Request, shape: list[Assignment], start: int, stop: int
+) -> Iterator[list[Assignment]]:
+    before = [stage for stage in shape if stage.stop <= start]
+    after = [stage for stage in shape if stage.start >= stop]
+    for offer in request.offers:
+        if all(stage.node != offer.node for stage in shape):
+            yield [*before, Assignment(offer.node, start, stop), *after]
+    # Only cuts at the gap's ends and the middle ones that memory forces; the price sorts them out.
+    for cut in range(start, stop + 1):
+        if (cut > start and not before) or (cut < stop and not after):
+            continue
+        head = [*before[:-1], Assignment(before[-1].node, before[-1].start, cut)] if before else []
+        tail = [Assignment(after[0].node, cut, after[0].stop), *after[1:]] if after else []
+        yield [*head, *tail]
+
+
+def _fits(request: Request, shape: Iterable[Assignment]) -> bool:
+    memory = {offer.node: offer.memory_bytes for offer in request.offers}
+    return all(
+        stage.node in memory
+        and request.sizes.memory_bytes(stage.start, stage.stop) <= memory[stage.node]
+        for stage in shape
+    )
+
+
+def _resplits(
+    request: Request, stages: Sequence[Assignment], gone: set[str]
+) -> Iterator[tuple[Assignment, ...]]:
+    """New cuts for the survivors in their old order, alone and with spare machines where the gap was."""
+    offers = {offer.node: offer for offer in request.offers}
+    survivors = [offers[stage.node] for stage in stages if stage.node not in gone]
+    used = {offer.node for offer in survivors}
+    spares = [offer for offer in request.offers if offer.node not in used]
+    position = next((i for i, stage in enumerate(stages) if stage.node in gone), len(survivors))
+    for extra in ([], *([spare] for spare in spares), spares):
+        order = [*survivors[:position], *extra, *survivors[position:]]
+        shape = cut_for_price(request, order) if order else None
+        if shape is not None:
+            yield shape
+
+
+def cut_for_price(request: Request, order: Sequence[Offer]) -> tuple[Assignment, ...] | None:
+    """The cheapest cut over machines in this order, each with any number of layers, also none.
+
+    Cheapest in seconds to move, plus stage times over the horizon, measured against the quickest machine.
+    """
+    sizes, policy = request.sizes, request.policy
+    layers = sizes.layer_count
+    quickest_s = min(stage_s(sizes, offer, 0, layers) for offer in order)
+    rate = policy.horizon_s / max(quickest_s, 1e-9)
+    best = [0.0] + [inf] * layers
+    origins = []
+    for offer in order:
+        moves = _moves(sizes, offer)
+        following, origin = list(best), list(range(layers + 1))
+        for start in range(layers):
+            if best[start] == inf:
+                continue
+            for stop in range(start + 1, layers + 1):
+                if sizes.memory_before[stop] - sizes.memory_before[start] > offer.memory_bytes:
+                    break
+                if sizes.memory_bytes(start, stop) > offer.memory_bytes:
+                    continue
+                moved = moves[stop] - moves[start] + _moved_ends(sizes, offer, start, stop)
+                cost = moved / policy.source_bytes_per_s + rate * stage_s(sizes, offer, start, stop)
+                if best[start] + cost < following[stop]:
+                    following[stop], origin[stop] = best[start] + cost, start
+        best = following
+        origins.append(origin)
+    if best[layers] == inf:
+        return None
+    shape, stop = [], layers
+    for offer, origin in zip(reversed(order), reversed(origins), strict=True):
+        if origin[stop] < stop:
+            shape.append(Assignment(offer.node, origin[stop], stop))
+        stop = origin[stop]
+    return tuple(reversed(shape))
+
+
+def _moves(sizes: Sizes, offer: Offer) -> list[int]:
+    """Sums over prefixes of the layers' bytes that this machine does not hold."""
+    sums = [0]
+    for layer in range(sizes.layer_count):
+        is_held = any(first <= layer < last for first, last in offer.held)
+        size = sizes.weights_before[layer + 1] - sizes.weights_before[layer]
+        sums.append(sums[-1] + (0 if is_held else size))
+    return sums
+
+
+def _moved_ends(sizes: Sizes, offer: Offer, start: int, stop: int) -> int:
+    return sizes.bytes_to_move(start, start, offer.held) * (start == 0) + (
+        sizes.bytes_to_move(stop, stop, offer.held) * (stop == sizes.layer_count)
+    )

@@ -1,0 +1,77 @@
+"""Small changes of the state from which the effects of events are made."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from shardcompute.control.sizes import memory_of
+from shardcompute.control.state import Assignment, Chain, ClusterState, Node
+
+
+def with_node(state: ClusterState, node: Node) -> ClusterState:
+    return replace(state, nodes={**state.nodes, node.id: node})
+
+
+def with_chain(state: ClusterState, chain: Chain) -> ClusterState:
+    return replace(state, chains={**state.chains, chain.id: chain})
+
+
+def live_node(state: ClusterState, node_id: str, incarnation: int | None = None) -> Node | None:
+    """The node if it is known, live and (where asked) in this very life."""
+    node = state.nodes.get(node_id)
+    if node is None or not node.is_live or incarnation not in (None, node.incarnation):
+        return None
+    return node
+
+
+def interrupt(state: ClusterState, chain: Chain, reason: str) -> ClusterState:
+    """This epoch of the chain is over."""
+    if not chain.is_live or chain.is_interrupted:
+        return state
+    status = "recovering" if chain.status == "ready" else chain.status
+    return with_chain(state, replace(chain, status=status, is_interrupted=True, reason=reason))
+
+
+def retire(state: ClusterState, chain: Chain, reason: str) -> ClusterState:
+    return with_chain(state, replace(chain, status="retired", standbys=(), reason=reason))
+
+
+def forget_retired(state: ClusterState) -> ClusterState:
+    """Drop chains of which nothing is left anywhere, then unwanted models without chains."""
+    held = {shard.chain for node in state.nodes.values() for shard in node.shards}
+    chains = {
+        id: chain
+        for id, chain in state.chains.items()
+        if chain.is_live or id in held or chain.fenced_epoch < chain.epoch_to_fence
+    }
+    used = {chain.model for chain in chains.values()}
+    models = {name: entry for name, entry in state.models.items() if entry.is_wanted or name in used}
+    if len(chains) == len(state.chains) and len(models) == len(state.models):
+        return state
+    return replace(state, chains=chains, models=models)
+
+
+def claimed_bytes(state: ClusterState, node_id: str, *, except_chain: str | None = None) -> int:
+    """Memory of a node that stages (not standbys) of live chains lay claim to."""
+    return sum(
+        memory_of(state.models[chain.model].model, stage)
+        for chain in state.live_chains()
+        if chain.id != except_chain
+        for stage in chain.stages
+        if stage.node == node_id
+    )
+
+
+def trim_standbys(state: ClusterState) -> ClusterState:
+    """Let go of standbys whose memory is needed for stages, later chains' first."""
+    free = {id: node.memory_bytes - claimed_bytes(state, id) for id, node in state.nodes.items()}
+    for chain in state.live_chains():
+        model = state.models[chain.model].model
+        kept: list[Assignment] = []
+        for standby in chain.standbys:
+            if memory_of(model, standby) <= free[standby.node]:
+                free[standby.node] -= memory_of(model, standby)
+                kept.append(standby)
+        if len(kept) < len(chain.standbys):
+            state = with_chain(state, replace(chain, standbys=tuple(kept)))
+    return state

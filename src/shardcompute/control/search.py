@@ -1,0 +1,222 @@
+"""Which machines, in which order, with which cuts: the search for the placement of most worth.
+
+All orders of up to 5 machines are considered, so that the result is exact for the cuts that are weighed; up to
+10 machines every subset with its shortest ring to every last machine (Held-Karp); beyond that prefixes of
+sorted lists, improved by adding, dropping and exchanging machines. Whatever cannot beat the best found so far
+by an optimistic bound is not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from math import inf
+
+from shardcompute.control.cuts import cut_for_latency, cut_for_throughput, fill, slowest_s
+from shardcompute.control.rings import EXACT_LIMIT, RingTable, choose_order
+from shardcompute.control.state import Assignment
+from shardcompute.control.terms import Offer, Request, Worth, hops_of, weigh, worth_of
+
+_ALL_ORDERS_LIMIT = 5
+_BOUNDS = 5
+"""How many compromises between the fastest slowest stage and the smallest sum are weighed."""
+_CLIMB_LIMIT = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    stages: tuple[Assignment, ...]
+    worth: Worth
+
+    @property
+    def rank(self) -> tuple[float, int, tuple[str, ...]]:
+        """Smaller is better: more worth, then fewer machines, then names, so that ties are settled alike."""
+        # Rounded so that the noise of floating point does not decide.
+        score = float(f"{self.worth.score:.9e}")
+        return -score, len(self.stages), tuple(stage.node for stage in self.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    bound: float
+    machines: int
+    order: Callable[[], Sequence[Offer]]
+
+
+class Search:
+    """The best placement found, and the best for every number of machines that was worth a look."""
+
+    def __init__(self, request: Request, max_machines: int | None = None) -> None:
+        self._request = request
+        self._hops = hops_of(request)
+        self._offers = {offer.node: offer for offer in sorted(request.offers, key=lambda each: each.node)}
+        self._max_machines = min(max_machines or len(self._offers), request.sizes.layer_count)
+        self.best: Found | None = None
+        self.best_by_count: dict[int, Found] = {}
+
+    def run(self) -> Found | None:
+        count = len(self._offers)
+        if count <= _ALL_ORDERS_LIMIT:
+            self._weigh_all(self._every_order())
+        elif count <= EXACT_LIMIT:
+            self._weigh_all(self._every_ring())
+        else:
+            self._climb()
+        if self.best is None:
+            self._weigh_filled()
+        return self.best
+
+    def _weigh_all(self, candidates: Iterable[_Candidate]) -> None:
+        for candidate in sorted(candidates, key=lambda each: (-each.bound, each.machines)):
+            if self.best is not None and candidate.bound < self.best.worth.score * (1 - 1e-9):
+                return
+            self._try(candidate.order())
+
+    def _try(self, order: Sequence[Offer]) -> Found | None:
+        found = best_cut(self._request, order)
+        if found is None:
+            return None
+        if self.best is None or found.rank < self.best.rank:
+            self.best = found
+        known = self.best_by_count.get(len(order))
+        if known is None or found.rank < known.rank:
+            self.best_by_count[len(order)] = found
+        return found
+
+    def _every_order(self) -> Iterator[_Candidate]:
+        for machines in range(1, self._max_machines + 1):
+            for order in permutations(self._offers.values(), machines):
+                ring_s = self._hops.ring_s([offer.node for offer in order])
+                if ring_s < inf and _has_room(self._request, order):
+                    yield _Candidate(_bound(self._request, order, ring_s), machines, lambda order=order: order)
+
+    def _every_ring(self) -> Iterator[_Candidate]:
+        offers = list(self._offers.values())
+        table = RingTable(list(self._offers), self._hops)
+        for mask, last, ring_s in table.ends():
+            chosen = [offer for i, offer in enumerate(offers) if mask >> i & 1 and i != last]
+            chosen.append(offers[last])
+            if len(chosen) <= self._max_machines and _has_room(self._request, chosen):
+                yield _Candidate(
+                    _bound(self._request, chosen, ring_s),
+                    len(chosen),
+                    lambda mask=mask, last=last: self._named(table.order(mask, last)),
+                )
+
+    def _named(self, nodes: Iterable[str]) -> list[Offer]:
+        return [self._offers[node] for node in nodes]
+
+    def _climb(self) -> None:
+        offers = list(self._offers.values())
+        for key in (
+            lambda offer: offer.seconds_per_byte,
+            lambda offer: self._hops.entry_s(offer.node),
+            lambda offer: -offer.memory_bytes,
+        ):
+            ranked = sorted(offers, key=key)
+            for machines in _spread(self._max_machines):
+                self._try_subset([offer.node for offer in ranked[:machines]])
+        tries, current = 0, self.best
+        while current is not None and tries < _CLIMB_LIMIT:
+            before = current
+            for nodes in self._neighbours([stage.node for stage in before.stages]):
+                tries += 1
+                self._try_subset(nodes)
+                if self.best is not before or tries >= _CLIMB_LIMIT:
+                    break
+            current = self.best if self.best is not before else None
+
+    def _neighbours(self, nodes: list[str]) -> Iterator[list[str]]:
+        outside = [node for node in self._offers if node not in nodes]
+        yield from ([*nodes[:i], *nodes[i + 1 :]] for i in range(len(nodes)) if len(nodes) > 1)
+        if len(nodes) < self._max_machines:
+            yield from ([*nodes, node] for node in outside)
+        yield from ([*nodes[:i], node, *nodes[i + 1 :]] for node in outside for i in range(len(nodes)))
+
+    def _try_subset(self, nodes: Sequence[str]) -> None:
+        chosen = self._named(sorted(nodes))
+        if not _has_room(self._request, chosen):
+            return
+        order = choose_order([offer.node for offer in chosen], self._hops)
+        if order is None:
+            return
+        ring_s = self._hops.ring_s(order)
+        for way in (order, order[::-1]):
+            offers = self._named(way)
+            if self.best is None or _bound(self._request, offers, ring_s) > self.best.worth.score:
+                self._try(offers)
+
+    def _weigh_filled(self) -> None:
+        """When memory is tight: orders chosen for how well they fill, not for how fast they are."""
+        for order in filling_orders(self._offers.values()):
+            stages, left_over = fill(order, self._request.sizes)
+            offers = [offer for offer, _, _ in stages]
+            if left_over or len(offers) > self._max_machines:
+                continue
+            if self._hops.ring_s([offer.node for offer in offers]) < inf:
+                self._try(offers)
+
+
+def filling_orders(offers: Iterable[Offer]) -> Iterator[list[Offer]]:
+    """Orders in which machines are filled: by size, and with each one in turn as the first or the last."""
+    largest = sorted(offers, key=lambda offer: (-offer.memory_bytes, offer.node))
+    yield largest
+    yield largest[::-1]
+    for i, offer in enumerate(largest):
+        others = largest[:i] + largest[i + 1 :]
+        yield [offer, *others]
+        yield [*others, offer]
+
+
+def best_cut(request: Request, order: Sequence[Offer]) -> Found | None:
+    """The cut of most worth for machines in this order, among compromises of throughput and latency."""
+    sizes = request.sizes
+    fastest = cut_for_throughput(order, sizes)
+    if fastest is None:
+        return None
+    low = slowest_s(order, sizes, fastest)
+    shortest = cut_for_latency(order, sizes)
+    high = slowest_s(order, sizes, shortest) if shortest else low
+    bounds = [low * (high / low) ** (i / (_BOUNDS - 1)) for i in range(_BOUNDS)] if high > low > 0 else [low]
+    cuts = {fastest, *(cut_for_latency(order, sizes, bound) for bound in bounds), shortest}
+    found = [
+        Found(stages, weigh(request, stages))
+        for stages in (_assign(order, edges) for edges in cuts if edges is not None)
+    ]
+    return min(found, key=lambda each: (each.rank, [stage.stop for stage in each.stages]))
+
+
+def _assign(order: Sequence[Offer], edges: Sequence[int]) -> tuple[Assignment, ...]:
+    return tuple(Assignment(offer.node, edges[i], edges[i + 1]) for i, offer in enumerate(order))
+
+
+def _has_room(request: Request, order: Sequence[Offer]) -> bool:
+    sizes = request.sizes
+    room = sum(offer.memory_bytes for offer in order)
+    need = sizes.total_bytes + (len(order) - 1) * sizes.overhead_bytes
+    return room >= need + (sizes.shared_bytes if len(order) > 1 else 0)
+
+
+def _bound(request: Request, order: Sequence[Offer], ring_s: float) -> float:
+    """No cut over these machines, the last one given, can be worth more than this."""
+    sizes = request.sizes
+    layers_work = sizes.work_before[-1]
+    overhead_s = sum(offer.overhead_s for offer in order)
+    fastest = min(offer.seconds_per_byte for offer in order)
+    head_s = sizes.head_bytes * order[-1].seconds_per_byte
+    latency_s = ring_s + overhead_s + head_s + layers_work * fastest
+    # Were layers as fine as water, all stages would take equally long.
+    speed = sum(1 / offer.seconds_per_byte for offer in order)
+    spent = sum(offer.overhead_s / offer.seconds_per_byte for offer in order)
+    bottleneck_s = (layers_work + sizes.head_bytes + spent) / speed
+    return worth_of(latency_s, bottleneck_s, len(order), request.policy).score
+
+
+def _spread(limit: int) -> list[int]:
+    """1, 2, 3, … growing in steps of about a fifth, up to and with the limit."""
+    counts, count = [], 1
+    while count < limit:
+        counts.append(count)
+        count = max(count + 1, count * 6 // 5)
+    return [*counts, limit]

@@ -1,0 +1,108 @@
+"""How events about shards change the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from shardcompute.control import events as happened
+from shardcompute.control.revisions import interrupt, live_node, with_chain, with_node
+from shardcompute.control.state import ClusterState, Holding, Loading, Node, Refusal, Shard
+
+
+def _progress(state: ClusterState, event: happened.ShardProgressed) -> ClusterState:
+    node = live_node(state, event.node, event.incarnation)
+    if node is None:
+        return state
+    node = _without_progress(node, event.chain, event.start, event.stop)
+    fraction = min(1.0, max(0.0, event.fraction))
+    loading = (*node.loading, Loading(event.chain, event.start, event.stop, fraction))
+    return _note_loading(with_node(state, replace(node, loading=loading)), event.chain)
+
+
+def _load(state: ClusterState, event: happened.ShardLoaded) -> ClusterState:
+    node = live_node(state, event.node, event.incarnation)
+    if node is None or event.start >= event.stop:
+        return state
+    node = _without_progress(node, event.chain, event.start, event.stop)
+    node = _without_shard(node, event.chain, event.start, event.stop)
+    shard = Shard(event.chain, event.model, event.start, event.stop, event.size_bytes)
+    node = replace(
+        node,
+        shards=(*node.shards, shard),
+        cached=_with_holding(node.cached, Holding(event.model, event.start, event.stop)),
+        refusals=tuple(refusal for refusal in node.refusals if refusal.model != event.model),
+    )
+    return _note_loading(with_node(state, node), event.chain)
+
+
+def _fail(state: ClusterState, event: happened.ShardFailed) -> ClusterState:
+    node = live_node(state, event.node, event.incarnation)
+    if node is None:
+        return state
+    node = _without_progress(node, event.chain, event.start, event.stop)
+    node = _without_shard(node, event.chain, event.start, event.stop)
+    earlier = next((each.failures for each in node.refusals if each.model == event.model), 0)
+    # The exponent is bounded so that a machine that fails for weeks cannot overflow the wait.
+    wait_s = min(state.health.retry_limit_s, state.health.retry_after_s * 2 ** min(earlier, 32))
+    refusal = Refusal(event.model, event.reason, earlier + 1, event.now_s + wait_s)
+    others = tuple(each for each in node.refusals if each.model != event.model)
+    state = with_node(state, replace(node, refusals=(*others, refusal)))
+    return _interrupt_at(state, event.chain, event.node, event.start, event.stop, event.reason)
+
+
+def _unload(state: ClusterState, event: happened.ShardUnloaded) -> ClusterState:
+    node = live_node(state, event.node, event.incarnation)
+    if node is None or not node.has_shard(event.chain, event.start, event.stop):
+        return state
+    state = with_node(state, _without_shard(node, event.chain, event.start, event.stop))
+    return _interrupt_at(state, event.chain, event.node, event.start, event.stop, "its shard was unloaded")
+
+
+def _interrupt_at(
+    state: ClusterState, chain_id: str, node: str, start: int, stop: int, reason: str
+) -> ClusterState:
+    chain = state.chains.get(chain_id)
+    if chain is None:
+        return state
+    is_stage = any((each.node, each.start, each.stop) == (node, start, stop) for each in chain.stages)
+    return interrupt(state, chain, f"{node}: {reason}") if is_stage else state
+
+
+def _note_loading(state: ClusterState, chain_id: str) -> ClusterState:
+    chain = state.chains.get(chain_id)
+    if chain is None or chain.status != "planned":
+        return state
+    return with_chain(state, replace(chain, status="loading"))
+
+
+def _without_shard(node: Node, chain: str, start: int, stop: int) -> Node:
+    kept = tuple(held for held in node.shards if (held.chain, held.start, held.stop) != (chain, start, stop))
+    return replace(node, shards=kept)
+
+
+def _without_progress(node: Node, chain: str, start: int, stop: int) -> Node:
+    kept = tuple(each for each in node.loading if (each.chain, each.start, each.stop) != (chain, start, stop))
+    return replace(node, loading=kept)
+
+
+def _with_holding(cached: tuple[Holding, ...], new: Holding) -> tuple[Holding, ...]:
+    """The union of what was cached and a new range, as few ranges as possible."""
+    start, stop, others = new.start, new.stop, []
+    for held in cached:
+        if held.model == new.model and held.start <= stop and held.stop >= start:
+            start, stop = min(start, held.start), max(stop, held.stop)
+        else:
+            others.append(held)
+    merged = Holding(new.model, start, stop)
+    return tuple(sorted((*others, merged), key=lambda held: (held.model, held.start)))
+
+
+SHARDS: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
+    happened.ShardProgressed: _progress,
+    happened.ShardLoaded: _load,
+    happened.ShardFailed: _fail,
+    happened.ShardUnloaded: _unload,
+}

@@ -1,0 +1,132 @@
+"""The plain terms of a placement: what machines offer, what hops cost, what a placement is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
+
+from shardcompute.control.policy import PlacementPolicy
+from shardcompute.control.sizes import Sizes, sizes_of
+from shardcompute.control.state import Assignment, Link, Model
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one machine can give to a chain."""
+
+    node: str
+    memory_bytes: int
+    seconds_per_byte: float
+    """Time to read a byte of weights for one row."""
+    overhead_s: float = 0.0
+    """Time per frame whatever it holds."""
+    held: tuple[tuple[int, int], ...] = ()
+    """Layer ranges of this model whose bytes are already there."""
+    is_standby: bool = False
+    """To be used for stages only where nothing else serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Everything a placement depends on; equal requests have equal placements."""
+
+    model: Model
+    offers: tuple[Offer, ...]
+    links: tuple[Link, ...] = ()
+    driver: str = "driver"
+    policy: PlacementPolicy = PlacementPolicy()
+
+    @property
+    def sizes(self) -> Sizes:
+        return sizes_of(self.model)
+
+
+class Hops:
+    """Seconds for one row from node to node; a link that is not open costs infinity."""
+
+    def __init__(self, links: Iterable[Link], driver: str, frame_bytes: int, policy: PlacementPolicy) -> None:
+        self._driver = driver
+        self._links = {(link.a, link.b): link for link in links}
+        self._default = Link("", "", policy.default_rtt_s, policy.default_bytes_per_s)
+        self._frame_bytes = frame_bytes
+
+    def _link(self, a: str, b: str) -> Link:
+        return self._links.get((a, b) if a < b else (b, a), self._default)
+
+    def transfer_s(self, a: str, b: str) -> float:
+        """How long a frame keeps the link busy."""
+        return 0.0 if a == b else self._frame_bytes / self._link(a, b).bytes_per_s
+
+    def seconds(self, a: str, b: str) -> float:
+        if a == b:
+            return 0.0
+        link = self._link(a, b)
+        return link.rtt_s / 2 + self.transfer_s(a, b) if link.is_open else inf
+
+    def entry_s(self, node: str) -> float:
+        return self.seconds(self._driver, node)
+
+    def return_s(self, node: str) -> float:
+        """The tail answers the driver with token ids, which weigh nothing."""
+        if node == self._driver:
+            return 0.0
+        link = self._link(node, self._driver)
+        return link.rtt_s / 2 if link.is_open else inf
+
+    def ring_s(self, order: Sequence[str]) -> float:
+        inner = sum(self.seconds(a, b) for a, b in zip(order, order[1:], strict=False))
+        return self.entry_s(order[0]) + inner + self.return_s(order[-1])
+
+    def busiest_s(self, order: Sequence[str]) -> float:
+        ring = [self._driver, *order]
+        return max(self.transfer_s(a, b) for a, b in zip(ring, ring[1:], strict=False))
+
+
+@lru_cache(maxsize=64)
+def hops_of(request: Request) -> Hops:
+    frame_bytes = request.model.hidden * request.policy.activation_bytes
+    return Hops(request.links, request.driver, frame_bytes, request.policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What a placement is predicted to do."""
+
+    latency_s: float
+    """One token of one stream: all stages and all hops."""
+    bottleneck_s: float
+    """The slowest stage or link."""
+    score: float
+
+    @property
+    def one_stream(self) -> float:
+        return 1 / self.latency_s
+
+    @property
+    def many_streams(self) -> float:
+        return 1 / self.bottleneck_s
+
+
+def worth_of(latency_s: float, bottleneck_s: float, machines: int, policy: PlacementPolicy) -> Worth:
+    # A clock cannot tell less than this, and zero would make everything else worthless.
+    latency_s, bottleneck_s = max(latency_s, 1e-9), max(bottleneck_s, 1e-9)
+    weight = policy.latency_weight
+    score = latency_s**-weight * bottleneck_s ** (weight - 1) * (1 - policy.machine_price) ** (machines - 1)
+    return Worth(latency_s, bottleneck_s, score)
+
+
+def stage_s(sizes: Sizes, offer: Offer, start: int, stop: int) -> float:
+    """Seconds for one row through these layers on this machine."""
+    return offer.overhead_s + offer.seconds_per_byte * sizes.work_bytes(start, stop)
+
+
+def weigh(request: Request, stages: Sequence[Assignment]) -> Worth:
+    """The worth of given stages; every node must be among the offers."""
+    offers = {offer.node: offer for offer in request.offers}
+    times = [stage_s(request.sizes, offers[each.node], each.start, each.stop) for each in stages]
+    order = [stage.node for stage in stages]
+    hops = hops_of(request)
+    bottleneck_s = max(*times, hops.busiest_s(order))
+    return worth_of(sum(times) + hops.ring_s(order), bottleneck_s, len(stages), request.policy)

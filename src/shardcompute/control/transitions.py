@@ -1,0 +1,164 @@
+"""`apply(state, event)`: how each event changes what we believe.
+
+Total: an event that speaks of something unknown, or of a former incarnation or epoch, changes nothing, and
+none raises. What always holds afterwards: the stages of a chain cover its model exactly, epochs only grow,
+lost nodes hold nothing, a ready chain is connected and every one of its shards is in a live node's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from shardcompute.control import events as happened
+from shardcompute.control.events import Event
+from shardcompute.control.memberships import MEMBERSHIP
+from shardcompute.control.revisions import (
+    forget_retired,
+    live_node,
+    retire,
+    trim_standbys,
+    with_chain,
+)
+from shardcompute.control.shards import SHARDS
+from shardcompute.control.state import Chain, ClusterState, RequestedModel, covers, is_loaded
+
+
+def apply(state: ClusterState, event: Event) -> ClusterState:
+    change = _CHANGES.get(type(event))
+    return state if change is None else forget_retired(change(state, event))
+
+
+def _request(state: ClusterState, event: happened.ModelRequested) -> ClusterState:
+    model = event.model
+    if model.layer_count == 0 or event.chain_count < 1:
+        return state
+    if model.work_bytes and len(model.work_bytes) != model.layer_count:
+        return state
+    old = state.models.get(model.name)
+    if old is not None and old.model != model:
+        # Its shards have the wrong sizes or the wrong form: nothing of the old chains can be kept.
+        for chain in state.live_chains(model.name):
+            state = retire(state, chain, "the model was requested in another form")
+    requested = RequestedModel(model, event.chain_count)
+    return replace(state, models={**state.models, model.name: requested})
+
+
+def _drop(state: ClusterState, event: happened.ModelDropped) -> ClusterState:
+    old = state.models.get(event.model)
+    if old is None:
+        return state
+    return replace(state, models={**state.models, event.model: replace(old, is_wanted=False)})
+
+
+def _plan(state: ClusterState, event: happened.ChainPlanned) -> ClusterState:
+    requested = state.models.get(event.model)
+    if event.chain in state.chains or requested is None or not requested.is_wanted:
+        return state
+    chain = Chain(id=event.chain, model=event.model, epoch=1, stages=event.stages, reason=event.reason)
+    if not _is_sound(state, chain):
+        return state
+    state = replace(state, chains_planned=state.chains_planned + 1)
+    return trim_standbys(with_chain(state, chain))
+
+
+def _reshape(state: ClusterState, event: happened.ChainReshaped) -> ClusterState:
+    chain = state.chains.get(event.chain)
+    if chain is None or not chain.is_live or event.epoch != chain.epoch + 1:
+        return state
+    reshaped = replace(
+        chain,
+        epoch=event.epoch,
+        stages=event.stages,
+        standbys=tuple(standby for standby in chain.standbys if standby not in event.stages),
+        status="planned" if chain.status in ("planned", "loading") else "recovering",
+        is_interrupted=False,
+        reason=event.reason,
+        missing_bytes=0,
+    )
+    return trim_standbys(with_chain(state, reshaped)) if _is_sound(state, reshaped) else state
+
+
+def _is_sound(state: ClusterState, chain: Chain) -> bool:
+    layer_count = state.models[chain.model].model.layer_count
+    return covers(chain.stages, layer_count) and all(live_node(state, node) for node in chain.nodes)
+
+
+def _choose_standbys(state: ClusterState, event: happened.StandbysChosen) -> ClusterState:
+    chain = state.chains.get(event.chain)
+    if chain is None or not chain.is_live or event.epoch != chain.epoch:
+        return state
+    layer_count = state.models[chain.model].model.layer_count
+    standbys = tuple(
+        standby
+        for standby in event.standbys
+        if 0 <= standby.start < standby.stop <= layer_count
+        and standby not in chain.stages
+        and live_node(state, standby.node)
+    )
+    return trim_standbys(with_chain(state, replace(chain, standbys=tuple(dict.fromkeys(standbys)))))
+
+
+def _connect(state: ClusterState, event: happened.ChainConnected) -> ClusterState:
+    chain = _current(state, event.chain, event.epoch)
+    if chain is None or not all(is_loaded(state, chain, stage) for stage in chain.stages):
+        return state
+    return with_chain(state, replace(chain, connected_epoch=event.epoch))
+
+
+def _make_ready(state: ClusterState, event: happened.ChainReady) -> ClusterState:
+    chain = _current(state, event.chain, event.epoch)
+    if chain is None or chain.connected_epoch != event.epoch:
+        return state
+    return with_chain(state, replace(chain, status="ready", missing_bytes=0))
+
+
+def _current(state: ClusterState, chain_id: str, epoch: int) -> Chain | None:
+    chain = state.chains.get(chain_id)
+    if chain is None or not chain.is_live or chain.is_interrupted or chain.epoch != epoch:
+        return None
+    return chain
+
+
+def _fence(state: ClusterState, event: happened.ChainFenced) -> ClusterState:
+    chain = state.chains.get(event.chain)
+    if chain is None:
+        return state
+    fenced_epoch = max(chain.fenced_epoch, min(event.epoch, chain.epoch_to_fence))
+    return with_chain(state, replace(chain, fenced_epoch=fenced_epoch))
+
+
+def _break(state: ClusterState, event: happened.ChainBroken) -> ClusterState:
+    chain = state.chains.get(event.chain)
+    if chain is None or not chain.is_live or not chain.is_interrupted or event.epoch != chain.epoch:
+        return state
+    broken = replace(chain, status="broken", missing_bytes=event.missing_bytes, reason=event.reason)
+    return with_chain(state, broken)
+
+
+def _retire(state: ClusterState, event: happened.ChainRetired) -> ClusterState:
+    chain = state.chains.get(event.chain)
+    return state if chain is None or not chain.is_live else retire(state, chain, event.reason)
+
+
+def _revoke(state: ClusterState, event: happened.TokenRevoked) -> ClusterState:
+    return replace(state, revoked_tokens=tuple(sorted({*state.revoked_tokens, event.token_id})))
+
+
+_CHANGES: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
+    **MEMBERSHIP,
+    **SHARDS,
+    happened.ModelRequested: _request,
+    happened.ModelDropped: _drop,
+    happened.ChainPlanned: _plan,
+    happened.ChainReshaped: _reshape,
+    happened.StandbysChosen: _choose_standbys,
+    happened.ChainConnected: _connect,
+    happened.ChainReady: _make_ready,
+    happened.ChainFenced: _fence,
+    happened.ChainBroken: _break,
+    happened.ChainRetired: _retire,
+    happened.TokenRevoked: _revoke,
+}

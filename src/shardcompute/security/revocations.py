@@ -1,0 +1,46 @@
+"""Who is no longer welcome although its certificate has not run out.
+
+The coordinator keeps the list and sends it to every node, which checks peers against it after each handshake
+and closes open links to those on it. The list only grows: a machine that may come back makes a new identity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from shardcompute.core.errors import SourceError
+
+
+@dataclass(frozen=True, slots=True)
+class Revocations:
+    """Revoked node ids, and serial numbers (hexadecimal) of single revoked certificates."""
+
+    node_ids: frozenset[str] = frozenset()
+    serials: frozenset[str] = frozenset()
+
+    def with_node(self, node_id: str) -> Revocations:
+        return replace(self, node_ids=self.node_ids | {node_id})
+
+    def with_serial(self, serial: str) -> Revocations:
+        return replace(self, serials=self.serials | {serial})
+
+    def merged(self, other: Revocations) -> Revocations:
+        """Everything that either list revokes, so that an old list never readmits anyone."""
+        return Revocations(self.node_ids | other.node_ids, self.serials | other.serials)
+
+    def covers(self, node_id: str, serial: str) -> bool:
+        return node_id in self.node_ids or serial in self.serials
+
+    def to_bytes(self) -> bytes:
+        return msgspec.msgpack.encode(self, order="deterministic")
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Revocations:
+        try:
+            return msgspec.msgpack.decode(content, type=cls)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise SourceError(
+                f"The list of revoked nodes is damaged: {error}", hint="restore it from a copy"
+            ) from error
