@@ -15,10 +15,8 @@ import numpy as np
 
 from shardcompute.backends.executor import KvUsage
 from shardcompute.backends.matrix import Float32
-from shardcompute.core.batch import Segment
+from shardcompute.core.batch import PAGE_TOKENS, Segment
 from shardcompute.core.errors import CapacityError, PromptTooLongError, UsageError
-
-PAGE_TOKENS = 64
 
 
 @dataclass(slots=True)

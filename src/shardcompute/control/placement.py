@@ -154,9 +154,7 @@ def _why_left_out(request: Request, found: Found, extra: Offer) -> str:
         return "every layer has a machine of its own already"
     hops = hops_of(request)
     orders = [[*order[:i], extra, *order[i:]] for i in range(len(order) + 1)]
-    tried = [
-        best_cut(request, order) for order in orders if hops.ring_s([each.node for each in order]) < inf
-    ]
+    tried = [best_cut(request, order) for order in orders if hops.ring_s([each.node for each in order]) < inf]
     with_it = min((each for each in tried if each is not None), key=lambda each: each.rank, default=None)
     if with_it is None:
         return "it cannot be reached from the others, or no cut fits with it"

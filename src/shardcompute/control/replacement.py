@@ -16,6 +16,9 @@ from shardcompute.control.sizes import Sizes
 from shardcompute.control.state import Assignment, covers
 from shardcompute.control.terms import Offer, Request, stage_s, weigh
 
+_SHAPES_LIMIT = 64
+"""Several gaps at once multiply; what is dropped here a re-split still finds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
@@ -48,12 +51,8 @@ def replace_stage(
     fresh = place(request)
     if isinstance(fresh, Placement):
         shapes.append((fresh.assignments, "re-split"))
-    candidates = [
-        _replacement(request, shape, how) for shape, how in shapes if _is_possible(request, shape)
-    ]
-    if candidates:
-        return _cheapest(request, candidates)
-    return fresh if isinstance(fresh, Unplaceable) else Unplaceable(0, ("no shape is possible",))
+    candidates = [_replacement(request, shape, how) for shape, how in shapes if _is_possible(request, shape)]
+    return fresh if isinstance(fresh, Unplaceable) and not candidates else _cheapest(request, candidates)
 
 
 def move_seconds(request: Request, stages: Iterable[Assignment]) -> tuple[int, float]:
@@ -139,33 +138,41 @@ def _fillings(
             for shape in shapes
             for wider in _fill_gap(request, shape, start, stop)
             if _fits(request, wider)
-        ]
+        ][:_SHAPES_LIMIT]
     for shape in shapes:
         yield tuple(shape)
 
 
-def _fill_gap(
-    request: Request, shape: list[Assignment], start: int, stop: int
-) -> Iterator[list[Assignment]]:
+def _fill_gap(request: Request, shape: list[Assignment], start: int, stop: int) -> Iterator[list[Assignment]]:
     before = [stage for stage in shape if stage.stop <= start]
     after = [stage for stage in shape if stage.start >= stop]
     for offer in request.offers:
         if all(stage.node != offer.node for stage in shape):
             yield [*before, Assignment(offer.node, start, stop), *after]
-    # Only cuts at the gap's ends and the middle ones that memory forces; the price sorts them out.
-    for cut in range(start, stop + 1):
-        if (cut > start and not before) or (cut < stop and not after):
-            continue
+    divided = [shape for shape in _divide_gap(before, after, start, stop) if _fits(request, shape)]
+    if divided:
+        yield from (divided[0], divided[-1])
+        yield min(divided, key=lambda shape: _slowest_s(request, shape))
+
+
+def _divide_gap(
+    before: list[Assignment], after: list[Assignment], start: int, stop: int
+) -> Iterator[list[Assignment]]:
+    for cut in range(start if after else stop, (stop if before else start) + 1):
         head = [*before[:-1], Assignment(before[-1].node, before[-1].start, cut)] if before else []
         tail = [Assignment(after[0].node, cut, after[0].stop), *after[1:]] if after else []
         yield [*head, *tail]
 
 
+def _slowest_s(request: Request, shape: Iterable[Assignment]) -> float:
+    offers = {offer.node: offer for offer in request.offers}
+    return max(stage_s(request.sizes, offers[each.node], each.start, each.stop) for each in shape)
+
+
 def _fits(request: Request, shape: Iterable[Assignment]) -> bool:
     memory = {offer.node: offer.memory_bytes for offer in request.offers}
     return all(
-        stage.node in memory
-        and request.sizes.memory_bytes(stage.start, stage.stop) <= memory[stage.node]
+        stage.node in memory and request.sizes.memory_bytes(stage.start, stage.stop) <= memory[stage.node]
         for stage in shape
     )
 

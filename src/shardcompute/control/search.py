@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations
 from math import inf
 
@@ -89,7 +90,7 @@ class Search:
             for order in permutations(self._offers.values(), machines):
                 ring_s = self._hops.ring_s([offer.node for offer in order])
                 if ring_s < inf and _has_room(self._request, order):
-                    yield _Candidate(_bound(self._request, order, ring_s), machines, lambda order=order: order)
+                    yield _Candidate(_bound(self._request, order, ring_s), machines, partial(tuple, order))
 
     def _every_ring(self) -> Iterator[_Candidate]:
         offers = list(self._offers.values())
@@ -101,8 +102,11 @@ class Search:
                 yield _Candidate(
                     _bound(self._request, chosen, ring_s),
                     len(chosen),
-                    lambda mask=mask, last=last: self._named(table.order(mask, last)),
+                    partial(self._walk, table, mask, last),
                 )
+
+    def _walk(self, table: RingTable, mask: int, last: int) -> list[Offer]:
+        return self._named(table.order(mask, last))
 
     def _named(self, nodes: Iterable[str]) -> list[Offer]:
         return [self._offers[node] for node in nodes]

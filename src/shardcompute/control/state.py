@@ -6,6 +6,7 @@ of one clock that comes in with events. All of it can be written as JSON or msgp
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 from msgspec import Struct
@@ -227,4 +228,4 @@ def is_loaded(state: ClusterState, chain: Chain, assignment: Assignment) -> bool
 def hops(state: ClusterState, chain: Chain) -> list[tuple[str, str]]:
     """The links a chain uses, from the driver round to the driver."""
     ring = [state.driver, *chain.nodes, state.driver]
-    return [(a, b) for a, b in zip(ring, ring[1:], strict=False) if a != b]
+    return [(a, b) for a, b in pairwise(ring) if a != b]

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from math import inf
 
 from shardcompute.control.policy import PlacementPolicy
 from shardcompute.control.sizes import Sizes, sizes_of
 from shardcompute.control.state import Assignment, Link, Model
+
+_DEFAULT_POLICY = PlacementPolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Request:
     offers: tuple[Offer, ...]
     links: tuple[Link, ...] = ()
     driver: str = "driver"
-    policy: PlacementPolicy = PlacementPolicy()
+    policy: PlacementPolicy = _DEFAULT_POLICY
 
     @property
     def sizes(self) -> Sizes:
@@ -76,12 +79,12 @@ class Hops:
         return link.rtt_s / 2 if link.is_open else inf
 
     def ring_s(self, order: Sequence[str]) -> float:
-        inner = sum(self.seconds(a, b) for a, b in zip(order, order[1:], strict=False))
+        inner = sum(self.seconds(a, b) for a, b in pairwise(order))
         return self.entry_s(order[0]) + inner + self.return_s(order[-1])
 
     def busiest_s(self, order: Sequence[str]) -> float:
         ring = [self._driver, *order]
-        return max(self.transfer_s(a, b) for a, b in zip(ring, ring[1:], strict=False))
+        return max(self.transfer_s(a, b) for a, b in pairwise(ring))
 
 
 @lru_cache(maxsize=64)

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+PAGE_TOKENS = 64
+"""KV memory is given out in pages of this many tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:

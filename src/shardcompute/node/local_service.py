@@ -18,8 +18,8 @@ from shardcompute.core.generation import Delta, GenerationRequest
 from shardcompute.core.settings import Settings
 from shardcompute.models.spec import ModelSpec, cut
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.local import LocalEngine
-from shardcompute.node.scheduler import SchedulerLimits
+from shardcompute.node.driver import ChainShape, Driver, DriverLimits
+from shardcompute.node.local import LocalChain
 from shardcompute.node.service import Load, ServedModel
 from shardcompute.runtime.shard import open_shard
 from shardcompute.runtime.stage import StageRuntime
@@ -49,11 +49,14 @@ class EngineOptions:
 class LocalService:
     """One model in this process. Leaving the block stops its thread and frees it."""
 
-    def __init__(self, name: str, spec: ModelSpec, tokenizer: Tokenizer, engine: LocalEngine) -> None:
+    def __init__(
+        self, name: str, spec: ModelSpec, tokenizer: Tokenizer, driver: Driver, chain: LocalChain
+    ) -> None:
         self.name = name
         self.spec = spec
         self.tokenizer = tokenizer
-        self.engine = engine
+        self.driver = driver
+        self._chain = chain
         self._created_s = int(time.time())
 
     # For a caller in this process
@@ -61,7 +64,7 @@ class LocalService:
     def stream(self, request: GenerationRequest) -> Iterator[Delta]:
         """Deltas until one has a finish; closing the iterator cancels the generation."""
         deltas: queue.SimpleQueue[Delta | ShardComputeError] = queue.SimpleQueue()
-        generation = self.engine.submit(request, deltas.put)
+        generation = self.driver.submit(request, deltas.put)
         try:
             while True:
                 delta = deltas.get()
@@ -71,12 +74,12 @@ class LocalService:
                 if delta.finish is not None:
                     return
         finally:
-            self.engine.cancel(generation)
+            self.driver.cancel(generation)
 
     # For the API (see `node.service.Service`)
 
     def models(self) -> Sequence[ServedModel]:
-        return [ServedModel(self.name, self.engine.context_length, self._created_s)]
+        return [ServedModel(self.name, self.driver.context_length, self._created_s)]
 
     def codec(self, model: str) -> Tokenizer:
         self._check_name(model)
@@ -86,8 +89,8 @@ class LocalService:
         return True
 
     def load(self) -> Load:
-        running, waiting, usage = self.engine.load()
-        return Load(running, waiting, usage.used_bytes / usage.total_bytes)
+        load = self.driver.load()
+        return Load(load.running, load.waiting, min(1.0, load.used_tokens / max(1, load.capacity_tokens)))
 
     async def generate(self, model: str, request: GenerationRequest) -> AsyncIterator[Delta]:
         self._check_name(model)
@@ -97,7 +100,7 @@ class LocalService:
         def emit(delta: Delta | ShardComputeError) -> None:
             loop.call_soon_threadsafe(deltas.put_nowait, delta)
 
-        generation = self.engine.submit(request, emit)
+        generation = self.driver.submit(request, emit)
         try:
             while True:
                 delta = await deltas.get()
@@ -107,14 +110,15 @@ class LocalService:
                 if delta.finish is not None:
                     return
         finally:
-            self.engine.cancel(generation)
+            self.driver.cancel(generation)
 
     def _check_name(self, model: str) -> None:
         if model not in (self.name, "default"):
             raise UnknownModelError(f"the model {model!r} is not served here", hint=f"use {self.name!r}")
 
     def close(self) -> None:
-        self.engine.close()
+        self.driver.close()
+        self._chain.close()
 
     def __enter__(self) -> Self:
         return self
@@ -130,18 +134,17 @@ def open_model(
     with open_checkpoint(resolve(parse_reference(reference), settings, progress)) as checkpoint:
         tokenizer = checkpoint.tokenizer()
         stages, executor_options = open_stages(checkpoint, options, settings, progress=None)
-        engine = LocalEngine(
-            stages,
-            tokenizer,
-            vocab_size=checkpoint.spec.vocab_size,
-            context_length=executor_options.context_length,
-            limits=SchedulerLimits(
-                chunk_rows=executor_options.max_rows,
-                max_sessions=options.max_sessions,
-                max_wanted=executor_options.max_wanted,
-            ),
+        limits = DriverLimits(
+            checkpoint.spec.vocab_size, executor_options.context_length, max_sessions=options.max_sessions
         )
-        return LocalService(checkpoint.name, checkpoint.spec, tokenizer, engine)
+        driver = Driver(tokenizer, limits)
+        chain = LocalChain(stages, driver)
+        capacity = min(stage.kv_usage().free_tokens for stage in stages)
+        driver.connect(
+            chain,
+            ChainShape(capacity, max_rows=executor_options.max_rows, max_wanted=executor_options.max_wanted),
+        )
+        return LocalService(checkpoint.name, checkpoint.spec, tokenizer, driver, chain)
 
 
 def open_stages(

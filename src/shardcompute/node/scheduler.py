@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.generation import GenerationRequest
 from shardcompute.core.steps import Opening, Picked, Work
 
@@ -26,6 +27,8 @@ class Session:
     sent: int = 0
     awaited: int = 0
     """Results that are still to come back for tokens that were sent."""
+    scored: int = 0
+    """Prompt tokens whose log-probabilities are known; they are not asked for again."""
     is_opened: bool = False
 
     @property
@@ -70,15 +73,16 @@ class Scheduler:
     """Owns the sessions of one chain."""
 
     limits: SchedulerLimits
+    first_id: int = 1
     running: dict[int, Session] = field(default_factory=dict)
     waiting: deque[Session] = field(default_factory=deque)
     _turns: deque[int] = field(default_factory=deque)
     _sequence: int = 0
-    _next_id: int = 1
+    _added: int = 0
 
     def add(self, request: GenerationRequest) -> Session:
-        session = Session(self._next_id, request, list(request.prompt))
-        self._next_id += 1
+        session = Session(self.first_id + self._added, request, list(request.prompt))
+        self._added += 1
         self.waiting.append(session)
         return session
 
@@ -122,7 +126,9 @@ class Scheduler:
             if session is None:
                 continue
             session.awaited -= 1
-            if not result.is_scored:
+            if result.is_scored:
+                session.scored += 1
+            else:
                 session.known.append(result.choice.id)
             taken.append((session, result))
         return taken
@@ -142,13 +148,22 @@ class Scheduler:
             return None
         session = max(candidates, key=lambda s: s.id)
         self.remove(session)
-        session.sent, session.is_opened = 0, False
+        _forget(session)
         self.waiting.appendleft(session)
         return session
 
+    def restart(self) -> None:
+        """The chain lost what it computed: every session computes its known tokens again."""
+        for session in self.running.values():
+            _forget(session)
+
+    def used_tokens(self) -> int:
+        """KV that the running sessions hold or will need next, in tokens of whole pages."""
+        return sum(round_to_pages(len(session.known) + 1) for session in self.running.values())
+
     def _admit(self, free_tokens: int) -> None:
         while self.waiting and len(self.running) < self.limits.max_sessions:
-            needed = len(self.waiting[0].known) + 1
+            needed = round_to_pages(len(self.waiting[0].known) + 1)
             if self.running and needed > free_tokens:
                 return
             session = self.waiting.popleft()
@@ -179,13 +194,23 @@ class Scheduler:
         self._turns.append(session.id)
 
 
+def round_to_pages(tokens: int) -> int:
+    return -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
+
+
+def _forget(session: Session) -> None:
+    session.sent, session.awaited, session.is_opened = 0, 0, False
+
+
 def _next_work(session: Session, room: int, wanted_room: int) -> Work | None:
     """As many of the session's unsent tokens as fit."""
     ids = session.known[session.sent : session.sent + max(room, 0)]
     if not ids:
         return None
-    is_scored = session.request.prompt_logprobs is not None and session.sent + 1 < session.prompt_length
-    if is_scored:
+    if session.sent < session.scored:
+        # Computed again after a loss: what was scored then is not scored twice.
+        return Work(session.id, session.sent, tuple(ids[: session.scored - session.sent]))
+    if session.request.prompt_logprobs is not None and session.sent + 1 < session.prompt_length:
         # Every prompt token but the first is scored after the row before it.
         count = min(len(ids), wanted_room, session.prompt_length - 1 - session.sent)
         if count < 1:

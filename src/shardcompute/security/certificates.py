@@ -58,6 +58,17 @@ def peer_from_certificate(certificate: x509.Certificate) -> PeerIdentity:
     )
 
 
+def read_peer(der: bytes | None) -> PeerIdentity:
+    """The owner of the certificate that a handshake has verified; `AuthError` if there is none."""
+    if der is None:
+        raise _not_a_node("the peer showed none")
+    try:
+        certificate = x509.load_der_x509_certificate(der)
+    except ValueError as error:
+        raise _not_a_node(str(error)) from error
+    return peer_from_certificate(certificate)
+
+
 def check_peer(
     peer: PeerIdentity,
     *,

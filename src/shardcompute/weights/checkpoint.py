@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from shardcompute.core.errors import CorruptModelError
-from shardcompute.models.families import from_gguf, from_hf_config
+from shardcompute.models.families import from_gguf, from_hf_config, rope_factors_tensor
 from shardcompute.models.layout import Layout
 from shardcompute.models.spec import ModelSpec, Stage
 from shardcompute.models.tokenizer import Tokenizer
@@ -17,7 +17,6 @@ from shardcompute.weights.gguf_file import open_gguf
 from shardcompute.weights.loader import (
     Rank,
     ShardTensors,
-    check_checkpoint,
     check_stage,
     place_bytes,
     stage_bytes,
@@ -25,8 +24,6 @@ from shardcompute.weights.loader import (
 from shardcompute.weights.safetensors_file import open_safetensors, open_sharded
 from shardcompute.weights.sources import ModelFiles
 from shardcompute.weights.tensor_file import TensorFile, read_vector
-
-_ROPE_FACTORS = "rope_freqs.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +39,6 @@ class Checkpoint:
 
     def source(self, stage: Stage, *, form: str = "native", rank: Rank | None = None) -> ShardTensors:
         """The tensors of one shard, checked against the config before anything is read."""
-        check_checkpoint(self.tensors, self.layout)
         check_stage(self.tensors, self.layout, stage.start, stage.stop)
         return ShardTensors(self.tensors, self.layout, form=form, rank=rank)
 
@@ -88,28 +84,38 @@ class Checkpoint:
 
 def open_checkpoint(files: ModelFiles) -> Checkpoint:
     """Read headers and config; no weights."""
-    if files.kind == "gguf":
-        return _open_gguf(files)
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(files.close)
+        tensors = _open_tensors(files)
+        on_error.callback(tensors.close)
+        if files.kind == "gguf":
+            config: dict[str, Any] = {}
+            name = rope_factors_tensor(tensors.entries)
+            factors = None if name is None else [float(factor) for factor in read_vector(tensors, name)]
+            spec, layout = from_gguf(tensors.metadata, set(tensors.entries), factors)
+        else:
+            config = read_config(files)
+            spec, layout = from_hf_config(config, set(tensors.entries))
+        on_error.pop_all()
+        return Checkpoint(files.name, spec, layout, tensors, files, config)
+
+
+def read_config(files: ModelFiles) -> dict[str, Any]:
     config = _read_json(files, "config.json")
     if config is None:
         raise CorruptModelError(f"{files.name} has no config.json", hint="fetch the model again")
+    return config
+
+
+def _open_tensors(files: ModelFiles) -> TensorFile:
     main = files.open(files.main_file)
-    if files.main_file.endswith(".json"):
-        with contextlib.closing(main):
-            tensors: TensorFile = open_sharded(files.open, bytes(main.read(0, main.size)))
-    else:
-        tensors = open_safetensors(main)
-    spec, layout = from_hf_config(config, set(tensors.entries))
-    return Checkpoint(files.name, spec, layout, tensors, files, config)
-
-
-def _open_gguf(files: ModelFiles) -> Checkpoint:
-    tensors = open_gguf(files.open(files.main_file))
-    factors = None
-    if _ROPE_FACTORS in tensors.entries:
-        factors = [float(factor) for factor in read_vector(tensors, _ROPE_FACTORS)]
-    spec, layout = from_gguf(tensors.metadata, set(tensors.entries), factors)
-    return Checkpoint(files.name, spec, layout, tensors, files, {})
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(main.close)
+        if files.main_file.endswith(".json"):
+            return open_sharded(files.open, bytes(main.read(0, main.size)))
+        tensors = open_gguf(main) if files.kind == "gguf" else open_safetensors(main)
+        on_error.pop_all()
+        return tensors
 
 
 def _read_json(files: ModelFiles, name: str) -> dict[str, Any] | None:

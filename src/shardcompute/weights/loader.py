@@ -1,13 +1,11 @@
 """A shard's tensors, read one by one as the decoder asks for them, already sliced and in the wanted form.
 
-Only the bytes that a shard needs are read. A checkpoint is checked before anything is loaded: tensors that are
-missing, left over or of another shape than the config says are errors, never ignored.
+Only the bytes that a shard needs are read. A checkpoint's tensors must be exactly those its family has (see
+`models.families`), and each must have the shape that its config calls for: anything else is an error, never ignored.
 """
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -73,28 +71,6 @@ def stored_bytes(tensors: ShardTensors, layout: Layout) -> int:
                 total += tensors.matrix(name, layer).size_bytes
             seen.add(place.stored)
     return total
-
-
-def check_checkpoint(file: TensorFile, layout: Layout) -> None:
-    """Raise CorruptModelError unless the file holds exactly the tensors that the layout names, in their shapes."""
-    stored = set(file.entries)
-    used = {place.stored for place in _all_places(layout)}
-    missing = sorted(used - stored)
-    if missing:
-        raise CorruptModelError(
-            f"{file.name} lacks {len(missing)} tensors that its config calls for: {_some(missing)}",
-            hint="the config and the weights do not belong together, or a download is incomplete; fetch it again",
-        )
-    left = sorted(
-        name
-        for name in stored - used
-        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in layout.ignored)
-    )
-    if left:
-        raise CorruptModelError(
-            f"{file.name} holds {len(left)} tensors that its config does not account for: {_some(left)}",
-            hint="running it without them would give wrong answers; check that config.json belongs to these weights",
-        )
 
 
 def check_stage(file: TensorFile, layout: Layout, start: int, stop: int) -> None:
@@ -223,16 +199,6 @@ def _take_rows(matrix: Matrix, order: Array) -> Matrix:
         shifts = None if matrix.shifts is None else matrix.shifts[order]
         return replace(matrix, codes=matrix.codes[order], scales=matrix.scales[order], shifts=shifts)
     raise UnsupportedModelError("rows of a mixed matrix cannot be rearranged")
-
-
-def _all_places(layout: Layout) -> Iterator[TensorPlace]:
-    yield from layout.model.values()
-    for layer in layout.layers:
-        yield from layer.values()
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -69,11 +69,8 @@ def attend_rows(
     row = tl.load(rows_ptr + index) if HAS_ROWS else index
     position = tl.load(position_ptr + row)
     owner = tl.load(owner_ptr + row)
-    if PDL == 2:
-        tl.extra.cuda.gdc_launch_dependents()
-    if PDL > 0:
+    if PDL:
         tl.extra.cuda.gdc_wait()
-    if PDL == 1:
         tl.extra.cuda.gdc_launch_dependents()
     last_page = position // PAGE + 1
     first_page = tl.maximum(position + 1 - window, 0) // PAGE if HAS_WINDOW else 0

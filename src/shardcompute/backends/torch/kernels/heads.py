@@ -14,11 +14,8 @@ def gate_rows(
     """Join the halves of each row, `width` wide each."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    if PDL == 2:
-        tl.extra.cuda.gdc_launch_dependents()
-    if PDL > 0:
+    if PDL:
         tl.extra.cuda.gdc_wait()
-    if PDL == 1:
         tl.extra.cuda.gdc_launch_dependents()
     gate = tl.load(x_ptr + row * 2 * width + at, mask=at < width, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * 2 * width + width + at, mask=at < width, other=0.0).to(tl.float32)
@@ -45,11 +42,8 @@ def add_norm(
     at = tl.arange(0, BLOCK)
     inside = at < width
     weight = tl.load(weight_ptr + at, mask=inside, other=0.0)
-    if PDL == 2:
-        tl.extra.cuda.gdc_launch_dependents()
-    if PDL > 0:
+    if PDL:
         tl.extra.cuda.gdc_wait()
-    if PDL == 1:
         tl.extra.cuda.gdc_launch_dependents()
     x = tl.load(x_ptr + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_ADD:
@@ -132,11 +126,8 @@ def place_heads(
     position = tl.load(position_ptr + row)
     owner = tl.load(owner_ptr + row)
     page = tl.load(table_ptr + owner * table_stride + position // PAGE).to(tl.int64)
-    if PDL == 2:
-        tl.extra.cuda.gdc_launch_dependents()
-    if PDL > 0:
+    if PDL:
         tl.extra.cuda.gdc_wait()
-    if PDL == 1:
         tl.extra.cuda.gdc_launch_dependents()
     if head < HEADS:
         source = q_ptr + row * q_stride + head * HEAD_DIM

@@ -14,7 +14,7 @@ from shardcompute.backends.torch.kernels.attention import attend_blocks, attend_
 from shardcompute.backends.torch.kernels.heads import add_norm, gate_rows, place_heads
 from shardcompute.backends.torch.kernels.linear import skinny_linear
 from shardcompute.backends.torch.kernels.quantised import block_linear
-from shardcompute.backends.torch.kernels.tiling import Tiling, choose_tiling, pad_rows
+from shardcompute.backends.torch.kernels.tiling import choose_tiling, pad_rows
 from shardcompute.backends.torch.weights import BlockLinear
 
 KV_SPLITS = 16
@@ -77,10 +77,12 @@ class Kernels:
     """The kernels of one device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._processors = torch.cuda.get_device_properties(device).multi_processor_count
-        self._pdl: dict[str, Any] = {"PDL": 0}
+        properties = torch.cuda.get_device_properties(device)
+        self._processors = properties.multi_processor_count
+        self._shared_bytes = properties.shared_memory_per_block_optin
+        self._pdl: dict[str, Any] = {"PDL": False}
         if torch.cuda.get_device_capability(device)[0] >= 9:
-            self._pdl = {"PDL": 1, "launch_pdl": True}
+            self._pdl = {"PDL": True, "launch_pdl": True}
         self._linear_space = Workspace(device)
         self._attention_space = Workspace(device)
 
@@ -91,13 +93,19 @@ class Kernels:
         bias: torch.Tensor | None,
         gate: Gate | None = None,
         dtype: torch.dtype | None = None,
-        tiling: Tiling | None = None,
     ) -> torch.Tensor:
         """x @ weight.T + bias for at most 64 rows; with `gate`, the two halves of it joined."""
         rows, width_in = x.shape
         width_out = weight.shape[0] // (1 if gate is None else 2)
-        tiling = tiling or choose_tiling(width_out, width_in, gate is not None, self._processors)
         padded = pad_rows(rows)
+        tiling = choose_tiling(
+            padded,
+            width_out,
+            width_in,
+            is_gated=gate is not None,
+            processors=self._processors,
+            shared_bytes=self._shared_bytes,
+        )
         tiles = triton.cdiv(width_out, tiling.block_n)
         part_size = tiles * tiling.split * padded * tiling.block_n * (1 if gate is None else 2)
         out = torch.empty((rows, width_out), dtype=dtype or x.dtype, device=x.device)
@@ -117,12 +125,11 @@ class Kernels:
             BLOCK_N=tiling.block_n,
             BLOCK_K=tiling.block_k,
             SPLIT=tiling.split,
-            SWAP=tiling.swap,
             GATED=gate is not None,
             ACTIVATION="none" if gate is None else _activation(gate),
             HAS_BIAS=bias is not None,
             IS_EVEN=width_in % tiling.block_k == 0 and width_out % tiling.block_n == 0,
-            PREFETCH=tiling.prefetch,
+            PREFETCH=tiling.prefetch if self._pdl["PDL"] else 0,
             num_warps=tiling.warps,
             num_stages=tiling.stages,
             **self._pdl,

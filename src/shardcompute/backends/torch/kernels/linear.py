@@ -27,15 +27,6 @@ def activate(gate, up, limit, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _multiply(x, w, sums, SWAP: tl.constexpr):
-    # Swapped, the weights are the tall side that Hopper's wide matrix instructions want.
-    if SWAP:
-        return tl.dot(w, tl.trans(x), sums)
-    else:
-        return tl.dot(x, tl.trans(w), sums)
-
-
-@triton.jit
 def _prefetch(ptrs):
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
@@ -72,7 +63,6 @@ def skinny_linear(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr,
-    SWAP: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -99,42 +89,32 @@ def skinny_linear(
         _prefetch(ahead)
         if GATED:
             _prefetch(ahead + up_offset)
-    if PDL == 2:
-        tl.extra.cuda.gdc_launch_dependents()
-    if PDL > 0:
+    if PDL:
         tl.extra.cuda.gdc_wait()
-    if PDL == 1:
         tl.extra.cuda.gdc_launch_dependents()
 
-    if SWAP:
-        sums = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
-        ups = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
-    else:
-        sums = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
-        ups = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
+    # The weights are the tall side of the product, as Hopper's wide matrix instructions want it.
+    sums = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
+    ups = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
     for at in range(begin, end, BLOCK_K):
         if IS_EVEN:
             w = tl.load(w_ptrs + at, eviction_policy="evict_first")
             x = tl.load(x_ptrs + at, mask=(m < rows)[:, None], other=0.0)
-            sums = _multiply(x, w, sums, SWAP)
+            sums = tl.dot(w, tl.trans(x), sums)
             if GATED:
                 up = tl.load(w_ptrs + up_offset + at, eviction_policy="evict_first")
-                ups = _multiply(x, up, ups, SWAP)
+                ups = tl.dot(up, tl.trans(x), ups)
         else:
             inside = (at + k < width_in)[None, :]
             w = tl.load(w_ptrs + at, mask=inside, other=0.0)
             x = tl.load(x_ptrs + at, mask=(m < rows)[:, None] & inside, other=0.0)
-            sums = _multiply(x, w, sums, SWAP)
+            sums = tl.dot(w, tl.trans(x), sums)
             if GATED:
                 up = tl.load(w_ptrs + up_offset + at, mask=inside, other=0.0)
-                ups = _multiply(x, up, ups, SWAP)
+                ups = tl.dot(up, tl.trans(x), ups)
 
-    if SWAP:
-        row, column = m[None, :], n[:, None]
-        place = tl.arange(0, BLOCK_N)[:, None] * ROWS + row
-    else:
-        row, column = m[:, None], n[None, :]
-        place = row * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    row, column = m[None, :], n[:, None]
+    place = tl.arange(0, BLOCK_N)[:, None] * ROWS + row
     is_last = True
     if SPLIT > 1:
         tile_size: tl.constexpr = ROWS * BLOCK_N * (2 if GATED else 1)

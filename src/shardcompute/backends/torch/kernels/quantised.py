@@ -44,11 +44,8 @@ def block_linear(
     STEP: tl.constexpr = 8 // BITS
     x_ptrs = x_ptr + m[:, None] * x_stride + at[None, :] * STEP
     is_row = (m < rows)[:, None]
-    if PDL == 2:
-        tl.extra.cuda.gdc_launch_dependents()
-    if PDL > 0:
+    if PDL:
         tl.extra.cuda.gdc_wait()
-    if PDL == 1:
         tl.extra.cuda.gdc_launch_dependents()
     total = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
     for first in range(0, blocks, UNROLL):

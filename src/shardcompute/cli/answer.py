@@ -1,0 +1,133 @@
+"""Asks an open model and takes its answer: as text while it comes, or as one object at the end."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from shardcompute.cli.sizes import format_rate
+from shardcompute.core.errors import UsageError
+from shardcompute.core.generation import Delta, FinishReason, GenerationRequest, Sampling, Timings
+
+if TYPE_CHECKING:
+    from shardcompute.node.local_service import LocalService
+
+_SEED_BITS = 63
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """How to answer, whatever the prompt. `seed` None: another one for every answer."""
+
+    max_tokens: int
+    sampling: Sampling
+    seed: int | None
+    stop: tuple[str, ...]
+    system: str | None
+    is_raw: bool
+
+    def __post_init__(self) -> None:
+        if self.is_raw and self.system is not None:
+            raise UsageError(
+                "--system needs the chat template, which --raw leaves out", hint="give one of the two"
+            )
+        if not all(self.stop):
+            raise UsageError("--stop is empty", hint="give the text to stop at")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer, whole or (`finish` is cancelled) as far as it came. Timings come with a whole one."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish: FinishReason
+    timings: Timings | None
+
+
+def check_chat_template(service: LocalService, options: AnswerOptions) -> None:
+    if not options.is_raw and not service.tokenizer.has_chat_template:
+        raise UsageError(
+            f"{service.name} has no chat template", hint="add --raw to have it continue the prompt as it stands"
+        )
+
+
+def as_messages(options: AnswerOptions, prompt: str) -> list[dict[str, str]]:
+    system = [] if options.system is None else [{"role": "system", "content": options.system}]
+    return [*system, {"role": "user", "content": prompt}]
+
+
+def make_request(
+    service: LocalService, options: AnswerOptions, messages: Sequence[Mapping[str, Any]]
+) -> GenerationRequest:
+    """The request for a conversation or, with `is_raw`, for the text of its last message."""
+    tokenizer = service.tokenizer
+    ids = tokenizer.encode(messages[-1]["content"]) if options.is_raw else tokenizer.encode_chat(messages)
+    return GenerationRequest(
+        prompt=tuple(ids),
+        max_tokens=options.max_tokens,
+        sampling=_with_seed(options),
+        stop=options.stop,
+        stop_ids=tokenizer.eos_ids,
+    )
+
+
+def take_answer(service: LocalService, request: GenerationRequest, write: Callable[[str], None]) -> Reply:
+    """Give every piece of text to `write`. Ctrl-C ends the answer early."""
+    pieces: list[str] = []
+    token_ids: list[int] = []
+    last = Delta(finish="cancelled")
+    # Closing the iterator is what cancels the generation.
+    with closing(cast("Generator[Delta]", service.stream(request))) as deltas:
+        try:
+            for delta in deltas:
+                token_ids.extend(token.id for token in delta.tokens)
+                pieces.append(delta.text)
+                if delta.text:
+                    write(delta.text)
+                if delta.finish is not None:
+                    last = delta
+        except KeyboardInterrupt:
+            pass
+    return Reply("".join(pieces), tuple(token_ids), last.finish or "cancelled", last.timings)
+
+
+def as_json(model: str, request: GenerationRequest, reply: Reply, load_s: float) -> dict[str, Any]:
+    timings = reply.timings or Timings()
+    return {
+        "model": model,
+        "text": reply.text,
+        "token_ids": list(reply.token_ids),
+        "prompt_tokens": len(request.prompt),
+        "finish": reply.finish,
+        "seed": request.sampling.seed,
+        "timings": {
+            "load_s": load_s,
+            "queue_s": timings.queue_s,
+            "prefill_s": timings.prefill_s,
+            "decode_s": timings.decode_s,
+            "prefill_tokens_per_s": timings.prefill_tokens_per_s,
+            "decode_tokens_per_s": timings.decode_tokens_per_s,
+        },
+    }
+
+
+def describe_timings(reply: Reply, load_s: float | None = None) -> str:
+    timings = reply.timings or Timings()
+    parts = [] if load_s is None else [f"loaded in {load_s:.2f} s"]
+    parts += [
+        f"prompt {timings.prompt_tokens} tokens in {timings.prefill_s:.2f} s "
+        f"({format_rate(timings.prefill_tokens_per_s)})",
+        f"answer {timings.generated_tokens} tokens in {timings.decode_s:.2f} s "
+        f"({format_rate(timings.decode_tokens_per_s)})",
+        f"ended by {reply.finish}",
+    ]
+    return " · ".join(parts)
+
+
+def _with_seed(options: AnswerOptions) -> Sampling:
+    seed = secrets.randbits(_SEED_BITS) if options.seed is None else options.seed
+    return replace(options.sampling, seed=seed)

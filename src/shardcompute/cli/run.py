@@ -1,0 +1,179 @@
+"""`shardcompute run`: ask a model something, or talk to it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shardcompute.cli import options
+from shardcompute.cli.answer import (
+    AnswerOptions,
+    as_json,
+    as_messages,
+    check_chat_template,
+    describe_timings,
+    make_request,
+    take_answer,
+)
+from shardcompute.cli.chat import Chat, read_terminal_line
+from shardcompute.cli.console import Screen, open_screen
+from shardcompute.cli.opening import OpenModel, open_with_progress
+from shardcompute.cli.options import Backend, WeightForm, engine_options
+from shardcompute.cli.prompt import has_terminal_input, join_prompt, read_piped, split_arguments, standard_input
+from shardcompute.core.errors import UsageError
+from shardcompute.core.generation import Sampling
+from shardcompute.core.settings import load_settings
+
+_SAMPLING = "Sampling"
+
+
+def run(
+    model: Annotated[
+        str | None, typer.Argument(help="Model: smollm2 (the default), a folder, a .gguf file or org/repo.")
+    ] = None,
+    prompt: Annotated[str | None, typer.Argument(help="What to ask.")] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", metavar="N", min=1, help="Longest answer.")
+    ] = 512,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=2,
+            metavar="X",
+            help="0 takes the most likely token, 1 draws as the model was trained.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 0.0,
+    top_p: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="X",
+            help="Draw from the likeliest tokens that make up this much.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 1.0,
+    top_k: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Draw from the N likeliest tokens; 0: from all.", rich_help_panel=_SAMPLING
+        ),
+    ] = 0,
+    min_p: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="X",
+            help="Leave out tokens less likely than this share of the likeliest.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 0.0,
+    repeat_penalty: Annotated[
+        float,
+        typer.Option(
+            min=0.01,
+            max=10,
+            metavar="X",
+            help="Above 1, repetition becomes less likely.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 1.0,
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Makes a drawn answer repeatable.", rich_help_panel=_SAMPLING),
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="End the answer where this text would come; may be repeated."),
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="System message for the conversation.")
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it stands, without the chat template.")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one object with the answer, its tokens and timings.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print timings to stderr.")] = False,
+    weights: options.Weights = WeightForm.NATIVE,
+    backend: options.BackendName = Backend.ONNX,
+    device: options.Device = "cpu",
+    threads: options.Threads = None,
+    context: options.Context = None,
+    kv_memory: options.KvMemory = None,
+    stages: options.Stages = 1,
+) -> None:
+    """Ask a model something, or talk to it.
+
+    The answer is streamed to stdout. What is piped into stdin is the prompt, or follows PROMPT after an empty
+    line. Without either, on a terminal, a conversation begins; /help in it tells more.
+
+    An argument that stands alone is taken for the model if it is an existing path, looks like a path, ends in
+    .gguf, has the form org/repo or is the default's name; otherwise it is the prompt for the default model.
+    To be sure, give both.
+    """
+    answer_options = AnswerOptions(
+        max_tokens=max_tokens,
+        sampling=Sampling(temperature, top_k, top_p, min_p, repeat_penalty),
+        seed=seed,
+        stop=tuple(stop or ()),
+        system=system,
+        is_raw=raw,
+    )
+    screen, settings = open_screen(), load_settings()
+    reference, question = _read_question(screen, model, prompt, is_json=json)
+    engine = engine_options(
+        weights=weights,
+        backend=backend,
+        device=device,
+        threads=threads,
+        context=context,
+        kv_memory=kv_memory,
+        stages=stages,
+    )
+    is_quiet = question is not None and not verbose
+    opened = open_with_progress(reference, settings, engine, screen, is_quiet=is_quiet)
+    with opened.service:
+        check_chat_template(opened.service, answer_options)
+        if question is None:
+            Chat(opened.service, answer_options, screen, is_verbose=verbose).hold(read_terminal_line)
+        else:
+            _answer(opened, answer_options, question, screen, is_json=json, is_verbose=verbose)
+
+
+def _read_question(
+    screen: Screen, model: str | None, prompt: str | None, *, is_json: bool
+) -> tuple[str, str | None]:
+    """The model's reference and the whole prompt; no prompt means a conversation."""
+    reference, asked = split_arguments(model, prompt)
+    stdin = standard_input()
+    if asked is None and has_terminal_input(stdin):
+        if is_json:
+            raise UsageError("--json needs a prompt", hint="give one as an argument or pipe it in")
+        return reference, None
+    return reference, join_prompt(asked, read_piped(stdin, screen.say))
+
+
+def _answer(
+    opened: OpenModel, answer_options: AnswerOptions, question: str, screen: Screen, *, is_json: bool, is_verbose: bool
+) -> None:
+    service = opened.service
+    request = make_request(service, answer_options, as_messages(answer_options, question))
+    reply = take_answer(service, request, _ignore if is_json else screen.write)
+    if not is_json and not reply.text.endswith("\n"):
+        screen.write("\n")
+    if reply.finish == "cancelled":
+        raise KeyboardInterrupt
+    if is_json:
+        screen.write_json(as_json(service.name, request, reply, opened.load_s))
+    if is_verbose:
+        screen.say(describe_timings(reply, opened.load_s), "dim")
+
+
+def _ignore(text: str) -> None:
+    """The whole answer is printed at its end."""

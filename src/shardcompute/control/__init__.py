@@ -1,0 +1,59 @@
+"""The control plane as pure functions: what happened, what we believe, what to do next.
+
+    state = apply(state, event)               the only way the state changes
+    actions = next_actions(state, now_s)      decisions to record, then commands to carry out
+
+No sockets, no asyncio, no tensors, no clock: the coordinator's shell brings events and time and does the rest.
+"""
+
+from __future__ import annotations
+
+from shardcompute.control.actions import Action, Record
+from shardcompute.control.events import Event, decode_event, encode_event, is_journalled
+from shardcompute.control.explain import ModelReport, explain_plan, report_models
+from shardcompute.control.health import needs_rejoin, next_deadline_s, next_health_events
+from shardcompute.control.memberships import next_incarnation
+from shardcompute.control.placement import Placement, Unplaceable, place, place_chains
+from shardcompute.control.planning import decide, next_actions, next_commands
+from shardcompute.control.policy import HealthPolicy, PlacementPolicy
+from shardcompute.control.replacement import Replacement, replace_stage
+from shardcompute.control.sizes import describe_model
+from shardcompute.control.state import COORDINATOR, ClusterState, Model
+from shardcompute.control.surveys import survey
+from shardcompute.control.terms import Offer, Request
+from shardcompute.control.transitions import apply
+
+__all__ = [
+    "COORDINATOR",
+    "Action",
+    "ClusterState",
+    "Event",
+    "HealthPolicy",
+    "Model",
+    "ModelReport",
+    "Offer",
+    "Placement",
+    "PlacementPolicy",
+    "Record",
+    "Replacement",
+    "Request",
+    "Unplaceable",
+    "apply",
+    "decide",
+    "decode_event",
+    "describe_model",
+    "encode_event",
+    "explain_plan",
+    "is_journalled",
+    "needs_rejoin",
+    "next_actions",
+    "next_commands",
+    "next_deadline_s",
+    "next_health_events",
+    "next_incarnation",
+    "place",
+    "place_chains",
+    "replace_stage",
+    "report_models",
+    "survey",
+]

@@ -1,0 +1,100 @@
+"""Plans in words: filter, then score, who gets which layers, what to expect and what holds it back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from shardcompute.control.decisions import place_next_chain
+from shardcompute.control.placement import Placement, Unplaceable
+from shardcompute.control.state import ClusterState, Model
+from shardcompute.control.words import count_of, format_bytes, format_rate, format_seconds
+
+ModelStatus = Literal["serving", "loading", "recovering", "unservable"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """How a wanted model stands."""
+
+    model: str
+    status: ModelStatus
+    ready_chains: int
+    wanted_chains: int
+    missing_bytes: int
+    """0 unless a chain of it cannot be served."""
+    reasons: tuple[str, ...]
+
+
+def report_models(state: ClusterState, now_s: float) -> tuple[ModelReport, ...]:
+    return tuple(_report(state, name, now_s) for name in sorted(state.models) if state.models[name].is_wanted)
+
+
+def _report(state: ClusterState, name: str, now_s: float) -> ModelReport:
+    chains, wanted = state.live_chains(name), state.models[name].chain_count
+    ready = sum(chain.status == "ready" for chain in chains)
+    missing_bytes = max((chain.missing_bytes for chain in chains), default=0)
+    reasons = tuple(chain.reason for chain in chains if chain.status in ("broken", "recovering"))
+    if len(chains) < wanted:
+        placement = place_next_chain(state, name, wanted - len(chains), now_s)
+        if isinstance(placement, Unplaceable):
+            missing_bytes = max(missing_bytes, placement.missing_bytes)
+            reasons += placement.reasons
+    status: ModelStatus = "loading"
+    if ready:
+        status = "serving"
+    elif missing_bytes:
+        status = "unservable"
+    elif any(chain.status == "recovering" for chain in chains):
+        status = "recovering"
+    return ModelReport(name, status, ready, wanted, missing_bytes, reasons)
+
+
+def explain_plan(plan: Placement | Unplaceable, model: Model, names: Mapping[str, str] | None = None) -> str:
+    """A plan as text; `names` says what people call the nodes."""
+    if isinstance(plan, Unplaceable):
+        return _explain_unplaceable(plan, model)
+    called = names or {}
+    lines = [*plan.reasons, f"plan for {model.name} ({model.weight_form}, {model.layer_count} layers):"]
+    for stage in plan.stages:
+        lines.append(
+            f"  {called.get(stage.node, stage.node)}: layers {stage.start} to {stage.stop - 1} "
+            f"({stage.stop - stage.start}), {format_bytes(stage.memory_bytes)}, "
+            f"{format_seconds(stage.step_s)} a token"
+        )
+    lines += [f"  {called.get(node, node)}: left out, {why}" for node, why in plan.unused]
+    lines += [
+        f"  {called.get(each.node, each.node)}: stands by for layers {each.start} to {each.stop - 1}"
+        for each in plan.standbys
+    ]
+    lines.append(
+        f"expect {format_rate(plan.predicted_tokens_per_s_one_stream)} for one stream, "
+        f"{format_rate(plan.predicted_tokens_per_s_many)} for many"
+    )
+    lines.append(explain_bottleneck(plan, called))
+    return "\n".join(lines)
+
+
+def _explain_unplaceable(plan: Unplaceable, model: Model) -> str:
+    lines = [*plan.reasons, f"{model.name} cannot be served: {format_bytes(plan.missing_bytes)} are missing"]
+    lines.append("join a machine that offers this much, choose a smaller weight form, or less KV memory")
+    return "\n".join(lines)
+
+
+def explain_bottleneck(plan: Placement, names: Mapping[str, str]) -> str:
+    """What one would have to make faster first."""
+    compute_s = sum(stage.step_s for stage in plan.stages)
+    slowest = max(plan.stages, key=lambda stage: stage.step_s)
+    name = names.get(slowest.node, slowest.node)
+    if plan.hops_s > compute_s:
+        return (
+            f"bottleneck: the network, {format_seconds(plan.hops_s)} a token on "
+            f"{count_of(len(plan.stages) + 1, 'hop')} against {format_seconds(compute_s)} of computing"
+        )
+    if len(plan.stages) == 1:
+        return f"bottleneck: {name}, which does everything"
+    return (
+        f"bottleneck: {name}, {format_seconds(slowest.step_s)} of {format_seconds(compute_s)} "
+        f"of computing a token; the network adds {format_seconds(plan.hops_s)}"
+    )

@@ -1,0 +1,227 @@
+"""`next_actions(state, now_s)`: what to decide and what to do, from the state and the time alone.
+
+First the decisions, as `Record`s in order, each made in the light of those before; then the commands that
+follow from the state with these applied. Without new events the answer stays the same; once the events that
+answer the commands are applied it comes to rest, with every wanted model served or reported unservable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from shardcompute.control.actions import (
+    Action,
+    ActivateChain,
+    ConnectChain,
+    FenceChain,
+    LoadShard,
+    PrepareStandby,
+    Record,
+    ReleaseNode,
+    ReportUnservable,
+    Source,
+    StageAddress,
+    UnloadShard,
+)
+from shardcompute.control.decisions import (
+    place_next_chain,
+    which_chain_can_move,
+    which_chain_is_missing,
+    which_chain_is_surplus,
+    which_chain_needs_repair,
+    which_standbys_are_wanted,
+    who_is_in_doubt,
+)
+from shardcompute.control.events import Event
+from shardcompute.control.placement import Unplaceable
+from shardcompute.control.sizes import memory_of
+from shardcompute.control.state import Assignment, Chain, ClusterState, Node, is_loaded
+from shardcompute.control.transitions import apply
+
+_QUESTIONS: tuple[Callable[[ClusterState, float], Event | None], ...] = (
+    who_is_in_doubt,
+    which_chain_is_surplus,
+    which_chain_needs_repair,
+    which_chain_is_missing,
+    which_chain_can_move,
+    which_standbys_are_wanted,
+)
+
+
+def next_actions(state: ClusterState, now_s: float) -> list[Action]:
+    decided, events = decide(state, now_s)
+    return [*(Record(event) for event in events), *next_commands(decided, now_s)]
+
+
+def decide(state: ClusterState, now_s: float) -> tuple[ClusterState, list[Event]]:
+    """All decisions due now, and the state after them."""
+    events: list[Event] = []
+    # Far more than any cluster needs at once: a guard, so that two answers can never undo each other forever.
+    limit = 8 * (len(state.nodes) + len(state.chains) + sum(m.chain_count for m in state.models.values()) + 1)
+    while len(events) < limit:
+        answers = (question(state, now_s) for question in _QUESTIONS)
+        event = next((answer for answer in answers if answer is not None), None)
+        if event is None:
+            break
+        changed = apply(state, event)
+        if changed == state:
+            break
+        state = changed
+        events.append(event)
+    return state, events
+
+
+def next_commands(state: ClusterState, now_s: float) -> list[Action]:
+    """What others must do for the state to become what was decided."""
+    return [
+        *_fences(state),
+        *_unloads(state),
+        *_loads(state),
+        *_connections(state),
+        *_activations(state),
+        *_preparations(state),
+        *_releases(state),
+        *_reports(state, now_s),
+    ]
+
+
+def _fences(state: ClusterState) -> Iterator[Action]:
+    for id in sorted(state.chains):
+        chain = state.chains[id]
+        if chain.fenced_epoch < chain.epoch_to_fence:
+            holders = {each.id for each in state.nodes.values() if any(s.chain == id for s in each.shards)}
+            yield FenceChain(id, chain.epoch_to_fence, tuple(sorted(holders)))
+
+
+def _is_claimed(state: ClusterState, node: Node, chain_id: str, start: int, stop: int) -> bool:
+    chain = state.chains.get(chain_id)
+    if chain is None:
+        return False
+    # What frames of an old epoch may still reach is kept until they are fenced.
+    if chain.fenced_epoch < chain.epoch_to_fence:
+        return True
+    return chain.is_live and Assignment(node.id, start, stop) in chain.claims
+
+
+def _unloads(state: ClusterState) -> Iterator[Action]:
+    for node in _answering(state):
+        for shard in node.shards:
+            if not _is_claimed(state, node, shard.chain, shard.start, shard.stop):
+                yield UnloadShard(
+                    node.id, node.incarnation, shard.chain, shard.model, shard.start, shard.stop
+                )
+
+
+def _answering(state: ClusterState) -> list[Node]:
+    return [state.nodes[id] for id in sorted(state.nodes) if state.nodes[id].is_answering]
+
+
+def _has_room(state: ClusterState, node: Node) -> bool:
+    """True when all that is claimed of this node fits beside what it has yet to unload."""
+    claimed, known = 0, set()
+    for chain in state.live_chains():
+        model = state.models[chain.model].model
+        for claim in chain.claims:
+            if claim.node == node.id:
+                claimed += memory_of(model, claim)
+                known.add((chain.id, claim.start, claim.stop))
+    stale = sum(
+        shard.size_bytes for shard in node.shards if (shard.chain, shard.start, shard.stop) not in known
+    )
+    return claimed + stale <= node.memory_bytes
+
+
+def _loads(state: ClusterState) -> Iterator[Action]:
+    for chain in state.live_chains():
+        if chain.is_interrupted:
+            continue
+        for stage in chain.stages:
+            node = state.nodes[stage.node]
+            if node.is_answering and not is_loaded(state, chain, stage) and _has_room(state, node):
+                yield LoadShard(
+                    node.id,
+                    node.incarnation,
+                    chain.id,
+                    chain.epoch,
+                    chain.model,
+                    stage.start,
+                    stage.stop,
+                    memory_of(state.models[chain.model].model, stage),
+                    _sources(state, chain.model, stage),
+                )
+
+
+def _preparations(state: ClusterState) -> Iterator[Action]:
+    for chain in state.live_chains():
+        if chain.status != "ready":
+            continue
+        for standby in chain.standbys:
+            node = state.nodes[standby.node]
+            if node.is_answering and not is_loaded(state, chain, standby) and _has_room(state, node):
+                yield PrepareStandby(
+                    node.id,
+                    node.incarnation,
+                    chain.id,
+                    chain.model,
+                    standby.start,
+                    standby.stop,
+                    memory_of(state.models[chain.model].model, standby),
+                    _sources(state, chain.model, standby),
+                )
+
+
+def _sources(state: ClusterState, model: str, wanted: Assignment) -> tuple[Source, ...]:
+    """Peers that hold some of the wanted layers, those with most of them first."""
+    sources = [
+        Source(node.id, node.address, max(held.start, wanted.start), min(held.stop, wanted.stop))
+        for node in _answering(state)
+        if node.id != wanted.node
+        for held in node.cached
+        if held.model == model and held.start < wanted.stop and wanted.start < held.stop
+    ]
+    return tuple(sorted(sources, key=lambda source: (source.start - source.stop, source.node, source.start)))
+
+
+def _can_run(state: ClusterState, chain: Chain) -> bool:
+    return not chain.is_interrupted and all(
+        is_loaded(state, chain, stage) and state.nodes[stage.node].is_answering for stage in chain.stages
+    )
+
+
+def _connections(state: ClusterState) -> Iterator[Action]:
+    for chain in state.live_chains():
+        if chain.connected_epoch < chain.epoch and _can_run(state, chain):
+            stages = tuple(
+                StageAddress(stage.node, state.nodes[stage.node].address, stage.start, stage.stop)
+                for stage in chain.stages
+            )
+            yield ConnectChain(chain.id, chain.epoch, chain.model, state.driver, stages)
+
+
+def _activations(state: ClusterState) -> Iterator[Action]:
+    for chain in state.live_chains():
+        is_connected = chain.connected_epoch == chain.epoch
+        if is_connected and chain.status != "ready" and _can_run(state, chain):
+            yield ActivateChain(chain.id, chain.epoch, chain.model)
+
+
+def _releases(state: ClusterState) -> Iterator[Action]:
+    busy = {claim.node for chain in state.live_chains() for claim in chain.claims}
+    for node in _answering(state):
+        if node.is_draining and not node.shards and node.id not in busy:
+            yield ReleaseNode(node.id, node.incarnation)
+
+
+def _reports(state: ClusterState, now_s: float) -> Iterator[Action]:
+    for name in sorted(state.models):
+        requested, chains = state.models[name], state.live_chains(name)
+        if not requested.is_wanted:
+            continue
+        for chain in chains:
+            if chain.status == "broken":
+                yield ReportUnservable(name, chain.missing_bytes, (chain.reason,))
+        missing = requested.chain_count - len(chains)
+        if missing > 0:
+            placement = place_next_chain(state, name, missing, now_s)
+            if isinstance(placement, Unplaceable):
+                yield ReportUnservable(name, placement.missing_bytes, placement.reasons)

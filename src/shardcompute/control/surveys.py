@@ -1,0 +1,66 @@
+"""From the state to the terms of a placement: who may serve a chain, with how much memory, how fast."""
+
+from __future__ import annotations
+
+from shardcompute.control.revisions import claimed_bytes
+from shardcompute.control.sizes import sizes_of
+from shardcompute.control.state import Chain, ClusterState, Model, Node
+from shardcompute.control.terms import Offer, Request
+
+
+def survey(
+    state: ClusterState,
+    model: Model,
+    now_s: float,
+    *,
+    chain: Chain | None = None,
+    has_draining: bool = False,
+    has_shared: bool = False,
+) -> Request:
+    """The terms for a chain of `model`: an existing one, whose own memory counts as free, or a new one.
+
+    Standbys count as free: they give way to stages. Nodes of other chains of the same model are left out
+    unless `has_shared`, draining ones unless `has_draining`.
+    """
+    own = None if chain is None else chain.id
+    taken = {node for other in state.live_chains(model.name) if other.id != own for node in other.nodes}
+    statuses = ("ready", "draining") if has_draining else ("ready",)
+    offers = tuple(
+        _offer(state, node, model, own)
+        for node in (state.nodes[id] for id in sorted(state.nodes))
+        if node.can_work
+        and node.status in statuses
+        and not node.is_refusing(model.name, now_s)
+        and (has_shared or node.id not in taken)
+    )
+    named = {offer.node for offer in offers} | {state.driver}
+    links = tuple(
+        link
+        for a in sorted(state.links)
+        for b, link in sorted(state.links[a].items())
+        if a in named and b in named
+    )
+    return Request(model, offers, links, state.driver, state.placing)
+
+
+def _offer(state: ClusterState, node: Node, model: Model, own_chain: str | None) -> Offer:
+    free = node.memory_bytes - claimed_bytes(state, node.id, except_chain=own_chain)
+    cached = {(each.start, each.stop) for each in node.cached if each.model == model.name}
+    held = cached | {(each.start, each.stop) for each in node.shards if each.model == model.name}
+    return Offer(
+        node=node.id,
+        memory_bytes=max(0, free),
+        seconds_per_byte=_seconds_per_byte(state, node, model),
+        overhead_s=node.overhead_s,
+        held=tuple(sorted(held)),
+        is_standby=node.is_standby,
+    )
+
+
+def _seconds_per_byte(state: ClusterState, node: Node, model: Model) -> float:
+    """As measured on this model, else as probed, else as guessed."""
+    work = sizes_of(model).work_before[-1] / model.layer_count
+    for time in node.layer_times:
+        if time.model == model.name and work > 0:
+            return time.seconds / work
+    return node.seconds_per_byte or state.placing.default_seconds_per_byte

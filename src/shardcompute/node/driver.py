@@ -1,0 +1,277 @@
+"""The head of a chain: sessions, batching, frames in flight, and what happens when the chain breaks.
+
+A driver holds no layers. It gives frames to a `ChainPort` and takes their results, in whatever order and from
+whatever thread they come. When the chain is lost it forgets what was computed, waits for the next shape, and
+computes every session's known tokens again: sampling is a pure function, so the answers go on as they would
+have. Deltas are emitted under the driver's lock, in order.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from shardcompute.core.errors import (
+    CapacityError,
+    PromptTooLongError,
+    QueueFullError,
+    ShardComputeError,
+    UsageError,
+)
+from shardcompute.core.generation import Delta, GenerationRequest, Timings, TokenChoice
+from shardcompute.core.steps import Picked
+from shardcompute.decoding import validate_sampling
+from shardcompute.models.tokenizer import Tokenizer
+from shardcompute.node.answer import Answer
+from shardcompute.node.scheduler import Frame, Scheduler, SchedulerLimits, Session
+
+Emit = Callable[[Delta | ShardComputeError], None]
+
+
+class ChainPort(Protocol):
+    """Where a driver's frames go. Neither method blocks for long, and neither calls the driver back directly."""
+
+    def send(self, frame: Frame) -> None:
+        """Start a step; its results reach `Driver.take_results` or `Driver.step_failed` later, or never if the
+        chain is lost."""
+        ...
+
+    def close_sessions(self, sessions: Sequence[int]) -> None:
+        """Free these sessions' KV on every stage, after the frames sent so far."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChainShape:
+    """What the driver must know of a chain: KV for how many tokens, how many stages, how large a step."""
+
+    capacity_tokens: int
+    stages: int = 1
+    max_rows: int = 512
+    max_wanted: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DriverLimits:
+    vocab_size: int
+    context_length: int
+    max_sessions: int = 16
+    max_waiting: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class DriverLoad:
+    running: int
+    waiting: int
+    used_tokens: int
+    capacity_tokens: int
+
+
+@dataclass(slots=True)
+class _Generation:
+    """What the driver keeps beside the scheduler's session."""
+
+    session: Session
+    answer: Answer
+    emit: Emit
+    submitted_s: float
+    started_s: float = 0.0
+    first_token_s: float = 0.0
+    prompt: list[TokenChoice] | None = None
+
+
+class Driver:
+    """Serves generations over one chain. All methods may be called from any thread."""
+
+    def __init__(self, tokenizer: Tokenizer, limits: DriverLimits, *, first_session: int = 1) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._lock = threading.RLock()
+        self._scheduler = Scheduler(SchedulerLimits(max_sessions=limits.max_sessions), first_session)
+        self._generations: dict[int, _Generation] = {}
+        self._in_flight: dict[int, Frame] = {}
+        self._port: ChainPort | None = None
+        self._shape = ChainShape(0)
+        self._is_closed = False
+
+    @property
+    def context_length(self) -> int:
+        return self._limits.context_length
+
+    # What users ask
+
+    def submit(self, request: GenerationRequest, emit: Emit) -> int:
+        """Start a generation; `emit` is called with each delta, or at last with an error.
+
+        Raises UsageError or PromptTooLongError for what cannot work, QueueFullError when too many wait.
+        """
+        self._check(request)
+        with self._lock:
+            if self._is_closed:
+                raise CapacityError("the driver is shutting down")
+            if len(self._scheduler.waiting) >= self._limits.max_waiting:
+                raise QueueFullError(
+                    f"{self._limits.max_waiting} requests are already waiting",
+                    hint="try again in a few seconds",
+                )
+            session = self._scheduler.add(request)
+            answer = Answer(request, self._tokenizer)
+            self._generations[session.id] = _Generation(session, answer, emit, time.monotonic())
+            self._fill()
+        return session.id
+
+    def cancel(self, generation: int) -> None:
+        """Stop a generation and free its memory; nothing more is emitted."""
+        with self._lock:
+            known = self._generations.get(generation)
+            if known is not None:
+                self._end(known)
+                self._fill()
+
+    def load(self) -> DriverLoad:
+        with self._lock:
+            return DriverLoad(
+                len(self._scheduler.running),
+                len(self._scheduler.waiting),
+                self._scheduler.used_tokens(),
+                self._shape.capacity_tokens,
+            )
+
+    def close(self) -> None:
+        """End every generation with an error; nothing is sent any more."""
+        with self._lock:
+            self._is_closed = True
+            for generation in list(self._generations.values()):
+                self._end(generation)
+                generation.emit(CapacityError("the model is being shut down", hint="try again later"))
+            self._port = None
+
+    # What the chain tells
+
+    def connect(self, port: ChainPort, shape: ChainShape) -> None:
+        """A chain is ready, for the first time or again; everything known is computed on it."""
+        with self._lock:
+            self._in_flight.clear()
+            self._scheduler.restart()
+            self._scheduler.limits = SchedulerLimits(
+                chunk_rows=shape.max_rows,
+                max_sessions=self._limits.max_sessions,
+                max_wanted=shape.max_wanted,
+                # One frame more than there are stages keeps the first busy while results travel back.
+                frames_in_flight=1 if shape.stages == 1 else shape.stages + 1,
+            )
+            self._port, self._shape = port, shape
+            self._fill()
+
+    def disconnect(self) -> None:
+        """The chain is lost: keep the sessions and wait for the next `connect`."""
+        with self._lock:
+            self._port = None
+            self._in_flight.clear()
+            self._scheduler.restart()
+
+    def fail_all(self, error: ShardComputeError) -> None:
+        """No chain will come soon: end every generation with this error."""
+        with self._lock:
+            for generation in list(self._generations.values()):
+                self._end(generation)
+                generation.emit(error)
+
+    def take_results(self, sequence: int, picked: Sequence[Picked]) -> None:
+        with self._lock:
+            if self._in_flight.pop(sequence, None) is None:
+                return
+            now = time.monotonic()
+            for session, result in self._scheduler.take_results(picked):
+                generation = self._generations[session.id]
+                if result.is_scored:
+                    generation.prompt = generation.prompt or [TokenChoice(session.request.prompt[0])]
+                    generation.prompt.append(result.choice)
+                else:
+                    self._extend(generation, result.choice, now)
+            self._fill()
+
+    def step_failed(self, sequence: int, error: ShardComputeError) -> None:
+        """A step could not be computed: make room, or give its sessions the error. Others go on."""
+        with self._lock:
+            frame = self._in_flight.pop(sequence, None)
+            if frame is None:
+                return
+            if isinstance(error, CapacityError):
+                self._scheduler.undo(frame)
+                victim = self._scheduler.preempt()
+                if victim is not None and self._port is not None:
+                    self._port.close_sessions([victim.id])
+                    self._fill()
+                    return
+            for part in frame.work:
+                generation = self._generations.get(part.session)
+                if generation is not None:
+                    self._end(generation)
+                    generation.emit(error)
+            self._fill()
+
+    # Inside
+
+    def _fill(self) -> None:
+        """Send frames while there is work and room in the pipe."""
+        while self._port is not None and len(self._in_flight) < self._scheduler.limits.frames_in_flight:
+            free = self._shape.capacity_tokens - self._scheduler.used_tokens()
+            frame = self._scheduler.next_frame(free)
+            if frame is None:
+                return
+            now = time.monotonic()
+            for opening in frame.openings:
+                generation = self._generations[opening.session]
+                generation.started_s = generation.started_s or now
+            self._in_flight[frame.sequence] = frame
+            self._port.send(frame)
+
+    def _extend(self, generation: _Generation, choice: TokenChoice, now: float) -> None:
+        session, request = generation.session, generation.session.request
+        delta = generation.answer.push(choice)
+        if session.generated == 1:
+            generation.first_token_s = now
+            if request.prompt_logprobs is not None:
+                delta = replace(delta, prompt=tuple(generation.prompt or [TokenChoice(request.prompt[0])]))
+        if delta.finish is None and len(session.known) >= self._limits.context_length:
+            delta = replace(delta, finish="length")
+        if delta.finish is not None:
+            delta = replace(delta, timings=_timings(generation, now))
+            self._end(generation)
+        generation.emit(delta)
+
+    def _end(self, generation: _Generation) -> None:
+        self._scheduler.remove(generation.session)
+        self._generations.pop(generation.session.id, None)
+        if self._port is not None:
+            self._port.close_sessions([generation.session.id])
+
+    def _check(self, request: GenerationRequest) -> None:
+        limits = self._limits
+        if not request.prompt:
+            raise UsageError("the prompt is empty", hint="give at least one token of text")
+        if request.max_tokens < 1:
+            raise UsageError("max_tokens must be at least 1")
+        if max(request.prompt) >= limits.vocab_size or min(request.prompt) < 0:
+            raise UsageError(f"a prompt token is outside the vocabulary of {limits.vocab_size}")
+        if len(request.prompt) >= limits.context_length:
+            raise PromptTooLongError(
+                f"the prompt has {len(request.prompt)} tokens and the context holds {limits.context_length}, "
+                "with room for at least one more",
+                hint="shorten the prompt or start with a larger --context",
+            )
+        validate_sampling(request.sampling, limits.vocab_size)
+
+
+def _timings(generation: _Generation, now: float) -> Timings:
+    return Timings(
+        queue_s=generation.started_s - generation.submitted_s,
+        prefill_s=generation.first_token_s - generation.started_s,
+        decode_s=now - generation.first_token_s,
+        prompt_tokens=generation.session.prompt_length,
+        generated_tokens=generation.session.generated,
+    )
