@@ -20,7 +20,7 @@ _SEED_BITS = 63
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """How to answer, whatever the prompt. `seed` None: another one for every answer."""
+    """How to answer, whatever the prompt. `seed` None: another one for every drawn answer."""
 
     max_tokens: int
     sampling: Sampling
@@ -51,7 +51,8 @@ class Reply:
 def check_chat_template(service: LocalService, options: AnswerOptions) -> None:
     if not options.is_raw and not service.tokenizer.has_chat_template:
         raise UsageError(
-            f"{service.name} has no chat template", hint="add --raw to have it continue the prompt as it stands"
+            f"{service.name} has no chat template",
+            hint="add --raw to have it continue the prompt as it stands",
         )
 
 
@@ -129,5 +130,7 @@ def describe_timings(reply: Reply, load_s: float | None = None) -> str:
 
 
 def _with_seed(options: AnswerOptions) -> Sampling:
-    seed = secrets.randbits(_SEED_BITS) if options.seed is None else options.seed
-    return replace(options.sampling, seed=seed)
+    if options.seed is not None:
+        return replace(options.sampling, seed=options.seed)
+    is_drawn = options.sampling.temperature > 0
+    return replace(options.sampling, seed=secrets.randbits(_SEED_BITS)) if is_drawn else options.sampling

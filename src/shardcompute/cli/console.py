@@ -47,7 +47,8 @@ class Screen:
         sys.stdout.flush()
 
     def write_json(self, value: Any) -> None:
-        self.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        """On one line, so that lines can be collected; spread out on a terminal."""
+        self.write(json.dumps(value, indent=2 if self.out.is_terminal else None, ensure_ascii=False) + "\n")
 
     def write_table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Rows under headings; without headings, names and values."""

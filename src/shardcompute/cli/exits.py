@@ -21,7 +21,10 @@ BROKEN_PIPE = 141
 EXIT_CODES: tuple[tuple[int, str], ...] = (
     (0, "success"),
     (1, "something unforeseen; `shardcompute --debug …` shows where"),
-    (2, "the command is wrong: an option, an empty prompt, a prompt that does not fit the context, a busy port"),
+    (
+        2,
+        "the command is wrong: an option, an empty prompt, a prompt that does not fit the context, a busy port",
+    ),
     (3, "no such model, here or at the source"),
     (4, "the model is known and not supported"),
     (5, "a model's file is damaged or contradicts itself"),
@@ -35,8 +38,10 @@ EXIT_CODES: tuple[tuple[int, str], ...] = (
 """What `core.errors` and this module can end with."""
 
 # Typer may carry its own copy of Click, so its errors are found through one that it exports.
-_CLICK_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-_TYPER_ERRORS = (typer.Exit, typer.Abort, _CLICK_ERROR)
+_CLICK_ERROR: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+_TYPER_ERRORS: tuple[type[Exception], ...] = (typer.Exit, typer.Abort, _CLICK_ERROR)
 
 
 class GuardedGroup(TyperGroup):
@@ -81,7 +86,8 @@ def _explain(error: Exception) -> ShardComputeError:
         return error
     if isinstance(error, MemoryError):
         return CapacityError(
-            "the memory of this machine is used up", hint="try a smaller --context or --kv-memory, or --weights int4"
+            "the memory of this machine is used up",
+            hint="try a smaller --context or --kv-memory, or --weights int4",
         )
     return ShardComputeError(
         f"something unforeseen happened: {type(error).__name__}: {error}",

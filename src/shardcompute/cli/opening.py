@@ -24,7 +24,9 @@ class OpenModel:
     load_s: float
 
 
-def open_model(reference: str, settings: Settings, options: EngineOptions, progress: Progress) -> LocalService:
+def open_model(
+    reference: str, settings: Settings, options: EngineOptions, progress: Progress
+) -> LocalService:
     from shardcompute.node import local_service
 
     return local_service.open_model(reference, settings, options, progress)

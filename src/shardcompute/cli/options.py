@@ -18,6 +18,7 @@ from shardcompute.core.errors import UsageError
 if TYPE_CHECKING:
     from shardcompute.node.local_service import EngineOptions
 
+_SAMPLING = "Sampling"
 _ENGINE = "Engine"
 _DEVICE = re.compile(r"cpu|mps|cuda(:\d{1,3})?")
 
@@ -36,13 +37,94 @@ class Backend(StrEnum):
     NUMPY = "numpy"
 
 
+MaxTokens = Annotated[int, typer.Option("--max-tokens", metavar="N", min=1, help="Longest answer.")]
+Temperature = Annotated[
+    float,
+    typer.Option(
+        "--temperature",
+        min=0,
+        max=2,
+        metavar="X",
+        help="0 takes the most likely token, 1 draws as the model was trained.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+TopP = Annotated[
+    float,
+    typer.Option(
+        "--top-p",
+        min=0,
+        max=1,
+        metavar="X",
+        help="Draw from the likeliest tokens that make up this much.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+TopK = Annotated[
+    int,
+    typer.Option(
+        "--top-k",
+        min=0,
+        metavar="N",
+        help="Draw from the N likeliest tokens; 0: from all.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+MinP = Annotated[
+    float,
+    typer.Option(
+        "--min-p",
+        min=0,
+        max=1,
+        metavar="X",
+        help="Leave out tokens less likely than this share of the likeliest.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+RepeatPenalty = Annotated[
+    float,
+    typer.Option(
+        "--repeat-penalty",
+        min=0.01,
+        max=10,
+        metavar="X",
+        help="Above 1, repetition becomes less likely.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", metavar="N", help="Makes a drawn answer repeatable.", rich_help_panel=_SAMPLING),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stop", metavar="TEXT", help="End the answer where this text would come; may be repeated."
+    ),
+]
+System = Annotated[
+    str | None, typer.Option("--system", metavar="TEXT", help="System message for the conversation.")
+]
+Raw = Annotated[
+    bool, typer.Option("--raw", help="Continue the prompt as it stands, without the chat template.")
+]
 Weights = Annotated[
     WeightForm,
-    typer.Option("--weights", help="Form of the weights in memory; native: as in the file.", rich_help_panel=_ENGINE),
+    typer.Option(
+        "--weights",
+        metavar="|".join(WeightForm),
+        help="Form of the weights in memory; native: as in the file.",
+        rich_help_panel=_ENGINE,
+    ),
 ]
 BackendName = Annotated[
     Backend,
-    typer.Option("--backend", help="What computes; torch is an extra, numpy is slow.", rich_help_panel=_ENGINE),
+    typer.Option(
+        "--backend",
+        metavar="|".join(Backend),
+        help="What computes; torch is an extra, numpy is slow.",
+        rich_help_panel=_ENGINE,
+    ),
 ]
 Device = Annotated[
     str,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from rich import progress as bars
+from rich.console import RenderableType
 
 from shardcompute.cli.console import Screen, without_controls
 from shardcompute.weights.progress import Progress
@@ -103,7 +104,7 @@ class _BytesColumn(bars.ProgressColumn):
         super().__init__()
         self._column = column
 
-    def render(self, task: bars.Task) -> bars.RenderableType:
+    def render(self, task: bars.Task) -> RenderableType:
         return "" if task.total is None else self._column.render(task)
 
 

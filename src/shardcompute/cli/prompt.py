@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import BinaryIO, TextIO
 
 from shardcompute.core.errors import UsageError
-from shardcompute.weights.reference import parse_reference
+from shardcompute.weights.reference import EMBEDDED_NAMES
 
 _STDIN_LIMIT_BYTES = 16 << 20
 _PATIENCE_S = 2.0
@@ -25,25 +25,23 @@ def split_arguments(first: str | None, second: str | None) -> tuple[str, str | N
 
 
 def is_model_name(text: str) -> bool:
-    """Whether `text` is an existing path, or has the form of a path, of org/repo or of the default's name."""
+    """Whether `text` is an existing path, ends in .gguf, is one word with a slash in it, or is the default's name."""
     if not text.strip():
         return False
     if os.path.exists(text) or text.lower().endswith(".gguf"):
         return True
     if any(character.isspace() for character in text):
         return False
-    try:
-        parse_reference(text)
-    except UsageError:
-        return False
-    return True
+    return "/" in text or "\\" in text or text.lower() in EMBEDDED_NAMES
 
 
 def join_prompt(prompt: str | None, piped: str | None) -> str:
     """The prompt with what was piped in below it; UsageError if that leaves nothing."""
     text = "\n\n".join(part for part in (prompt, piped) if part)
     if not text.strip():
-        raise UsageError("the prompt is empty", hint='give one, such as: shardcompute run "Why is the sky blue?"')
+        raise UsageError(
+            "the prompt is empty", hint='give one, such as: shardcompute run "Why is the sky blue?"'
+        )
     return text
 
 
@@ -72,7 +70,7 @@ def decode_piped(content: bytes) -> str:
             f"standard input is longer than {_STDIN_LIMIT_BYTES >> 20} MiB", hint="send a shorter prompt"
         )
     try:
-        return content.decode("utf-8-sig").rstrip("\n")
+        return content.decode("utf-8-sig").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"standard input is not UTF-8 text: byte {error.start} is 0x{content[error.start]:02x}",

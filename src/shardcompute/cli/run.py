@@ -20,82 +20,36 @@ from shardcompute.cli.chat import Chat, read_terminal_line
 from shardcompute.cli.console import Screen, open_screen
 from shardcompute.cli.opening import OpenModel, open_with_progress
 from shardcompute.cli.options import Backend, WeightForm, engine_options
-from shardcompute.cli.prompt import has_terminal_input, join_prompt, read_piped, split_arguments, standard_input
+from shardcompute.cli.prompt import (
+    has_terminal_input,
+    join_prompt,
+    read_piped,
+    split_arguments,
+    standard_input,
+)
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import Sampling
 from shardcompute.core.settings import load_settings
 
-_SAMPLING = "Sampling"
-
 
 def run(
     model: Annotated[
-        str | None, typer.Argument(help="Model: smollm2 (the default), a folder, a .gguf file or org/repo.")
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="Model: smollm2 (the default), a folder, a .gguf file or org/repo."
+        ),
     ] = None,
-    prompt: Annotated[str | None, typer.Argument(help="What to ask.")] = None,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", metavar="N", min=1, help="Longest answer.")
-    ] = 512,
-    temperature: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=2,
-            metavar="X",
-            help="0 takes the most likely token, 1 draws as the model was trained.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = 0.0,
-    top_p: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=1,
-            metavar="X",
-            help="Draw from the likeliest tokens that make up this much.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = 1.0,
-    top_k: Annotated[
-        int,
-        typer.Option(
-            min=0, metavar="N", help="Draw from the N likeliest tokens; 0: from all.", rich_help_panel=_SAMPLING
-        ),
-    ] = 0,
-    min_p: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=1,
-            metavar="X",
-            help="Leave out tokens less likely than this share of the likeliest.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = 0.0,
-    repeat_penalty: Annotated[
-        float,
-        typer.Option(
-            min=0.01,
-            max=10,
-            metavar="X",
-            help="Above 1, repetition becomes less likely.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = 1.0,
-    seed: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Makes a drawn answer repeatable.", rich_help_panel=_SAMPLING),
-    ] = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="End the answer where this text would come; may be repeated."),
-    ] = None,
-    system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="System message for the conversation.")
-    ] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as it stands, without the chat template.")
-    ] = False,
+    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to ask.")] = None,
+    max_tokens: options.MaxTokens = 512,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    repeat_penalty: options.RepeatPenalty = 1.0,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    system: options.System = None,
+    raw: options.Raw = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print one object with the answer, its tokens and timings.")
     ] = False,
@@ -113,9 +67,9 @@ def run(
     The answer is streamed to stdout. What is piped into stdin is the prompt, or follows PROMPT after an empty
     line. Without either, on a terminal, a conversation begins; /help in it tells more.
 
-    An argument that stands alone is taken for the model if it is an existing path, looks like a path, ends in
-    .gguf, has the form org/repo or is the default's name; otherwise it is the prompt for the default model.
-    To be sure, give both.
+    An argument that stands alone is taken for the model if it is an existing path, ends in .gguf, is one word
+    with a slash in it, or is the default's name; otherwise it is the prompt for the default model. To be sure,
+    give both.
     """
     answer_options = AnswerOptions(
         max_tokens=max_tokens,
@@ -160,7 +114,13 @@ def _read_question(
 
 
 def _answer(
-    opened: OpenModel, answer_options: AnswerOptions, question: str, screen: Screen, *, is_json: bool, is_verbose: bool
+    opened: OpenModel,
+    answer_options: AnswerOptions,
+    question: str,
+    screen: Screen,
+    *,
+    is_json: bool,
+    is_verbose: bool,
 ) -> None:
     service = opened.service
     request = make_request(service, answer_options, as_messages(answer_options, question))

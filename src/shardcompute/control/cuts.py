@@ -25,7 +25,8 @@ def slowest_s(order: Sequence[Offer], sizes: Sizes, edges: Sequence[int]) -> flo
 def cut_within(order: Sequence[Offer], sizes: Sizes, bound_s: float) -> tuple[int, ...] | None:
     """Edges with every stage within `bound_s` and memory, if there are any: each machine takes all it can.
 
-    Taking more never hurts those that follow, so this finds a cut whenever one exists.
+    Taking more leaves less to those that follow, so where the last one has too much no cut exists. But a
+    machine may be too small for just that layer at which the one before it stopped; only then all are tried.
     """
     count, layers = len(order), sizes.layer_count
     edges = [0]
@@ -36,7 +37,7 @@ def cut_within(order: Sequence[Offer], sizes: Sizes, bound_s: float) -> tuple[in
         by_time = bisect_right(sizes.work_before, sizes.work_before[start] + _work(offer, bound_s)) - 1
         stop = min(by_memory, by_time, layers - (count - 1 - i))
         if stop <= start:
-            return None
+            return None if sizes.is_uniform else cut_for_latency(order, sizes, bound_s)
         edges.append(stop)
     start, last = edges[-1], order[-1]
     if start >= layers or sizes.memory_bytes(start, layers) > last.memory_bytes:

@@ -57,12 +57,12 @@ def explain_plan(plan: Placement | Unplaceable, model: Model, names: Mapping[str
         return _explain_unplaceable(plan, model)
     called = names or {}
     lines = [*plan.reasons, f"plan for {model.name} ({model.weight_form}, {model.layer_count} layers):"]
-    for stage in plan.stages:
-        lines.append(
-            f"  {called.get(stage.node, stage.node)}: layers {stage.start} to {stage.stop - 1} "
-            f"({stage.stop - stage.start}), {format_bytes(stage.memory_bytes)}, "
-            f"{format_seconds(stage.step_s)} a token"
-        )
+    lines += [
+        f"  {called.get(stage.node, stage.node)}: layers {stage.start} to {stage.stop - 1} "
+        f"({stage.stop - stage.start}), {format_bytes(stage.memory_bytes)}, "
+        f"{format_seconds(stage.step_s)} a token"
+        for stage in plan.stages
+    ]
     lines += [f"  {called.get(node, node)}: left out, {why}" for node, why in plan.unused]
     lines += [
         f"  {called.get(each.node, each.node)}: stands by for layers {each.start} to {each.stop - 1}"

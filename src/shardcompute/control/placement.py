@@ -147,15 +147,16 @@ def _score_words(search: Search, found: Found) -> list[str]:
 
 
 def _why_left_out(request: Request, found: Found, extra: Offer) -> str:
-    """What the chosen placement would become with this machine in its best position."""
+    """What the chosen placement would become with this machine where it is nearest."""
     offers = {offer.node: offer for offer in request.offers}
     order = [offers[stage.node] for stage in found.stages]
     if len(order) >= request.sizes.layer_count:
         return "every layer has a machine of its own already"
     hops = hops_of(request)
     orders = [[*order[:i], extra, *order[i:]] for i in range(len(order) + 1)]
-    tried = [best_cut(request, order) for order in orders if hops.ring_s([each.node for each in order]) < inf]
-    with_it = min((each for each in tried if each is not None), key=lambda each: each.rank, default=None)
+    nearest = min(orders, key=lambda order: hops.ring_s([each.node for each in order]))
+    is_open = hops.ring_s([each.node for each in nearest]) < inf
+    with_it = best_cut(request, nearest) if is_open else None
     if with_it is None:
         return "it cannot be reached from the others, or no cut fits with it"
     if extra.is_standby:

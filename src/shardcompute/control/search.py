@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
-from math import inf
+from math import exp, inf, log
 
-from shardcompute.control.cuts import cut_for_latency, cut_for_throughput, fill, slowest_s
+from shardcompute.control.cuts import cut_for_latency, cut_for_throughput, cut_within, fill, slowest_s
+from shardcompute.control.policy import PlacementPolicy
 from shardcompute.control.rings import EXACT_LIMIT, RingTable, choose_order
+from shardcompute.control.sizes import Sizes
 from shardcompute.control.state import Assignment
-from shardcompute.control.terms import Offer, Request, Worth, hops_of, weigh, worth_of
+from shardcompute.control.terms import Offer, Request, Worth, hops_of, stage_s, weigh, worth_of
 
 _ALL_ORDERS_LIMIT = 5
 _BOUNDS = 5
@@ -74,16 +76,16 @@ class Search:
                 return
             self._try(candidate.order())
 
-    def _try(self, order: Sequence[Offer]) -> Found | None:
-        found = best_cut(self._request, order)
+    def _try(self, order: Sequence[Offer]) -> None:
+        known = self.best_by_count.get(len(order))
+        floor = 0.0 if known is None or self.best is None else self.best.worth.score
+        found = best_cut(self._request, order, floor)
         if found is None:
-            return None
+            return
         if self.best is None or found.rank < self.best.rank:
             self.best = found
-        known = self.best_by_count.get(len(order))
         if known is None or found.rank < known.rank:
             self.best_by_count[len(order)] = found
-        return found
 
     def _every_order(self) -> Iterator[_Candidate]:
         for machines in range(1, self._max_machines + 1):
@@ -173,22 +175,61 @@ def filling_orders(offers: Iterable[Offer]) -> Iterator[list[Offer]]:
         yield [*others, offer]
 
 
-def best_cut(request: Request, order: Sequence[Offer]) -> Found | None:
-    """The cut of most worth for machines in this order, among compromises of throughput and latency."""
+def best_cut(request: Request, order: Sequence[Offer], floor: float = 0.0) -> Found | None:
+    """The cut of most worth for machines in this order, among compromises of throughput and latency.
+
+    None when memory does not suffice, or when no cut can be worth as much as `floor`.
+    """
     sizes = request.sizes
+    ring_s = hops_of(request).ring_s([offer.node for offer in order])
+
+    def is_hopeless(stages_s: float, bottleneck_s: float) -> bool:
+        bound = worth_of(stages_s + ring_s, bottleneck_s, len(order), request.policy).score
+        return bound < floor * (1 - 1e-9)
+
+    tolerable_s = _tolerable_s(ring_s + _least_stages_s(sizes, order), len(order), request.policy, floor)
+    if cut_within(order, sizes, tolerable_s) is None:
+        return None
     fastest = cut_for_throughput(order, sizes)
     if fastest is None:
         return None
     low = slowest_s(order, sizes, fastest)
-    shortest = cut_for_latency(order, sizes)
-    high = slowest_s(order, sizes, shortest) if shortest else low
-    bounds = [low * (high / low) ** (i / (_BOUNDS - 1)) for i in range(_BOUNDS)] if high > low > 0 else [low]
-    cuts = {fastest, *(cut_for_latency(order, sizes, bound) for bound in bounds), shortest}
+    shortest = cut_for_latency(order, sizes) or fastest
+    if is_hopeless(_stages_s(order, sizes, shortest), low):
+        return None
+    high = slowest_s(order, sizes, shortest)
+    steps = range(_BOUNDS - 1) if high > low > 0 else range(1)
+    bounds = [low * (high / low) ** (i / (_BOUNDS - 1)) if low > 0 else low for i in steps]
+    cuts = {fastest, shortest, *(cut_for_latency(order, sizes, bound) for bound in bounds)}
     found = [
         Found(stages, weigh(request, stages))
         for stages in (_assign(order, edges) for edges in cuts if edges is not None)
     ]
     return min(found, key=lambda each: (each.rank, [stage.stop for stage in each.stages]))
+
+
+def _tolerable_s(latency_s: float, machines: int, policy: PlacementPolicy, floor: float) -> float:
+    """How slow the slowest stage may be for the worth to reach `floor` at this latency."""
+    if floor <= 0 or policy.latency_weight >= 1:
+        return inf
+    ratio = worth_of(latency_s, 1.0, machines, policy).score / (floor * (1 - 1e-9))
+    power = log(ratio) / (1 - policy.latency_weight)
+    return exp(power) if power < 100 else inf
+
+
+def _stages_s(order: Sequence[Offer], sizes: Sizes, edges: Sequence[int]) -> float:
+    return sum(stage_s(sizes, offer, edges[i], edges[i + 1]) for i, offer in enumerate(order))
+
+
+def _least_stages_s(sizes: Sizes, order: Sequence[Offer]) -> float:
+    """No cut makes the sum of stage times smaller: the fastest machines are filled to the brim first."""
+    seconds = sizes.head_bytes * order[-1].seconds_per_byte
+    left: float = sizes.work_before[-1]
+    for offer in sorted(order, key=lambda each: each.seconds_per_byte):
+        work = min(left, offer.memory_bytes * sizes.densest_work)
+        seconds += offer.overhead_s + work * offer.seconds_per_byte
+        left -= work
+    return seconds
 
 
 def _assign(order: Sequence[Offer], edges: Sequence[int]) -> tuple[Assignment, ...]:
@@ -206,10 +247,7 @@ def _bound(request: Request, order: Sequence[Offer], ring_s: float) -> float:
     """No cut over these machines, the last one given, can be worth more than this."""
     sizes = request.sizes
     layers_work = sizes.work_before[-1]
-    overhead_s = sum(offer.overhead_s for offer in order)
-    fastest = min(offer.seconds_per_byte for offer in order)
-    head_s = sizes.head_bytes * order[-1].seconds_per_byte
-    latency_s = ring_s + overhead_s + head_s + layers_work * fastest
+    latency_s = ring_s + _least_stages_s(sizes, order)
     # Were layers as fine as water, all stages would take equally long.
     speed = sum(1 / offer.seconds_per_byte for offer in order)
     spent = sum(offer.overhead_s / offer.seconds_per_byte for offer in order)

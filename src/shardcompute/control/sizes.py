@@ -25,6 +25,11 @@ class Sizes:
     shared_bytes: int
     """Counted once, not twice, where one stage is the whole model."""
     overhead_bytes: int
+    densest_work: float
+    """The most bytes read per byte of memory in any layer."""
+
+    is_uniform: bool
+    """All layers are alike."""
 
     @property
     def layer_count(self) -> int:
@@ -68,14 +73,20 @@ class Sizes:
 @lru_cache(maxsize=64)
 def sizes_of(model: Model) -> Sizes:
     kv_bytes = model.kv_bytes_per_token_and_layer * model.kv_tokens
+    work = model.work_bytes or model.layer_bytes
     return Sizes(
         weights_before=_sums(model.layer_bytes),
         memory_before=_sums(size + kv_bytes for size in model.layer_bytes),
-        work_before=_sums(model.work_bytes or model.layer_bytes),
+        work_before=_sums(work),
         embedding_bytes=model.embedding_bytes,
         head_bytes=model.head_bytes,
         shared_bytes=min(model.embedding_bytes, model.head_bytes) if model.is_head_tied else 0,
         overhead_bytes=model.shard_overhead_bytes,
+        densest_work=max(
+            (read / max(1, size + kv_bytes) for read, size in zip(work, model.layer_bytes, strict=True)),
+            default=1.0,
+        ),
+        is_uniform=len(set(model.layer_bytes)) == len(set(work)) == 1,
     )
 
 

@@ -42,6 +42,10 @@ class StageRuntime:
             if self._tail is not None:
                 self._tail.close(session)
 
+    def reset(self) -> None:
+        """Forget every session: the chain has a new shape and its driver replays what it needs."""
+        self.close_sessions(self._executor.sessions())
+
     def session_length(self, session: int) -> int:
         return self._executor.session_length(session)
 

@@ -80,14 +80,12 @@ class KeyBook:
 
     def revoke(self, key_id: str) -> KeyBook:
         """The book in which the key with this id (with or without `sk-sc-`) opens nothing."""
-        wanted = key_id.removeprefix(KEY_PREFIX)
-        if wanted not in {record.key_id.removeprefix(KEY_PREFIX) for record in self.records}:
-            raise UsageError(
-                f"There is no API key {KEY_PREFIX}{wanted[:_ID_CHARACTERS]}", hint="list the keys to see their ids"
-            )
+        wanted = KEY_PREFIX + key_id.removeprefix(KEY_PREFIX)
+        if wanted not in {record.key_id for record in self.records}:
+            raise UsageError(f"There is no API key {_id_of(wanted)}", hint="list the keys to see their ids")
         return KeyBook(
             tuple(
-                replace(record, is_revoked=True) if record.key_id == KEY_PREFIX + wanted else record
+                replace(record, is_revoked=True) if record.key_id == wanted else record
                 for record in self.records
             )
         )

@@ -114,39 +114,41 @@ class ClusterAuthority:
                 f"Node {node_id} has been removed from the cluster",
                 hint="to let the machine back in, delete its node.key and join it with a new token",
             )
+        names: list[x509.GeneralName] = [
+            x509.UniformResourceIdentifier(node_uri(self.name, node_id, frozenset(roles))),
+            *_general_names(addresses),
+        ]
+        return certificate_pem(self._sign(public_key, node_id, names, now_s, days))
+
+    def _sign(
+        self, key: Ed25519PublicKey, node_id: str, names: list[x509.GeneralName], now_s: float, days: int
+    ) -> x509.Certificate:
         root = self.certificate
-        start = utc(now_s) - _CLOCK_SKEW
+        start = max(utc(now_s) - _CLOCK_SKEW, root.not_valid_before_utc)
         stop = min(utc(now_s) + timedelta(days=days), root.not_valid_after_utc)
         if stop <= start:
             raise AuthError(
-                f"The authority of cluster {self.name} has run out", hint="make a new cluster and join again"
+                f"The authority of cluster {self.name} has run out, or the clock is wrong",
+                hint="check this machine's clock; if it is right, make a new cluster and join again",
             )
-        names: list[x509.GeneralName] = [
-            x509.UniformResourceIdentifier(node_uri(self.name, node_id, frozenset(roles)))
-        ]
-        certificate = (
+        usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.private_key.public_key())
+        return (
             x509.CertificateBuilder()
             .subject_name(_name(node_id))
             .issuer_name(root.subject)
-            .public_key(public_key)
+            .public_key(key)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(max(start, root.not_valid_before_utc))
+            .not_valid_before(start)
             .not_valid_after(stop)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(signs_certificates=False), critical=True)
-            .add_extension(
-                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
-                critical=False,
-            )
-            .add_extension(x509.SubjectAlternativeName(names + _general_names(addresses)), critical=False)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.private_key.public_key()),
-                critical=False,
-            )
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+            .add_extension(issuer, critical=False)
             .sign(self.private_key, None)
         )
-        return certificate_pem(certificate)
 
 
 def _proven_key(request_pem: str, node_id: str) -> Ed25519PublicKey:
@@ -222,7 +224,9 @@ def _general_name(address: str) -> x509.GeneralName:
     except ValueError:
         pass
     if len(address) > 253 or not _HOST.fullmatch(address):
-        raise UsageError(f"{address[:80]!r} is neither a host name nor an IP address", hint="leave the port out")
+        raise UsageError(
+            f"{address[:80]!r} is neither a host name nor an IP address", hint="leave the port out"
+        )
     return x509.DNSName(address)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
-from pathlib import Path
 
 from shardcompute.core.errors import AuthError, SourceError
 from shardcompute.security.certificates import PeerIdentity, parse_certificate, peer_from_certificate

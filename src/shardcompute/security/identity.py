@@ -9,6 +9,7 @@ Deleting `node.key` makes a new node: it has to join again, under another id.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,10 +46,9 @@ class NodeIdentity:
             return cls.load(folder)
         except FileNotFoundError:
             pass
-        try:
+        # If another process is first, its key is the node's.
+        with contextlib.suppress(FileExistsError):
             create_private(folder / KEY_FILE, private_key_pem(Ed25519PrivateKey.generate()))
-        except FileExistsError:
-            pass  # Another process was first; its key is the node's.
         return cls.load(folder)
 
     @classmethod

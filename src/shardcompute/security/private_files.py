@@ -68,21 +68,33 @@ def _writing(path: Path, content: bytes) -> Iterator[Path]:
     """A finished private file beside `path`, which is gone afterwards unless it was moved."""
     written = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        with os.fdopen(os.open(written, flags, 0o600), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        yield written
-    except FileExistsError:
-        raise
-    except OSError as error:
-        kind = DiskFullError if error.errno == errno.ENOSPC else SourceError
-        raise kind(
-            f"{path} cannot be written: {error.strerror or error}",
-            hint="check the free space and who may write to this folder",
-        ) from error
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _write_new(written, content)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        try:
+            yield written
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise _unwritable(path, error) from error
     finally:
         with contextlib.suppress(OSError):
             written.unlink(missing_ok=True)
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _unwritable(path: Path, error: OSError) -> SourceError:
+    kind = DiskFullError if error.errno == errno.ENOSPC else SourceError
+    return kind(
+        f"{path} cannot be written: {error.strerror or error}",
+        hint="check the free space and who may write to this folder",
+    )

@@ -26,7 +26,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     # More than the 8 characters of a key's public id, which may be logged.
     (re.compile(r"(sk-sc-)[A-Za-z0-9]{9,}"), rf"\1{_MARK}"),
     (re.compile(r"(?<![A-Za-z0-9])(sk-|hf_)[A-Za-z0-9_-]{20,}"), rf"\1{_MARK}"),
-    (re.compile(r"\b((?:bearer|basic)(?:\s+|%20))[^\s'\",;]+", re.IGNORECASE), rf"\1{_MARK}"),
+    (re.compile(r"((?:(?:bearer|basic)(?:\s+|%20))+)[^\s'\",;]+", re.IGNORECASE), rf"\1{_MARK}"),
     (re.compile(r"(x-api-key['\"]?\s*[:=,]\s*b?['\"]?)[^\s'\",;]+", re.IGNORECASE), rf"\1{_MARK}"),
 )
 _OWN_ATTRIBUTES = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime"}
@@ -46,7 +46,9 @@ class RedactSecrets(logging.Filter):
         _redact_message(record)
         if record.exc_info:
             # The formatted text takes the exception's place, or a formatter would print it in full again.
-            record.exc_text = record.exc_text or "".join(traceback.format_exception(*record.exc_info)).rstrip()
+            record.exc_text = (
+                record.exc_text or "".join(traceback.format_exception(*record.exc_info)).rstrip()
+            )
             record.exc_info = None
         if record.exc_text:
             record.exc_text = redact(record.exc_text)

@@ -86,11 +86,16 @@ class TokenBook:
         if not roles or not set(roles) <= {Role.WORKER, Role.DRIVER}:
             raise UsageError("A join token is for workers, drivers or both", hint="name one of these roles")
         if not (math.isfinite(life_s) and 0 < life_s <= _MAX_LIFE_S):
-            raise UsageError("A join token lives more than 0 and at most 366 days", hint="choose another time")
+            raise UsageError(
+                "A join token lives more than 0 and at most 366 days", hint="choose another time"
+            )
         if max_uses is not None and max_uses < 1:
             raise UsageError("A join token that nobody can use", hint="allow at least one use")
+        token_id = random_bytes(TOKEN_ID_BYTES).hex()
+        while self._find(token_id) is not None:
+            token_id = random_bytes(TOKEN_ID_BYTES).hex()
         token = JoinToken(
-            token_id=random_bytes(TOKEN_ID_BYTES).hex(),
+            token_id=token_id,
             secret=random_bytes(SECRET_BYTES),
             addresses=tuple(addresses),
             fingerprint=fingerprint,
@@ -122,12 +127,13 @@ class TokenBook:
         if state == "used up" and node_id in record.used_by:
             state = "valid"
         if state != "valid":
-            reason = "been used up" if state == "used up" else "been revoked" if state == "revoked" else state
-            raise AuthError(f"The join token has {reason}", hint="ask the coordinator for a new token")
+            verb = "has" if state == "expired" else "is"
+            raise AuthError(f"The join token {verb} {state}", hint="ask the coordinator for a new token")
         if role not in record.roles:
             allowed = " or ".join(sorted(record.roles))
             raise ForbiddenError(
-                f"This join token does not admit a {role}", hint=f"join as {allowed}, or ask for another token"
+                f"This join token does not admit a {role}",
+                hint=f"join as {allowed}, or ask for another token",
             )
         return record
 
@@ -145,7 +151,9 @@ class TokenBook:
         """Nobody joins with this token any more; nodes that have joined with it stay."""
         record = self._find(token_id)
         if record is None:
-            raise UsageError(f"There is no join token {token_id[:40]!r}", hint="list the tokens to see their ids")
+            raise UsageError(
+                f"There is no join token {token_id[:40]!r}", hint="list the tokens to see their ids"
+            )
         return self._with(replace(record, is_revoked=True))
 
     def without_expired(self, now_s: float) -> TokenBook:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from shardcompute.core.errors import LinkError
 from shardcompute.wire.codecs import find_codec
+from shardcompute.wire.control import TensorBytes
 from shardcompute.wire.messages import ID_BYTES, Message, SessionClose, StepFailed, StepFrame, StepResult
 
 
@@ -41,6 +42,10 @@ def check_message(message: Message, body_bytes: int, limits: WireLimits) -> None
     if isinstance(message, StepFrame):
         _check_frame(message, body_bytes, limits)
         return
+    if isinstance(message, TensorBytes):
+        if body_bytes != message.size:
+            raise LinkError(f"{message.size} bytes of a tensor were announced and {body_bytes} came")
+        return
     if body_bytes:
         raise LinkError(f"{type(message).__name__} has no body, but {body_bytes} bytes came with it")
     if isinstance(message, StepResult):
@@ -60,6 +65,8 @@ def _check_frame(frame: StepFrame, body_bytes: int, limits: WireLimits) -> None:
             raise LinkError(f"a segment of {segment.count} rows wants the results of {segment.wanted}")
         if len(segment.ids) != ID_BYTES * segment.count:
             raise LinkError(f"a segment of {segment.count} rows has {len(segment.ids)} bytes of token ids")
+        if segment.targets and len(segment.targets) != ID_BYTES * segment.wanted:
+            raise LinkError(f"{segment.wanted} wanted rows have {len(segment.targets)} bytes of target ids")
     if rows != frame.rows:
         raise LinkError(f"a frame of {frame.rows} rows has segments of {rows}")
     for opened in frame.opens:

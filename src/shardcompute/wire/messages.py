@@ -1,4 +1,4 @@
-"""Every message of the data plane, on one page.
+"""Every message of the data plane, on one page (those of the control plane are in `wire.control`).
 
 A link opens with `Hello` from the side that dialled and `Welcome` or `Refused` from the other. Then each
 `StepFrame` flows along the chain, and its result goes from the tail straight to the driver. Only a
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import LinkError
 from shardcompute.core.generation import Sampling
+from shardcompute.wire.control import ControlMessage
 
 VERSION_MIN = 1
 VERSION_MAX = 1
@@ -86,13 +87,17 @@ class Fence(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 class SegmentHeader(msgspec.Struct, frozen=True, array_like=True):
-    """A `core.batch.Segment` with the token ids of its rows, which the tail needs for its history."""
+    """A `core.batch.Segment` with the token ids of its rows, which the tail needs for its history.
+
+    `targets`, where given, are token ids to score instead of picking, one for each wanted row.
+    """
 
     session: Number
     start: Position
     count: Count
     wanted: Position
     ids: bytes
+    targets: bytes = b""
 
     def segment(self) -> Segment:
         return Segment(self.session, self.start, self.count, self.wanted)
@@ -195,7 +200,7 @@ class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=12):
     message: str
 
 
-Message: TypeAlias = (
+DataMessage: TypeAlias = (
     Hello
     | Welcome
     | Refused
@@ -209,6 +214,7 @@ Message: TypeAlias = (
     | StepResult
     | StepFailed
 )
+Message: TypeAlias = DataMessage | ControlMessage
 
 
 def open_session(

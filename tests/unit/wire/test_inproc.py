@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shardcompute.core.errors import LinkClosedError, LinkError, UsageError
-from shardcompute.wire import Hello, InprocTransport, LinkOptions, Ping
+from shardcompute.wire import Hello, InprocTransport, LinkOptions, Ping, SegmentHeader, StepFrame, pack_ids
 
 ME = Hello(1, 1, "me", "worker", "home")
 IMPATIENT = LinkOptions(frame_timeout_s=0.05)
@@ -17,7 +17,7 @@ def test_a_full_queue_holds_the_sender_back() -> None:
             near.send(Ping(nonce, 0.0))
         assert far.receive(0)[0] == Ping(0, 0.0)
         near.send(Ping(2, 0.0))
-        with pytest.raises(LinkError, match="'?me'? took no frame"):
+        with pytest.raises(LinkError, match="me took no frame"):
             near.send(Ping(3, 0.0))
 
 
@@ -35,9 +35,12 @@ def test_severing_loses_what_is_on_its_way() -> None:
 
 def test_names_belong_to_one_transport_and_are_free_after_close() -> None:
     transport, other = InprocTransport(), InprocTransport()
-    with transport.listen("inproc://a", ME), other.listen("inproc://a", ME):
-        with pytest.raises(LinkError, match="already in use"):
-            transport.listen("inproc://a", ME)
+    with (
+        transport.listen("inproc://a", ME),
+        other.listen("inproc://a", ME),
+        pytest.raises(LinkError, match="already in use"),
+    ):
+        transport.listen("inproc://a", ME)
     with pytest.raises(LinkError, match="nobody listens"):
         transport.dial("inproc://a", ME)
     transport.listen("inproc://a", ME).close()
@@ -66,8 +69,6 @@ def test_a_closed_listener_drops_links_that_were_not_accepted() -> None:
 
 
 def test_bodies_are_not_shared() -> None:
-    from shardcompute.wire import SegmentHeader, StepFrame, pack_ids
-
     transport = InprocTransport()
     with transport.listen("inproc://a", ME) as listener:
         near, far = transport.dial("inproc://a", ME), listener.accept(0)

@@ -75,6 +75,9 @@ class TorchExecutor:
     def session_length(self, session: int) -> int:
         return self._kv.budget.lengths.get(session, 0)
 
+    def sessions(self) -> list[int]:
+        return list(self._kv.budget.lengths)
+
     def kv_usage(self) -> KvUsage:
         return self._kv.budget.usage()
 

@@ -1,0 +1,221 @@
+"""What a model's files say about it, without loading its weights; also for models that cannot be run here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardcompute.core.errors import UnsupportedModelError
+from shardcompute.models.layout import Layout
+from shardcompute.models.spec import ModelSpec, Rope, whole
+from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
+from shardcompute.weights.gguf_file import open_gguf
+from shardcompute.weights.safetensors_file import open_safetensors, open_sharded
+from shardcompute.weights.sources import ModelFiles
+from shardcompute.weights.tensor_file import TensorFile, read_expert_matrix, read_matrix
+
+_USUAL_CONTEXT = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class WeightType:
+    """Tensors of one number format."""
+
+    name: str
+    tensors: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the model is made of, and `notes` on what is special about it."""
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    context_length: int
+    vocabulary: int
+    parameters: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that running the model takes, with weights as in the file; `context` is that of `kv_bytes`."""
+
+    weights_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A model on paper. `problem` and `hint` are set, and `shape` may be missing, where it cannot be run."""
+
+    name: str
+    reference: str
+    kind: str
+    architecture: str
+    size_bytes: int
+    file: str
+    weight_types: tuple[WeightType, ...] = ()
+    shape: Shape | None = None
+    memory: Memory | None = None
+    has_chat_template: bool | None = None
+    problem: str | None = None
+    hint: str = ""
+    commit: str | None = field(default=None)
+
+
+def describe(files: ModelFiles) -> Description:
+    """Reads headers, config and tokenizer. Raises CorruptModelError for files that are damaged."""
+    tensors: TensorFile | None = None
+    shape = memory = chat = None
+    problem = hint = ""
+    with contextlib.ExitStack() as stack:
+        try:
+            tensors = _open_tensors(files)
+            stack.callback(tensors.close)
+            with contextlib.closing(open_checkpoint(files)) as checkpoint:
+                shape, memory = _shape_of(checkpoint.spec, checkpoint.layout), _memory_of(checkpoint)
+                chat = checkpoint.tokenizer().has_chat_template
+                checkpoint.source(whole(checkpoint.spec))
+            _check_types(tensors)
+        except UnsupportedModelError as error:
+            problem, hint = error.message, error.hint
+        return Description(
+            name=files.name,
+            reference=str(files.reference),
+            kind=files.kind,
+            architecture=_architecture(files, tensors),
+            size_bytes=files.total_bytes,
+            file=str(files.folder / files.main_file) if files.folder else files.main_file,
+            weight_types=_weight_types(tensors),
+            shape=shape,
+            memory=memory,
+            has_chat_template=chat,
+            problem=problem or None,
+            hint=hint,
+            commit=files.commit,
+        )
+
+
+def _open_tensors(files: ModelFiles) -> TensorFile:
+    main = files.open(files.main_file)
+    if files.kind == "gguf":
+        return open_gguf(main)
+    if files.main_file.endswith(".json"):
+        with contextlib.closing(main):
+            return open_sharded(files.open, bytes(main.read(0, main.size)))
+    return open_safetensors(main)
+
+
+def _architecture(files: ModelFiles, tensors: TensorFile | None) -> str:
+    if files.kind == "gguf":
+        return str(tensors.metadata.get("general.architecture", "?")) if tensors else "?"
+    config = _read_object(files.read_text("config.json"))
+    return str(config.get("model_type", "?"))
+
+
+def _read_object(text: str | None) -> Mapping[str, Any]:
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(text or "{}")
+        if isinstance(value, dict):
+            return value
+    return {}
+
+
+def _weight_types(tensors: TensorFile | None) -> tuple[WeightType, ...]:
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for entry in tensors.entries.values() if tensors else ():
+        counts[entry.dtype] += 1
+        sizes[entry.dtype] += entry.size_bytes
+    return tuple(WeightType(name, counts[name], size) for name, size in sizes.most_common())
+
+
+def _check_types(tensors: TensorFile) -> None:
+    """Read a row of one matrix of every type; UnsupportedModelError for a type that no kernel takes."""
+    matrices = {entry.dtype: entry for entry in tensors.entries.values() if len(entry.shape) in (2, 3)}
+    for entry in matrices.values():
+        if len(entry.shape) == 2:
+            read_matrix(tensors, entry.name, (0, 1))
+        else:
+            read_expert_matrix(tensors, entry.name, 0, (0, 1))
+
+
+def _shape_of(spec: ModelSpec, layout: Layout) -> Shape:
+    places = {
+        (place.stored, place.expert, place.rows, place.every): math.prod(place.shape)
+        for part in (layout.model, *layout.layers)
+        for place in part.values()
+    }
+    return Shape(
+        family=spec.family,
+        layers=spec.layer_count,
+        hidden=spec.hidden,
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        intermediate=spec.intermediate,
+        context_length=spec.context_length,
+        vocabulary=spec.vocab_size,
+        parameters=sum(places.values()),
+        notes=tuple(_notes(spec)),
+    )
+
+
+def _memory_of(checkpoint: Checkpoint) -> Memory:
+    spec = checkpoint.spec
+    per_token = spec.kv_bytes_per_token_and_layer * spec.layer_count
+    context = min(spec.context_length, _USUAL_CONTEXT)
+    return Memory(checkpoint.stage_bytes(whole(spec)), per_token, per_token * context, context)
+
+
+def _notes(spec: ModelSpec) -> list[str]:
+    notes = [_describe_rope(spec, rope) for rope in spec.ropes]
+    count = spec.layer_count
+    still = sum(layer.rope is None for layer in spec.layers)
+    if still:
+        notes.append(f"{still} of {count} layers do not rotate")
+    windows = Counter(layer.window for layer in spec.layers if layer.window is not None)
+    notes += [f"{layers} of {count} layers see {window} positions" for window, layers in windows.items()]
+    if spec.experts is not None:
+        sparse = sum(layer.is_sparse for layer in spec.layers)
+        notes.append(
+            f"{sparse} of {count} layers have {spec.experts.count} experts, {spec.experts.per_token} per token"
+        )
+    if spec.qk_norm != "none":
+        notes.append("queries and keys are normalised")
+    if spec.attention_softcap is not None or spec.logit_softcap is not None:
+        notes.append("scores are capped")
+    if spec.has_sinks:
+        notes.append("attention has sinks")
+    if spec.tied_head:
+        notes.append("the head shares the embedding")
+    return notes
+
+
+def _describe_rope(spec: ModelSpec, rope: Rope) -> str:
+    frequencies = rope.inverse_frequencies
+    turned = 2 * len(frequencies)
+    entries = "all" if turned == spec.head_dim else f"{turned} of {spec.head_dim}"
+    text = f"rope over {entries} entries of a head"
+    if len(frequencies) > 1:
+        base = (frequencies[0] / frequencies[1]) ** len(frequencies)
+        usual = all(
+            math.isclose(value, base ** (-index / len(frequencies)), rel_tol=1e-3)
+            for index, value in enumerate(frequencies)
+        )
+        text += f", base {base:,.0f}" if usual else ", scaled"
+    return text if rope.amplitude == 1.0 else f"{text}, amplitude {rope.amplitude:.4g}"

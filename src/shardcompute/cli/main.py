@@ -1,0 +1,58 @@
+"""The program: its commands, put together."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from shardcompute.cli import bench, models
+from shardcompute.cli.exits import GuardedGroup
+from shardcompute.cli.run import run
+from shardcompute.cli.show import show
+from shardcompute.cli.up import up
+
+app = typer.Typer(
+    name="shardcompute",
+    cls=GuardedGroup,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"shardcompute {metadata.version('shardcompute')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Serve one language model from many small machines."""
+
+
+app.command()(run)
+app.command()(up)
+app.command()(models.pull)
+app.command("list")(models.list_models)
+app.command()(show)
+app.command()(models.rm)
+app.add_typer(bench.app, name="bench")
+
+
+def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):
+            # A terminal that lacks a character shows a question mark rather than ending the answer.
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    app(prog_name="shardcompute")

@@ -1,0 +1,155 @@
+"""The driver's side of chains on other machines: frames out to the first stage, results in from the last."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shardcompute.core.errors import LinkError
+from shardcompute.node.driver import ChainShape, Driver
+from shardcompute.node.frames import error_of, picked_of, step_frame
+from shardcompute.node.scheduler import Frame
+from shardcompute.wire import Link, LinkPump, Message, SessionClose, StageTiming, StepFailed, StepResult
+
+log = logging.getLogger(__name__)
+OnTimings = Callable[[str, Sequence[StageTiming]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainAddress:
+    """One epoch of a chain, as its driver sees it."""
+
+    chain: str
+    epoch: int
+    first_node: str
+    first_url: str
+
+
+class RemoteChain:
+    """A `ChainPort` to one epoch of a chain. Sending happens in a thread, so that a slow link blocks nobody."""
+
+    def __init__(
+        self, address: ChainAddress, link: Link, on_lost: Callable[[ChainAddress, LinkError], None]
+    ) -> None:
+        self.address = address
+        self._on_lost = on_lost
+        self._is_closed = False
+        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._pump = LinkPump(link, self._ignore, self._lost)
+        self._pump.start()
+        self._thread = threading.Thread(target=self._send_all, name=f"chain {address.chain}", daemon=True)
+        self._thread.start()
+
+    def send(self, frame: Frame) -> None:
+        self._outbox.put(step_frame(self.address.chain, self.address.epoch, frame))
+
+    def close_sessions(self, sessions: Sequence[int]) -> None:
+        self._outbox.put(SessionClose(self.address.chain, list(sessions)))
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._outbox.put(None)
+        self._thread.join()
+        self._pump.close()
+
+    def _send_all(self) -> None:
+        while (message := self._outbox.get()) is not None:
+            try:
+                self._pump.offer(message, timeout_s=None)
+            except LinkError:
+                return
+
+    def _ignore(self, message: Message, body: memoryview) -> None:
+        log.debug("the first stage of %s sent %s", self.address.chain, type(message).__name__)
+
+    def _lost(self, error: LinkError) -> None:
+        if not self._is_closed:
+            self._on_lost(self.address, error)
+
+
+class DriverLinks:
+    """Connects drivers with their chains' current epochs. Methods may be called from any thread."""
+
+    def __init__(
+        self,
+        dial: Callable[[str], Link],
+        on_link_broken: Callable[[str], None],
+        on_timings: OnTimings | None = None,
+    ) -> None:
+        self._dial = dial
+        self._on_link_broken = on_link_broken
+        self._on_timings = on_timings
+        self._lock = threading.Lock()
+        self._ports: dict[str, RemoteChain] = {}
+        self._drivers: dict[str, Driver] = {}
+
+    def open(self, address: ChainAddress) -> None:
+        """Dial the first stage of a new epoch. Raises LinkError."""
+        try:
+            link = self._dial(address.first_url)
+        except LinkError:
+            self._on_link_broken(address.first_node)
+            raise
+        port = RemoteChain(address, link, self._lost)
+        self._replace(address.chain, port)
+
+    def activate(self, chain: str, epoch: int, driver: Driver, shape: ChainShape) -> None:
+        """Let the driver use the epoch that was opened; it replays what it must."""
+        with self._lock:
+            port = self._ports.get(chain)
+            if port is None or port.address.epoch != epoch:
+                raise LinkError(f"epoch {epoch} of chain {chain} is not connected")
+            self._drivers[chain] = driver
+        driver.connect(port, shape)
+
+    def fence(self, chain: str, epoch: int) -> None:
+        """This epoch is over: the driver waits for the next."""
+        with self._lock:
+            port = self._ports.get(chain)
+            driver = self._drivers.get(chain)
+            if port is None or port.address.epoch > epoch:
+                return
+        if driver is not None:
+            driver.disconnect()
+        self._replace(chain, None)
+
+    def take(self, message: Message, body: memoryview) -> None:
+        """A message that a last stage sent us."""
+        if not isinstance(message, StepResult | StepFailed):
+            return
+        with self._lock:
+            port = self._ports.get(message.chain)
+            driver = self._drivers.get(message.chain)
+        if port is None or driver is None or port.address.epoch != message.epoch:
+            return
+        if isinstance(message, StepFailed):
+            driver.step_failed(message.sequence, error_of(message))
+            return
+        driver.take_results(message.sequence, picked_of(message))
+        if self._on_timings is not None:
+            self._on_timings(message.chain, message.timings)
+
+    def close(self) -> None:
+        for chain in list(self._ports):
+            self._replace(chain, None)
+
+    def _replace(self, chain: str, port: RemoteChain | None) -> None:
+        with self._lock:
+            old = self._ports.pop(chain, None)
+            if port is not None:
+                self._ports[chain] = port
+        if old is not None:
+            old.close()
+
+    def _lost(self, address: ChainAddress, error: LinkError) -> None:
+        log.info("the link to the first stage of %s ended: %s", address.chain, error)
+        with self._lock:
+            port = self._ports.get(address.chain)
+            driver = self._drivers.get(address.chain)
+            is_current = port is not None and port.address == address
+        if is_current and driver is not None:
+            driver.disconnect()
+        self._on_link_broken(address.first_node)

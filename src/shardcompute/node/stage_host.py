@@ -1,0 +1,273 @@
+"""A worker's data plane: *receive, choose, step, send*, for every shard that it holds.
+
+One thread computes for all shards. Frames come in from whoever dialled us, go out over links that we dial: to
+the next stage or, from the last one, straight to the driver. Frames of an old epoch are dropped. A step that
+fails is reported to the driver; a link that fails is reported to the coordinator, which changes the chain.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardcompute.backends.matrix import Array
+from shardcompute.core.errors import LinkError, ShardComputeError
+from shardcompute.core.steps import Picked
+from shardcompute.node.frames import opening_of, result_row, work_of
+from shardcompute.runtime.stage import StageRuntime
+from shardcompute.wire import (
+    Link,
+    LinkPump,
+    Message,
+    SessionClose,
+    StageTiming,
+    StepFailed,
+    StepFrame,
+    StepResult,
+    find_codec,
+)
+
+log = logging.getLogger(__name__)
+ShardKey = tuple[str, int, int]
+"""(chain, first layer, layer behind the last)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Whom a stage sends to: the next stage, or the driver where it is the last."""
+
+    node: str
+    url: str
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A shard's place in a chain of one epoch."""
+
+    runtime: StageRuntime
+    epoch: int
+    next: Neighbour
+    driver: Neighbour
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    frame: StepFrame
+    body: memoryview
+    received_s: float
+
+
+class StageHost:
+    """Owns the shards of a worker and the links out of it. Methods may be called from any thread."""
+
+    def __init__(
+        self,
+        node: str,
+        dial: Callable[[str], Link],
+        on_link_broken: Callable[[str], None],
+        *,
+        codec: str = "exact",
+    ) -> None:
+        self._node = node
+        self._dial = dial
+        self._on_link_broken = on_link_broken
+        self._codec = find_codec(codec)
+        self._lock = threading.Lock()
+        self._runtimes: dict[ShardKey, StageRuntime] = {}
+        self._seats: dict[str, _Seat] = {}
+        self._fences: dict[str, int] = {}
+        self._out: dict[str, LinkPump] = {}
+        self._inbox: queue.SimpleQueue[_Arrived | SessionClose | Callable[[], None] | None] = (
+            queue.SimpleQueue()
+        )
+        self._thread = threading.Thread(target=self._serve, name="stages", daemon=True)
+        self._thread.start()
+
+    # What the coordinator asks
+
+    def add(self, key: ShardKey, runtime: StageRuntime) -> None:
+        with self._lock:
+            self._runtimes[key] = runtime
+
+    def shards(self) -> dict[ShardKey, StageRuntime]:
+        with self._lock:
+            return dict(self._runtimes)
+
+    def remove(self, key: ShardKey) -> None:
+        """Free a shard, after the step that may be running."""
+        with self._lock:
+            runtime = self._runtimes.pop(key, None)
+            seat = self._seats.get(key[0])
+            if seat is not None and seat.runtime is runtime:
+                del self._seats[key[0]]
+        if runtime is not None:
+            self._inbox.put(runtime.close)
+
+    def connect(
+        self, key: ShardKey, epoch: int, after: Neighbour, driver: Neighbour, *, is_last: bool
+    ) -> None:
+        """Take the shard's place in its chain's new shape and open the link to whoever comes next.
+
+        Sessions of the epoch before are forgotten: the driver replays them. Raises LinkError.
+        """
+        with self._lock:
+            runtime = self._runtimes[key]
+            self._seats[key[0]] = _Seat(runtime, epoch, after, driver, is_last)
+            self._fences[key[0]] = max(epoch, self._fences.get(key[0], 0))
+        self._inbox.put(runtime.reset)
+        self._link_to(after)
+        if not is_last:
+            self._link_to(driver)
+
+    def fence(self, chain: str, epoch: int) -> None:
+        """Drop frames of this epoch and earlier ones."""
+        with self._lock:
+            self._fences[chain] = max(self._fences.get(chain, 0), epoch + 1)
+
+    # What links bring
+
+    def take(self, message: Message, body: memoryview) -> None:
+        """A message from another stage or the driver; anything else is ignored."""
+        if isinstance(message, StepFrame):
+            self._inbox.put(_Arrived(message, body, time.perf_counter()))
+        elif isinstance(message, SessionClose):
+            self._inbox.put(message)
+
+    def close(self) -> None:
+        self._inbox.put(None)
+        self._thread.join()
+        with self._lock:
+            pumps, self._out = list(self._out.values()), {}
+            runtimes, self._runtimes = list(self._runtimes.values()), {}
+        for pump in pumps:
+            pump.close()
+        for runtime in runtimes:
+            runtime.close()
+
+    # The computing thread
+
+    def _serve(self) -> None:
+        while (item := self._inbox.get()) is not None:
+            try:
+                if isinstance(item, _Arrived):
+                    self._step(item)
+                elif isinstance(item, SessionClose):
+                    self._close_sessions(item)
+                else:
+                    item()
+            except LinkError as error:
+                log.warning("a frame could not be passed on: %s", error)
+
+    def _step(self, arrived: _Arrived) -> None:
+        frame = arrived.frame
+        with self._lock:
+            seat = self._seats.get(frame.chain)
+            is_stale = frame.epoch < self._fences.get(frame.chain, 0)
+        if seat is None or is_stale or frame.epoch != seat.epoch:
+            return
+        started = time.perf_counter()
+        try:
+            work = [work_of(segment) for segment in frame.segments]
+            openings = [opening_of(opened) for opened in frame.opens]
+            activations = self._decode(frame, arrived.body)
+            decoded = time.perf_counter()
+            out = seat.runtime.step(work, openings, activations)
+        except Exception as error:
+            self._report_failure(seat, frame, error)
+            return
+        computed = time.perf_counter()
+        timing = StageTiming(
+            self._node, started - arrived.received_s, computed - decoded, decoded - started, len(arrived.body)
+        )
+        self._pass_on(seat, frame, out, [*frame.timings, timing])
+
+    def _decode(self, frame: StepFrame, body: memoryview) -> Array | None:
+        if frame.width == 0:
+            return None
+        return find_codec(frame.codec).decode(body, frame.rows, frame.width)
+
+    def _pass_on(
+        self, seat: _Seat, frame: StepFrame, out: Array | list[Picked], timings: list[StageTiming]
+    ) -> None:
+        if isinstance(out, list):
+            rows = [result_row(picked) for picked in out]
+            result = StepResult(
+                frame.chain,
+                frame.epoch,
+                frame.sequence,
+                [row for row, picked in zip(rows, out, strict=True) if not picked.is_scored],
+                [row for row, picked in zip(rows, out, strict=True) if picked.is_scored],
+                timings,
+            )
+            self._send(seat.next, result, ())
+            return
+        # The executor reuses its output; the link keeps what it is given until it is sent.
+        body = self._codec.encode(np.array(out, dtype=np.float32))
+        passed = StepFrame(
+            chain=frame.chain,
+            epoch=frame.epoch,
+            sequence=frame.sequence,
+            segments=frame.segments,
+            rows=frame.rows,
+            width=out.shape[1],
+            codec=self._codec.name,
+            replay=frame.replay,
+            opens=frame.opens,
+            timings=timings,
+        )
+        self._send(seat.next, passed, body)
+
+    def _report_failure(self, seat: _Seat, frame: StepFrame, error: Exception) -> None:
+        if not isinstance(error, ShardComputeError):
+            log.exception("a step of chain %s failed", frame.chain)
+        failed = StepFailed(
+            frame.chain,
+            frame.epoch,
+            frame.sequence,
+            [segment.session for segment in frame.segments],
+            type(error).__name__,
+            str(error),
+        )
+        self._send(seat.driver, failed, ())
+
+    def _close_sessions(self, message: SessionClose) -> None:
+        with self._lock:
+            seat = self._seats.get(message.chain)
+        if seat is not None:
+            seat.runtime.close_sessions(message.sessions)
+            if not seat.is_last:
+                self._send(seat.next, message, ())
+
+    # Links out
+
+    def _send(self, to: Neighbour, message: Message, body: Sequence[memoryview]) -> None:
+        self._link_to(to).offer(message, tuple(body), timeout_s=None)
+
+    def _link_to(self, to: Neighbour) -> LinkPump:
+        with self._lock:
+            pump = self._out.get(to.url)
+        if pump is not None:
+            return pump
+        try:
+            link = self._dial(to.url)
+        except LinkError:
+            self._on_link_broken(to.node)
+            raise
+        pump = LinkPump(link, self.take, lambda error: self._lost(to, error))
+        with self._lock:
+            self._out[to.url] = pump
+        pump.start()
+        return pump
+
+    def _lost(self, to: Neighbour, error: LinkError) -> None:
+        with self._lock:
+            self._out.pop(to.url, None)
+        log.info("the link to %s ended: %s", to.node, error)
+        self._on_link_broken(to.node)

@@ -1,0 +1,106 @@
+"""Messages of the control plane and of travelling weights.
+
+Every node dials the coordinator and keeps that link (role "control"): it registers, sends heartbeats and what
+happened, and is told what to do. Commands and events are the control room's own values, encoded by it; this room
+only carries them. Weights are fetched over links of their own (role "weights"), so that they never delay a
+heartbeat: a `ModelCard` says what a model consists of, then ranges of its tensors are asked for. Only
+`TensorBytes` has a body.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Register(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """A node introduces itself, or shows what it still holds after the coordinator was away.
+
+    `event` is a `control.events.NodeJoined`, whose incarnation and time the coordinator fills in.
+    """
+
+    event: bytes
+
+
+class Registered(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    incarnation: Number
+    heartbeat_interval_s: float
+    revocations: bytes = b""
+
+
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    incarnation: Number
+
+
+class Happened(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """Something the coordinator must know: a `control.events.Event`."""
+
+    event: bytes
+
+
+class Command(msgspec.Struct, frozen=True, array_like=True, tag=24):
+    """Something the node must do: a `control.actions.Action`. It is answered under its number."""
+
+    number: Number
+    action: bytes
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True, tag=25):
+    """A command was carried out or, where `error` says why not, failed."""
+
+    number: Number
+    error: str = ""
+    result: bytes = b""
+
+
+class FetchModel(msgspec.Struct, frozen=True, array_like=True, tag=30):
+    number: Number
+    model: str
+
+
+class ModelCard(msgspec.Struct, frozen=True, array_like=True, tag=31):
+    """What a model consists of: JSON of `node.model_card.Card`."""
+
+    number: Number
+    card: bytes
+
+
+class FetchTensor(msgspec.Struct, frozen=True, array_like=True, tag=32):
+    """`length` bytes of a stored tensor, from its byte `offset` on."""
+
+    number: Number
+    model: str
+    tensor: str
+    offset: Number
+    length: Number
+
+
+class TensorBytes(msgspec.Struct, frozen=True, array_like=True, tag=33):
+    """The bytes asked for, as the body, and the SHA-256 of the whole tensor where the sender knows it."""
+
+    number: Number
+    size: Number
+    tensor_sha256: bytes = b""
+
+
+class FetchFailed(msgspec.Struct, frozen=True, array_like=True, tag=34):
+    number: Number
+    reason: str
+
+
+ControlMessage: TypeAlias = (
+    Register
+    | Registered
+    | Heartbeat
+    | Happened
+    | Command
+    | Answer
+    | FetchModel
+    | ModelCard
+    | FetchTensor
+    | TensorBytes
+    | FetchFailed
+)

@@ -1,0 +1,599 @@
+"""Whatever happens, in whatever order: beliefs stay sound, plans are exact, and the cluster comes to rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations, permutations, product
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardcompute.control import (
+    COORDINATOR,
+    ClusterState,
+    Event,
+    Model,
+    Offer,
+    Placement,
+    PlacementPolicy,
+    Record,
+    Replacement,
+    Request,
+    Unplaceable,
+    apply,
+    decode_event,
+    encode_event,
+    next_actions,
+    place,
+    place_chains,
+    replace_stage,
+    report_models,
+)
+from shardcompute.control import events as happened
+from shardcompute.control.actions import (
+    ActivateChain,
+    ConnectChain,
+    FenceChain,
+    LoadShard,
+    PrepareStandby,
+    ReleaseNode,
+    ReportUnservable,
+    UnloadShard,
+)
+from shardcompute.control.cuts import cut_for_latency, cut_for_throughput, slowest_s
+from shardcompute.control.replacement import cut_for_price, move_seconds
+from shardcompute.control.rings import RingTable, choose_order
+from shardcompute.control.sizes import Sizes, memory_of, sizes_of
+from shardcompute.control.state import Assignment, Link, Shard, covers, is_loaded
+from shardcompute.control.terms import Hops, hops_of, stage_s, weigh
+
+NAMES = "abcdef"
+
+
+def make_model(layers: tuple[int, ...], ends: tuple[int, int] = (0, 0), **changes: object) -> Model:
+    fields: dict[str, object] = {
+        "name": "m",
+        "layer_bytes": layers,
+        "embedding_bytes": ends[0],
+        "head_bytes": ends[1],
+        "kv_bytes_per_token_and_layer": 1,
+        "kv_tokens": 1,
+        "hidden": 8,
+        "context_length": 64,
+        "weight_form": "int8",
+    }
+    return Model(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+models = st.builds(
+    make_model,
+    st.lists(st.integers(1, 6), min_size=1, max_size=6).map(tuple),
+    st.tuples(st.integers(0, 6), st.integers(0, 6)),
+    is_head_tied=st.booleans(),
+    shard_overhead_bytes=st.integers(0, 2),
+)
+
+
+@st.composite
+def requests(draw: st.DrawFn, most: int = 4) -> Request:
+    count = draw(st.integers(1, most))
+    offers = tuple(
+        Offer(
+            name,
+            draw(st.integers(0, 40)),
+            draw(st.sampled_from([0.5, 1.0, 3.0])),
+            draw(st.sampled_from([0.0, 0.5])),
+            tuple(draw(st.lists(st.tuples(st.integers(0, 2), st.integers(3, 6)), max_size=1))),
+            draw(st.integers(0, 5)) == 0,
+        )
+        for name in NAMES[:count]
+    )
+    ends = [*NAMES[:count], "driver"]
+    links = tuple(
+        Link(a, b, draw(st.sampled_from([0.1, 2.0, 30.0])), 1e6, draw(st.integers(0, 9)) > 0)
+        for a, b in combinations(sorted(ends), 2)
+        if draw(st.booleans())
+    )
+    policy = PlacementPolicy(
+        latency_weight=draw(st.sampled_from([0.0, 0.8, 1.0])),
+        machine_price=draw(st.sampled_from([0.0, 0.05])),
+    )
+    return Request(draw(models), offers, links, "driver", policy)
+
+
+def every_cut(count: int, layers: int) -> list[tuple[int, ...]]:
+    return [(0, *inner, layers) for inner in combinations(range(1, layers), count - 1)]
+
+
+def fits(order: tuple[Offer, ...], sizes: Sizes, edges: tuple[int, ...]) -> bool:
+    return all(
+        sizes.memory_bytes(edges[i], edges[i + 1]) <= offer.memory_bytes for i, offer in enumerate(order)
+    )
+
+
+def every_shape(request: Request) -> list[tuple[Assignment, ...]]:
+    """Brute force: all subsets, orders and cuts that fit and whose links are open."""
+    layers = request.sizes.layer_count
+    return [
+        tuple(Assignment(offer.node, edges[i], edges[i + 1]) for i, offer in enumerate(order))
+        for count in range(1, min(layers, len(request.offers)) + 1)
+        for order in permutations(request.offers, count)
+        if hops_of(request).ring_s([offer.node for offer in order]) < float("inf")
+        for edges in every_cut(count, layers)
+        if fits(order, request.sizes, edges)
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(requests())
+def test_cuts_are_those_of_brute_force(request: Request) -> None:
+    sizes, order = request.sizes, request.offers
+    possible = [edges for edges in every_cut(len(order), sizes.layer_count) if fits(order, sizes, edges)]
+    fastest, shortest = cut_for_throughput(order, sizes), cut_for_latency(order, sizes)
+    if not possible:
+        assert fastest is None
+        assert shortest is None
+        return
+
+    def total_s(edges: tuple[int, ...]) -> float:
+        return sum(stage_s(sizes, offer, edges[i], edges[i + 1]) for i, offer in enumerate(order))
+
+    assert fastest in possible
+    assert shortest in possible
+    least = min(slowest_s(order, sizes, edges) for edges in possible)
+    assert slowest_s(order, sizes, fastest) <= least * (1 + 1e-6)
+    assert total_s(shortest) <= min(map(total_s, possible)) * (1 + 1e-6)
+    bounded = cut_for_latency(order, sizes, least)
+    assert bounded in possible
+    within = [total_s(edges) for edges in possible if slowest_s(order, sizes, edges) <= least * (1 + 1e-6)]
+    assert total_s(bounded) <= min(within) * (1 + 1e-6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(requests(most=3))
+def test_placement_is_sound_and_no_shape_is_worth_more(request: Request) -> None:
+    regulars = replace(request, offers=tuple(offer for offer in request.offers if not offer.is_standby))
+    shapes = every_shape(regulars) or every_shape(request)
+    placement = place(request)
+    if not shapes:
+        assert isinstance(placement, Unplaceable)
+        assert placement.missing_bytes > 0
+        return
+    assert isinstance(placement, Placement)
+    assert placement.assignments in shapes
+    used, unused = placement.nodes, {node for node, _ in placement.unused}
+    assert used | unused == {offer.node for offer in request.offers}
+    assert not used & unused
+    best = max(weigh(request, shape).score for shape in shapes)
+    if request.policy.latency_weight in (0.0, 1.0):
+        assert placement.score >= best * (1 - 1e-6)
+    else:
+        # Between the two extremes a handful of compromises is weighed, not all.
+        assert placement.score >= best * 0.8
+
+
+@settings(max_examples=100, deadline=None)
+@given(requests(), st.randoms(use_true_random=False))
+def test_one_more_machine_never_makes_it_worse_and_order_does_not_matter(request: Request, random) -> None:  # type: ignore[no-untyped-def]
+    placement = place(request)
+    shuffled = list(request.offers)
+    random.shuffle(shuffled)
+    assert place(replace(request, offers=tuple(shuffled))) == placement
+    regulars = tuple(replace(offer, is_standby=False) for offer in request.offers)
+    wider = place(replace(request, offers=regulars))
+    narrower = place(replace(request, offers=regulars[:-1]))
+    if isinstance(narrower, Placement):
+        assert isinstance(wider, Placement)
+        assert wider.score >= narrower.score * (1 - 1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(requests())
+def test_a_machine_with_the_missing_bytes_makes_it_possible(request: Request) -> None:
+    request = replace(request, links=())
+    plan = place(request)
+    if isinstance(plan, Unplaceable):
+        helper = Offer("z", plan.missing_bytes, 1.0)
+        assert isinstance(place(replace(request, offers=(*request.offers, helper))), Placement)
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests(), st.integers(1, 3))
+def test_copies_never_share_a_machine(request: Request, count: int) -> None:
+    placements = [each for each in place_chains(request, count) if isinstance(each, Placement)]
+    assert len(placements) <= count
+    nodes = [node for each in placements for node in each.nodes]
+    assert len(set(nodes)) == len(nodes)
+    assert bool(placements) == isinstance(place(request), Placement)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.sampled_from([1.0, 2.0, 5.0, 9.0]), min_size=15, max_size=15), st.integers(1, 5))
+def test_ring_is_the_shortest_of_all(times: list[float], count: int) -> None:
+    ends = [*NAMES[:5], "driver"]
+    links = [Link(a, b, t, 1e6) for (a, b), t in zip(combinations(ends, 2), times, strict=True)]
+    hops = Hops(links, "driver", 16, PlacementPolicy())
+    nodes = list(NAMES[:count])
+    order = choose_order(nodes, hops)
+    assert order is not None
+    least = min(hops.ring_s(each) for each in permutations(nodes))
+    assert abs(hops.ring_s(order) - least) < 1e-9
+    for mask, last, seconds in RingTable(nodes, hops).ends():
+        assert abs(hops.ring_s(RingTable(nodes, hops).order(mask, last)) - seconds) < 1e-9
+
+
+@settings(max_examples=100, deadline=None)
+@given(requests(), st.data())
+def test_replacement_is_sound_and_with_no_horizon_moves_least(request: Request, data: st.DataObject) -> None:
+    plan = place(request)
+    if isinstance(plan, Unplaceable):
+        return
+    lost = data.draw(st.sampled_from(sorted(plan.nodes)))
+    left = replace(request, offers=tuple(each for each in request.offers if each.node != lost))
+    replacement = replace_stage(left, plan.assignments, {lost})
+    possible = every_shape(left)
+    assert isinstance(replacement, Replacement) == bool(possible)
+    if isinstance(replacement, Replacement):
+        assert replacement.stages in possible
+        order = left.offers
+        frugal = replace(left, policy=PlacementPolicy(horizon_s=0.0), model=untied(request.model), links=())
+        cheapest = cut_for_price(frugal, order)
+        in_order = [
+            shape for shape in every_shape(frugal) if [s.node for s in shape] == sorted(s.node for s in shape)
+        ]
+        assert (cheapest is None) == (not in_order)
+        if cheapest is not None:
+            assert move_seconds(frugal, cheapest)[0] == min(move_seconds(frugal, s)[0] for s in in_order)
+
+
+def untied(model: Model) -> Model:
+    return make_model(model.layer_bytes, (model.embedding_bytes, model.head_bytes))
+
+
+# --- events in any order ---
+
+CHAINS = ("m#1", "m#2", "x")
+node_ids = st.sampled_from(NAMES[:3])
+incarnations = st.integers(1, 3)
+times = st.floats(0, 100)
+chain_ids = st.sampled_from(CHAINS)
+epochs = st.integers(0, 4)
+assignments = st.builds(Assignment, node_ids, st.integers(0, 3), st.integers(0, 4))
+shapes = st.one_of(
+    st.lists(assignments, max_size=3).map(tuple),
+    st.permutations(NAMES[:3]).map(lambda n: (Assignment(n[0], 0, 2), Assignment(n[1], 2, 4))),
+    node_ids.map(lambda n: (Assignment(n, 0, 4),)),
+)
+edges = st.sampled_from([(0, 2), (2, 4), (0, 4), (3, 1)])
+
+
+@st.composite
+def shard_events(draw: st.DrawFn) -> Event:
+    start, stop = draw(edges)
+    node, life, chain = draw(node_ids), draw(incarnations), draw(chain_ids)
+    return draw(
+        st.sampled_from(
+            [
+                happened.ShardProgressed(node, life, chain, start, stop, 0.5),
+                happened.ShardLoaded(node, life, chain, "m", start, stop, 4),
+                happened.ShardFailed(node, life, chain, "m", start, stop, "why", draw(times)),
+                happened.ShardUnloaded(node, life, chain, start, stop),
+            ]
+        )
+    )
+
+
+joins = st.builds(
+    happened.NodeJoined,
+    node=node_ids,
+    name=st.just("n"),
+    role=st.just("worker"),
+    address=st.just("tcp://x"),
+    device=st.just("cpu"),
+    memory_bytes=st.integers(0, 30),
+    threads=st.just(1),
+    version=st.just("1"),
+    incarnation=incarnations,
+    now_s=times,
+    seconds_per_byte=st.sampled_from([None, 1.0]),
+    shards=st.sampled_from([(), (Shard("m#1", "m", 0, 2, 4),), (Shard("x", "m", 0, 4, 9),)]),
+)
+any_event: st.SearchStrategy[Event] = st.one_of(
+    joins,
+    shard_events(),
+    shard_events(),
+    st.builds(happened.CoordinatorStarted, times),
+    st.builds(happened.NodeSeen, node_ids, incarnations, times),
+    st.builds(happened.NodeMeasured, node=node_ids, incarnation=incarnations, seconds_per_byte=st.just(2.0)),
+    st.builds(happened.LinkMeasured, node_ids, node_ids, st.just(1.0), st.just(1.0), st.booleans()),
+    st.builds(happened.LinkBroken, st.sampled_from([*NAMES[:3], COORDINATOR, "driver"]), node_ids, times),
+    st.builds(happened.NodeSuspected, node_ids, incarnations, st.just("why"), times),
+    st.builds(happened.NodeLost, node_ids, incarnations, st.just("why"), times),
+    st.builds(happened.NodeDrained, node_ids),
+    st.builds(happened.NodeLeft, node_ids, incarnations),
+    st.builds(happened.TokenRevoked, st.just("t")),
+    st.builds(happened.ModelRequested, st.sampled_from([make_model((1,) * 4), make_model((2,) * 3)])),
+    st.builds(happened.ModelDropped, st.just("m")),
+    st.builds(happened.ChainPlanned, chain_ids, st.just("m"), shapes),
+    st.builds(happened.ChainReshaped, chain_ids, epochs, shapes),
+    st.builds(happened.StandbysChosen, chain_ids, epochs, st.lists(assignments, max_size=2).map(tuple)),
+    st.builds(happened.ChainConnected, chain_ids, epochs),
+    st.builds(happened.ChainReady, chain_ids, epochs),
+    st.builds(happened.ChainFenced, chain_ids, epochs),
+    st.builds(happened.ChainBroken, chain_ids, epochs, st.just(1), st.just("why")),
+    st.builds(happened.ChainRetired, chain_ids, st.just("why")),
+)
+# A beginning after which the rest has something to bite on.
+SERVING: tuple[Event, ...] = (
+    *(
+        happened.NodeJoined(
+            node=name,
+            name=name,
+            role="worker",
+            address="tcp://x",
+            device="cpu",
+            memory_bytes=30,
+            threads=1,
+            version="1",
+            incarnation=1,
+            now_s=0.0,
+            seconds_per_byte=1.0,
+        )
+        for name in NAMES[:3]
+    ),
+    happened.ModelRequested(make_model((1,) * 4)),
+    happened.ChainPlanned("m#1", "m", (Assignment("a", 0, 2), Assignment("b", 2, 4))),
+    happened.ShardLoaded("a", 1, "m#1", "m", 0, 2, 4),
+    happened.ShardLoaded("b", 1, "m#1", "m", 2, 4, 4),
+    happened.ChainConnected("m#1", 1),
+    happened.ChainReady("m#1", 1),
+)
+
+
+def check_integrity(state: ClusterState) -> None:
+    for node in state.nodes.values():
+        assert node.is_live or not (node.shards or node.loading)
+    for chain in state.chains.values():
+        if not chain.is_live:
+            continue
+        model = state.models[chain.model].model
+        assert covers(chain.stages, model.layer_count)
+        assert chain.connected_epoch <= chain.epoch
+        assert chain.fenced_epoch <= chain.epoch_to_fence
+        assert all(node in state.nodes for node in chain.nodes)
+        assert all(state.nodes[standby.node].is_live for standby in chain.standbys)
+        assert not set(chain.standbys) & set(chain.stages)
+        if not chain.is_interrupted:
+            assert all(state.nodes[node].is_live for node in chain.nodes)
+        if chain.status == "ready":
+            assert not chain.is_interrupted
+            assert chain.connected_epoch == chain.epoch
+            assert all(is_loaded(state, chain, stage) for stage in chain.stages)
+        if chain.status == "broken":
+            assert chain.is_interrupted
+    for a, row in state.links.items():
+        assert all(a < b for b in row)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.booleans(), st.lists(any_event, max_size=25))
+def test_any_sequence_of_events_keeps_the_state_sound(is_serving: bool, events: list[Event]) -> None:
+    state = ClusterState()
+    for event in [*(SERVING if is_serving else ()), *events]:
+        epochs_before = {id: chain.epoch for id, chain in state.chains.items()}
+        before = encode_state(state)
+        changed = apply(state, decode_event(encode_event(event)))
+        assert encode_state(state) == before
+        state = changed
+        check_integrity(state)
+        for id, chain in state.chains.items():
+            assert chain.epoch >= epochs_before.get(id, 1)
+
+
+def encode_state(state: ClusterState) -> bytes:
+    import msgspec
+
+    encoded = msgspec.json.encode(state)
+    assert msgspec.json.decode(encoded, type=ClusterState) == state
+    return encoded
+
+
+# --- a cluster that obeys ---
+
+
+class Cluster:
+    """Carries out actions at once; each load may fail as often as `failures` says."""
+
+    def __init__(self, failures: dict[str, int]) -> None:
+        self.state = ClusterState()
+        self.now_s = 0.0
+        self.failures = dict(failures)
+
+    def tell(self, *events: Event) -> None:
+        for event in events:
+            self.state = apply(self.state, event)
+            check_integrity(self.state)
+
+    def join(self, name: str, memory_bytes: int, seconds_per_byte: float) -> None:
+        old = self.state.nodes.get(name)
+        self.tell(
+            happened.NodeJoined(
+                node=name,
+                name=name,
+                role="worker",
+                address=f"tcp://{name}",
+                device="cpu",
+                memory_bytes=memory_bytes,
+                threads=1,
+                version="1",
+                incarnation=old.incarnation + 1 if old else 1,
+                now_s=self.now_s,
+                seconds_per_byte=seconds_per_byte,
+            )
+        )
+
+    def answer(self, action: object) -> None:
+        match action:
+            case Record(event):
+                before = self.state
+                self.tell(event)
+                assert self.state != before
+            case LoadShard() | PrepareStandby():
+                self._load(action)
+            case UnloadShard(node, life, chain, _, start, stop):
+                self.tell(happened.ShardUnloaded(node, life, chain, start, stop))
+            case ConnectChain(chain, epoch):
+                self.tell(happened.ChainConnected(chain, epoch))
+            case ActivateChain(chain, epoch):
+                self.tell(happened.ChainReady(chain, epoch))
+            case FenceChain(chain, epoch):
+                self.tell(happened.ChainFenced(chain, epoch))
+            case ReleaseNode(node, life):
+                self.tell(happened.NodeLeft(node, life))
+
+    def _load(self, action: LoadShard | PrepareStandby) -> None:
+        node, life, span = action.node, action.incarnation, (action.start, action.stop)
+        if self.failures.get(node, 0) > 0:
+            self.failures[node] -= 1
+            failed = happened.ShardFailed(node, life, action.chain, action.model, *span, "why", self.now_s)
+            self.tell(failed)
+            return
+        held = sum(shard.size_bytes for shard in self.state.nodes[node].shards)
+        assert held + action.size_bytes <= self.state.nodes[node].memory_bytes, "memory exceeded"
+        self.tell(happened.ShardLoaded(node, life, action.chain, action.model, *span, action.size_bytes))
+
+    def settle(self) -> None:
+        for _ in range(60):
+            # Everybody who is not dead keeps saying so.
+            for node in self.state.nodes.values():
+                if node.is_live:
+                    self.tell(happened.NodeSeen(node.id, node.incarnation, self.now_s))
+            actions = next_actions(self.state, self.now_s)
+            assert next_actions(self.state, self.now_s) == actions
+            if all(isinstance(action, ReportUnservable) for action in actions):
+                return
+            records = [action for action in actions if isinstance(action, Record)]
+            for record in records:
+                self.answer(record)
+            assert next_actions(self.state, self.now_s) == actions[len(records) :]
+            for action in actions[len(records) :]:
+                self.answer(action)
+        raise AssertionError(f"does not come to rest: {actions}")
+
+    def check_rest(self) -> None:
+        for report in report_models(self.state, self.now_s):
+            assert report.status in ("serving", "unservable")
+            if report.ready_chains < report.wanted_chains:
+                assert report.missing_bytes > 0
+                assert report.reasons
+        for node in self.state.nodes.values():
+            claims = [
+                memory_of(self.state.models[chain.model].model, claim)
+                for chain in self.state.live_chains()
+                if not chain.is_interrupted
+                for claim in chain.claims
+                if claim.node == node.id
+            ]
+            assert sum(claims) <= node.memory_bytes
+            assert all(shard.chain in self.state.chains for shard in node.shards)
+        assert all(chain.status in ("ready", "broken") for chain in self.state.chains.values())
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[str, str, int, float]:
+    kind = draw(st.sampled_from(["join", "join", "die", "drain", "link", "restart", "model", "drop", "wait"]))
+    return (
+        kind,
+        draw(st.sampled_from(NAMES)),
+        draw(st.integers(4, 40)),
+        draw(st.sampled_from([0.5, 1.0, 4.0])),
+    )
+
+
+def take(cluster: Cluster, step: tuple[str, str, int, float]) -> None:
+    kind, name, size, speed = step
+    node = cluster.state.nodes.get(name)
+    life = node.incarnation if node else 1
+    cluster.now_s += 0.1
+    if kind == "join":
+        cluster.join(name, size, speed)
+    elif kind == "die":
+        cluster.tell(happened.NodeLost(name, life, "died", cluster.now_s))
+    elif kind == "drain":
+        cluster.tell(happened.NodeDrained(name))
+    elif kind == "link":
+        other = NAMES[size % len(NAMES)]
+        cluster.tell(
+            happened.LinkMeasured(name, other, speed, 1e6, size % 5 > 0),
+            happened.LinkBroken(name, other, cluster.now_s),
+        )
+    elif kind == "restart":
+        cluster.tell(happened.CoordinatorStarted(cluster.now_s))
+    elif kind == "model":
+        model = make_model((size % 4 + 1,) * (size % 7 + 1), (size % 3, size % 5), name=f"m{size % 2}")
+        cluster.tell(happened.ModelRequested(model, 1 + size % 2))
+    elif kind == "drop":
+        cluster.tell(happened.ModelDropped(f"m{size % 2}"))
+    else:
+        cluster.now_s += 5000.0
+        for each in cluster.state.nodes.values():
+            if each.is_live:
+                cluster.tell(happened.NodeSeen(each.id, each.incarnation, cluster.now_s))
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.lists(steps(), min_size=1, max_size=14),
+    st.dictionaries(st.sampled_from(NAMES), st.integers(1, 2), max_size=2),
+    st.integers(0, 3),
+)
+def test_joins_deaths_and_loads_come_to_rest_with_models_served_or_reported(
+    story: list[tuple[str, str, int, float]], failures: dict[str, int], patience: int
+) -> None:
+    cluster = Cluster(failures)
+    cluster.tell(happened.ModelRequested(make_model((2,) * 6, (2, 3), name="m0")))
+    for number, step in enumerate(story):
+        take(cluster, step)
+        if number % (patience + 1) == 0:
+            cluster.settle()
+            cluster.check_rest()
+        elif patience:
+            # Only some of what is due gets done before the next thing happens.
+            for action in next_actions(cluster.state, cluster.now_s)[: patience + 1]:
+                cluster.answer(action)
+    cluster.settle()
+    cluster.check_rest()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(8, 30), st.sampled_from([0.5, 2.0])), min_size=2, max_size=5), st.data()
+)
+def test_a_served_model_is_served_again_when_the_dead_return(
+    machines: list[tuple[int, float]], data: st.DataObject
+) -> None:
+    cluster = Cluster({})
+    for name, (size, speed) in zip(NAMES, machines, strict=False):
+        cluster.join(name, size, speed)
+    cluster.tell(happened.ModelRequested(make_model((2,) * 6, (2, 3))))
+    cluster.settle()
+    if report_models(cluster.state, 0.0)[0].status != "serving":
+        return
+    dead = data.draw(st.sets(st.sampled_from(NAMES[: len(machines)]), min_size=1))
+    for name in sorted(dead):
+        cluster.tell(happened.NodeLost(name, cluster.state.nodes[name].incarnation, "died", 0.0))
+    cluster.settle()
+    cluster.check_rest()
+    for name in sorted(dead):
+        cluster.join(name, *machines[NAMES.index(name)])
+    cluster.settle()
+    assert report_models(cluster.state, 0.0)[0].status == "serving"
+
+
+def test_sizes_add_up_over_any_cut() -> None:
+    model = make_model((3, 5, 7, 2), (11, 13))
+    sizes = sizes_of(model)
+    for first, second in product(range(1, 4), range(1, 4)):
+        if first < second:
+            parts = [sizes.memory_bytes(0, first), sizes.memory_bytes(first, second)]
+            assert sum(parts) + sizes.memory_bytes(second, 4) == sizes.total_bytes
