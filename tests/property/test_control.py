@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations, permutations, product
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -391,8 +392,6 @@ def test_any_sequence_of_events_keeps_the_state_sound(is_serving: bool, events: 
 
 
 def encode_state(state: ClusterState) -> bytes:
-    import msgspec
-
     encoded = msgspec.json.encode(state)
     assert msgspec.json.decode(encoded, type=ClusterState) == state
     return encoded

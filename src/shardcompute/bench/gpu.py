@@ -16,6 +16,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -104,7 +105,7 @@ def measure_copy(device: torch.device, size_bytes: int = 4 << 30) -> float:
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) / 1e3)
-    return 2 * source.nbytes / statistics.median(times[2:])
+    return float(2 * source.nbytes / statistics.median(times[2:]))
 
 
 def run_gpu_bench(
@@ -209,14 +210,14 @@ def _measure_decode(
     ids = _ids(segments)
     host_ids = ids.numpy()
     for executor in arms.values():
-        _time(lambda executor=executor: executor.step_tensor(segments, ids), 2)
+        _time(partial(executor.step_tensor, segments, ids), 2)
     times: dict[str, list[float]] = {name: [] for name in arms}
     walls: list[float] = []
     for _ in range(rounds):
         for name, executor in arms.items():
             count = steps if name != "eager" else max(steps // 4, 1)
-            times[name].append(_time(lambda executor=executor: executor.step_tensor(segments, ids), count))
-        walls.append(_time(lambda: arms["graph"].step(segments, host_ids), steps))
+            times[name].append(_time(partial(executor.step_tensor, segments, ids), count))
+        walls.append(_time(partial(arms["graph"].step, segments, host_ids), steps))
     kv_bytes = batch * (context + 1) * spec.layer_count * 4 * spec.kv_heads * spec.head_dim
     moved = count_weight_bytes(spec) + kv_bytes
     for name, taken in times.items():
@@ -233,9 +234,9 @@ def _measure_prefill(arms: Arms, length: int, rounds: int, note: Callable[..., N
     _close_all(arms)
     segments = [Segment(0, 0, length, 1)]
     for name in ("graph", "library"):
-        _time(lambda name=name: _run(arms[name], segments), 1)
+        _time(partial(_run, arms[name], segments), 1)
     for name in ("graph", "library"):
-        taken = [_time(lambda name=name: _run(arms[name], segments), 2) for _ in range(rounds)]
+        taken = [_time(partial(_run, arms[name], segments), 2) for _ in range(rounds)]
         note("prefill_tokens", length / statistics.median(taken), "1/s", arm=name, prompt=length)
 
 

@@ -6,13 +6,14 @@ import contextlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardcompute.core.errors import UnsupportedModelError
 from shardcompute.models.layout import Layout
 from shardcompute.models.spec import ModelSpec, Rope, whole
+from shardcompute.weights.bytes import ByteSource
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.gguf_file import open_gguf
 from shardcompute.weights.safetensors_file import open_safetensors, open_sharded
@@ -74,7 +75,7 @@ class Description:
     has_chat_template: bool | None = None
     problem: str | None = None
     hint: str = ""
-    commit: str | None = field(default=None)
+    commit: str | None = None
 
 
 def describe(files: ModelFiles) -> Description:
@@ -83,13 +84,13 @@ def describe(files: ModelFiles) -> Description:
     shape = memory = chat = None
     problem = hint = ""
     with contextlib.ExitStack() as stack:
+        files = _closed_by(stack, files)
         try:
             tensors = _open_tensors(files)
-            stack.callback(tensors.close)
-            with contextlib.closing(open_checkpoint(files)) as checkpoint:
-                shape, memory = _shape_of(checkpoint.spec, checkpoint.layout), _memory_of(checkpoint)
-                chat = checkpoint.tokenizer().has_chat_template
-                checkpoint.source(whole(checkpoint.spec))
+            checkpoint = open_checkpoint(files)
+            shape, memory = _shape_of(checkpoint.spec, checkpoint.layout), _memory_of(checkpoint)
+            chat = checkpoint.tokenizer().has_chat_template
+            checkpoint.source(whole(checkpoint.spec))
             _check_types(tensors)
         except UnsupportedModelError as error:
             problem, hint = error.message, error.hint
@@ -108,6 +109,15 @@ def describe(files: ModelFiles) -> Description:
             hint=hint,
             commit=files.commit,
         )
+
+
+def _closed_by(stack: contextlib.ExitStack, files: ModelFiles) -> ModelFiles:
+    """The same files, of which every one that gets opened is closed in the end, whatever fails in between."""
+
+    def opening(opener: Callable[[], ByteSource]) -> Callable[[], ByteSource]:
+        return lambda: stack.enter_context(contextlib.closing(opener()))
+
+    return replace(files, files={name: opening(opener) for name, opener in files.files.items()})
 
 
 def _open_tensors(files: ModelFiles) -> TensorFile:

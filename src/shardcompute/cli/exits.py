@@ -32,6 +32,7 @@ EXIT_CODES: tuple[tuple[int, str], ...] = (
     (7, "not enough memory, or too many requests"),
     (8, "a backend is missing or failed"),
     (9, "another machine is out of reach or broke the protocol"),
+    (10, "a token, key or certificate is not accepted"),
     (INTERRUPTED, "interrupted (Ctrl-C)"),
     (BROKEN_PIPE, "whoever read the output stopped reading"),
 )

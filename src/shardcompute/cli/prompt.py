@@ -25,14 +25,12 @@ def split_arguments(first: str | None, second: str | None) -> tuple[str, str | N
 
 
 def is_model_name(text: str) -> bool:
-    """Whether `text` is an existing path, ends in .gguf, is one word with a slash in it, or is the default's name."""
-    if not text.strip():
-        return False
-    if os.path.exists(text) or text.lower().endswith(".gguf"):
+    """Whether `text` is an existing path, or one word with a slash, ending in .gguf, or the default's name."""
+    if os.path.exists(text):
         return True
-    if any(character.isspace() for character in text):
+    if not text or any(character.isspace() for character in text):
         return False
-    return "/" in text or "\\" in text or text.lower() in EMBEDDED_NAMES
+    return "/" in text or "\\" in text or text.lower().endswith(".gguf") or text.lower() in EMBEDDED_NAMES
 
 
 def join_prompt(prompt: str | None, piped: str | None) -> str:

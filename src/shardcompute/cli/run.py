@@ -67,9 +67,9 @@ def run(
     The answer is streamed to stdout. What is piped into stdin is the prompt, or follows PROMPT after an empty
     line. Without either, on a terminal, a conversation begins; /help in it tells more.
 
-    An argument that stands alone is taken for the model if it is an existing path, ends in .gguf, is one word
-    with a slash in it, or is the default's name; otherwise it is the prompt for the default model. To be sure,
-    give both.
+    An argument that stands alone is taken for the model if it is an existing path, or one word that has a
+    slash in it, ends in .gguf or is the default's name; otherwise it is the prompt for the default model. To be
+    sure, give both.
     """
     answer_options = AnswerOptions(
         max_tokens=max_tokens,

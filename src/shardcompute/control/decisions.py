@@ -59,16 +59,16 @@ def _is_waiting(state: ClusterState, chain: Chain) -> bool:
 def repair(state: ClusterState, chain: Chain, now_s: float) -> Replacement | Unplaceable:
     """A shape for a chain that was interrupted, with draining nodes only if it must be."""
     model = state.models[chain.model].model
-    standbys = _loaded_standbys(state, chain)
-    first: Unplaceable | None = None
-    for has_draining in (False, True):
+
+    def attempt(has_draining: bool) -> Replacement | Unplaceable:
         request = survey(state, model, now_s, chain=chain, has_draining=has_draining)
-        replacement = replace_stage(request, chain.stages, (), standbys)
-        if isinstance(replacement, Replacement):
-            return replacement
-        first = first or replacement
-    assert first is not None
-    return first
+        return replace_stage(request, chain.stages, (), _loaded_standbys(state, chain))
+
+    without = attempt(has_draining=False)
+    if isinstance(without, Replacement):
+        return without
+    including = attempt(has_draining=True)
+    return including if isinstance(including, Replacement) else without
 
 
 def _loaded_standbys(state: ClusterState, chain: Chain) -> list[Assignment]:

@@ -1,8 +1,8 @@
 """A new shape for a chain that lost machines, moving as few bytes as pays.
 
-A standby that already holds the layers comes first. Otherwise neighbours that take over the gap, a spare
-machine that fills it, and a re-split of everything are priced alike: seconds to move the missing weights, plus
-what the shape loses against the best one over the horizon in which a move must pay for itself.
+A standby that already holds the layers comes first, then neighbours that take over the gap or a spare machine
+that fills it. Everything is re-split only where that is impossible or clearly worse. Shapes have a price: seconds
+to move the missing weights, plus what they lose against the best one over the horizon of the policy.
 """
 
 from __future__ import annotations
@@ -110,6 +110,9 @@ def _cheapest(request: Request, candidates: list[Replacement]) -> Replacement:
         names = tuple(stage.node for stage in each.stages)
         return float(f"{seconds:.9e}"), each.how == "re-split", names
 
+    local = min((each for each in candidates if each.how == "gap filled"), key=price, default=None)
+    if local is not None and best / weigh(request, local.stages).score - 1 < request.policy.min_gain:
+        return local
     return min(candidates, key=price)
 
 

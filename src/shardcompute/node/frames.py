@@ -52,7 +52,9 @@ def opening_of(opened: SessionOpen) -> Opening:
 
 def result_row(picked: Picked) -> RowResult:
     choice = picked.choice
-    return RowResult(picked.session, picked.position, choice.id, choice.logprob, list(choice.alternatives))
+    return RowResult(
+        picked.session, picked.position + 1, choice.id, choice.logprob, list(choice.alternatives)
+    )
 
 
 def picked_of(result: StepResult) -> list[Picked]:
@@ -75,4 +77,4 @@ def _segment(part: Work) -> SegmentHeader:
 
 def _picked(row: RowResult, *, is_scored: bool) -> Picked:
     choice = TokenChoice(row.token, row.logprob, tuple(row.alternatives))
-    return Picked(row.session, row.position, choice, is_scored)
+    return Picked(row.session, row.position - 1, choice, is_scored)

@@ -13,9 +13,8 @@ import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-import msgspec
-
-from shardcompute.core.errors import AuthError, SourceError, UsageError
+from shardcompute.core.errors import AuthError, UsageError
+from shardcompute.security.stored import Stored, read_stored, write_stored
 
 KEY_PREFIX = "sk-sc-"
 _ID_CHARACTERS = 8
@@ -32,7 +31,7 @@ class KeyRecord:
     sha256: bytes = field(repr=False)
     label: str
     created_at_s: float
-    is_revoked: bool = False
+    is_revoked: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class KeyBook:
             key = KEY_PREFIX + "".join(choose(_ALPHABET) for _ in range(_RANDOM_CHARACTERS))
             if _id_of(key) not in taken:
                 break
-        record = KeyRecord(key_id=_id_of(key), sha256=_digest(key), label=label, created_at_s=now_s)
+        record = KeyRecord(_id_of(key), _digest(key), label, created_at_s=now_s, is_revoked=False)
         return KeyBook((*self.records, record)), key
 
     def verify(self, key: str) -> KeySummary:
@@ -95,17 +94,15 @@ class KeyBook:
         return tuple(_summary(record) for record in self.records if record.key_id.startswith(prefix))
 
     def to_bytes(self) -> bytes:
-        return msgspec.msgpack.encode(self)
+        return write_stored(_StoredKeys(1, self.records))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> KeyBook:
-        try:
-            return msgspec.msgpack.decode(content, type=cls)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise SourceError(
-                f"The record of API keys is damaged: {error}",
-                hint="restore it from a copy, or delete it and make new keys",
-            ) from error
+        return cls(read_stored(content, _StoredKeys, "The record of API keys").records)
+
+
+class _StoredKeys(Stored, frozen=True):
+    records: tuple[KeyRecord, ...]
 
 
 def _id_of(key: str) -> str:

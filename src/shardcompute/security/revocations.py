@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import msgspec
-
-from shardcompute.core.errors import SourceError
+from shardcompute.security.stored import Stored, read_stored, write_stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +32,14 @@ class Revocations:
         return node_id in self.node_ids or serial in self.serials
 
     def to_bytes(self) -> bytes:
-        return msgspec.msgpack.encode(self, order="deterministic")
+        return write_stored(_StoredRevocations(1, self.node_ids, self.serials))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Revocations:
-        try:
-            return msgspec.msgpack.decode(content, type=cls)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise SourceError(
-                f"The list of revoked nodes is damaged: {error}", hint="restore it from a copy"
-            ) from error
+        stored = read_stored(content, _StoredRevocations, "The list of revoked nodes")
+        return cls(stored.node_ids, stored.serials)
+
+
+class _StoredRevocations(Stored, frozen=True):
+    node_ids: frozenset[str]
+    serials: frozenset[str]

@@ -56,7 +56,7 @@ class RedactSecrets(logging.Filter):
             record.stack_info = redact(record.stack_info)
         for name, value in record.__dict__.items():
             if name not in _OWN_ATTRIBUTES:
-                record.__dict__[name] = _redact_value(value)
+                record.__dict__[name] = _redact_extra(value)
         return True
 
 
@@ -76,6 +76,13 @@ def _redact_message(record: logging.LogRecord) -> None:
     masked = redact(message)
     if masked != message:
         record.msg, record.args = masked, None
+
+
+def _redact_extra(value: object) -> object:
+    try:
+        return _redact_value(value)
+    except Exception as error:
+        return f"<unprintable: {type(error).__name__}>"
 
 
 def _redact_value(value: object) -> object:

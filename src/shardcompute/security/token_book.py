@@ -15,10 +15,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import msgspec
-
-from shardcompute.core.errors import AuthError, ForbiddenError, SourceError, UsageError
+from shardcompute.core.errors import AuthError, ForbiddenError, UsageError
 from shardcompute.security.names import Role
+from shardcompute.security.stored import Stored, read_stored, write_stored
 from shardcompute.security.tokens import SECRET_BYTES, TOKEN_ID_BYTES, JoinToken
 
 DAY_S = 86_400.0
@@ -37,8 +36,8 @@ class TokenRecord:
     created_at_s: float
     expires_at_s: float
     max_uses: int | None
-    used_by: tuple[str, ...] = ()
-    is_revoked: bool = False
+    used_by: tuple[str, ...]
+    is_revoked: bool
 
     def state(self, now_s: float) -> TokenState:
         """Valid up to, and not at, the moment of expiry."""
@@ -108,6 +107,8 @@ class TokenBook:
             created_at_s=now_s,
             expires_at_s=now_s + life_s,
             max_uses=max_uses,
+            used_by=(),
+            is_revoked=False,
         )
         return TokenBook((*self.records, record)), token
 
@@ -175,17 +176,11 @@ class TokenBook:
         )
 
     def to_bytes(self) -> bytes:
-        return msgspec.msgpack.encode(self, order="deterministic")
+        return write_stored(_StoredTokens(1, self.records))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> TokenBook:
-        try:
-            return msgspec.msgpack.decode(content, type=cls)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise SourceError(
-                f"The record of join tokens is damaged: {error}",
-                hint="restore it from a copy, or delete it and make new tokens",
-            ) from error
+        return cls(read_stored(content, _StoredTokens, "The record of join tokens").records)
 
     def _find(self, token_id: str) -> TokenRecord | None:
         return next((record for record in self.records if record.token_id == token_id), None)
@@ -194,6 +189,10 @@ class TokenBook:
         return TokenBook(
             tuple(changed if record.token_id == changed.token_id else record for record in self.records)
         )
+
+
+class _StoredTokens(Stored, frozen=True):
+    records: tuple[TokenRecord, ...]
 
 
 def _digest(secret: bytes) -> bytes:

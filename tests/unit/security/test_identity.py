@@ -68,7 +68,9 @@ def test_key_that_cannot_be_read_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
-@pytest.mark.parametrize(("mode", "is_warned"), [(0o600, False), (0o400, False), (0o640, True), (0o604, True)])
+@pytest.mark.parametrize(
+    ("mode", "is_warned"), [(0o600, False), (0o400, False), (0o640, True), (0o604, True)]
+)
 def test_key_that_others_can_read_warns(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, is_warned: bool
 ) -> None:

@@ -121,12 +121,21 @@ def test_a_body_is_not_allocated_before_its_header_agrees() -> None:
     [
         b"\xc1",
         b"\x91" * 100_000,
+        b"\x94\x02\x01\xa1n" + b"\x91" * 100_000,
         b"\x93\x05\x07\xa1a",
         b"\x92\x63\x00",
         b"\x92\x03\xa1\xff",
         b"\x93\x05\xff\xca\0\0\0\0",
     ],
-    ids=["no MessagePack", "deep", "wrong type", "unknown number", "no text", "negative"],
+    ids=[
+        "no MessagePack",
+        "deep",
+        "deep where skipped",
+        "wrong type",
+        "unknown number",
+        "no text",
+        "negative",
+    ],
 )
 def test_a_header_that_cannot_be_read_is_refused(header: bytes) -> None:
     with pytest.raises(LinkError, match="cannot be read"):

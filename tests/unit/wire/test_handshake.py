@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from shardcompute.core.errors import LinkError
-from shardcompute.wire import Hello, InprocTransport, Refused, Welcome, negotiate
+from shardcompute.wire import Body, Goodbye, Hello, InprocTransport, Message, Refused, Welcome, negotiate
+from shardcompute.wire.handshake import introduce
 
 OURS = Hello(2, 4, "answerer", "worker", "home")
 
@@ -27,6 +28,38 @@ def test_the_dialler_learns_why_it_is_refused() -> None:
         pytest.raises(LinkError, match="belongs to cluster 'home', not 'work'"),
     ):
         transport.dial(listener.address, Hello(2, 4, "dialler", "worker", "work"))
+
+
+class Stub:
+    """A peer that gives one answer, whatever it is told."""
+
+    address = "stub"
+    certificate = None
+
+    def __init__(self, reply: Message | None) -> None:
+        self.reply = reply
+
+    def send(self, message: Message, body: Body = ()) -> None:
+        assert message == OURS
+
+    def receive(self, timeout_s: float | None = None) -> tuple[Message, memoryview]:
+        if self.reply is None:
+            raise TimeoutError
+        return self.reply, memoryview(b"")
+
+
+@pytest.mark.parametrize(
+    ("reply", "says"),
+    [
+        (Welcome(5, "n"), "version 5, which was not offered"),
+        (Welcome(1, "n"), "version 1, which was not offered"),
+        (Goodbye("no"), "answers a greeting with Goodbye"),
+        (None, "did not introduce itself within 3 s"),
+    ],
+)
+def test_a_wrong_answer_is_refused(reply: Message | None, says: str) -> None:
+    with pytest.raises(LinkError, match=says):
+        introduce(Stub(reply), OURS, 3)
 
 
 def test_a_peer_is_judged_by_what_it_says() -> None:

@@ -108,6 +108,13 @@ def test_links_that_nobody_accepts_count_as_pending(raw: Dial) -> None:
         first.close()
 
 
+def test_an_accepted_link_makes_room_for_the_next() -> None:
+    with TcpTransport().listen(LOOPBACK, ME, LinkOptions(max_pending=1)) as listener:
+        for _ in range(3):
+            with TcpTransport().dial(listener.address, ME, LinkOptions(handshake_timeout_s=5)):
+                listener.accept(10).close()
+
+
 @pytest.mark.parametrize(
     "greeting",
     [

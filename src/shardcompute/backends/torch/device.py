@@ -40,4 +40,4 @@ def can_fuse(device: torch.device) -> bool:
     """Whether our own kernels run there: a CUDA GPU of compute capability 8 or more, and Triton installed."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return False
-    return torch.cuda.get_device_capability(device)[0] >= 8
+    return bool(torch.cuda.get_device_capability(device)[0] >= 8)

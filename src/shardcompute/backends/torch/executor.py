@@ -57,17 +57,16 @@ class TorchExecutor:
         result = self.step_tensor(segments, torch.from_numpy(np.array(inputs, dtype=kind)))
         return self._to_host(result)
 
-    @torch.inference_mode()
     def step_tensor(self, segments: Sequence[Segment], inputs: torch.Tensor) -> torch.Tensor:
         """`step` on tensors: the result stays on the device, is not waited for, and holds until the next step."""
         self._kv.take(segments)
         plan = plan_step(segments, self._kv)
-        if self._graphs is not None:
-            result = self._graphs.run(plan, inputs)
+        with torch.inference_mode():
+            result = None if self._graphs is None else self._graphs.run(plan, inputs)
             if result is not None:
                 return result[: len(plan.wanted) if self._network.is_last else plan.rows]
-        self._ops.begin(plan)
-        return self._forward(inputs.to(self._device, non_blocking=True))
+            self._ops.begin(plan)
+            return self._forward(inputs.to(self._device, non_blocking=True))
 
     def close_session(self, session: int) -> None:
         self._kv.release(session)

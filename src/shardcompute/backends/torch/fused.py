@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from shardcompute.backends.ops import Attention, ExpertBlock, Gate
 from shardcompute.backends.torch.kernels.launch import BLOCK_ROWS, HeadRows, Kernels, Places
@@ -24,7 +25,7 @@ from shardcompute.backends.torch.kernels.tiling import MAX_ROWS
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.ops import Rotation, TorchOps
 from shardcompute.backends.torch.plan import StepPlan
-from shardcompute.backends.torch.weights import BlockLinear, DenseLinear, Linear, StackedLinear
+from shardcompute.backends.torch.weights import BlockLinear, Linear, StackedLinear
 
 SHORT_SEGMENT = 16
 
@@ -84,7 +85,7 @@ class FusedOps(TorchOps):
 
     def finish(self, x: Any) -> torch.Tensor:
         # Logits come straight from the float32 sums: rounding them first would make ties.
-        if isinstance(x, Product) and self._is_skinny(x):
+        if isinstance(x, Product):
             return self._apply(x, torch.float32)
         return self._value(x).float()
 
@@ -104,10 +105,10 @@ class FusedOps(TorchOps):
         return Sum(self._value(x), self._value(y))
 
     def gated(self, gate_up: Any, gate: Gate) -> Any:
-        if isinstance(gate_up, Product) and self._is_skinny(gate_up):
+        if isinstance(gate_up, Product):
             matrix = gate_up.matrix
-            if isinstance(matrix, DenseLinear):
-                return self._kernels.linear(gate_up.x, matrix.weight, matrix.bias, gate)
+            if self._is_skinny(gate_up.x) and self._kernels.can_multiply(matrix):
+                return self._kernels.linear(gate_up.x, matrix, gate)
         return self._kernels.gate(self._value(gate_up), gate)
 
     def rotate(self, x: Any, head_dim: int, rotation: Rotation) -> Any:
@@ -127,19 +128,19 @@ class FusedOps(TorchOps):
     def _upload(self, values: Any) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)
 
-    def _is_skinny(self, product: Product) -> bool:
-        return 0 < len(product.x) <= MAX_ROWS and not self._use_library
+    def _is_skinny(self, x: torch.Tensor) -> bool:
+        return not self._use_library and 0 < len(x) <= MAX_ROWS
 
     def _apply(self, product: Product, dtype: torch.dtype) -> torch.Tensor:
         x, matrix = product.x, product.matrix
+        if self._is_skinny(x) and self._kernels.can_multiply(matrix):
+            return self._kernels.linear(x, matrix, dtype=dtype)
         if isinstance(matrix, StackedLinear):
             return torch.cat([self._apply(Product(x, part), dtype) for part in matrix.parts], dim=-1)
-        if self._is_skinny(product):
-            if isinstance(matrix, DenseLinear):
-                return self._kernels.linear(x, matrix.weight, matrix.bias, dtype=dtype)
-            # The matrix units want 16 inputs at a time; half a block of 4-bit codes is one time.
-            if isinstance(matrix, BlockLinear) and matrix.block_size * matrix.bits >= 128:
-                return self._kernels.block_linear(x, matrix, dtype)
+        if isinstance(matrix, BlockLinear) and matrix.columns is not None and matrix.outliers is not None:
+            blocks = replace(matrix, columns=None, outliers=None)
+            outlying = functional.linear(x.index_select(1, matrix.columns), matrix.outliers)
+            return self._apply(Product(x, blocks), dtype) + outlying
         return matrix.apply(x).to(dtype)
 
     def _value(self, x: Any) -> torch.Tensor:

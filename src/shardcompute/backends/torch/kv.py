@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
-from shardcompute.backends.kv import PAGE_TOKENS, PageBudget, count_pages
-from shardcompute.core.batch import Segment
+from shardcompute.backends.kv import PageBudget, count_pages
+from shardcompute.core.batch import PAGE_TOKENS, Segment
 from shardcompute.core.errors import CapacityError
 
 

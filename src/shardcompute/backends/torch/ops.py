@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from shardcompute.backends.kv import PAGE_TOKENS
 from shardcompute.backends.matrix import Float32, Matrix
 from shardcompute.backends.ops import Attention, ExpertBlock, Gate
 from shardcompute.backends.rotation import rotation_tables
@@ -19,6 +18,7 @@ from shardcompute.backends.torch.attention import attend_one
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.plan import StepPlan
 from shardcompute.backends.torch.weights import Linear, load_dense, load_linear, to_tensor
+from shardcompute.core.batch import PAGE_TOKENS
 
 GPT_OSS_ALPHA = 1.702
 Rotation = tuple[torch.Tensor, torch.Tensor]
@@ -81,7 +81,8 @@ class TorchOps:
         return (grouped * torch.rsqrt(mean + eps) * weight).flatten(-2).to(self._dtype)
 
     def split(self, x: Any, sizes: Sequence[int]) -> Sequence[torch.Tensor]:
-        return torch.split(self._value(x), list(sizes), dim=-1)
+        parts: Sequence[torch.Tensor] = torch.split(self._value(x), list(sizes), dim=-1)
+        return parts
 
     def add(self, x: Any, y: Any) -> Any:
         return self._value(x) + self._value(y)

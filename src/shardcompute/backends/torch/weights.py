@@ -31,7 +31,7 @@ class TensorMatrix:
 
     @property
     def size_bytes(self) -> int:
-        return self.values.nbytes
+        return int(self.values.nbytes)
 
 
 class Linear(Protocol):
@@ -53,7 +53,7 @@ class DenseLinear:
 
     @property
     def size_bytes(self) -> int:
-        return self.weight.nbytes
+        return int(self.weight.nbytes)
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self.weight, self.bias)
@@ -202,4 +202,5 @@ def _stack(parts: Sequence[Any]) -> BlockMatrix:
 def _pieces(parts: Sequence[Any], bias: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
     if bias is None:
         return [None] * len(parts)
-    return torch.split(bias, [part.shape[0] for part in parts])
+    pieces: Sequence[torch.Tensor] = torch.split(bias, [part.shape[0] for part in parts])
+    return pieces

@@ -125,14 +125,13 @@ def attend_rows(
             top = tl.full((GROUP_BLOCK,), float("-inf"), dtype=tl.float32)
             total = tl.zeros((GROUP_BLOCK,), dtype=tl.float32)
             mixed = tl.zeros((GROUP_BLOCK, D_BLOCK), dtype=tl.float32)
-            for i in tl.static_range(SPLITS):
-                is_part = (group < GROUP) & (i < active)
-                place_i = stats + i * 2 * GROUP_BLOCK + group
-                part_top = tl.load(place_i, mask=is_part, other=float("-inf"), cache_modifier=".cg")
-                part_total = tl.load(place_i + GROUP_BLOCK, mask=is_part, other=0.0, cache_modifier=".cg")
-                source = part_ptr + (owned + i).to(tl.int64) * GROUP * D_BLOCK
-                part = tl.load(source + tile_place, mask=is_part[:, None], other=0.0, cache_modifier=".cg")
-                joint = tl.maximum(tl.maximum(top, part_top), -1e30)
+            for i in tl.range(0, active, num_stages=3):
+                stat = stats + i * 2 * GROUP_BLOCK + group
+                part_top = tl.load(stat, cache_modifier=".cg")
+                part_total = tl.load(stat + GROUP_BLOCK, cache_modifier=".cg")
+                source = part_ptr + (owned + i).to(tl.int64) * GROUP * D_BLOCK + tile_place
+                part = tl.load(source, mask=used, other=0.0, cache_modifier=".cg")
+                joint = tl.maximum(top, part_top)
                 fade = tl.exp2(top - joint)
                 part_fade = tl.exp2(part_top - joint)
                 total = total * fade + part_total * part_fade

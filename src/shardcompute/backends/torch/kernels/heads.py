@@ -8,9 +8,7 @@ from shardcompute.backends.torch.kernels.linear import activate
 
 
 @triton.jit
-def gate_rows(
-    x_ptr, out_ptr, width, limit, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
+def gate_rows(x_ptr, out_ptr, width, limit, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Join the halves of each row, `width` wide each."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -58,33 +56,35 @@ def add_norm(
 
 @triton.jit
 def _turned(
-    x_ptr,
+    x_ptrs,
     norm_ptr,
     cosine_ptr,
     sine_ptr,
     position,
     eps,
+    mask,
     HEAD_DIM: tl.constexpr,
     D_BLOCK: tl.constexpr,
     HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
+    """Heads `[HEAD_BLOCK, D_BLOCK]` whose first entries lie at `x_ptrs [HEAD_BLOCK, 1]`."""
     d = tl.arange(0, D_BLOCK)
-    inside = d < HEAD_DIM
-    x = tl.load(x_ptr + d, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(x_ptrs + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    factor = 1.0
     if HAS_NORM:
-        factor = tl.rsqrt(tl.sum(x * x) / HEAD_DIM + eps)
-        x = x * factor * tl.load(norm_ptr + d, mask=inside, other=0.0)
+        factor = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
+        x = x * factor * tl.load(norm_ptr + d, mask=d < HEAD_DIM, other=0.0)[None, :]
     if HALF > 0:
         other = tl.where(d < HALF, d + HALF, d - HALF)
         is_turning = d < 2 * HALF
-        y = tl.load(x_ptr + other, mask=is_turning, other=0.0).to(tl.float32)
+        y = tl.load(x_ptrs + other[None, :], mask=mask & is_turning[None, :], other=0.0).to(tl.float32)
         if HAS_NORM:
-            y = y * factor * tl.load(norm_ptr + other, mask=is_turning, other=0.0)
+            y = y * factor * tl.load(norm_ptr + other, mask=is_turning, other=0.0)[None, :]
         angle = position * HALF + tl.where(d < HALF, d, d - HALF)
-        cosine = tl.load(cosine_ptr + angle, mask=is_turning, other=1.0)
+        cosine = tl.load(cosine_ptr + angle, mask=is_turning, other=1.0)[None, :]
         sine = tl.load(sine_ptr + angle, mask=is_turning, other=0.0)
-        x = x * cosine + tl.where(d < HALF, -y, y) * sine
+        x = x * cosine + y * tl.where(d < HALF, -sine, sine)[None, :]
     return x
 
 
@@ -113,43 +113,50 @@ def place_heads(
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     D_BLOCK: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
     HALF: tl.constexpr,
     PAGE: tl.constexpr,
     HAS_NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Norm and turn one head of a row: queries to `q_out`, keys and values to their place in the pages."""
+    """Norm and turn some heads of a row: queries to `q_out`, keys and values to their place in the pages.
+
+    The second axis of the grid holds blocks of query heads, then of key heads, then of value heads.
+    """
+    Q_BLOCKS: tl.constexpr = (HEADS + HEAD_BLOCK - 1) // HEAD_BLOCK
+    KV_BLOCKS: tl.constexpr = (KV_HEADS + HEAD_BLOCK - 1) // HEAD_BLOCK
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    d = tl.arange(0, D_BLOCK)
+    block = tl.program_id(1)
+    d = tl.arange(0, D_BLOCK)[None, :]
     inside = d < HEAD_DIM
+    each = tl.arange(0, HEAD_BLOCK)[:, None]
     position = tl.load(position_ptr + row)
     owner = tl.load(owner_ptr + row)
     page = tl.load(table_ptr + owner * table_stride + position // PAGE).to(tl.int64)
+    place = pool_ptr + page * page_stride + (position % PAGE) * HEAD_DIM
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    if head < HEADS:
+    if block < Q_BLOCKS:
+        head = block * HEAD_BLOCK + each
+        mask = (head < HEADS) & inside
         source = q_ptr + row * q_stride + head * HEAD_DIM
         x = _turned(
-            source, q_norm_ptr, cosine_ptr, sine_ptr, position, eps, HEAD_DIM, D_BLOCK, HALF, HAS_NORM
+            source, q_norm_ptr, cosine_ptr, sine_ptr, position, eps, mask, HEAD_DIM, D_BLOCK, HALF, HAS_NORM
         )
-        target = q_out_ptr + (row * HEADS + head) * HEAD_DIM
-        tl.store(target + d, x.to(q_out_ptr.dtype.element_ty), mask=inside)
+        target = q_out_ptr + (row * HEADS + head) * HEAD_DIM + d
+        tl.store(target, x.to(q_out_ptr.dtype.element_ty), mask=mask)
+    elif block < Q_BLOCKS + KV_BLOCKS:
+        head = (block - Q_BLOCKS) * HEAD_BLOCK + each
+        mask = (head < KV_HEADS) & inside
+        source = k_ptr + row * k_stride + head * HEAD_DIM
+        x = _turned(
+            source, k_norm_ptr, cosine_ptr, sine_ptr, position, eps, mask, HEAD_DIM, D_BLOCK, HALF, HAS_NORM
+        )
+        tl.store(place + head * PAGE * HEAD_DIM + d, x.to(pool_ptr.dtype.element_ty), mask=mask)
     else:
-        place = pool_ptr + page * page_stride + (position % PAGE) * HEAD_DIM
-        if head < HEADS + KV_HEADS:
-            kv_head = head - HEADS
-            source = k_ptr + row * k_stride + kv_head * HEAD_DIM
-            x = _turned(
-                source, k_norm_ptr, cosine_ptr, sine_ptr, position, eps, HEAD_DIM, D_BLOCK, HALF, HAS_NORM
-            )
-            target = place + kv_head * PAGE * HEAD_DIM
-            tl.store(target + d, x.to(pool_ptr.dtype.element_ty), mask=inside)
-        else:
-            kv_head = head - HEADS - KV_HEADS
-            x = tl.load(v_ptr + row * v_stride + kv_head * HEAD_DIM + d, mask=inside, other=0.0).to(
-                tl.float32
-            )
-            target = place + value_offset + kv_head * PAGE * HEAD_DIM
-            tl.store(target + d, x.to(pool_ptr.dtype.element_ty), mask=inside)
+        head = (block - Q_BLOCKS - KV_BLOCKS) * HEAD_BLOCK + each
+        mask = (head < KV_HEADS) & inside
+        x = tl.load(v_ptr + row * v_stride + head * HEAD_DIM + d, mask=mask, other=0.0)
+        target = place + value_offset + head * PAGE * HEAD_DIM + d
+        tl.store(target, x.to(pool_ptr.dtype.element_ty), mask=mask)

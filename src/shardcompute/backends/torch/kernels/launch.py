@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import triton
 
-from shardcompute.backends.kv import PAGE_TOKENS
 from shardcompute.backends.ops import Attention, Gate
 from shardcompute.backends.torch.kernels.attention import attend_blocks, attend_rows
 from shardcompute.backends.torch.kernels.heads import add_norm, gate_rows, place_heads
 from shardcompute.backends.torch.kernels.linear import skinny_linear
-from shardcompute.backends.torch.kernels.quantised import block_linear
 from shardcompute.backends.torch.kernels.tiling import choose_tiling, pad_rows
-from shardcompute.backends.torch.weights import BlockLinear
+from shardcompute.backends.torch.weights import BlockLinear, DenseLinear, Linear
+from shardcompute.core.batch import PAGE_TOKENS
 
 KV_SPLITS = 16
 ROW_WARPS = 4
@@ -86,22 +85,33 @@ class Kernels:
         self._linear_space = Workspace(device)
         self._attention_space = Workspace(device)
 
+    def can_multiply(self, matrix: Linear) -> TypeGuard[DenseLinear | BlockLinear]:
+        """Whether `linear` takes this form: a tile along the input must hold whole blocks of it."""
+        if not isinstance(matrix, BlockLinear):
+            return isinstance(matrix, DenseLinear)
+        return matrix.columns is None and matrix.block_size in (16, 32, 64)
+
     def linear(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
+        matrix: DenseLinear | BlockLinear,
         gate: Gate | None = None,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """x @ weight.T + bias for at most 64 rows; with `gate`, the two halves of it joined."""
+        """The map of at most `MAX_ROWS` rows; with `gate`, the two halves of its outputs joined."""
         rows, width_in = x.shape
-        width_out = weight.shape[0] // (1 if gate is None else 2)
+        if isinstance(matrix, BlockLinear):
+            weight, scales, bits, block_size = matrix.codes, matrix.scales, matrix.bits, matrix.block_size
+            shifts = matrix.shifts
+        else:
+            weight, scales, shifts, bits, block_size = matrix.weight, matrix.weight, None, 16, 1
+        width_out = len(weight) // (1 if gate is None else 2)
         padded = pad_rows(rows)
         tiling = choose_tiling(
             padded,
             width_out,
             width_in,
+            bits=bits,
             is_gated=gate is not None,
             processors=self._processors,
             shared_bytes=self._shared_bytes,
@@ -112,7 +122,9 @@ class Kernels:
         skinny_linear[(tiles, tiling.split)](
             x,
             weight,
-            weight if bias is None else bias,
+            scales,
+            scales if shifts is None else shifts,
+            weight if matrix.bias is None else matrix.bias,
             out,
             self._linear_space.parts(part_size if tiling.split > 1 else 1),
             self._linear_space.counters(tiles),
@@ -125,57 +137,18 @@ class Kernels:
             BLOCK_N=tiling.block_n,
             BLOCK_K=tiling.block_k,
             SPLIT=tiling.split,
+            BITS=bits,
+            BLOCK_SIZE=block_size,
             GATED=gate is not None,
             ACTIVATION="none" if gate is None else _activation(gate),
-            HAS_BIAS=bias is not None,
+            HAS_SHIFT=shifts is not None,
+            HAS_BIAS=matrix.bias is not None,
             IS_EVEN=width_in % tiling.block_k == 0 and width_out % tiling.block_n == 0,
             PREFETCH=tiling.prefetch if self._pdl["PDL"] else 0,
             num_warps=tiling.warps,
             num_stages=tiling.stages,
             **self._pdl,
         )
-        return out
-
-    def block_linear(
-        self,
-        x: torch.Tensor,
-        matrix: BlockLinear,
-        dtype: torch.dtype | None = None,
-        block_n: int = 32,
-        unroll: int = 4,
-        warps: int = 4,
-        stages: int = 3,
-    ) -> torch.Tensor:
-        """`linear` for quantised weights, outlier columns included."""
-        rows, width_in = x.shape
-        width_out, blocks = len(matrix.codes), width_in // matrix.block_size
-        while blocks % unroll:
-            unroll //= 2
-        out = torch.empty((rows, width_out), dtype=dtype or x.dtype, device=x.device)
-        block_linear[(triton.cdiv(width_out, block_n),)](
-            x,
-            matrix.codes,
-            matrix.scales,
-            matrix.scales if matrix.shifts is None else matrix.shifts,
-            x if matrix.bias is None else matrix.bias,
-            out,
-            rows,
-            blocks,
-            width_out,
-            x.stride(0),
-            ROWS=pad_rows(rows),
-            BLOCK_N=block_n,
-            BITS=matrix.bits,
-            BLOCK_SIZE=matrix.block_size,
-            UNROLL=unroll,
-            HAS_SHIFT=matrix.shifts is not None,
-            HAS_BIAS=matrix.bias is not None,
-            num_warps=warps,
-            num_stages=stages,
-            **self._pdl,
-        )
-        if matrix.columns is not None and matrix.outliers is not None:
-            out += torch.nn.functional.linear(x.index_select(1, matrix.columns), matrix.outliers)
         return out
 
     def gate(self, x: torch.Tensor, gate: Gate) -> torch.Tensor:
@@ -225,7 +198,9 @@ class Kernels:
         rows = len(v)
         out = torch.empty((rows, attention.heads * attention.head_dim), dtype=q.rows.dtype, device=v.device)
         rotation = q.rotation or (q.rows, q.rows)
-        place_heads[(rows, attention.heads + 2 * attention.kv_heads)](
+        head_block = min(8, triton.next_power_of_2(attention.kv_heads))
+        blocks = triton.cdiv(attention.heads, head_block) + 2 * triton.cdiv(attention.kv_heads, head_block)
+        place_heads[(rows, blocks)](
             q.rows,
             k.rows,
             v,
@@ -249,10 +224,11 @@ class Kernels:
             KV_HEADS=attention.kv_heads,
             HEAD_DIM=attention.head_dim,
             D_BLOCK=triton.next_power_of_2(attention.head_dim),
+            HEAD_BLOCK=head_block,
             HALF=0 if q.rotation is None else q.rotation[0].shape[-1],
             PAGE=PAGE_TOKENS,
             HAS_NORM=q.norm is not None,
-            num_warps=1,
+            num_warps=max(1, head_block // 2),
             **self._pdl,
         )
         return out

@@ -4,6 +4,8 @@
 A program takes `BLOCK_N` outputs over one of `SPLIT` ranges of the input. Where the input is split, the program
 that finishes last adds the parts up in their order, so a result depends neither on timing nor on the row count:
 the tile of the rows is padded, and every row is computed alike.
+
+Quantised weights are read as codes and widened on the way to the matrix units, rounded as a widened matrix is.
 """
 
 import triton
@@ -47,9 +49,69 @@ def _sum_parts(part_ptr, place, stride, SPLIT: tl.constexpr):
 
 
 @triton.jit
+def _widen(codes, scale, shift, ZERO: tl.constexpr, HAS_SHIFT: tl.constexpr, dtype: tl.constexpr):
+    """Codes `[BLOCK_N, blocks, values]` as weights `[BLOCK_N, blocks · values]`."""
+    w = (codes.to(tl.float32) - ZERO) * scale[:, :, None]
+    if HAS_SHIFT:
+        w += shift[:, :, None]
+    return tl.reshape(w.to(dtype), (codes.shape[0], codes.shape[1] * codes.shape[2]))
+
+
+@triton.jit
+def _multiply(
+    sums,
+    x,
+    w_ptr,
+    scale_ptr,
+    shift_ptr,
+    owner,
+    at,
+    width_in,
+    BITS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_SHIFT: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+):
+    """Add to `sums` the product of x with weights `[owner, at : at + BLOCK_K]`, the weights as the tall side."""
+    ROWS: tl.constexpr = x.shape[0]
+    BLOCK_K: tl.constexpr = x.shape[1]
+    if BITS == 16:
+        k = tl.arange(0, BLOCK_K)
+        place = (owner * width_in)[:, None] + (at + k)[None, :]
+        if IS_EVEN:
+            w = tl.load(w_ptr + place, eviction_policy="evict_first")
+        else:
+            w = tl.load(w_ptr + place, mask=(at + k < width_in)[None, :], other=0.0)
+        sums = tl.dot(w, tl.trans(x), sums)
+    else:
+        BLOCKS: tl.constexpr = BLOCK_K // BLOCK_SIZE
+        BYTES: tl.constexpr = BLOCK_SIZE * BITS // 8
+        blocks = width_in // BLOCK_SIZE
+        block = at // BLOCK_SIZE + tl.arange(0, BLOCKS)
+        inside = (block < blocks)[None, :]
+        source = (owner * blocks)[:, None] + block[None, :]
+        byte = source[:, :, None] * BYTES + tl.arange(0, BYTES)[None, None, :]
+        codes = tl.load(w_ptr + byte, mask=inside[:, :, None], other=0, eviction_policy="evict_first")
+        scale = tl.load(scale_ptr + source, mask=inside, other=0.0)
+        shift = scale
+        if HAS_SHIFT:
+            shift = tl.load(shift_ptr + source, mask=inside, other=0.0)
+        if BITS == 8:
+            sums = tl.dot(_widen(codes, scale, shift, 128, HAS_SHIFT, x.dtype), tl.trans(x), sums)
+        else:
+            # Two codes share a byte: even inputs lie in its low half, odd ones in the high half.
+            even, odd = tl.split(tl.reshape(x, (ROWS, BLOCK_K // 2, 2)))
+            sums = tl.dot(_widen(codes & 15, scale, shift, 8, HAS_SHIFT, x.dtype), tl.trans(even), sums)
+            sums = tl.dot(_widen(codes >> 4, scale, shift, 8, HAS_SHIFT, x.dtype), tl.trans(odd), sums)
+    return sums
+
+
+@triton.jit
 def skinny_linear(
     x_ptr,
     w_ptr,
+    scale_ptr,
+    shift_ptr,
     bias_ptr,
     out_ptr,
     part_ptr,
@@ -63,8 +125,11 @@ def skinny_linear(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr,
+    BITS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    HAS_SHIFT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_EVEN: tl.constexpr,
     PDL: tl.constexpr,
@@ -79,39 +144,41 @@ def skinny_linear(
     per_part = tl.cdiv(tl.cdiv(width_in, BLOCK_K), SPLIT) * BLOCK_K
     begin = part * per_part
     end = tl.minimum(begin + per_part, width_in)
-    w_rows = n if IS_EVEN else tl.minimum(n, width_out - 1)
-    w_ptrs = w_ptr + w_rows.to(tl.int64)[:, None] * width_in + k[None, :]
-    up_offset = width_out.to(tl.int64) * width_in
-    x_ptrs = x_ptr + m[:, None] * x_stride + k[None, :]
+    owner = n.to(tl.int64) if IS_EVEN else tl.minimum(n, width_out - 1).to(tl.int64)
     if PREFETCH > 0:
-        line = tl.arange(0, PREFETCH) * 64
-        ahead = w_ptr + w_rows.to(tl.int64)[:, None] * width_in + begin + line[None, :]
-        _prefetch(ahead)
+        line = begin + tl.arange(0, PREFETCH) * 64
+        _prefetch(w_ptr + (owner * width_in)[:, None] + line[None, :])
         if GATED:
-            _prefetch(ahead + up_offset)
+            _prefetch(w_ptr + ((owner + width_out) * width_in)[:, None] + line[None, :])
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
 
-    # The weights are the tall side of the product, as Hopper's wide matrix instructions want it.
     sums = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
     ups = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
     for at in range(begin, end, BLOCK_K):
-        if IS_EVEN:
-            w = tl.load(w_ptrs + at, eviction_policy="evict_first")
-            x = tl.load(x_ptrs + at, mask=(m < rows)[:, None], other=0.0)
-            sums = tl.dot(w, tl.trans(x), sums)
-            if GATED:
-                up = tl.load(w_ptrs + up_offset + at, eviction_policy="evict_first")
-                ups = tl.dot(up, tl.trans(x), ups)
-        else:
-            inside = (at + k < width_in)[None, :]
-            w = tl.load(w_ptrs + at, mask=inside, other=0.0)
-            x = tl.load(x_ptrs + at, mask=(m < rows)[:, None] & inside, other=0.0)
-            sums = tl.dot(w, tl.trans(x), sums)
-            if GATED:
-                up = tl.load(w_ptrs + up_offset + at, mask=inside, other=0.0)
-                ups = tl.dot(up, tl.trans(x), ups)
+        is_used = (m < rows)[:, None]
+        if not IS_EVEN:
+            is_used = is_used & (at + k < width_in)[None, :]
+        x = tl.load(x_ptr + m[:, None] * x_stride + (at + k)[None, :], mask=is_used, other=0.0)
+        sums = _multiply(
+            sums, x, w_ptr, scale_ptr, shift_ptr, owner, at, width_in, BITS, BLOCK_SIZE, HAS_SHIFT, IS_EVEN
+        )
+        if GATED:
+            ups = _multiply(
+                ups,
+                x,
+                w_ptr,
+                scale_ptr,
+                shift_ptr,
+                owner + width_out,
+                at,
+                width_in,
+                BITS,
+                BLOCK_SIZE,
+                HAS_SHIFT,
+                IS_EVEN,
+            )
 
     row, column = m[None, :], n[:, None]
     place = tl.arange(0, BLOCK_N)[:, None] * ROWS + row

@@ -33,18 +33,20 @@ class Tiling:
 
 
 def choose_tiling(
-    rows: int, width_out: int, width_in: int, *, is_gated: bool, processors: int, shared_bytes: int
+    rows: int, width_out: int, width_in: int, *, bits: int, is_gated: bool, processors: int, shared_bytes: int
 ) -> Tiling:
     """`rows` is padded already; `shared_bytes` is what one program may have of a processor's shared memory."""
     block_n, block_k = 64, 128 if width_in >= 512 else 64
+    if bits == 4:
+        block_k *= 2
     tiles = -(-width_out // block_n)
     split = _choose_split(tiles, -(-width_in // block_k), processors)
     per_processor = -(-tiles * split // processors)
     stages = 8 if per_processor == 1 else 3 if per_processor == 3 else 4
-    stage_bytes = 2 * block_k * (block_n * (2 if is_gated else 1) + rows)
+    stage_bytes = block_k * (block_n * (2 if is_gated else 1) * bits // 8 + 2 * rows)
     stages = max(1, min(stages, shared_bytes // stage_bytes))
-    has_room = width_in // split >= PREFETCH_LINES * _LINE_VALUES and width_in % block_k == 0
-    return Tiling(block_n, block_k, split, 4, stages, PREFETCH_LINES if has_room else 0)
+    has_lines = width_in // split >= PREFETCH_LINES * _LINE_VALUES and width_in % block_k == 0
+    return Tiling(block_n, block_k, split, 4, stages, PREFETCH_LINES if has_lines and bits == 16 else 0)
 
 
 def pad_rows(rows: int) -> int:
@@ -60,4 +62,6 @@ def _choose_split(tiles: int, steps: int, processors: int) -> int:
             break
         programs = tiles * split
         fills[split] = programs / (-(-programs // processors) * processors)
-    return next((split for split, fill in fills.items() if fill >= _GOOD_FILL), max(fills, key=lambda s: fills[s]))
+    return next(
+        (split for split, fill in fills.items() if fill >= _GOOD_FILL), max(fills, key=lambda s: fills[s])
+    )

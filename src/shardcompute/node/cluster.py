@@ -1,0 +1,247 @@
+"""The first machine of a cluster: coordinator, join desk, weights and drivers in one process.
+
+A cluster lives in a folder: its authority, its journal, its tokens and keys. Starting again with the same folder
+finds the same cluster; workers come back by themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from shardcompute.control import ClusterState, Model, PlacementPolicy
+from shardcompute.control.events import LinkBroken, ModelDropped, ModelRequested, NodeDrained
+from shardcompute.core.errors import LinkError, UsageError
+from shardcompute.node.coordinator import Coordinator
+from shardcompute.node.endpoint import Endpoint, receive_all
+from shardcompute.node.joining import Admission, Application, JoinDesk
+from shardcompute.node.journal import Journal
+from shardcompute.node.swarm import Swarm, SwarmModel
+from shardcompute.node.weights_server import WeightsServer
+from shardcompute.security import (
+    ClusterAuthority,
+    Credentials,
+    KeyBook,
+    NodeIdentity,
+    Revocations,
+    Role,
+    TokenBook,
+    join_server_context,
+)
+from shardcompute.security.token_book import TokenSummary
+from shardcompute.weights.checkpoint import Checkpoint
+from shardcompute.wire import Link
+
+log = logging.getLogger(__name__)
+_CERTIFICATE_DAYS = 365
+Book = TypeVar("Book", TokenBook, KeyBook, Revocations)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """Where a cluster lives and listens. Port 0: any free one. `advertise` is the host that others dial."""
+
+    folder: Path
+    name: str = "home"
+    host: str = "127.0.0.1"
+    port: int = 7420
+    join_port: int = 7421
+    advertise: str = ""
+    kv_tokens: int = 16_384
+    context_length: int = 8192
+    placing: PlacementPolicy | None = None
+
+
+class Cluster:
+    """A running cluster's first machine. Leaving the block (or `close`) stops it; workers wait for its return."""
+
+    def __init__(self, options: ClusterOptions) -> None:
+        self.options = options
+        self._lock = threading.Lock()
+        self._journal = Journal(options.folder / "journal.sqlite")
+        self._authority = _open_authority(options)
+        self._credentials = self._own_credentials()
+        self._tokens = self._read_book("tokens", TokenBook)
+        self._keys = self._read_book("keys", KeyBook)
+        self._revocations = self._read_book("revocations", Revocations)
+        self._weights = WeightsServer()
+        self._checkpoints: list[Checkpoint] = []
+        self._endpoint = Endpoint(
+            self._credentials,
+            options.host,
+            options.port,
+            {
+                "control": self._serve_control,
+                "weights": self._weights.serve,
+                "stage": lambda link: receive_all(link, self.swarm.take),
+            },
+            advertise=options.advertise,
+        )
+        self._endpoint.revocations = self._revocations
+        self.node = self._endpoint.node
+        self.swarm = Swarm(
+            lambda url: self._endpoint.dial(url, "driver"), self._endpoint.url, self._driver_lost_link
+        )
+        self.coordinator = Coordinator(
+            self.node,
+            self._endpoint.url,
+            self._journal,
+            self.swarm,
+            initial=ClusterState(driver=self.node, placing=options.placing or PlacementPolicy()),
+            revocations=lambda: self._revocations.to_bytes(),
+        )
+        context = join_server_context(self._credentials.identity, self._credentials.certificate_pem)
+        self._desk = JoinDesk(
+            options.host, options.join_port, context, self._authority.certificate_pem, self._admit
+        )
+        self.coordinator.start()
+
+    @property
+    def url(self) -> str:
+        return self._endpoint.url
+
+    def serve(self, checkpoint: Checkpoint, *, form: str, chains: int = 1) -> None:
+        """Serve a model from whatever workers there are and will be."""
+        options = self.options
+        card = self._weights.add(checkpoint, form)
+        self._checkpoints.append(checkpoint)
+        context = min(options.context_length, checkpoint.spec.context_length)
+        self.swarm.add_model(
+            SwarmModel(
+                checkpoint.name,
+                checkpoint.tokenizer(),
+                checkpoint.spec.vocab_size,
+                context,
+                int(time.time()),
+            )
+        )
+        model = Model(
+            name=checkpoint.name,
+            layer_bytes=tuple(card.layer_bytes(layer) for layer in range(checkpoint.spec.layer_count)),
+            embedding_bytes=card.embedding_bytes,
+            head_bytes=card.head_bytes,
+            kv_bytes_per_token_and_layer=checkpoint.spec.kv_bytes_per_token_and_layer,
+            kv_tokens=options.kv_tokens,
+            hidden=checkpoint.spec.hidden,
+            context_length=context,
+            weight_form=form,
+            is_head_tied=checkpoint.spec.tied_head,
+        )
+        self.coordinator.post(ModelRequested(model, chains))
+
+    def drop(self, model: str) -> None:
+        self.coordinator.post(ModelDropped(model))
+        self.swarm.remove_model(model)
+
+    def drain(self, node: str) -> None:
+        self.coordinator.post(NodeDrained(node))
+
+    # Who may join
+
+    def create_token(self, *, life_s: float = 86_400.0, max_uses: int | None = None) -> str:
+        with self._lock:
+            self._tokens, token = self._tokens.create(
+                addresses=[f"{self.options.advertise or self.options.host}:{self._desk.port}"],
+                fingerprint=self._authority.fingerprint,
+                cluster=self._authority.name,
+                now_s=time.time(),
+                roles=(Role.WORKER, Role.DRIVER),
+                life_s=life_s,
+                max_uses=max_uses,
+            )
+            self._journal.write_note("tokens", self._tokens.to_bytes())
+        return token.encode()
+
+    def tokens(self) -> tuple[TokenSummary, ...]:
+        return self._tokens.summaries(time.time())
+
+    def revoke_token(self, token_id: str) -> None:
+        with self._lock:
+            self._tokens = self._tokens.revoke(token_id)
+            self._journal.write_note("tokens", self._tokens.to_bytes())
+
+    def revoke_node(self, node: str) -> None:
+        """Throw a node out for good: its certificate is refused everywhere from now on."""
+        with self._lock:
+            self._revocations = self._revocations.with_node(node)
+            self._journal.write_note("revocations", self._revocations.to_bytes())
+        self._endpoint.revocations = self._revocations
+        self._endpoint.drop(node)
+
+    def create_key(self, label: str) -> str:
+        with self._lock:
+            self._keys, key = self._keys.create(label=label, now_s=time.time())
+            self._journal.write_note("keys", self._keys.to_bytes())
+        return key
+
+    def close(self) -> None:
+        self._desk.close()
+        self.swarm.close()
+        self._endpoint.close()
+        self.coordinator.close()
+        for checkpoint in self._checkpoints:
+            checkpoint.close()
+        self._journal.close()
+
+    def _admit(self, application: Application) -> Admission:
+        if application.role not in (Role.WORKER.value, Role.DRIVER.value):
+            raise UsageError(f"nobody joins as {application.role!r}")
+        role, now_s = Role(application.role), time.time()
+        with self._lock:
+            tokens, _ = self._tokens.use(
+                application.token_id, application.secret, node_id=application.node_id, role=role, now_s=now_s
+            )
+            certificate = self._authority.issue(
+                application.request_pem,
+                node_id=application.node_id,
+                roles=[role],
+                now_s=now_s,
+                revocations=self._revocations,
+            )
+            self._tokens = tokens
+            self._journal.write_note("tokens", tokens.to_bytes())
+        log.info("%s joined as %s", application.node_id, role)
+        return Admission(certificate, [self._endpoint.url])
+
+    def _serve_control(self, link: Link) -> None:
+        self.coordinator.serve_control(link)
+
+    def _driver_lost_link(self, node: str) -> None:
+        self.coordinator.post(LinkBroken(self.node, node, time.monotonic()))
+
+    def _own_credentials(self) -> Credentials:
+        identity = NodeIdentity.open(self.options.folder / "coordinator")
+        certificate = self._authority.issue(
+            identity.certificate_request(),
+            node_id=identity.node_id,
+            roles=[Role.COORDINATOR, Role.DRIVER],
+            now_s=time.time(),
+            days=_CERTIFICATE_DAYS,
+        )
+        credentials = Credentials(identity, certificate, self._authority.certificate_pem)
+        credentials.save()
+        return credentials
+
+    def _read_book(self, name: str, kind: type[Book]) -> Book:
+        content = self._journal.read_note(name)
+        return kind() if content is None else kind.from_bytes(content)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(LinkError):
+            self.close()
+
+
+def _open_authority(options: ClusterOptions) -> ClusterAuthority:
+    folder = options.folder / "authority"
+    try:
+        return ClusterAuthority.load(folder)
+    except FileNotFoundError:
+        return ClusterAuthority.create(folder, options.name, now_s=time.time())

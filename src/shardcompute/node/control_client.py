@@ -1,0 +1,139 @@
+"""A node's link to its coordinator: registered, heard from, told what to do, and dialled again when it breaks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from shardcompute.control.events import Event, NodeJoined, encode_event
+from shardcompute.core.errors import AuthError, LinkError, ShardComputeError
+from shardcompute.node.commands import WorkerCommand, decode_command
+from shardcompute.security.revocations import Revocations
+from shardcompute.wire import Link, LinkPump, Message, Refused
+from shardcompute.wire.control import Answer, Command, Happened, Heartbeat, Register, Registered
+
+log = logging.getLogger(__name__)
+_REGISTER_TIMEOUT_S = 10.0
+_BACKOFF_S = (0.2, 0.5, 1.0, 2.0)
+
+
+class ControlClient:
+    """Keeps the link. `describe` says what the node is and holds; `carry_out` does what it is told, in a thread
+    per command; `on_registered` hears the incarnation and the revocations."""
+
+    def __init__(
+        self,
+        dial: Callable[[str], Link],
+        urls: Sequence[str],
+        describe: Callable[[], NodeJoined],
+        carry_out: Callable[[WorkerCommand], None],
+        on_registered: Callable[[int, Revocations], None],
+    ) -> None:
+        self._dial = dial
+        self._urls = list(urls)
+        self._describe = describe
+        self._carry_out = carry_out
+        self._on_registered = on_registered
+        self._pump: LinkPump | None = None
+        self._registered = threading.Event()
+        self._lost = threading.Event()
+        self._closing = threading.Event()
+        self._incarnation = 0
+        self._heartbeat_s = 0.5
+        self._refusal = ""
+        self._thread = threading.Thread(target=self._keep, name="control", daemon=True)
+
+    @property
+    def incarnation(self) -> int:
+        return self._incarnation
+
+    @property
+    def refusal(self) -> str:
+        """Why the coordinator will not have this node any more; "" while it will."""
+        return self._refusal
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def tell(self, event: Event) -> None:
+        """Report what happened; dropped while the coordinator is away (registration tells it again)."""
+        pump = self._pump
+        if pump is not None and self._registered.is_set():
+            try:
+                pump.offer(Happened(encode_event(event)), timeout_s=5.0)
+            except LinkError as error:
+                log.info("the coordinator did not hear of %s: %s", type(event).__name__, error.message)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._lost.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _keep(self) -> None:
+        attempt = 0
+        while not self._closing.is_set():
+            try:
+                self._serve(self._dial(self._urls[attempt % len(self._urls)]))
+                attempt = 0
+            except AuthError as error:
+                self._refusal = error.message
+                return
+            except LinkError as error:
+                if attempt == 0:
+                    log.warning("the coordinator cannot be reached: %s; trying again", error.message)
+                attempt += 1
+            self._closing.wait(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
+
+    def _serve(self, link: Link) -> None:
+        self._lost.clear()
+        self._registered.clear()
+        pump = LinkPump(link, self._take, lambda error: self._lost.set())
+        pump.start()
+        self._pump = pump
+        try:
+            pump.offer(Register(encode_event(self._describe())), timeout_s=_REGISTER_TIMEOUT_S)
+            if not self._registered.wait(_REGISTER_TIMEOUT_S):
+                raise LinkError("the coordinator did not register this node in time")
+            while not self._lost.wait(self._heartbeat_s):
+                pump.offer(Heartbeat(self._incarnation), timeout_s=self._heartbeat_s)
+        finally:
+            self._pump = None
+            self._registered.clear()
+            pump.close()
+        if self._refusal:
+            raise AuthError(self._refusal)
+
+    def _take(self, message: Message, body: memoryview) -> None:
+        if isinstance(message, Registered):
+            self._incarnation = message.incarnation
+            self._heartbeat_s = message.heartbeat_interval_s
+            revocations = (
+                Revocations.from_bytes(message.revocations) if message.revocations else Revocations()
+            )
+            self._on_registered(message.incarnation, revocations)
+            self._registered.set()
+        elif isinstance(message, Refused):
+            self._refusal = message.reason
+        elif isinstance(message, Command):
+            threading.Thread(target=self._obey, args=(message,), name="command", daemon=True).start()
+
+    def _obey(self, message: Command) -> None:
+        started = time.monotonic()
+        error = ""
+        try:
+            self._carry_out(decode_command(message.action))
+        except ShardComputeError as failure:
+            error = str(failure)
+        except Exception as failure:
+            log.exception("a command failed")
+            error = repr(failure)
+        log.debug("command %d took %.3f s", message.number, time.monotonic() - started)
+        pump = self._pump
+        if pump is not None:
+            try:
+                pump.offer(Answer(message.number, error), timeout_s=5.0)
+            except LinkError:
+                log.info("the coordinator went away before command %d was answered", message.number)

@@ -1,0 +1,134 @@
+"""A node's place on the network: it listens for links, dials others, and knows who everybody is.
+
+Both ends of every link show certificates of the cluster's authority; a peer that claims another's name, belongs to
+another cluster or was revoked is refused before it can say anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
+
+from shardcompute.core.errors import LinkClosedError, LinkError, ShardComputeError
+from shardcompute.security.certificates import check_peer, read_peer
+from shardcompute.security.credentials import Credentials
+from shardcompute.security.revocations import Revocations
+from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, Link, LinkOptions, TcpTransport
+
+log = logging.getLogger(__name__)
+OnLink = Callable[[Link], None]
+"""Serves a link until it ends, in a thread of its own."""
+
+
+class Endpoint:
+    """Listens on `host:port` (0: any free port) and serves links by the role in which they were dialled."""
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        host: str,
+        port: int,
+        roles: Mapping[str, OnLink],
+        *,
+        advertise: str = "",
+    ) -> None:
+        self._credentials = credentials
+        self._roles = dict(roles)
+        self._lock = threading.Lock()
+        self._links: set[Link] = set()
+        self._is_closing = False
+        self.revocations = Revocations()
+        self.node = credentials.identity.node_id
+        self.cluster = credentials.own.cluster
+        self._transport = TcpTransport()
+        self._listener = self._transport.listen(
+            f"tcp://{_bracketed(host)}:{port}",
+            self._hello(""),
+            LinkOptions(tls=credentials.server_context()),
+            self._judge,
+        )
+        self.port = urlsplit(self._listener.address).port or 0
+        self.url = f"tcp://{_bracketed(advertise or host)}:{self.port}"
+        self._thread = threading.Thread(target=self._accept_all, name="endpoint", daemon=True)
+        self._thread.start()
+
+    def dial(self, url: str, role: str, node: str | None = None) -> Link:
+        """A link to the node at `url`; LinkError unless it is `node`, where one is named."""
+        options = LinkOptions(tls=self._credentials.client_context())
+        link = self._transport.dial(url, self._hello(role), options)
+        try:
+            peer = read_peer(link.certificate)
+            check_peer(peer, cluster=self.cluster, revocations=self.revocations, node_id=node)
+        except ShardComputeError as error:
+            link.close()
+            raise LinkError(error.message, hint=error.hint) from error
+        return link
+
+    def close(self) -> None:
+        """Stop listening and end every link that others dialled."""
+        with self._lock:
+            self._is_closing = True
+            links = list(self._links)
+        self._listener.close()
+        for link in links:
+            link.close()
+        self._thread.join()
+
+    def drop(self, node: str) -> None:
+        """End the links that this node dialled."""
+        with self._lock:
+            links = [link for link in self._links if link.peer == node]
+        for link in links:
+            link.close()
+
+    def _hello(self, role: str) -> Hello:
+        return Hello(VERSION_MIN, VERSION_MAX, self.node, role, self.cluster)
+
+    def _judge(self, hello: Hello, certificate: bytes | None) -> str | None:
+        try:
+            peer = read_peer(certificate)
+            check_peer(peer, cluster=self.cluster, revocations=self.revocations, node_id=hello.node)
+        except ShardComputeError as error:
+            return error.message
+        return None if hello.role in self._roles else f"this node does not serve links of role {hello.role!r}"
+
+    def _accept_all(self) -> None:
+        while True:
+            try:
+                link = self._listener.accept()
+            except LinkClosedError:
+                return
+            with self._lock:
+                if self._is_closing:
+                    link.close()
+                    return
+                self._links.add(link)
+            name = f"{link.role} of {link.peer}"
+            threading.Thread(target=self._serve, args=(link,), name=name, daemon=True).start()
+
+    def _serve(self, link: Link) -> None:
+        try:
+            self._roles[link.role](link)
+        except LinkError as error:
+            log.info("the link from %s ended: %s", link.peer, error.message)
+        except Exception:
+            log.exception("serving the link from %s failed", link.peer)
+        finally:
+            with contextlib.suppress(LinkError):
+                link.close()
+            with self._lock:
+                self._links.discard(link)
+
+
+def receive_all(link: Link, take: Callable[..., None]) -> None:
+    """Give every message of a link to `take` until the link ends."""
+    while True:
+        message, body = link.receive()
+        take(message, body)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

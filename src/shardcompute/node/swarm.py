@@ -1,0 +1,223 @@
+"""Models served by chains of workers, as the API sees them (`node.service.Service`) and as the coordinator does.
+
+Each chain has a driver of its own; a request goes to the one with the least to do. A chain that is being repaired
+keeps its sessions: they go on when it is back. A model that nobody can serve any more fails its requests at once,
+with what is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from shardcompute.control.actions import ActivateChain, ConnectChain, ReportUnservable
+from shardcompute.control.state import ClusterState
+from shardcompute.core.errors import CapacityError, ShardComputeError, UnknownModelError
+from shardcompute.core.generation import Delta, GenerationRequest
+from shardcompute.models.tokenizer import Tokenizer
+from shardcompute.node.chain_links import ChainAddress, DriverLinks
+from shardcompute.node.driver import ChainShape, Driver, DriverLimits
+from shardcompute.node.service import Load, ServedModel
+from shardcompute.wire import Link, Message, StageTiming
+
+log = logging.getLogger(__name__)
+_SESSIONS_OF_A_DRIVER = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmModel:
+    """A model that this swarm was asked to serve."""
+
+    name: str
+    tokenizer: Tokenizer
+    vocab_size: int
+    context_length: int
+    created_s: int
+
+
+class Swarm:
+    """Drivers of all chains. Methods may be called from any thread, `generate` from an event loop."""
+
+    def __init__(
+        self,
+        dial: Callable[[str], Link],
+        url: str,
+        on_link_broken: Callable[[str], None],
+        *,
+        max_sessions: int = 64,
+        max_waiting: int = 256,
+    ) -> None:
+        self.url = url
+        self._links = DriverLinks(dial, on_link_broken, self._keep_timings)
+        self._lock = threading.Lock()
+        self._models: dict[str, SwarmModel] = {}
+        self._drivers: dict[str, Driver] = {}
+        self._model_of: dict[str, str] = {}
+        self._connected: set[str] = set()
+        self._unservable: dict[str, CapacityError] = {}
+        self._timings: dict[str, Sequence[StageTiming]] = {}
+        self._max_sessions = max_sessions
+        self._max_waiting = max_waiting
+
+    def add_model(self, model: SwarmModel) -> None:
+        with self._lock:
+            self._models[model.name] = model
+
+    def remove_model(self, name: str) -> None:
+        with self._lock:
+            self._models.pop(name, None)
+            chains = [chain for chain, model in self._model_of.items() if model == name]
+            drivers = [self._drivers.pop(chain) for chain in chains if chain in self._drivers]
+        for driver in drivers:
+            driver.close()
+
+    def take(self, message: Message, body: memoryview) -> None:
+        """What last stages send."""
+        self._links.take(message, body)
+
+    def timings(self) -> dict[str, Sequence[StageTiming]]:
+        """Of each chain's newest step, stage by stage."""
+        with self._lock:
+            return dict(self._timings)
+
+    def close(self) -> None:
+        with self._lock:
+            drivers, self._drivers = list(self._drivers.values()), {}
+        for driver in drivers:
+            driver.close()
+        self._links.close()
+
+    # For the coordinator (see `coordinator.DriverSide`)
+
+    def open_chain(self, action: ConnectChain) -> None:
+        first = action.stages[0]
+        self._links.open(ChainAddress(action.chain, action.epoch, first.node, first.address))
+
+    def activate_chain(self, action: ActivateChain, state: ClusterState) -> None:
+        with self._lock:
+            model = self._models[action.model]
+            driver = self._drivers.get(action.chain)
+            if driver is None:
+                limits = DriverLimits(
+                    model.vocab_size, model.context_length, self._max_sessions, self._max_waiting
+                )
+                first = secrets.randbelow(1 << 20) * _SESSIONS_OF_A_DRIVER + 1
+                driver = self._drivers[action.chain] = Driver(model.tokenizer, limits, first_session=first)
+                self._model_of[action.chain] = action.model
+            self._unservable.pop(action.model, None)
+        shape = ChainShape(state.models[action.model].model.kv_tokens, len(state.chains[action.chain].stages))
+        self._links.activate(action.chain, action.epoch, driver, shape)
+        with self._lock:
+            self._connected.add(action.chain)
+
+    def fence_chain(self, chain: str, epoch: int) -> None:
+        with self._lock:
+            self._connected.discard(chain)
+        self._links.fence(chain, epoch)
+
+    def report_unservable(self, action: ReportUnservable) -> None:
+        why = "; ".join(action.reasons)
+        error = CapacityError(
+            f"{action.model} does not fit the machines there are: {_mib(action.missing_bytes)} are missing ({why})",
+            hint="join another machine, or give the workers more with --max-memory",
+        )
+        log.warning("%s", error)
+        with self._lock:
+            if any(self._model_of.get(chain) == action.model for chain in self._connected):
+                return
+            self._unservable[action.model] = error
+            drivers = [
+                self._drivers[c]
+                for c, m in self._model_of.items()
+                if m == action.model and c in self._drivers
+            ]
+        for driver in drivers:
+            driver.fail_all(error)
+
+    # For the API (see `service.Service`)
+
+    def models(self) -> Sequence[ServedModel]:
+        with self._lock:
+            return [ServedModel(m.name, m.context_length, m.created_s) for m in self._models.values()]
+
+    def codec(self, model: str) -> Tokenizer:
+        return self._find(model).tokenizer
+
+    def is_ready(self) -> bool:
+        with self._lock:
+            return bool(self._connected)
+
+    def load(self) -> Load:
+        with self._lock:
+            loads = [driver.load() for driver in self._drivers.values()]
+        used = sum(load.used_tokens for load in loads)
+        capacity = sum(load.capacity_tokens for load in loads)
+        fraction = min(1.0, used / capacity) if capacity else 0.0
+        return Load(sum(load.running for load in loads), sum(load.waiting for load in loads), fraction)
+
+    async def generate(self, model: str, request: GenerationRequest) -> AsyncIterator[Delta]:
+        driver = self._choose_driver(self._find(model).name)
+        loop = asyncio.get_running_loop()
+        deltas: asyncio.Queue[Delta | ShardComputeError] = asyncio.Queue()
+
+        def emit(delta: Delta | ShardComputeError) -> None:
+            loop.call_soon_threadsafe(deltas.put_nowait, delta)
+
+        generation = driver.submit(request, emit)
+        try:
+            while True:
+                delta = await deltas.get()
+                if isinstance(delta, ShardComputeError):
+                    raise delta
+                yield delta
+                if delta.finish is not None:
+                    return
+        finally:
+            driver.cancel(generation)
+
+    def _find(self, name: str) -> SwarmModel:
+        with self._lock:
+            if name in self._models:
+                return self._models[name]
+            if name == "default" and self._models:
+                return next(iter(self._models.values()))
+            known = ", ".join(self._models)
+        raise UnknownModelError(
+            f"the model {name!r} is not served here", hint=f"use one of: {known or 'none yet'}"
+        )
+
+    def _choose_driver(self, model: str) -> Driver:
+        """The least busy driver of the model; one whose chain is being repaired only where there is no other."""
+        with self._lock:
+            if model in self._unservable:
+                raise self._unservable[model]
+            chains = [
+                chain for chain, name in self._model_of.items() if name == model and chain in self._drivers
+            ]
+            connected = [chain for chain in chains if chain in self._connected]
+            drivers = [self._drivers[chain] for chain in connected or chains]
+        if not drivers:
+            raise CapacityError(f"{model} is still being loaded", hint="try again in a few seconds")
+        return min(drivers, key=_busyness)
+
+    def _keep_timings(self, chain: str, timings: Sequence[StageTiming]) -> None:
+        with self._lock:
+            self._timings[chain] = timings
+
+
+def _busyness(driver: Driver) -> int:
+    load = driver.load()
+    return load.running + load.waiting
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.0f} MiB"
+
+
+def now_s() -> int:
+    return int(time.time())

@@ -1,0 +1,227 @@
+"""A worker: one machine's shards, told by the coordinator what to hold and whom to talk to."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import threading
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from shardcompute.backends.executor import ExecutorOptions
+from shardcompute.control.events import (
+    LinkBroken,
+    NodeJoined,
+    NodeMeasured,
+    ShardFailed,
+    ShardLoaded,
+    ShardProgressed,
+)
+from shardcompute.control.state import Holding, Shard
+from shardcompute.core.errors import CapacityError, ShardComputeError
+from shardcompute.models.spec import Stage
+from shardcompute.node.commands import Connect, FenceOff, Leave, Load, Unload, WorkerCommand
+from shardcompute.node.control_client import ControlClient
+from shardcompute.node.endpoint import Endpoint, receive_all
+from shardcompute.node.probe import measure_layer, measure_seconds_per_byte
+from shardcompute.node.stage_host import Neighbour, ShardKey, StageHost
+from shardcompute.node.weights_client import RemoteTensors, fetch_card, open_remote_shard
+from shardcompute.runtime.stage import StageRuntime
+from shardcompute.security.credentials import Credentials
+from shardcompute.security.revocations import Revocations
+from shardcompute.version import VERSION
+from shardcompute.weights.shard_cache import ShardCache
+from shardcompute.wire import Link
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """How a worker takes part. `max_memory_bytes` bounds weights and KV together."""
+
+    folder: Path
+    host: str = "127.0.0.1"
+    port: int = 0
+    advertise: str = ""
+    name: str = ""
+    max_memory_bytes: int | None = None
+    threads: int = 1
+    backend: str = "onnx"
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    model: str
+    size_bytes: int
+
+
+class Worker:
+    """Serves until it is told to leave or is closed."""
+
+    def __init__(self, credentials: Credentials, control_urls: list[str], options: WorkerOptions) -> None:
+        self._options = options
+        self._memory_bytes = options.max_memory_bytes or int(psutil.virtual_memory().available * 0.8)
+        self._held: dict[ShardKey, _Held] = {}
+        self._lock = threading.Lock()
+        self._loading = threading.Lock()
+        self.left = threading.Event()
+        self._cache = ShardCache(options.folder / "shards")
+        self._seconds_per_byte = measure_seconds_per_byte(options.threads)
+        self._endpoint = Endpoint(
+            credentials,
+            options.host,
+            options.port,
+            {"stage": self._serve_frames, "driver": self._serve_frames, "weights": self._serve_weights},
+            advertise=options.advertise,
+        )
+        self.node = self._endpoint.node
+        self._host = StageHost(self.node, lambda url: self._endpoint.dial(url, "stage"), self._link_broken)
+        self._control = ControlClient(
+            lambda url: self._endpoint.dial(url, "control"),
+            control_urls,
+            self._describe,
+            self._carry_out,
+            self._registered,
+        )
+        self._control.start()
+
+    @property
+    def refusal(self) -> str:
+        return self._control.refusal
+
+    def close(self) -> None:
+        self._control.close()
+        self._host.close()
+        self._endpoint.close()
+
+    # What others ask over links
+
+    def _serve_frames(self, link: Link) -> None:
+        receive_all(link, self._host.take)
+
+    def _serve_weights(self, link: Link) -> None:
+        self._cache.serve(link)
+
+    def _link_broken(self, node: str) -> None:
+        self._control.tell(LinkBroken(self.node, node, 0.0))
+
+    # What the coordinator asks
+
+    def _describe(self) -> NodeJoined:
+        with self._lock:
+            shards = tuple(
+                Shard(chain, held.model, start, stop, held.size_bytes)
+                for (chain, start, stop), held in self._held.items()
+            )
+        return NodeJoined(
+            node=self.node,
+            name=self._options.name or platform.node() or self.node,
+            role="worker",
+            address=self._endpoint.url,
+            device=self._options.device,
+            memory_bytes=self._memory_bytes,
+            threads=self._options.threads,
+            version=VERSION,
+            incarnation=0,
+            now_s=0.0,
+            seconds_per_byte=self._seconds_per_byte,
+            cached=tuple(Holding(model, start, stop) for model, start, stop in self._cache.holdings()),
+            shards=shards,
+        )
+
+    def _registered(self, incarnation: int, revocations: Revocations) -> None:
+        self._endpoint.revocations = revocations
+        log.info("registered as %s, incarnation %d", self.node, incarnation)
+
+    def _carry_out(self, command: WorkerCommand) -> None:
+        if isinstance(command, Load):
+            self._load(command)
+        elif isinstance(command, Unload):
+            self._unload((command.chain, command.start, command.stop))
+        elif isinstance(command, Connect):
+            self._host.connect(
+                (command.chain, command.start, command.stop),
+                command.epoch,
+                Neighbour(command.next_node, command.next_url),
+                Neighbour(command.driver_node, command.driver_url),
+                is_last=command.is_last,
+            )
+        elif isinstance(command, FenceOff):
+            self._host.fence(command.chain, command.epoch)
+        elif isinstance(command, Leave):
+            self.left.set()
+
+    def _load(self, command: Load) -> None:
+        incarnation = self._control.incarnation
+        key = (command.chain, command.start, command.stop)
+        try:
+            # One at a time: two loads beside each other need the memory of both at their peak.
+            with self._loading:
+                if key not in self._held:
+                    self._load_now(command, key, incarnation)
+            size = self._held[key].size_bytes
+        except ShardComputeError as error:
+            self._control.tell(
+                ShardFailed(
+                    self.node,
+                    incarnation,
+                    command.chain,
+                    command.model,
+                    command.start,
+                    command.stop,
+                    str(error),
+                    0.0,
+                )
+            )
+            raise
+        self._control.tell(
+            ShardLoaded(
+                self.node, incarnation, command.chain, command.model, command.start, command.stop, size
+            )
+        )
+
+    def _load_now(self, command: Load, key: ShardKey, incarnation: int) -> None:
+        dials = [partial(self._endpoint.dial, s.url, "weights", s.node) for s in command.sources]
+        card = fetch_card(dials[-1], command.model)
+        stage = Stage(command.start, command.stop, card.spec.layer_count)
+        kv_bytes = command.kv_tokens * card.spec.kv_bytes_per_token_and_layer * stage.count
+        size = card.stage_bytes(stage) + kv_bytes
+        used = sum(held.size_bytes for held in self._held.values())
+        if used + size > self._memory_bytes:
+            raise CapacityError(
+                f"{size} bytes do not fit beside the {used} of {self._memory_bytes} in use",
+                hint="give this worker more with --max-memory",
+            )
+
+        def progress(done: int, total: int) -> None:
+            fraction = done / total if total else 1.0
+            self._control.tell(
+                ShardProgressed(self.node, incarnation, command.chain, command.start, command.stop, fraction)
+            )
+
+        options = ExecutorOptions(
+            kv_bytes=kv_bytes,
+            context_length=min(command.context_length, card.spec.context_length),
+            threads=self._options.threads,
+            device=self._options.device,
+        )
+        with RemoteTensors(card, dials, self._cache, progress=progress, stage=stage) as tensors:
+            executor = open_remote_shard(card, stage, tensors, backend=self._options.backend, options=options)
+        runtime = StageRuntime(executor, is_first=stage.is_first, is_last=stage.is_last)
+        layer_s = measure_layer(runtime, stage, card.spec.hidden)
+        with self._lock:
+            self._held[key] = _Held(command.model, size)
+        self._host.add(key, runtime)
+        self._control.tell(
+            NodeMeasured(node=self.node, incarnation=incarnation, model=command.model, layer_s=layer_s)
+        )
+
+    def _unload(self, key: ShardKey) -> None:
+        self._host.remove(key)
+        with self._lock:
+            self._held.pop(key, None)

@@ -1,0 +1,79 @@
+"""The program as a whole: help is quick, the version is right, the reference is up to date."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcompute.cli import reference
+
+Cli = Callable[..., Any]
+COMMANDS = ("run", "up", "pull", "list", "show", "rm", "bench")
+HEAVY = ("onnxruntime", "onnx", "numpy", "tokenizers", "torch", "uvicorn", "starlette", "httpx")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from shardcompute.cli.main import app\n"
+        "try:\n    app(['--help'])\nexcept SystemExit as end:\n    assert not end.code\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert all(f" {command} " in done.stdout for command in COMMANDS)
+
+
+def test_version(cli: Cli) -> None:
+    assert cli("--version").stdout == f"shardcompute {metadata.version('shardcompute')}\n"
+
+
+def test_without_a_command_there_is_help(cli: Cli) -> None:
+    assert "Usage: shardcompute" in cli().output
+
+
+def test_unknown_commands_get_a_suggestion(cli: Cli) -> None:
+    result = cli("rum")
+    assert result.exit_code == 2
+    assert "run" in result.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(cli: Cli, command: str) -> None:
+    result = cli(command, "-h")
+    assert result.exit_code == 0
+    assert f"Usage: shardcompute {command}" in result.stdout
+
+
+def test_wrong_settings_are_said_but_not_to_those_who_ask_for_help(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDCOMPUTE_THREADS", "many")
+    assert cli("list", "--help").exit_code == 0
+    result = cli("list")
+    assert result.exit_code == 2
+    assert "SHARDCOMPUTE_THREADS" in result.stderr
+
+
+def test_debug_shows_where_something_unforeseen_happened(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("unforeseen")
+
+    monkeypatch.setattr("shardcompute.cli.models.load_settings", fail)
+    brief, full = cli("list"), cli("--debug", "list")
+    assert brief.exit_code == full.exit_code == 1
+    assert "Traceback" not in brief.stderr
+    assert "Traceback" in full.stderr
+
+
+def test_reference_is_up_to_date() -> None:
+    page = Path(__file__).parents[3] / "docs" / "cli.md"
+    assert page.read_text(encoding="utf-8") == reference.render(), (
+        "run: python -m shardcompute.cli.reference > docs/cli.md"
+    )

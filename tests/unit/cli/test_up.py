@@ -1,0 +1,109 @@
+"""`up` says what it serves, and asks for keys where strangers could connect."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shardcompute import api
+from shardcompute.cli.up import choose_keys, greeting, is_loopback, reachable_host
+from shardcompute.core.errors import UsageError
+
+from .conftest import Opening
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What would be served, instead of serving it."""
+    seen: dict[str, Any] = {}
+
+    def create_app(service: object, *, api_keys: list[str] | None) -> str:
+        seen["keys"] = api_keys
+        return "app"
+
+    async def serve(app: object, host: str, port: int, *, on_listening: Callable[[str, int], None]) -> None:
+        seen["address"] = (host, port)
+        on_listening(host, port or 4321)
+
+    monkeypatch.setattr(api, "create_app", create_app)
+    monkeypatch.setattr(api, "serve", serve)
+    return seen
+
+
+def test_up_serves_and_says_where(cli: Cli, opened: Opening, served: dict[str, Any]) -> None:
+    result = cli("up", "org/repo", "--port", "0", "--stages", "2")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert served == {"keys": None, "address": ("127.0.0.1", 0)}
+    assert opened.references == ["org/repo"]
+    assert opened.options[0].stages == 2
+    said = result.stderr
+    assert said.index("opening org/repo") < said.index("fake is ready at http://127.0.0.1:4321")
+    assert said.endswith("stopped\n")
+    assert opened.service.is_closed
+
+
+def test_other_machines_need_a_key_which_is_made(cli: Cli, opened: Opening, served: dict[str, Any]) -> None:
+    result = cli("up", "--host", "0.0.0.0", "--port", "0")
+    [key] = served["keys"]
+    assert len(key) > 20
+    assert f"API key: {key}\n" in result.stderr
+
+
+def test_keys_that_were_given_are_asked_for(cli: Cli, opened: Opening, served: dict[str, Any]) -> None:
+    cli("up", "--api-key", "one", "--api-key", "two", "--port", "0")
+    assert served["keys"] == ["one", "two"]
+
+
+def test_busy_port_is_said_before_the_model_is_opened(cli: Cli, opened: Opening) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = cli("up", "--port", str(port))
+    assert result.exit_code == 2
+    assert f"Port {port} is already in use by " in result.stderr
+    assert opened.references == []
+
+
+@pytest.mark.parametrize("key", ["", "two words", "schlüssel", "tab\t"])
+def test_keys_that_no_header_can_carry(cli: Cli, opened: Opening, key: str) -> None:
+    result = cli("up", "--api-key", key)
+    assert result.exit_code == 2
+    assert "API key" in result.stderr
+    assert opened.references == []
+
+
+def test_loopback() -> None:
+    assert all(map(is_loopback, ["127.0.0.1", "127.8.8.8", "::1", "localhost"]))
+    assert not any(map(is_loopback, ["0.0.0.0", "::", "192.168.1.5", "example.org", ""]))
+
+
+def test_made_keys_differ() -> None:
+    assert choose_keys("127.0.0.1", []) == []
+    assert choose_keys("0.0.0.0", ["mine"]) == ["mine"]
+    assert choose_keys("0.0.0.0", []) != choose_keys("0.0.0.0", [])
+    with pytest.raises(UsageError):
+        choose_keys("0.0.0.0", [""])
+
+
+def test_reachable_host() -> None:
+    assert reachable_host("127.0.0.1") == "127.0.0.1"
+    assert reachable_host("::1") == "[::1]"
+    assert reachable_host("0.0.0.0") != "0.0.0.0"
+
+
+def test_greeting_can_be_pasted() -> None:
+    lines = greeting("it's", "127.0.0.1", 8000, ["key"])
+    [curl] = [shlex.split(line) for line in lines if "curl" in line]
+    assert curl[:2] == ["curl", "http://127.0.0.1:8000/v1/chat/completions"]
+    assert "Authorization: Bearer key" in curl
+    assert '"model": "it\'s"' in curl[-1]
+    start = next(i for i, line in enumerate(lines) if "import Client" in line)
+    code = "\n".join(line[2:] for line in lines[start : start + 3])
+    compile(code, "snippet", "exec")
+    assert "api_key='key'" in code
+    assert not any("Authorization" in line or "api_key" in line for line in greeting("m", "h", 1, []))

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from typing import Any
+
+from shardcompute.control import COORDINATOR, needs_rejoin, next_deadline_s, next_health_events
+from shardcompute.control import events as happened
+
+
+def test_silence_is_suspected_then_lost_within_two_seconds(cluster: Any) -> None:
+    cluster.join("a")
+    assert next_health_events(cluster.state, 0.99) == []
+    [suspected] = next_health_events(cluster.state, 1.0)
+    assert isinstance(suspected, happened.NodeSuspected)
+    cluster.tell(suspected)
+    assert cluster.state.nodes["a"].status == "suspected"
+    assert next_health_events(cluster.state, 1.7) == []
+    [lost] = next_health_events(cluster.state, 1.75)
+    assert isinstance(lost, happened.NodeLost)
+    assert lost.reason == "no heartbeat"
+
+
+def test_a_heartbeat_clears_suspicion_but_does_not_raise_the_dead(cluster: Any) -> None:
+    cluster.join("a")
+    cluster.tell(happened.NodeSuspected("a", 1, "no heartbeat", 1.0), happened.NodeSeen("a", 1, 1.2))
+    assert cluster.state.nodes["a"].status == "ready"
+    assert cluster.state.nodes["a"].lease_until_s == 1.2 + 1.75
+    assert not needs_rejoin(cluster.state, "a", 1)
+    cluster.lose("a")
+    cluster.tell(happened.NodeSeen("a", 1, 1.3))
+    assert cluster.state.nodes["a"].status == "lost"
+    assert needs_rejoin(cluster.state, "a", 1)
+    assert needs_rejoin(cluster.state, "stranger", 1)
+
+
+def test_a_late_heartbeat_does_not_turn_time_back(cluster: Any) -> None:
+    cluster.join("a", now_s=5.0)
+    cluster.tell(happened.NodeSeen("a", 1, 3.0))
+    assert cluster.state.nodes["a"].last_seen_s == 5.0
+
+
+def test_a_reset_control_link_is_suspected_at_once_and_lost_soon(cluster: Any) -> None:
+    cluster.join("a")
+    cluster.tell(happened.LinkBroken(COORDINATOR, "a", 0.1))
+    [suspected] = next_health_events(cluster.state, 0.1)
+    cluster.tell(suspected)
+    assert next_health_events(cluster.state, 0.59) == []
+    assert isinstance(next_health_events(cluster.state, 0.6)[0], happened.NodeLost)
+
+
+def test_two_neighbours_are_believed_one_is_not(cluster: Any) -> None:
+    for name in "abc":
+        cluster.join(name)
+    cluster.tell(happened.LinkBroken("a", "b", 0.1), happened.LinkBroken("a", "b", 0.2))
+    assert next_health_events(cluster.state, 0.2) == []
+    cluster.tell(happened.LinkBroken("c", "b", 0.3))
+    [suspected] = next_health_events(cluster.state, 0.3)
+    assert (suspected.node, suspected.reason) == ("b", "2 neighbours cannot reach it")
+
+
+def test_strangers_and_the_dead_accuse_in_vain(cluster: Any) -> None:
+    for name in "abc":
+        cluster.join(name)
+    cluster.lose("c")
+    cluster.tell(happened.LinkBroken("stranger", "b", 0.1), happened.LinkBroken("c", "b", 0.1))
+    assert cluster.state.nodes["b"].accusers == ()
+
+
+def test_the_next_deadline_is_the_next_change(cluster: Any) -> None:
+    assert next_deadline_s(cluster.state, 0.0) is None
+    cluster.join("a")
+    assert next_deadline_s(cluster.state, 0.0) == 1.0
+    cluster.tell(happened.NodeSuspected("a", 1, "no heartbeat", 1.0))
+    assert next_deadline_s(cluster.state, 1.0) == 1.75
