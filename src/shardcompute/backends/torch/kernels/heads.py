@@ -157,6 +157,6 @@ def place_heads(
     else:
         head = (block - Q_BLOCKS - KV_BLOCKS) * HEAD_BLOCK + each
         mask = (head < KV_HEADS) & inside
-        x = tl.load(v_ptr + row * v_stride + head * HEAD_DIM + d, mask=mask, other=0.0)
+        x = tl.load(v_ptr + row * v_stride + head * HEAD_DIM + d, mask=mask, other=0.0).to(tl.float32)
         target = place + value_offset + head * PAGE * HEAD_DIM + d
         tl.store(target, x.to(pool_ptr.dtype.element_ty), mask=mask)
