@@ -1,1 +1,1 @@
-""""""
+"""The measurements behind every number we publish."""

@@ -74,6 +74,22 @@ def quality(
     _write(json_file, results)
 
 
+@app.command()
+def exactness(
+    bits: Annotated[int, typer.Option(help="Weights: 32, 8 or 4 bits.")] = 8,
+    threads: Annotated[int, typer.Option(min=1)] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="How often both arms take their turn.")] = 7,
+    json_file: JsonFile = None,
+) -> None:
+    """What rows with equal bits cost, against one fused graph."""
+    from shardcompute.bench.exactness import ExactnessBench, run_exactness_bench
+
+    with _Progress() as say:
+        results = run_exactness_bench(ExactnessBench(bits, threads, rounds=rounds), say)
+    _show(results, rows=("arm",), columns=("past", "batch"))
+    _write(json_file, results)
+
+
 def _model_path(model: str) -> str:
     """The model's file or folder, fetched if it must be, so that every arm reads the same."""
     from shardcompute.core.settings import load_settings

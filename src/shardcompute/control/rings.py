@@ -33,10 +33,8 @@ class RingTable:
                 if mask >> after & 1 or not inside:
                     continue
                 cost, before = min((costs[i] + steps[i][after], i) for i in inside)
-                wider = mask | 1 << after
-                if cost < self._cost[wider][after]:
-                    self._cost[wider][after] = cost
-                    self._before[wider][after] = before
+                self._cost[mask | 1 << after][after] = cost
+                self._before[mask | 1 << after][after] = before
 
     def ends(self) -> Iterator[tuple[int, int, float]]:
         """Every (subset, last node, seconds round the ring) that has open links all the way."""

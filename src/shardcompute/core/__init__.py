@@ -1,1 +1,1 @@
-""""""
+"""What every room shares: errors, settings, requests and tokens, batches. Imports nothing of ours."""

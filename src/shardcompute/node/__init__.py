@@ -1,1 +1,1 @@
-""""""
+"""Shells around it all: driver, worker, coordinator, how machines join, and what the API calls."""

@@ -1,1 +1,1 @@
-""""""
+"""One shard at work: a stage with its sessions, and the tail that picks tokens."""

@@ -7,8 +7,8 @@ from typing import Literal, get_args
 
 from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.core.errors import BackendError, UsageError
-from shardcompute.models.decoder import Decoder
-from shardcompute.models.spec import Stage, whole
+from shardcompute.models.decoder import Decoder, TensorSource
+from shardcompute.models.spec import ModelSpec, Stage, whole
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.quantise import WEIGHT_FORMS
 
@@ -28,7 +28,16 @@ def open_shard(
     if form not in WEIGHT_FORMS:
         raise UsageError(f"there is no weight form {form!r}", hint=f"use one of {', '.join(WEIGHT_FORMS)}")
     stage = stage or whole(checkpoint.spec)
-    decoder = Decoder(checkpoint.spec, stage, checkpoint.source(stage, form=form))
+    return build_executor(
+        checkpoint.spec, stage, checkpoint.source(stage, form=form), backend=backend, options=options
+    )
+
+
+def build_executor(
+    spec: ModelSpec, stage: Stage, source: TensorSource, *, backend: str, options: ExecutorOptions
+) -> Executor:
+    """Load a stage from wherever `source` reads; it is not needed afterwards."""
+    decoder = Decoder(spec, stage, source)
     if backend == "onnx":
         from shardcompute.backends.ort import OrtExecutor
 

@@ -105,8 +105,8 @@ def place_bytes(file: TensorFile, place: TensorPlace) -> int:
 
 def read_place(file: TensorFile, place: TensorPlace, rank: Rank) -> Matrix:
     """One of our matrices, cut for a tensor rank, from where the checkpoint keeps it."""
-    rows = _span(place, rank) if place.split == "rows" else (0, place.shape[0])
-    columns = _span(place, rank) if place.split == "columns" else None
+    rows = rank_span(place, rank) if place.split == "rows" else (0, place.shape[0])
+    columns = rank_span(place, rank) if place.split == "columns" else None
     if place.is_transposed or place.every is not None:
         return _read_rearranged(file, place, rows, columns)
     first = place.rows[0] if place.rows is not None else 0
@@ -121,7 +121,7 @@ def read_place(file: TensorFile, place: TensorPlace, rank: Rank) -> Matrix:
 
 
 def read_vector_place(file: TensorFile, place: TensorPlace, rank: Rank) -> Float32:
-    span = _span(place, rank) if place.split == "rows" else (0, place.shape[0])
+    span = rank_span(place, rank) if place.split == "rows" else (0, place.shape[0])
     offset, step = place.every or (0, 1)
     first = place.rows[0] if place.rows is not None else 0
     if place.expert is not None:
@@ -155,7 +155,7 @@ def _read_rearranged(file: TensorFile, place: TensorPlace, rows: Span, columns: 
     return DenseMatrix(np.ascontiguousarray(values))
 
 
-def _span(place: TensorPlace, rank: Rank) -> Span:
+def rank_span(place: TensorPlace, rank: Rank) -> Span:
     """The rows or columns of this rank: whole units, nearly equal, nothing dropped."""
     axis = 0 if place.split == "rows" else 1
     units = place.shape[axis] // place.unit

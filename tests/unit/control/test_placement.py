@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 
@@ -16,6 +16,8 @@ from shardcompute.control import (
     place_chains,
 )
 from shardcompute.control import place as choose
+from shardcompute.control.cuts import cut_for_latency
+from shardcompute.control.sizes import sizes_of
 from shardcompute.control.state import Assignment, Link
 
 GIB = 1 << 30
@@ -189,3 +191,24 @@ def test_a_plan_explains_itself() -> None:
 def test_a_slow_network_is_named_as_the_bottleneck() -> None:
     request = Request(model(), offers(2, 2), all_links("ab", 0.2))
     assert "bottleneck: the network" in explain_plan(place(request), request.model)
+
+
+def test_a_machine_that_adds_next_to_nothing_is_left_out() -> None:
+    request = Request(model(), (*offers(8), Offer("b", 8 * GIB, 1.3e-10)), all_links("ab", 0.0))
+    eager = replace(request, policy=PlacementPolicy(latency_weight=0.0, machine_price=0.0))
+    thrifty = replace(request, policy=PlacementPolicy(latency_weight=0.0, machine_price=0.1))
+    assert (len(place(eager).stages), len(place(thrifty).stages)) == (2, 1)
+
+
+def test_the_shortest_cut_for_one_machine_holds_a_tied_table_once() -> None:
+    tied = model(embedding_bytes=GIB, head_bytes=GIB, is_head_tied=True)
+    assert cut_for_latency(offers(5), sizes_of(tied)) == (0, 32)
+    assert cut_for_latency(offers(4.9), sizes_of(tied)) is None
+
+
+def test_spare_machines_stand_by_for_different_stages() -> None:
+    links = (*all_links("ab", 0.0005), *(Link(a, b, 0.5, 1e6) for a, b in product("ab", "cd")))
+    placement = place(Request(model(), offers(3, 3, 3, 3), (*links, Link("c", "driver", 0.5, 1e6))))
+    assert placement.nodes == {"a", "b"}
+    assert {(each.start, each.stop) for each in placement.standbys} == {(0, 16), (16, 32)}
+    assert [each.node for each in placement.standbys] == ["c", "d"]

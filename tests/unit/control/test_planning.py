@@ -134,8 +134,8 @@ def test_a_faster_machine_takes_over_once_it_is_loaded(serving: Callable[..., An
 
 
 def test_a_machine_that_is_hardly_better_changes_nothing(serving: Callable[..., Any]) -> None:
-    cluster = serving(1000)
-    cluster.join("b", 1000, seconds_per_byte=0.9)
+    cluster = serving(2000)
+    cluster.join("b", 2000, seconds_per_byte=0.9)
     done = kinds(cluster.settle())
     assert "ChainReshaped" not in done
     assert cluster.shape() == [("a", 0, 6)]
@@ -238,3 +238,13 @@ def test_keys_ignore_what_does_not_make_another_action() -> None:
     prepare = to_do.PrepareStandby("a", 1, "m#1", "m", 0, 2, 9, ())
     reborn = to_do.LoadShard("a", 2, "m#1", 1, "m", 0, 2, 9, ())
     assert load.key == again.key == prepare.key != reborn.key
+
+
+def test_a_chain_that_holds_nothing_is_still_fenced_before_it_is_forgotten(
+    cluster: Any, model: Model
+) -> None:
+    cluster.join("a")
+    cluster.tell(happened.ModelRequested(model))
+    cluster.tell(happened.ChainPlanned("m#1", "m", (Assignment("a", 0, 6),)), happened.ModelDropped("m"))
+    assert kinds(cluster.settle()) == ["ChainRetired", "FenceChain"]
+    assert cluster.state.chains == {}

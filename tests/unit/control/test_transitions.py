@@ -166,3 +166,13 @@ def test_a_line_that_is_no_event_is_refused() -> None:
 def test_revoked_tokens_stay_revoked(cluster: Any) -> None:
     cluster.tell(happened.TokenRevoked("t"), happened.TokenRevoked("t"))
     assert cluster.state.revoked_tokens == ("t",)
+
+
+def test_a_new_shape_must_be_of_the_very_next_epoch(serving: Callable[..., Any]) -> None:
+    cluster = serving(500, 500)
+    stages = cluster.state.chains["m#1"].stages
+    for epoch in (0, 1, 3):
+        stale = happened.ChainReshaped("m#1", epoch, stages)
+        assert apply(cluster.state, stale) == cluster.state
+    cluster.tell(happened.ChainReshaped("m#1", 2, stages))
+    assert cluster.state.chains["m#1"].epoch == 2

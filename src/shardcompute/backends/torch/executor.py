@@ -53,6 +53,9 @@ class TorchExecutor:
             raise UsageError(
                 f"a step of {rows} rows (at most {self._max_rows}) got inputs of shape {inputs.shape}"
             )
+        if self._network.is_first and not 0 <= inputs.min() <= inputs.max() < self._network.vocab_size:
+            # A CUDA device that meets such an id is lost to its whole process.
+            raise UsageError(f"token ids must lie in [0, {self._network.vocab_size})")
         kind = np.int64 if self._network.is_first else np.float32
         result = self.step_tensor(segments, torch.from_numpy(np.array(inputs, dtype=kind)))
         return self._to_host(result)

@@ -146,7 +146,7 @@ def skinny_linear(
     end = tl.minimum(begin + per_part, width_in)
     owner = n.to(tl.int64) if IS_EVEN else tl.minimum(n, width_out - 1).to(tl.int64)
     if PREFETCH > 0:
-        line = begin + tl.arange(0, PREFETCH) * 64
+        line = tl.minimum(begin + tl.arange(0, PREFETCH) * 64, width_in - 64)
         _prefetch(w_ptr + (owner * width_in)[:, None] + line[None, :])
         if GATED:
             _prefetch(w_ptr + ((owner + width_out) * width_in)[:, None] + line[None, :])

@@ -36,11 +36,12 @@ def choose_tiling(
     rows: int, width_out: int, width_in: int, *, bits: int, is_gated: bool, processors: int, shared_bytes: int
 ) -> Tiling:
     """`rows` is padded already; `shared_bytes` is what one program may have of a processor's shared memory."""
-    block_n, block_k = 64, 128 if width_in >= 512 else 64
-    if bits == 4:
-        block_k *= 2
+    # Codes are widened in registers, of which a larger tile would need too many.
+    block_n, block_k = 64, 128 if width_in >= 512 and bits == 16 else 64
     tiles = -(-width_out // block_n)
-    split = _choose_split(tiles, -(-width_in // block_k), processors)
+    # Widening takes its time, so quantised weights want more programs at once.
+    fewest = 1 if bits == 16 else 3 * processors // (2 * tiles)
+    split = _choose_split(tiles, -(-width_in // block_k), processors, fewest)
     per_processor = -(-tiles * split // processors)
     stages = 8 if per_processor == 1 else 3 if per_processor == 3 else 4
     stage_bytes = block_k * (block_n * (2 if is_gated else 1) * bits // 8 + 2 * rows)
@@ -54,7 +55,7 @@ def pad_rows(rows: int) -> int:
     return 16 if rows <= 16 else 32 if rows <= 32 else 64
 
 
-def _choose_split(tiles: int, steps: int, processors: int) -> int:
+def _choose_split(tiles: int, steps: int, processors: int, fewest: int) -> int:
     """The fewest parts that fill the processors well; none with fewer than four tiles of input to walk."""
     fills = {}
     for split in (1, 2, 4, 8):
@@ -62,6 +63,5 @@ def _choose_split(tiles: int, steps: int, processors: int) -> int:
             break
         programs = tiles * split
         fills[split] = programs / (-(-programs // processors) * processors)
-    return next(
-        (split for split, fill in fills.items() if fill >= _GOOD_FILL), max(fills, key=lambda s: fills[s])
-    )
+    good = (split for split, fill in fills.items() if fill >= _GOOD_FILL and split >= fewest)
+    return next(good, max(fills, key=lambda split: fills[split]))

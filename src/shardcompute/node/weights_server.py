@@ -1,0 +1,119 @@
+"""Serves weights over links of role "weights": a coordinator its models, a worker what it has fetched.
+
+One thread per link answers requests one after the other; a client keeps several under way. Nothing is believed:
+offsets are checked against the card, a request may ask for 8 MiB at most, and whatever cannot be had is answered
+by `FetchFailed`. A request for no bytes of a tensor asks for its hash, which is computed once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Mapping
+
+from shardcompute.core.errors import LinkClosedError, LinkError, ShardComputeError
+from shardcompute.weights.card import encode_card
+from shardcompute.weights.served import ServedModel
+from shardcompute.weights.shard_cache import CachedTensors, ShardCache
+from shardcompute.wire import Body, Goodbye, Link, Message, Ping, Pong, WireLimits
+from shardcompute.wire.control import FetchFailed, FetchModel, FetchTensor, ModelCard, TensorBytes
+
+log = logging.getLogger(__name__)
+MAX_REQUEST_BYTES = 8 << 20
+# Leaves room in a header of the default limits for what stands beside the card.
+_MAX_CARD_BYTES = WireLimits().max_header_bytes - 4096
+
+
+def cached_models(cache: ShardCache) -> dict[str, ServedModel]:
+    """What a worker can serve to others, by fingerprint."""
+    return {shard.card.fingerprint: ServedModel(shard.card, CachedTensors(shard)) for shard in cache.shards()}
+
+
+class WeightsServer:
+    """Answers for `models`, which may change while it serves. They are asked for by their key or fingerprint."""
+
+    def __init__(self, models: Mapping[str, ServedModel], *, concurrent_reads: int = 4) -> None:
+        self._models = models
+        self._reads = threading.BoundedSemaphore(concurrent_reads)
+        self._lock = threading.Lock()
+        self._digests: dict[tuple[str, str], bytes] = {}
+
+    def handle(self, link: Link) -> None:
+        """Serve one link until it ends."""
+        with link:
+            try:
+                while True:
+                    message, _ = link.receive()
+                    if isinstance(message, Goodbye):
+                        return
+                    reply, body = self._answer(message)
+                    link.send(reply, body)
+            except LinkClosedError:
+                return
+            except LinkError as error:
+                log.info("the link for weights to %s ended: %s", link.peer, error)
+
+    def _answer(self, message: Message) -> tuple[Message, Body]:
+        if isinstance(message, Ping):
+            return Pong(message.nonce, message.sent_s), ()
+        if not isinstance(message, FetchModel | FetchTensor):
+            raise LinkError(f"{type(message).__name__} came on a link for weights")
+        try:
+            served = self._find(message.model)
+            if served is None:
+                return FetchFailed(message.number, f"there is no model {message.model!r} here"), ()
+            if isinstance(message, FetchModel):
+                return self._card(message, served), ()
+            return self._tensor(message, served)
+        except ShardComputeError as error:
+            return FetchFailed(message.number, str(error)), ()
+
+    def _find(self, model: str) -> ServedModel | None:
+        found = self._models.get(model)
+        if found is not None:
+            return found
+        return next((each for each in list(self._models.values()) if each.card.fingerprint == model), None)
+
+    def _card(self, request: FetchModel, served: ServedModel) -> Message:
+        card = encode_card(served.card)
+        if len(card) > _MAX_CARD_BYTES:
+            return FetchFailed(request.number, f"the card of {request.model} has {len(card)} bytes, too many")
+        return ModelCard(request.number, card)
+
+    def _tensor(self, request: FetchTensor, served: ServedModel) -> tuple[Message, Body]:
+        entry = served.card.entries.get(request.tensor)
+        if entry is None:
+            return FetchFailed(request.number, f"{request.model} has no tensor {request.tensor!r}"), ()
+        if request.length > MAX_REQUEST_BYTES:
+            reason = f"{request.length} bytes at once are more than {MAX_REQUEST_BYTES}"
+            return FetchFailed(request.number, reason), ()
+        if request.offset + request.length > entry.size_bytes:
+            reason = (
+                f"bytes {request.offset} to {request.offset + request.length} of {request.tensor!r} do not "
+                f"exist: it has {entry.size_bytes}"
+            )
+            return FetchFailed(request.number, reason), ()
+        if request.length == 0:
+            return TensorBytes(request.number, 0, self._digest(served, request.tensor)), ()
+        with self._reads:
+            content = served.tensors.read_bytes(request.tensor, request.offset, request.length)
+        with self._lock:
+            digest = self._digests.get((served.card.fingerprint, request.tensor), b"")
+        return TensorBytes(request.number, len(content), digest), (content,)
+
+    def _digest(self, served: ServedModel, tensor: str) -> bytes:
+        """The SHA-256 of a whole tensor."""
+        key = (served.card.fingerprint, tensor)
+        with self._lock:
+            known = self._digests.get(key)
+        if known is not None:
+            return known
+        size = served.card.entries[tensor].size_bytes
+        digest = hashlib.sha256()
+        for start in range(0, size, MAX_REQUEST_BYTES):
+            with self._reads:
+                part = served.tensors.read_bytes(tensor, start, min(MAX_REQUEST_BYTES, size - start))
+            digest.update(part)
+        with self._lock:
+            return self._digests.setdefault(key, digest.digest())

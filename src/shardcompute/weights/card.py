@@ -1,0 +1,184 @@
+"""What a model consists of, for machines that hold none of its files.
+
+A `Card` is all that a worker needs to know before it asks for a single weight: the spec, where the decoder's
+tensors lie, and how large each stored one is. It travels as compressed JSON. Its `fingerprint` names the bytes:
+two models share one only if every tensor of theirs is the same, so caches are kept under it.
+
+`kind` says how to read the stored tensors: those of a `checkpoint` as its family's layout has it, or `packed`
+ones that `weights.served` wrote, where a quantised matrix `m` lies in parts `m#codes`, `m#scales` and so on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import msgspec
+
+from shardcompute.core.errors import CorruptModelError
+from shardcompute.models.layout import Layout, TensorPlace
+from shardcompute.models.spec import ModelSpec, Stage
+from shardcompute.weights.gguf_blocks import BLOCK_LAYOUTS
+from shardcompute.weights.tensor_file import TensorEntry
+
+Kind = Literal["checkpoint", "packed"]
+PARTS = ("codes", "scales", "shifts", "columns", "values")
+_FORMAT = 1
+_TEXT_LIMIT_BYTES = 64 << 20
+_ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1, "I64": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One model in the form in which it is served. `content` identifies the weights themselves; `entries` have
+    no offsets, because where a tensor lies is nobody else's business."""
+
+    model: str
+    fingerprint: str
+    kind: Kind
+    form: str
+    content: str
+    spec: ModelSpec
+    layout: Layout
+    entries: Mapping[str, TensorEntry]
+
+    def stored_names(self, place: TensorPlace) -> tuple[str, ...]:
+        """The stored tensors from which one of the decoder's is read."""
+        return _stored_names(place, self.kind, self.entries)
+
+    def stage_places(self, stage: Stage) -> Iterator[TensorPlace]:
+        """What a stage reads, in the order in which the decoder asks for it."""
+        if stage.is_first:
+            yield self.layout.model["embedding"]
+        for layer in self.layout.layers[stage.start : stage.stop]:
+            yield from layer.values()
+        if stage.is_last:
+            yield self.layout.model["norm"]
+            yield self.layout.model["head"]
+
+    def stage_tensors(self, stage: Stage) -> tuple[str, ...]:
+        """The stored tensors of a stage, each once."""
+        return tuple(
+            dict.fromkeys(name for place in self.stage_places(stage) for name in self.stored_names(place))
+        )
+
+    def layer_tensors(self, layer: int) -> tuple[str, ...]:
+        places = self.layout.layers[layer].values()
+        return tuple(dict.fromkeys(name for place in places for name in self.stored_names(place)))
+
+    def stage_bytes(self, stage: Stage) -> int:
+        """What travels for a whole stage."""
+        return sum(self.entries[name].size_bytes for name in self.stage_tensors(stage))
+
+
+def make_card(
+    model: str,
+    spec: ModelSpec,
+    layout: Layout,
+    entries: Mapping[str, TensorEntry],
+    *,
+    content: str,
+    kind: Kind = "checkpoint",
+    form: str = "native",
+) -> Card:
+    """The card of a model whose weights `content` identifies; stored tensors that no place names are left out."""
+    layout = Layout(dict(layout.model), tuple(dict(layer) for layer in layout.layers))
+    used: dict[str, TensorEntry] = {}
+    for place in _places(layout):
+        for name in _stored_names(place, kind, entries):
+            if name not in entries:
+                raise _malformed(model, f"lacks the tensor {name!r}")
+            used[name] = replace(entries[name], offset=0)
+    card = Card(model, "", kind, form, content, spec, layout, used)
+    return replace(card, fingerprint=_fingerprint(card))
+
+
+def encode_card(card: Card) -> bytes:
+    return zlib.compress(msgspec.json.encode(card))
+
+
+def decode_card(encoded: bytes | memoryview) -> Card:
+    """The card, complete and in agreement with itself; `CorruptModelError` for anything else."""
+    try:
+        unpacker = zlib.decompressobj()
+        text = unpacker.decompress(encoded, _TEXT_LIMIT_BYTES)
+        if not unpacker.eof:
+            raise _malformed("the model", "is cut short or far too long")
+        card = msgspec.json.decode(text, type=Card)
+    except (zlib.error, msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _malformed("the model", f"cannot be read: {error}") from error
+    _check(card)
+    return card
+
+
+def row_range(entry: TensorEntry, start: int, stop: int | None) -> tuple[int, int]:
+    """Offset and length in bytes of `[start, stop)` along the first axis; `CorruptModelError` outside of it."""
+    count = entry.shape[0] if entry.shape else 1
+    stop = count if stop is None else stop
+    if not 0 <= start <= stop <= count:
+        raise CorruptModelError(
+            f"rows {start} to {stop} of {entry.name!r} do not exist: it has {count}",
+            hint="the card and the weights may belong to different models",
+        )
+    step = entry.size_bytes // count if count else 0
+    return start * step, (stop - start) * step
+
+
+def _stored_names(place: TensorPlace, kind: Kind, entries: Mapping[str, TensorEntry]) -> tuple[str, ...]:
+    if kind == "checkpoint" or place.stored in entries:
+        return (place.stored,)
+    parts = tuple(f"{place.stored}#{part}" for part in PARTS)
+    # Codes and scales belong to every quantised matrix, so that a missing one shows.
+    return parts[:2] + tuple(part for part in parts[2:] if part in entries)
+
+
+def _places(layout: Layout) -> Iterator[TensorPlace]:
+    yield from layout.model.values()
+    for layer in layout.layers:
+        yield from layer.values()
+
+
+def _fingerprint(card: Card) -> str:
+    subject = (_FORMAT, card.kind, card.form, card.content, card.spec, card.layout, card.entries)
+    return hashlib.sha256(msgspec.json.encode(subject, order="deterministic")).hexdigest()
+
+
+def _check(card: Card) -> None:
+    if len(card.layout.layers) != card.spec.layer_count:
+        raise _malformed(card.model, f"places {len(card.layout.layers)} layers of {card.spec.layer_count}")
+    for name in ("embedding", "norm", "head"):
+        if name not in card.layout.model:
+            raise _malformed(card.model, f"does not say where its {name} lies")
+    for place in _places(card.layout):
+        for name in _stored_names(place, card.kind, card.entries):
+            if name not in card.entries:
+                raise _malformed(card.model, f"lacks the tensor {name!r}")
+    for name, entry in card.entries.items():
+        if name != entry.name or entry.offset or min((entry.size_bytes, *entry.shape)) < 0:
+            raise _malformed(card.model, f"describes {name!r} wrongly")
+        expected = _expected_bytes(entry)
+        if expected is not None and entry.size_bytes != expected:
+            raise _malformed(card.model, f"gives {name!r} {entry.size_bytes} bytes instead of {expected}")
+    if card.fingerprint != _fingerprint(card):
+        raise _malformed(card.model, "has a fingerprint that is not its own")
+
+
+def _expected_bytes(entry: TensorEntry) -> int | None:
+    """What a tensor of this type and shape takes; None for types that nothing here reads."""
+    elements = math.prod(entry.shape)
+    if entry.dtype in _ELEMENT_BYTES:
+        return elements * _ELEMENT_BYTES[entry.dtype]
+    blocks = BLOCK_LAYOUTS.get(entry.dtype)
+    if blocks is None or not entry.shape or entry.shape[-1] % blocks.file_block:
+        return None
+    return elements // blocks.file_block * blocks.file_bytes
+
+
+def _malformed(model: str, fault: str) -> CorruptModelError:
+    return CorruptModelError(
+        f"the card of {model} {fault}", hint="run the same release on every node, and join again"
+    )

@@ -1,0 +1,193 @@
+"""Weights as they are served to machines that hold none: quantised once here, where that makes them smaller.
+
+Whatever a form would not shrink travels as the checkpoint stores it and is converted where it arrives: float32 of
+16-bit weights, int8 of 4-bit blocks. A form that shrinks a checkpoint is packed first: each of the decoder's
+tensors in one file (see `weights.pack`), which is kept for the next start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardcompute.core.errors import CorruptModelError, UnknownModelError, UsageError
+from shardcompute.models.decoder import TensorSource
+from shardcompute.models.layout import Layout, TensorPlace
+from shardcompute.models.spec import Stage, whole
+from shardcompute.weights.bytes import LocalBytes
+from shardcompute.weights.card import Card, make_card
+from shardcompute.weights.checkpoint import Checkpoint
+from shardcompute.weights.disk import check_room, disk_errors, hold_lock
+from shardcompute.weights.loader import Rank, ShardTensors, check_stage, place_bytes
+from shardcompute.weights.pack import PackedTensors, PackWriter
+from shardcompute.weights.progress import NullProgress, Progress
+from shardcompute.weights.quantise import WEIGHT_FORMS
+from shardcompute.weights.safetensors_file import open_safetensors
+from shardcompute.weights.tensor_file import TensorFile
+
+_FORMAT = "1"
+_SAMPLE_BYTES = 64
+# Bits a weight takes in each form that rounds, with the float32 scale (and shift) of its block of 32.
+_BITS_PER_WEIGHT = {"int8": 9.0, "int4": 6.0, "mixed": 9.2}
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model ready to be sent: its card, and the file that holds the card's tensors."""
+
+    card: Card
+    tensors: TensorFile
+
+
+def prepare_served(
+    checkpoint: Checkpoint, form: str, folder: Path, progress: Progress | None = None
+) -> ServedModel:
+    """The model in `form`, packed into `folder` where that is needed and was not done before.
+
+    The checkpoint stays open for as long as the model is served. Close `tensors` when it is over.
+    """
+    if form not in WEIGHT_FORMS:
+        raise UsageError(f"there is no weight form {form!r}", hint=f"use one of {', '.join(WEIGHT_FORMS)}")
+    stage = whole(checkpoint.spec)
+    check_stage(checkpoint.tensors, checkpoint.layout, stage.start, stage.stop)
+    card = make_card(
+        checkpoint.name,
+        checkpoint.spec,
+        checkpoint.layout,
+        checkpoint.tensors.entries,
+        content=_content_of(checkpoint),
+        form=form,
+    )
+    if not _is_smaller_packed(card):
+        return ServedModel(card, checkpoint.tensors)
+    tensors = _provide_packed(checkpoint, card, folder, progress or NullProgress())
+    layout, _ = _packed_layout(checkpoint.layout)
+    return ServedModel(
+        make_card(
+            checkpoint.name,
+            checkpoint.spec,
+            layout,
+            tensors.entries,
+            content=tensors.metadata["sha256"],
+            kind="packed",
+            form=form,
+        ),
+        tensors,
+    )
+
+
+def shard_source(card: Card, tensors: TensorFile, stage: Stage, rank: Rank | None = None) -> TensorSource:
+    """The decoder's tensors of one shard, from a file that holds those the card names."""
+    if card.kind == "packed":
+        return PackedTensors(tensors, card.layout, rank=rank)
+    check_stage(tensors, card.layout, stage.start, stage.stop)
+    return ShardTensors(tensors, card.layout, form=card.form, rank=rank)
+
+
+def _packed_layout(layout: Layout) -> tuple[Layout, dict[str, tuple[str, int | None, TensorPlace]]]:
+    """Where the decoder's tensors lie once packed, and by packed name what to read them from: our name, layer, place.
+
+    A tied head is packed once.
+    """
+    sources: dict[str, tuple[str, int | None, TensorPlace]] = {}
+    packed: dict[TensorPlace, str] = {}
+
+    def pack(layer: int | None, name: str, place: TensorPlace) -> TensorPlace:
+        stored = name if layer is None else f"layers.{layer}.{name}"
+        stored = packed.setdefault(place, stored) if layer is None else stored
+        sources.setdefault(stored, (name, layer, place))
+        return TensorPlace(stored, place.shape, place.split, place.unit)
+
+    def pack_all(layer: int | None, places: Mapping[str, TensorPlace]) -> dict[str, TensorPlace]:
+        return {name: pack(layer, name, place) for name, place in places.items()}
+
+    model = pack_all(None, layout.model)
+    layers = tuple(pack_all(index, places) for index, places in enumerate(layout.layers))
+    return Layout(model, layers), sources
+
+
+def _provide_packed(checkpoint: Checkpoint, card: Card, folder: Path, progress: Progress) -> TensorFile:
+    path = folder / f"{card.fingerprint}.safetensors"
+    with hold_lock(folder / "locks" / card.fingerprint, lambda: None):
+        tensors = _open_packed(path)
+        if tensors is None:
+            _pack(checkpoint, card, path, progress)
+            tensors = _open_packed(path)
+    if tensors is None:
+        raise CorruptModelError(f"{path} is damaged", hint="check the disk, and delete the file")
+    return tensors
+
+
+def _open_packed(path: Path) -> TensorFile | None:
+    """The packed file if it is there, whole and of this release's format."""
+    try:
+        source = LocalBytes(path)
+    except UnknownModelError:
+        return None
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(source.close)
+        try:
+            tensors = open_safetensors(source)
+        except CorruptModelError:
+            return None
+        if tensors.metadata.get("format") != _FORMAT or "sha256" not in tensors.metadata:
+            return None
+        on_error.pop_all()
+        return tensors
+
+
+def _pack(checkpoint: Checkpoint, card: Card, path: Path, progress: Progress) -> None:
+    source = ShardTensors(checkpoint.tensors, checkpoint.layout, form=card.form)
+    _, origins = _packed_layout(checkpoint.layout)
+    total = sum(place_bytes(checkpoint.tensors, place) for _, _, place in origins.values())
+    check_room(path.parent, _packed_bytes(card), f"{checkpoint.name} as {card.form}")
+    progress.start(f"Converting {checkpoint.name} to {card.form}", total)
+    try:
+        with PackWriter(path, origins) as writer:
+            for stored, (name, layer, place) in origins.items():
+                if len(place.shape) == 1:
+                    writer.add(stored, source.vector(name, layer))
+                else:
+                    writer.add_matrix(stored, source.matrix(name, layer))
+                progress.advance(place_bytes(checkpoint.tensors, place))
+            writer.finish({"format": _FORMAT, "form": card.form, "source": card.fingerprint})
+    finally:
+        progress.finish()
+
+
+def _is_smaller_packed(card: Card) -> bool:
+    matrices = [entry for entry in card.entries.values() if len(entry.shape) > 1]
+    stored_bytes = sum(entry.size_bytes for entry in matrices)
+    return card.form in _BITS_PER_WEIGHT and _packed_bytes(card) < stored_bytes
+
+
+def _packed_bytes(card: Card) -> int:
+    """What the model's matrices will take, nearly."""
+    weights = sum(math.prod(entry.shape) for entry in card.entries.values() if len(entry.shape) > 1)
+    return int(weights * _BITS_PER_WEIGHT[card.form] / 8)
+
+
+def _content_of(checkpoint: Checkpoint) -> str:
+    """What tells these weights from others of the same shapes, without reading them all.
+
+    A hub's commit does. Files of unknown origin are told by size, time of change and samples of every tensor.
+    """
+    files = checkpoint.files
+    digest = hashlib.sha256()
+    if files.commit is not None:
+        digest.update(f"{files.name} {files.commit} {' '.join(files.weight_files)}".encode())
+        return digest.hexdigest()
+    if files.folder is not None:
+        for name in files.weight_files:
+            with disk_errors(files.folder / name):
+                found = (files.folder / name).stat()
+            digest.update(f"{name} {found.st_size} {found.st_mtime_ns} ".encode())
+    for name, entry in sorted(checkpoint.tensors.entries.items()):
+        length = min(_SAMPLE_BYTES, entry.size_bytes)
+        for offset in (0, (entry.size_bytes - length) // 2, entry.size_bytes - length):
+            digest.update(checkpoint.tensors.read_bytes(name, offset, length))
+    return digest.hexdigest()

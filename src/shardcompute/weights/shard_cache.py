@@ -1,0 +1,282 @@
+"""Fetched weights on a worker's disk, so that nothing travels twice.
+
+    shards/
+      <fingerprint>/            one model in one form, as its card identifies it
+        card                    the card, so that what lies here can be told and served after a restart
+        <tensor>.<start>-<stop> a range of a tensor's bytes, and its SHA-256 behind them
+        <tensor>.sha256         the hash of a tensor that was found whole and right
+
+Each range appears under its name only when it was written, so a fetch that was cut off goes on where it
+stopped. A range is checked when it is first read and deleted if it is damaged: then it is simply missing. Two
+processes may use one folder: they write the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardcompute.core.errors import CorruptModelError, SourceError, UsageError
+from shardcompute.weights.bytes import check_range
+from shardcompute.weights.card import Card, decode_card, encode_card, row_range
+from shardcompute.weights.disk import check_room, disk_errors
+from shardcompute.weights.tensor_file import Span, TensorEntry
+
+_CARD_FILE = "card"
+_DIGEST_BYTES = 32
+_HASHED_BYTES = 4 << 20
+_RANGE = re.compile(r"([0-9a-f]{32})\.(\d+)-(\d+)")
+_VERIFIED = re.compile(r"([0-9a-f]{32})\.sha256")
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Layers `[start, stop)` of a model that lie here whole."""
+
+    model: str
+    fingerprint: str
+    start: int
+    stop: int
+
+
+class ShardCache:
+    """Everything fetched on this machine. Nothing is created before something is written."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.folder = data_dir / "shards"
+
+    def open(self, card: Card) -> CachedShard:
+        """The place of one model's tensors, with what is there already. Raises SourceError or DiskFullError."""
+        folder = self.folder / card.fingerprint
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        shard = CachedShard(card, folder)
+        _write_whole(folder / _CARD_FILE, encode_card(card))
+        return shard
+
+    def shards(self) -> tuple[CachedShard, ...]:
+        """All models of which something lies here; folders without a readable card are left out."""
+        with disk_errors(self.folder):
+            try:
+                folders = sorted(path for path in self.folder.iterdir() if _FINGERPRINT.fullmatch(path.name))
+            except FileNotFoundError:
+                return ()
+        found = []
+        for folder in folders:
+            with contextlib.suppress(OSError, CorruptModelError):
+                card = decode_card((folder / _CARD_FILE).read_bytes())
+                if card.fingerprint == folder.name:
+                    found.append(CachedShard(card, folder))
+        return tuple(found)
+
+    def holdings(self) -> tuple[Held, ...]:
+        """Which layers of which models need not be fetched any more, in as few ranges as possible."""
+        return tuple(held for shard in self.shards() for held in shard.holdings())
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on disk."""
+        with disk_errors(self.folder):
+            return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+
+    def evict(self, fingerprint: str) -> int:
+        """Delete what was fetched under `fingerprint`; gives the bytes freed."""
+        if not _FINGERPRINT.fullmatch(fingerprint):
+            raise UsageError(f"{fingerprint!r} is no fingerprint", hint="use one that the cache lists")
+        folder = self.folder / fingerprint
+        with disk_errors(folder):
+            if not folder.is_dir():
+                return 0
+            freed = sum(path.stat().st_size for path in folder.iterdir())
+            shutil.rmtree(folder)
+        return freed
+
+
+class CachedShard:
+    """What is here of one model. Methods may be called from any thread."""
+
+    def __init__(self, card: Card, folder: Path) -> None:
+        self.card = card
+        self.folder = folder
+        self._keys = {name: hashlib.sha256(name.encode()).hexdigest()[:32] for name in card.entries}
+        self._lock = threading.Lock()
+        self._spans: dict[str, list[Span]] = {name: [] for name in card.entries}
+        self._verified: set[str] = set()
+        self._checked: set[Path] = set()
+        self._scan()
+
+    def missing(self, name: str, start: int, stop: int) -> list[Span]:
+        """The parts of `[start, stop)` that are not here."""
+        gaps = []
+        with self._lock:
+            for first, last in sorted(self._spans[name]):
+                if start < min(first, stop):
+                    gaps.append((start, min(first, stop)))
+                start = max(start, last)
+        return [*gaps, (start, stop)] if start < stop else gaps
+
+    def read(self, name: str, offset: int, length: int) -> memoryview | None:
+        """Those bytes, or None if some are not here or turn out to be damaged."""
+        check_range(name, self.card.entries[name].size_bytes, offset, length)
+        out = memoryview(bytearray(length))
+        at, stop = offset, offset + length
+        while at < stop:
+            with self._lock:
+                span = max(
+                    (span for span in self._spans[name] if span[0] <= at < span[1]),
+                    key=lambda span: span[1],
+                    default=None,
+                )
+            if span is None:
+                return None
+            last = min(stop, span[1])
+            if not self._read_into(name, span, at - span[0], out[at - offset : last - offset]):
+                self._forget(name, span)
+                return None
+            at = last
+        return out
+
+    def write(self, name: str, start: int, content: bytes | memoryview) -> None:
+        """Keep bytes of a tensor, from its byte `start` on. Raises DiskFullError before the disk is full."""
+        span = (start, start + len(content))
+        check_range(name, self.card.entries[name].size_bytes, start, len(content))
+        check_room(self.folder, len(content), f"a part of {self.card.model}")
+        path = self._path(name, span)
+        _write_whole(path, content, hashlib.sha256(content).digest())
+        with self._lock:
+            self._checked.discard(path)
+            if span not in self._spans[name]:
+                self._spans[name].append(span)
+
+    def sha256(self, name: str) -> bytes | None:
+        """The hash of a tensor of which all is here; None if something is missing or damaged."""
+        digest = hashlib.sha256()
+        size = self.card.entries[name].size_bytes
+        for start in range(0, size, _HASHED_BYTES):
+            part = self.read(name, start, min(_HASHED_BYTES, size - start))
+            if part is None:
+                return None
+            digest.update(part)
+        return digest.digest()
+
+    def mark_verified(self, name: str, digest: bytes) -> None:
+        """The tensor is all here and its hash is what its origin says."""
+        _write_whole(self.folder / f"{self._keys[name]}.sha256", digest)
+        with self._lock:
+            self._verified.add(name)
+
+    def is_verified(self, name: str) -> bool:
+        """True if the tensor is all here and was found right."""
+        with self._lock:
+            is_marked = name in self._verified
+        return is_marked and not self.missing(name, 0, self.card.entries[name].size_bytes)
+
+    def drop(self, name: str) -> None:
+        """Forget all of a tensor."""
+        with self._lock:
+            spans = list(self._spans[name])
+        for span in spans:
+            self._forget(name, span)
+
+    def holdings(self) -> Iterator[Held]:
+        """Ranges of layers that are here whole."""
+        start = 0
+        count = self.card.spec.layer_count
+        for layer in range(count + 1):
+            if layer < count and all(map(self.is_verified, self.card.layer_tensors(layer))):
+                continue
+            if start < layer:
+                yield Held(self.card.model, self.card.fingerprint, start, layer)
+            start = layer + 1
+
+    def _scan(self) -> None:
+        names = {key: name for name, key in self._keys.items()}
+        with disk_errors(self.folder), os.scandir(self.folder) as files:
+            for file in files:
+                if (match := _VERIFIED.fullmatch(file.name)) and match[1] in names:
+                    self._verified.add(names[match[1]])
+                elif (match := _RANGE.fullmatch(file.name)) and match[1] in names:
+                    span = (int(match[2]), int(match[3]))
+                    if file.stat().st_size == span[1] - span[0] + _DIGEST_BYTES:
+                        self._spans[names[match[1]]].append(span)
+
+    def _path(self, name: str, span: Span) -> Path:
+        return self.folder / f"{self._keys[name]}.{span[0]}-{span[1]}"
+
+    def _read_into(self, name: str, span: Span, offset: int, out: memoryview) -> bool:
+        """Fill `out` from a range's file; False if that cannot be done or the file is damaged."""
+        path = self._path(name, span)
+        try:
+            with path.open("rb", buffering=0) as file:
+                if path not in self._checked:
+                    content = memoryview(file.read())
+                    if hashlib.sha256(content[:-_DIGEST_BYTES]).digest() != content[-_DIGEST_BYTES:]:
+                        return False
+                    self._checked.add(path)
+                    out[:] = content[offset : offset + len(out)]
+                    return True
+                file.seek(offset)
+                return file.readinto(out) == len(out)
+        except (OSError, ValueError):
+            return False
+
+    def _forget(self, name: str, span: Span) -> None:
+        path = self._path(name, span)
+        mark = self.folder / f"{self._keys[name]}.sha256"
+        with self._lock:
+            self._verified.discard(name)
+            self._checked.discard(path)
+            if span in self._spans[name]:
+                self._spans[name].remove(span)
+        for each in (mark, path):
+            with contextlib.suppress(OSError):
+                each.unlink(missing_ok=True)
+
+
+class CachedTensors:
+    """A `TensorFile` over what a worker holds, to serve other workers from: tensors that were found whole and right.
+
+    `SourceError` for the others.
+    """
+
+    def __init__(self, shard: CachedShard) -> None:
+        self._shard = shard
+        self.name = f"the cached part of {shard.card.model}"
+        self.entries: Mapping[str, TensorEntry] = shard.card.entries
+        self.metadata: Mapping[str, Any] = {}
+
+    def read_bytes(self, name: str, offset: int, length: int) -> memoryview:
+        found = self._shard.read(name, offset, length) if self._shard.is_verified(name) else None
+        if found is None:
+            raise SourceError(f"{name!r} is not in {self.name}", hint="fetch it from the coordinator")
+        return found
+
+    def read_rows(self, name: str, start: int = 0, stop: int | None = None) -> memoryview:
+        return self.read_bytes(name, *row_range(self.entries[name], start, stop))
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def _write_whole(path: Path, *parts: bytes | memoryview) -> None:
+    """Write a small file that appears only when it is complete."""
+    partial = path.with_name(path.name + ".partial")
+    with disk_errors(path, lambda: sum(map(len, parts))):
+        try:
+            with partial.open("wb") as file:
+                for part in parts:
+                    file.write(part)
+            os.replace(partial, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
