@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from shardcompute.core.errors import UsageError
 
 COMMAND = [sys.executable, "-m", "shardcompute"]
 QUESTION = "What is the capital of France?"
+pytestmark = pytest.mark.timeout(120)
 ENGINE = ("--threads", "1", "--kv-memory", "256M")
 
 
@@ -151,13 +151,33 @@ def test_up_for_other_machines_asks_for_the_key_that_it_printed(smollm2_gguf: Pa
         assert process.wait() == 0
 
 
+class Terminal:
+    """The program on a terminal of its own, as its user sees and types it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
+        self.process = process
+        self._descriptor = descriptor
+        self._unread = b""
+
+    def read_until(self, text: str) -> str:
+        """What is shown next, up to and with `text`."""
+        wanted = text.encode()
+        while wanted not in self._unread:
+            self._unread += os.read(self._descriptor, 4096)
+        shown, found, self._unread = self._unread.partition(wanted)
+        return (shown + found).decode(errors="replace")
+
+    def type(self, text: str) -> None:
+        os.write(self._descriptor, text.encode())
+
+
 @pytest.fixture
-def terminal() -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], int]]]:
-    """Starts the program on a terminal of its own; gives the process and the terminal's other end."""
+def terminal() -> Iterator[Callable[..., Terminal]]:
+    """Starts the program on a terminal."""
     pty = pytest.importorskip("pty")
     with contextlib.ExitStack() as stack:
 
-        def start(*arguments: str | Path) -> tuple[subprocess.Popen[bytes], int]:
+        def start(*arguments: str | Path) -> Terminal:
             ours, theirs = pty.openpty()
             stack.callback(os.close, ours)
             environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
@@ -171,7 +191,7 @@ def terminal() -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], int]]]:
             )
             os.close(theirs)
             stack.callback(_end, process)
-            return process, ours
+            return Terminal(process, ours)
 
         yield start
 
@@ -182,52 +202,30 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _read_until(descriptor: int, text: str) -> str:
-    """What the terminal shows up to `text`."""
-    shown = b""
-    while text.encode() not in shown:
-        shown += os.read(descriptor, 4096)
-    return shown.decode(errors="replace")
-
-
-def test_conversation_on_a_terminal(
-    smollm2_gguf: Path, terminal: Callable[..., tuple[subprocess.Popen[bytes], int]]
-) -> None:
-    process, screen = terminal("run", smollm2_gguf, "--max-tokens", "8", "-v", *ENGINE)
-    _read_until(screen, ">>> ")
-    os.write(screen, b"/help\n")
-    assert "forget the conversation" in _read_until(screen, "sent to the model.")
-    _read_until(screen, ">>> ")
-    os.write(screen, QUESTION.encode() + b"\n")
-    first = _read_until(screen, "ended by")
-    _read_until(screen, ">>> ")
-    os.write(screen, b"And of Spain?\n")
-    second = _read_until(screen, "ended by")
-    lengths = [int(re.search(r"prompt (\d+) tokens", text)[1]) for text in (first, second)]  # type: ignore[index]
+def test_conversation_on_a_terminal(smollm2_gguf: Path, terminal: Callable[..., Terminal]) -> None:
+    chat = terminal("run", smollm2_gguf, "--max-tokens", "8", "-v", *ENGINE)
+    chat.read_until(">>> ")
+    chat.type("/help\n")
+    assert "forget the conversation" in chat.read_until(">>> ")
+    lengths = []
+    for question in (QUESTION, "And of Spain?"):
+        chat.type(f"{question}\n")
+        found = re.search(r"prompt (\d+) tokens", chat.read_until(">>> "))
+        assert found
+        lengths.append(int(found[1]))
     assert lengths[1] > lengths[0]
-    _read_until(screen, ">>> ")
-    os.write(screen, b"\x04")
-    assert process.wait() == 0
+    chat.type("\x04")
+    assert chat.process.wait() == 0
 
 
-def test_interrupts_in_a_conversation(
-    smollm2_gguf: Path, terminal: Callable[..., tuple[subprocess.Popen[bytes], int]]
-) -> None:
-    process, screen = terminal("run", smollm2_gguf, "--raw", "--max-tokens", "100000", *ENGINE)
-    _read_until(screen, ">>> ")
-    os.write(screen, b"1 2 3 4 5 6 7 8\n")
-    _read_until(screen, "\n")
-    _read_until(screen, "9")
-    process.send_signal(signal.SIGINT)
-    _read_until(screen, "stopped; Ctrl-C again leaves")
-    _read_until(screen, ">>> ")
-    process.send_signal(signal.SIGINT)
-    drained = threading.Thread(target=_drain, args=(screen,), daemon=True)
-    drained.start()
-    assert process.wait() == 0
-
-
-def _drain(descriptor: int) -> None:
-    with contextlib.suppress(OSError):
-        while os.read(descriptor, 4096):
-            pass
+def test_interrupts_in_a_conversation(smollm2_gguf: Path, terminal: Callable[..., Terminal]) -> None:
+    chat = terminal("run", smollm2_gguf, "--raw", "--max-tokens", "100000", *ENGINE)
+    chat.read_until(">>> ")
+    chat.type("1 2 3 4 5 6 7 8\n")
+    chat.read_until("\n")
+    chat.read_until(" ")
+    chat.process.send_signal(signal.SIGINT)
+    chat.read_until("stopped; Ctrl-C again leaves")
+    chat.read_until(">>> ")
+    chat.process.send_signal(signal.SIGINT)
+    assert chat.process.wait() == 0

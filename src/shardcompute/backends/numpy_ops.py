@@ -160,7 +160,8 @@ def _gelu(x: Float32) -> Float32:
 
 def _gelu_tanh(x: Float32) -> Float32:
     inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
-    return np.float32(0.5) * x * (1 + np.tanh(inner))
+    active: Float32 = np.float32(0.5) * x * (1 + np.tanh(inner))
+    return active
 
 
 _ACTIVATIONS: dict[str, Callable[[Float32], Float32]] = {

@@ -64,7 +64,11 @@ class TransformersExecutor:
         rows = count_rows(segments)
         expected = (rows,) if self._slice.is_first else (rows, self._slice.hidden)
         if inputs.shape != expected or rows > self._max_rows:
-            raise UsageError(f"a step of {rows} rows (at most {self._max_rows}) got inputs of shape {inputs.shape}")
+            raise UsageError(
+                f"a step of {rows} rows (at most {self._max_rows}) got inputs of shape {inputs.shape}"
+            )
+        if self._slice.is_first and not 0 <= inputs.min() <= inputs.max() < self._slice.vocab_size:
+            raise UsageError(f"token ids must lie in [0, {self._slice.vocab_size})")
         self._budget.check(segments)
         tensor = torch.from_numpy(np.array(inputs))
         results, row = [], 0
@@ -115,7 +119,7 @@ class _Slice:
         self.is_first = start == 0
         self.is_last = stop == len(layers)
         self.hidden = int(model.config.get_text_config().hidden_size)
-        self._vocabulary = int(model.config.get_text_config().vocab_size)
+        self.vocab_size = int(model.config.get_text_config().vocab_size)
         self._truth = _compute_truth(model, layers, start, stop)
         kept = torch.nn.ModuleList(layers[start:stop])
         setattr(owner, name, kept)
@@ -258,7 +262,7 @@ def _renumber(model: Any, kept: Any, start: int, stop: int) -> None:
     for config in configs.values():
         if getattr(config, "num_hidden_layers", None) is not None:
             config.num_hidden_layers = stop - start
-        if getattr(config, "layer_types", None) is not None:
+        if vars(config).get("layer_types") is not None:
             config.layer_types = config.layer_types[start:stop]
 
 

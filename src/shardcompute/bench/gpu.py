@@ -132,6 +132,7 @@ def run_gpu_bench(
     arms = _make_arms(spec, device)
     _check_tokens(arms, note)
     _check_rows(arms["graph"], note)
+    _check_verification(arms["graph"], note)
     for context in sorted(contexts, reverse=True):
         _prefill(arms, max(batches), context)
         for batch in batches:
@@ -233,11 +234,12 @@ def _measure_decode(
 def _measure_prefill(arms: Arms, length: int, rounds: int, note: Callable[..., None]) -> None:
     _close_all(arms)
     segments = [Segment(0, 0, length, 1)]
-    for name in ("graph", "library"):
-        _time(partial(_run, arms[name], segments), 1)
-    for name in ("graph", "library"):
-        taken = [_time(partial(_run, arms[name], segments), 2) for _ in range(rounds)]
-        note("prefill_tokens", length / statistics.median(taken), "1/s", arm=name, prompt=length)
+    times: dict[str, list[float]] = {"graph": [], "library": []}
+    for _ in range(rounds + 1):
+        for name, taken in times.items():
+            taken.append(_time(partial(_run, arms[name], segments), 2))
+    for name, taken in times.items():
+        note("prefill_tokens", length / statistics.median(taken[1:]), "1/s", arm=name, prompt=length)
 
 
 def _check_tokens(arms: Arms, note: Callable[..., None], count: int = 24) -> None:
@@ -267,6 +269,19 @@ def _check_rows(executor: TorchExecutor, note: Callable[..., None]) -> None:
         note("rows_equal_in_any_batch", float(torch.equal(joint, alone[:batch])), "1 = yes", batch=batch)
     for session in range(16):
         executor.close_session(session)
+
+
+def _check_verification(executor: TorchExecutor, note: Callable[..., None]) -> None:
+    """Logits of rows that are verified at once and decoded one by one, bit by bit."""
+    _run(executor, [Segment(0, 0, 200, 1)])
+    ones = [Segment(0, 200 + i, 1, 1) for i in range(40)]
+    decoded = torch.cat([_run(executor, [segment]).clone() for segment in ones])
+    for count in (5, 16, 40):
+        verified = _run(executor, [Segment(0, 200, count, count)])
+        note(
+            "verifying_equals_decoding", float(torch.equal(verified, decoded[:count])), "1 = yes", rows=count
+        )
+    executor.close_session(0)
 
 
 def _time(work: Callable[[], Any], count: int) -> float:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardcompute.core.errors import LinkError
-from shardcompute.node.driver import ChainShape, Driver
-from shardcompute.node.frames import error_of, picked_of, step_frame
+from shardcompute.core.steps import Opening, Work
+from shardcompute.node.driver import ChainShape, Driver, Resumption
+from shardcompute.node.frames import error_of, picked_of, replay_frame, step_frame
 from shardcompute.node.scheduler import Frame
 from shardcompute.wire import Link, LinkPump, Message, SessionClose, StageTiming, StepFailed, StepResult
 
@@ -48,6 +49,9 @@ class RemoteChain:
 
     def close_sessions(self, sessions: Sequence[int]) -> None:
         self._outbox.put(SessionClose(self.address.chain, list(sessions)))
+
+    def replay(self, work: Work, opening: Opening | None) -> None:
+        self._outbox.put(replay_frame(self.address.chain, self.address.epoch, work, opening))
 
     def close(self) -> None:
         self._is_closed = True
@@ -96,14 +100,16 @@ class DriverLinks:
         port = RemoteChain(address, link, self._lost)
         self._replace(address.chain, port)
 
-    def activate(self, chain: str, epoch: int, driver: Driver, shape: ChainShape) -> None:
+    def activate(
+        self, chain: str, epoch: int, driver: Driver, shape: ChainShape, resumption: Resumption | None
+    ) -> None:
         """Let the driver use the epoch that was opened; it replays what it must."""
         with self._lock:
             port = self._ports.get(chain)
             if port is None or port.address.epoch != epoch:
                 raise LinkError(f"epoch {epoch} of chain {chain} is not connected")
             self._drivers[chain] = driver
-        driver.connect(port, shape)
+        driver.connect(port, shape, resumption)
 
     def fence(self, chain: str, epoch: int) -> None:
         """This epoch is over: the driver waits for the next."""

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -34,7 +35,10 @@ from shardcompute.security import (
     join_server_context,
 )
 from shardcompute.security.token_book import TokenSummary
+from shardcompute.weights.card import Card
 from shardcompute.weights.checkpoint import Checkpoint
+from shardcompute.weights.progress import Progress
+from shardcompute.weights.served import ServedModel, prepare_served
 from shardcompute.wire import Link
 
 log = logging.getLogger(__name__)
@@ -69,7 +73,8 @@ class Cluster:
         self._tokens = self._read_book("tokens", TokenBook)
         self._keys = self._read_book("keys", KeyBook)
         self._revocations = self._read_book("revocations", Revocations)
-        self._weights = WeightsServer()
+        self._served: dict[str, ServedModel] = {}
+        self._weights = WeightsServer(self._served)
         self._checkpoints: list[Checkpoint] = []
         self._endpoint = Endpoint(
             self._credentials,
@@ -105,10 +110,13 @@ class Cluster:
     def url(self) -> str:
         return self._endpoint.url
 
-    def serve(self, checkpoint: Checkpoint, *, form: str, chains: int = 1) -> None:
+    def serve(
+        self, checkpoint: Checkpoint, *, form: str, chains: int = 1, progress: Progress | None = None
+    ) -> None:
         """Serve a model from whatever workers there are and will be."""
         options = self.options
-        card = self._weights.add(checkpoint, form)
+        served = prepare_served(checkpoint, form, options.folder / "served", progress)
+        self._served[checkpoint.name] = served
         self._checkpoints.append(checkpoint)
         context = min(options.context_length, checkpoint.spec.context_length)
         self.swarm.add_model(
@@ -120,18 +128,7 @@ class Cluster:
                 int(time.time()),
             )
         )
-        model = Model(
-            name=checkpoint.name,
-            layer_bytes=tuple(card.layer_bytes(layer) for layer in range(checkpoint.spec.layer_count)),
-            embedding_bytes=card.embedding_bytes,
-            head_bytes=card.head_bytes,
-            kv_bytes_per_token_and_layer=checkpoint.spec.kv_bytes_per_token_and_layer,
-            kv_tokens=options.kv_tokens,
-            hidden=checkpoint.spec.hidden,
-            context_length=context,
-            weight_form=form,
-            is_head_tied=checkpoint.spec.tied_head,
-        )
+        model = describe_card(served.card, kv_tokens=options.kv_tokens, context_length=context)
         self.coordinator.post(ModelRequested(model, chains))
 
     def drop(self, model: str) -> None:
@@ -237,6 +234,27 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(LinkError):
             self.close()
+
+
+def describe_card(card: Card, *, kv_tokens: int, context_length: int) -> Model:
+    """The sizes of a model as it is served, for placement."""
+    spec = card.spec
+
+    def size_of(names: Iterable[str]) -> int:
+        return sum(card.entries[name].size_bytes for name in names)
+
+    return Model(
+        name=card.model,
+        layer_bytes=tuple(size_of(card.layer_tensors(layer)) for layer in range(spec.layer_count)),
+        embedding_bytes=size_of(card.stored_names(card.layout.model["embedding"])),
+        head_bytes=size_of(card.stored_names(card.layout.model["head"])),
+        kv_bytes_per_token_and_layer=spec.kv_bytes_per_token_and_layer,
+        kv_tokens=kv_tokens,
+        hidden=spec.hidden,
+        context_length=context_length,
+        weight_form=card.form,
+        is_head_tied=spec.tied_head,
+    )
 
 
 def _open_authority(options: ClusterOptions) -> ClusterAuthority:

@@ -33,7 +33,11 @@ class Unload(msgspec.Struct, frozen=True, tag=True):
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Take a place in an epoch of a chain and open the link to whoever comes next."""
+    """Take a place in an epoch of a chain and open the link to whoever comes next.
+
+    `keeps_sessions`: this stage was in the epoch before and goes on with its KV. `replays`: whoever comes next is new
+    and gets what this stage has sent before. Answered with `Connected`.
+    """
 
     chain: str
     epoch: int
@@ -44,6 +48,15 @@ class Connect(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     driver_node: str
     driver_url: str
     is_last: bool
+    keeps_sessions: bool = False
+    replays: bool = False
+
+
+class Connected(msgspec.Struct, frozen=True):
+    """Whether the stage still has its sessions, and which of them (with how many tokens) it replayed to the next."""
+
+    kept: bool = False
+    replayed: dict[int, int] = {}
 
 
 class FenceOff(msgspec.Struct, frozen=True, tag=True):
@@ -62,6 +75,19 @@ WorkerCommand: TypeAlias = Load | Unload | Connect | FenceOff | Leave
 
 def encode_command(command: WorkerCommand) -> bytes:
     return msgspec.json.encode(command)
+
+
+def encode_connected(connected: Connected) -> bytes:
+    return msgspec.json.encode(connected)
+
+
+def decode_connected(content: bytes) -> Connected:
+    try:
+        return msgspec.json.decode(content, type=Connected)
+    except msgspec.DecodeError as error:
+        raise LinkError(
+            f"an answer cannot be understood: {error}", hint="run one release on all nodes"
+        ) from error
 
 
 def decode_command(content: bytes) -> WorkerCommand:

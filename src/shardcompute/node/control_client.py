@@ -28,7 +28,7 @@ class ControlClient:
         dial: Callable[[str], Link],
         urls: Sequence[str],
         describe: Callable[[], NodeJoined],
-        carry_out: Callable[[WorkerCommand], None],
+        carry_out: Callable[[WorkerCommand], bytes],
         on_registered: Callable[[int, Revocations], None],
     ) -> None:
         self._dial = dial
@@ -122,9 +122,9 @@ class ControlClient:
 
     def _obey(self, message: Command) -> None:
         started = time.monotonic()
-        error = ""
+        error, result = "", b""
         try:
-            self._carry_out(decode_command(message.action))
+            result = self._carry_out(decode_command(message.action))
         except ShardComputeError as failure:
             error = str(failure)
         except Exception as failure:
@@ -134,6 +134,6 @@ class ControlClient:
         pump = self._pump
         if pump is not None:
             try:
-                pump.offer(Answer(message.number, error), timeout_s=5.0)
+                pump.offer(Answer(message.number, error, result), timeout_s=5.0)
             except LinkError:
                 log.info("the coordinator went away before command %d was answered", message.number)

@@ -28,6 +28,7 @@ from shardcompute.control.actions import (
     Record,
     ReleaseNode,
     ReportUnservable,
+    StageAddress,
     UnloadShard,
 )
 from shardcompute.control.events import (
@@ -54,15 +55,19 @@ from shardcompute.control.state import COORDINATOR, ClusterState
 from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.node.commands import (
     Connect,
+    Connected,
     FenceOff,
     Leave,
     Load,
     Unload,
     WeightSource,
     WorkerCommand,
+    decode_connected,
     encode_command,
 )
+from shardcompute.node.driver import Resumption
 from shardcompute.node.journal import Journal
+from shardcompute.node.repair import plan_repair
 from shardcompute.wire import Link, LinkPump, Message, Refused
 from shardcompute.wire.control import Answer, Command, Happened, Heartbeat, Register, Registered
 
@@ -81,7 +86,9 @@ class DriverSide(Protocol):
         """Dial the first stage. Raises LinkError."""
         ...
 
-    def activate_chain(self, action: ActivateChain, state: ClusterState) -> None: ...
+    def activate_chain(
+        self, action: ActivateChain, state: ClusterState, resumption: Resumption | None
+    ) -> None: ...
 
     def fence_chain(self, chain: str, epoch: int) -> None: ...
 
@@ -121,7 +128,9 @@ class Coordinator:
         self._state = self._replay(initial)
         self._members: dict[str, _Member] = {}
         self._started: set[tuple[object, ...]] = set()
-        self._answers: dict[int, Callable[[str], None]] = {}
+        self._answers: dict[int, Callable[[Answer], None]] = {}
+        self._shapes: dict[str, tuple[StageAddress, ...]] = {}
+        self._resumptions: dict[str, Resumption | None] = {}
         self._commands = 0
         self._lock = threading.Lock()
         self._listeners: list[Callable[[ClusterState], None]] = []
@@ -179,7 +188,7 @@ class Coordinator:
             with self._lock:
                 done = self._answers.pop(message.number, None)
             if done is not None:
-                done(message.error)
+                done(message)
 
     def _take_event(self, node: str, event: Event) -> None:
         """A node may report what it did or saw itself, nothing else; times are ours."""
@@ -274,16 +283,16 @@ class Coordinator:
             context_length=model.context_length,
             sources=[*sources, WeightSource(self.node, self._weights_url)],
         )
-        self._command(action.node, command, lambda error: self._retry(action, error))
+        self._command(action.node, command, lambda answer: self._retry(action, answer.error))
 
     def _unload(self, action: UnloadShard) -> None:
         done = ShardUnloaded(action.node, action.incarnation, action.chain, action.start, action.stop)
         command = Unload(action.chain, action.start, action.stop)
-        self._command(action.node, command, lambda error: self.post(done))
+        self._command(action.node, command, lambda _: self.post(done))
 
     def _activate(self, action: ActivateChain) -> None:
         try:
-            self._driver.activate_chain(action, self._state)
+            self._driver.activate_chain(action, self._state, self._resumptions.pop(action.chain, None))
         except ShardComputeError as error:
             log.warning("chain %s cannot be used: %s", action.chain, error)
             return
@@ -292,11 +301,12 @@ class Coordinator:
     def _fence(self, action: FenceChain) -> None:
         self._driver.fence_chain(action.chain, action.epoch)
         for node in action.nodes:
-            self._command(node, FenceOff(action.chain, action.epoch), lambda error: None)
+            self._command(node, FenceOff(action.chain, action.epoch), lambda _: None)
         self.post(ChainFenced(action.chain, action.epoch))
 
     def _connect(self, action: ConnectChain) -> None:
         """Tell all stages, then dial the first; in a thread, because it waits."""
+        repair = plan_repair(self._shapes.get(action.chain, ()), action.stages)
         ring = [*((stage.node, stage.address) for stage in action.stages), (action.driver, self._driver.url)]
         waiting = []
         for index, stage in enumerate(action.stages):
@@ -310,21 +320,34 @@ class Coordinator:
                 driver_node=action.driver,
                 driver_url=self._driver.url,
                 is_last=index == len(action.stages) - 1,
+                keeps_sessions=repair is not None and index not in repair.new,
+                replays=repair is not None and index + 1 in repair.new,
             )
             waiting.append((stage.node, self._ask(stage.node, command)))
         try:
-            for node, answer in waiting:
-                error = answer.get(timeout=_CONNECT_TIMEOUT_S)
-                if error:
-                    raise LinkError(f"{node}: {error}")
+            connected = [self._await(node, answer) for node, answer in waiting]
             self._driver.open_chain(action)
-        except (LinkError, queue.Empty) as error:
-            log.warning(
-                "chain %s could not be connected: %s", action.chain, error or "a stage did not answer"
-            )
+        except LinkError as error:
+            log.warning("chain %s could not be connected: %s", action.chain, error.message)
             self._events.put(lambda: self._started.discard(action.key))
             return
-        self.post(ChainConnected(action.chain, action.epoch))
+        resumption = None if repair is None else repair.resumption(connected)
+        log.info("chain %s connected, sessions %s", action.chain, "lost" if resumption is None else "kept")
+        self._events.put(lambda: self._connected(action, resumption))
+
+    def _connected(self, action: ConnectChain, resumption: Resumption | None) -> None:
+        self._shapes[action.chain] = action.stages
+        self._resumptions[action.chain] = resumption
+        self._apply(ChainConnected(action.chain, action.epoch))
+
+    def _await(self, node: str, answer: queue.SimpleQueue[Answer]) -> Connected:
+        try:
+            answered = answer.get(timeout=_CONNECT_TIMEOUT_S)
+        except queue.Empty:
+            raise LinkError(f"{node} did not answer in time") from None
+        if answered.error:
+            raise LinkError(f"{node}: {answered.error}")
+        return decode_connected(answered.result)
 
     # Members
 
@@ -344,7 +367,7 @@ class Coordinator:
             del self._members[node]
             self._apply(LinkBroken(COORDINATOR, node, self._clock()))
 
-    def _command(self, node: str, command: WorkerCommand, done: Callable[[str], None]) -> None:
+    def _command(self, node: str, command: WorkerCommand, done: Callable[[Answer], None]) -> None:
         member = self._members.get(node)
         if member is None:
             return
@@ -354,8 +377,8 @@ class Coordinator:
             self._answers[number] = done
         self._offer(member.pump, Command(number, encode_command(command)))
 
-    def _ask(self, node: str, command: WorkerCommand) -> queue.SimpleQueue[str]:
-        answer: queue.SimpleQueue[str] = queue.SimpleQueue()
+    def _ask(self, node: str, command: WorkerCommand) -> queue.SimpleQueue[Answer]:
+        answer: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._command(node, command, answer.put)
         return answer
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from shardcompute.core.errors import (
     UsageError,
 )
 from shardcompute.core.generation import Delta, GenerationRequest, Timings, TokenChoice
-from shardcompute.core.steps import Picked
+from shardcompute.core.steps import Opening, Picked, Work
 from shardcompute.decoding import validate_sampling
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.answer import Answer
@@ -43,6 +43,10 @@ class ChainPort(Protocol):
         """Free these sessions' KV on every stage, after the frames sent so far."""
         ...
 
+    def replay(self, work: Work, opening: Opening | None) -> None:
+        """Have the first stage, and it alone, compute these rows for their KV."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ChainShape:
@@ -52,6 +56,15 @@ class ChainShape:
     stages: int = 1
     max_rows: int = 512
     max_wanted: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """What a repaired chain still knows: sessions and how many tokens of each (None: all of all). `has_new_first`:
+    its first stage knows nothing yet and must be told the tokens."""
+
+    lengths: Mapping[int, int] | None = None
+    has_new_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +93,6 @@ class _Generation:
     submitted_s: float
     started_s: float = 0.0
     first_token_s: float = 0.0
-    prompt: list[TokenChoice] | None = None
 
 
 class Driver:
@@ -96,6 +108,8 @@ class Driver:
         self._port: ChainPort | None = None
         self._shape = ChainShape(0)
         self._is_closed = False
+        self._ended: list[int] = []
+        """Sessions that ended while there was no chain to tell."""
 
     @property
     def context_length(self) -> int:
@@ -109,6 +123,8 @@ class Driver:
         Raises UsageError or PromptTooLongError for what cannot work, QueueFullError when too many wait.
         """
         self._check(request)
+        room = self._limits.context_length - len(request.prompt)
+        request = replace(request, max_tokens=min(request.max_tokens, room))
         with self._lock:
             if self._is_closed:
                 raise CapacityError("the driver is shutting down")
@@ -151,11 +167,15 @@ class Driver:
 
     # What the chain tells
 
-    def connect(self, port: ChainPort, shape: ChainShape) -> None:
-        """A chain is ready, for the first time or again; everything known is computed on it."""
+    def connect(self, port: ChainPort, shape: ChainShape, resumption: Resumption | None = None) -> None:
+        """A chain is ready, for the first time or again. What it does not know any more is computed again."""
         with self._lock:
             self._in_flight.clear()
-            self._scheduler.restart()
+            if self._ended:
+                port.close_sessions(self._ended)
+                self._ended = []
+            for session in self._scheduler.running.values():
+                self._resume(session, port, shape, resumption)
             self._scheduler.limits = SchedulerLimits(
                 chunk_rows=shape.max_rows,
                 max_sessions=self._limits.max_sessions,
@@ -171,7 +191,6 @@ class Driver:
         with self._lock:
             self._port = None
             self._in_flight.clear()
-            self._scheduler.restart()
 
     def fail_all(self, error: ShardComputeError) -> None:
         """No chain will come soon: end every generation with this error."""
@@ -186,11 +205,8 @@ class Driver:
                 return
             now = time.monotonic()
             for session, result in self._scheduler.take_results(picked):
-                generation = self._generations[session.id]
-                if result.is_scored:
-                    generation.prompt = generation.prompt or [TokenChoice(session.request.prompt[0])]
-                    generation.prompt.append(result.choice)
-                else:
+                generation = self._generations.get(session.id)
+                if generation is not None:  # emitting the others' deltas may have cancelled it
                     self._extend(generation, result.choice, now)
             self._fill()
 
@@ -199,6 +215,10 @@ class Driver:
         with self._lock:
             frame = self._in_flight.pop(sequence, None)
             if frame is None:
+                return
+            if self._scheduler.is_void(frame):
+                self._scheduler.undo(frame)
+                self._fill()
                 return
             if isinstance(error, CapacityError):
                 self._scheduler.undo(frame)
@@ -230,15 +250,29 @@ class Driver:
             self._in_flight[frame.sequence] = frame
             self._port.send(frame)
 
+    def _resume(
+        self, session: Session, port: ChainPort, shape: ChainShape, resumption: Resumption | None
+    ) -> None:
+        """Go on where the chain still knows the session, from its last known token; start again where it does not."""
+        known = len(session.known) - 1
+        lengths = resumption.lengths if resumption is not None else {}
+        if not session.generated or (lengths is not None and lengths.get(session.id, 0) < known):
+            session.forget()
+            return
+        session.rewind(known)
+        if resumption is not None and resumption.has_new_first:
+            for start in range(0, known, shape.max_rows):
+                ids = tuple(session.known[start : min(start + shape.max_rows, known)])
+                port.replay(Work(session.id, start, ids), session.opening() if start == 0 else None)
+
     def _extend(self, generation: _Generation, choice: TokenChoice, now: float) -> None:
         session, request = generation.session, generation.session.request
         delta = generation.answer.push(choice)
         if session.generated == 1:
             generation.first_token_s = now
             if request.prompt_logprobs is not None:
-                delta = replace(delta, prompt=tuple(generation.prompt or [TokenChoice(request.prompt[0])]))
-        if delta.finish is None and len(session.known) >= self._limits.context_length:
-            delta = replace(delta, finish="length")
+                scores = (session.scores[row] for row in range(session.prompt_length - 1))
+                delta = replace(delta, prompt=(TokenChoice(request.prompt[0]), *scores))
         if delta.finish is not None:
             delta = replace(delta, timings=_timings(generation, now))
             self._end(generation)
@@ -249,6 +283,8 @@ class Driver:
         self._generations.pop(generation.session.id, None)
         if self._port is not None:
             self._port.close_sessions([generation.session.id])
+        else:
+            self._ended.append(generation.session.id)
 
     def _check(self, request: GenerationRequest) -> None:
         limits = self._limits

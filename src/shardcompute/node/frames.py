@@ -26,13 +26,26 @@ def step_frame(chain: str, epoch: int, frame: Frame) -> StepFrame:
         chain=chain,
         epoch=epoch,
         sequence=frame.sequence,
-        segments=[_segment(part) for part in frame.work],
+        segments=[segment_of(part) for part in frame.work],
         rows=frame.rows,
         width=0,
         codec="",
-        opens=[
-            open_session(o.session, o.sampling, o.prompt_length, o.prompt_logprobs) for o in frame.openings
-        ],
+        opens=[opened_of(opening) for opening in frame.openings],
+    )
+
+
+def replay_frame(chain: str, epoch: int, work: Work, opening: Opening | None) -> StepFrame:
+    """Tokens that a new first stage computes for their KV alone."""
+    return StepFrame(
+        chain=chain,
+        epoch=epoch,
+        sequence=0,
+        segments=[segment_of(work)],
+        rows=len(work.ids),
+        width=0,
+        codec="",
+        replay=True,
+        opens=[] if opening is None else [opened_of(opening)],
     )
 
 
@@ -44,6 +57,10 @@ def work_of(segment: SegmentHeader) -> Work:
         segment.wanted,
         tuple(int(token) for token in unpack_ids(segment.targets)),
     )
+
+
+def opened_of(opening: Opening) -> SessionOpen:
+    return open_session(opening.session, opening.sampling, opening.prompt_length, opening.prompt_logprobs)
 
 
 def opening_of(opened: SessionOpen) -> Opening:
@@ -69,7 +86,7 @@ def error_of(failed: StepFailed) -> ShardComputeError:
     return kind(failed.message) if is_ours else ShardComputeError(failed.message)
 
 
-def _segment(part: Work) -> SegmentHeader:
+def segment_of(part: Work) -> SegmentHeader:
     return SegmentHeader(
         part.session, part.start, len(part.ids), part.wanted, pack_ids(part.ids), pack_ids(part.targets)
     )

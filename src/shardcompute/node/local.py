@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import ShardComputeError, UsageError
-from shardcompute.core.steps import Picked
+from shardcompute.core.steps import Opening, Picked, Work
 from shardcompute.node.driver import Driver
 from shardcompute.node.scheduler import Frame
 from shardcompute.runtime.stage import StageRuntime
@@ -29,6 +29,9 @@ class LocalChain:
 
     def close_sessions(self, sessions: Sequence[int]) -> None:
         self._inbox.put(tuple(sessions))
+
+    def replay(self, work: Work, opening: Opening | None) -> None:
+        """Never asked for: a chain in this process is not repaired."""
 
     def close(self) -> None:
         self._inbox.put(None)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shardcompute.core.batch import PAGE_TOKENS
-from shardcompute.core.generation import GenerationRequest
+from shardcompute.core.generation import GenerationRequest, TokenChoice
 from shardcompute.core.steps import Opening, Picked, Work
 
 
@@ -25,11 +25,13 @@ class Session:
     request: GenerationRequest
     known: list[int]
     sent: int = 0
-    awaited: int = 0
-    """Results that are still to come back for tokens that were sent."""
+    scores: dict[int, TokenChoice] = field(default_factory=dict)
+    """The prompt's tokens with their log-probabilities, by the row that scored them."""
     scored: int = 0
-    """Prompt tokens whose log-probabilities are known; they are not asked for again."""
+    """So many of the first rows have scores; these are not asked for again."""
     is_opened: bool = False
+    void_until: int = 0
+    """Frames up to this number were sent before the session was rolled back: they may fail for that alone."""
 
     @property
     def prompt_length(self) -> int:
@@ -39,9 +41,17 @@ class Session:
     def generated(self) -> int:
         return len(self.known) - self.prompt_length
 
-    @property
-    def is_waiting_for_result(self) -> bool:
-        return self.sent == len(self.known)
+    def forget(self) -> None:
+        """What was computed is gone: compute it again."""
+        self.sent, self.is_opened = 0, False
+
+    def rewind(self, sent: int) -> None:
+        """What was on its way is lost; the first `sent` tokens are computed."""
+        self.sent = sent
+
+    def opening(self) -> Opening:
+        request = self.request
+        return Opening(self.id, request.sampling, self.prompt_length, request.prompt_logprobs or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +108,9 @@ class Scheduler:
         self._admit(free_tokens)
         answering = [s for s in self._in_turn() if s.generated and s.sent < len(s.known)]
         computing = [s for s in self._in_turn() if not s.generated and s.sent < len(s.known)]
-        room = self.limits.chunk_rows if not answering else self.limits.shared_rows
+        room = self.limits.chunk_rows
+        if answering:
+            room = min(room, self.limits.shared_rows)
         wanted = self.limits.max_wanted
         work: list[Work] = []
         for session in self._share_of(answering) + computing:
@@ -119,43 +131,53 @@ class Scheduler:
         return Frame(self._sequence, tuple(work), openings)
 
     def take_results(self, picked: Iterable[Picked]) -> list[tuple[Session, Picked]]:
-        """Results of a frame, for sessions that are still here; picked tokens become known."""
+        """Results of a frame, for sessions that are still here; picked tokens become known.
+
+        A session that was rolled back may be told the same thing twice: only the token that follows the known
+        ones counts.
+        """
         taken = []
         for result in picked:
             session = self.running.get(result.session)
             if session is None:
                 continue
-            session.awaited -= 1
             if result.is_scored:
-                session.scored += 1
-            else:
+                session.scores[result.position] = result.choice
+                while session.scored in session.scores:
+                    session.scored += 1
+            elif result.position == len(session.known) - 1:
                 session.known.append(result.choice.id)
-            taken.append((session, result))
+                taken.append((session, result))
         return taken
 
     def undo(self, frame: Frame) -> None:
         """The frame was not computed: its tokens are to be sent again."""
         for part in frame.work:
             session = self.running.get(part.session)
-            if session is not None:
+            if session is not None and frame.sequence > session.void_until:
                 session.sent = min(session.sent, part.start)
-                session.awaited -= part.wanted
+                session.void_until = self._sequence
+        for opening in frame.openings:
+            session = self.running.get(opening.session)
+            if session is not None and session.sent == 0:
+                session.is_opened = False
+
+    def is_void(self, frame: Frame) -> bool:
+        """Whether a session of the frame has left or was rolled back since: its rows then leave a gap, for which
+        the others in the frame are not to blame."""
+        sessions = [self.running.get(part.session) for part in frame.work]
+        return any(session is None or frame.sequence <= session.void_until for session in sessions)
 
     def preempt(self) -> Session | None:
         """Make room: the youngest session gives up its KV and starts again when there is room."""
-        candidates = [session for session in self.running.values() if session.awaited == 0]
-        if len(self.running) < 2 or not candidates:
+        if len(self.running) < 2:
             return None
-        session = max(candidates, key=lambda s: s.id)
+        session = self.running[max(self.running)]
         self.remove(session)
-        _forget(session)
+        session.forget()
+        session.void_until = self._sequence
         self.waiting.appendleft(session)
         return session
-
-    def restart(self) -> None:
-        """The chain lost what it computed: every session computes its known tokens again."""
-        for session in self.running.values():
-            _forget(session)
 
     def used_tokens(self) -> int:
         """KV that the running sessions hold or will need next, in tokens of whole pages."""
@@ -184,22 +206,16 @@ class Scheduler:
 
     def _open(self, session: Session) -> Opening:
         session.is_opened = True
-        request = session.request
-        return Opening(session.id, request.sampling, session.prompt_length, request.prompt_logprobs or 0)
+        return session.opening()
 
     def _send(self, session: Session, part: Work) -> None:
         session.sent = part.start + len(part.ids)
-        session.awaited += part.wanted
         self._turns.remove(session.id)
         self._turns.append(session.id)
 
 
 def round_to_pages(tokens: int) -> int:
     return -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
-
-
-def _forget(session: Session) -> None:
-    session.sent, session.awaited, session.is_opened = 0, 0, False
 
 
 def _next_work(session: Session, room: int, wanted_room: int) -> Work | None:
@@ -217,6 +233,8 @@ def _next_work(session: Session, room: int, wanted_room: int) -> Work | None:
             return None
         targets = tuple(session.known[session.sent + 1 : session.sent + 1 + count])
         return Work(session.id, session.sent, tuple(ids[:count]), count, targets)
+    if session.request.prompt_logprobs is not None and session.scored < session.prompt_length - 1:
+        return None  # the first token is announced together with the scores, so they must be there
     reaches_end = session.sent + len(ids) == len(session.known)
     if reaches_end and wanted_room < 1:
         return None

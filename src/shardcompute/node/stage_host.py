@@ -19,7 +19,9 @@ import numpy as np
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.core.steps import Picked
-from shardcompute.node.frames import opening_of, result_row, work_of
+from shardcompute.node.boundary_log import BoundaryLog
+from shardcompute.node.commands import Connected
+from shardcompute.node.frames import opened_of, opening_of, result_row, segment_of, work_of
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.wire import (
     Link,
@@ -34,6 +36,7 @@ from shardcompute.wire import (
 )
 
 log = logging.getLogger(__name__)
+_REPLAY_ROWS = 256
 ShardKey = tuple[str, int, int]
 """(chain, first layer, layer behind the last)"""
 
@@ -46,15 +49,24 @@ class Neighbour:
     url: str
 
 
-@dataclass(slots=True)
-class _Seat:
-    """A shard's place in a chain of one epoch."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a stage stands in one epoch of its chain."""
 
-    runtime: StageRuntime
     epoch: int
     next: Neighbour
     driver: Neighbour
     is_last: bool
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A shard in its place, with what it has sent on to the next stage."""
+
+    chain: str
+    runtime: StageRuntime
+    place: Place
+    log: BoundaryLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +86,13 @@ class StageHost:
         on_link_broken: Callable[[str], None],
         *,
         codec: str = "exact",
+        log_bytes: int = 256 << 20,
     ) -> None:
         self._node = node
         self._dial = dial
         self._on_link_broken = on_link_broken
         self._codec = find_codec(codec)
+        self._log_bytes = log_bytes
         self._lock = threading.Lock()
         self._runtimes: dict[ShardKey, StageRuntime] = {}
         self._seats: dict[str, _Seat] = {}
@@ -110,21 +124,30 @@ class StageHost:
         if runtime is not None:
             self._inbox.put(runtime.close)
 
-    def connect(
-        self, key: ShardKey, epoch: int, after: Neighbour, driver: Neighbour, *, is_last: bool
-    ) -> None:
+    def connect(self, key: ShardKey, place: Place, *, keeps_sessions: bool, replays: bool) -> Connected:
         """Take the shard's place in its chain's new shape and open the link to whoever comes next.
 
-        Sessions of the epoch before are forgotten: the driver replays them. Raises LinkError.
+        Sessions of the epoch before are forgotten, and replayed by the driver, unless `keeps_sessions`. With
+        `replays` the next stage is sent all that the log has. Raises LinkError.
         """
+        chain = key[0]
         with self._lock:
             runtime = self._runtimes[key]
-            self._seats[key[0]] = _Seat(runtime, epoch, after, driver, is_last)
-            self._fences[key[0]] = max(epoch, self._fences.get(key[0], 0))
-        self._inbox.put(runtime.reset)
-        self._link_to(after)
-        if not is_last:
-            self._link_to(driver)
+            former = self._seats.get(chain)
+            goes_on = keeps_sessions and former is not None and former.runtime is runtime
+            log_ = former.log if goes_on and former is not None else BoundaryLog(self._log_bytes)
+            seat = self._seats[chain] = _Seat(chain, runtime, place, log_)
+            self._fences[chain] = max(place.epoch, self._fences.get(chain, 0))
+        if not goes_on:
+            self._inbox.put(runtime.reset)
+        self._link_to(place.next)
+        if not place.is_last:
+            self._link_to(place.driver)
+        if not (replays and goes_on):
+            return Connected(goes_on)
+        done: queue.SimpleQueue[dict[int, int]] = queue.SimpleQueue()
+        self._inbox.put(lambda: done.put(self._replay(seat)))
+        return Connected(goes_on, done.get())
 
     def fence(self, chain: str, epoch: int) -> None:
         """Drop frames of this epoch and earlier ones."""
@@ -170,7 +193,7 @@ class StageHost:
         with self._lock:
             seat = self._seats.get(frame.chain)
             is_stale = frame.epoch < self._fences.get(frame.chain, 0)
-        if seat is None or is_stale or frame.epoch != seat.epoch:
+        if seat is None or is_stale or frame.epoch != seat.place.epoch:
             return
         started = time.perf_counter()
         try:
@@ -186,6 +209,12 @@ class StageHost:
         timing = StageTiming(
             self._node, started - arrived.received_s, computed - decoded, decoded - started, len(arrived.body)
         )
+        if frame.replay:
+            return
+        if not isinstance(out, list):
+            # The executor reuses its output; log and link keep what they are given.
+            out = np.array(out, dtype=np.float32)
+            seat.log.append(work, openings, out)
         self._pass_on(seat, frame, out, [*frame.timings, timing])
 
     def _decode(self, frame: StepFrame, body: memoryview) -> Array | None:
@@ -206,10 +235,9 @@ class StageHost:
                 [row for row, picked in zip(rows, out, strict=True) if picked.is_scored],
                 timings,
             )
-            self._send(seat.next, result, ())
+            self._send(seat.place.next, result, ())
             return
-        # The executor reuses its output; the link keeps what it is given until it is sent.
-        body = self._codec.encode(np.array(out, dtype=np.float32))
+        body = self._codec.encode(out)
         passed = StepFrame(
             chain=frame.chain,
             epoch=frame.epoch,
@@ -222,7 +250,25 @@ class StageHost:
             opens=frame.opens,
             timings=timings,
         )
-        self._send(seat.next, passed, body)
+        self._send(seat.place.next, passed, body)
+
+    def _replay(self, seat: _Seat) -> dict[int, int]:
+        """Send the next stage what it would have got, had it been there from the start."""
+        lengths = seat.log.lengths()
+        for work, opening, rows in seat.log.replay(_REPLAY_ROWS):
+            frame = StepFrame(
+                chain=seat.chain,
+                epoch=seat.place.epoch,
+                sequence=0,
+                segments=[segment_of(work)],
+                rows=len(rows),
+                width=rows.shape[1],
+                codec="exact",
+                replay=True,
+                opens=[] if opening is None else [opened_of(opening)],
+            )
+            self._send(seat.place.next, frame, find_codec("exact").encode(rows))
+        return lengths
 
     def _report_failure(self, seat: _Seat, frame: StepFrame, error: Exception) -> None:
         if not isinstance(error, ShardComputeError):
@@ -235,15 +281,17 @@ class StageHost:
             type(error).__name__,
             str(error),
         )
-        self._send(seat.driver, failed, ())
+        self._send(seat.place.driver, failed, ())
 
     def _close_sessions(self, message: SessionClose) -> None:
         with self._lock:
             seat = self._seats.get(message.chain)
         if seat is not None:
             seat.runtime.close_sessions(message.sessions)
-            if not seat.is_last:
-                self._send(seat.next, message, ())
+            for session in message.sessions:
+                seat.log.forget(session)
+            if not seat.place.is_last:
+                self._send(seat.place.next, message, ())
 
     # Links out
 

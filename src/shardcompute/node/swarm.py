@@ -21,7 +21,7 @@ from shardcompute.core.errors import CapacityError, ShardComputeError, UnknownMo
 from shardcompute.core.generation import Delta, GenerationRequest
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.chain_links import ChainAddress, DriverLinks
-from shardcompute.node.driver import ChainShape, Driver, DriverLimits
+from shardcompute.node.driver import ChainShape, Driver, DriverLimits, Resumption
 from shardcompute.node.service import Load, ServedModel
 from shardcompute.wire import Link, Message, StageTiming
 
@@ -98,7 +98,9 @@ class Swarm:
         first = action.stages[0]
         self._links.open(ChainAddress(action.chain, action.epoch, first.node, first.address))
 
-    def activate_chain(self, action: ActivateChain, state: ClusterState) -> None:
+    def activate_chain(
+        self, action: ActivateChain, state: ClusterState, resumption: Resumption | None
+    ) -> None:
         with self._lock:
             model = self._models[action.model]
             driver = self._drivers.get(action.chain)
@@ -111,7 +113,7 @@ class Swarm:
                 self._model_of[action.chain] = action.model
             self._unservable.pop(action.model, None)
         shape = ChainShape(state.models[action.model].model.kv_tokens, len(state.chains[action.chain].stages))
-        self._links.activate(action.chain, action.epoch, driver, shape)
+        self._links.activate(action.chain, action.epoch, driver, shape, resumption)
         with self._lock:
             self._connected.add(action.chain)
 

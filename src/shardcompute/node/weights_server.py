@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from shardcompute.core.errors import LinkClosedError, LinkError, ShardComputeError
 from shardcompute.weights.card import encode_card
@@ -25,13 +25,27 @@ MAX_REQUEST_BYTES = 8 << 20
 _MAX_CARD_BYTES = WireLimits().max_header_bytes - 4096
 
 
-def cached_models(cache: ShardCache) -> dict[str, ServedModel]:
-    """What a worker can serve to others, by fingerprint."""
-    return {shard.card.fingerprint: ServedModel(shard.card, CachedTensors(shard)) for shard in cache.shards()}
+class CachedModels(Mapping[str, ServedModel]):
+    """What a worker can serve to others, by fingerprint: whatever its cache holds at that moment."""
+
+    def __init__(self, cache: ShardCache) -> None:
+        self._cache = cache
+
+    def __getitem__(self, fingerprint: str) -> ServedModel:
+        shard = self._cache.find(fingerprint)
+        if shard is None:
+            raise KeyError(fingerprint)
+        return ServedModel(shard.card, CachedTensors(shard))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([shard.card.fingerprint for shard in self._cache.shards()])
+
+    def __len__(self) -> int:
+        return len(self._cache.shards())
 
 
 class WeightsServer:
-    """Answers for `models`, which may change while it serves. They are asked for by their key or fingerprint."""
+    """Answers for `models`, which may change while it serves. They are asked for by key, name or fingerprint."""
 
     def __init__(self, models: Mapping[str, ServedModel], *, concurrent_reads: int = 4) -> None:
         self._models = models
@@ -39,7 +53,7 @@ class WeightsServer:
         self._lock = threading.Lock()
         self._digests: dict[tuple[str, str], bytes] = {}
 
-    def handle(self, link: Link) -> None:
+    def serve(self, link: Link) -> None:
         """Serve one link until it ends."""
         with link:
             try:
@@ -73,7 +87,8 @@ class WeightsServer:
         found = self._models.get(model)
         if found is not None:
             return found
-        return next((each for each in list(self._models.values()) if each.card.fingerprint == model), None)
+        served = list(self._models.values())
+        return next((each for each in served if model in (each.card.fingerprint, each.card.model)), None)
 
     def _card(self, request: FetchModel, served: ServedModel) -> Message:
         card = encode_card(served.card)

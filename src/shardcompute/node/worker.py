@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import platform
 import threading
@@ -23,12 +24,22 @@ from shardcompute.control.events import (
 from shardcompute.control.state import Holding, Shard
 from shardcompute.core.errors import CapacityError, ShardComputeError
 from shardcompute.models.spec import Stage
-from shardcompute.node.commands import Connect, FenceOff, Leave, Load, Unload, WorkerCommand
+from shardcompute.node.commands import (
+    Connect,
+    FenceOff,
+    Leave,
+    Load,
+    Unload,
+    WorkerCommand,
+    encode_connected,
+)
 from shardcompute.node.control_client import ControlClient
 from shardcompute.node.endpoint import Endpoint, receive_all
 from shardcompute.node.probe import measure_layer, measure_seconds_per_byte
-from shardcompute.node.stage_host import Neighbour, ShardKey, StageHost
+from shardcompute.node.stage_host import Neighbour, Place, ShardKey, StageHost
+from shardcompute.node.weight_pieces import Supplier
 from shardcompute.node.weights_client import RemoteTensors, fetch_card, open_remote_shard
+from shardcompute.node.weights_server import CachedModels, WeightsServer
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.revocations import Revocations
@@ -71,6 +82,7 @@ class Worker:
         self._loading = threading.Lock()
         self.left = threading.Event()
         self._cache = ShardCache(options.folder / "shards")
+        self._weights = WeightsServer(CachedModels(self._cache))
         self._seconds_per_byte = measure_seconds_per_byte(options.threads)
         self._endpoint = Endpoint(
             credentials,
@@ -105,7 +117,7 @@ class Worker:
         receive_all(link, self._host.take)
 
     def _serve_weights(self, link: Link) -> None:
-        self._cache.serve(link)
+        self._weights.serve(link)
 
     def _link_broken(self, node: str) -> None:
         self._control.tell(LinkBroken(self.node, node, 0.0))
@@ -130,7 +142,7 @@ class Worker:
             incarnation=0,
             now_s=0.0,
             seconds_per_byte=self._seconds_per_byte,
-            cached=tuple(Holding(model, start, stop) for model, start, stop in self._cache.holdings()),
+            cached=tuple(Holding(held.model, held.start, held.stop) for held in self._cache.holdings()),
             shards=shards,
         )
 
@@ -138,23 +150,28 @@ class Worker:
         self._endpoint.revocations = revocations
         log.info("registered as %s, incarnation %d", self.node, incarnation)
 
-    def _carry_out(self, command: WorkerCommand) -> None:
+    def _carry_out(self, command: WorkerCommand) -> bytes:
         if isinstance(command, Load):
             self._load(command)
         elif isinstance(command, Unload):
             self._unload((command.chain, command.start, command.stop))
         elif isinstance(command, Connect):
-            self._host.connect(
-                (command.chain, command.start, command.stop),
+            place = Place(
                 command.epoch,
                 Neighbour(command.next_node, command.next_url),
                 Neighbour(command.driver_node, command.driver_url),
-                is_last=command.is_last,
+                command.is_last,
             )
+            key = (command.chain, command.start, command.stop)
+            connected = self._host.connect(
+                key, place, keeps_sessions=command.keeps_sessions, replays=command.replays
+            )
+            return encode_connected(connected)
         elif isinstance(command, FenceOff):
             self._host.fence(command.chain, command.epoch)
         elif isinstance(command, Leave):
             self.left.set()
+        return b""
 
     def _load(self, command: Load) -> None:
         incarnation = self._control.incarnation
@@ -186,8 +203,8 @@ class Worker:
         )
 
     def _load_now(self, command: Load, key: ShardKey, incarnation: int) -> None:
-        dials = [partial(self._endpoint.dial, s.url, "weights", s.node) for s in command.sources]
-        card = fetch_card(dials[-1], command.model)
+        *peers, origin = command.sources
+        card = fetch_card(partial(self._endpoint.dial, origin.url, "weights", origin.node), command.model)
         stage = Stage(command.start, command.stop, card.spec.layer_count)
         kv_bytes = command.kv_tokens * card.spec.kv_bytes_per_token_and_layer * stage.count
         size = card.stage_bytes(stage) + kv_bytes
@@ -210,7 +227,12 @@ class Worker:
             threads=self._options.threads,
             device=self._options.device,
         )
-        with RemoteTensors(card, dials, self._cache, progress=progress, stage=stage) as tensors:
+        sources = [
+            Supplier(each.node, partial(self._endpoint.dial, each.url, "weights", each.node), each is origin)
+            for each in [*peers, origin]
+        ]
+        tensors = RemoteTensors(card, sources, self._cache, progress=progress)
+        with contextlib.closing(tensors):
             executor = open_remote_shard(card, stage, tensors, backend=self._options.backend, options=options)
         runtime = StageRuntime(executor, is_first=stage.is_first, is_last=stage.is_last)
         layer_s = measure_layer(runtime, stage, card.spec.hidden)

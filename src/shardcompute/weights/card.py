@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -66,13 +66,28 @@ class Card:
             dict.fromkeys(name for place in self.stage_places(stage) for name in self.stored_names(place))
         )
 
+    def layer_bytes(self, layer: int) -> int:
+        return self._size(self.layer_tensors(layer))
+
+    @property
+    def embedding_bytes(self) -> int:
+        return self._size(self.stored_names(self.layout.model["embedding"]))
+
+    @property
+    def head_bytes(self) -> int:
+        """The output matrix, also where it is the embedding's."""
+        return self._size(self.stored_names(self.layout.model["head"]))
+
     def layer_tensors(self, layer: int) -> tuple[str, ...]:
         places = self.layout.layers[layer].values()
         return tuple(dict.fromkeys(name for place in places for name in self.stored_names(place)))
 
     def stage_bytes(self, stage: Stage) -> int:
         """What travels for a whole stage."""
-        return sum(self.entries[name].size_bytes for name in self.stage_tensors(stage))
+        return self._size(self.stage_tensors(stage))
+
+    def _size(self, names: Iterable[str]) -> int:
+        return sum(self.entries[name].size_bytes for name in names)
 
 
 def make_card(

@@ -3,7 +3,7 @@
 Each block tries a few widths of the grid; for each, the rounded weights decide the best scale and shift
 outright, and the width with the least error wins. Errors count by `importance`, one number for each input
 column: the mean square of what that column is multiplied with, where it is known. Weights that already lie on
-a grid of at most 16 levels come back as they were.
+a grid of 14 to 16 levels, first and last in use, come back as they were.
 
 All arithmetic is elementwise over blocks, sums included: a block's result never depends on its neighbours, so
 a slice of a matrix is quantised exactly like the whole.
@@ -19,8 +19,8 @@ from shardcompute.backends.matrix import Float32
 BLOCK_SIZE = 32
 Blocks = tuple[NDArray[np.uint8], Float32, Float32]
 
-# Grid steps between a block's least and largest weight. 15 finds any grid that uses all 16 levels; fewer
-# steps find narrower grids, more of them clip the extremes, where those matter little.
+# Grid steps between a block's least and largest weight: 15 use all levels, fewer leave some unused, more clip
+# the extremes to be finer between them.
 _STEPS = (15, 14, 13, 16, 17)
 # Rounding to the solved grid and solving again: the second time still helps, the third hardly.
 _REFINEMENTS = 2
@@ -51,8 +51,10 @@ def fit_blocks(rows: Float32, importance: Float32 | None) -> Blocks:
     x /= np.where(is_flat, np.float32(1), reach)
     fit = _Fit(x, _spread(importance, shape))
     for steps in _STEPS:
-        step = np.float32(2 / steps)
-        fit.offer(fit.round(step, step / 2))
+        step = 2 / steps
+        # The least weight gets the lowest code; where the codes do not suffice, both ends lose the same.
+        shift = max(8 * step - 1, step / 2)
+        fit.offer(fit.round(np.float32(step), np.float32(shift)))
     for _ in range(_REFINEMENTS):
         fit.offer(fit.round(fit.scale, fit.shift))
     codes = _pack(fit.round(fit.scale, fit.shift))
@@ -74,8 +76,8 @@ class _Fit:
         self._x = x
         self._weight = weight
         self._weight_sum = _sum(weight.copy())
-        self._weighted = weight * x
-        self._mean = _sum(self._weighted.copy()) / self._weight_sum
+        self._mean = _sum(weight * x) / self._weight_sum
+        self._weighted = weight * (x - self._mean)
         self._scratch = np.empty_like(x)
         self._explained = np.full(x.shape[1], -1, np.float32)
         self.scale = np.ones_like(self._explained)
@@ -89,13 +91,16 @@ class _Fit:
         return np.clip(grid, -8, 7, out=grid)
 
     def offer(self, grid: Float32) -> None:
-        """Solve for the scale and shift that suit these codes best; keep them where they beat the best so far."""
-        cross = _sum(np.multiply(self._weighted, grid, out=self._scratch))
-        weighted_grid = np.multiply(self._weight, grid, out=self._scratch)
-        square = _sum(weighted_grid * grid)
-        mean_grid = _sum(weighted_grid) / self._weight_sum
-        covariance = cross - self._weight_sum * self._mean * mean_grid
-        variance = square - self._weight_sum * mean_grid * mean_grid
+        """Solve for the scale and shift that suit these numbers; keep them where they beat the best so far.
+
+        Overwrites `grid`, to centre it before squares are summed: one important column would drown the rest.
+        """
+        mean_grid = _sum(np.multiply(self._weight, grid, out=self._scratch)) / self._weight_sum
+        grid -= mean_grid
+        covariance = _sum(np.multiply(self._weighted, grid, out=self._scratch))
+        np.multiply(self._weight, grid, out=self._scratch)
+        self._scratch *= grid
+        variance = _sum(self._scratch)
         scale = covariance / np.maximum(variance, _LEAST_VARIANCE)
         explained = scale * covariance
         is_better = (explained > self._explained) & (scale > 0)
@@ -110,7 +115,8 @@ def _sum(values: Float32) -> Float32:
     while half:
         values[:half] += values[half : 2 * half]
         half //= 2
-    return values[0].copy()
+    total: Float32 = values[0].copy()
+    return total
 
 
 def _pack(grid: Float32) -> NDArray[np.uint8]:

@@ -1,10 +1,9 @@
 """Fetched weights on a worker's disk, so that nothing travels twice.
 
-    shards/
-      <fingerprint>/            one model in one form, as its card identifies it
-        card                    the card, so that what lies here can be told and served after a restart
-        <tensor>.<start>-<stop> a range of a tensor's bytes, and its SHA-256 behind them
-        <tensor>.sha256         the hash of a tensor that was found whole and right
+    <fingerprint>/            one model in one form, as its card identifies it
+      card                    the card, so that what lies here can be told and served after a restart
+      <tensor>.<start>-<stop> a range of a tensor's bytes, and its SHA-256 behind them
+      <tensor>.sha256         the hash of a tensor that was found whole and right
 
 Each range appears under its name only when it was written, so a fetch that was cut off goes on where it
 stopped. A range is checked when it is first read and deleted if it is damaged: then it is simply missing. Two
@@ -49,34 +48,46 @@ class Held:
 
 
 class ShardCache:
-    """Everything fetched on this machine. Nothing is created before something is written."""
+    """Everything fetched on this machine, under one folder. Nothing is created before something is written."""
 
-    def __init__(self, data_dir: Path) -> None:
-        self.folder = data_dir / "shards"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._open: dict[str, CachedShard] = {}
 
     def open(self, card: Card) -> CachedShard:
         """The place of one model's tensors, with what is there already. Raises SourceError or DiskFullError."""
         folder = self.folder / card.fingerprint
-        with disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        shard = CachedShard(card, folder)
-        _write_whole(folder / _CARD_FILE, encode_card(card))
-        return shard
+        with self._lock:
+            shard = self._open.get(card.fingerprint)
+            if shard is None or not folder.is_dir():
+                with disk_errors(folder):
+                    folder.mkdir(parents=True, exist_ok=True)
+                _write_whole(folder / _CARD_FILE, encode_card(card))
+                shard = self._open[card.fingerprint] = CachedShard(card, folder)
+            return shard
+
+    def find(self, fingerprint: str) -> CachedShard | None:
+        """What lies here of one model; None without a readable card."""
+        with self._lock:
+            shard = self._open.get(fingerprint)
+            if shard is None and _FINGERPRINT.fullmatch(fingerprint):
+                folder = self.folder / fingerprint
+                with contextlib.suppress(OSError, CorruptModelError, SourceError):
+                    card = decode_card((folder / _CARD_FILE).read_bytes())
+                    if card.fingerprint == fingerprint:
+                        shard = self._open[fingerprint] = CachedShard(card, folder)
+            return shard
 
     def shards(self) -> tuple[CachedShard, ...]:
-        """All models of which something lies here; folders without a readable card are left out."""
+        """All models of which something lies here."""
         with disk_errors(self.folder):
             try:
-                folders = sorted(path for path in self.folder.iterdir() if _FINGERPRINT.fullmatch(path.name))
+                names = sorted(path.name for path in self.folder.iterdir())
             except FileNotFoundError:
                 return ()
-        found = []
-        for folder in folders:
-            with contextlib.suppress(OSError, CorruptModelError):
-                card = decode_card((folder / _CARD_FILE).read_bytes())
-                if card.fingerprint == folder.name:
-                    found.append(CachedShard(card, folder))
-        return tuple(found)
+        found = (self.find(name) for name in names)
+        return tuple(shard for shard in found if shard is not None)
 
     def holdings(self) -> tuple[Held, ...]:
         """Which layers of which models need not be fetched any more, in as few ranges as possible."""
@@ -85,18 +96,17 @@ class ShardCache:
     @property
     def size_bytes(self) -> int:
         """Bytes on disk."""
-        with disk_errors(self.folder):
-            return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        return _size_of(self.folder)
 
     def evict(self, fingerprint: str) -> int:
         """Delete what was fetched under `fingerprint`; gives the bytes freed."""
         if not _FINGERPRINT.fullmatch(fingerprint):
             raise UsageError(f"{fingerprint!r} is no fingerprint", hint="use one that the cache lists")
         folder = self.folder / fingerprint
-        with disk_errors(folder):
-            if not folder.is_dir():
-                return 0
-            freed = sum(path.stat().st_size for path in folder.iterdir())
+        freed = _size_of(folder)
+        with self._lock:
+            self._open.pop(fingerprint, None)
+        with disk_errors(folder), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(folder)
         return freed
 
@@ -265,6 +275,15 @@ class CachedTensors:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+def _size_of(folder: Path) -> int:
+    total = 0
+    with disk_errors(folder):
+        for path in folder.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # a range may just be taking its name
+                total += path.stat().st_size if path.is_file() else 0
+    return total
 
 
 def _write_whole(path: Path, *parts: bytes | memoryview) -> None:

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnxruntime
 
-from shardcompute.backends.kv import PAGE_TOKENS
 from shardcompute.backends.matrix import Float32
 from shardcompute.backends.ops import Attention
 from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
-from shardcompute.core.batch import Segment
+from shardcompute.core.batch import PAGE_TOKENS, Segment
 
 SPAN = 512
 _SCORE_BYTES = 32 << 20

@@ -1,0 +1,65 @@
+"""How long-running commands are asked to stop: by a signal, or by the end of whoever started them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_GRACE_S = 8.0
+
+
+@contextlib.contextmanager
+def stop_requested() -> Iterator[threading.Event]:
+    """An event that the first SIGINT or SIGTERM sets; the second one acts as it would without us."""
+    stop = threading.Event()
+
+    def take(number: int, frame: FrameType | None) -> None:
+        stop.set()
+        _restore(previous)
+
+    previous = {number: signal.signal(number, take) for number in _SIGNALS}
+    try:
+        yield stop
+    finally:
+        _restore(previous)
+
+
+@contextlib.contextmanager
+def terminating_as_interrupt() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does, so that everything is closed on the way out."""
+
+    def take(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = {signal.SIGTERM: signal.signal(signal.SIGTERM, take)}
+    try:
+        yield
+    finally:
+        _restore(previous)
+
+
+def stop_with_parent(stop: threading.Event) -> None:
+    """Set `stop` when stdin closes, which our parent holds open while it lives; then end by force if need be."""
+
+    def watch() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while os.read(sys.stdin.fileno(), 4096):
+                pass
+        stop.set()
+        # Nobody is left to notice a process that hangs on its way out.
+        force = threading.Timer(_GRACE_S, os._exit, args=(1,))
+        force.daemon = True
+        force.start()
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def _restore(previous: dict[signal.Signals, object]) -> None:
+    for number, former in previous.items():
+        signal.signal(number, former)  # type: ignore[arg-type]

@@ -1,0 +1,131 @@
+"""Options of the commands that start, join and stop clusters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardcompute.cli.sizes import parse_size
+from shardcompute.core.settings import Settings
+
+CLUSTER_PORT = 7420
+JOIN_PORT = 7421
+KV_TOKENS = 16_384
+_CLUSTER = "Cluster"
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="Model: smollm2 (the default), a folder, a .gguf file or org/repo."
+    ),
+]
+Host = Annotated[
+    str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on; 0.0.0.0 for other machines too.")
+]
+Port = Annotated[
+    int,
+    typer.Option(
+        "--port", metavar="N", min=0, max=65535, help="Port of the HTTP API; 0 for any free one."
+    ),
+]
+ApiKey = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--api-key",
+        metavar="KEY",
+        help="Key that clients must send; may be repeated. One is made where other machines can connect.",
+    ),
+]
+ClusterFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        metavar="FOLDER",
+        help="Folder of the cluster, by default `cluster` in the data folder. Each folder is a cluster of its own.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
+WorkerFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        metavar="FOLDER",
+        help="Folder of the worker, by default `worker` in the data folder. Each folder is a worker of its own.",
+    ),
+]
+ClusterName = Annotated[
+    str | None,
+    typer.Option(
+        "--name", metavar="NAME", help="Name of a new cluster, by default home.", rich_help_panel=_CLUSTER
+    ),
+]
+ClusterPort = Annotated[
+    int | None,
+    typer.Option(
+        "--cluster-port",
+        metavar="N",
+        min=0,
+        max=65535,
+        help=f"Port for links between nodes, by default {CLUSTER_PORT}; 0 for any free one.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
+JoinPort = Annotated[
+    int | None,
+    typer.Option(
+        "--join-port",
+        metavar="N",
+        min=0,
+        max=65535,
+        help=f"Port at which machines join, by default {JOIN_PORT}; 0 for any free one.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
+Advertise = Annotated[
+    str | None,
+    typer.Option(
+        "--advertise",
+        metavar="HOST",
+        help="Name or address under which other machines reach this one.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
+KvTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-tokens",
+        metavar="N",
+        min=16,
+        help=f"Tokens of all conversations together that a chain remembers, by default {KV_TOKENS}.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
+Chains = Annotated[
+    int | None,
+    typer.Option(
+        "--chains",
+        metavar="N",
+        min=1,
+        help="Copies of the model, each on machines of its own; by default one.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
+MaxMemory = Annotated[
+    int | None,
+    typer.Option(
+        "--max-memory",
+        metavar="SIZE",
+        parser=parse_size,
+        help="Memory that a worker may use for weights, keys and values, such as 8G; by default most of what is free.",
+    ),
+]
+
+
+def cluster_folder(settings: Settings, given: Path | None) -> Path:
+    return (given or settings.data_dir / "cluster").absolute()
+
+
+def worker_folder(settings: Settings, given: Path | None) -> Path:
+    return (given or settings.data_dir / "worker").absolute()

@@ -1,0 +1,145 @@
+"""The generations that a swarm computes now and computed lately, for people to see.
+
+An entry lives as long as its `with` block; how the block ends is how the generation ended. No text and no token
+is kept, only counts and times.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from shardcompute.core.errors import ShardComputeError
+from shardcompute.core.generation import Delta, Timings
+from shardcompute.node.views import RequestState, RequestView
+
+_RATE_WINDOW_S = 5.0
+
+
+class RequestEntry:
+    """One generation, from its request to its end."""
+
+    def __init__(self, log: RequestLog, id: str, model: str, chain: str, prompt_tokens: int) -> None:
+        self.has_started: Callable[[], bool] = lambda: False
+        """Whether the chain works on it yet."""
+        self._log = log
+        self._id, self._model, self._chain = id, model, chain
+        self._prompt_tokens = prompt_tokens
+        self._generated = 0
+        self._submitted_s = log.clock()
+        self._started_at_s = log.wall_clock()
+        self._first_token_s: float | None = None
+        self._ended_s: float | None = None
+        self._timings: Timings | None = None
+        self._state: RequestState | None = None
+        self._finish = ""
+        self._error = ""
+
+    def saw(self, delta: Delta) -> None:
+        now = self._log.clock()
+        if delta.tokens:
+            self._first_token_s = self._first_token_s or now
+            self._generated += len(delta.tokens)
+            self._log.count(len(delta.tokens), now)
+        if delta.finish is not None:
+            self._finish, self._timings = delta.finish, delta.timings
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended_s = self._log.clock()
+        if self._finish:
+            self._state = "cancelled" if self._finish == "cancelled" else "done"
+        elif isinstance(error, ShardComputeError):
+            self._state, self._error = "failed", error.message
+        elif isinstance(error, Exception):
+            self._state, self._error = "failed", type(error).__name__
+        else:
+            self._state = "cancelled"
+        self._log.close(self)
+
+    def view(self) -> RequestView:
+        now = self._log.clock() if self._ended_s is None else self._ended_s
+        timings = self._timings
+        decode_s = None if self._first_token_s is None else now - self._first_token_s
+        rate = (self._generated - 1) / decode_s if decode_s and self._generated > 1 else 0.0
+        return RequestView(
+            id=self._id,
+            model=self._model,
+            chain=self._chain,
+            state=self._state or self._live_state(),
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated,
+            started_at_s=self._started_at_s,
+            elapsed_s=now - self._submitted_s,
+            queue_s=timings and timings.queue_s,
+            prefill_s=timings and timings.prefill_s,
+            decode_s=timings.decode_s if timings else decode_s,
+            tokens_per_s=timings.decode_tokens_per_s if timings else rate,
+            finish=self._finish,
+            error=self._error,
+        )
+
+    def _live_state(self) -> RequestState:
+        if self._generated:
+            return "decode"
+        return "prefill" if self.has_started() else "waiting"
+
+
+class RequestLog:
+    """All that run and the last `size` that ended. Methods may be called from any thread."""
+
+    def __init__(
+        self,
+        size: int = 200,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.clock = clock
+        self.wall_clock = wall_clock
+        self._lock = threading.Lock()
+        self._opened = 0
+        self._live: dict[int, RequestEntry] = {}
+        self._ended: deque[RequestEntry] = deque(maxlen=size)
+        self._counts: deque[tuple[float, int]] = deque()
+
+    def open(self, model: str, chain: str, prompt_tokens: int) -> RequestEntry:
+        with self._lock:
+            self._opened += 1
+            entry = RequestEntry(self, str(self._opened), model, chain, prompt_tokens)
+            self._live[id(entry)] = entry
+        return entry
+
+    def close(self, entry: RequestEntry) -> None:
+        with self._lock:
+            if self._live.pop(id(entry), None) is not None:
+                self._ended.appendleft(entry)
+
+    def count(self, tokens: int, now_s: float) -> None:
+        with self._lock:
+            self._counts.append((now_s, tokens))
+            self._forget(now_s)
+
+    def tokens_per_s(self) -> float:
+        """Over the last seconds, all generations together."""
+        with self._lock:
+            self._forget(self.clock())
+            return sum(tokens for _, tokens in self._counts) / _RATE_WINDOW_S
+
+    def views(self) -> tuple[RequestView, ...]:
+        """Those that run, newest first, then those that ended, the last one first."""
+        with self._lock:
+            entries = [*reversed(self._live.values()), *self._ended]
+        return tuple(entry.view() for entry in entries)
+
+    def _forget(self, now_s: float) -> None:
+        while self._counts and self._counts[0][0] <= now_s - _RATE_WINDOW_S:
+            self._counts.popleft()

@@ -1,0 +1,697 @@
+"""The driver over a chain that exists in the test alone: no threads, every result delivered by hand.
+
+The chain is honest about what a real one does: it takes frames in order, refuses gaps, sessions that were never
+opened and more KV than it has, and picks tokens that depend on every token before them. A wrong replay therefore
+gives a wrong answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from shardcompute.core.batch import PAGE_TOKENS
+from shardcompute.core.errors import (
+    BackendError,
+    CapacityError,
+    LinkError,
+    PromptTooLongError,
+    QueueFullError,
+    ShardComputeError,
+    UsageError,
+)
+from shardcompute.core.generation import Delta, GenerationRequest, Sampling, TokenChoice
+from shardcompute.core.steps import Picked, Work
+from shardcompute.models.tokenizer import Tokenizer
+from shardcompute.node.driver import ChainShape, Driver, DriverLimits, DriverLoad
+from shardcompute.node.scheduler import Frame
+
+LETTERS = 26
+SHAPE = ChainShape(capacity_tokens=100 * PAGE_TOKENS)
+PIPELINE = ChainShape(capacity_tokens=100 * PAGE_TOKENS, stages=3, max_rows=16, max_wanted=8)
+
+Outcome = tuple[int, list[Picked] | ShardComputeError]
+
+
+class Letters:
+    """Token i is the i-th letter; 26 and above stand for nothing."""
+
+    special_ids = frozenset({LETTERS})
+    eos_ids = special_ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"" if token_id >= LETTERS else bytes([ord("a") + token_id])
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    return (31 * sum((i + 1) * token for i, token in enumerate(tokens)) + len(tokens)) % LETTERS
+
+
+def continuation(prompt: Sequence[int], count: int) -> list[int]:
+    """What an undisturbed chain answers."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+@dataclass
+class FakeChain:
+    """A `ChainPort`: `compute` runs the oldest frame, `deliver` tells the driver about any computed one."""
+
+    capacity_pages: int = 100
+    frames: list[Frame] = field(default_factory=list)
+    closed: list[int] = field(default_factory=list)
+    computed: list[Outcome] = field(default_factory=list)
+    most_rows: int = 0
+    _inbox: deque[Frame | tuple[int, ...]] = field(default_factory=deque)
+    _tokens: dict[int, list[int]] = field(default_factory=dict)
+    _opened: set[int] = field(default_factory=set)
+
+    def send(self, frame: Frame) -> None:
+        self.frames.append(frame)
+        self._inbox.append(frame)
+        self.most_rows = max(self.most_rows, frame.rows)
+
+    def close_sessions(self, sessions: Sequence[int]) -> None:
+        self.closed.extend(sessions)
+        self._inbox.append(tuple(sessions))
+
+    @property
+    def held_sessions(self) -> set[int]:
+        return set(self._tokens)
+
+    def compute(self) -> bool:
+        """Take one thing from the inbox; False when it is empty."""
+        if not self._inbox:
+            return False
+        item = self._inbox.popleft()
+        if isinstance(item, Frame):
+            try:
+                self.computed.append((item.sequence, self._step(item)))
+            except ShardComputeError as error:
+                self.computed.append((item.sequence, error))
+        else:
+            for session in item:
+                self._tokens.pop(session, None)
+                self._opened.discard(session)
+        return True
+
+    def deliver(self, driver: Driver, index: int = 0) -> None:
+        sequence, outcome = self.computed.pop(index)
+        if isinstance(outcome, ShardComputeError):
+            driver.step_failed(sequence, outcome)
+        else:
+            driver.take_results(sequence, outcome)
+
+    def run(self, driver: Driver, steps: int = 10_000) -> None:
+        """Compute and deliver until nothing is left to do, or `steps` frames long."""
+        while steps and (self.compute() or self.computed):
+            if self.computed:
+                self.deliver(driver)
+                steps -= 1
+
+    def skip(self, frame: Frame) -> None:
+        """This frame is never computed."""
+        self._inbox.remove(frame)
+
+    def sent_to(self, session: int) -> list[Work]:
+        return [part for frame in self.frames for part in frame.work if part.session == session]
+
+    def _step(self, frame: Frame) -> list[Picked]:
+        for part in frame.work:
+            if part.start > len(self._tokens.get(part.session, [])):
+                raise UsageError(f"session {part.session} has a gap")
+        self._take_memory(frame)
+        self._opened.update(opening.session for opening in frame.openings)
+        return [picked for part in frame.work for picked in self._pick(part)]
+
+    def _take_memory(self, frame: Frame) -> None:
+        lengths = {session: len(tokens) for session, tokens in self._tokens.items()}
+        lengths |= {part.session: part.start + len(part.ids) for part in frame.work}
+        if sum(-(-length // PAGE_TOKENS) for length in lengths.values()) > self.capacity_pages:
+            raise CapacityError("KV memory is full")
+        for part in frame.work:
+            tokens = self._tokens.setdefault(part.session, [])
+            tokens[part.start :] = part.ids
+
+    def _pick(self, part: Work) -> list[Picked]:
+        if part.session not in self._opened:
+            raise UsageError(f"session {part.session} was never opened")
+        stop = part.start + len(part.ids)
+        tokens = self._tokens[part.session]
+        if part.targets:
+            return [
+                Picked(part.session, stop - part.wanted + i, TokenChoice(target, -float(target)), True)
+                for i, target in enumerate(part.targets)
+            ]
+        return [
+            Picked(part.session, row, TokenChoice(next_token(tokens[: row + 1])))
+            for row in range(stop - part.wanted, stop)
+        ]
+
+
+@dataclass
+class Caller:
+    """Collects what a generation emits, and insists that nothing comes after its end."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    error: ShardComputeError | None = None
+
+    def __call__(self, emitted: Delta | ShardComputeError) -> None:
+        assert not self.is_over, "something was emitted after the end"
+        if isinstance(emitted, Delta):
+            self.deltas.append(emitted)
+        else:
+            self.error = emitted
+
+    @property
+    def is_over(self) -> bool:
+        return self.error is not None or self.finish is not None
+
+    @property
+    def finish(self) -> str | None:
+        return self.deltas[-1].finish if self.deltas else None
+
+    @property
+    def tokens(self) -> list[int]:
+        return [choice.id for delta in self.deltas for choice in delta.tokens]
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+
+def make_driver(**limits: int) -> Driver:
+    tokenizer = cast(Tokenizer, Letters())
+    return Driver(tokenizer, DriverLimits(**{"vocab_size": 30, "context_length": 1000} | limits))
+
+
+def ask(length: int = 5, max_tokens: int = 6, *, first: int = 0, **options: Any) -> GenerationRequest:
+    return GenerationRequest(tuple((first + i) % LETTERS for i in range(length)), max_tokens, **options)
+
+
+def submit(driver: Driver, request: GenerationRequest) -> tuple[int, Caller]:
+    caller = Caller()
+    return driver.submit(request, caller), caller
+
+
+def connected(shape: ChainShape = SHAPE, pages: int = 100, **limits: int) -> tuple[Driver, FakeChain]:
+    driver, chain = make_driver(**limits), FakeChain(pages)
+    driver.connect(chain, shape)
+    return driver, chain
+
+
+# A plain run
+
+
+def test_an_answer_comes_token_by_token_and_ends_once() -> None:
+    driver, chain = connected()
+    session, caller = submit(driver, ask())
+    chain.run(driver)
+    assert caller.tokens == continuation(ask().prompt, 6)
+    assert caller.text == "".join(chr(97 + token) for token in caller.tokens)
+    assert [delta.finish for delta in caller.deltas] == [None] * 5 + ["length"]
+    timings = caller.deltas[-1].timings
+    assert timings is not None
+    assert (timings.prompt_tokens, timings.generated_tokens) == (5, 6)
+    assert chain.closed == [session]
+    assert chain.held_sessions == set()
+    assert driver.load() == DriverLoad(0, 0, 0, SHAPE.capacity_tokens)
+
+
+def test_requests_wait_for_the_first_chain() -> None:
+    driver = make_driver()
+    _, caller = submit(driver, ask())
+    assert driver.load().waiting == 1
+    chain = FakeChain()
+    driver.connect(chain, SHAPE)
+    chain.run(driver)
+    assert caller.tokens == continuation(ask().prompt, 6)
+
+
+def test_no_frame_is_larger_than_the_chain_takes() -> None:
+    driver, chain = connected(ChainShape(SHAPE.capacity_tokens, max_rows=7, max_wanted=2))
+    callers = [submit(driver, ask(20, first=i))[1] for i in range(4)]
+    chain.run(driver)
+    assert chain.most_rows == 7
+    assert max(sum(part.wanted for part in frame.work) for frame in chain.frames) == 2
+    assert [c.tokens for c in callers] == [continuation(ask(20, first=i).prompt, 6) for i in range(4)]
+
+
+def test_results_may_come_out_of_order() -> None:
+    driver, chain = connected(PIPELINE)
+    requests = [ask(3 + i, first=i) for i in range(4)]
+    callers = [submit(driver, request)[1] for request in requests]
+    while not all(caller.is_over for caller in callers):
+        while chain.compute():
+            pass
+        chain.deliver(driver, index=-1)
+    assert [c.tokens for c in callers] == [continuation(request.prompt, 6) for request in requests]
+
+
+def test_sessions_share_the_chain_fairly() -> None:
+    driver, chain = connected(PIPELINE)
+    callers = [submit(driver, ask(9, 50, first=i))[1] for i in range(11)]
+    chain.run(driver, steps=44)
+    early = [len(caller.tokens) for caller in callers]
+    chain.run(driver, steps=44)
+    gained = [len(caller.tokens) - before for caller, before in zip(callers, early, strict=True)]
+    assert min(early) > 5
+    assert max(gained) - min(gained) <= 1, "each frame takes the next few, in turn"
+
+
+def test_more_sessions_than_slots_are_served_one_after_the_other() -> None:
+    driver, chain = connected(max_sessions=2)
+    callers = [submit(driver, ask(first=i))[1] for i in range(5)]
+    chain.run(driver, steps=1)
+    assert (driver.load().running, driver.load().waiting) == (2, 3)
+    chain.run(driver)
+    assert all(caller.finish == "length" for caller in callers)
+
+
+# How answers end
+
+
+def letters(text: str) -> list[int]:
+    return [ord(c) - 97 for c in text]
+
+
+def scripted(driver: Driver, chain: FakeChain, text: str) -> None:
+    """The chain answers these letters whatever was asked; it stops when the driver does."""
+    for token in letters(text):
+        if not chain.frames:
+            return
+        frame = chain.frames.pop(0)
+        (part,) = frame.work
+        driver.take_results(
+            frame.sequence, [Picked(part.session, part.start + len(part.ids) - 1, TokenChoice(token))]
+        )
+
+
+@pytest.mark.parametrize(
+    ("include_stop", "text"), [(False, "xxab"), (True, "xxabstop")], ids=["cut", "included"]
+)
+def test_a_stop_string_ends_the_answer(include_stop: bool, text: str) -> None:
+    driver, chain = connected()
+    _, caller = submit(driver, ask(max_tokens=50, stop=("stop", "never"), include_stop=include_stop))
+    scripted(driver, chain, "xxabstopyyy")
+    assert (caller.finish, caller.text, len(caller.tokens)) == ("stop", text, 8)
+    assert caller.deltas[4].text == "", "what may become a stop string is held back"
+
+
+def test_what_was_held_back_is_given_when_the_answer_ends_otherwise() -> None:
+    driver, chain = connected()
+    _, caller = submit(driver, ask(max_tokens=4, stop=("stop",)))
+    scripted(driver, chain, "xsto")
+    assert (caller.finish, caller.text) == ("length", "xsto")
+
+
+def test_a_stop_id_ends_the_answer_silently() -> None:
+    driver, chain = connected()
+    _, caller = submit(driver, ask(max_tokens=50, stop_ids=frozenset({25})))
+    scripted(driver, chain, "abzcd")
+    assert (caller.finish, caller.text, caller.tokens) == ("stop", "ab", letters("abz"))
+
+
+def test_the_end_of_the_context_ends_the_answer() -> None:
+    driver, chain = connected(context_length=8)
+    _, caller = submit(driver, ask(5, 50, stop=("xyz",)))
+    scripted(driver, chain, "axyz")
+    assert (caller.finish, caller.tokens) == ("length", letters("axy"))
+    assert caller.text == "axy", "the part of a stop string that was held back is not lost"
+    assert driver.load().running == 0
+
+
+def test_a_cancelled_generation_is_freed_and_silent() -> None:
+    driver, chain = connected()
+    stays, other = submit(driver, ask(first=3))
+    leaves, caller = submit(driver, ask())
+    chain.compute()
+    chain.deliver(driver)
+    seen = len(caller.deltas)
+    driver.cancel(leaves)
+    driver.cancel(leaves)
+    driver.cancel(12345)
+    chain.run(driver)
+    assert len(caller.deltas) == seen
+    assert chain.closed.count(leaves) == 1
+    assert chain.held_sessions == set()
+    assert other.tokens == continuation(ask(first=3).prompt, 6)
+    assert stays != leaves
+
+
+def test_a_waiting_generation_can_be_cancelled() -> None:
+    driver = make_driver()
+    generation, caller = submit(driver, ask())
+    driver.cancel(generation)
+    chain = FakeChain()
+    driver.connect(chain, SHAPE)
+    assert chain.frames == []
+    assert caller.deltas == []
+
+
+def test_emitting_may_cancel_another_generation_of_the_same_frame() -> None:
+    driver, chain = connected()
+    second: list[int] = []
+    heard: list[Delta] = []
+
+    def first_caller(delta: Delta | ShardComputeError) -> None:
+        assert isinstance(delta, Delta)
+        heard.append(delta)
+        driver.cancel(second[0])
+
+    driver.connect(FakeChain(), ChainShape(0))  # both are in before the first frame
+    driver.disconnect()
+    driver.submit(ask(), first_caller)
+    generation, caller = submit(driver, ask(first=2))
+    second.append(generation)
+    driver.connect(chain, SHAPE)
+    assert len(chain.frames[0].work) == 2
+    chain.run(driver)
+    assert len(heard) == 6
+    assert caller.deltas == []
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "message"),
+    [
+        (ask(0), UsageError, "empty"),
+        (ask(max_tokens=0), UsageError, "max_tokens"),
+        (GenerationRequest((3, 30), 5), UsageError, "outside the vocabulary"),
+        (GenerationRequest((3, -1), 5), UsageError, "outside the vocabulary"),
+        (ask(1000), PromptTooLongError, "1000 tokens"),
+        (ask(sampling=Sampling(temperature=-1.0)), UsageError, "temperature"),
+    ],
+)
+def test_refuses_what_cannot_work(
+    request_: GenerationRequest, error: type[ShardComputeError], message: str
+) -> None:
+    driver, chain = connected()
+    with pytest.raises(error, match=message):
+        submit(driver, request_)
+    assert chain.frames == []
+    assert driver.load() == DriverLoad(0, 0, 0, SHAPE.capacity_tokens)
+
+
+def test_a_full_queue_refuses_more() -> None:
+    driver, chain = connected(max_sessions=1, max_waiting=2)
+    callers = [submit(driver, ask())[1] for _ in range(3)]
+    with pytest.raises(QueueFullError, match="2 requests"):
+        submit(driver, ask())
+    chain.run(driver)
+    assert all(caller.finish == "length" for caller in callers)
+    submit(driver, ask())
+
+
+# When the chain breaks
+
+
+def test_a_new_chain_computes_exactly_the_known_tokens_again() -> None:
+    driver, lost = connected()
+    request = ask(5, 8, sampling=Sampling(temperature=0.5, seed=9))
+    session, caller = submit(driver, request)
+    lost.run(driver, steps=3)
+    assert len(caller.tokens) == 3
+    driver.disconnect()
+    chain = FakeChain()
+    driver.connect(chain, ChainShape(SHAPE.capacity_tokens, max_rows=3))
+    chain.run(driver)
+    replayed = chain.sent_to(session)[:3]
+    known = (*request.prompt, *continuation(request.prompt, 3))
+    assert [(p.start, p.ids, p.wanted) for p in replayed] == [
+        (0, known[:3], 0),
+        (3, known[3:6], 0),
+        (6, known[6:], 1),
+    ]
+    openings = [opening for frame in chain.frames for opening in frame.openings]
+    assert [(o.session, o.sampling, o.prompt_length) for o in openings] == [(session, request.sampling, 5)]
+    assert caller.tokens == continuation(request.prompt, 8)
+
+
+def test_results_of_a_lost_chain_are_ignored() -> None:
+    driver, lost = connected()
+    request = ask()
+    _, caller = submit(driver, request)
+    lost.run(driver, steps=2)
+    while lost.compute():
+        pass
+    driver.disconnect()
+    lost.deliver(driver)
+    assert len(caller.tokens) == 2
+    chain = FakeChain()
+    driver.connect(chain, SHAPE)
+    for frame in lost.frames:
+        driver.take_results(frame.sequence, [Picked(1, 7, TokenChoice(3))])
+        driver.step_failed(frame.sequence, LinkError("late news"))
+    chain.run(driver)
+    assert caller.tokens == continuation(request.prompt, 6)
+
+
+@pytest.mark.parametrize("steps", range(7))
+def test_wherever_the_chain_breaks_nothing_is_said_twice(steps: int) -> None:
+    driver, lost = connected(PIPELINE)
+    requests = [ask(40, 5), ask(3, 7, first=5)]
+    callers = [submit(driver, request)[1] for request in requests]
+    lost.run(driver, steps)
+    driver.connect(chain := FakeChain(), PIPELINE)  # without a word of the loss
+    chain.run(driver)
+    for caller, request in zip(callers, requests, strict=True):
+        assert caller.tokens == continuation(request.prompt, request.max_tokens)
+        assert [len(delta.tokens) for delta in caller.deltas] == [1] * request.max_tokens
+
+
+def test_cancelling_without_a_chain_leaves_nothing_behind() -> None:
+    driver, _ = connected()
+    generation, caller = submit(driver, ask())
+    driver.disconnect()
+    driver.cancel(generation)
+    driver.connect(chain := FakeChain(), SHAPE)
+    assert chain.frames == []
+    assert caller.deltas == []
+
+
+def test_giving_up_and_closing_tell_everyone() -> None:
+    driver, chain = connected(max_sessions=1)
+    callers = [submit(driver, ask())[1] for _ in range(2)]
+    driver.fail_all(LinkError("the chain will not come back"))
+    assert [type(caller.error) for caller in callers] == [LinkError] * 2
+    assert driver.load().running == driver.load().waiting == 0
+    _, last = submit(driver, ask())
+    driver.close()
+    assert isinstance(last.error, CapacityError)
+    sent = len(chain.frames)
+    chain.run(driver)
+    assert len(chain.frames) == sent
+    with pytest.raises(CapacityError, match="shutting down"):
+        submit(driver, ask())
+
+
+# Scores of a prompt
+
+
+def scores(prompt: Sequence[int]) -> tuple[TokenChoice, ...]:
+    return (TokenChoice(prompt[0]), *(TokenChoice(token, -float(token)) for token in prompt[1:]))
+
+
+def test_the_first_delta_carries_the_prompts_scores() -> None:
+    driver, chain = connected(ChainShape(SHAPE.capacity_tokens, max_wanted=4))
+    requests = [ask(11, prompt_logprobs=1), ask(1, prompt_logprobs=0), ask(7)]
+    callers = [submit(driver, request)[1] for request in requests]
+    chain.run(driver)
+    assert callers[0].deltas[0].prompt == scores(requests[0].prompt)
+    assert callers[1].deltas[0].prompt == scores(requests[1].prompt)
+    assert callers[2].deltas[0].prompt == ()
+    assert all(delta.prompt == () for caller in callers for delta in caller.deltas[1:])
+
+
+def test_scores_are_in_the_prompts_order_whatever_order_they_come_in() -> None:
+    driver, chain = connected(PIPELINE)
+    request = ask(30, prompt_logprobs=0)
+    _, caller = submit(driver, request)
+    while not caller.is_over:
+        while chain.compute():
+            pass
+        chain.deliver(driver, index=-1)
+    assert caller.deltas[0].prompt == scores(request.prompt)
+    assert caller.tokens == continuation(request.prompt, 6)
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_scores_survive_a_lost_chain(steps: int) -> None:
+    driver, lost = connected(PIPELINE)
+    request = ask(21, 3, prompt_logprobs=0)
+    session, caller = submit(driver, request)
+    for _ in range(steps):
+        while lost.compute():
+            pass
+        lost.deliver(driver, index=-1)
+    driver.disconnect()
+    driver.connect(chain := FakeChain(), PIPELINE)
+    chain.run(driver)
+    assert caller.deltas[0].prompt == scores(request.prompt)
+    assert caller.tokens == continuation(request.prompt, 3)
+    asked_again = sum(part.wanted for part in chain.sent_to(session) if part.targets)
+    assert asked_again <= 20 - 8 * (steps > 4), "what is known is not scored again"
+
+
+# Steps that fail
+
+
+def test_a_failed_step_hits_only_its_sessions() -> None:
+    driver, chain = connected(PIPELINE)
+    for first in range(3):
+        submit(driver, ask(16, 4, first=first))  # one frame each
+    assert [len(frame.work) for frame in chain.frames] == [1, 1, 1]
+    driver.fail_all(LinkError("start again with callers"))
+    chain.run(driver)
+    callers = {}
+    for first in range(3):
+        session, caller = submit(driver, ask(16, 4, first=first))
+        callers[session] = caller
+    failing = chain.frames[-2]
+    (part,) = failing.work
+    while chain.compute():
+        pass
+    index = [sequence for sequence, _ in chain.computed].index(failing.sequence)
+    chain.computed[index] = (failing.sequence, BackendError("a kernel broke"))
+    chain.run(driver)
+    for session, caller in callers.items():
+        if session == part.session:
+            assert isinstance(caller.error, BackendError)
+            assert chain.closed.count(session) == 1
+        else:
+            assert caller.finish == "length"
+
+
+def test_frames_behind_a_failed_one_do_not_drag_others_down() -> None:
+    """The failed session's next rows leave a gap: who shares a frame with them is computed again."""
+    driver, chain = make_driver(), FakeChain()
+    _, doomed = submit(driver, ask(40, 4))
+    _, caller = submit(driver, ask(5, 4, first=9))
+    driver.connect(chain, PIPELINE)
+    assert [len(frame.work) for frame in chain.frames] == [1, 2, 1]
+    chain.skip(chain.frames[0])
+    chain.computed.append((chain.frames[0].sequence, BackendError("a kernel broke")))
+    chain.run(driver)
+    assert isinstance(doomed.error, BackendError)
+    assert caller.tokens == continuation(ask(5, first=9).prompt, 4)
+
+
+def test_the_youngest_makes_room_and_goes_on_later() -> None:
+    driver, chain = connected(ChainShape(2 * PAGE_TOKENS), pages=2)
+    requests = [ask(60, 12), ask(60, 12, first=7)]
+    (_, old), (young, caller) = [submit(driver, request) for request in requests]
+    chain.run(driver)
+    assert chain.closed.count(young) == 2, "once to make room, once at its end"
+    assert old.tokens == continuation(requests[0].prompt, 12)
+    assert caller.tokens == continuation(requests[1].prompt, 12)
+    restart = next(i for i, part in enumerate(chain.sent_to(young)) if i and part.start == 0)
+    known = (*requests[1].prompt, *caller.tokens)
+    assert chain.sent_to(young)[restart].ids == known[: len(chain.sent_to(young)[restart].ids)]
+
+
+def test_one_session_that_outgrows_the_memory_is_told() -> None:
+    driver, chain = connected(ChainShape(PAGE_TOKENS), pages=1)
+    _, caller = submit(driver, ask(60, 12))
+    _, other = submit(driver, ask(5, 4))
+    chain.run(driver)
+    assert isinstance(caller.error, CapacityError)
+    assert len(caller.tokens) == 5
+    assert other.tokens == continuation(ask(5, 4).prompt, 4)
+
+
+def test_a_session_whose_opening_was_refused_is_opened_again() -> None:
+    """Its first frame failed for want of memory and someone else made room."""
+    driver, chain = connected()
+    first, _ = submit(driver, ask(5))
+    second, caller = submit(driver, ask(6))
+    third, _ = submit(driver, ask(7))
+    while len(chain.frames) < 2:
+        chain.compute()
+        chain.deliver(driver)
+    frame = chain.frames[1]
+    assert [opening.session for opening in frame.openings] == [second, third]
+    chain.skip(frame)
+    driver.step_failed(frame.sequence, CapacityError("KV memory is full"))
+    assert chain.closed == [third]
+    opened = [opening.session for sent in chain.frames[2:] for opening in sent.openings]
+    assert second in opened
+    chain.run(driver)
+    assert caller.tokens == continuation(ask(6).prompt, 6)
+    assert first == 1
+
+
+def test_rows_behind_a_refused_frame_are_sent_again() -> None:
+    """With several frames in flight, the ones behind a refused one leave a gap; nobody is at fault."""
+    driver, chain = connected(PIPELINE)
+    _, other = submit(driver, ask(4, 8, first=3))
+    chain.compute()
+    chain.deliver(driver)
+    _, caller = submit(driver, ask(40, 4))
+    refused = next(frame for frame in chain.frames if any(p.session == 2 for p in frame.work))
+    chain.skip(refused)
+    chain.computed.append((refused.sequence, CapacityError("KV memory is full")))
+    chain.run(driver)
+    assert caller.tokens == continuation(ask(40).prompt, 4)
+    assert other.tokens == continuation(ask(4, first=3).prompt, 8)
+
+
+# Everything at once
+
+
+def _any_outcome(chain: FakeChain, chance: random.Random) -> int:
+    """Results come in any order; failures, which are all one stage's, in theirs."""
+    index = chance.randrange(len(chain.computed))
+    failures = [i for i, (_, outcome) in enumerate(chain.computed) if isinstance(outcome, ShardComputeError)]
+    return failures[0] if index in failures else index
+
+
+def _storm(driver: Driver, chance: random.Random, pages: int, is_over: Callable[[], bool]) -> None:
+    """Losses, late results and full memory in random order until everyone has an answer."""
+    shape = ChainShape(pages * PAGE_TOKENS, stages=chance.choice([1, 2, 4]), max_rows=chance.choice([5, 64]))
+    driver.connect(chain := FakeChain(pages), shape)
+    for _ in range(20_000):
+        if is_over():
+            return
+        event = chance.random()
+        if event < 0.5:
+            chain.compute()
+        elif event < 0.99 and chain.computed:
+            chain.deliver(driver, _any_outcome(chain, chance))
+        elif event >= 0.995:
+            driver.disconnect()
+            driver.connect(chain := FakeChain(pages), shape)
+    pytest.fail("the answers do not come to an end")
+
+
+@pytest.mark.parametrize("seed", range(1500))
+def test_answers_are_what_they_would_have_been_in_peace(seed: int) -> None:
+    chance = random.Random(seed)
+    driver = make_driver(max_sessions=chance.choice([2, 4, 16]))
+    requests = [
+        ask(
+            chance.choice([1, 9, 62, 120]),
+            chance.randint(1, 20),
+            first=i,
+            prompt_logprobs=chance.choice([None, 0]),
+        )
+        for i in range(7)
+    ]
+    callers = [submit(driver, request)[1] for request in requests]
+    _storm(driver, chance, pages=5, is_over=lambda: all(caller.is_over for caller in callers))
+    for caller, request in zip(callers, requests, strict=True):
+        assert caller.error is None
+        assert caller.tokens == continuation(request.prompt, request.max_tokens)
+        assert caller.deltas[0].prompt == (
+            scores(request.prompt) if request.prompt_logprobs is not None else ()
+        )
+    assert driver.load().running == driver.load().waiting == 0
