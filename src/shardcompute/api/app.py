@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,8 +16,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from shardcompute.api import endpoints
-from shardcompute.api.auth import ApiKeys, KeyGate
+from shardcompute.api.auth import ApiKeys, KeyGate, Verifier
 from shardcompute.api.chat import create_chat_completion
+from shardcompute.api.cluster import CLUSTER_ENDPOINTS, ClusterGate
 from shardcompute.api.completions import create_completion
 from shardcompute.api.context import ApiContext, package_version, request_id_of
 from shardcompute.api.errors import error_response, status_of
@@ -43,6 +45,9 @@ from shardcompute.api.schemas import (
 from shardcompute.api.trail import RequestTrail
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.node.service import Service
+
+if TYPE_CHECKING:
+    from shardcompute.node.admin import ClusterAdmin
 
 _BODY_ERRORS = (400, 404, 413, 415, 503)
 _GENERATION_ERRORS = (*_BODY_ERRORS, 429, 500)
@@ -108,31 +113,37 @@ def create_app(
     service: Service,
     *,
     api_keys: Iterable[str] | None = None,
+    verify_key: Verifier | None = None,
+    admin: ClusterAdmin | None = None,
     limits: Limits | None = None,
     cors_origins: Sequence[str] = (),
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
 ) -> Starlette:
-    """The API over `service`.
+    """The API over `service`; with an `admin`, the routes of its cluster too.
 
-    `api_keys` None leaves it open, which is for loopback only. `cors_origins` are the web origins whose pages
-    may call it; none by default.
+    Requests need a key of `api_keys`, or one that `verify_key` accepts; with neither the API is open, which is
+    for loopback only. `cors_origins` are the web origins whose pages may call it; none by default.
     """
     counted = GenerationMetrics()
-    keys = None if api_keys is None else ApiKeys(api_keys)
-    document = describe(ENDPOINTS, version=package_version(), has_keys=keys is not None)
+    verifiers = [] if api_keys is None else [ApiKeys(api_keys).accepts]
+    if verify_key is not None:
+        verifiers.append(verify_key)
+    endpoints = ENDPOINTS if admin is None else (*ENDPOINTS, *CLUSTER_ENDPOINTS)
+    document = describe(endpoints, version=package_version(), has_keys=bool(verifiers))
 
     async def openapi(request: Request) -> Response:
         return JSONResponse(document)
 
-    routes = [Route(endpoint.path, endpoint.run, methods=[endpoint.method]) for endpoint in ENDPOINTS]
+    routes = [Route(endpoint.path, endpoint.run, methods=[endpoint.method]) for endpoint in endpoints]
     routes.append(Route("/openapi.json", openapi, methods=["GET"]))
     app = Starlette(
         routes=routes,
-        middleware=_middleware(counted, frozenset(route.path for route in routes), keys, cors_origins),
+        middleware=_middleware(counted, frozenset(route.path for route in routes), verifiers, cors_origins),
         exception_handlers={HTTPException: _answer_error, ShardComputeError: _answer_error},
     )
     app.router.redirect_slashes = False
+    app.state.admin = admin
     app.state.context = ApiContext(
         service=service, limits=limits or Limits(), metrics=counted, clock=clock, wall_clock=wall_clock
     )
@@ -140,7 +151,10 @@ def create_app(
 
 
 def _middleware(
-    counted: GenerationMetrics, paths: frozenset[str], keys: ApiKeys | None, cors_origins: Sequence[str]
+    counted: GenerationMetrics,
+    paths: frozenset[str],
+    verifiers: Sequence[Verifier],
+    cors_origins: Sequence[str],
 ) -> list[Middleware]:
     """Outermost first. Preflights carry no key, so CORS comes before the gate."""
     stack = [Middleware(RequestTrail, metrics=counted, known_paths=paths)]
@@ -149,13 +163,12 @@ def _middleware(
             Middleware(
                 CORSMiddleware,
                 allow_origins=list(cors_origins),
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
                 expose_headers=["x-request-id"],
             )
         )
-    if keys is not None:
-        stack.append(Middleware(KeyGate, keys=keys))
+    stack.append(Middleware(KeyGate, verifiers=verifiers) if verifiers else Middleware(ClusterGate))
     return stack
 
 

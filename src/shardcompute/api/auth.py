@@ -1,13 +1,14 @@
-"""API keys: `Authorization: Bearer <key>`, compared as SHA-256 digests in constant time.
+"""API keys: `Authorization: Bearer <key>`, told to a verifier that says whether the request may come in.
 
-Keys are kept as digests only. `/health` answers without a key, so that probes need none.
+`ApiKeys` verifies against a list given at the start, kept as SHA-256 digests and compared in constant time; a
+cluster brings its own book of keys. `/health` answers without a key, so that probes need none.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,6 +17,8 @@ from shardcompute.api.errors import RequestError, error_response
 from shardcompute.core.errors import UsageError
 
 OPEN_PATHS = frozenset({"/health"})
+Verifier = Callable[[str], bool]
+"""Whether a key, as the header has it (bytes read as latin-1), is accepted."""
 
 
 class ApiKeys:
@@ -31,9 +34,9 @@ class ApiKeys:
             )
         self._digests = tuple(_digest(key.encode()) for key in keys)
 
-    def accepts(self, key: bytes) -> bool:
+    def accepts(self, key: str) -> bool:
         """Compares with every digest, so that the time taken does not depend on which one matches."""
-        offered = _digest(key)
+        offered = _digest(key.encode("latin-1"))
         matches = [hmac.compare_digest(offered, digest) for digest in self._digests]
         return any(matches)
 
@@ -41,9 +44,9 @@ class ApiKeys:
 class KeyGate:
     """ASGI middleware that answers 401 to requests without an accepted key."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+    def __init__(self, app: ASGIApp, verifiers: Iterable[Verifier]) -> None:
         self._app = app
-        self._keys = keys
+        self._verifiers = tuple(verifiers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
@@ -60,7 +63,7 @@ class KeyGate:
         key = key.strip()
         if scheme.lower() != "bearer" or not key:
             message = "This server wants an API key and the request has none."
-        elif not self._keys.accepts(key.encode("latin-1")):
+        elif not any(accepts(key) for accepts in self._verifiers):
             message = "The API key is not one that this server accepts."
         else:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,7 +21,7 @@ _REF = "#/components/schemas/{model}"
 class Endpoint:
     """One route: where it is, what runs, and what goes in and out."""
 
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "DELETE"]
     path: str
     run: Callable[[Request], Awaitable[Response]]
     summary: str
@@ -63,9 +64,11 @@ def describe(endpoints: Sequence[Endpoint], *, version: str, has_keys: bool) -> 
 
 
 def _operation(endpoint: Endpoint, schemas: dict[type[BaseModel], Any]) -> dict[str, Any]:
-    content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    content: dict[str, Any] = {}
     if endpoint.reply is not None:
-        content = {"application/json": {"schema": schemas[endpoint.reply]}}
+        content["application/json"] = {"schema": schemas[endpoint.reply]}
+    elif endpoint.chunk is None:
+        content["text/plain"] = {"schema": {"type": "string"}}
     if endpoint.chunk is not None:
         content["text/event-stream"] = {
             "schema": {"type": "string"},
@@ -79,14 +82,12 @@ def _operation(endpoint: Endpoint, schemas: dict[type[BaseModel], Any]) -> dict[
         "summary": endpoint.summary,
         "responses": responses,
     }
-    if "{model}" in endpoint.public_path:
-        parameter = {
-            "name": "model",
-            "in": "path",
-            "required": True,
-            "schema": {"type": "string", "minLength": 1},
-        }
-        operation["parameters"] = [parameter]
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in re.findall(r"\{(\w+)\}", endpoint.public_path)
+    ]
+    if parameters:
+        operation["parameters"] = parameters
     if endpoint.body is not None:
         schema = {"application/json": {"schema": schemas[endpoint.body]}}
         operation["requestBody"] = {"required": True, "content": schema}

@@ -90,6 +90,44 @@ def exactness(
     _write(json_file, results)
 
 
+@app.command()
+def swarm(
+    model: Model = "",
+    weights: Annotated[str, typer.Option(help="Weight form.")] = "int8",
+    workers: Annotated[int, typer.Option(min=1, help="Local workers, one thread each.")] = 2,
+    streams: Annotated[str, typer.Option(help="Streams at once, separated by commas.")] = "1,8,32",
+    rounds: Annotated[int, typer.Option(min=1, help="How often every arm takes its turn.")] = 4,
+    json_file: JsonFile = None,
+) -> None:
+    """Two workers against one process on this machine, as a client sees them."""
+    from shardcompute.bench.swarm import SwarmBench, run_swarm_bench
+
+    counts = [int(part) for part in streams.split(",")]
+    bench = SwarmBench(_model_path(model), weights, workers, counts, rounds=rounds)
+    with _Progress() as say:
+        results = run_swarm_bench(bench, say)
+    _show(results, rows=("arm",), columns=("streams", "stage"))
+    _write(json_file, results)
+
+
+@app.command()
+def failover(
+    model: Model = "",
+    weights: Annotated[str, typer.Option(help="Weight form.")] = "native",
+    workers: Annotated[int, typer.Option(min=2, help="Local workers, stages and standbys together.")] = 3,
+    max_memory: Annotated[str, typer.Option(help="Memory of each worker, such as 150M.")] = "",
+    json_file: JsonFile = None,
+) -> None:
+    """Kill and freeze each stage mid-sentence: what the client sees, and for how long."""
+    from shardcompute.bench.failover import FailoverBench, run_failover_bench
+
+    bench = FailoverBench(_model_path(model), weights, workers, max_memory)
+    with _Progress() as say:
+        results = run_failover_bench(bench, say)
+    _show(results, rows=("how", "stage"), columns=())
+    _write(json_file, results)
+
+
 def _model_path(model: str) -> str:
     """The model's file or folder, fetched if it must be, so that every arm reads the same."""
     from shardcompute.core.settings import load_settings

@@ -176,6 +176,16 @@ Stages = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+def check_device(device: str, backend: Backend) -> None:
+    """UsageError unless the backend can compute on this device."""
+    if not _DEVICE.fullmatch(device):
+        raise UsageError(f"{device!r} is not a device", hint="use cpu, cuda, cuda:1 or mps")
+    if device != "cpu" and backend is not Backend.TORCH:
+        raise UsageError(
+            f"the {backend} backend computes on the cpu, not on {device}", hint="add --backend torch"
+        )
+
+
 def engine_options(
     *,
     weights: WeightForm,
@@ -189,12 +199,7 @@ def engine_options(
     """The engine that the options ask for; UsageError for what contradicts itself."""
     from shardcompute.node.local_service import EngineOptions
 
-    if not _DEVICE.fullmatch(device):
-        raise UsageError(f"{device!r} is not a device", hint="use cpu, cuda, cuda:1 or mps")
-    if device != "cpu" and backend is not Backend.TORCH:
-        raise UsageError(
-            f"the {backend} backend computes on the cpu, not on {device}", hint="add --backend torch"
-        )
+    check_device(device, backend)
     return EngineOptions(
         backend=backend.value,
         form=weights.value,

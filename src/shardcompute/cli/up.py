@@ -1,149 +1,139 @@
-"""`shardcompute up`: serve a model over HTTP, for any OpenAI client."""
+"""`shardcompute up`: serve a model over HTTP, for any OpenAI client, from this machine and all that join it."""
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
-import json
-import secrets
-import shlex
-import socket
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardcompute.cli import options
-from shardcompute.cli.console import Screen, open_screen
-from shardcompute.cli.opening import open_with_progress
-from shardcompute.cli.options import Backend, WeightForm, engine_options
+from shardcompute.cli import options, swarm_options
+from shardcompute.cli.console import open_screen
+from shardcompute.cli.options import Backend, WeightForm, check_device, engine_options
 from shardcompute.core.errors import UsageError
-from shardcompute.core.settings import load_settings
+from shardcompute.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from shardcompute.node.local_service import LocalService
+    from shardcompute.node.launch import LocalWorkers
 
 
 def up(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", help="Model: smollm2 (the default), a folder, a .gguf file or org/repo."
-        ),
-    ] = "",
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 for other machines too.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(metavar="N", min=0, max=65535, help="Port to listen on; 0 for any free one.")
-    ] = 8000,
-    api_key: Annotated[
-        list[str] | None,
+    model: swarm_options.Model = "",
+    host: swarm_options.Host = "127.0.0.1",
+    port: swarm_options.Port = 8000,
+    api_key: swarm_options.ApiKey = None,
+    workers: Annotated[
+        int | None,
         typer.Option(
-            "--api-key",
-            metavar="KEY",
-            help="Key that clients must send; may be repeated. One is made where other machines can connect.",
+            "--workers", metavar="N", min=1, max=64, help="Workers on this machine, by default 3 if they fit."
         ),
     ] = None,
+    no_workers: Annotated[
+        bool, typer.Option("--no-workers", help="No workers on this machine: others will join.")
+    ] = False,
+    local: Annotated[
+        bool, typer.Option("--local", help="Serve from this process alone, without a cluster.")
+    ] = False,
+    data_dir: swarm_options.ClusterFolder = None,
+    name: swarm_options.ClusterName = None,
+    cluster_port: swarm_options.ClusterPort = None,
+    join_port: swarm_options.JoinPort = None,
+    advertise: swarm_options.Advertise = None,
+    chains: swarm_options.Chains = None,
+    kv_tokens: swarm_options.KvTokens = None,
+    max_memory: swarm_options.MaxMemory = None,
     weights: options.Weights = WeightForm.NATIVE,
     backend: options.BackendName = Backend.ONNX,
     device: options.Device = "cpu",
     threads: options.Threads = None,
     context: options.Context = None,
     kv_memory: options.KvMemory = None,
-    stages: options.Stages = 1,
+    stages: Annotated[
+        int | None,
+        typer.Option("--stages", metavar="N", min=1, help="With --local: cut the model into this many stages."),
+    ] = None,
 ) -> None:
     """Serve a model over HTTP until Ctrl-C.
 
-    Speaks OpenAI's protocol. Listens for this machine only unless --host says otherwise; then clients need an
-    API key, which is made and printed if none is given.
+    Starts a cluster on this machine: a coordinator with the HTTP API, and some workers. Other machines join it
+    with the line that it prints. Speaks OpenAI's protocol. Listens for this machine only unless --host says
+    otherwise; then clients need an API key, which is made and printed if none is given.
     """
     screen, settings = open_screen(), load_settings()
-    keys = choose_keys(host, api_key or [])
-    engine = engine_options(
-        weights=weights,
-        backend=backend,
-        device=device,
-        threads=threads,
+    cluster_only = {
+        "--workers": workers,
+        "--no-workers": no_workers or None,
+        "--data-dir": data_dir,
+        "--name": name,
+        "--cluster-port": cluster_port,
+        "--join-port": join_port,
+        "--advertise": advertise,
+        "--chains": chains,
+        "--kv-tokens": kv_tokens,
+        "--max-memory": max_memory,
+    }
+    if local:
+        from shardcompute.cli.serve_local import serve_locally
+
+        _refuse(cluster_only, "a cluster", "leave out --local")
+        engine = engine_options(
+            weights=weights,
+            backend=backend,
+            device=device,
+            threads=threads,
+            context=context,
+            kv_memory=kv_memory,
+            stages=stages or 1,
+        )
+        serve_locally(model, host, port, api_key or [], engine, screen, settings)
+        return
+    from shardcompute.cli.swarm import SwarmPlan, run_swarm
+
+    _refuse({"--kv-memory": kv_memory, "--stages": stages}, "a single process", "add --local")
+    check_device(device, backend)
+    own = None if no_workers else _own_workers(workers, threads, max_memory, backend, device, settings)
+    if no_workers:
+        _refuse(
+            {"--workers": workers, "--threads": threads, "--max-memory": max_memory},
+            "workers on this machine",
+            "leave out --no-workers",
+        )
+    plan = SwarmPlan(
+        model=model,
+        folder=swarm_options.cluster_folder(settings, data_dir),
+        host=host,
+        port=port,
+        keys=api_key or [],
+        form=weights.value,
+        name=name,
+        cluster_port=cluster_port,
+        join_port=join_port,
+        advertise=advertise,
         context=context,
-        kv_memory=kv_memory,
-        stages=stages,
+        kv_tokens=kv_tokens,
+        chains=chains,
+        workers=own,
     )
-    asyncio.run(_check_address(host, port))
-    opened = open_with_progress(model, settings, engine, screen, is_quiet=False)
-    with opened.service:
-        screen.say(f"loaded in {opened.load_s:.1f} s")
-        serve_model(opened.service, host, port, keys, screen)
-    screen.say("stopped")
+    run_swarm(plan, screen, settings)
 
 
-async def _check_address(host: str, port: int) -> None:
-    """A port that is taken is said before the model is fetched and loaded."""
-    from shardcompute.api.server import bind
+def _own_workers(
+    count: int | None,
+    threads: int | None,
+    max_memory: int | None,
+    backend: Backend,
+    device: str,
+    settings: Settings,
+) -> LocalWorkers:
+    from dataclasses import replace
 
-    (await bind(host, port)).close()
+    from shardcompute.node.launch import share_machine
 
-
-def serve_model(service: LocalService, host: str, port: int, keys: list[str], screen: Screen) -> None:
-    """Until a signal asks to stop."""
-    from shardcompute.api import create_app, serve
-
-    def greet(bound_host: str, bound_port: int) -> None:
-        for line in greeting(service.name, reachable_host(bound_host), bound_port, keys):
-            screen.say(line)
-
-    app = create_app(service, api_keys=keys or None)
-    asyncio.run(serve(app, host, port, on_listening=greet))
+    shared = share_machine(count=count, threads=threads or settings.threads, max_memory_bytes=max_memory)
+    return replace(shared, backend=backend.value, device=device)
 
 
-def choose_keys(host: str, given: list[str]) -> list[str]:
-    """The keys to ask for: those given, or a new one if machines other than this one can connect."""
-    for key in given:
-        if not key or not key.isascii() or not key.isprintable() or " " in key:
-            raise UsageError(
-                "an API key is empty or holds characters that no header can carry",
-                hint="use letters, digits, - and _",
-            )
-    if given or is_loopback(host):
-        return given
-    return [f"sk-{secrets.token_urlsafe(24)}"]
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
-def reachable_host(host: str) -> str:
-    """What others can use to reach a server on `host`, where that means any address of this machine."""
-    address = ipaddress.ip_address(host)
-    if not address.is_unspecified:
-        return f"[{host}]" if address.version == 6 else host
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing; asks the system which address it would use
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])
-
-
-def greeting(model: str, host: str, port: int, keys: list[str]) -> list[str]:
-    """What to do next, ready to be copied."""
-    url = f"http://{host}:{port}"
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Why is the sky blue?"}]})
-    header = f" -H {shlex.quote(f'Authorization: Bearer {keys[0]}')}" if keys else ""
-    key = f", api_key={keys[0]!r}" if keys else ""
-    return [
-        "",
-        f"{model} is ready at {url} (for OpenAI clients: {url}/v1)",
-        *([f"API key: {keys[0]}"] if keys else []),
-        "",
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{header} -d {shlex.quote(body)}",
-        "",
-        "  from shardcompute.client import Client",
-        f"  with Client({url!r}{key}) as client:",
-        '      print(client.chat("Why is the sky blue?").text)',
-        "",
-        "Ctrl-C stops it.",
-    ]
+def _refuse(given: dict[str, object | None], what: str, hint: str) -> None:
+    """UsageError for options that would have no effect."""
+    useless = [name for name, value in given.items() if value is not None]
+    if useless:
+        raise UsageError(f"{' and '.join(useless)} only mean something for {what}", hint=hint)

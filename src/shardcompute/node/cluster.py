@@ -28,6 +28,7 @@ from shardcompute.security import (
     ClusterAuthority,
     Credentials,
     KeyBook,
+    KeySummary,
     NodeIdentity,
     Revocations,
     Role,
@@ -175,6 +176,18 @@ class Cluster:
             self._keys, key = self._keys.create(label=label, now_s=time.time())
             self._journal.write_note("keys", self._keys.to_bytes())
         return key
+
+    def keys(self) -> tuple[KeySummary, ...]:
+        return self._keys.summaries()
+
+    def verify_key(self, key: str) -> KeySummary:
+        """Whose API key this is; AuthError if it opens nothing."""
+        return self._keys.verify(key)
+
+    def revoke_key(self, key_id: str) -> None:
+        with self._lock:
+            self._keys = self._keys.revoke(key_id)
+            self._journal.write_note("keys", self._keys.to_bytes())
 
     def close(self) -> None:
         self._desk.close()

@@ -20,6 +20,7 @@ from shardcompute.node.views import (
     LoadingLayers,
     ModelView,
     NodeView,
+    ServingStatus,
     StageTimes,
     StageView,
 )
@@ -102,7 +103,7 @@ def view_models(state: ClusterState, now_s: float) -> tuple[ModelView, ...]:
 def _view_model(
     requested: RequestedModel,
     *,
-    status: str = "unloading",
+    status: ServingStatus = "unloading",
     ready_chains: int = 0,
     missing_bytes: int = 0,
     reasons: tuple[str, ...] = (),
@@ -110,7 +111,7 @@ def _view_model(
     model = requested.model
     return ModelView(
         name=model.name,
-        status=status,  # type: ignore[arg-type] # one of the two sources of a status, both literal
+        status=status,
         weight_form=model.weight_form,
         layer_count=model.layer_count,
         context_length=model.context_length,
@@ -125,14 +126,10 @@ def _view_model(
 
 def view_chains(state: ClusterState, now_s: float, timings: Timings) -> tuple[ChainView, ...]:
     """Chains that are not retired."""
-    return tuple(
-        _view_chain(state, chain, now_s, timings.get(chain.id, ())) for chain in state.live_chains()
-    )
+    return tuple(_view_chain(state, chain, now_s, timings.get(chain.id, ())) for chain in state.live_chains())
 
 
-def _view_chain(
-    state: ClusterState, chain: Chain, now_s: float, timings: Sequence[StageTiming]
-) -> ChainView:
+def _view_chain(state: ClusterState, chain: Chain, now_s: float, timings: Sequence[StageTiming]) -> ChainView:
     plan = predict_chain(state, chain, now_s)
     seconds = {stage.node: stage.step_s for stage in plan.stages} if plan else {}
     times = {timing.node: timing for timing in timings}
@@ -149,8 +146,8 @@ def _view_chain(
             for stage in chain.stages
         ),
         standbys=tuple(_view_stage(state, chain, standby) for standby in chain.standbys),
-        predicted_tokens_per_s_one_stream=plan and plan.predicted_tokens_per_s_one_stream,
-        predicted_tokens_per_s_many=plan and plan.predicted_tokens_per_s_many,
+        predicted_tokens_per_s_one_stream=plan.predicted_tokens_per_s_one_stream if plan else None,
+        predicted_tokens_per_s_many=plan.predicted_tokens_per_s_many if plan else None,
         bottleneck=explain_bottleneck(plan, names) if plan else "",
     )
 
@@ -169,13 +166,16 @@ def _view_stage(
         memory_bytes=memory_of(state.models[chain.model].model, stage),
         fraction=_loaded_fraction(state, chain, stage),
         predicted_s=predicted_s,
-        timing=timing
-        and StageTimes(
-            queue_s=timing.queue_s,
-            compute_s=timing.compute_s,
-            codec_s=timing.codec_s,
-            received_bytes=timing.received_bytes,
-        ),
+        timing=None if timing is None else _view_timing(timing),
+    )
+
+
+def _view_timing(timing: StageTiming) -> StageTimes:
+    return StageTimes(
+        queue_s=timing.queue_s,
+        compute_s=timing.compute_s,
+        codec_s=timing.codec_s,
+        received_bytes=timing.received_bytes,
     )
 
 

@@ -108,6 +108,9 @@ class Driver:
         self._port: ChainPort | None = None
         self._shape = ChainShape(0)
         self._is_closed = False
+        self._last_sent = 0
+        self._freed_after = 0
+        """The last frame that was sent before memory was freed: it, and those before it, may have lacked that."""
         self._ended: list[int] = []
         """Sessions that ended while there was no chain to tell."""
 
@@ -146,6 +149,12 @@ class Driver:
             if known is not None:
                 self._end(known)
                 self._fill()
+
+    def has_started(self, generation: int) -> bool:
+        """Whether the chain works on this generation; not while it waits for a place."""
+        with self._lock:
+            known = self._generations.get(generation)
+            return known is not None and known.started_s > 0
 
     def load(self) -> DriverLoad:
         with self._lock:
@@ -222,9 +231,10 @@ class Driver:
                 return
             if isinstance(error, CapacityError):
                 self._scheduler.undo(frame)
-                victim = self._scheduler.preempt()
-                if victim is not None and self._port is not None:
-                    self._port.close_sessions([victim.id])
+                victim = None if sequence <= self._freed_after else self._scheduler.preempt()
+                if victim is not None:
+                    self._free(victim)
+                if sequence <= self._freed_after:
                     self._fill()
                     return
             for part in frame.work:
@@ -248,6 +258,7 @@ class Driver:
                 generation = self._generations[opening.session]
                 generation.started_s = generation.started_s or now
             self._in_flight[frame.sequence] = frame
+            self._last_sent = frame.sequence
             self._port.send(frame)
 
     def _resume(
@@ -281,10 +292,14 @@ class Driver:
     def _end(self, generation: _Generation) -> None:
         self._scheduler.remove(generation.session)
         self._generations.pop(generation.session.id, None)
+        self._free(generation.session)
+
+    def _free(self, session: Session) -> None:
+        self._freed_after = self._last_sent
         if self._port is not None:
-            self._port.close_sessions([generation.session.id])
+            self._port.close_sessions([session.id])
         else:
-            self._ended.append(generation.session.id)
+            self._ended.append(session.id)
 
     def _check(self, request: GenerationRequest) -> None:
         limits = self._limits

@@ -18,6 +18,7 @@ import psutil
 
 from shardcompute.core.errors import UsageError
 from shardcompute.node.cluster import Cluster, ClusterOptions
+from shardcompute.node.local_service import default_threads
 from shardcompute.node.membership import is_enrolled, join_from, remember
 from shardcompute.node.supervisor import Program, Supervisor
 from shardcompute.security.authority import ClusterAuthority
@@ -60,14 +61,14 @@ def choose_worker_count(available_bytes: int) -> int:
 
 
 def share_machine(
-    *, count: int | None, cores: int, threads: int | None, max_memory_bytes: int | None
+    *, count: int | None = None, threads: int | None = None, max_memory_bytes: int | None = None
 ) -> LocalWorkers:
     """What is not chosen is shared out evenly."""
     available = int(psutil.virtual_memory().available)
     workers = count or choose_worker_count(available)
     return LocalWorkers(
         workers,
-        threads or max(1, cores // workers),
+        threads or max(1, default_threads() // workers),
         max_memory_bytes or int(available * _USABLE) // workers,
     )
 
@@ -85,15 +86,15 @@ def check_cluster_name_of(folder: Path, name: str) -> None:
         )
 
 
-def api_key_of(cluster: Cluster) -> tuple[str, bool]:
-    """(the key that this cluster made for its own API, whether it was made just now)."""
+def api_key_of(cluster: Cluster) -> str:
+    """The key that this cluster made for its own API, now or when it was started first."""
     path = cluster.options.folder / KEY_FILE
     try:
-        return read_private(path).decode("ascii").strip(), False
+        return read_private(path).decode("ascii").strip()
     except FileNotFoundError:
         key = cluster.create_key("made by up")
         create_private(path, f"{key}\n".encode("ascii"))
-        return key, True
+        return key
 
 
 @contextmanager

@@ -88,6 +88,13 @@ def claim(path: Path, name: str = "") -> Iterator[Claim]:
                 path.unlink()
 
 
+def check_free(path: Path) -> None:
+    """UsageError if a process runs from the folder of `path`."""
+    other = read_running(path)
+    if other is not None:
+        raise _already_running(path, other)
+
+
 def read_running(path: Path) -> Running | None:
     """The process that `path` tells of, if it is still there."""
     running = _read(path)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from shardcompute.control.actions import ActivateChain, ConnectChain, ReportUnservable
 from shardcompute.control.state import ClusterState
@@ -22,6 +23,7 @@ from shardcompute.core.generation import Delta, GenerationRequest
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.chain_links import ChainAddress, DriverLinks
 from shardcompute.node.driver import ChainShape, Driver, DriverLimits, Resumption
+from shardcompute.node.request_log import RequestLog
 from shardcompute.node.service import Load, ServedModel
 from shardcompute.wire import Link, Message, StageTiming
 
@@ -53,6 +55,7 @@ class Swarm:
         max_waiting: int = 256,
     ) -> None:
         self.url = url
+        self.requests = RequestLog()
         self._links = DriverLinks(dial, on_link_broken, self._keep_timings)
         self._lock = threading.Lock()
         self._models: dict[str, SwarmModel] = {}
@@ -163,24 +166,28 @@ class Swarm:
         return Load(sum(load.running for load in loads), sum(load.waiting for load in loads), fraction)
 
     async def generate(self, model: str, request: GenerationRequest) -> AsyncIterator[Delta]:
-        driver = self._choose_driver(self._find(model).name)
+        name = self._find(model).name
+        chain, driver = self._choose_driver(name)
         loop = asyncio.get_running_loop()
         deltas: asyncio.Queue[Delta | ShardComputeError] = asyncio.Queue()
 
         def emit(delta: Delta | ShardComputeError) -> None:
             loop.call_soon_threadsafe(deltas.put_nowait, delta)
 
-        generation = driver.submit(request, emit)
-        try:
-            while True:
-                delta = await deltas.get()
-                if isinstance(delta, ShardComputeError):
-                    raise delta
-                yield delta
-                if delta.finish is not None:
-                    return
-        finally:
-            driver.cancel(generation)
+        with self.requests.open(name, chain, len(request.prompt)) as entry:
+            generation = driver.submit(request, emit)
+            entry.has_started = partial(driver.has_started, generation)
+            try:
+                while True:
+                    delta = await deltas.get()
+                    if isinstance(delta, ShardComputeError):
+                        raise delta
+                    entry.saw(delta)
+                    yield delta
+                    if delta.finish is not None:
+                        return
+            finally:
+                driver.cancel(generation)
 
     def _find(self, name: str) -> SwarmModel:
         with self._lock:
@@ -193,8 +200,8 @@ class Swarm:
             f"the model {name!r} is not served here", hint=f"use one of: {known or 'none yet'}"
         )
 
-    def _choose_driver(self, model: str) -> Driver:
-        """The least busy driver of the model; one whose chain is being repaired only where there is no other."""
+    def _choose_driver(self, model: str) -> tuple[str, Driver]:
+        """The least busy chain of the model and its driver; one being repaired only where there is no other."""
         with self._lock:
             if model in self._unservable:
                 raise self._unservable[model]
@@ -202,10 +209,10 @@ class Swarm:
                 chain for chain, name in self._model_of.items() if name == model and chain in self._drivers
             ]
             connected = [chain for chain in chains if chain in self._connected]
-            drivers = [self._drivers[chain] for chain in connected or chains]
+            drivers = [(chain, self._drivers[chain]) for chain in connected or chains]
         if not drivers:
             raise CapacityError(f"{model} is still being loaded", hint="try again in a few seconds")
-        return min(drivers, key=_busyness)
+        return min(drivers, key=lambda each: _busyness(each[1]))
 
     def _keep_timings(self, chain: str, timings: Sequence[StageTiming]) -> None:
         with self._lock:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from shardcompute.control.explain import ModelStatus
 from shardcompute.control.state import ChainStatus, NodeRole, NodeStatus
 
+ServingStatus = ModelStatus | Literal["unloading"]
 FetchStatus = Literal["fetching", "failed"]
 RequestState = Literal["waiting", "prefill", "decode", "done", "failed", "cancelled"]
 
@@ -135,7 +136,7 @@ class ChainView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelView:
     name: str
-    status: ModelStatus | Literal["unloading"]
+    status: ServingStatus
     weight_form: str
     layer_count: int
     context_length: int

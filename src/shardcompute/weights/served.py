@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardcompute.core.errors import CorruptModelError, UnknownModelError, UsageError
@@ -98,7 +98,8 @@ def _packed_layout(layout: Layout) -> tuple[Layout, dict[str, tuple[str, int | N
 
     def pack(layer: int | None, name: str, place: TensorPlace) -> TensorPlace:
         stored = name if layer is None else f"layers.{layer}.{name}"
-        stored = packed.setdefault(place, stored) if layer is None else stored
+        if layer is None:
+            stored = packed.setdefault(replace(place, split="none", unit=1), stored)
         sources.setdefault(stored, (name, layer, place))
         return TensorPlace(stored, place.shape, place.split, place.unit)
 

@@ -105,6 +105,22 @@ def test_a_width_that_no_block_divides_stays_dense(form: str) -> None:
     np.testing.assert_array_equal(converted.values, weights.astype(np.float16).astype(np.float32))
 
 
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_a_block_alone_equals_the_block_among_others(form: str) -> None:
+    weights = random_weights(10, 320)
+    scale = np.random.default_rng(1).uniform(0.1, 3, 320).astype(np.float32)
+    whole = as_blocks(convert(DenseMatrix(weights), form, scale))
+    for row in range(10):
+        for block in range(10):
+            columns = slice(block * 32, block * 32 + 32)
+            alone = as_blocks(convert(DenseMatrix(weights[row : row + 1, columns]), form, scale[columns]))
+            np.testing.assert_array_equal(alone.codes[0, 0], whole.codes[row, block])
+            assert alone.scales[0, 0] == whole.scales[row, block]
+            assert (alone.shifts is None) == (whole.shifts is None)
+            if alone.shifts is not None and whole.shifts is not None:
+                assert alone.shifts[0, 0] == whole.shifts[row, block]
+
+
 @pytest.mark.parametrize("form", ["int8", "int4", "mixed"])
 def test_no_rows(form: str) -> None:
     assert convert(DenseMatrix(np.empty((0, 64), np.float32)), form).shape == (0, 64)
@@ -162,7 +178,7 @@ def test_int4_finds_an_int4_grid_again() -> None:
 def test_int4_beats_plain_rounding() -> None:
     weights = random_weights(100, 256)
     rounded = DenseMatrix(min_max_rounding(weights))
-    assert relative_error(convert(DenseMatrix(weights), "int4"), weights) < 0.93 * relative_error(
+    assert relative_error(convert(DenseMatrix(weights), "int4"), weights) < 0.91 * relative_error(
         rounded, weights
     )
 

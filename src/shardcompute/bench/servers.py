@@ -1,0 +1,150 @@
+"""Real servers for benchmarks: processes started for a measurement, asked over HTTP, stopped afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from shardcompute.core.errors import BackendError
+
+_READY_S = 120.0
+_STOP_S = 20.0
+
+
+@dataclass(slots=True)
+class Stream:
+    """One streamed answer as a client saw it: when each token came (seconds after the request), and the text."""
+
+    arrivals_s: list[float] = field(default_factory=list)
+    text: str = ""
+
+    @property
+    def first_s(self) -> float:
+        return self.arrivals_s[0]
+
+    @property
+    def gaps_s(self) -> list[float]:
+        return [b - a for a, b in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)]
+
+
+class Server:
+    """A running `shardcompute up`."""
+
+    def __init__(self, name: str, url: str, folder: Path, process: subprocess.Popen[str]) -> None:
+        self.name = name
+        self.url = url
+        self.folder = folder
+        self.process = process
+        self.client = httpx.Client(base_url=url, timeout=300.0)
+
+    def state(self) -> dict[str, Any]:
+        """What the cluster says of itself."""
+        answer = self.client.get("/cluster/state")
+        answer.raise_for_status()
+        state: dict[str, Any] = answer.json()
+        return state
+
+    def stream(self, prompt: Sequence[int], tokens: int) -> Stream:
+        """One greedy answer of exactly `tokens` tokens."""
+        body = {
+            "prompt": list(prompt),
+            "max_tokens": tokens,
+            "temperature": 0,
+            "stream": True,
+            "ignore_eos": True,
+            "logprobs": 0,
+        }
+        result = Stream()
+        started = time.perf_counter()
+        with self.client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                raise BackendError(
+                    f"{self.name} answered {response.status_code}: {response.read().decode()[:300]}"
+                )
+            for line in response.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                chunk = json.loads(line[6:])
+                if "error" in chunk:
+                    raise BackendError(f"{self.name} failed mid-stream: {chunk['error']}")
+                for choice in chunk["choices"]:
+                    count = len((choice.get("logprobs") or {}).get("tokens", []))
+                    result.arrivals_s += [time.perf_counter() - started] * count
+                    result.text += choice["text"]
+        return result
+
+    def streams(self, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[list[Stream], float]:
+        """Several answers at once, and how long all of them took."""
+        results: list[Stream | Exception] = [Stream() for _ in prompts]
+
+        def ask(index: int) -> None:
+            try:
+                results[index] = self.stream(prompts[index], tokens)
+            except Exception as error:
+                results[index] = error
+
+        started = time.perf_counter()
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(prompts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        elapsed = time.perf_counter() - started
+        failures = [result for result in results if isinstance(result, Exception)]
+        if failures:
+            raise failures[0]
+        return [result for result in results if isinstance(result, Stream)], elapsed
+
+
+@contextlib.contextmanager
+def serving(name: str, model: str, arguments: Sequence[str]) -> Iterator[Server]:
+    """A server in a folder of its own, ready to answer."""
+    with tempfile.TemporaryDirectory(prefix="shardcompute-bench-", ignore_cleanup_errors=True) as folder:
+        port = _free_port()
+        command = [sys.executable, "-m", "shardcompute", "up", model, "--port", str(port)]
+        command += ["--data-dir", folder, *arguments]
+        log = Path(folder, "bench.log")
+        with log.open("w", encoding="utf-8") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True)
+        try:
+            server = Server(name, f"http://127.0.0.1:{port}", Path(folder), process)
+            _await_ready(server, log)
+            yield server
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_S)
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def _await_ready(server: Server, log: Path) -> None:
+    deadline = time.monotonic() + _READY_S
+    while time.monotonic() < deadline:
+        if server.process.poll() is not None:
+            break
+        with contextlib.suppress(httpx.HTTPError):
+            if server.client.get("/health").status_code == 200:
+                return
+        time.sleep(0.1)
+    last = "; ".join(log.read_text(encoding="utf-8").strip().splitlines()[-3:])
+    raise BackendError(f"{server.name} did not become ready: {last}")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
