@@ -21,14 +21,18 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+def is_any_address(host: str) -> bool:
+    """Whether listening on `host` means listening on every address of this machine."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 def reachable_host(host: str) -> str:
     """What others can use to reach a server on `host`, where that means any address of this machine."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if not address.is_unspecified:
-        return f"[{host}]" if address.version == 6 else host
+    if not is_any_address(host):
+        return f"[{host}]" if ":" in host else host
     return _address_used_for(*_NOBODY) or "127.0.0.1"
 
 

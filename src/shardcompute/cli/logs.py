@@ -21,11 +21,17 @@ _TIME_CHARACTERS = len("2000-01-01T00:00:00.000Z")
 
 def logs(
     name: Annotated[
-        str, typer.Argument(metavar="PROCESS", help="One of them, such as coordinator or worker-1; all if left out.")
+        str,
+        typer.Argument(
+            metavar="PROCESS", help="One of them, such as coordinator or worker-1; all if left out."
+        ),
     ] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")
+    ] = False,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", metavar="N", min=0, help="How many of the last lines of each to show.")
+        int,
+        typer.Option("--lines", "-n", metavar="N", min=0, help="How many of the last lines of each to show."),
     ] = 100,
     data_dir: swarm_options.ClusterFolder = None,
 ) -> None:

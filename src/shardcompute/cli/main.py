@@ -11,9 +11,15 @@ import typer
 
 from shardcompute.cli import bench, models
 from shardcompute.cli.exits import GuardedGroup
+from shardcompute.cli.coordinator import coordinator
+from shardcompute.cli.doctor import doctor
+from shardcompute.cli.down import down
+from shardcompute.cli.join import join
+from shardcompute.cli.logs import logs
 from shardcompute.cli.run import run
 from shardcompute.cli.show import show
 from shardcompute.cli.up import up
+from shardcompute.cli.worker import worker
 
 app = typer.Typer(
     name="shardcompute",
@@ -43,6 +49,12 @@ def root(
 
 app.command()(run)
 app.command()(up)
+app.command()(join)
+app.command()(worker)
+app.command()(coordinator)
+app.command()(down)
+app.command()(logs)
+app.command()(doctor)
 app.command()(models.pull)
 app.command("list")(models.list_models)
 app.command()(show)

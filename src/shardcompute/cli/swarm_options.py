@@ -17,18 +17,15 @@ _CLUSTER = "Cluster"
 
 Model = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL", help="Model: smollm2 (the default), a folder, a .gguf file or org/repo."
-    ),
+    typer.Argument(metavar="MODEL", help="Model: smollm2 (the default), a folder, a .gguf file or org/repo."),
 ]
 Host = Annotated[
-    str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on; 0.0.0.0 for other machines too.")
+    str,
+    typer.Option("--host", metavar="ADDRESS", help="Address to listen on; 0.0.0.0 for other machines too."),
 ]
 Port = Annotated[
     int,
-    typer.Option(
-        "--port", metavar="N", min=0, max=65535, help="Port of the HTTP API; 0 for any free one."
-    ),
+    typer.Option("--port", metavar="N", min=0, max=65535, help="Port of the HTTP API; 0 for any free one."),
 ]
 ApiKey = Annotated[
     list[str] | None,

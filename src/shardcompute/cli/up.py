@@ -49,7 +49,9 @@ def up(
     kv_memory: options.KvMemory = None,
     stages: Annotated[
         int | None,
-        typer.Option("--stages", metavar="N", min=1, help="With --local: cut the model into this many stages."),
+        typer.Option(
+            "--stages", metavar="N", min=1, help="With --local: cut the model into this many stages."
+        ),
     ] = None,
 ) -> None:
     """Serve a model over HTTP until Ctrl-C.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardcompute.cli import options, swarm_options
-from shardcompute.cli.addresses import address_towards, check_ports, reachable_host
+from shardcompute.cli.addresses import address_towards, check_ports, is_any_address
 from shardcompute.cli.console import Screen, open_screen
 from shardcompute.cli.options import Backend, check_device
 from shardcompute.cli.stopping import stop_requested, stop_with_parent
@@ -42,7 +42,9 @@ Advertise = Annotated[
 ]
 Name = Annotated[
     str | None,
-    typer.Option("--name", metavar="NAME", help="What people call this worker, by default the machine's name."),
+    typer.Option(
+        "--name", metavar="NAME", help="What people call this worker, by default the machine's name."
+    ),
 ]
 
 
@@ -69,12 +71,11 @@ class WorkerPlan:
 
         own = address_towards(member.control_urls[0])
         host = self.host or own
-        is_anywhere = reachable_host(host) != host
         return WorkerOptions(
             folder=self.folder,
             host=host,
             port=self.port,
-            advertise=self.advertise or (own if is_anywhere else host),
+            advertise=self.advertise or (own if is_any_address(host) else host),
             name=self.name or "",
             max_memory_bytes=self.max_memory_bytes,
             threads=self.threads or load_settings().threads or default_threads(),
@@ -128,7 +129,8 @@ def run_worker(plan: WorkerPlan, member: Member, screen: Screen, *, is_supervise
         else:
             stack.enter_context(logging_to_file(plan.folder, "worker"))
         options = plan.options(member)
-        check_ports([(options.host, options.port)])
+        if options.port:
+            check_ports([(options.host, options.port)])
         if not is_supervised:
             screen.say(f"a worker of {member.credentials.own.cluster}; Ctrl-C stops it")
         serving = stack.enter_context(closing(Worker(member.credentials, list(member.control_urls), options)))

@@ -22,6 +22,7 @@ from shardcompute.node.coordinator import Coordinator
 from shardcompute.node.endpoint import Endpoint, receive_all
 from shardcompute.node.joining import Admission, Application, JoinDesk
 from shardcompute.node.journal import Journal
+from shardcompute.node.link_probe import answer_probes
 from shardcompute.node.swarm import Swarm, SwarmModel
 from shardcompute.node.weights_server import WeightsServer
 from shardcompute.security import (
@@ -84,6 +85,7 @@ class Cluster:
             {
                 "control": self._serve_control,
                 "weights": self._weights.serve,
+                "probe": answer_probes,
                 "stage": lambda link: receive_all(link, self.swarm.take),
             },
             advertise=options.advertise,

@@ -9,7 +9,7 @@ import msgspec
 from shardcompute.core.errors import LinkError
 
 
-class WeightSource(msgspec.Struct, frozen=True):
+class Peer(msgspec.Struct, frozen=True):
     node: str
     url: str
 
@@ -23,7 +23,7 @@ class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     stop: int
     kv_tokens: int
     context_length: int
-    sources: list[WeightSource]
+    sources: list[Peer]
 
 
 class Unload(msgspec.Struct, frozen=True, tag=True):
@@ -66,11 +66,17 @@ class FenceOff(msgspec.Struct, frozen=True, tag=True):
     epoch: int
 
 
+class Probe(msgspec.Struct, frozen=True, tag=True):
+    """Measure the links to these nodes and report them."""
+
+    peers: list[Peer]
+
+
 class Leave(msgspec.Struct, frozen=True, tag=True):
     """Nothing of the cluster's is left here: the worker may go."""
 
 
-WorkerCommand: TypeAlias = Load | Unload | Connect | FenceOff | Leave
+WorkerCommand: TypeAlias = Load | Unload | Connect | FenceOff | Probe | Leave
 
 
 def encode_command(command: WorkerCommand) -> bytes:

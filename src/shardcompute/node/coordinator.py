@@ -38,6 +38,7 @@ from shardcompute.control.events import (
     CoordinatorStarted,
     Event,
     LinkBroken,
+    LinkMeasured,
     NodeJoined,
     NodeLeft,
     NodeMeasured,
@@ -59,8 +60,9 @@ from shardcompute.node.commands import (
     FenceOff,
     Leave,
     Load,
+    Peer,
+    Probe,
     Unload,
-    WeightSource,
     WorkerCommand,
     decode_connected,
     encode_command,
@@ -74,7 +76,7 @@ from shardcompute.wire.control import Answer, Command, Happened, Heartbeat, Regi
 log = logging.getLogger(__name__)
 _TICK_S = 0.1
 _CONNECT_TIMEOUT_S = 5.0
-_REPORTABLE = (LinkBroken, NodeMeasured, ShardFailed, ShardLoaded, ShardProgressed)
+_REPORTABLE = (LinkBroken, LinkMeasured, NodeMeasured, ShardFailed, ShardLoaded, ShardProgressed)
 
 
 class DriverSide(Protocol):
@@ -195,7 +197,10 @@ class Coordinator:
         if not isinstance(event, _REPORTABLE):
             log.warning("%s reported a %s, which is not its business", node, type(event).__name__)
             return
-        reporter = event.reporter if isinstance(event, LinkBroken) else event.node
+        if isinstance(event, LinkMeasured):
+            reporter = node if node in (event.a, event.b) else event.a
+        else:
+            reporter = event.reporter if isinstance(event, LinkBroken) else event.node
         if reporter != node:
             log.warning("%s spoke for %s", node, reporter)
             return
@@ -273,7 +278,7 @@ class Coordinator:
 
     def _load(self, action: LoadShard | PrepareStandby) -> None:
         model = self._state.models[action.model].model
-        sources = [WeightSource(source.node, source.address) for source in action.sources]
+        sources = [Peer(source.node, source.address) for source in action.sources]
         command = Load(
             chain=action.chain,
             model=action.model,
@@ -281,7 +286,7 @@ class Coordinator:
             stop=action.stop,
             kv_tokens=model.kv_tokens,
             context_length=model.context_length,
-            sources=[*sources, WeightSource(self.node, self._weights_url)],
+            sources=[*sources, Peer(self.node, self._weights_url)],
         )
         self._command(action.node, command, lambda answer: self._retry(action, answer.error))
 
@@ -360,6 +365,10 @@ class Coordinator:
         self._apply(msgspec.structs.replace(event, incarnation=incarnation, now_s=self._clock()))
         interval = self._state.health.heartbeat_interval_s
         self._offer(pump, Registered(incarnation, interval, self._revocations()))
+        others = [
+            Peer(n.id, n.address) for n in self._state.nodes.values() if n.is_live and n.id != event.node
+        ]
+        self._command(event.node, Probe([Peer(self.node, self._weights_url), *others]), lambda _: None)
 
     def _link_ended(self, node: str, pump: LinkPump) -> None:
         member = self._members.get(node)

@@ -15,6 +15,7 @@ import psutil
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.control.events import (
     LinkBroken,
+    LinkMeasured,
     NodeJoined,
     NodeMeasured,
     ShardFailed,
@@ -22,19 +23,21 @@ from shardcompute.control.events import (
     ShardProgressed,
 )
 from shardcompute.control.state import Holding, Shard
-from shardcompute.core.errors import CapacityError, ShardComputeError
+from shardcompute.core.errors import CapacityError, LinkError, ShardComputeError
 from shardcompute.models.spec import Stage
 from shardcompute.node.commands import (
     Connect,
     FenceOff,
     Leave,
     Load,
+    Probe,
     Unload,
     WorkerCommand,
     encode_connected,
 )
 from shardcompute.node.control_client import ControlClient
 from shardcompute.node.endpoint import Endpoint, receive_all
+from shardcompute.node.link_probe import answer_probes, probe_link
 from shardcompute.node.probe import measure_layer, measure_seconds_per_byte
 from shardcompute.node.stage_host import Neighbour, Place, ShardKey, StageHost
 from shardcompute.node.weight_pieces import Supplier
@@ -88,7 +91,12 @@ class Worker:
             credentials,
             options.host,
             options.port,
-            {"stage": self._serve_frames, "driver": self._serve_frames, "weights": self._serve_weights},
+            {
+                "stage": self._serve_frames,
+                "driver": self._serve_frames,
+                "weights": self._serve_weights,
+                "probe": answer_probes,
+            },
             advertise=options.advertise,
         )
         self.node = self._endpoint.node
@@ -169,6 +177,8 @@ class Worker:
             return encode_connected(connected)
         elif isinstance(command, FenceOff):
             self._host.fence(command.chain, command.epoch)
+        elif isinstance(command, Probe):
+            self._probe(command)
         elif isinstance(command, Leave):
             self.left.set()
         return b""
@@ -242,6 +252,16 @@ class Worker:
         self._control.tell(
             NodeMeasured(node=self.node, incarnation=incarnation, model=command.model, layer_s=layer_s)
         )
+
+    def _probe(self, command: Probe) -> None:
+        """Measure what can be reached; what cannot is reported when a chain needs it."""
+        for peer in command.peers:
+            try:
+                quality = probe_link(partial(self._endpoint.dial, peer.url, "probe", peer.node))
+            except LinkError as error:
+                log.info("%s cannot be probed: %s", peer.node, error.message)
+                continue
+            self._control.tell(LinkMeasured(self.node, peer.node, quality.rtt_s, quality.bytes_per_s))
 
     def _unload(self, key: ShardKey) -> None:
         self._host.remove(key)

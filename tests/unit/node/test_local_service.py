@@ -32,21 +32,32 @@ from support.fake_chain import Letters, ask, continuation, next_token
 
 
 class LetterStage:
-    """Picks letters as `support.fake_chain` does. Waits at `gate` before each step, so that a test can hold it."""
+    """Picks letters as `support.fake_chain` does. A test can hold it before a step until it is released."""
 
     def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.gate.set()
         self.entered = threading.Event()
+        self._gate = threading.Event()
+        self._free_steps: int | None = None
         self.failure: Callable[[], Exception] | None = None
         self.tokens: dict[int, list[int]] = {}
         self.is_closed = False
 
+    def hold(self, after: int) -> None:
+        """Let so many more steps pass and stop at the next one; `entered` says when it is there."""
+        self._free_steps = after
+
+    def release(self) -> None:
+        self._free_steps = None
+        self._gate.set()
+
     def step(
         self, work: Sequence[Work], openings: Iterable[Opening], activations: Array | None
     ) -> list[Picked]:
-        self.entered.set()
-        self.gate.wait()
+        if self._free_steps is not None:
+            self._free_steps -= 1
+            if self._free_steps < 0:
+                self.entered.set()
+                self._gate.wait()
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure()
@@ -80,7 +91,7 @@ def service(stage: LetterStage) -> Iterator[LocalService]:
     driver.connect(chain, ChainShape(capacity_tokens=100 * PAGE_TOKENS))
     with LocalService("letters", cast(ModelSpec, None), tokenizer, driver, chain) as opened:
         yield opened
-        stage.gate.set()  # a test that failed must not hang
+        stage.release()  # a test that failed must not hang
 
 
 def ids(deltas: Iterable[Delta]) -> list[int]:
@@ -119,11 +130,13 @@ def test_streams_from_many_threads_do_not_mix(service: LocalService) -> None:
 
 
 def test_closing_a_stream_cancels_it(service: LocalService, stage: LetterStage) -> None:
+    stage.hold(after=1)
     stream = service.stream(ask(max_tokens=90))
     next(stream)
     assert service.load().running == 1
     stream.close()
     assert service.load().running == 0
+    stage.release()
     wait_until_free(service, stage)
 
 
@@ -135,9 +148,14 @@ def test_a_stream_that_is_never_read_costs_nothing(service: LocalService) -> Non
 def test_closing_the_service_ends_streams_and_frees_the_stages(
     service: LocalService, stage: LetterStage
 ) -> None:
+    stage.hold(after=1)
     stream = service.stream(ask(max_tokens=90))
     next(stream)
-    service.close()
+    assert stage.entered.wait(60)
+    with ThreadPoolExecutor(1) as threads:
+        closing = threads.submit(service.close)
+        stage.release()
+        closing.result()
     assert stage.is_closed
     with pytest.raises(CapacityError, match="shut down"):
         list(stream)
@@ -161,6 +179,8 @@ def test_generate_gives_what_stream_gives(service: LocalService) -> None:
 
 
 def test_closing_the_iterator_cancels_the_generation(service: LocalService, stage: LetterStage) -> None:
+    stage.hold(after=1)
+
     async def leave_early() -> int:
         deltas = service.generate("letters", ask(max_tokens=90))
         await anext(deltas)
@@ -170,11 +190,12 @@ def test_closing_the_iterator_cancels_the_generation(service: LocalService, stag
 
     assert asyncio.run(leave_early()) == 1
     assert service.load().running == 0
+    stage.release()
     wait_until_free(service, stage)
 
 
 def test_cancelling_the_task_cancels_the_generation(service: LocalService, stage: LetterStage) -> None:
-    stage.gate.clear()
+    stage.hold(after=0)
 
     async def cancelled() -> None:
         task = asyncio.create_task(collect(service, ask(max_tokens=90)))
@@ -185,33 +206,27 @@ def test_cancelling_the_task_cancels_the_generation(service: LocalService, stage
 
     asyncio.run(cancelled())
     assert service.load().running == 0
-    stage.gate.set()
+    stage.release()
     wait_until_free(service, stage)
 
 
 def test_a_caller_whose_event_loop_is_gone_stops_nobody(service: LocalService, stage: LetterStage) -> None:
-    stage.gate.clear()
-    loop = asyncio.new_event_loop()
+    stage.hold(after=1)
     deltas = service.generate("letters", ask(max_tokens=3))
-    waiting = loop.create_task(anext(deltas))  # type: ignore[arg-type]
-    loop.run_until_complete(asyncio.sleep(0))
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(anext(deltas))  # type: ignore[arg-type]
     assert stage.entered.wait(60)
-    waiting.cancel()
-    generation = max(service.driver._generations)
-    loop.call_soon(loop.stop)  # before the task can hear of its cancellation and tell the driver
-    loop._ready.rotate(1)  # type: ignore[attr-defined]
-    loop.run_forever()
-    assert generation in service.driver._generations
     loop.close()
-    stage.gate.set()
+    stage.release()
     assert ids(service.stream(ask())) == expected(ask())
 
 
-def test_models_codec_and_load(service: LocalService) -> None:
+def test_models_codec_and_load(service: LocalService, stage: LetterStage) -> None:
     (model,) = service.models()
     assert (model.name, model.context_length) == ("letters", 100)
     assert service.codec("letters") is service.codec("default") is service.tokenizer
     assert service.is_ready()
+    stage.hold(after=1)
     stream = service.stream(ask(60, 30))
     next(stream)
     load = service.load()
@@ -235,15 +250,18 @@ def test_errors_come_before_the_first_delta(service: LocalService, stage: Letter
         first_delta(service, ask(), "numbers")
     with pytest.raises(PromptTooLongError):
         first_delta(service, ask(100))
-    stage.gate.clear()
-    with ThreadPoolExecutor(7) as threads:
-        futures = [threads.submit(lambda: ids(service.stream(ask()))) for _ in range(3)]
-        while service.load().running + service.load().waiting < 3:
-            pass
-        with pytest.raises(QueueFullError):
-            first_delta(service, ask())
-        stage.gate.set()
-        assert [future.result() for future in futures] == [expected(ask())] * 3
+    stage.hold(after=0)
+    waiting: list[int] = []
+    answers: list[Delta | ShardComputeError] = []
+    for _ in range(3):  # one in the step that is held, two behind it
+        waiting.append(service.driver.submit(ask(), answers.append))
+    with pytest.raises(QueueFullError):
+        first_delta(service, ask())
+    for generation in waiting:
+        service.driver.cancel(generation)
+    stage.release()
+    assert ids(service.stream(ask())) == expected(ask())
+    assert answers == []
 
 
 @pytest.mark.parametrize(

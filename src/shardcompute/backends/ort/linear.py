@@ -58,7 +58,11 @@ def _write_part(graph: GraphWriter, x: str, matrix: Matrix) -> str:
         return _blocks(graph, x, matrix)
     outliers = graph.node("Gather", [x, graph.constant(matrix.columns)], axis=-1)
     exact = _dense(graph, outliers, matrix.values.astype(np.float32))
-    return graph.node("Add", [_blocks(graph, x, matrix.blocks), exact])
+    # Left in, they would set the scale with which the kernel rounds their neighbours.
+    others = np.ones(matrix.shape[1], dtype=np.float32)
+    others[matrix.columns] = 0
+    quiet = graph.node("Mul", [x, graph.constant(others)])
+    return graph.node("Add", [_blocks(graph, quiet, matrix.blocks), exact])
 
 
 def _dense(graph: GraphWriter, x: str, weight: Float32) -> str:

@@ -1,0 +1,153 @@
+"""What `doctor` looks at. Each check gives findings: what is, whether that is good, and what to do if not."""
+
+from __future__ import annotations
+
+import email.utils
+import importlib.util
+import os
+import shutil
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from shardcompute.weights.disk import format_bytes
+
+PACKAGES = ("shardcompute", "numpy", "onnxruntime", "tokenizers", "cryptography", "starlette", "uvicorn")
+_LEAST_PYTHON = (3, 11)
+_LEAST_DISK_BYTES = 2 << 30
+_LEAST_MEMORY_BYTES = 1 << 30
+_MOST_SKEW_S = 60.0
+_MOST_DRIFT_S = 1.0
+_BEGINNING_S = 1_735_689_600.0  # 2025: no release is older, so no right clock shows less
+_TIMEOUT_S = 3.0
+_SECRETS = ("*.key", "certificate.pem", "cluster.json", "worker.json", "*.sqlite")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`fix` says what to do, and is empty when there is nothing to do."""
+
+    subject: str
+    text: str
+    fix: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        return not self.fix
+
+
+def check_versions() -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    is_old = sys.version_info < _LEAST_PYTHON
+    yield Finding("python", version, "install Python 3.11 or newer" if is_old else "")
+    for name in PACKAGES:
+        try:
+            yield Finding(name, metadata.version(name))
+        except metadata.PackageNotFoundError:
+            is_there = importlib.util.find_spec(name) is not None
+            yield Finding(
+                name,
+                "there, of unknown version" if is_there else "missing",
+                "" if is_there else "install it again: pip install --force-reinstall shardcompute",
+            )
+
+
+def check_clock(
+    wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic
+) -> Callable[[], Iterator[Finding]]:
+    """Look at the clocks now, and again when the returned function is called."""
+    wall_s, steady_s = wall(), steady()
+
+    def again() -> Iterator[Finding]:
+        fix = "set the clock, or turn on time synchronisation (timedatectl set-ntp true)"
+        passed_s, really_s = wall() - wall_s, steady() - steady_s
+        if wall_s < _BEGINNING_S:
+            yield Finding("clock", f"shows {time.strftime('%Y-%m-%d', time.gmtime(wall_s))}", fix)
+        elif abs(passed_s - really_s) > _MOST_DRIFT_S:
+            yield Finding("clock", f"jumped by {passed_s - really_s:+.1f} s while it was watched", fix)
+        else:
+            yield Finding("clock", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(wall_s + passed_s)))
+
+    return again
+
+
+def check_skew(date_header: str, now_s: float) -> Iterator[Finding]:
+    """This machine's clock against the Date that the coordinator's HTTP server sends."""
+    try:
+        skew_s = now_s - email.utils.parsedate_to_datetime(date_header).timestamp()
+    except ValueError:
+        return
+    is_far = abs(skew_s) > _MOST_SKEW_S
+    fix = "set the clocks of both machines: certificates are only good at the right time" if is_far else ""
+    yield Finding("clock and coordinator", f"{skew_s:+.0f} s apart", fix)
+
+
+def check_disk(folder: Path, free_bytes: int | None = None) -> Iterator[Finding]:
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free if free_bytes is None else free_bytes
+    fix = f"free some space, or choose another --data-dir than {folder}" if free < _LEAST_DISK_BYTES else ""
+    yield Finding("disk", f"{format_bytes(free)} free for {folder}", fix)
+    if not os.access(existing, os.W_OK):
+        yield Finding(
+            "folder", f"{existing} cannot be written to", "choose another --data-dir, or change its owner"
+        )
+
+
+def check_memory(available_bytes: int | None = None) -> Iterator[Finding]:
+    available = int(psutil.virtual_memory().available) if available_bytes is None else available_bytes
+    is_short = available < _LEAST_MEMORY_BYTES
+    fix = "close other programs, or start fewer workers with --workers 1" if is_short else ""
+    yield Finding("memory", f"{format_bytes(available)} available", fix)
+
+
+def check_ports_free(
+    wanted: Iterable[tuple[str, int, str]], holder: Callable[[int], str | None]
+) -> Iterator[Finding]:
+    """Of a cluster that is not running: (what for, port, the option that changes it)."""
+    for purpose, port, option in wanted:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            if os.name == "posix":
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+                yield Finding(f"port {port}", f"free ({purpose})")
+            except OSError as error:
+                who = holder(port)
+                text = f"busy, held by {who}" if who else f"cannot be used: {error.strerror}"
+                yield Finding(f"port {port}", f"{text} ({purpose})", f"stop that process, or add {option} 0")
+
+
+def check_reachable(addresses: Iterable[str]) -> Iterator[Finding]:
+    """Coordinators by URL (`tcp://host:port`, `http://host:port`)."""
+    for address in addresses:
+        parts = urlsplit(address)
+        where = f"{parts.hostname}:{parts.port}"
+        try:
+            socket.create_connection((parts.hostname or "", parts.port or 0), _TIMEOUT_S).close()
+            yield Finding("coordinator", f"{where} answers")
+        except OSError as error:
+            yield Finding(
+                "coordinator",
+                f"{where} does not answer: {error.strerror or error}",
+                "start it, and check that its firewall lets this port through",
+            )
+
+
+def check_permissions(folder: Path) -> Iterator[Finding]:
+    """Files with secrets that other users can read."""
+    if os.name != "posix":
+        return
+    secrets = sorted({path for pattern in _SECRETS for path in folder.rglob(pattern) if path.is_file()})
+    loose = [path for path in secrets if stat.S_IMODE(path.stat().st_mode) & 0o077]
+    for path in loose:
+        yield Finding("secrets", f"{path} can be used by other users", f"chmod 600 {path}")
+    if secrets and not loose:
+        yield Finding("secrets", f"{len(secrets)} files, for their owner alone")
