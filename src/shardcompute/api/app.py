@@ -16,9 +16,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from shardcompute.api import endpoints
-from shardcompute.api.auth import ApiKeys, KeyGate, Verifier
+from shardcompute.api.auth import ApiKeys, KeyGate, LocalGate, Verifier
 from shardcompute.api.chat import create_chat_completion
-from shardcompute.api.cluster import CLUSTER_ENDPOINTS, ClusterGate
+from shardcompute.api.cluster import CLUSTER_ENDPOINTS
 from shardcompute.api.completions import create_completion
 from shardcompute.api.context import ApiContext, package_version, request_id_of
 from shardcompute.api.errors import error_response, status_of
@@ -126,16 +126,16 @@ def create_app(
     for loopback only. `cors_origins` are the web origins whose pages may call it; none by default.
     """
     counted = GenerationMetrics()
-    verifiers = [] if api_keys is None else [ApiKeys(api_keys).accepts]
+    verifiers: list[Verifier] = [] if api_keys is None else [ApiKeys(api_keys).accepts]
     if verify_key is not None:
         verifiers.append(verify_key)
-    endpoints = ENDPOINTS if admin is None else (*ENDPOINTS, *CLUSTER_ENDPOINTS)
-    document = describe(endpoints, version=package_version(), has_keys=bool(verifiers))
+    offered = ENDPOINTS if admin is None else (*ENDPOINTS, *CLUSTER_ENDPOINTS)
+    document = describe(offered, version=package_version(), has_keys=bool(verifiers))
 
     async def openapi(request: Request) -> Response:
         return JSONResponse(document)
 
-    routes = [Route(endpoint.path, endpoint.run, methods=[endpoint.method]) for endpoint in endpoints]
+    routes = [Route(endpoint.path, endpoint.run, methods=[endpoint.method]) for endpoint in offered]
     routes.append(Route("/openapi.json", openapi, methods=["GET"]))
     app = Starlette(
         routes=routes,
@@ -168,7 +168,7 @@ def _middleware(
                 expose_headers=["x-request-id"],
             )
         )
-    stack.append(Middleware(KeyGate, verifiers=verifiers) if verifiers else Middleware(ClusterGate))
+    stack.append(Middleware(KeyGate, verifiers=verifiers) if verifiers else Middleware(LocalGate))
     return stack
 
 

@@ -1,13 +1,15 @@
 """API keys: `Authorization: Bearer <key>`, told to a verifier that says whether the request may come in.
 
 `ApiKeys` verifies against a list given at the start, kept as SHA-256 digests and compared in constant time; a
-cluster brings its own book of keys. `/health` answers without a key, so that probes need none.
+cluster brings its own book of keys. `/health` answers without a key, so that probes need none. Where no key is
+asked for, the routes that steer a cluster are for programs on this machine alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 from collections.abc import Callable, Iterable
 
 from starlette.datastructures import Headers
@@ -16,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from shardcompute.api.errors import RequestError, error_response
 from shardcompute.core.errors import UsageError
 
+CLUSTER_PATH = "/cluster/"
 OPEN_PATHS = frozenset({"/health"})
 Verifier = Callable[[str], bool]
 """Whether a key, as the header has it (bytes read as latin-1), is accepted."""
@@ -74,6 +77,43 @@ class KeyGate:
             status=401,
             headers={"www-authenticate": "Bearer"},
         )
+
+
+class LocalGate:
+    """ASGI middleware for an API without keys: 403 to those who would steer a cluster from elsewhere.
+
+    Neither the caller nor the name it calls us by may be foreign: a web page that makes its own name point to
+    this machine is shown no token.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(CLUSTER_PATH) or _is_local(scope):
+            await self._app(scope, receive, send)
+            return
+        refusal = RequestError(
+            "The cluster can be steered without an API key from its own machine only.",
+            hint="call it by an address such as 127.0.0.1, or start it with --api-key",
+            code="forbidden",
+            status=403,
+        )
+        await error_response(refusal)(scope, receive, send)
+
+
+def _is_local(scope: Scope) -> bool:
+    client = scope.get("client")
+    host = Headers(scope=scope).get("host", "").rpartition("@")[2]
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return client is not None and _is_loopback(client[0]) and (name == "localhost" or _is_loopback(name))
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def _digest(key: bytes) -> bytes:

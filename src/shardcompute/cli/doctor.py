@@ -47,7 +47,7 @@ def doctor(
         )
     else:
         for finding in findings:
-            _say(screen, finding)
+            _write(screen, finding)
     bad = sum(not finding.is_good for finding in findings)
     screen.say("all is well" if not bad else f"{bad} of {len(findings)} findings need something to be done")
     if bad:
@@ -125,8 +125,7 @@ def _check_member(folder: Path) -> Iterator[Finding]:
     yield from checks.check_reachable(member.control_urls)
 
 
-def _say(screen: Screen, finding: Finding) -> None:
-    mark, style = ("ok ", "") if finding.is_good else ("BAD", "red")
-    screen.say(f"{mark} {finding.subject}: {finding.text}", style)
+def _write(screen: Screen, finding: Finding) -> None:
+    screen.write(f"{'ok ' if finding.is_good else 'BAD'} {finding.subject}: {finding.text}\n")
     if finding.fix:
-        screen.say(f"    fix: {finding.fix}")
+        screen.write(f"    fix: {finding.fix}\n")

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from shardcompute.cli import bench, models
-from shardcompute.cli.exits import GuardedGroup
 from shardcompute.cli.coordinator import coordinator
 from shardcompute.cli.doctor import doctor
 from shardcompute.cli.down import down
+from shardcompute.cli.exits import GuardedGroup
 from shardcompute.cli.join import join
 from shardcompute.cli.logs import logs
 from shardcompute.cli.run import run

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -60,6 +60,6 @@ def stop_with_parent(stop: threading.Event) -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def _restore(previous: dict[signal.Signals, object]) -> None:
+def _restore(previous: Mapping[signal.Signals, object]) -> None:
     for number, former in previous.items():
         signal.signal(number, former)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from shardcompute.cli.console import Screen
 from shardcompute.cli.greeting import check_keys, greeting, invitation
 from shardcompute.cli.progress import waiting
 from shardcompute.cli.stopping import terminating_as_interrupt
-from shardcompute.cli.swarm_options import CLUSTER_PORT, JOIN_PORT, KV_TOKENS
+from shardcompute.cli.swarm_options import CLUSTER_PORT, CONTEXT, JOIN_PORT, KV_TOKENS
 from shardcompute.core.settings import Settings
 from shardcompute.weights.reference import parse_reference
 
@@ -65,7 +65,7 @@ class SwarmPlan:
             join_port=_or(self.join_port, JOIN_PORT),
             advertise=self.advertise or reachable_host(self.host),
             kv_tokens=_or(self.kv_tokens, KV_TOKENS),
-            **({} if self.context is None else {"context_length": self.context}),
+            context_length=_or(self.context, CONTEXT),
         )
 
 

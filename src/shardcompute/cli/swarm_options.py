@@ -13,6 +13,7 @@ from shardcompute.core.settings import Settings
 CLUSTER_PORT = 7420
 JOIN_PORT = 7421
 KV_TOKENS = 16_384
+CONTEXT = 8192
 _CLUSTER = "Cluster"
 
 Model = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -134,7 +135,7 @@ def _own_workers(
     return replace(shared, backend=backend.value, device=device)
 
 
-def _refuse(given: dict[str, object | None], what: str, hint: str) -> None:
+def _refuse(given: Mapping[str, object | None], what: str, hint: str) -> None:
     """UsageError for options that would have no effect."""
     useless = [name for name, value in given.items() if value is not None]
     if useless:

@@ -36,7 +36,8 @@ class Connect(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Take a place in an epoch of a chain and open the link to whoever comes next.
 
     `keeps_sessions`: this stage was in the epoch before and goes on with its KV. `replays`: whoever comes next is new
-    and gets what this stage has sent before. Answered with `Connected`.
+    and gets what this stage has sent before. Frames are taken from `previous_node` (the driver, for the first stage)
+    alone. Answered with `Connected`.
     """
 
     chain: str
@@ -45,6 +46,7 @@ class Connect(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     stop: int
     next_node: str
     next_url: str
+    previous_node: str
     driver_node: str
     driver_url: str
     is_last: bool

@@ -322,6 +322,7 @@ class Coordinator:
                 stop=stage.stop,
                 next_node=ring[index + 1][0],
                 next_url=ring[index + 1][1],
+                previous_node=ring[index - 1][0],
                 driver_node=action.driver,
                 driver_url=self._driver.url,
                 is_last=index == len(action.stages) - 1,

@@ -16,7 +16,7 @@ from shardcompute.core.errors import LinkClosedError, LinkError, ShardComputeErr
 from shardcompute.security.certificates import check_peer, read_peer
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.revocations import Revocations
-from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, Link, LinkOptions, TcpTransport
+from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, Link, LinkOptions, Message, TcpTransport
 
 log = logging.getLogger(__name__)
 OnLink = Callable[[Link], None]
@@ -123,11 +123,11 @@ class Endpoint:
                 self._links.discard(link)
 
 
-def receive_all(link: Link, take: Callable[..., None]) -> None:
-    """Give every message of a link to `take` until the link ends."""
+def receive_all(link: Link, take: Callable[[Message, memoryview, str], None]) -> None:
+    """Give every message of a link to `take`, with the node that sent it, until the link ends."""
     while True:
         message, body = link.receive()
-        take(message, body)
+        take(message, body, link.peer)
 
 
 def _bracketed(host: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import queue
 import time
@@ -13,7 +14,7 @@ from typing import Self
 import psutil
 
 from shardcompute.backends.executor import ExecutorOptions
-from shardcompute.core.errors import ShardComputeError, UnknownModelError
+from shardcompute.core.errors import ShardComputeError, UnknownModelError, UsageError
 from shardcompute.core.generation import Delta, GenerationRequest
 from shardcompute.core.settings import Settings
 from shardcompute.models.spec import ModelSpec, cut
@@ -98,7 +99,9 @@ class LocalService:
         deltas: asyncio.Queue[Delta | ShardComputeError] = asyncio.Queue()
 
         def emit(delta: Delta | ShardComputeError) -> None:
-            loop.call_soon_threadsafe(deltas.put_nowait, delta)
+            # A loop that was closed has nobody waiting; the chain's thread must go on for the others.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(deltas.put_nowait, delta)
 
         generation = self.driver.submit(request, emit)
         try:
@@ -155,6 +158,11 @@ def open_stages(
 ) -> tuple[list[StageRuntime], ExecutorOptions]:
     """The model cut into `options.stages` stages, each loaded; KV memory is shared out by their layers."""
     spec = checkpoint.spec
+    if not 1 <= options.stages <= spec.layer_count:
+        raise UsageError(
+            f"{checkpoint.name} has {spec.layer_count} layers and cannot be cut into {options.stages} stages",
+            hint=f"use 1 to {spec.layer_count} stages",
+        )
     context = min(options.context_length or 8192, spec.context_length)
     kv_bytes = options.kv_bytes or int(psutil.virtual_memory().available * _KV_FRACTION)
     executor_options = ExecutorOptions(

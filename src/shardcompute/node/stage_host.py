@@ -57,6 +57,11 @@ class Place:
     next: Neighbour
     driver: Neighbour
     is_last: bool
+    previous: str
+    """The node whose frames are taken: the stage before, or the driver where this is the first."""
+
+    def hears(self, sender: str) -> bool:
+        return sender in (self.previous, self.driver.node)
 
 
 @dataclass(slots=True)
@@ -73,7 +78,14 @@ class _Seat:
 class _Arrived:
     frame: StepFrame
     body: memoryview
+    sender: str
     received_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    message: SessionClose
+    sender: str
 
 
 class StageHost:
@@ -98,7 +110,7 @@ class StageHost:
         self._seats: dict[str, _Seat] = {}
         self._fences: dict[str, int] = {}
         self._out: dict[str, LinkPump] = {}
-        self._inbox: queue.SimpleQueue[_Arrived | SessionClose | Callable[[], None] | None] = (
+        self._inbox: queue.SimpleQueue[_Arrived | _Ended | Callable[[], None] | None] = (
             queue.SimpleQueue()
         )
         self._thread = threading.Thread(target=self._serve, name="stages", daemon=True)
@@ -156,12 +168,13 @@ class StageHost:
 
     # What links bring
 
-    def take(self, message: Message, body: memoryview) -> None:
-        """A message from another stage or the driver; anything else is ignored."""
+    def take(self, message: Message, body: memoryview, sender: str) -> None:
+        """A message that node `sender` sent. Only the stage before and the driver of its chain are heard, and of
+        them only frames and the ends of sessions."""
         if isinstance(message, StepFrame):
-            self._inbox.put(_Arrived(message, body, time.perf_counter()))
+            self._inbox.put(_Arrived(message, body, sender, time.perf_counter()))
         elif isinstance(message, SessionClose):
-            self._inbox.put(message)
+            self._inbox.put(_Ended(message, sender))
 
     def close(self) -> None:
         self._inbox.put(None)
@@ -181,7 +194,7 @@ class StageHost:
             try:
                 if isinstance(item, _Arrived):
                     self._step(item)
-                elif isinstance(item, SessionClose):
+                elif isinstance(item, _Ended):
                     self._close_sessions(item)
                 else:
                     item()
@@ -194,6 +207,9 @@ class StageHost:
             seat = self._seats.get(frame.chain)
             is_stale = frame.epoch < self._fences.get(frame.chain, 0)
         if seat is None or is_stale or frame.epoch != seat.place.epoch:
+            return
+        if not seat.place.hears(arrived.sender):
+            self._refused.warning(arrived.sender, "%s sent a frame to chain %s that is not its own", arrived.sender, frame.chain)
             return
         started = time.perf_counter()
         try:
@@ -283,10 +299,11 @@ class StageHost:
         )
         self._send(seat.place.driver, failed, ())
 
-    def _close_sessions(self, message: SessionClose) -> None:
+    def _close_sessions(self, ended: _Ended) -> None:
+        message = ended.message
         with self._lock:
             seat = self._seats.get(message.chain)
-        if seat is not None:
+        if seat is not None and seat.place.hears(ended.sender):
             seat.runtime.close_sessions(message.sessions)
             for session in message.sessions:
                 seat.log.forget(session)
@@ -308,7 +325,10 @@ class StageHost:
         except LinkError:
             self._on_link_broken(to.node)
             raise
-        pump = LinkPump(link, self.take, lambda error: self._lost(to, error))
+        if link.peer != to.node:
+            link.close()
+            raise LinkError(f"{link.peer} answered at {to.url}, where {to.node} was expected")
+        pump = LinkPump(link, _ignore, lambda error: self._lost(to, error))
         with self._lock:
             self._out[to.url] = pump
         pump.start()

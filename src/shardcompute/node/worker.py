@@ -169,6 +169,7 @@ class Worker:
                 Neighbour(command.next_node, command.next_url),
                 Neighbour(command.driver_node, command.driver_url),
                 command.is_last,
+                command.previous_node,
             )
             key = (command.chain, command.start, command.stop)
             connected = self._host.connect(

@@ -135,7 +135,7 @@ class ModelCache:
         incoming = self.folder / _INCOMING / key
         if not path.is_dir() and not incoming.is_dir():
             raise UnknownModelError(
-                f"{reference} is not on this machine", hint="list what is with: shardcompute models"
+                f"{reference} is not on this machine", hint="list what is with: shardcompute list"
             )
         with self.lock(reference, progress or NullProgress()), disk_errors(path):
             freed = _tree_size(path) + _tree_size(incoming)

@@ -161,6 +161,7 @@ class CachedShard:
         check_range(name, self.card.entries[name].size_bytes, start, len(content))
         check_room(self.folder, len(content), f"a part of {self.card.model}")
         path = self._path(name, span)
+        self._unmark(name)  # these bytes were not there when the tensor was found right
         _write_whole(path, content, hashlib.sha256(content).digest())
         with self._lock:
             self._checked.discard(path)
@@ -180,7 +181,7 @@ class CachedShard:
 
     def mark_verified(self, name: str, digest: bytes) -> None:
         """The tensor is all here and its hash is what its origin says."""
-        _write_whole(self.folder / f"{self._keys[name]}.sha256", digest)
+        _write_whole(self._mark(name), digest)
         with self._lock:
             self._verified.add(name)
 
@@ -222,6 +223,9 @@ class CachedShard:
     def _path(self, name: str, span: Span) -> Path:
         return self.folder / f"{self._keys[name]}.{span[0]}-{span[1]}"
 
+    def _mark(self, name: str) -> Path:
+        return self.folder / f"{self._keys[name]}.sha256"
+
     def _read_into(self, name: str, span: Span, offset: int, out: memoryview) -> bool:
         """Fill `out` from a range's file; False if that cannot be done or the file is damaged."""
         path = self._path(name, span)
@@ -241,15 +245,19 @@ class CachedShard:
 
     def _forget(self, name: str, span: Span) -> None:
         path = self._path(name, span)
-        mark = self.folder / f"{self._keys[name]}.sha256"
+        self._unmark(name)
         with self._lock:
-            self._verified.discard(name)
             self._checked.discard(path)
             if span in self._spans[name]:
                 self._spans[name].remove(span)
-        for each in (mark, path):
-            with contextlib.suppress(OSError):
-                each.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+    def _unmark(self, name: str) -> None:
+        with self._lock:
+            self._verified.discard(name)
+        with contextlib.suppress(OSError):
+            self._mark(name).unlink(missing_ok=True)
 
 
 class CachedTensors:

@@ -121,6 +121,16 @@ def test_a_range_that_vanishes_while_open_is_missing(shard: CachedShard) -> None
     assert shard.read("norm", 0, 4) is None
 
 
+def test_bytes_that_come_later_were_not_checked_before(cache: ShardCache, shard: CachedShard) -> None:
+    _fill(shard, "norm")
+    for path in shard.folder.glob("*.0-256"):
+        path.unlink()
+    found = _reopened(cache)
+    found.write("norm", 0, bytes(256))
+    assert not found.missing("norm", 0, 256)
+    assert not found.is_verified("norm")
+
+
 def test_what_was_dropped_is_gone(cache: ShardCache, shard: CachedShard) -> None:
     _fill(shard, "norm", "embedding")
     shard.drop("norm")

@@ -1,0 +1,148 @@
+"""A client for a cluster's own routes, besides those of any server (see `client`).
+
+with ClusterClient("http://127.0.0.1:8000") as cluster:
+    for node in cluster.state().nodes:
+        print(node.name, node.status)
+    for state in cluster.watch():
+        print(state.load.tokens_per_s)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from shardcompute.client import Client, _error_of, _unreachable
+from shardcompute.core.errors import AuthError, BackendError, ShardComputeError
+from shardcompute.node.views import (
+    ClusterChange,
+    ClusterView,
+    FetchView,
+    KeyView,
+    NewKey,
+    NewToken,
+    NodeView,
+    PlanView,
+    RequestView,
+    TokenView,
+    apply_change,
+)
+
+View = TypeVar("View")
+
+
+class ClusterClient(Client):
+    """Talks to one cluster. Errors are those of `core.errors`."""
+
+    def state(self) -> ClusterView:
+        return self._ask("GET", "/cluster/state", ClusterView)
+
+    def watch(self) -> Generator[ClusterView, None, None]:
+        """The state now, and again whenever it has changed. Closing the iterator ends the connection."""
+        view: ClusterView | None = None
+        for kind, data in self._events("/cluster/events"):
+            if kind == "state":
+                view = _decode(data, ClusterView)
+            elif kind == "change" and view is not None:
+                view = apply_change(view, _decode(data, ClusterChange))
+            else:
+                continue
+            yield view
+
+    def requests(self) -> list[RequestView]:
+        """Generations that run, newest first, then the last ones that ended."""
+        return self._list("/cluster/requests", RequestView)
+
+    def plan(self, model: str, *, form: str = "native", chains: int = 1) -> PlanView:
+        """What loading `model` would lead to."""
+        return self._ask("POST", "/cluster/plan", PlanView, _order(model, form, chains))
+
+    def load_model(self, model: str, *, form: str = "native", chains: int = 1) -> FetchView:
+        """Have a model served; `watch` says how far that has come."""
+        return self._ask("POST", "/cluster/models", FetchView, _order(model, form, chains))
+
+    def unload_model(self, name: str) -> None:
+        self._ask("DELETE", f"/cluster/models/{quote(name, safe='')}", dict[str, Any])
+
+    def drain_node(self, node: str) -> NodeView:
+        """By id, name or the start of the id; `watch` says when it is empty."""
+        return self._ask("POST", f"/cluster/nodes/{quote(node, safe='')}/drain", NodeView, {})
+
+    def revoke_node(self, node: str) -> NodeView:
+        return self._ask("DELETE", f"/cluster/nodes/{quote(node, safe='')}", NodeView)
+
+    def create_token(self, *, expires_s: float = 86_400.0, max_uses: int | None = None) -> NewToken:
+        body = {"expires_s": expires_s, "max_uses": max_uses}
+        return self._ask("POST", "/cluster/tokens", NewToken, body)
+
+    def tokens(self) -> list[TokenView]:
+        return self._list("/cluster/tokens", TokenView)
+
+    def revoke_token(self, token_id: str) -> None:
+        self._ask("DELETE", f"/cluster/tokens/{quote(token_id, safe='')}", dict[str, Any])
+
+    def create_key(self, label: str = "") -> NewKey:
+        return self._ask("POST", "/cluster/keys", NewKey, {"label": label})
+
+    def keys(self) -> list[KeyView]:
+        return self._list("/cluster/keys", KeyView)
+
+    def revoke_key(self, key_id: str) -> None:
+        self._ask("DELETE", f"/cluster/keys/{quote(key_id, safe='')}", dict[str, Any])
+
+    def _list(self, path: str, kind: type[View]) -> list[View]:
+        found: list[View] = self._ask("GET", path, dict[str, list[kind]])["data"]  # type: ignore[valid-type]
+        return found
+
+    def _ask(self, method: str, path: str, kind: type[View], body: Mapping[str, Any] | None = None) -> View:
+        response = self._send(self._http.build_request(method, path, json=body))
+        if response.status_code != 200:
+            raise _refusal(response)
+        return _decode(response.content, kind)
+
+    def _events(self, path: str) -> Generator[tuple[str, bytes], None, None]:
+        """Kind and data of each event; the comments that keep a silent stream alive are left out."""
+        response = self._send(self._http.build_request("GET", path), stream=True)
+        try:
+            if response.status_code != 200:
+                response.read()
+                raise _refusal(response)
+            kind = ""
+            for line in response.iter_lines():
+                name, _, value = line.partition(": ")
+                if name == "event":
+                    kind = value
+                elif name == "data":
+                    yield kind, value.encode()
+        except httpx.HTTPError as error:
+            raise _unreachable(self._http.base_url, error) from error
+        finally:
+            response.close()
+
+
+def _order(model: str, form: str, chains: int) -> dict[str, Any]:
+    return {"model": model, "form": form, "chains": chains}
+
+
+def _decode(content: bytes, kind: type[View]) -> View:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.DecodeError as error:
+        raise BackendError(
+            f"The server's answer cannot be understood: {error}.", hint="use the same release as the server"
+        ) from error
+
+
+def _refusal(response: httpx.Response) -> ShardComputeError:
+    error = _error_of(response)
+    if response.status_code in (401, 403):
+        return AuthError(error.message, hint="give the cluster's API key")
+    if response.status_code == 404 and "error" not in response.text:
+        return BackendError(
+            "The server has no routes for clusters.", hint="it serves from one process, or is no ShardCompute"
+        )
+    return error
