@@ -141,7 +141,7 @@ def _refusal(response: httpx.Response) -> ShardComputeError:
     error = _error_of(response)
     if response.status_code in (401, 403):
         return AuthError(error.message, hint="give the cluster's API key")
-    if response.status_code == 404 and "error" not in response.text:
+    if response.status_code == 404 and error.message == "Not Found":
         return BackendError(
             "The server has no routes for clusters.", hint="it serves from one process, or is no ShardCompute"
         )

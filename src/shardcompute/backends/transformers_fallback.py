@@ -35,6 +35,15 @@ def layer_count(folder: Path) -> int:
     return int(_read_config(folder).num_hidden_layers)
 
 
+def context_length(folder: Path) -> int:
+    """How many tokens the model in `folder` was made for; a thousand where its config does not say."""
+    return int(getattr(_read_config(folder), "max_position_embeddings", None) or 1024)
+
+
+def vocab_size(folder: Path) -> int:
+    return int(_read_config(folder).vocab_size)
+
+
 class TransformersExecutor:
     """See Executor. Layers `[stage_start, stage_stop)` of the model in `folder`, embedding and head at its ends."""
 
@@ -88,6 +97,9 @@ class TransformersExecutor:
 
     def session_length(self, session: int) -> int:
         return self._budget.lengths.get(session, 0)
+
+    def sessions(self) -> list[int]:
+        return list(self._budget.lengths)
 
     def kv_usage(self) -> KvUsage:
         return self._budget.usage()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -126,6 +127,30 @@ def failover(
         results = run_failover_bench(bench, say)
     _show(results, rows=("how", "stage"), columns=())
     _write(json_file, results)
+
+
+@app.command()
+def gpu(
+    layers: Annotated[int, typer.Option(min=1, help="Layers of the 8B-shaped model.")] = 32,
+    rounds: Annotated[int, typer.Option(min=1, help="How often every arm takes its turn.")] = 5,
+    json_file: JsonFile = None,
+) -> None:
+    """How near decoding on a CUDA device comes to its memory's bandwidth."""
+    import importlib.util
+
+    from shardcompute.core.errors import BackendError
+
+    if importlib.util.find_spec("torch") is None:
+        raise BackendError("this needs torch and a CUDA device", hint="pip install 'shardcompute[torch]'")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise BackendError("there is no CUDA device here", hint="run it on a machine with an NVIDIA GPU")
+    from shardcompute.bench.gpu import run_gpu_bench
+
+    outcome = run_gpu_bench(layers=layers, rounds=rounds)
+    if json_file is not None:
+        json_file.write_text(json.dumps(outcome, indent=1) + "\n", encoding="utf-8")
 
 
 def _model_path(model: str) -> str:

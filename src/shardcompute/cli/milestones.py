@@ -91,4 +91,4 @@ def _chain_lines(old: Chain | None, chain: Chain, state: ClusterState) -> Iterat
 
 
 def _layers(start: int, stop: int) -> str:
-    return f"layers {start} to {stop - 1}"
+    return f"layers {start} to {stop - 1}" if stop - start > 1 else f"layer {start}"

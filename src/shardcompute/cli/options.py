@@ -35,6 +35,7 @@ class Backend(StrEnum):
     ONNX = "onnx"
     TORCH = "torch"
     NUMPY = "numpy"
+    TRANSFORMERS = "transformers"
 
 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", metavar="N", min=1, help="Longest answer.")]

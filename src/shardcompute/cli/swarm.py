@@ -84,7 +84,7 @@ def run_swarm(plan: SwarmPlan, screen: Screen, settings: Settings) -> None:
         check_ports([(plan.host, plan.port), (plan.host, options.port), (plan.host, options.join_port)])
         with logging_to_file(plan.folder, "coordinator"):
             checkpoint = _open(plan.model, screen, settings)
-            _run(plan, options, checkpoint, held, screen)
+            _run(plan, options, checkpoint, held, screen, settings)
     screen.say("stopped")
 
 
@@ -98,20 +98,28 @@ def _open(model: str, screen: Screen, settings: Settings) -> Checkpoint:
 
 
 def _run(
-    plan: SwarmPlan, options: ClusterOptions, checkpoint: Checkpoint, held: Claim, screen: Screen
+    plan: SwarmPlan,
+    options: ClusterOptions,
+    checkpoint: Checkpoint,
+    held: Claim,
+    screen: Screen,
+    settings: Settings,
 ) -> None:
     from shardcompute.api import create_app
     from shardcompute.node import launch
+    from shardcompute.node.admin import ClusterAdmin
+    from shardcompute.node.cluster import Cluster
     from shardcompute.security.tokens import parse_token
 
     served = launch.Served(checkpoint, plan.form, plan.chains or 1)
     with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(launch.running_cluster(options, served))
+        cluster = stack.enter_context(Cluster(options))
+        admin = stack.enter_context(ClusterAdmin(cluster, settings))
+        for name in launch.prepare(cluster, served):
+            screen.say(f"{name} is not served any more")
         invited = cluster.create_token()
         token = parse_token(invited)
-        keys = plan.keys
-        if not keys and not is_loopback(plan.host):
-            keys = [launch.api_key_of(cluster)]
+        keys = plan.keys if plan.keys or is_loopback(plan.host) else [launch.api_key_of(cluster)]
         held.update(
             name=token.cluster,
             api_key=keys[0] if keys else "",
@@ -121,9 +129,14 @@ def _run(
         if plan.workers is not None:
             screen.say(f"starting {_count(plan.workers.count, 'worker')} on this machine")
             stack.enter_context(launch.running_workers(cluster, token, plan.workers, screen.say))
-        app = create_app(cluster.swarm, api_keys=keys or None)
-        foreground = _Foreground(plan, cluster, app, keys, invited, held, screen)
-        asyncio.run(foreground.serve())
+        launch.serve_from_workers(cluster, served, plan.workers.count if plan.workers else 0)
+        app = create_app(
+            cluster.swarm,
+            api_keys=plan.keys or None,
+            verify_key=admin.verify_key if keys else None,
+            admin=admin,
+        )
+        asyncio.run(_Foreground(plan, cluster, app, keys, invited, held, screen).serve())
         screen.say("stopping")
 
 

@@ -127,5 +127,9 @@ def whole(spec: ModelSpec) -> Stage:
 
 def cut(spec: ModelSpec, count: int) -> list[Stage]:
     """The model in `count` stages of nearly equal length; nothing is dropped."""
-    edges = [round(i * spec.layer_count / count) for i in range(count + 1)]
-    return [Stage(a, b, spec.layer_count) for a, b in itertools.pairwise(edges)]
+    return cut_layers(spec.layer_count, count)
+
+
+def cut_layers(layers: int, count: int) -> list[Stage]:
+    edges = [round(i * layers / count) for i in range(count + 1)]
+    return [Stage(a, b, layers) for a, b in itertools.pairwise(edges)]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardcompute.core.errors import LinkError
+from shardcompute.core.sparing_log import SparingLog
 from shardcompute.core.steps import Opening, Work
 from shardcompute.node.driver import ChainShape, Driver, Resumption
 from shardcompute.node.frames import error_of, picked_of, replay_frame, step_frame
@@ -16,6 +17,7 @@ from shardcompute.node.scheduler import Frame
 from shardcompute.wire import Link, LinkPump, Message, SessionClose, StageTiming, StepFailed, StepResult
 
 log = logging.getLogger(__name__)
+_sparing = SparingLog(log)
 OnTimings = Callable[[str, Sequence[StageTiming]], None]
 
 
@@ -27,6 +29,8 @@ class ChainAddress:
     epoch: int
     first_node: str
     first_url: str
+    nodes: tuple[str, ...]
+    """All stages' nodes; results come from the last, failures from any of them."""
 
 
 class RemoteChain:
@@ -92,10 +96,14 @@ class DriverLinks:
 
     def open(self, address: ChainAddress) -> None:
         """Dial the first stage of a new epoch. Raises LinkError."""
+        first, url = address.first_node, address.first_url
         try:
-            link = self._dial(address.first_url)
+            link = self._dial(url)
+            if link.peer != first:
+                link.close()
+                raise LinkError(f"{link.peer} answered at {url}, where {first} was expected")
         except LinkError:
-            self._on_link_broken(address.first_node)
+            self._on_link_broken(first)
             raise
         port = RemoteChain(address, link, self._lost)
         self._replace(address.chain, port)
@@ -122,14 +130,20 @@ class DriverLinks:
             driver.disconnect()
         self._replace(chain, None)
 
-    def take(self, message: Message, body: memoryview) -> None:
-        """A message that a last stage sent us."""
+    def take(self, message: Message, body: memoryview, sender: str) -> None:
+        """A message that node `sender` sent us; heard from the stages of its chain alone."""
         if not isinstance(message, StepResult | StepFailed):
             return
         with self._lock:
             port = self._ports.get(message.chain)
             driver = self._drivers.get(message.chain)
         if port is None or driver is None or port.address.epoch != message.epoch:
+            return
+        speakers = port.address.nodes if isinstance(message, StepFailed) else port.address.nodes[-1:]
+        if sender not in speakers:
+            _sparing.warning(
+                sender, "%s sent a %s for chain %s", sender, type(message).__name__, message.chain
+            )
             return
         if isinstance(message, StepFailed):
             driver.step_failed(message.sequence, error_of(message))

@@ -90,7 +90,7 @@ class Cluster:
             },
             advertise=options.advertise,
         )
-        self._endpoint.revocations = self._revocations
+        self._endpoint.heed(self._revocations)
         self.node = self._endpoint.node
         self.swarm = Swarm(
             lambda url: self._endpoint.dial(url, "driver"), self._endpoint.url, self._driver_lost_link
@@ -170,8 +170,8 @@ class Cluster:
         with self._lock:
             self._revocations = self._revocations.with_node(node)
             self._journal.write_note("revocations", self._revocations.to_bytes())
-        self._endpoint.revocations = self._revocations
-        self._endpoint.drop(node)
+        self.coordinator.expel(node)
+        self._endpoint.heed(self._revocations)
 
     def create_key(self, label: str) -> str:
         with self._lock:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from shardcompute.core.errors import (
+    BackendError,
     CapacityError,
     PromptTooLongError,
     QueueFullError,
@@ -209,6 +210,9 @@ class Driver:
                 generation.emit(error)
 
     def take_results(self, sequence: int, picked: Sequence[Picked]) -> None:
+        if any(result.choice.id >= self._limits.vocab_size for result in picked):
+            self.step_failed(sequence, BackendError("the last stage chose a token that the model does not have"))
+            return
         with self._lock:
             if self._in_flight.pop(sequence, None) is None:
                 return

@@ -9,16 +9,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from shardcompute.core.errors import LinkClosedError, LinkError, ShardComputeError
+from shardcompute.core.sparing_log import SparingLog
 from shardcompute.security.certificates import check_peer, read_peer
 from shardcompute.security.credentials import Credentials
+from shardcompute.security.names import Role
 from shardcompute.security.revocations import Revocations
 from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, Link, LinkOptions, Message, TcpTransport
 
 log = logging.getLogger(__name__)
+_sparing = SparingLog(log)
 OnLink = Callable[[Link], None]
 """Serves a link until it ends, in a thread of its own."""
 
@@ -39,6 +43,7 @@ class Endpoint:
         self._roles = dict(roles)
         self._lock = threading.Lock()
         self._links: set[Link] = set()
+        self._dialled: weakref.WeakSet[Link] = weakref.WeakSet()
         self._is_closing = False
         self.revocations = Revocations()
         self.node = credentials.identity.node_id
@@ -55,17 +60,29 @@ class Endpoint:
         self._thread = threading.Thread(target=self._accept_all, name="endpoint", daemon=True)
         self._thread.start()
 
-    def dial(self, url: str, role: str, node: str | None = None) -> Link:
-        """A link to the node at `url`; LinkError unless it is `node`, where one is named."""
+    def dial(self, url: str, role: str, node: str | None = None, *, needs: Role | None = None) -> Link:
+        """A link to the node at `url`; LinkError unless it is `node`, and may act as `needs`, where they are named."""
         options = LinkOptions(tls=self._credentials.client_context())
         link = self._transport.dial(url, self._hello(role), options)
         try:
             peer = read_peer(link.certificate)
-            check_peer(peer, cluster=self.cluster, revocations=self.revocations, node_id=node)
+            # What a node calls itself is only as good as its certificate.
+            check_peer(peer, cluster=self.cluster, revocations=self.revocations, node_id=link.peer)
+            check_peer(peer, cluster=self.cluster, revocations=self.revocations, node_id=node, role=needs)
         except ShardComputeError as error:
             link.close()
             raise LinkError(error.message, hint=error.hint) from error
+        with self._lock:
+            self._dialled.add(link)
         return link
+
+    def heed(self, revocations: Revocations) -> None:
+        """Refuse these nodes from now on and end every open link to and from them."""
+        self.revocations = self.revocations.merged(revocations)
+        with self._lock:
+            links = [link for link in (*self._links, *self._dialled) if self._is_revoked(link)]
+        for link in links:
+            link.close()
 
     def close(self) -> None:
         """Stop listening and end every link that others dialled."""
@@ -76,13 +93,6 @@ class Endpoint:
         for link in links:
             link.close()
         self._thread.join()
-
-    def drop(self, node: str) -> None:
-        """End the links that this node dialled."""
-        with self._lock:
-            links = [link for link in self._links if link.peer == node]
-        for link in links:
-            link.close()
 
     def _hello(self, role: str) -> Hello:
         return Hello(VERSION_MIN, VERSION_MAX, self.node, role, self.cluster)
@@ -109,11 +119,17 @@ class Endpoint:
             name = f"{link.role} of {link.peer}"
             threading.Thread(target=self._serve, args=(link,), name=name, daemon=True).start()
 
+    def _is_revoked(self, link: Link) -> bool:
+        return self.revocations.covers(link.peer, read_peer(link.certificate).serial)
+
     def _serve(self, link: Link) -> None:
         try:
+            # The news may have come between its introduction and now.
+            if self._is_revoked(link):
+                return
             self._roles[link.role](link)
         except LinkError as error:
-            log.info("the link from %s ended: %s", link.peer, error.message)
+            _sparing.info(link.peer, "the link from %s ended: %s", link.peer, error.message)
         except Exception:
             log.exception("serving the link from %s failed", link.peer)
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +17,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from shardcompute.core.errors import UsageError
+from shardcompute.control.state import ClusterState
+from shardcompute.core.errors import AuthError, UsageError
 from shardcompute.node.cluster import Cluster, ClusterOptions
 from shardcompute.node.local_service import default_threads
 from shardcompute.node.membership import is_enrolled, join_from, remember
@@ -24,7 +26,7 @@ from shardcompute.node.supervisor import Program, Supervisor
 from shardcompute.security.authority import ClusterAuthority
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.identity import NodeIdentity
-from shardcompute.security.private_files import create_private, read_private
+from shardcompute.security.private_files import read_private, replace_private
 from shardcompute.security.tokens import JoinToken
 from shardcompute.weights.checkpoint import Checkpoint
 
@@ -32,6 +34,7 @@ KEY_FILE = "api.key"
 MOST_WORKERS = 3
 _WORKER_NEEDS_BYTES = 3 << 29
 _USABLE = 0.8
+_WORKERS_WITHIN_S = 20.0
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 
@@ -90,23 +93,45 @@ def api_key_of(cluster: Cluster) -> str:
     """The key that this cluster made for its own API, now or when it was started first."""
     path = cluster.options.folder / KEY_FILE
     try:
-        return read_private(path).decode("ascii").strip()
-    except FileNotFoundError:
+        key = read_private(path).decode("ascii").strip()
+        cluster.verify_key(key)
+    except (FileNotFoundError, UnicodeDecodeError, AuthError):
+        # Made anew if it was revoked meanwhile.
         key = cluster.create_key("made by up")
-        create_private(path, f"{key}\n".encode("ascii"))
-        return key
+        replace_private(path, f"{key}\n".encode("ascii"))
+    return key
 
 
-@contextmanager
-def running_cluster(options: ClusterOptions, served: Served | None) -> Iterator[Cluster]:
-    """A cluster that serves this model and no other."""
-    with Cluster(options) as cluster:
-        for name, requested in cluster.coordinator.state.models.items():
-            if requested.is_wanted and (served is None or name != served.checkpoint.name):
-                cluster.drop(name)
-        if served is not None:
-            cluster.serve(served.checkpoint, form=served.form, chains=served.chains)
-        yield cluster
+def prepare(cluster: Cluster, served: Served) -> list[str]:
+    """Go on serving what was served when the cluster was stopped; other models are dropped and named."""
+    former = [name for name, each in cluster.coordinator.state.models.items() if each.is_wanted]
+    dropped = [name for name in former if name != served.checkpoint.name]
+    for name in dropped:
+        cluster.drop(name)
+    if len(dropped) < len(former):
+        # Workers come back with what they hold: the model has to be known before they do.
+        _serve(cluster, served)
+    return dropped
+
+
+def serve_from_workers(cluster: Cluster, served: Served, count: int) -> None:
+    """Serve a model, unless `prepare` did, once `count` workers are there: a plan should see all of them."""
+    if any(model.name == served.checkpoint.name for model in cluster.swarm.models()):
+        return
+    are_there = threading.Event()
+
+    def look(state: ClusterState) -> None:
+        if sum(node.can_work and node.is_live for node in state.nodes.values()) >= count:
+            are_there.set()
+
+    cluster.coordinator.listen(look)
+    look(cluster.coordinator.state)
+    are_there.wait(_WORKERS_WITHIN_S)
+    _serve(cluster, served)
+
+
+def _serve(cluster: Cluster, served: Served) -> None:
+    cluster.serve(served.checkpoint, form=served.form, chains=served.chains)
 
 
 @contextmanager

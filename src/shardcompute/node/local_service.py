@@ -13,21 +13,22 @@ from typing import Self
 
 import psutil
 
-from shardcompute.backends.executor import ExecutorOptions
+from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.core.errors import ShardComputeError, UnknownModelError, UsageError
 from shardcompute.core.generation import Delta, GenerationRequest
 from shardcompute.core.settings import Settings
-from shardcompute.models.spec import ModelSpec, cut
+from shardcompute.models.spec import Stage, cut_layers
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver import ChainShape, Driver, DriverLimits
 from shardcompute.node.local import LocalChain
 from shardcompute.node.service import Load, ServedModel
+from shardcompute.runtime.fallback import describe_fallback
 from shardcompute.runtime.shard import open_shard
 from shardcompute.runtime.stage import StageRuntime
-from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
+from shardcompute.weights.checkpoint import open_checkpoint, read_config, read_tokenizer
 from shardcompute.weights.progress import Progress
 from shardcompute.weights.reference import parse_reference
-from shardcompute.weights.sources import resolve
+from shardcompute.weights.sources import ModelFiles, resolve
 
 _KV_FRACTION = 0.25
 
@@ -50,11 +51,8 @@ class EngineOptions:
 class LocalService:
     """One model in this process. Leaving the block stops its thread and frees it."""
 
-    def __init__(
-        self, name: str, spec: ModelSpec, tokenizer: Tokenizer, driver: Driver, chain: LocalChain
-    ) -> None:
+    def __init__(self, name: str, tokenizer: Tokenizer, driver: Driver, chain: LocalChain) -> None:
         self.name = name
-        self.spec = spec
         self.tokenizer = tokenizer
         self.driver = driver
         self._chain = chain
@@ -134,58 +132,89 @@ def open_model(
     reference: str, settings: Settings, options: EngineOptions, progress: Progress | None = None
 ) -> LocalService:
     """Fetch what is missing, load the model and start its engine."""
-    with open_checkpoint(resolve(parse_reference(reference), settings, progress)) as checkpoint:
-        tokenizer = checkpoint.tokenizer()
-        stages, executor_options = open_stages(checkpoint, options, settings, progress=None)
-        limits = DriverLimits(
-            checkpoint.spec.vocab_size, executor_options.context_length, max_sessions=options.max_sessions
-        )
-        driver = Driver(tokenizer, limits)
-        chain = LocalChain(stages, driver)
-        capacity = min(stage.kv_usage().free_tokens for stage in stages)
-        driver.connect(
-            chain,
-            ChainShape(capacity, max_rows=executor_options.max_rows, max_wanted=executor_options.max_wanted),
-        )
-        return LocalService(checkpoint.name, checkpoint.spec, tokenizer, driver, chain)
+    files = resolve(parse_reference(reference), settings, progress)
+    if options.backend == "transformers":
+        with files:
+            return _open_fallback(files, options, settings)
+    with open_checkpoint(files) as checkpoint:
+        spec, tokenizer = checkpoint.spec, checkpoint.tokenizer()
+        executor_options = _executor_options(options, settings, spec.context_length)
+
+        def open_stage(stage: Stage, share: ExecutorOptions) -> Executor:
+            return open_shard(
+                checkpoint, stage=stage, backend=options.backend, form=options.form, options=share
+            )
+
+        stages = _open_stages(checkpoint.name, spec.layer_count, options.stages, executor_options, open_stage)
+        return _start(checkpoint.name, tokenizer, spec.vocab_size, stages, executor_options, options)
 
 
-def open_stages(
-    checkpoint: Checkpoint,
-    options: EngineOptions,
-    settings: Settings,
-    progress: Callable[[int, int], None] | None = None,
-) -> tuple[list[StageRuntime], ExecutorOptions]:
-    """The model cut into `options.stages` stages, each loaded; KV memory is shared out by their layers."""
-    spec = checkpoint.spec
-    if not 1 <= options.stages <= spec.layer_count:
+def _open_fallback(files: ModelFiles, options: EngineOptions, settings: Settings) -> LocalService:
+    if options.form not in ("native", "float32"):
         raise UsageError(
-            f"{checkpoint.name} has {spec.layer_count} layers and cannot be cut into {options.stages} stages",
-            hint=f"use 1 to {spec.layer_count} stages",
+            f"models run through transformers keep their weights; {options.form} is not possible",
+            hint="leave --weights away",
         )
-    context = min(options.context_length or 8192, spec.context_length)
-    kv_bytes = options.kv_bytes or int(psutil.virtual_memory().available * _KV_FRACTION)
-    executor_options = ExecutorOptions(
-        kv_bytes=kv_bytes,
-        context_length=context,
+    model = describe_fallback(files)
+    executor_options = _executor_options(options, settings, model.context_length)
+    tokenizer = read_tokenizer(files, read_config(files))
+
+    def open_stage(stage: Stage, share: ExecutorOptions) -> Executor:
+        return model.open_stage(stage.start, stage.stop, share)
+
+    stages = _open_stages(files.name, model.layer_count, options.stages, executor_options, open_stage)
+    return _start(files.name, tokenizer, model.vocab_size, stages, executor_options, options)
+
+
+def _executor_options(options: EngineOptions, settings: Settings, longest: int) -> ExecutorOptions:
+    return ExecutorOptions(
+        kv_bytes=options.kv_bytes or int(psutil.virtual_memory().available * _KV_FRACTION),
+        context_length=min(options.context_length or 8192, longest),
         threads=options.threads or settings.threads or default_threads(),
         device=options.device,
         use_graphs=options.use_graphs,
     )
-    runtimes = []
-    for number, stage in enumerate(cut(spec, options.stages), start=1):
-        share = kv_bytes * stage.count // spec.layer_count
-        executor = open_shard(
-            checkpoint,
-            stage=stage,
-            backend=options.backend,
-            form=options.form,
-            options=replace(executor_options, kv_bytes=share),
+
+
+def _open_stages(
+    name: str,
+    layers: int,
+    count: int,
+    options: ExecutorOptions,
+    open_stage: Callable[[Stage, ExecutorOptions], Executor],
+) -> list[StageRuntime]:
+    """The model in `count` stages, each loaded; KV memory is shared out by their layers."""
+    if not 1 <= count <= layers:
+        raise UsageError(
+            f"{name} has {layers} layers and cannot be cut into {count} stages",
+            hint=f"use 1 to {layers} stages",
         )
-        runtimes.append(StageRuntime(executor, is_first=stage.is_first, is_last=stage.is_last))
-        if progress is not None:
-            progress(number, options.stages)
-    return runtimes, executor_options
+    runtimes = []
+    for stage in cut_layers(layers, count):
+        share = replace(options, kv_bytes=options.kv_bytes * stage.count // layers)
+        runtimes.append(
+            StageRuntime(open_stage(stage, share), is_first=stage.is_first, is_last=stage.is_last)
+        )
+    return runtimes
+
+
+def _start(
+    name: str,
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    stages: list[StageRuntime],
+    executor_options: ExecutorOptions,
+    options: EngineOptions,
+) -> LocalService:
+    limits = DriverLimits(vocab_size, executor_options.context_length, max_sessions=options.max_sessions)
+    driver = Driver(tokenizer, limits)
+    chain = LocalChain(stages, driver)
+    capacity = min(stage.kv_usage().free_tokens for stage in stages)
+    driver.connect(
+        chain,
+        ChainShape(capacity, max_rows=executor_options.max_rows, max_wanted=executor_options.max_wanted),
+    )
+    return LocalService(name, tokenizer, driver, chain)
 
 
 def default_threads() -> int:

@@ -18,6 +18,7 @@ import numpy as np
 
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import LinkError, ShardComputeError
+from shardcompute.core.sparing_log import SparingLog
 from shardcompute.core.steps import Picked
 from shardcompute.node.boundary_log import BoundaryLog
 from shardcompute.node.commands import Connected
@@ -36,6 +37,7 @@ from shardcompute.wire import (
 )
 
 log = logging.getLogger(__name__)
+_sparing = SparingLog(log)
 _REPLAY_ROWS = 256
 ShardKey = tuple[str, int, int]
 """(chain, first layer, layer behind the last)"""
@@ -110,9 +112,7 @@ class StageHost:
         self._seats: dict[str, _Seat] = {}
         self._fences: dict[str, int] = {}
         self._out: dict[str, LinkPump] = {}
-        self._inbox: queue.SimpleQueue[_Arrived | _Ended | Callable[[], None] | None] = (
-            queue.SimpleQueue()
-        )
+        self._inbox: queue.SimpleQueue[_Arrived | _Ended | Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="stages", daemon=True)
         self._thread.start()
 
@@ -200,6 +200,9 @@ class StageHost:
                     item()
             except LinkError as error:
                 log.warning("a frame could not be passed on: %s", error)
+            except Exception:
+                # One bad message must not end the work of all shards.
+                log.exception("a message of the chain could not be served")
 
     def _step(self, arrived: _Arrived) -> None:
         frame = arrived.frame
@@ -209,7 +212,12 @@ class StageHost:
         if seat is None or is_stale or frame.epoch != seat.place.epoch:
             return
         if not seat.place.hears(arrived.sender):
-            self._refused.warning(arrived.sender, "%s sent a frame to chain %s that is not its own", arrived.sender, frame.chain)
+            _sparing.warning(
+                arrived.sender,
+                "%s sent a frame for chain %s, in which it has no such place",
+                arrived.sender,
+                frame.chain,
+            )
             return
         started = time.perf_counter()
         try:
@@ -322,12 +330,12 @@ class StageHost:
             return pump
         try:
             link = self._dial(to.url)
+            if link.peer != to.node:
+                link.close()
+                raise LinkError(f"{link.peer} answered at {to.url}, where {to.node} was expected")
         except LinkError:
             self._on_link_broken(to.node)
             raise
-        if link.peer != to.node:
-            link.close()
-            raise LinkError(f"{link.peer} answered at {to.url}, where {to.node} was expected")
         pump = LinkPump(link, _ignore, lambda error: self._lost(to, error))
         with self._lock:
             self._out[to.url] = pump
@@ -339,3 +347,7 @@ class StageHost:
             self._out.pop(to.url, None)
         log.info("the link to %s ended: %s", to.node, error)
         self._on_link_broken(to.node)
+
+
+def _ignore(message: Message, body: memoryview) -> None:
+    """Nobody has anything to say on a link that we dialled to send frames."""

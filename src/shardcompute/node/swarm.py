@@ -79,9 +79,9 @@ class Swarm:
         for driver in drivers:
             driver.close()
 
-    def take(self, message: Message, body: memoryview) -> None:
-        """What last stages send."""
-        self._links.take(message, body)
+    def take(self, message: Message, body: memoryview, sender: str) -> None:
+        """What stages send."""
+        self._links.take(message, body, sender)
 
     def timings(self) -> dict[str, Sequence[StageTiming]]:
         """Of each chain's newest step, stage by stage."""
@@ -99,7 +99,8 @@ class Swarm:
 
     def open_chain(self, action: ConnectChain) -> None:
         first = action.stages[0]
-        self._links.open(ChainAddress(action.chain, action.epoch, first.node, first.address))
+        nodes = tuple(stage.node for stage in action.stages)
+        self._links.open(ChainAddress(action.chain, action.epoch, first.node, first.address, nodes))
 
     def activate_chain(
         self, action: ActivateChain, state: ClusterState, resumption: Resumption | None

@@ -44,6 +44,11 @@ class Piece:
     stop: int
     needs_origin: bool = False
 
+    @property
+    def kind(self) -> tuple[str, bool]:
+        """Who refuses one piece of a kind refuses all of it: a tensor's bytes, or what only an origin may say."""
+        return (self.tensor, self.needs_origin)
+
 
 class SourceLine:
     """A source and the link to it, which stays open from one fetch to the next."""
@@ -156,7 +161,7 @@ class PieceQueue:
         self._lines = {line for line in lines if not line.is_dropped}
         self._pending = deque(pieces)
         self._under_way = 0
-        self._excluded: dict[str, set[SourceLine]] = {}
+        self._excluded: dict[tuple[str, bool], set[SourceLine]] = {}
         self._reason = "there is no source left"
         self._is_stopped = False
         self.error: Exception | None = None
@@ -219,7 +224,7 @@ class PieceQueue:
     def refuse(self, line: SourceLine, piece: Piece, reason: str) -> None:
         """The source does not have this tensor."""
         with self._changed:
-            self._excluded.setdefault(piece.tensor, set()).add(line)
+            self._excluded.setdefault(piece.kind, set()).add(line)
             self._reason = f"{line.source.name}: {reason}"
             self._under_way -= 1
             self._pending.appendleft(piece)
@@ -227,9 +232,9 @@ class PieceQueue:
             self._changed.notify_all()
 
     def exclude(self, lines: Iterable[SourceLine], tensor: str) -> bool:
-        """Ask these sources for a tensor no more; False if nobody would be left to ask."""
+        """Ask these sources for a tensor's bytes no more; False if nobody would be left to ask."""
         with self._changed:
-            excluded = self._excluded.setdefault(tensor, set())
+            excluded = self._excluded.setdefault((tensor, False), set())
             excluded.update(lines)
             return bool(self._lines - excluded)
 
@@ -253,7 +258,7 @@ class PieceQueue:
     def _may_give(self, line: SourceLine, piece: Piece) -> bool:
         if piece.needs_origin and not line.source.is_origin:
             return False
-        return line not in self._excluded.get(piece.tensor, ())
+        return line not in self._excluded.get(piece.kind, ())
 
     def _check_sources(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:

@@ -45,6 +45,7 @@ from shardcompute.node.weights_client import RemoteTensors, fetch_card, open_rem
 from shardcompute.node.weights_server import CachedModels, WeightsServer
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.security.credentials import Credentials
+from shardcompute.security.names import Role
 from shardcompute.security.revocations import Revocations
 from shardcompute.version import VERSION
 from shardcompute.weights.shard_cache import ShardCache
@@ -102,7 +103,7 @@ class Worker:
         self.node = self._endpoint.node
         self._host = StageHost(self.node, lambda url: self._endpoint.dial(url, "stage"), self._link_broken)
         self._control = ControlClient(
-            lambda url: self._endpoint.dial(url, "control"),
+            lambda url: self._endpoint.dial(url, "control", needs=Role.COORDINATOR),
             control_urls,
             self._describe,
             self._carry_out,
@@ -155,7 +156,7 @@ class Worker:
         )
 
     def _registered(self, incarnation: int, revocations: Revocations) -> None:
-        self._endpoint.revocations = revocations
+        self._endpoint.heed(revocations)
         log.info("registered as %s, incarnation %d", self.node, incarnation)
 
     def _carry_out(self, command: WorkerCommand) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Literal, get_args
 
 from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.core.errors import BackendError, UsageError
@@ -12,8 +11,7 @@ from shardcompute.models.spec import ModelSpec, Stage, whole
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.quantise import WEIGHT_FORMS
 
-BackendName = Literal["onnx", "torch", "numpy"]
-BACKENDS: tuple[str, ...] = get_args(BackendName)
+BACKENDS: tuple[str, ...] = ("onnx", "torch", "numpy")
 
 
 def open_shard(

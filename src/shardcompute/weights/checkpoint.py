@@ -57,19 +57,7 @@ class Checkpoint:
     def tokenizer(self) -> Tokenizer:
         if self.files.kind == "gguf":
             return Tokenizer.from_gguf(self.tensors.metadata)
-        text = self.files.read_text("tokenizer.json")
-        if text is None:
-            raise CorruptModelError(
-                f"{self.name} has no tokenizer.json", hint="convert its tokenizer to tokenizer.json first"
-            )
-        return Tokenizer.from_hf(
-            text,
-            tokenizer_config=_read_json(self.files, "tokenizer_config.json"),
-            chat_template=self.files.read_text("chat_template.jinja"),
-            special_tokens_map=_read_json(self.files, "special_tokens_map.json"),
-            generation_config=_read_json(self.files, "generation_config.json"),
-            model_eos=self.config.get("eos_token_id"),
-        )
+        return read_tokenizer(self.files, self.config)
 
     def close(self) -> None:
         self.tensors.close()
@@ -98,6 +86,23 @@ def open_checkpoint(files: ModelFiles) -> Checkpoint:
             spec, layout = from_hf_config(config, set(tensors.entries))
         on_error.pop_all()
         return Checkpoint(files.name, spec, layout, tensors, files, config)
+
+
+def read_tokenizer(files: ModelFiles, config: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder."""
+    text = files.read_text("tokenizer.json")
+    if text is None:
+        raise CorruptModelError(
+            f"{files.name} has no tokenizer.json", hint="convert its tokenizer to tokenizer.json first"
+        )
+    return Tokenizer.from_hf(
+        text,
+        tokenizer_config=_read_json(files, "tokenizer_config.json"),
+        chat_template=files.read_text("chat_template.jinja"),
+        special_tokens_map=_read_json(files, "special_tokens_map.json"),
+        generation_config=_read_json(files, "generation_config.json"),
+        model_eos=config.get("eos_token_id"),
+    )
 
 
 def read_config(files: ModelFiles) -> dict[str, Any]:

@@ -79,16 +79,18 @@ def stored_bytes(tensors: ShardTensors, layout: Layout) -> int:
 
 def check_stage(file: TensorFile, layout: Layout, start: int, stop: int) -> None:
     """Raise CorruptModelError where a tensor of layers `[start, stop)` (or of the ends) has another shape."""
-    places = list(layout.model.values())
-    for layer in layout.layers[start:stop]:
-        places.extend(layer.values())
-    for place in places:
-        shape = find_entry(file, place.stored).shape
-        expected = _stored_shape(place, shape)
-        if shape != expected:
+    expected: dict[str, tuple[int, ...]] = {}
+    for places in (layout.model, *layout.layers[start:stop]):
+        for place in places.values():
+            shape = _stored_shape(place)
+            # Parts of one tensor (q, k and v, or experts) together reach its end.
+            expected[place.stored] = tuple(map(max, expected.get(place.stored, shape), shape))
+    for stored, wanted in expected.items():
+        shape = find_entry(file, stored).shape
+        if shape != wanted:
             raise CorruptModelError(
-                f"{place.stored} in {file.name} has the shape {_shape(shape)} where the config calls for "
-                f"{_shape(expected)}",
+                f"{stored} in {file.name} has the shape {_shape(shape)} where the config calls for "
+                f"{_shape(wanted)}",
                 hint="the config and the weights do not belong together; fetch the model again",
             )
 
@@ -172,21 +174,17 @@ def rank_span(place: TensorPlace, rank: Rank) -> Span:
     return edges[0], edges[1]
 
 
-def _stored_shape(place: TensorPlace, actual: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that the stored tensor must have; axes that the place does not determine are taken as they are."""
+def _stored_shape(place: TensorPlace) -> tuple[int, ...]:
+    """The least shape of the stored tensor: this part is its end, this expert its last."""
     shape = place.shape
     if place.every is not None:
         shape = (shape[0] * place.every[1], *shape[1:])
     if place.rows is not None:
-        # The rows behind this part belong to others, which are checked for themselves.
-        axis = 1 if place.expert is not None else 0
-        behind = actual[axis] if len(actual) > axis else 0
-        shape = (max(behind, place.rows[1]), *shape[1:])
+        shape = (place.rows[1], *shape[1:])
     if place.is_transposed:
         shape = shape[::-1]
     if place.expert is not None:
-        count = actual[0] if actual else 0
-        shape = (max(count, place.expert + 1), *shape)
+        shape = (place.expert + 1, *shape)
     return shape
 
 

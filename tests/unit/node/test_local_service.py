@@ -65,8 +65,10 @@ class LetterStage:
         for part in work:
             tokens = self.tokens.setdefault(part.session, [])
             tokens[part.start :] = part.ids
-            for row in range(len(tokens) - part.wanted, len(tokens)):
-                picked.append(Picked(part.session, row, TokenChoice(next_token(tokens[: row + 1]))))
+            picked += [
+                Picked(part.session, row, TokenChoice(next_token(tokens[: row + 1])))
+                for row in range(len(tokens) - part.wanted, len(tokens))
+            ]
         return picked
 
     def close_sessions(self, sessions: Iterable[int]) -> None:
@@ -89,7 +91,7 @@ def service(stage: LetterStage) -> Iterator[LocalService]:
     driver = Driver(tokenizer, limits)
     chain = LocalChain([cast(StageRuntime, stage)], driver)
     driver.connect(chain, ChainShape(capacity_tokens=100 * PAGE_TOKENS))
-    with LocalService("letters", cast(ModelSpec, None), tokenizer, driver, chain) as opened:
+    with LocalService("letters", tokenizer, driver, chain) as opened:
         yield opened
         stage.release()  # a test that failed must not hang
 
@@ -252,10 +254,9 @@ def test_errors_come_before_the_first_delta(service: LocalService, stage: Letter
     with pytest.raises(PromptTooLongError):
         first_delta(service, ask(100))
     stage.hold(after=0)
-    waiting: list[int] = []
     answers: list[Delta | ShardComputeError] = []
-    for _ in range(3):  # one in the step that is held, two behind it
-        waiting.append(service.driver.submit(ask(), answers.append))
+    # One in the step that is held, two behind it.
+    waiting = [service.driver.submit(ask(), answers.append) for _ in range(3)]
     with pytest.raises(QueueFullError):
         first_delta(service, ask())
     for generation in waiting:
@@ -282,12 +283,15 @@ def test_a_failed_step_is_an_error_of_ours_and_the_service_goes_on(
     message: str,
     is_async: bool,
 ) -> None:
-    stage.failure = failure
-    with pytest.raises(error, match=message) as raised:
+    def generate() -> None:
         if is_async:
             asyncio.run(collect(service, ask()))
         else:
             list(service.stream(ask()))
+
+    stage.failure = failure
+    with pytest.raises(error, match=message) as raised:
+        generate()
     assert isinstance(raised.value, ShardComputeError)
     assert ids(service.stream(ask())) == expected(ask())
 

@@ -1,0 +1,228 @@
+"""Links of a test's own network: real TCP and TLS, but a node can be frozen, killed or cut off from another.
+
+`LabNetwork` stands in for `TcpTransport` (see `patched`). It knows every link by the node that holds that end of it:
+a frozen node's ends neither send nor deliver, as if its process were stopped while the system keeps its sockets; a
+dead node's ends are all closed at once; a cut closes what carries frames between two nodes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+from unittest import mock
+
+from shardcompute.core.errors import LinkClosedError, LinkError
+from shardcompute.node import endpoint
+from shardcompute.wire import Hello, Link, LinkOptions, Message, TcpTransport
+from shardcompute.wire.framing import Body
+from shardcompute.wire.links import Admit, LinkStats
+from shardcompute.wire.tcp import TcpListener
+
+_DATA_ROLES = ("stage", "driver")
+
+
+class Gate:
+    """Open, or shut for all who pass; `wait` also ends when the link does."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._open.set()
+
+    def shut(self) -> None:
+        self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()
+
+    @property
+    def is_open(self) -> bool:
+        return self._open.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return self._open.wait(timeout_s)
+
+
+class LabLink:
+    """One end of a real link, held by `owner`."""
+
+    def __init__(self, link: Link, owner: str, role: str, network: LabNetwork) -> None:
+        self._link = link
+        self._network = network
+        self._closed = threading.Event()
+        self.owner = owner
+        self.role = link.role
+        self.peer = link.peer
+        self.is_data = role in _DATA_ROLES
+
+    @property
+    def version(self) -> int:
+        return self._link.version
+
+    @property
+    def address(self) -> str:
+        return self._link.address
+
+    @property
+    def certificate(self) -> bytes | None:
+        return self._link.certificate
+
+    @property
+    def stats(self) -> LinkStats:
+        return self._link.stats
+
+    def send(self, message: Message, body: Body = ()) -> None:
+        self._pass()
+        self._link.send(message, body)
+
+    def receive(self, timeout_s: float | None = None) -> tuple[Message, memoryview]:
+        frame = self._link.receive(timeout_s)
+        self._pass()
+        return frame
+
+    def close(self) -> None:
+        """A frozen node closes nothing either: its end stays until it thaws or dies."""
+        self._closed.set()
+        self._network.forget(self)
+        self._link.close()
+
+    def _pass(self) -> None:
+        while not self._network.gate_of(self.owner).wait(0.05):
+            if self._closed.is_set():
+                raise LinkClosedError(f"the link to {self.peer!r} was closed here")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class LabListener:
+    def __init__(self, listener: TcpListener, owner: str, network: LabNetwork) -> None:
+        self._listener = listener
+        self._owner = owner
+        self._network = network
+        self.address = listener.address
+
+    def accept(self, timeout_s: float | None = None) -> LabLink:
+        link = self._listener.accept(timeout_s)
+        return self._network.hold(link, self._owner, link.role)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@dataclass
+class LabNetwork:
+    """All links of all nodes of a test. Methods may be called from any thread."""
+
+    _gates: dict[str, Gate] = field(default_factory=dict)
+    _links: set[LabLink] = field(default_factory=set)
+    _listeners: dict[str, tuple[str, LabListener]] = field(default_factory=dict)
+    _cuts: set[frozenset[str]] = field(default_factory=set)
+    _dead: set[str] = field(default_factory=set)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _transport: TcpTransport = field(default_factory=TcpTransport)
+
+    # What a node sees (a `wire.Transport`)
+
+    def dial(self, url: str, ours: Hello, options: LinkOptions) -> LabLink:
+        with self._lock:
+            target = self._listeners.get(url, ("", None))[0]
+            if ours.node in self._dead:
+                raise LinkError("this node is dead")
+            if ours.role in _DATA_ROLES and frozenset((ours.node, target)) in self._cuts:
+                raise LinkError(f"{url} cannot be reached: the way there is cut")
+        self.gate_of(ours.node).wait()
+        if not self.gate_of(target).wait(options.handshake_timeout_s):
+            raise LinkError(f"{url} does not answer")
+        return self.hold(self._transport.dial(url, ours, options), ours.node, ours.role)
+
+    def listen(self, url: str, ours: Hello, options: LinkOptions, admit: Admit | None = None) -> LabListener:
+        listener = LabListener(self._transport.listen(url, ours, options, admit), ours.node, self)
+        with self._lock:
+            self._dead.discard(ours.node)
+            self._listeners[listener.address] = (ours.node, listener)
+        return listener
+
+    def hold(self, link: Link, owner: str, role: str) -> LabLink:
+        held = LabLink(link, owner, role, self)
+        with self._lock:
+            is_dead = owner in self._dead
+            self._links.add(held)
+        if is_dead:
+            held.close()
+        return held
+
+    def forget(self, link: LabLink) -> None:
+        with self._lock:
+            self._links.discard(link)
+
+    def gate_of(self, node: str) -> Gate:
+        with self._lock:
+            return self._gates.setdefault(node, Gate())
+
+    # What befalls it
+
+    def freeze(self, node: str) -> None:
+        self.gate_of(node).shut()
+
+    def thaw(self, node: str) -> None:
+        self.gate_of(node).open()
+
+    def kill(self, node: str) -> None:
+        """Every socket of the node is closed at once, and it opens no other."""
+        with self._lock:
+            self._dead.add(node)
+            links = [link for link in self._links if link.owner == node]
+            listeners = [listener for owner, listener in self._listeners.values() if owner == node]
+        for link in links:
+            link.close()
+        for listener in listeners:
+            listener.close()
+        self.thaw(node)
+
+    def cut(self, a: str, b: str, *, is_lasting: bool = False) -> int:
+        """Break the links that carry frames between two nodes; a lasting cut lets no new ones through. Returns how
+        many ends were closed."""
+        pair = frozenset((a, b))
+        with self._lock:
+            if is_lasting:
+                self._cuts.add(pair)
+            links = [link for link in self._links if link.is_data and {link.owner, link.peer} == pair]
+        for link in links:
+            link.close()
+        return len(links)
+
+    def mend(self) -> None:
+        with self._lock:
+            self._cuts.clear()
+
+    def open_links(self) -> int:
+        with self._lock:
+            return len(self._links)
+
+    @contextmanager
+    def patched(self) -> Iterator[None]:
+        """Nodes that are made inside the block live on this network."""
+        with mock.patch.object(endpoint, "TcpTransport", lambda: self):
+            yield
+
+
+def wait_until(condition: object, what: str, timeout_s: float = 30.0) -> None:
+    """Wait until the function `condition` says yes; fails with `what` when it does not in time."""
+    assert callable(condition)
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not in {timeout_s} s: {what}"
+        time.sleep(0.005)

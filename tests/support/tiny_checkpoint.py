@@ -1,0 +1,91 @@
+"""A checkpoint small enough that a swarm of them fits a test: random Llama weights and a tokenizer of bytes.
+
+Text is its UTF-8 bytes, so whatever the model says can be decoded, however wild it is.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Pipeline
+
+LAYERS = 6
+HIDDEN = 64
+CONTEXT = 512
+_HEADS, _KV_HEADS, _HEAD_DIM, _INTERMEDIATE = 4, 2, 16, 96
+_SPECIALS = ("<s>", "</s>")
+_VOCABULARY = 256 + len(_SPECIALS)
+
+
+def save_tiny_llama(folder: Path, *, seed: int = 1, layers: int = LAYERS) -> Path:
+    """The same in every run. Its logits are around 2, so that sampling has a choice and greedy is not tied."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": _INTERMEDIATE,
+        "num_hidden_layers": layers,
+        "num_attention_heads": _HEADS,
+        "num_key_value_heads": _KV_HEADS,
+        "head_dim": _HEAD_DIM,
+        "vocab_size": _VOCABULARY,
+        "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "bos_token_id": 256,
+        "eos_token_id": 257,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(_byte_pipeline().to_str())
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    words = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(words))
+    save_file(_weights(seed, layers), folder / "model.safetensors")
+    return folder
+
+
+def _weights(seed: int, layers: int) -> dict[str, NDArray[np.float32]]:
+    random = np.random.default_rng(seed)
+
+    def matrix(rows: int, columns: int, gain: float = 1.5) -> NDArray[np.float32]:
+        return (random.standard_normal((rows, columns)) * gain * columns**-0.5).astype(np.float32)
+
+    def norm() -> NDArray[np.float32]:
+        return (1 + 0.3 * random.standard_normal(HIDDEN)).astype(np.float32)
+
+    tensors = {
+        "model.embed_tokens.weight": matrix(_VOCABULARY, HIDDEN),
+        "lm_head.weight": matrix(_VOCABULARY, HIDDEN, 2.0),
+        "model.norm.weight": norm(),
+    }
+    for index in range(layers):
+        layer = f"model.layers.{index}"
+        tensors |= {
+            f"{layer}.input_layernorm.weight": norm(),
+            f"{layer}.post_attention_layernorm.weight": norm(),
+            f"{layer}.self_attn.q_proj.weight": matrix(_HEADS * _HEAD_DIM, HIDDEN),
+            f"{layer}.self_attn.k_proj.weight": matrix(_KV_HEADS * _HEAD_DIM, HIDDEN),
+            f"{layer}.self_attn.v_proj.weight": matrix(_KV_HEADS * _HEAD_DIM, HIDDEN),
+            f"{layer}.self_attn.o_proj.weight": matrix(HIDDEN, _HEADS * _HEAD_DIM),
+            f"{layer}.mlp.gate_proj.weight": matrix(_INTERMEDIATE, HIDDEN),
+            f"{layer}.mlp.up_proj.weight": matrix(_INTERMEDIATE, HIDDEN),
+            f"{layer}.mlp.down_proj.weight": matrix(HIDDEN, _INTERMEDIATE),
+        }
+    return tensors
+
+
+def _byte_pipeline() -> Pipeline:
+    vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    pipeline = Pipeline(models.BPE(vocabulary, []))
+    pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pipeline.decoder = decoders.ByteLevel()
+    pipeline.add_special_tokens([AddedToken(text, special=True) for text in _SPECIALS])
+    return pipeline
