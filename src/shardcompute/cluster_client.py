@@ -9,15 +9,16 @@ with ClusterClient("http://127.0.0.1:8000") as cluster:
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
 import msgspec
 
-from shardcompute.client import Client, _error_of, _unreachable
-from shardcompute.core.errors import AuthError, BackendError, ShardComputeError
+from shardcompute.client import Client, _error_from, _error_of, _unreachable
+from shardcompute.core.errors import AuthError, BackendError, LinkError, ShardComputeError
+from shardcompute.core.generation import Delta, FinishReason, GenerationRequest, Timings
 from shardcompute.node.views import (
     ClusterChange,
     ClusterView,
@@ -44,7 +45,7 @@ class ClusterClient(Client):
     def watch(self) -> Generator[ClusterView, None, None]:
         """The state now, and again whenever it has changed. Closing the iterator ends the connection."""
         view: ClusterView | None = None
-        for kind, data in self._events("/cluster/events"):
+        for kind, data in self._events("GET", "/cluster/events"):
             if kind == "state":
                 view = _decode(data, ClusterView)
             elif kind == "change" and view is not None:
@@ -94,6 +95,31 @@ class ClusterClient(Client):
     def revoke_key(self, key_id: str) -> None:
         self._ask("DELETE", f"/cluster/keys/{quote(key_id, safe='')}", dict[str, Any])
 
+    # As a model in this process would answer (see `node.local_service`)
+
+    def tokenize_chat(self, messages: Sequence[Mapping[str, Any]], *, model: str) -> list[int]:
+        body = {"model": model, "messages": list(messages)}
+        return list(self._call("POST", "/tokenize", body)["tokens"])
+
+    def generate(self, model: str, request: GenerationRequest) -> Generator[Delta, None, None]:
+        """Deltas until one has a finish; closing the iterator cancels. Token ids are not told."""
+        finish: FinishReason | None = None
+        timings = Timings()
+        for _, data in self._events("POST", "/v1/completions", _generation(model, request)):
+            if data == b"[DONE]":
+                break
+            chunk = msgspec.json.decode(data)
+            if "error" in chunk:
+                raise _error_from(chunk["error"], 500)
+            timings = _timings(chunk["timings"]) if chunk.get("timings") else timings
+            for choice in chunk["choices"]:
+                finish = choice["finish_reason"] or finish
+                if choice["text"]:
+                    yield Delta(choice["text"])
+        if finish is None:
+            raise LinkError("The server ended the answer in the middle.", hint="ask again")
+        yield Delta(finish=finish, timings=timings)
+
     def _list(self, path: str, kind: type[View]) -> list[View]:
         found: list[View] = self._ask("GET", path, dict[str, list[kind]])["data"]  # type: ignore[valid-type]
         return found
@@ -104,9 +130,11 @@ class ClusterClient(Client):
             raise _refusal(response)
         return _decode(response.content, kind)
 
-    def _events(self, path: str) -> Generator[tuple[str, bytes], None, None]:
+    def _events(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> Generator[tuple[str, bytes], None, None]:
         """Kind and data of each event; the comments that keep a silent stream alive are left out."""
-        response = self._send(self._http.build_request("GET", path), stream=True)
+        response = self._send(self._http.build_request(method, path, json=body), stream=True)
         try:
             if response.status_code != 200:
                 response.read()
@@ -126,6 +154,33 @@ class ClusterClient(Client):
 
 def _order(model: str, form: str, chains: int) -> dict[str, Any]:
     return {"model": model, "form": form, "chains": chains}
+
+
+def _generation(model: str, request: GenerationRequest) -> dict[str, Any]:
+    sampling = request.sampling
+    return {
+        "model": model,
+        "prompt": list(request.prompt),
+        "max_tokens": request.max_tokens,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "seed": sampling.seed,
+        "stop": list(request.stop),
+        "stream": True,
+    }
+
+
+def _timings(told: Mapping[str, Any]) -> Timings:
+    return Timings(
+        queue_s=told["queue_s"],
+        prefill_s=told["prefill_s"],
+        decode_s=told["decode_s"],
+        prompt_tokens=told["prompt_tokens"],
+        generated_tokens=told["generated_tokens"],
+    )
 
 
 def _decode(content: bytes, kind: type[View]) -> View:

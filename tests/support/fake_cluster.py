@@ -92,11 +92,12 @@ class FakeSwarm:
 
 
 class FakeCluster:
+    name = "home"
     node = "head"
     url = "tcp://127.0.0.1:7420"
 
     def __init__(self) -> None:
-        self.options = SimpleNamespace(name="home", kv_tokens=10, context_length=64)
+        self.options = SimpleNamespace(kv_tokens=10, context_length=64)
         self.coordinator = FakeCoordinator()
         self.swarm = FakeSwarm()
         self.revoked: list[str] = []
@@ -131,6 +132,7 @@ class FakeCluster:
 
     def revoke_node(self, node: str) -> None:
         self.revoked.append(node)
+        self.coordinator.post(happened.NodeLeft(node, self.coordinator.state.nodes[node].incarnation))
 
     def create_token(self, *, life_s: float = 86_400.0, max_uses: int | None = None) -> str:
         self._tokens, token = self._tokens.create(

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 from unittest import mock
+
+import pytest
 
 from shardcompute.core.errors import LinkClosedError, LinkError
 from shardcompute.node import endpoint
@@ -85,7 +87,6 @@ class LabLink:
         return frame
 
     def close(self) -> None:
-        """A frozen node closes nothing either: its end stays until it thaws or dies."""
         self._closed.set()
         self._network.forget(self)
         self._link.close()
@@ -219,10 +220,10 @@ class LabNetwork:
             yield
 
 
-def wait_until(condition: object, what: str, timeout_s: float = 30.0) -> None:
-    """Wait until the function `condition` says yes; fails with `what` when it does not in time."""
-    assert callable(condition)
+def wait_until(condition: Callable[[], bool], what: str | Callable[[], str], timeout_s: float) -> None:
+    """Wait until `condition` holds; fails with `what` when it does not in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"not in {timeout_s} s: {what}"
+        if time.monotonic() > deadline:
+            pytest.fail(f"not in {timeout_s} s: {what if isinstance(what, str) else what()}")
         time.sleep(0.005)

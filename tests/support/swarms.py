@@ -92,7 +92,9 @@ class Swarm:
         started.wait_for("Ctrl-C stops it")
 
     def state(self) -> dict[str, Any]:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{self.url}/cluster/state") as r:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+            f"{self.url}/cluster/state"
+        ) as r:
             state: dict[str, Any] = json.load(r)
         return state
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,12 +22,19 @@ class Limits:
     max_choices: int = 128
     """Generations of one request: prompts times `n`."""
     ping_interval_s: float = 3.0
+    body_timeout_s: float = 60.0
+    """How long a client may take to send its body."""
 
 
 async def read_body(request: Request, kind: type[Body], limits: Limits) -> Body:
-    """The body as `kind`: 415 for another content type, 413 when too long, 400 when it does not fit."""
+    """The body as `kind`: 415 for another content type, 413 when too long, 408 when too slow, 400 when it does not
+    fit."""
     _check_content_type(request.headers.get("content-type", ""))
-    raw = await _read_bytes(request, limits.max_body_bytes)
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            raw = await _read_bytes(request, limits.max_body_bytes)
+    except TimeoutError:
+        raise _too_slow(limits.body_timeout_s) from None
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:
@@ -55,6 +63,16 @@ async def _read_bytes(request: Request, limit: int) -> bytes:
         if len(body) > limit:
             raise _too_long(limit)
     return bytes(body)
+
+
+def _too_slow(limit_s: float) -> RequestError:
+    return RequestError(
+        f"The body did not come within {limit_s:g} s.",
+        hint="send the request again",
+        code="body_too_slow",
+        status=408,
+        headers={"connection": "close"},
+    )
 
 
 def _too_long(limit: int) -> RequestError:

@@ -17,6 +17,7 @@ import psutil
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shardcompute.api.connections import BoundedConnection, choose_most_connections, quiet_about_strangers
 from shardcompute.api.errors import error_response
 from shardcompute.core.errors import CapacityError, UsageError
 
@@ -41,6 +42,8 @@ async def serve(
     listener = await bind(host, port)
     config = uvicorn.Config(
         _stopping_politely(app, lambda: server.should_exit),
+        http=type("Connection", (BoundedConnection,), {"most_connections": choose_most_connections()}),
+        ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -51,7 +54,7 @@ async def serve(
     server = _QuietServer(config)
     watcher = asyncio.create_task(_watch(server, listener, on_listening, stop))
     try:
-        with _signals(server):
+        with _signals(server), quiet_about_strangers():
             await server.serve(sockets=[listener])
     except asyncio.CancelledError:
         server.should_exit = True

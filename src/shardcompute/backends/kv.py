@@ -8,6 +8,7 @@ pages of `PAGE_TOKENS` tokens as it grows. Keys and values of a layer therefore 
 from __future__ import annotations
 
 import mmap
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,9 @@ from shardcompute.backends.executor import KvUsage
 from shardcompute.backends.matrix import Float32
 from shardcompute.core.batch import PAGE_TOKENS, Segment
 from shardcompute.core.errors import CapacityError, PromptTooLongError, UsageError
+
+# Python names this flag from 3.13 on; without it, reserving more than the machine's memory would be refused.
+_NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
 @dataclass(slots=True)
@@ -108,9 +112,9 @@ class HostKv:
     def take(self, segments: Sequence[Segment]) -> None:
         """Make room for a batch, all of it or none."""
         self.budget.check(segments)
+        new = [segment.session for segment in segments if segment.session not in self._arrays]
+        self._arrays |= {session: _reserve(self._shape) for session in new}
         for segment in segments:
-            if segment.session not in self._arrays:
-                self._arrays[segment.session] = _reserve(self._shape)
             self.budget.take(segment)
 
     def write(self, segment: Segment, layer: int, keys: Float32, values: Float32) -> None:
@@ -126,9 +130,14 @@ class HostKv:
 def _reserve(shape: tuple[int, ...]) -> Float32:
     """Zeroed float32 address space; memory is taken page by page as it is written."""
     size = 4 * int(np.prod(shape))
-    if hasattr(mmap, "MAP_NORESERVE"):
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
-        buffer = mmap.mmap(-1, size, flags=flags)
-    else:
-        buffer = mmap.mmap(-1, size)
+    try:
+        if hasattr(mmap, "MAP_PRIVATE"):
+            buffer = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+        else:
+            buffer = mmap.mmap(-1, size)
+    except (OSError, OverflowError) as error:
+        raise CapacityError(
+            f"the system has no {size} bytes of address space for one more session: {error}",
+            hint="start with a smaller --context",
+        ) from error
     return np.frombuffer(buffer, dtype=np.float32).reshape(shape)

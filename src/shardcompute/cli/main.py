@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from shardcompute.cli import bench, models
+from shardcompute.cli.cluster_commands import mount_cluster_commands
 from shardcompute.cli.coordinator import coordinator
 from shardcompute.cli.doctor import doctor
 from shardcompute.cli.down import down
@@ -55,6 +56,7 @@ app.command()(coordinator)
 app.command()(down)
 app.command()(logs)
 app.command()(doctor)
+mount_cluster_commands(app)
 app.command()(models.pull)
 app.command("list")(models.list_models)
 app.command()(show)

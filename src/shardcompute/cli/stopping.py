@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from types import FrameType
+from typing import NoReturn
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GRACE_S = 8.0
@@ -42,6 +44,18 @@ def terminating_as_interrupt() -> Iterator[None]:
         yield
     finally:
         _restore(previous)
+
+
+def exit_at_once(code: int) -> NoReturn:
+    """End a process whose resources are closed, without waiting for what still computes.
+
+    A thread inside native code (a shard being loaded) cannot be stopped, and would abort the interpreter's own end.
+    """
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def stop_with_parent(stop: threading.Event) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from threading import Event
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from shardcompute.cli import options, swarm_options
 from shardcompute.cli.addresses import address_towards, check_ports, is_any_address
 from shardcompute.cli.console import Screen, open_screen
+from shardcompute.cli.exits import show_error
 from shardcompute.cli.options import Backend, check_device
-from shardcompute.cli.stopping import stop_requested, stop_with_parent
+from shardcompute.cli.stopping import exit_at_once, stop_requested, stop_with_parent
 from shardcompute.core.errors import AuthError
 from shardcompute.core.settings import load_settings
 
@@ -114,11 +116,10 @@ def worker(
     run_worker(plan, member, open_screen(), is_supervised=supervised)
 
 
-def run_worker(plan: WorkerPlan, member: Member, screen: Screen, *, is_supervised: bool = False) -> None:
+def run_worker(plan: WorkerPlan, member: Member, screen: Screen, *, is_supervised: bool = False) -> NoReturn:
     """Until a signal, the coordinator or (`is_supervised`) the end of our parent asks to stop."""
     from shardcompute.node.local_state import WORKER_FILE, claim
     from shardcompute.node.log_files import logging_to_file, logging_to_stderr
-    from shardcompute.node.worker import Worker
 
     with ExitStack() as stack:
         stop = stack.enter_context(stop_requested())
@@ -133,14 +134,25 @@ def run_worker(plan: WorkerPlan, member: Member, screen: Screen, *, is_supervise
             check_ports([(options.host, options.port)])
         if not is_supervised:
             screen.say(f"a worker of {member.credentials.own.cluster}; Ctrl-C stops it")
-        serving = stack.enter_context(closing(Worker(member.credentials, list(member.control_urls), options)))
+        code = _serve(member, options, stop, screen)
+    exit_at_once(code)
+
+
+def _serve(member: Member, options: WorkerOptions, stop: Event, screen: Screen) -> int:
+    """The exit code: 0 unless the coordinator will not have us any more."""
+    from shardcompute.node.worker import Worker
+
+    with closing(Worker(member.credentials, list(member.control_urls), options)) as serving:
         while not stop.wait(_LOOK_S):
             if serving.refusal:
-                raise AuthError(
+                refused = AuthError(
                     f"the coordinator refuses this worker: {serving.refusal}",
                     hint="ask for a new token and join again",
                 )
+                show_error(screen, refused)
+                return refused.exit_code
             if serving.left.is_set():
                 screen.say("the coordinator has released this worker")
-                return
+                return 0
     screen.say("stopped")
+    return 0

@@ -1,10 +1,10 @@
-"""Log lines that a stranger can cause: one for each who and level in a while, so that nobody fills the disk.
+"""Log lines that a stranger can cause: one of each kind for each stranger in a while, so that none fills the disk.
 
     refused = SparingLog(logging.getLogger(__name__))
     refused.info(host, "connection from %s dropped: %s", host, reason)
 
-What was kept back is counted and told with the next line about the same one. At most `most_keys` are remembered,
-the latest ones.
+Lines of one message are one kind. What was kept back is counted and told with the next line. At most `most_keys`
+are remembered, the latest ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SparingLog:
         self._most_keys = most_keys
         self._clock = clock
         self._lock = threading.Lock()
-        self._told: OrderedDict[tuple[str, int], tuple[float, int]] = OrderedDict()
+        self._told: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
 
     def info(self, key: str, message: str, *args: object) -> None:
         self._tell(key, logging.INFO, message, args)
@@ -48,10 +48,10 @@ class SparingLog:
     ) -> None:
         now_s = self._clock()
         with self._lock:
-            told_s, kept_back = self._told.get((key, level), (float("-inf"), 0))
+            told_s, kept_back = self._told.get((key, message), (float("-inf"), 0))
             is_due = now_s - told_s >= self._every_s
-            self._told[key, level] = (now_s, 0) if is_due else (told_s, kept_back + 1)
-            self._told.move_to_end((key, level))
+            self._told[key, message] = (now_s, 0) if is_due else (told_s, kept_back + 1)
+            self._told.move_to_end((key, message))
             while len(self._told) > self._most_keys:
                 self._told.popitem(last=False)
         if is_due and kept_back:

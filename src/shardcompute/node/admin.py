@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
-from shardcompute.control.events import ModelRequested, NodeLeft
+from shardcompute.control.events import ModelRequested
 from shardcompute.control.state import ClusterState, Node
 from shardcompute.core.errors import AuthError, UnknownModelError, UsageError
 from shardcompute.core.settings import Settings
@@ -76,7 +76,7 @@ class ClusterAdmin:
         state, now_s, swarm = self._state, self._clock(), self._cluster.swarm
         load = swarm.load()
         return ClusterView(
-            name=self._cluster.options.name,
+            name=self._cluster.name,
             version=VERSION,
             url=self._cluster.url,
             driver=state.driver,
@@ -162,7 +162,6 @@ class ClusterAdmin:
         if found.id == self._cluster.node:
             raise UsageError("this is the coordinator itself", hint="stop the cluster instead")
         self._cluster.revoke_node(found.id)
-        self._cluster.coordinator.post(NodeLeft(found.id, found.incarnation))
         return self._view(found.id)
 
     def _find_node(self, text: str) -> Node:

@@ -17,7 +17,6 @@ from shardcompute.node.scheduler import Frame
 from shardcompute.wire import Link, LinkPump, Message, SessionClose, StageTiming, StepFailed, StepResult
 
 log = logging.getLogger(__name__)
-_sparing = SparingLog(log)
 OnTimings = Callable[[str, Sequence[StageTiming]], None]
 
 
@@ -58,10 +57,11 @@ class RemoteChain:
         self._outbox.put(replay_frame(self.address.chain, self.address.epoch, work, opening))
 
     def close(self) -> None:
+        # The link first: whoever waits to send on it would wait for as long as the other side is stuck.
         self._is_closed = True
+        self._pump.close()
         self._outbox.put(None)
         self._thread.join()
-        self._pump.close()
 
     def _send_all(self) -> None:
         while (message := self._outbox.get()) is not None:
@@ -91,8 +91,10 @@ class DriverLinks:
         self._on_link_broken = on_link_broken
         self._on_timings = on_timings
         self._lock = threading.Lock()
+        self._sparing = SparingLog(log)
         self._ports: dict[str, RemoteChain] = {}
         self._drivers: dict[str, Driver] = {}
+        self._is_closed = False
 
     def open(self, address: ChainAddress) -> None:
         """Dial the first stage of a new epoch. Raises LinkError."""
@@ -106,7 +108,17 @@ class DriverLinks:
             self._on_link_broken(first)
             raise
         port = RemoteChain(address, link, self._lost)
-        self._replace(address.chain, port)
+        with self._lock:
+            newest = self._ports.get(address.chain)
+            is_late = newest is not None and newest.address.epoch > address.epoch
+            is_late = is_late or self._is_closed
+            if not is_late:
+                self._ports[address.chain] = port
+        if is_late:
+            port.close()
+            raise LinkError(f"epoch {address.epoch} of chain {address.chain} is over")
+        if newest is not None:
+            newest.close()
 
     def activate(
         self, chain: str, epoch: int, driver: Driver, shape: ChainShape, resumption: Resumption | None
@@ -126,9 +138,18 @@ class DriverLinks:
             driver = self._drivers.get(chain)
             if port is None or port.address.epoch > epoch:
                 return
+            del self._ports[chain]
         if driver is not None:
             driver.disconnect()
-        self._replace(chain, None)
+        port.close()
+
+    def forget(self, chain: str) -> None:
+        """The chain will not come back."""
+        with self._lock:
+            port = self._ports.pop(chain, None)
+            self._drivers.pop(chain, None)
+        if port is not None:
+            port.close()
 
     def take(self, message: Message, body: memoryview, sender: str) -> None:
         """A message that node `sender` sent us; heard from the stages of its chain alone."""
@@ -141,7 +162,7 @@ class DriverLinks:
             return
         speakers = port.address.nodes if isinstance(message, StepFailed) else port.address.nodes[-1:]
         if sender not in speakers:
-            _sparing.warning(
+            self._sparing.warning(
                 sender, "%s sent a %s for chain %s", sender, type(message).__name__, message.chain
             )
             return
@@ -153,16 +174,11 @@ class DriverLinks:
             self._on_timings(message.chain, message.timings)
 
     def close(self) -> None:
-        for chain in list(self._ports):
-            self._replace(chain, None)
-
-    def _replace(self, chain: str, port: RemoteChain | None) -> None:
         with self._lock:
-            old = self._ports.pop(chain, None)
-            if port is not None:
-                self._ports[chain] = port
-        if old is not None:
-            old.close()
+            self._is_closed = True
+            ports, self._ports = list(self._ports.values()), {}
+        for port in ports:
+            port.close()
 
     def _lost(self, address: ChainAddress, error: LinkError) -> None:
         log.info("the link to the first stage of %s ended: %s", address.chain, error)

@@ -70,6 +70,12 @@ class Cluster:
         self.options = options
         self._lock = threading.Lock()
         self._journal = Journal(options.folder / "journal.sqlite")
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self._journal.close)
+            self._open(options, on_error)
+            on_error.pop_all()
+
+    def _open(self, options: ClusterOptions, on_error: contextlib.ExitStack) -> None:
         self._authority = _open_authority(options)
         self._credentials = self._own_credentials()
         self._tokens = self._read_book("tokens", TokenBook)
@@ -90,7 +96,8 @@ class Cluster:
             },
             advertise=options.advertise,
         )
-        self._endpoint.heed(self._revocations)
+        on_error.callback(self._endpoint.close)
+        self._endpoint.revocations = self._revocations
         self.node = self._endpoint.node
         self.swarm = Swarm(
             lambda url: self._endpoint.dial(url, "driver"), self._endpoint.url, self._driver_lost_link
@@ -108,6 +115,11 @@ class Cluster:
             options.host, options.join_port, context, self._authority.certificate_pem, self._admit
         )
         self.coordinator.start()
+        self._endpoint.start()
+
+    @property
+    def name(self) -> str:
+        return self._authority.name
 
     @property
     def url(self) -> str:
@@ -170,6 +182,7 @@ class Cluster:
         with self._lock:
             self._revocations = self._revocations.with_node(node)
             self._journal.write_note("revocations", self._revocations.to_bytes())
+        self._endpoint.revocations = self._revocations
         self.coordinator.expel(node)
         self._endpoint.heed(self._revocations)
 

@@ -55,10 +55,12 @@ class Connect(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Connected(msgspec.Struct, frozen=True):
-    """Whether the stage still has its sessions, and which of them (with how many tokens) it replayed to the next."""
+    """Whether the stage goes on with its sessions; which it holds, and which it replayed to the next, each with how
+    many tokens."""
 
     kept: bool = False
     replayed: dict[int, int] = {}
+    held: dict[int, int] = {}
 
 
 class FenceOff(msgspec.Struct, frozen=True, tag=True):

@@ -82,6 +82,8 @@ class ControlClient:
                 self._refusal = error.message
                 return
             except LinkError as error:
+                if self._refusal:
+                    return
                 if attempt == 0:
                     log.warning("the coordinator cannot be reached: %s; trying again", error.message)
                 attempt += 1

@@ -54,6 +54,8 @@ from shardcompute.control.events import (
 from shardcompute.control.memberships import next_incarnation
 from shardcompute.control.state import COORDINATOR, ClusterState
 from shardcompute.core.errors import LinkError, ShardComputeError
+from shardcompute.core.sparing_log import SparingLog
+from shardcompute.node.claims import judge_join, judge_report
 from shardcompute.node.commands import (
     Connect,
     Connected,
@@ -76,6 +78,8 @@ from shardcompute.wire.control import Answer, Command, Happened, Heartbeat, Regi
 log = logging.getLogger(__name__)
 _TICK_S = 0.1
 _CONNECT_TIMEOUT_S = 5.0
+_EXPEL_TIMEOUT_S = 5.0
+_MOST_REASON_CHARACTERS = 1000
 _REPORTABLE = (LinkBroken, LinkMeasured, NodeMeasured, ShardFailed, ShardLoaded, ShardProgressed)
 
 
@@ -127,6 +131,7 @@ class Coordinator:
         self._revocations = revocations
         self._clock = clock
         self._events: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
+        self._sparing = SparingLog(log)
         self._state = self._replay(initial)
         self._members: dict[str, _Member] = {}
         self._started: set[tuple[object, ...]] = set()
@@ -165,19 +170,22 @@ class Coordinator:
     def serve_control(self, link: Link) -> None:
         """Serve one node's control link until it ends."""
         ended = threading.Event()
-        pump = LinkPump(link, lambda m, _: self._take(link.peer, pump, m), lambda _: ended.set())
+        reasons: list[LinkError] = []
+
+        def end(error: LinkError) -> None:
+            reasons.append(error)
+            ended.set()
+
+        pump = LinkPump(link, lambda m, _: self._take(link.peer, pump, m), end)
         pump.start()
         ended.wait()
         pump.close()
+        self._sparing.info(link.peer, "the control link of %s ended: %s", link.peer, reasons[0].message)
         self._events.put(lambda: self._link_ended(link.peer, pump))
 
     def _take(self, node: str, pump: LinkPump, message: Message) -> None:
         if isinstance(message, Register):
-            event = decode_event(message.event)
-            if isinstance(event, NodeJoined) and event.node == node:
-                self._events.put(lambda: self._register(event, pump))
-            else:
-                pump.offer(Refused("A node may only register itself"), timeout_s=1.0)
+            self._take_registration(node, pump, decode_event(message.event))
         elif isinstance(message, Heartbeat):
             if needs_rejoin(self._state, node, message.incarnation):
                 # It was given up in the meantime: let it register again with what it holds.
@@ -192,18 +200,38 @@ class Coordinator:
             if done is not None:
                 done(message)
 
+    def _take_registration(self, node: str, pump: LinkPump, event: Event) -> None:
+        reason: str | None = "a node may only register itself"
+        if isinstance(event, NodeJoined) and event.node == node:
+            reason = judge_join(event)
+            if reason is None:
+                self._events.put(lambda: self._register(event, pump))
+                return
+        self._sparing.warning(node, "%s was not registered: %s", node, reason)
+        pump.offer(Refused(f"This node is not registered: {reason}"), timeout_s=1.0)
+
     def _take_event(self, node: str, event: Event) -> None:
         """A node may report what it did or saw itself, nothing else; times are ours."""
         if not isinstance(event, _REPORTABLE):
-            log.warning("%s reported a %s, which is not its business", node, type(event).__name__)
+            self._sparing.warning(
+                node, "%s reported a %s, which is not its business", node, type(event).__name__
+            )
             return
         if isinstance(event, LinkMeasured):
             reporter = node if node in (event.a, event.b) else event.a
         else:
             reporter = event.reporter if isinstance(event, LinkBroken) else event.node
         if reporter != node:
-            log.warning("%s spoke for %s", node, reporter)
+            self._sparing.warning(node, "%s spoke for %.40r", node, reporter)
             return
+        reason = judge_report(event)
+        if isinstance(event, LinkMeasured) and not {event.a, event.b} <= {self.node, *self._state.nodes}:
+            reason = "it names a node that nobody knows"
+        if reason is not None:
+            self._sparing.warning(node, "%s reported a strange %s: %s", node, type(event).__name__, reason)
+            return
+        if isinstance(event, ShardFailed):
+            event = msgspec.structs.replace(event, reason=event.reason[:_MOST_REASON_CHARACTERS])
         if isinstance(event, LinkBroken | ShardFailed):
             event = msgspec.structs.replace(event, now_s=self._clock())
         self.post(event)
@@ -225,13 +253,17 @@ class Coordinator:
                     if following is None:
                         return
                     self._handle(following)
-            self._act()
+            self._handle(self._act)
 
     def _handle(self, item: Event | Callable[[], None]) -> None:
-        if callable(item):
-            item()
-        else:
-            self._apply(item)
+        """Whatever goes wrong with one event, the cluster goes on."""
+        try:
+            if callable(item):
+                item()
+            else:
+                self._apply(item)
+        except Exception as error:
+            self._sparing.error(type(error).__name__, "an event could not be dealt with", exc_info=True)
 
     def _apply(self, event: Event) -> None:
         if is_journalled(event):
@@ -333,7 +365,7 @@ class Coordinator:
         try:
             connected = [self._await(node, answer) for node, answer in waiting]
             self._driver.open_chain(action)
-        except LinkError as error:
+        except ShardComputeError as error:
             log.warning("chain %s could not be connected: %s", action.chain, error.message)
             self._events.put(lambda: self._started.discard(action.key))
             return
@@ -370,6 +402,25 @@ class Coordinator:
             Peer(n.id, n.address) for n in self._state.nodes.values() if n.is_live and n.id != event.node
         ]
         self._command(event.node, Probe([Peer(self.node, self._weights_url), *others]), lambda _: None)
+
+    def expel(self, node: str) -> None:
+        """A node was revoked: tell it, forget it, and give the others the news. Returns once they were sent."""
+        done = threading.Event()
+        self._events.put(lambda: self._expel(node))
+        self._events.put(done.set)
+        done.wait(_EXPEL_TIMEOUT_S)
+
+    def _expel(self, node: str) -> None:
+        member = self._members.pop(node, None)
+        if member is not None:
+            self._offer(member.pump, Refused("This node has been removed from the cluster"))
+            member.pump.close(drain_s=_TICK_S)
+        known = self._state.nodes.get(node)
+        if known is not None:
+            self._apply(NodeLeft(node, known.incarnation))
+        interval = self._state.health.heartbeat_interval_s
+        for each in self._members.values():
+            self._offer(each.pump, Registered(each.incarnation, interval, self._revocations()))
 
     def _link_ended(self, node: str, pump: LinkPump) -> None:
         member = self._members.get(node)
@@ -408,8 +459,10 @@ class Coordinator:
         for line in self._journal.events():
             try:
                 state = apply(state, decode_event(line))
-            except msgspec.DecodeError as error:
-                log.warning("event %d of the journal cannot be read: %s", count + 1, error)
+            except (msgspec.DecodeError, RecursionError) as error:
+                self._sparing.warning(
+                    "journal", "event %d of the journal cannot be read: %s", count + 1, error
+                )
             count += 1
         if count:
             log.info("%d events of the journal replayed", count)

@@ -62,10 +62,12 @@ class ChainShape:
 @dataclass(frozen=True, slots=True)
 class Resumption:
     """What a repaired chain still knows: sessions and how many tokens of each (None: all of all). `has_new_first`:
-    its first stage knows nothing yet and must be told the tokens."""
+    its first stage knows nothing yet and must be told the tokens. `held`: sessions that some stage has memory for,
+    perhaps in vain."""
 
     lengths: Mapping[int, int] | None = None
     has_new_first: bool = False
+    held: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +183,11 @@ class Driver:
         """A chain is ready, for the first time or again. What it does not know any more is computed again."""
         with self._lock:
             self._in_flight.clear()
-            if self._ended:
-                port.close_sessions(self._ended)
+            # Also those whose end was told to a chain that broke before all stages heard of it.
+            held = resumption.held if resumption is not None else frozenset()
+            ended = {*self._ended, *held} - self._scheduler.running.keys()
+            if ended:
+                port.close_sessions(sorted(ended))
                 self._ended = []
             for session in self._scheduler.running.values():
                 self._resume(session, port, shape, resumption)
@@ -211,7 +216,9 @@ class Driver:
 
     def take_results(self, sequence: int, picked: Sequence[Picked]) -> None:
         if any(result.choice.id >= self._limits.vocab_size for result in picked):
-            self.step_failed(sequence, BackendError("the last stage chose a token that the model does not have"))
+            self.step_failed(
+                sequence, BackendError("the last stage chose a token that the model does not have")
+            )
             return
         with self._lock:
             if self._in_flight.pop(sequence, None) is None:

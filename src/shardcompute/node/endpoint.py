@@ -22,7 +22,6 @@ from shardcompute.security.revocations import Revocations
 from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, Link, LinkOptions, Message, TcpTransport
 
 log = logging.getLogger(__name__)
-_sparing = SparingLog(log)
 OnLink = Callable[[Link], None]
 """Serves a link until it ends, in a thread of its own."""
 
@@ -42,6 +41,7 @@ class Endpoint:
         self._credentials = credentials
         self._roles = dict(roles)
         self._lock = threading.Lock()
+        self._sparing = SparingLog(log)
         self._links: set[Link] = set()
         self._dialled: weakref.WeakSet[Link] = weakref.WeakSet()
         self._is_closing = False
@@ -58,6 +58,9 @@ class Endpoint:
         self.port = urlsplit(self._listener.address).port or 0
         self.url = f"tcp://{_bracketed(advertise or host)}:{self.port}"
         self._thread = threading.Thread(target=self._accept_all, name="endpoint", daemon=True)
+
+    def start(self) -> None:
+        """Serve links; whoever dialled before has waited."""
         self._thread.start()
 
     def dial(self, url: str, role: str, node: str | None = None, *, needs: Role | None = None) -> Link:
@@ -92,7 +95,8 @@ class Endpoint:
         self._listener.close()
         for link in links:
             link.close()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _hello(self, role: str) -> Hello:
         return Hello(VERSION_MIN, VERSION_MAX, self.node, role, self.cluster)
@@ -129,7 +133,7 @@ class Endpoint:
                 return
             self._roles[link.role](link)
         except LinkError as error:
-            _sparing.info(link.peer, "the link from %s ended: %s", link.peer, error.message)
+            self._sparing.info(link.peer, "the link from %s ended: %s", link.peer, error.message)
         except Exception:
             log.exception("serving the link from %s failed", link.peer)
         finally:

@@ -168,7 +168,7 @@ class Fetches:
         except CancelledError:
             self._forget(fetch)
         except ShardComputeError as error:
-            fetch.tell(status="failed", error=str(error))
+            fetch.tell(status="failed", error=str(error), error_kind=type(error).__name__)
         except Exception as error:
             log.exception("%s could not be opened", reference)
             fetch.tell(status="failed", error=f"something unforeseen: {type(error).__name__}")

@@ -2,7 +2,7 @@
 
 The applicant first makes sure that it talks to the cluster that the token names (see `security.bootstrap`); only
 then does it send the token's secret. The coordinator answers one applicant per connection, each in a thread with
-a deadline, and says nothing to anybody whose token is not good.
+a deadline for all of it, and says nothing to anybody whose token is not good.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import msgspec
 
 from shardcompute.core import errors
 from shardcompute.core.errors import AuthError, LinkError, ShardComputeError
+from shardcompute.core.sparing_log import SparingLog
 from shardcompute.security.bootstrap import answer_join, open_join
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.identity import NodeIdentity
@@ -31,6 +33,7 @@ _LENGTH = struct.Struct("!I")
 _MOST_BYTES = 64 << 10
 _TIMEOUT_S = 10.0
 _MOST_AT_ONCE = 32
+_WATCH_S = 0.5
 
 
 class Application(msgspec.Struct, frozen=True):
@@ -83,11 +86,11 @@ def _apply(
         raise LinkError(f"no connection: {error.strerror or error}") from error
     connection, authority_pem = open_join(sock, token)
     with connection:
-        _send(connection, msgspec.json.encode(application))
         try:
+            _send(connection, msgspec.json.encode(application))
             admission = msgspec.json.decode(_receive(connection), type=Admission)
         except (msgspec.DecodeError, OSError) as error:
-            raise LinkError(f"the coordinator's answer cannot be understood: {error}") from error
+            raise LinkError(f"the coordinator did not answer as it should: {error}") from error
     if admission.error:
         kind = getattr(errors, admission.code, AuthError)
         is_ours = isinstance(kind, type) and issubclass(kind, ShardComputeError)
@@ -112,11 +115,19 @@ class JoinDesk:
         context: ssl.SSLContext,
         authority_pem: str,
         admit: Callable[[Application], Admission],
+        *,
+        timeout_s: float = _TIMEOUT_S,
+        most_at_once: int = _MOST_AT_ONCE,
     ) -> None:
         self._context = context
         self._authority_pem = authority_pem
         self._admit = admit
-        self._places = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._timeout_s = timeout_s
+        self._most_at_once = most_at_once
+        self._lock = threading.Lock()
+        self._sparing = SparingLog(log)
+        self._applicants: dict[threading.Thread, _Applicant] = {}
+        self._is_closed = False
         try:
             self._socket = socket.create_server((host, port))
         except OSError as error:
@@ -124,44 +135,104 @@ class JoinDesk:
                 f"port {port} on {host} cannot be used for joining: {error.strerror}",
                 hint="choose another port",
             ) from error
+        self._socket.settimeout(_WATCH_S)
         self.port: int = self._socket.getsockname()[1]
         self._thread = threading.Thread(target=self._serve, name="join desk", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
+        self._is_closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
         self._thread.join()
+        self._socket.close()
+        with self._lock:
+            applicants = dict(self._applicants)
+        for thread, applicant in applicants.items():
+            applicant.hang_up()
+            thread.join()
 
     def _serve(self) -> None:
-        while True:
+        while not self._is_closed:
+            self._dismiss_the_slow()
             try:
                 sock, peer = self._socket.accept()
-            except OSError:
-                return
-            if not self._places.acquire(blocking=False):
-                sock.close()
+            except TimeoutError:
                 continue
-            threading.Thread(target=self._answer, args=(sock, peer[0]), name="applicant", daemon=True).start()
+            except OSError as error:
+                if not self._is_closed:
+                    self._sparing.warning("accept", "nobody can join for a moment: %s", error)
+                    time.sleep(_WATCH_S)
+                continue
+            self._seat(sock, peer[0])
 
-    def _answer(self, sock: socket.socket, peer: str) -> None:
+    def _seat(self, sock: socket.socket, peer: str) -> None:
+        """Serve an applicant in a thread. Where all places are taken, who has been there longest must go: an honest
+        applicant needs a moment only."""
         try:
-            sock.settimeout(_TIMEOUT_S)
+            applicant = _Applicant(peer, sock.dup(), time.monotonic() + self._timeout_s)
+        except OSError as error:
+            self._sparing.warning("accept", "nobody can join for a moment: %s", error)
+            sock.close()
+            return
+        thread = threading.Thread(
+            target=self._answer, args=(sock, applicant), name=f"applicant {peer}", daemon=True
+        )
+        with self._lock:
+            waiting = [each for each in self._applicants.values() if not each.is_dismissed]
+            if len(waiting) >= self._most_at_once:
+                waiting[0].hang_up()
+            self._applicants[thread] = applicant
+        thread.start()
+
+    def _dismiss_the_slow(self) -> None:
+        now_s = time.monotonic()
+        with self._lock:
+            late = [each for each in self._applicants.values() if each.deadline_s <= now_s]
+        for applicant in late:
+            applicant.hang_up()
+
+    def _answer(self, sock: socket.socket, applicant: _Applicant) -> None:
+        peer = applicant.peer
+        try:
+            sock.settimeout(self._timeout_s)
             with answer_join(sock, self._context, self._authority_pem) as connection:
-                try:
-                    application = msgspec.json.decode(_receive(connection), type=Application)
-                    admission = self._admit(application)
-                except msgspec.DecodeError:
-                    admission = Admission(error="The application cannot be understood", code="AuthError")
-                except ShardComputeError as error:
-                    log.warning("an applicant from %s was refused: %s", peer, error.message)
-                    admission = Admission(error=error.message, code=type(error).__name__)
-                _send(connection, msgspec.json.encode(admission))
+                _send(connection, msgspec.json.encode(self._judge(_receive(connection), peer)))
         except (ShardComputeError, OSError) as error:
-            log.info("an applicant from %s gave up: %s", peer, error)
+            self._sparing.info(peer, "an applicant from %s gave up: %s", peer, error)
+        except Exception:
+            self._sparing.error(peer, "an applicant from %s could not be served", peer, exc_info=True)
         finally:
-            self._places.release()
+            applicant.close()
+            with self._lock:
+                del self._applicants[threading.current_thread()]
+
+    def _judge(self, content: bytes, peer: str) -> Admission:
+        try:
+            return self._admit(msgspec.json.decode(content, type=Application))
+        except (msgspec.DecodeError, RecursionError):
+            return Admission(error="The application cannot be understood", code="AuthError")
+        except ShardComputeError as error:
+            self._sparing.warning(peer, "an applicant from %s was refused: %s", peer, error.message)
+            return Admission(error=error.message, code=type(error).__name__)
+
+
+class _Applicant:
+    """A second grip on an applicant's socket, by which it can be ended while its thread waits for it."""
+
+    def __init__(self, peer: str, handle: socket.socket, deadline_s: float) -> None:
+        self.peer = peer
+        self.deadline_s = deadline_s
+        self.is_dismissed = False
+        self._handle = handle
+
+    def hang_up(self) -> None:
+        self.is_dismissed = True
+        with contextlib.suppress(OSError):
+            self._handle.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._handle.close()
 
 
 def _send(connection: ssl.SSLSocket, content: bytes) -> None:

@@ -6,6 +6,7 @@ state the cluster was told about. Small values (token book, key book, revocation
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -27,31 +28,31 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._naming_failures():
             self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            self._connection.execute("pragma journal_mode=wal")
-            self._connection.execute("pragma synchronous=normal")
-            self._connection.executescript(_SCHEMA)
-            self._check_version()
-        except sqlite3.DatabaseError as error:
-            raise CorruptModelError(
-                f"the journal {path} cannot be read: {error}",
-                hint="move it away to start with an empty cluster; workers re-join with new tokens",
-            ) from error
+            with contextlib.ExitStack() as on_error:
+                on_error.callback(self._connection.close)
+                self._connection.execute("pragma journal_mode=wal")
+                self._connection.execute("pragma synchronous=normal")
+                self._connection.executescript(_SCHEMA)
+                self._check_version()
+                on_error.pop_all()
 
     def append(self, event: bytes) -> None:
         self._write("insert into events (event) values (?)", (event,))
 
     def events(self) -> Iterator[bytes]:
-        with self._lock:
-            rows = self._connection.execute("select event from events order by number").fetchall()
+        with self._lock, self._naming_failures():
+            rows = self._connection.execute(
+                "select cast(event as blob) from events order by number"
+            ).fetchall()
         for (event,) in rows:
-            yield bytes(event)
+            yield event
 
     def compact(self, events: list[bytes]) -> None:
         """Replace all events by these, which give the same state; all or nothing."""
-        with self._lock:
+        with self._lock, self._naming_failures():
             self._connection.execute("begin immediate")
             try:
                 self._connection.execute("delete from events")
@@ -64,9 +65,11 @@ class Journal:
                 raise
 
     def read_note(self, name: str) -> bytes | None:
-        with self._lock:
-            row = self._connection.execute("select value from notes where name = ?", (name,)).fetchone()
-        return None if row is None else bytes(row[0])
+        with self._lock, self._naming_failures():
+            row = self._connection.execute(
+                "select cast(value as blob) from notes where name = ?", (name,)
+            ).fetchone()
+        return None if row is None else row[0]
 
     def write_note(self, name: str, value: bytes) -> None:
         self._write("insert or replace into notes (name, value) values (?, ?)", (name, value))
@@ -76,13 +79,22 @@ class Journal:
             self._connection.close()
 
     def _write(self, statement: str, values: tuple[object, ...]) -> None:
+        with self._lock, self._naming_failures():
+            self._connection.execute(statement, values)
+
+    @contextlib.contextmanager
+    def _naming_failures(self) -> Iterator[None]:
         try:
-            with self._lock:
-                self._connection.execute(statement, values)
+            yield
         except sqlite3.OperationalError as error:
             if "full" in str(error):
                 raise DiskFullError(f"no room to write {self._path}", hint="free some disk space") from error
-            raise SourceError(f"cannot write {self._path}: {error}", hint="check the data folder") from error
+            raise SourceError(f"cannot use {self._path}: {error}", hint="check the data folder") from error
+        except sqlite3.DatabaseError as error:
+            raise CorruptModelError(
+                f"the journal {self._path} cannot be read: {error}",
+                hint="move it away to start with an empty cluster; workers re-join with new tokens",
+            ) from error
 
     def _check_version(self) -> None:
         row = self._connection.execute("select version from format").fetchone()

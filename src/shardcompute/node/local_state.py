@@ -26,6 +26,7 @@ WORKER_FILE = "worker.json"
 _PROGRAM = "shardcompute"
 _SAME_START_S = 2.0
 _ATTEMPTS = 3
+_LOOK_S = 0.05
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -109,14 +110,30 @@ def stop_process(running: Running, grace_s: float) -> list[int]:
     family = [process, *_children(process)]
     with contextlib.suppress(psutil.Error):
         process.terminate()
-    _, alive = psutil.wait_procs([process], timeout=grace_s)
-    # Children end by themselves once their parent has; psutil checks start times before it signals.
-    _, alive = psutil.wait_procs(family, timeout=0.0 if alive else grace_s)
+    alive = _wait_for([process], grace_s)
+    # Children end by themselves once their parent has.
+    alive = _wait_for(family, 0.0 if alive else grace_s)
     for each in alive:
         with contextlib.suppress(psutil.Error):
             each.kill()
-    psutil.wait_procs(alive, timeout=grace_s)
+    _wait_for(alive, grace_s)
     return [each.pid for each in alive]
+
+
+def _wait_for(processes: list[Any], timeout_s: float) -> list[Any]:
+    """Those that have not ended within `timeout_s`."""
+    deadline_s = time.monotonic() + timeout_s
+    while (alive := [each for each in processes if not _has_ended(each)]) and time.monotonic() < deadline_s:
+        time.sleep(_LOOK_S)
+    return alive
+
+
+def _has_ended(process: Any) -> bool:
+    """Zombies count: they only wait for a parent that takes no notice."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return True
 
 
 def _children(process: Any) -> list[Any]:

@@ -21,16 +21,20 @@ class Repair:
 
     new: frozenset[int]
 
-    def resumption(self, connected: Sequence[Connected]) -> Resumption | None:
-        """What is left, now that all stages have answered; None where a stage has lost its sessions after all."""
+    def resumption(self, connected: Sequence[Connected]) -> Resumption:
+        """What is left, now that all stages have answered.
+
+        A session goes on as far as every stage knows it, by its own KV or by its predecessor's replay. A stage that
+        has lost its sessions after all knows none.
+        """
         lengths: dict[int, int] | None = None
         for index, answer in enumerate(connected):
-            if index not in self.new and not answer.kept:
-                return None
+            if index not in self.new:
+                lengths = _shorter(lengths, answer.held if answer.kept else {})
             if index + 1 in self.new:
-                replayed = answer.replayed
-                lengths = replayed if lengths is None else _shorter(lengths, replayed)
-        return Resumption(lengths, has_new_first=0 in self.new)
+                lengths = _shorter(lengths, answer.replayed)
+        held = frozenset(session for answer in connected for session in answer.held)
+        return Resumption(lengths, has_new_first=0 in self.new, held=held)
 
 
 def plan_repair(before: Sequence[StageAddress], after: Sequence[StageAddress]) -> Repair | None:
@@ -43,5 +47,7 @@ def plan_repair(before: Sequence[StageAddress], after: Sequence[StageAddress]) -
     return Repair(new)
 
 
-def _shorter(a: dict[int, int], b: dict[int, int]) -> dict[int, int]:
+def _shorter(a: dict[int, int] | None, b: dict[int, int]) -> dict[int, int]:
+    if a is None:
+        return dict(b)
     return {session: min(length, b[session]) for session, length in a.items() if session in b}

@@ -37,7 +37,6 @@ from shardcompute.wire import (
 )
 
 log = logging.getLogger(__name__)
-_sparing = SparingLog(log)
 _REPLAY_ROWS = 256
 ShardKey = tuple[str, int, int]
 """(chain, first layer, layer behind the last)"""
@@ -108,6 +107,7 @@ class StageHost:
         self._codec = find_codec(codec)
         self._log_bytes = log_bytes
         self._lock = threading.Lock()
+        self._sparing = SparingLog(log)
         self._runtimes: dict[ShardKey, StageRuntime] = {}
         self._seats: dict[str, _Seat] = {}
         self._fences: dict[str, int] = {}
@@ -212,7 +212,7 @@ class StageHost:
         if seat is None or is_stale or frame.epoch != seat.place.epoch:
             return
         if not seat.place.hears(arrived.sender):
-            _sparing.warning(
+            self._sparing.warning(
                 arrived.sender,
                 "%s sent a frame for chain %s, in which it has no such place",
                 arrived.sender,

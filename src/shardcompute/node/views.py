@@ -162,6 +162,8 @@ class FetchView:
     done_bytes: int = 0
     total_bytes: int | None = None
     error: str = ""
+    error_kind: str = ""
+    """The name of a failed one's error in `core.errors`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,6 +109,7 @@ class Worker:
             self._carry_out,
             self._registered,
         )
+        self._endpoint.start()
         self._control.start()
 
     @property

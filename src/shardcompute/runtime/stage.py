@@ -49,6 +49,10 @@ class StageRuntime:
     def session_length(self, session: int) -> int:
         return self._executor.session_length(session)
 
+    def session_lengths(self) -> dict[int, int]:
+        """The sessions that hold KV here, and for how many tokens."""
+        return {session: self._executor.session_length(session) for session in self._executor.sessions()}
+
     def kv_usage(self) -> KvUsage:
         return self._executor.kv_usage()
 

@@ -1,8 +1,8 @@
 """Links over TCP: `tcp://host:port`, with TLS where the options carry a context.
 
 A listener has one thread that accepts. TLS and introductions of each connection run in a thread of their own
-with a deadline, so that a slow or silent peer delays nobody; connections beyond `max_pending` wait in the
-system's queue.
+with a deadline, so that a slow or silent peer delays nobody. Connections beyond `max_pending` wait in the
+system's queue until one is through, or has had its moment and must make room.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import logging
 import selectors
 import socket
 import threading
+import time
 from collections import deque
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
 from shardcompute.core.errors import LinkClosedError, LinkError, UsageError
+from shardcompute.core.sparing_log import SparingLog
 from shardcompute.wire.links import DEFAULT_OPTIONS, Admit, LinkOptions
 from shardcompute.wire.messages import Hello
 from shardcompute.wire.socket_link import SocketLink, answer_link, open_link, shut_down, wrap_answering
@@ -25,6 +28,8 @@ from shardcompute.wire.socket_link import SocketLink, answer_link, open_link, sh
 _log = logging.getLogger(__name__)
 _BACKLOG = 128
 _RETRY_S = 0.1
+# An honest peer is through by then, unless this machine is very busy.
+_MOMENT_S = 0.5
 # A peer that vanished without a word is noticed after about half a minute, idle or not.
 _TCP_OPTIONS = (
     ("TCP_NODELAY", 1),
@@ -64,6 +69,18 @@ class TcpTransport:
         return TcpListener(sock, ours, options, admit)
 
 
+@dataclass(slots=True)
+class _Pending:
+    """A connection that is not introduced yet; None once its fate is decided."""
+
+    sock: socket.socket | None
+    began_s: float
+
+    def hang_up(self) -> None:
+        if self.sock is not None:
+            shut_down(self.sock)
+
+
 class TcpListener:
     def __init__(self, sock: socket.socket, ours: Hello, options: LinkOptions, admit: Admit | None) -> None:
         self.address = join_address(sock.getsockname())
@@ -71,11 +88,12 @@ class TcpListener:
         self._ours = ours
         self._options = options
         self._admit = admit
+        self._sparing = SparingLog(_log)
         self._slots = threading.Semaphore(options.max_pending)
         self._changed = threading.Condition()
         self._is_closed = False
         self._ready: deque[SocketLink] = deque()
-        self._pending: dict[threading.Thread, socket.socket | None] = {}
+        self._pending: dict[threading.Thread, _Pending] = {}
         self._wake, self._woken = socket.socketpair()
         sock.setblocking(False)
         self._acceptor = threading.Thread(target=self._run, name=f"accept {self.address}", daemon=True)
@@ -98,9 +116,8 @@ class TcpListener:
             self._is_closed = True
             waiting = list(self._ready)
             self._ready.clear()
-            for sock in self._pending.values():
-                if sock is not None:
-                    shut_down(sock)
+            for pending in self._pending.values():
+                pending.hang_up()
             self._changed.notify_all()
         self._wake.close()
         self._slots.release()
@@ -118,21 +135,32 @@ class TcpListener:
             selector.register(self._sock, selectors.EVENT_READ)
             selector.register(self._woken, selectors.EVENT_READ)
             while True:
-                self._slots.acquire()
+                selector.select()
+                wait_s = 0.0
+                while not self._slots.acquire(timeout=wait_s):
+                    wait_s = self._make_room()
                 if self._is_closed:
                     return
-                if not self._accept_one(selector):
+                if not self._accept_one():
                     self._slots.release()
 
-    def _accept_one(self, selector: selectors.BaseSelector) -> bool:
+    def _make_room(self) -> float:
+        """Let go of the longest pending connection if it has had its moment; how long to wait for a slot."""
+        with self._changed:
+            oldest = next((each for each in self._pending.values() if each.sock is not None), None)
+            left_s = _MOMENT_S if oldest is None else oldest.began_s + _MOMENT_S - time.monotonic()
+            if oldest is not None and left_s <= 0:
+                oldest.hang_up()
+            return left_s if left_s > 0 else _MOMENT_S
+
+    def _accept_one(self) -> bool:
         """True if a connection was handed to a thread, which then owns the slot."""
-        selector.select()
         try:
             sock, remote = self._sock.accept()
         except BlockingIOError:
             return False
         except OSError as error:
-            _log.warning("cannot accept connections at %s: %s", self.address, error)
+            self._sparing.warning(self.address, "cannot accept connections at %s: %s", self.address, error)
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed, _RETRY_S)
             return False
@@ -141,16 +169,16 @@ class TcpListener:
             tune_socket(sock, self._options.congestion)
             sock = wrap_answering(sock, self._options)
         except (OSError, ValueError) as error:
-            _log.info("connection from %s dropped: %s", address, error)
+            self._sparing.info(remote[0], "connection from %s dropped: %s", address, error)
             sock.close()
             return False
         thread = threading.Thread(
             target=self._greet, args=(sock, address), name=f"greet {address}", daemon=True
         )
         with self._changed:
-            self._pending[thread] = sock
+            pending = self._pending[thread] = _Pending(sock, time.monotonic())
             if self._is_closed:
-                shut_down(sock)
+                pending.hang_up()
         thread.start()
         return True
 
@@ -159,13 +187,13 @@ class TcpListener:
         try:
             link = answer_link(sock, address, self._ours, self._options, self._admit)
         except LinkError as error:
-            _log.info("connection from %s dropped: %s", address, error)
+            self._sparing.info(split_address(address)[0], "connection from %s dropped: %s", address, error)
         except Exception:
             _log.exception("connection from %s dropped", address)
         thread = threading.current_thread()
         with self._changed:
-            # From here on `close` leaves the socket alone: it is about to be somebody else's, or closed.
-            self._pending[thread] = None
+            # From here on the socket is left alone: it is about to be somebody else's, or closed.
+            self._pending[thread].sock = None
             is_ready = link is not None and not self._is_closed
             if link is not None and is_ready:
                 self._ready.append(link)

@@ -515,21 +515,20 @@ def test_a_lying_peer_is_found_out_and_not_asked_again(
 def test_an_honest_peer_is_kept_when_another_lies(
     native: ServedModel, start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    have_served = threading.Barrier(2)
-    first: set[str] = set()
+    asked: dict[str, threading.Event] = {"liar": threading.Event(), "honest": threading.Event()}
 
-    def once(who: str, change: Callable[[memoryview], memoryview]) -> Any:
+    def when_both_were_asked(who: str, change: Callable[[memoryview], memoryview]) -> ServedModel:
         def read(name: str, offset: int, content: memoryview) -> memoryview:
-            if who not in first:
-                first.add(who)
-                have_served.wait(30)
+            if who in asked:
+                asked[who].set()
+            assert all(event.wait(30) for event in asked.values())
             return change(content)
 
-        return Odd(native.tensors, read)
+        return ServedModel(native.card, Odd(native.tensors, read))
 
-    liar = start({"tiny": ServedModel(native.card, once("liar", _flipped))}, "liar")
-    honest = start({"tiny": ServedModel(native.card, once("honest", lambda content: content))}, "honest")
-    origin = start({"tiny": native})
+    liar = start({"tiny": when_both_were_asked("liar", _flipped)}, "liar")
+    honest = start({"tiny": when_both_were_asked("honest", lambda content: content)}, "honest")
+    origin = start({"tiny": when_both_were_asked("origin", lambda content: content)})
     suppliers = [liar.supplier(is_origin=False), honest.supplier(is_origin=False), origin.supplier()]
     stage = whole(native.card.spec)
     with (

@@ -30,12 +30,24 @@ def use_threads(threads: int) -> None:
     if _process_threads is None:
         onnxruntime.set_global_thread_pool_sizes(threads, 1)
         onnxruntime.set_default_logger_severity(3)
+        _share_scratch_memory()
         _process_threads = threads
     elif threads != _process_threads:
         raise BackendError(
             f"this process computes with {_process_threads} threads and cannot change to {threads}",
             hint="start another process with --threads",
         )
+
+
+def _share_scratch_memory() -> None:
+    """One arena for the scratch memory of all sessions: each alone would keep its own peak."""
+    state = onnxruntime.capi.onnxruntime_pybind11_state
+    place = state.OrtMemoryInfo(
+        "Cpu", state.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, state.OrtMemType.DEFAULT
+    )
+    grow_as_requested = 1
+    arena = state.OrtArenaCfg(0, grow_as_requested, -1, -1)
+    state.create_and_register_allocator(place, arena)
 
 
 class GraphWriter:
@@ -95,7 +107,7 @@ class GraphWriter:
         """The session; this writer's weights are let go."""
         options = onnxruntime.SessionOptions()
         options.use_per_session_threads = False
-        options.enable_cpu_mem_arena = False
+        options.add_session_config_entry("session.use_env_allocators", "1")
         options.enable_mem_pattern = False
         initializers, large = [], {}
         for name, values in self._constants.items():

@@ -1,0 +1,131 @@
+"""One HTTP connection, with bounds on what a slow, silent or confused client may hold of the server.
+
+uvicorn waits as long as it takes for a request to come and for an answer to be read. Here the head of a request
+has `head_timeout_s`, and a client that stops reading has `write_timeout_s`. Beyond `most_connections` the one that
+has been silent longest must go. What clients do wrong is logged once in a while, not once for each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from shardcompute.core.sparing_log import SparingLog
+
+_log = logging.getLogger(__name__)
+_sparing = SparingLog(_log)
+_LEAST_CONNECTIONS = 64
+_MOST_CONNECTIONS = 4096
+
+
+class BoundedConnection(H11Protocol):
+    head_timeout_s = 30.0
+    write_timeout_s = 60.0
+    most_connections = _MOST_CONNECTIONS
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_between_requests(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.most_connections:
+            self._make_room()
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop(self._head_timer, self._write_timer)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_head()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop(self._write_timer)
+
+    def send_400_response(self, msg: str) -> None:
+        # In the middle of an answer there is no way left to say it.
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.abort()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        _sparing.info("upgrade", "a client asked for another protocol than HTTP")
+
+    def _watch_head(self) -> None:
+        """Between requests a timer runs until the next one's head is whole."""
+        if not self.is_between_requests:
+            self._stop(self._head_timer)
+            self._head_timer = None
+        elif self._head_timer is None and not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(self.head_timeout_s, self._end_between_requests)
+
+    def _end_between_requests(self) -> None:
+        self._head_timer = None
+        if self.is_between_requests:
+            self.transport.abort()
+
+    def _make_room(self) -> None:
+        _sparing.warning("most", "more than %d connections to the API", self.most_connections)
+        idle = [
+            (each._head_timer.when(), index, each)
+            for index, each in enumerate(self.connections)
+            if isinstance(each, BoundedConnection) and each._head_timer is not None
+        ]
+        victim = min(idle)[2] if idle else self
+        self._stop(victim._head_timer)
+        victim.transport.abort()
+
+    def _stop(self, *timers: asyncio.TimerHandle | None) -> None:
+        for timer in timers:
+            if timer is not None:
+                timer.cancel()
+
+
+class _NoRequests(logging.Filter):
+    """Keeps back uvicorn's line for each request that is none."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.msg != "Invalid HTTP request received.":
+            return True
+        _sparing.info("invalid", "something that is no HTTP request came to the API")
+        return False
+
+
+@contextmanager
+def quiet_about_strangers() -> Iterator[None]:
+    """While the block runs, uvicorn's own log does not grow with what strangers send."""
+    log, kept = logging.getLogger("uvicorn.error"), _NoRequests()
+    log.addFilter(kept)
+    try:
+        yield
+    finally:
+        log.removeFilter(kept)
+
+
+def choose_most_connections() -> int:
+    """Half of the files that this process may open: the cluster needs some too."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit.
+        return _MOST_CONNECTIONS
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST_CONNECTIONS if limit < 0 else max(_LEAST_CONNECTIONS, min(_MOST_CONNECTIONS, limit // 2))

@@ -1,0 +1,415 @@
+"""A whole swarm inside a test: one cluster, its workers, real links over loopback, and everything that can befall it.
+
+    with swarm(tmp_path, checkpoint, layers=(2, 2, 2, 2)) as lab:
+        talk = lab.start(request)
+        lab.wait_until(lambda: len(talk.tokens) > 5, "some tokens")
+        lab.kill(lab.stage(1))
+        assert talk.result() == expected
+
+`layers` says for each worker how many of the model's layers it has room for. What machines measure is replaced by
+constants, so that the same machines always make the same plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from unittest import mock
+from urllib.parse import urlsplit
+
+from shardcompute.control import ClusterState, PlacementPolicy
+from shardcompute.control.actions import ActivateChain
+from shardcompute.control.sizes import sizes_of
+from shardcompute.control.state import Chain, Model
+from shardcompute.core.errors import ShardComputeError
+from shardcompute.core.generation import Delta, FinishReason, GenerationRequest, TokenChoice
+from shardcompute.core.settings import load_settings
+from shardcompute.node import worker as worker_room
+from shardcompute.node.cluster import Cluster, ClusterOptions
+from shardcompute.node.commands import Load
+from shardcompute.node.driver import Resumption
+from shardcompute.node.dry_run import size_up
+from shardcompute.node.joining import join_cluster
+from shardcompute.node.link_probe import LinkQuality
+from shardcompute.node.local_service import EngineOptions, LocalService, open_model
+from shardcompute.node.stage_host import ShardKey, StageHost
+from shardcompute.node.worker import Worker, WorkerOptions
+from shardcompute.security import Credentials, Role, parse_token
+from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
+from shardcompute.weights.reference import parse_reference
+from shardcompute.weights.sources import resolve
+from support.lab_links import LabNetwork, wait_until
+
+KV_TOKENS = 4096
+STILL = PlacementPolicy(min_gain=1e9)
+"""As few machines as hold the model, the others stand by; a chain that serves is left alone."""
+SPREAD = PlacementPolicy(latency_weight=0.0, machine_price=0.0, min_gain=1e9)
+"""Every machine takes part, whatever room it has."""
+DEADLINE_S = 45.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All that a client got."""
+
+    tokens: tuple[TokenChoice, ...]
+    text: str
+    finish: FinishReason | None
+    prompt: tuple[TokenChoice, ...] = ()
+
+
+class Talk:
+    """One generation under way: what has arrived so far."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self.request = request
+        self.tokens: list[TokenChoice] = []
+        self.error: BaseException | None = None
+        self._deltas: list[Delta] = []
+        self._ended = threading.Event()
+
+    def took(self, delta: Delta) -> None:
+        self._deltas.append(delta)
+        self.tokens.extend(delta.tokens)
+
+    def ended(self, error: BaseException | None) -> None:
+        self.error = error
+        self._ended.set()
+
+    @property
+    def is_over(self) -> bool:
+        return self._ended.is_set()
+
+    def result(self, timeout_s: float = DEADLINE_S) -> Answer:
+        assert self._ended.wait(timeout_s), f"no answer in {timeout_s} s; {len(self.tokens)} tokens came"
+        if self.error is not None:
+            raise self.error
+        return answer_of(self._deltas)
+
+
+def answer_of(deltas: Sequence[Delta]) -> Answer:
+    tokens = tuple(choice for delta in deltas for choice in delta.tokens)
+    prompt = tuple(choice for delta in deltas for choice in delta.prompt)
+    return Answer(tokens, "".join(delta.text for delta in deltas), deltas[-1].finish, prompt)
+
+
+class LabWorker(Worker):
+    """A worker that writes down what it loads."""
+
+    def __init__(self, credentials: Credentials, urls: list[str], options: WorkerOptions) -> None:
+        self.loads: list[ShardKey] = []
+        self.folder = options.folder
+        super().__init__(credentials, urls, options)
+
+    def _load_now(self, command: Load, key: ShardKey, incarnation: int) -> None:
+        self.loads.append(key)
+        super()._load_now(command, key, incarnation)
+
+    def sessions(self) -> int:
+        """Sessions that hold KV here."""
+        return sum(runtime.kv_usage().sessions for runtime in self._host.shards().values())
+
+    def logged_bytes(self) -> int:
+        return sum(seat.log.used_bytes for seat in self._host._seats.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """A chain's epoch came into use, and what it still knew of its sessions."""
+
+    chain: str
+    epoch: int
+    resumption: Resumption | None
+
+
+@dataclass
+class LabSwarm:
+    """A running swarm. `close` (or leaving `swarm`) ends all of it."""
+
+    folder: Path
+    checkpoints: dict[str, Path]
+    options: ClusterOptions
+    form: str = "native"
+    chains: int = 1
+    log_bytes: int = 64 << 20
+    network: LabNetwork = field(default_factory=LabNetwork)
+    workers: list[LabWorker] = field(default_factory=list)
+    activations: list[Activation] = field(default_factory=list)
+    cluster: Cluster = field(init=False)
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
+    _joined: int = 0
+
+    def __post_init__(self) -> None:
+        self._patches = contextlib.ExitStack()
+        self._patches.enter_context(self.network.patched())
+        self._patches.enter_context(_constant_measurements())
+        host = partial(StageHost, log_bytes=self.log_bytes)
+        self._patches.enter_context(mock.patch.object(worker_room, "StageHost", host))
+        self._thread = threading.Thread(target=self._loop.run_forever, name="lab clients")
+        self._thread.start()
+        self.open_cluster()
+
+    # The cluster
+
+    def open_cluster(self) -> None:
+        self.cluster = Cluster(self.options)
+        token = parse_token(self.cluster.create_token())
+        join_port = int(token.addresses[0].rpartition(":")[2])
+        # Started again it is found where it was.
+        port = urlsplit(self.cluster.url).port
+        assert port is not None
+        self.options = replace(self.options, port=port, join_port=join_port)
+        self._token = token
+        swarm, activate = self.cluster.swarm, self.cluster.swarm.activate_chain
+
+        def note(action: ActivateChain, state: ClusterState, resumption: Resumption | None) -> None:
+            activate(action, state, resumption)
+            self.activations.append(Activation(action.chain, action.epoch, resumption))
+
+        swarm.activate_chain = note  # type: ignore[method-assign]
+
+    def serve(self, name: str | None = None, *, chains: int | None = None) -> None:
+        """Serve one of the checkpoints, or all of them."""
+        for each, path in self.checkpoints.items():
+            if name in (None, each):
+                self.cluster.serve(open_tiny(path), form=self.form, chains=chains or self.chains)
+
+    def kill_cluster(self) -> None:
+        """The coordinator's process dies: not a word to anybody, nothing more is written down."""
+        self.cluster.coordinator.close()
+        self.network.kill(self.cluster.node)
+        self.cluster.close()
+
+    @property
+    def state(self) -> ClusterState:
+        return self.cluster.coordinator.state
+
+    @property
+    def model(self) -> str:
+        return next(iter(self.checkpoints))
+
+    def chain(self, model: str | None = None) -> Chain:
+        """The first chain of a model."""
+        return self.state.live_chains(model or self.model)[0]
+
+    def is_serving(self, model: str | None = None, *, stages: int | None = None, standbys: int = 0) -> bool:
+        """All chains serve, with so many stages and at least so many standbys that are loaded."""
+        chains = self.state.live_chains(model)
+        wanted = sum(
+            entry.chain_count for name, entry in self.state.models.items() if model in (None, name)
+        )
+        return len(chains) == wanted > 0 and all(
+            chain.status == "ready"
+            and not chain.is_interrupted
+            and stages in (None, len(chain.stages))
+            and len(self.ready_standbys(chain)) >= standbys
+            for chain in chains
+        )
+
+    def ready_standbys(self, chain: Chain) -> list[str]:
+        nodes = self.state.nodes
+        return [s.node for s in chain.standbys if nodes[s.node].has_shard(chain.id, s.start, s.stop)]
+
+    def wait_serving(self, model: str | None = None, *, stages: int | None = None, standbys: int = 0) -> None:
+        self.wait_until(
+            lambda: self.is_serving(model, stages=stages, standbys=standbys),
+            lambda: f"{stages} stages and {standbys} standbys of {model or 'all'}: {self.describe()}",
+        )
+
+    def wait_until(self, condition: Callable[[], bool], what: str | Callable[[], str]) -> None:
+        wait_until(condition, what, DEADLINE_S)
+
+    def describe(self) -> str:
+        nodes = ", ".join(
+            f"{n.id[:6]} {n.status}{' draining' * n.is_draining}" for n in self.state.nodes.values()
+        )
+        chains = "; ".join(
+            f"{c.id} epoch {c.epoch} {c.status}{' interrupted' * c.is_interrupted} ({c.reason}) "
+            f"{[(s.node[:6], s.start, s.stop) for s in c.stages]} + "
+            f"{[(s.node[:6], s.start, s.stop) for s in c.standbys]}"
+            for c in self.state.chains.values()
+        )
+        return f"nodes {nodes}; chains {chains}"
+
+    # Workers
+
+    def add_worker(self, layers: int) -> LabWorker:
+        """Another machine, with room for so many layers of the first model."""
+        self._joined += 1
+        return self._open_worker(self.folder / f"worker-{self._joined}", self.room_for(layers))
+
+    def revive(self, worker: LabWorker) -> LabWorker:
+        """The same machine, started again."""
+        return self._open_worker(worker.folder, worker._memory_bytes)
+
+    def _open_worker(self, folder: Path, memory_bytes: int) -> LabWorker:
+        credentials, urls = join_cluster(self._token, folder, Role.WORKER)
+        options = WorkerOptions(folder, name=folder.name, threads=1, max_memory_bytes=memory_bytes)
+        worker = LabWorker(credentials, urls, options)
+        self.workers.append(worker)
+        return worker
+
+    def room_for(self, layers: int) -> int:
+        sizes = sizes_of(self.sized())
+        return layers * sizes.memory_before[1] + sizes.embedding_bytes + sizes.head_bytes
+
+    def sized(self) -> Model:
+        with open_tiny(self.checkpoints[self.model]) as checkpoint:
+            return size_up(
+                checkpoint,
+                self.form,
+                kv_tokens=self.options.kv_tokens,
+                context_length=self.options.context_length,
+            )
+
+    def worker(self, node: str) -> LabWorker:
+        return next(worker for worker in self.workers if worker.node == node)
+
+    def stage(self, index: int, model: str | None = None) -> LabWorker:
+        """The worker that holds a stage of the first chain; -1 is the last."""
+        return self.worker(self.chain(model).stages[index].node)
+
+    def kill(self, worker: LabWorker) -> None:
+        """Its sockets are closed without a goodbye and its threads end."""
+        self.workers.remove(worker)
+        self.network.kill(worker.node)
+        worker.close()
+
+    def freeze(self, worker: LabWorker) -> None:
+        """It keeps its sockets, and neither says nor hears anything."""
+        self.network.freeze(worker.node)
+
+    def thaw(self, worker: LabWorker) -> None:
+        self.network.thaw(worker.node)
+
+    def cut(self, a: str, b: str, *, is_lasting: bool = False) -> None:
+        """The links that carry frames between two nodes break, while both live."""
+        assert self.network.cut(a, b, is_lasting=is_lasting) > 0, "there was no link to cut"
+
+    # Clients
+
+    def start(self, request: GenerationRequest, model: str | None = None) -> Talk:
+        talk = Talk(request)
+        asyncio.run_coroutine_threadsafe(self._follow(talk, model or self.model), self._loop)
+        return talk
+
+    def ask(self, request: GenerationRequest, model: str | None = None) -> Answer:
+        return self.start(request, model).result()
+
+    async def _follow(self, talk: Talk, model: str) -> None:
+        try:
+            async for delta in self.cluster.swarm.generate(model, talk.request):
+                talk.took(delta)
+        except ShardComputeError as error:
+            talk.ended(error)
+        except BaseException as error:
+            talk.ended(error)
+            raise
+        else:
+            talk.ended(None)
+
+    def wait_quiet(self) -> None:
+        """No session holds memory anywhere any more."""
+        self.wait_until(
+            lambda: all(worker.sessions() == 0 for worker in self.workers),
+            lambda: f"KV left: {[(w.node[:6], w.sessions()) for w in self.workers]}; {self.describe()}",
+        )
+        assert self.cluster.swarm.load().running == self.cluster.swarm.load().waiting == 0
+
+    # The end
+
+    def close(self) -> None:
+        for worker in self.workers:
+            self.network.thaw(worker.node)
+        for worker in self.workers:
+            worker.close()
+        self.cluster.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._patches.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@contextmanager
+def swarm(
+    folder: Path,
+    *checkpoints: Path,
+    layers: Sequence[int] = (2, 2, 2),
+    stages: int | None = None,
+    standbys: int = 0,
+    placing: PlacementPolicy = STILL,
+    kv_tokens: int = KV_TOKENS,
+    **options: Any,
+) -> Iterator[LabSwarm]:
+    """A swarm that serves these checkpoints already, from workers with room for `layers` layers each.
+
+    Waits for as many `stages` and loaded `standbys` as said.
+    """
+    cluster = ClusterOptions(
+        folder / "cluster", port=0, join_port=0, kv_tokens=kv_tokens, context_length=512, placing=placing
+    )
+    with LabSwarm(folder, {path.name: path for path in checkpoints}, cluster, **options) as lab:
+        for room in layers:
+            lab.add_worker(room)
+        if layers:
+            # A plan that is made before all have come is another plan.
+            lab.wait_until(
+                lambda: [n.status for n in lab.state.nodes.values()] == ["ready"] * len(layers),
+                lambda: f"all workers: {lab.describe()}",
+            )
+            lab.serve()
+            lab.wait_serving(stages=stages, standbys=standbys)
+        yield lab
+
+
+def open_tiny(path: Path) -> Checkpoint:
+    return open_checkpoint(resolve(parse_reference(str(path)), load_settings()))
+
+
+def open_alone(path: Path) -> LocalService:
+    """The same model in one process."""
+    options = EngineOptions(threads=1, context_length=512, kv_bytes=64 << 20)
+    return open_model(str(path), load_settings(), options)
+
+
+class Alone:
+    """What one process answers; each request is computed once."""
+
+    def __init__(self, service: LocalService) -> None:
+        self.service = service
+        self._answers: dict[str, Answer] = {}
+
+    def answer(self, request: GenerationRequest) -> Answer:
+        key = repr(request)
+        if key not in self._answers:
+            self._answers[key] = answer_of(list(self.service.stream(request)))
+        return self._answers[key]
+
+
+@contextmanager
+def _constant_measurements() -> Iterator[None]:
+    with (
+        mock.patch.object(worker_room, "measure_seconds_per_byte", lambda threads: 1e-9),
+        mock.patch.object(worker_room, "measure_layer", lambda runtime, stage, hidden: 1e-4),
+        mock.patch.object(worker_room, "probe_link", lambda dial: LinkQuality(1e-4, 1e9)),
+    ):
+        yield
