@@ -104,7 +104,7 @@ def test_show_describes_the_embedded_model(smollm2_gguf: Path) -> None:
 @contextlib.contextmanager
 def _up(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[bytes], str, list[str]]]:
     """A server that says it is ready, its address, and the lines it said until then."""
-    with _start("up", *arguments, "--port", "0", *ENGINE, stdout=subprocess.DEVNULL) as process:
+    with _start("up", "--local", *arguments, "--port", "0", *ENGINE, stdout=subprocess.DEVNULL) as process:
         lines: list[str] = []
         address = ""
         assert process.stderr is not None
@@ -128,7 +128,7 @@ def test_up_serves_until_interrupted(smollm2_gguf: Path) -> None:
             assert client.models() == [smollm2_gguf.stem]
             assert client.chat(QUESTION, max_tokens=4).completion_tokens > 0
         port = address.rpartition(":")[2]
-        second = _run("up", smollm2_gguf, "--port", port)
+        second = _run("up", "--local", smollm2_gguf, "--port", port)
         assert second.returncode == 2
         assert f"Port {port} is already in use by ".encode() in second.stderr
         assert f"(pid {process.pid})".encode() in second.stderr

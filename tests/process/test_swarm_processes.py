@@ -220,11 +220,12 @@ def test_busy_cluster_port_is_named(smollm2_gguf: Path, tmp_path: Path, swarm: S
     assert f"(pid {running.pid})" in busy.stderr
 
 
+QUESTION = "Why is the sky blue?"
 ASK = """
 import sys
 from shardcompute.client import Client
 with Client(sys.argv[1], api_key=sys.argv[2]) as client:
-    print(client.chat("What is the capital of France?", max_tokens=8, temperature=0).text)
+    print(client.chat(sys.argv[3], model=sys.argv[4], max_tokens=8, temperature=0).text)
 """
 
 
@@ -268,6 +269,7 @@ def namespaces() -> Iterator[tuple[str, str]]:
 
 
 def test_worker_joins_over_a_network(smollm2_gguf: Path, tmp_path: Path, namespaces: tuple[str, str]) -> None:
+    expected = run("run", smollm2_gguf, QUESTION, "--max-tokens", "8", "--temperature", "0")
     here, there = (("ip", "netns", "exec", name) for name in namespaces)
     cluster = (
         "--data-dir",
@@ -286,9 +288,13 @@ def test_worker_joins_over_a_network(smollm2_gguf: Path, tmp_path: Path, namespa
             up.wait_for("is ready at ")
             key = up.wait_for(r"API key: (\S+)")[1]
             ask = [*there, sys.executable, "-c", ASK, "http://10.213.7.1:8000"]
-            answer = subprocess.run([*ask, key], capture_output=True, text=True, check=False, timeout=60)
-            assert "Paris" in answer.stdout, answer.stderr
-            stranger = subprocess.run([*ask, "none"], capture_output=True, text=True, check=False, timeout=60)
+            answer = subprocess.run(
+                [*ask, key, QUESTION, MODEL], capture_output=True, text=True, check=False, timeout=60
+            )
+            assert answer.stdout == expected.stdout, answer.stderr
+            stranger = subprocess.run(
+                [*ask, "none", QUESTION, MODEL], capture_output=True, text=True, check=False, timeout=60
+            )
             assert "API key" in stranger.stderr
             assert far.signal(signal.SIGINT) == 0
         assert up.signal(signal.SIGINT) == 0

@@ -9,7 +9,16 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from shardcompute.control import Action, ClusterState, Event, Model, PlacementPolicy, Record, apply, next_actions
+from shardcompute.control import (
+    Action,
+    ClusterState,
+    Event,
+    Model,
+    PlacementPolicy,
+    Record,
+    apply,
+    next_actions,
+)
 from shardcompute.control import actions as to_do
 from shardcompute.control import events as happened
 from shardcompute.control.memberships import next_incarnation

@@ -49,7 +49,9 @@ PROMPTS: Sequence[Prompt] = (
     Prompt("primes", "List the first ten prime numbers and say why 1 is not among them.", is_chat=True),
     Prompt("translate", "Translate into German: The train leaves at seven in the morning.", is_chat=True),
     Prompt("python", "def fibonacci(n: int) -> int:\n    "),
-    Prompt("javascript", "function debounce(callback, delayMs) {\n  let timer = null;\n  return (...args) => {\n"),
+    Prompt(
+        "javascript", "function debounce(callback, delayMs) {\n  let timer = null;\n  return (...args) => {\n"
+    ),
     Prompt("sql", "SELECT customer.name, SUM(orders.total)\nFROM customer\nJOIN orders ON"),
     Prompt("json", '{"name": "Ada Lovelace", "born": 1815, "fields": ["mathematics",'),
     Prompt("shopping", "Shopping list:\n1. Milk\n2. Eggs\n3. Bread\n4."),

@@ -61,9 +61,12 @@ def _weights(seed: int, layers: int) -> dict[str, NDArray[np.float32]]:
     def norm() -> NDArray[np.float32]:
         return (1 + 0.3 * random.standard_normal(HIDDEN)).astype(np.float32)
 
+    head = matrix(_VOCABULARY, HIDDEN, 2.0)
+    # Mostly readable: the first bytes of the vocabulary are the printable ones.
+    head[94:] *= 0.5
     tensors = {
         "model.embed_tokens.weight": matrix(_VOCABULARY, HIDDEN),
-        "lm_head.weight": matrix(_VOCABULARY, HIDDEN, 2.0),
+        "lm_head.weight": head,
         "model.norm.weight": norm(),
     }
     for index in range(layers):

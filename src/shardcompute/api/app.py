@@ -49,7 +49,7 @@ from shardcompute.node.service import Service
 if TYPE_CHECKING:
     from shardcompute.node.admin import ClusterAdmin
 
-_BODY_ERRORS = (400, 404, 413, 415, 503)
+_BODY_ERRORS = (400, 404, 408, 413, 415, 503)
 _GENERATION_ERRORS = (*_BODY_ERRORS, 429, 500)
 _log = logging.getLogger(__name__)
 

@@ -77,11 +77,11 @@ class Plan:
 
 
 def choose_model(service: Service, name: str | None) -> ServedModel:
-    """The model called `name`, or the only one there is; CapacityError while it is loading."""
+    """The model called `name`, or the only one there is (also as "default"); CapacityError while it is loading."""
     if not service.is_ready():
         raise CapacityError("The model is still loading.", hint="try again in a moment")
     served = service.models()
-    if not name and len(served) == 1:
+    if (not name or name == "default") and len(served) == 1:
         return served[0]
     names = ", ".join(model.name for model in served)
     if not name:

@@ -57,7 +57,7 @@ class ClusterAddress:
 
 
 def find_cluster(url: str | None, api_key: str | None, data_dir: Path | None) -> ClusterAddress | None:
-    """None where no --url is given and no cluster runs from the folder."""
+    """None where no --url is given and no cluster answers from the folder."""
     from shardcompute.node.local_state import CLUSTER_FILE, read_running
 
     if url is not None:
@@ -65,10 +65,8 @@ def find_cluster(url: str | None, api_key: str | None, data_dir: Path | None) ->
             raise UsageError("--url and --data-dir name two clusters", hint="give one of them")
         return ClusterAddress(_check_url(url), api_key, is_here=False)
     running = read_running(cluster_folder(load_settings(), data_dir) / CLUSTER_FILE)
-    if running is None:
+    if running is None or not running.api_url:
         return None
-    if not running.api_url:
-        raise UsageError("the cluster on this machine is still starting", hint="try again in a few seconds")
     return ClusterAddress(running.api_url, api_key or running.api_key or None, is_here=True)
 
 
@@ -76,7 +74,8 @@ def require_cluster(url: str | None, api_key: str | None, data_dir: Path | None)
     address = find_cluster(url, api_key, data_dir)
     if address is None:
         raise UsageError(
-            "no cluster runs on this machine", hint="start one with: shardcompute up; or give --url"
+            "no cluster runs on this machine, or it is still starting",
+            hint="start one with: shardcompute up; or give --url",
         )
     return address
 

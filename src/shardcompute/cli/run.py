@@ -17,6 +17,7 @@ from shardcompute.cli.answer import (
     take_answer,
 )
 from shardcompute.cli.chat import Chat, read_terminal_line
+from shardcompute.cli.cluster_access import ApiKey, Url
 from shardcompute.cli.console import Screen, open_screen
 from shardcompute.cli.opening import OpenModel, open_with_progress
 from shardcompute.cli.options import Backend, WeightForm, engine_options
@@ -27,6 +28,7 @@ from shardcompute.cli.prompt import (
     split_arguments,
     standard_input,
 )
+from shardcompute.cli.remote import find_remote
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import Sampling
 from shardcompute.core.settings import load_settings
@@ -61,8 +63,16 @@ def run(
     context: options.Context = None,
     kv_memory: options.KvMemory = None,
     stages: options.Stages = 1,
+    local: Annotated[
+        bool, typer.Option("--local", help="Answer in this process, even if a cluster could.")
+    ] = False,
+    url: Url = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Ask a model something, or talk to it.
+
+    A cluster answers if one runs on this machine and serves the model, or the one at --url; otherwise, and with
+    --local or any engine option, this process does.
 
     The answer is streamed to stdout. What is piped into stdin is the prompt, or follows PROMPT after an empty
     line. Without either, on a terminal, a conversation begins; /help in it tells more.
@@ -91,7 +101,18 @@ def run(
         stages=stages,
     )
     is_quiet = question is not None and not verbose
-    opened = open_with_progress(reference, settings, engine, screen, is_quiet=is_quiet)
+    remote = find_remote(
+        reference,
+        is_local=local,
+        has_engine=engine != type(engine)(),
+        url=url,
+        api_key=api_key,
+        say=lambda text: None if is_quiet else screen.say(text, "dim"),
+    )
+    if remote is None:
+        opened = open_with_progress(reference, settings, engine, screen, is_quiet=is_quiet)
+    else:
+        opened = OpenModel(remote.as_service(), load_s=0.0)
     with opened.service:
         check_chat_template(opened.service, answer_options)
         if question is None:
@@ -130,7 +151,9 @@ def _answer(
     if reply.finish == "cancelled":
         raise KeyboardInterrupt
     if is_json:
-        screen.write_json(as_json(service.name, request, reply, opened.load_s))
+        described = as_json(service.name, request, reply, opened.load_s)
+        # A server tells text, not ids.
+        screen.write_json(described if reply.token_ids else {**described, "token_ids": None})
     if is_verbose:
         screen.say(describe_timings(reply, opened.load_s), "dim")
 

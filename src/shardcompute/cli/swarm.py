@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardcompute.cli.addresses import check_ports, is_loopback, reachable_host
+from shardcompute.cli.addresses import check_ports, is_any_address, is_loopback, reachable_host
 from shardcompute.cli.console import Screen
 from shardcompute.cli.greeting import check_keys, greeting, invitation
 from shardcompute.cli.progress import waiting
@@ -175,8 +175,10 @@ class _Foreground:
                 watcher.cancel()
 
     def _listening(self, host: str, port: int) -> None:
-        self._host, self._port = reachable_host(host), port
-        self._held.update(api_url=f"http://{self._host}:{port}")
+        self._host, self._port = self._plan.advertise or reachable_host(host), port
+        # Commands on this machine need no network.
+        near = "127.0.0.1" if is_any_address(host) else reachable_host(host)
+        self._held.update(api_url=f"http://{near}:{port}")
         if self._plan.workers is None:
             self._say_all([f"the API listens at http://{self._host}:{port}", *self._invitation()])
 

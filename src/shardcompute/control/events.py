@@ -252,6 +252,6 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_event(line: bytes) -> Event:
-    """Raises `msgspec.DecodeError` (or its `ValidationError`) when the line is not an event."""
+    """Raises ValueError (msgspec's errors are such) or RecursionError when the line is not an event."""
     event: Event = msgspec.json.decode(line, type=Event)
     return event

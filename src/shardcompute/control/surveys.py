@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from shardcompute.control.revisions import claimed_bytes
 from shardcompute.control.sizes import sizes_of
 from shardcompute.control.state import Chain, ClusterState, Model, Node
@@ -58,9 +60,31 @@ def _offer(state: ClusterState, node: Node, model: Model, own_chain: str | None)
 
 
 def _seconds_per_byte(state: ClusterState, node: Node, model: Model) -> float:
-    """As measured on this model, else as probed, else as guessed."""
+    """As measured on this model, else as probed, else as guessed; the latter two corrected by what others measured.
+
+    A probe is simpler than a model, so it promises too much: without the correction a machine that nobody has tried
+    yet would always look better than those that serve.
+    """
+    measured = _measured(node, model)
+    if measured is not None:
+        return measured
+    probed = node.seconds_per_byte or state.placing.default_seconds_per_byte
+    return probed * _correction(state, model)
+
+
+def _measured(node: Node, model: Model) -> float | None:
     work = sizes_of(model).work_before[-1] / model.layer_count
     for time in node.layer_times:
         if time.model == model.name and work > 0:
             return time.seconds / work
-    return node.seconds_per_byte or state.placing.default_seconds_per_byte
+    return None
+
+
+def _correction(state: ClusterState, model: Model) -> float:
+    """How much slower this model is than probes say, on the machines that have run it."""
+    ratios = [
+        measured / node.seconds_per_byte
+        for node in state.nodes.values()
+        if node.seconds_per_byte and (measured := _measured(node, model)) is not None
+    ]
+    return statistics.median(ratios) if ratios else 1.0

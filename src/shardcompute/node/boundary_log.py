@@ -22,20 +22,23 @@ class _Track:
     opening: Opening | None
     ids: list[int] = field(default_factory=list)
     chunks: list[Float32] = field(default_factory=list)
+    size_bytes: int = 0
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(chunk.nbytes for chunk in self.chunks)
+    def extend(self, ids: Sequence[int], chunk: Float32) -> None:
+        self.ids.extend(ids)
+        self.chunks.append(chunk)
+        self.size_bytes += chunk.nbytes
 
     def truncate(self, length: int) -> None:
-        del self.ids[length:]
-        kept, position = [], 0
-        for chunk in self.chunks:
-            if position >= length:
-                break
-            kept.append(chunk[: length - position])
-            position += len(chunk)
-        self.chunks = kept
+        """Forget what lies behind; from the end, because nearly always nothing or little does."""
+        while len(self.ids) > length:
+            chunk = self.chunks.pop()
+            self.size_bytes -= chunk.nbytes
+            before = len(self.ids) - len(chunk)
+            ids = self.ids[before:length]
+            del self.ids[before:]
+            if ids:
+                self.extend(ids, chunk[: len(ids)].copy())
 
 
 class BoundaryLog:
@@ -51,7 +54,7 @@ class BoundaryLog:
         return self._used_bytes
 
     def append(self, work: Sequence[Work], openings: Sequence[Opening], rows: Float32) -> None:
-        """Remember a step's output; `rows` must not change afterwards."""
+        """Remember a step's output; `rows` is kept and must not change afterwards."""
         opened = {opening.session: opening for opening in openings}
         first = 0
         for part in work:
@@ -66,8 +69,8 @@ class BoundaryLog:
                 continue
             self._used_bytes -= track.size_bytes if part.session in self._tracks else 0
             track.truncate(part.start)
-            track.ids.extend(part.ids)
-            track.chunks.append(chunk)
+            # A view would keep the rows of all sessions of the step alive, uncounted.
+            track.extend(part.ids, chunk if len(work) == 1 else chunk.copy())
             self._used_bytes += track.size_bytes
             self._tracks[part.session] = track
             self._tracks.move_to_end(part.session)

@@ -51,7 +51,7 @@ class RemoteChain:
         self._outbox.put(step_frame(self.address.chain, self.address.epoch, frame))
 
     def close_sessions(self, sessions: Sequence[int]) -> None:
-        self._outbox.put(SessionClose(self.address.chain, list(sessions)))
+        self._outbox.put(SessionClose(self.address.chain, list(sessions), self.address.epoch))
 
     def replay(self, work: Work, opening: Opening | None) -> None:
         self._outbox.put(replay_frame(self.address.chain, self.address.epoch, work, opening))

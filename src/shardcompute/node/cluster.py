@@ -206,9 +206,9 @@ class Cluster:
 
     def close(self) -> None:
         self._desk.close()
+        self.coordinator.close()
         self.swarm.close()
         self._endpoint.close()
-        self.coordinator.close()
         for checkpoint in self._checkpoints:
             checkpoint.close()
         self._journal.close()
@@ -275,7 +275,9 @@ def describe_card(card: Card, *, kv_tokens: int, context_length: int) -> Model:
         name=card.model,
         layer_bytes=tuple(size_of(card.layer_tensors(layer)) for layer in range(spec.layer_count)),
         embedding_bytes=size_of(card.stored_names(card.layout.model["embedding"])),
-        head_bytes=size_of(card.stored_names(card.layout.model["head"])),
+        head_bytes=size_of(
+            name for part in ("head", "norm") for name in card.stored_names(card.layout.model[part])
+        ),
         kv_bytes_per_token_and_layer=spec.kv_bytes_per_token_and_layer,
         kv_tokens=kv_tokens,
         hidden=spec.hidden,

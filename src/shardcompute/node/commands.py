@@ -94,7 +94,7 @@ def encode_connected(connected: Connected) -> bytes:
 def decode_connected(content: bytes) -> Connected:
     try:
         return msgspec.json.decode(content, type=Connected)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise LinkError(
             f"an answer cannot be understood: {error}", hint="run one release on all nodes"
         ) from error
@@ -103,7 +103,7 @@ def decode_connected(content: bytes) -> Connected:
 def decode_command(content: bytes) -> WorkerCommand:
     try:
         command: WorkerCommand = msgspec.json.decode(content, type=WorkerCommand)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise LinkError(
             f"a command cannot be understood: {error}", hint="run one release on all nodes"
         ) from error

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from shardcompute.control.events import Event, NodeJoined, encode_event
+from shardcompute.control.events import Event, LinkBroken, NodeJoined, encode_event
 from shardcompute.core.errors import AuthError, LinkError, ShardComputeError
 from shardcompute.node.commands import WorkerCommand, decode_command
 from shardcompute.security.revocations import Revocations
@@ -41,6 +41,7 @@ class ControlClient:
         self._lost = threading.Event()
         self._closing = threading.Event()
         self._incarnation = 0
+        self._untold: dict[str, LinkBroken] = {}
         self._heartbeat_s = 0.5
         self._refusal = ""
         self._thread = threading.Thread(target=self._keep, name="control", daemon=True)
@@ -58,13 +59,18 @@ class ControlClient:
         self._thread.start()
 
     def tell(self, event: Event) -> None:
-        """Report what happened; dropped while the coordinator is away (registration tells it again)."""
+        """Report what happened. While the coordinator is away most of it is dropped, because registration tells it
+        again; of broken links it hears afterwards."""
         pump = self._pump
         if pump is not None and self._registered.is_set():
             try:
                 pump.offer(Happened(encode_event(event)), timeout_s=5.0)
             except LinkError as error:
                 log.info("the coordinator did not hear of %s: %s", type(event).__name__, error.message)
+            else:
+                return
+        if isinstance(event, LinkBroken):
+            self._untold[event.node] = event
 
     def close(self) -> None:
         self._closing.set()
@@ -117,6 +123,8 @@ class ControlClient:
             )
             self._on_registered(message.incarnation, revocations)
             self._registered.set()
+            for node in list(self._untold):
+                self.tell(self._untold.pop(node))
         elif isinstance(message, Refused):
             self._refusal = message.reason
         elif isinstance(message, Command):

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 
@@ -57,8 +56,6 @@ from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.core.sparing_log import SparingLog
 from shardcompute.node.claims import judge_join, judge_report
 from shardcompute.node.commands import (
-    Connect,
-    Connected,
     FenceOff,
     Leave,
     Load,
@@ -66,48 +63,33 @@ from shardcompute.node.commands import (
     Probe,
     Unload,
     WorkerCommand,
-    decode_connected,
-    encode_command,
 )
 from shardcompute.node.driver import Resumption
+from shardcompute.node.driver_side import DriverSide
 from shardcompute.node.journal import Journal
-from shardcompute.node.repair import plan_repair
+from shardcompute.node.link_doubts import LinkDoubts
+from shardcompute.node.members import Member, Members
+from shardcompute.node.rewiring import rewire
 from shardcompute.wire import Link, LinkPump, Message, Refused
-from shardcompute.wire.control import Answer, Command, Happened, Heartbeat, Register, Registered
+from shardcompute.wire.control import Answer, Happened, Heartbeat, Register, Registered
 
 log = logging.getLogger(__name__)
 _TICK_S = 0.1
-_CONNECT_TIMEOUT_S = 5.0
+_RETRY_S = 0.2
+_PROBE_S = 30.0
 _EXPEL_TIMEOUT_S = 5.0
 _MOST_REASON_CHARACTERS = 1000
+_OF_A_MODEL = (LoadShard, PrepareStandby, ConnectChain, ActivateChain)
 _REPORTABLE = (LinkBroken, LinkMeasured, NodeMeasured, ShardFailed, ShardLoaded, ShardProgressed)
 
 
-class DriverSide(Protocol):
-    """What the coordinator asks of the driver that lives beside it."""
+@dataclass(frozen=True, slots=True)
+class _Wiring:
+    """An epoch that was connected, and what its stages still knew."""
 
-    url: str
-
-    def open_chain(self, action: ConnectChain) -> None:
-        """Dial the first stage. Raises LinkError."""
-        ...
-
-    def activate_chain(
-        self, action: ActivateChain, state: ClusterState, resumption: Resumption | None
-    ) -> None: ...
-
-    def fence_chain(self, chain: str, epoch: int) -> None: ...
-
-    def report_unservable(self, action: ReportUnservable) -> None: ...
-
-
-@dataclass(slots=True)
-class _Member:
-    """A node with an open control link."""
-
-    node: str
-    incarnation: int
-    pump: LinkPump
+    epoch: int
+    stages: tuple[StageAddress, ...]
+    resumption: Resumption | None
 
 
 class Coordinator:
@@ -133,13 +115,14 @@ class Coordinator:
         self._events: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
         self._sparing = SparingLog(log)
         self._state = self._replay(initial)
-        self._members: dict[str, _Member] = {}
+        self._members = Members()
+        self._doubts = LinkDoubts()
+        self._next_probe_s = 0.0
         self._started: set[tuple[object, ...]] = set()
-        self._answers: dict[int, Callable[[Answer], None]] = {}
+        self._wirings: dict[str, _Wiring] = {}
         self._shapes: dict[str, tuple[StageAddress, ...]] = {}
-        self._resumptions: dict[str, Resumption | None] = {}
-        self._commands = 0
-        self._lock = threading.Lock()
+        """The last shape of each chain that its driver has used."""
+        self._closing = threading.Event()
         self._listeners: list[Callable[[ClusterState], None]] = []
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
 
@@ -160,10 +143,10 @@ class Coordinator:
         self._listeners.append(listener)
 
     def close(self) -> None:
+        self._closing.set()
         self._events.put(None)
         self._thread.join()
-        for member in list(self._members.values()):
-            member.pump.close()
+        self._members.close()
 
     # Control links
 
@@ -195,10 +178,7 @@ class Coordinator:
         elif isinstance(message, Happened):
             self._take_event(node, decode_event(message.event))
         elif isinstance(message, Answer):
-            with self._lock:
-                done = self._answers.pop(message.number, None)
-            if done is not None:
-                done(message)
+            self._members.answered(pump, message)
 
     def _take_registration(self, node: str, pump: LinkPump, event: Event) -> None:
         reason: str | None = "a node may only register itself"
@@ -232,6 +212,9 @@ class Coordinator:
             return
         if isinstance(event, ShardFailed):
             event = msgspec.structs.replace(event, reason=event.reason[:_MOST_REASON_CHARACTERS])
+        if isinstance(event, LinkBroken) and event.node == self.node:
+            # The driver is no member: its links are known by their other end.
+            event = LinkBroken(self.node, node, 0.0)
         if isinstance(event, LinkBroken | ShardFailed):
             event = msgspec.structs.replace(event, now_s=self._clock())
         self.post(event)
@@ -254,6 +237,7 @@ class Coordinator:
                         return
                     self._handle(following)
             self._handle(self._act)
+            self._handle(self._probe_closed)
 
     def _handle(self, item: Event | Callable[[], None]) -> None:
         """Whatever goes wrong with one event, the cluster goes on."""
@@ -270,9 +254,17 @@ class Coordinator:
             self._journal.append(encode_event(event))
         before = self._state
         self._state = apply(before, event)
-        if self._state is not before:
-            for listener in self._listeners:
-                listener(self._state)
+        if self._state is before:
+            return
+        for chain in before.live_chains():
+            if chain.id not in self._state.chains or not self._state.chains[chain.id].is_live:
+                self._retire(chain.id)
+        if isinstance(event, LinkMeasured) and event.is_open:
+            self._doubts.opened(event.a, event.b)
+        elif isinstance(event, LinkBroken):
+            self._doubt(event)
+        for listener in self._listeners:
+            listener(self._state)
 
     def _act(self) -> None:
         """Decide, and start what is not under way yet."""
@@ -282,6 +274,8 @@ class Coordinator:
                 log.info("decided: %s", _words(action.event))
                 self._apply(action.event)
                 continue
+            if isinstance(action, _OF_A_MODEL) and not self._driver.serves(action.model):
+                continue  # the journal remembers it, but it has not been opened yet
             due.add(action.key)
             if action.key not in self._started:
                 self._started.add(action.key)
@@ -296,17 +290,18 @@ class Coordinator:
         elif isinstance(action, UnloadShard):
             self._unload(action)
         elif isinstance(action, ConnectChain):
-            threading.Thread(target=self._connect, args=(action,), name="connect", daemon=True).start()
+            before = self._shapes.get(action.chain, ())
+            threading.Thread(target=self._connect, args=(action, before), name="connect", daemon=True).start()
         elif isinstance(action, ActivateChain):
             self._activate(action)
         elif isinstance(action, FenceChain):
             self._fence(action)
         elif isinstance(action, ReleaseNode):
-            self._command(
-                action.node, Leave(), lambda _: self.post(NodeLeft(action.node, action.incarnation))
-            )
+            left = NodeLeft(action.node, action.incarnation)
+            self._tell(action, action.node, Leave(), left)
         elif isinstance(action, ReportUnservable):
-            self._driver.report_unservable(action)
+            chains = self._state.live_chains(action.model)
+            self._driver.report_unservable(action, [each.id for each in chains if each.status == "broken"])
 
     def _load(self, action: LoadShard | PrepareStandby) -> None:
         model = self._state.models[action.model].model
@@ -320,88 +315,109 @@ class Coordinator:
             context_length=model.context_length,
             sources=[*sources, Peer(self.node, self._weights_url)],
         )
-        self._command(action.node, command, lambda answer: self._retry(action, answer.error))
+        self._tell(action, action.node, command)
 
     def _unload(self, action: UnloadShard) -> None:
         done = ShardUnloaded(action.node, action.incarnation, action.chain, action.start, action.stop)
-        command = Unload(action.chain, action.start, action.stop)
-        self._command(action.node, command, lambda _: self.post(done))
+        self._tell(action, action.node, Unload(action.chain, action.start, action.stop), done)
+
+    def _tell(self, action: Action, node: str, command: WorkerCommand, done: Event | None = None) -> None:
+        """Have a node carry out an action, then note that it is done; if it is not, it may be asked for again."""
+
+        def answered(answer: Answer) -> None:
+            if answer.error:
+                self._events.put(lambda: self._started.discard(action.key))
+            elif done is not None:
+                self.post(done)
+
+        self._members.command(node, command, answered)
 
     def _activate(self, action: ActivateChain) -> None:
+        wiring = self._wirings[action.chain]
         try:
-            self._driver.activate_chain(action, self._state, self._resumptions.pop(action.chain, None))
+            self._driver.activate_chain(action, self._state, wiring.resumption)
         except ShardComputeError as error:
+            # Its link ended, which has been reported and leads to a new epoch.
             log.warning("chain %s cannot be used: %s", action.chain, error)
             return
+        self._shapes[action.chain] = wiring.stages
+        self._doubts.worked([self.node, *(stage.node for stage in wiring.stages), self.node])
         self.post(ChainReady(action.chain, action.epoch))
+
+    def _retire(self, chain: str) -> None:
+        self._shapes.pop(chain, None)
+        self._wirings.pop(chain, None)
+        self._driver.retire_chain(chain)
 
     def _fence(self, action: FenceChain) -> None:
         self._driver.fence_chain(action.chain, action.epoch)
         for node in action.nodes:
-            self._command(node, FenceOff(action.chain, action.epoch), lambda _: None)
+            self._members.command(node, FenceOff(action.chain, action.epoch), lambda _: None)
         self.post(ChainFenced(action.chain, action.epoch))
 
-    def _connect(self, action: ConnectChain) -> None:
-        """Tell all stages, then dial the first; in a thread, because it waits."""
-        repair = plan_repair(self._shapes.get(action.chain, ()), action.stages)
-        ring = [*((stage.node, stage.address) for stage in action.stages), (action.driver, self._driver.url)]
-        waiting = []
-        for index, stage in enumerate(action.stages):
-            command = Connect(
-                chain=action.chain,
-                epoch=action.epoch,
-                start=stage.start,
-                stop=stage.stop,
-                next_node=ring[index + 1][0],
-                next_url=ring[index + 1][1],
-                previous_node=ring[index - 1][0],
-                driver_node=action.driver,
-                driver_url=self._driver.url,
-                is_last=index == len(action.stages) - 1,
-                keeps_sessions=repair is not None and index not in repair.new,
-                replays=repair is not None and index + 1 in repair.new,
-            )
-            waiting.append((stage.node, self._ask(stage.node, command)))
+    def _connect(self, action: ConnectChain, before: tuple[StageAddress, ...]) -> None:
+        """In a thread, because it waits for others."""
         try:
-            connected = [self._await(node, answer) for node, answer in waiting]
-            self._driver.open_chain(action)
+            resumption = rewire(action, before, self._driver, self._members.ask)
         except ShardComputeError as error:
             log.warning("chain %s could not be connected: %s", action.chain, error.message)
-            self._events.put(lambda: self._started.discard(action.key))
+            self._closing.wait(_RETRY_S)
+            self._events.put(lambda: self._not_connected(action))
             return
-        resumption = None if repair is None else repair.resumption(connected)
-        log.info("chain %s connected, sessions %s", action.chain, "lost" if resumption is None else "kept")
+        kept = "lost" if resumption is None else "kept"
+        log.info("chain %s, epoch %d: connected, sessions %s", action.chain, action.epoch, kept)
         self._events.put(lambda: self._connected(action, resumption))
 
     def _connected(self, action: ConnectChain, resumption: Resumption | None) -> None:
-        self._shapes[action.chain] = action.stages
-        self._resumptions[action.chain] = resumption
+        self._wirings[action.chain] = _Wiring(action.epoch, action.stages, resumption)
         self._apply(ChainConnected(action.chain, action.epoch))
 
-    def _await(self, node: str, answer: queue.SimpleQueue[Answer]) -> Connected:
-        try:
-            answered = answer.get(timeout=_CONNECT_TIMEOUT_S)
-        except queue.Empty:
-            raise LinkError(f"{node} did not answer in time") from None
-        if answered.error:
-            raise LinkError(f"{node}: {answered.error}")
-        return decode_connected(answered.result)
+    def _not_connected(self, action: ConnectChain) -> None:
+        """Unless somebody has reported the broken link already, try again in a new epoch."""
+        chain = self._state.chains.get(action.chain)
+        if chain is not None and chain.epoch == action.epoch and not chain.is_interrupted:
+            self._apply(LinkBroken(self.node, action.stages[0].node, self._clock()))
+
+    def _doubt(self, event: LinkBroken) -> None:
+        """A link between two live nodes that keeps breaking is planned around, until a probe gets through."""
+        pair = (event.reporter, event.node)
+        if not all(self._is_answering(node) for node in pair) or not self._doubts.broke(*pair):
+            return
+        log.warning("%s cannot reach %s: planning around that link", *pair)
+        known = self._state.link(*pair)
+        policy = self._state.placing
+        rtt_s = policy.default_rtt_s if known is None else known.rtt_s
+        speed = policy.default_bytes_per_s if known is None else known.bytes_per_s
+        self._apply(LinkMeasured(*pair, rtt_s, speed, is_open=False))
+
+    def _is_answering(self, node: str) -> bool:
+        known = self._state.nodes.get(node)
+        return node == self.node or (known is not None and known.is_answering)
+
+    def _probe_closed(self) -> None:
+        """Now and then see whether a closed link is back."""
+        if self._clock() < self._next_probe_s:
+            return
+        self._next_probe_s = self._clock() + _PROBE_S
+        for reporter, node in self._doubts.closed():
+            prober, other = (node, reporter) if reporter == self.node else (reporter, node)
+            known = self._state.nodes.get(other)
+            url = self._weights_url if other == self.node else known.address if known is not None else ""
+            self._members.command(prober, Probe([Peer(other, url)]), lambda _: None)
 
     # Members
 
     def _register(self, event: NodeJoined, pump: LinkPump) -> None:
         incarnation = next_incarnation(self._state, event.node)
-        former = self._members.pop(event.node, None)
-        if former is not None:
-            former.pump.link.close()
-        self._members[event.node] = _Member(event.node, incarnation, pump)
+        self._members.enter(Member(event.node, incarnation, pump))
         self._apply(msgspec.structs.replace(event, incarnation=incarnation, now_s=self._clock()))
         interval = self._state.health.heartbeat_interval_s
-        self._offer(pump, Registered(incarnation, interval, self._revocations()))
+        self._members.offer(pump, Registered(incarnation, interval, self._revocations()))
         others = [
             Peer(n.id, n.address) for n in self._state.nodes.values() if n.is_live and n.id != event.node
         ]
-        self._command(event.node, Probe([Peer(self.node, self._weights_url), *others]), lambda _: None)
+        probe = Probe([Peer(self.node, self._weights_url), *others])
+        self._members.command(event.node, probe, lambda _: None)
 
     def expel(self, node: str) -> None:
         """A node was revoked: tell it, forget it, and give the others the news. Returns once they were sent."""
@@ -411,55 +427,27 @@ class Coordinator:
         done.wait(_EXPEL_TIMEOUT_S)
 
     def _expel(self, node: str) -> None:
-        member = self._members.pop(node, None)
+        member = self._members.leave(node)
         if member is not None:
-            self._offer(member.pump, Refused("This node has been removed from the cluster"))
+            self._members.offer(member.pump, Refused("This node has been removed from the cluster"))
             member.pump.close(drain_s=_TICK_S)
         known = self._state.nodes.get(node)
         if known is not None:
             self._apply(NodeLeft(node, known.incarnation))
         interval = self._state.health.heartbeat_interval_s
-        for each in self._members.values():
-            self._offer(each.pump, Registered(each.incarnation, interval, self._revocations()))
+        for each in self._members.all():
+            self._members.offer(each.pump, Registered(each.incarnation, interval, self._revocations()))
 
     def _link_ended(self, node: str, pump: LinkPump) -> None:
-        member = self._members.get(node)
-        if member is not None and member.pump is pump:
-            del self._members[node]
+        if self._members.leave(node, pump) is not None:
             self._apply(LinkBroken(COORDINATOR, node, self._clock()))
-
-    def _command(self, node: str, command: WorkerCommand, done: Callable[[Answer], None]) -> None:
-        member = self._members.get(node)
-        if member is None:
-            return
-        with self._lock:
-            self._commands += 1
-            number = self._commands
-            self._answers[number] = done
-        self._offer(member.pump, Command(number, encode_command(command)))
-
-    def _ask(self, node: str, command: WorkerCommand) -> queue.SimpleQueue[Answer]:
-        answer: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-        self._command(node, command, answer.put)
-        return answer
-
-    def _retry(self, action: Action, error: str) -> None:
-        """A load failed: when the control room asks again, try again."""
-        if error:
-            self._events.put(lambda: self._started.discard(action.key))
-
-    def _offer(self, pump: LinkPump, message: Message) -> None:
-        try:
-            pump.offer(message, timeout_s=1.0)
-        except LinkError as error:
-            log.info("%s did not get a %s: %s", pump.link.peer, type(message).__name__, error.message)
 
     def _replay(self, state: ClusterState) -> ClusterState:
         count = 0
         for line in self._journal.events():
             try:
                 state = apply(state, decode_event(line))
-            except (msgspec.DecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:
                 self._sparing.warning(
                     "journal", "event %d of the journal cannot be read: %s", count + 1, error
                 )

@@ -63,7 +63,7 @@ def size_up(checkpoint: Checkpoint, form: str, *, kv_tokens: int, context_length
         layer_bytes=layer_bytes,
         work_bytes=tuple(round(size * share) for size, share in zip(layer_bytes, shares, strict=True)),
         embedding_bytes=size_of(layout.model["embedding"]),
-        head_bytes=size_of(layout.model["head"]),
+        head_bytes=size_of(layout.model["head"]) + size_of(layout.model["norm"]),
         kv_bytes_per_token_and_layer=spec.kv_bytes_per_token_and_layer,
         kv_tokens=kv_tokens,
         hidden=spec.hidden,

@@ -89,7 +89,7 @@ def _apply(
         try:
             _send(connection, msgspec.json.encode(application))
             admission = msgspec.json.decode(_receive(connection), type=Admission)
-        except (msgspec.DecodeError, OSError) as error:
+        except (ValueError, RecursionError, OSError) as error:
             raise LinkError(f"the coordinator did not answer as it should: {error}") from error
     if admission.error:
         kind = getattr(errors, admission.code, AuthError)
@@ -209,9 +209,11 @@ class JoinDesk:
 
     def _judge(self, content: bytes, peer: str) -> Admission:
         try:
-            return self._admit(msgspec.json.decode(content, type=Application))
-        except (msgspec.DecodeError, RecursionError):
+            application = msgspec.json.decode(content, type=Application)
+        except (ValueError, RecursionError):
             return Admission(error="The application cannot be understood", code="AuthError")
+        try:
+            return self._admit(application)
         except ShardComputeError as error:
             self._sparing.warning(peer, "an applicant from %s was refused: %s", peer, error.message)
             return Admission(error=error.message, code=type(error).__name__)

@@ -26,6 +26,7 @@ from shardcompute.node.supervisor import Program, Supervisor
 from shardcompute.security.authority import ClusterAuthority
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.identity import NodeIdentity
+from shardcompute.security.names import check_cluster_name
 from shardcompute.security.private_files import read_private, replace_private
 from shardcompute.security.tokens import JoinToken
 from shardcompute.weights.checkpoint import Checkpoint
@@ -77,7 +78,8 @@ def share_machine(
 
 
 def check_cluster_name_of(folder: Path, name: str) -> None:
-    """UsageError if the cluster in `folder` has another name: it is in every certificate."""
+    """UsageError unless this can be the name of the cluster in `folder`: it is in every certificate."""
+    check_cluster_name(name)
     try:
         authority = ClusterAuthority.load(folder / "authority")
     except FileNotFoundError:

@@ -104,5 +104,5 @@ def _read(folder: Path) -> _Stored | None:
         return msgspec.json.decode(read_private(path), type=_Stored)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise SourceError(f"{path} is damaged: {error}", hint="join the cluster again") from error

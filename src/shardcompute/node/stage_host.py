@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,10 +23,10 @@ from shardcompute.core.steps import Picked
 from shardcompute.node.boundary_log import BoundaryLog
 from shardcompute.node.commands import Connected
 from shardcompute.node.frames import opened_of, opening_of, result_row, segment_of, work_of
+from shardcompute.node.outgoing import Neighbour, OutgoingLinks
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.wire import (
     Link,
-    LinkPump,
     Message,
     SessionClose,
     StageTiming,
@@ -38,16 +38,9 @@ from shardcompute.wire import (
 
 log = logging.getLogger(__name__)
 _REPLAY_ROWS = 256
+_WATCH_S = 1.0
 ShardKey = tuple[str, int, int]
 """(chain, first layer, layer behind the last)"""
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbour:
-    """Whom a stage sends to: the next stage, or the driver where it is the last."""
-
-    node: str
-    url: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +95,7 @@ class StageHost:
         log_bytes: int = 256 << 20,
     ) -> None:
         self._node = node
-        self._dial = dial
-        self._on_link_broken = on_link_broken
+        self._links = OutgoingLinks(dial, on_link_broken)
         self._codec = find_codec(codec)
         self._log_bytes = log_bytes
         self._lock = threading.Lock()
@@ -111,7 +103,7 @@ class StageHost:
         self._runtimes: dict[ShardKey, StageRuntime] = {}
         self._seats: dict[str, _Seat] = {}
         self._fences: dict[str, int] = {}
-        self._out: dict[str, LinkPump] = {}
+        self._is_closed = False
         self._inbox: queue.SimpleQueue[_Arrived | _Ended | Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="stages", daemon=True)
         self._thread.start()
@@ -120,7 +112,10 @@ class StageHost:
 
     def add(self, key: ShardKey, runtime: StageRuntime) -> None:
         with self._lock:
-            self._runtimes[key] = runtime
+            if not self._is_closed:
+                self._runtimes[key] = runtime
+                return
+        runtime.close()
 
     def shards(self) -> dict[ShardKey, StageRuntime]:
         with self._lock:
@@ -134,32 +129,59 @@ class StageHost:
             if seat is not None and seat.runtime is runtime:
                 del self._seats[key[0]]
         if runtime is not None:
+            self._links.keep_only(self._neighbours())
             self._inbox.put(runtime.close)
 
     def connect(self, key: ShardKey, place: Place, *, keeps_sessions: bool, replays: bool) -> Connected:
         """Take the shard's place in its chain's new shape and open the link to whoever comes next.
 
         Sessions of the epoch before are forgotten, and replayed by the driver, unless `keeps_sessions`. With
-        `replays` the next stage is sent all that the log has. Raises LinkError.
+        `replays` the next stage, which must have taken its place, is sent all that the log has. Raises LinkError.
         """
+        seat, goes_on = self._take_seat(key, place, keeps_sessions)
+        if not goes_on:
+            self._inbox.put(seat.runtime.reset)
+        # A computing thread that waits to send to a neighbour of before would never come to the rest.
+        self._links.keep_only(self._neighbours())
+        self._links.open(place.next)
+        if not place.is_last:
+            self._links.open(place.driver)
+        done: queue.SimpleQueue[Connected | LinkError] = queue.SimpleQueue()
+        self._inbox.put(lambda: done.put(self._take_stock(seat, goes_on, replays and goes_on)))
+        return self._await(done)
+
+    def _take_seat(self, key: ShardKey, place: Place, keeps_sessions: bool) -> tuple[_Seat, bool]:
+        """The shard in its new place, and whether it goes on with its sessions."""
         chain = key[0]
         with self._lock:
-            runtime = self._runtimes[key]
+            runtime = self._runtimes.get(key)
+            if runtime is None:
+                raise LinkError(f"layers {key[1]} to {key[2]} of chain {chain} are not loaded here")
+            if place.epoch < self._fences.get(chain, 0):
+                raise LinkError(f"epoch {place.epoch} of chain {chain} is over")
             former = self._seats.get(chain)
             goes_on = keeps_sessions and former is not None and former.runtime is runtime
             log_ = former.log if goes_on and former is not None else BoundaryLog(self._log_bytes)
             seat = self._seats[chain] = _Seat(chain, runtime, place, log_)
-            self._fences[chain] = max(place.epoch, self._fences.get(chain, 0))
-        if not goes_on:
-            self._inbox.put(runtime.reset)
-        self._link_to(place.next)
-        if not place.is_last:
-            self._link_to(place.driver)
-        if not (replays and goes_on):
-            return Connected(goes_on)
-        done: queue.SimpleQueue[dict[int, int]] = queue.SimpleQueue()
-        self._inbox.put(lambda: done.put(self._replay(seat)))
-        return Connected(goes_on, done.get())
+            self._fences[chain] = place.epoch
+        return seat, goes_on
+
+    def _await(self, done: queue.SimpleQueue[Connected | LinkError]) -> Connected:
+        while True:
+            try:
+                answer = done.get(timeout=_WATCH_S)
+            except queue.Empty:
+                if not self._thread.is_alive():
+                    raise LinkError("this node is closing") from None
+                continue
+            if isinstance(answer, LinkError):
+                raise answer
+            return answer
+
+    def _neighbours(self) -> set[str]:
+        with self._lock:
+            places = [seat.place for seat in self._seats.values()]
+        return {neighbour.url for place in places for neighbour in (place.next, place.driver)}
 
     def fence(self, chain: str, epoch: int) -> None:
         """Drop frames of this epoch and earlier ones."""
@@ -177,13 +199,13 @@ class StageHost:
             self._inbox.put(_Ended(message, sender))
 
     def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
         self._inbox.put(None)
+        self._links.close()
         self._thread.join()
         with self._lock:
-            pumps, self._out = list(self._out.values()), {}
             runtimes, self._runtimes = list(self._runtimes.values()), {}
-        for pump in pumps:
-            pump.close()
         for runtime in runtimes:
             runtime.close()
 
@@ -233,12 +255,12 @@ class StageHost:
         timing = StageTiming(
             self._node, started - arrived.received_s, computed - decoded, decoded - started, len(arrived.body)
         )
-        if frame.replay:
-            return
         if not isinstance(out, list):
             # The executor reuses its output; log and link keep what they are given.
             out = np.array(out, dtype=np.float32)
             seat.log.append(work, openings, out)
+        if frame.replay:
+            return
         self._pass_on(seat, frame, out, [*frame.timings, timing])
 
     def _decode(self, frame: StepFrame, body: memoryview) -> Array | None:
@@ -259,7 +281,7 @@ class StageHost:
                 [row for row, picked in zip(rows, out, strict=True) if picked.is_scored],
                 timings,
             )
-            self._send(seat.place.next, result, ())
+            self._links.send(seat.place.next, result)
             return
         body = self._codec.encode(out)
         passed = StepFrame(
@@ -274,7 +296,15 @@ class StageHost:
             opens=frame.opens,
             timings=timings,
         )
-        self._send(seat.place.next, passed, body)
+        self._links.send(seat.place.next, passed, body)
+
+    def _take_stock(self, seat: _Seat, goes_on: bool, replays: bool) -> Connected | LinkError:
+        """What is known here, after all that came before; for the new next stage, also told to it."""
+        held = seat.runtime.session_lengths() if goes_on else {}
+        try:
+            return Connected(goes_on, self._replay(seat) if replays else {}, held)
+        except LinkError as error:
+            return error
 
     def _replay(self, seat: _Seat) -> dict[int, int]:
         """Send the next stage what it would have got, had it been there from the start."""
@@ -287,11 +317,11 @@ class StageHost:
                 segments=[segment_of(work)],
                 rows=len(rows),
                 width=rows.shape[1],
-                codec="exact",
+                codec=self._codec.name,
                 replay=True,
                 opens=[] if opening is None else [opened_of(opening)],
             )
-            self._send(seat.place.next, frame, find_codec("exact").encode(rows))
+            self._links.send(seat.place.next, frame, self._codec.encode(rows))
         return lengths
 
     def _report_failure(self, seat: _Seat, frame: StepFrame, error: Exception) -> None:
@@ -305,49 +335,17 @@ class StageHost:
             type(error).__name__,
             str(error),
         )
-        self._send(seat.place.driver, failed, ())
+        self._links.open(seat.place.driver).offer(failed, timeout_s=None)
 
     def _close_sessions(self, ended: _Ended) -> None:
         message = ended.message
         with self._lock:
             seat = self._seats.get(message.chain)
-        if seat is not None and seat.place.hears(ended.sender):
+        # Of an old epoch it may be news of a session that has begun again since.
+        is_current = seat is not None and message.epoch in (0, seat.place.epoch)
+        if seat is not None and is_current and seat.place.hears(ended.sender):
             seat.runtime.close_sessions(message.sessions)
             for session in message.sessions:
                 seat.log.forget(session)
             if not seat.place.is_last:
-                self._send(seat.place.next, message, ())
-
-    # Links out
-
-    def _send(self, to: Neighbour, message: Message, body: Sequence[memoryview]) -> None:
-        self._link_to(to).offer(message, tuple(body), timeout_s=None)
-
-    def _link_to(self, to: Neighbour) -> LinkPump:
-        with self._lock:
-            pump = self._out.get(to.url)
-        if pump is not None:
-            return pump
-        try:
-            link = self._dial(to.url)
-            if link.peer != to.node:
-                link.close()
-                raise LinkError(f"{link.peer} answered at {to.url}, where {to.node} was expected")
-        except LinkError:
-            self._on_link_broken(to.node)
-            raise
-        pump = LinkPump(link, _ignore, lambda error: self._lost(to, error))
-        with self._lock:
-            self._out[to.url] = pump
-        pump.start()
-        return pump
-
-    def _lost(self, to: Neighbour, error: LinkError) -> None:
-        with self._lock:
-            self._out.pop(to.url, None)
-        log.info("the link to %s ended: %s", to.node, error)
-        self._on_link_broken(to.node)
-
-
-def _ignore(message: Message, body: memoryview) -> None:
-    """Nobody has anything to say on a link that we dialled to send frames."""
+                self._links.send(seat.place.next, message)

@@ -12,7 +12,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -74,10 +74,11 @@ class Swarm:
     def remove_model(self, name: str) -> None:
         with self._lock:
             self._models.pop(name, None)
-            chains = [chain for chain, model in self._model_of.items() if model == name]
-            drivers = [self._drivers.pop(chain) for chain in chains if chain in self._drivers]
+            self._unservable.pop(name, None)
+            # The chains stay until they are retired: somebody may want the model again before that.
+            drivers = [self._drivers[chain] for chain, model in self._model_of.items() if model == name]
         for driver in drivers:
-            driver.close()
+            driver.fail_all(CapacityError(f"{name} is no longer served here", hint="load it again"))
 
     def take(self, message: Message, body: memoryview, sender: str) -> None:
         """What stages send."""
@@ -95,7 +96,11 @@ class Swarm:
             driver.close()
         self._links.close()
 
-    # For the coordinator (see `coordinator.DriverSide`)
+    # For the coordinator (see `driver_side.DriverSide`)
+
+    def serves(self, model: str) -> bool:
+        with self._lock:
+            return model in self._models
 
     def open_chain(self, action: ConnectChain) -> None:
         first = action.stages[0]
@@ -106,7 +111,9 @@ class Swarm:
         self, action: ActivateChain, state: ClusterState, resumption: Resumption | None
     ) -> None:
         with self._lock:
-            model = self._models[action.model]
+            model = self._models.get(action.model)
+            if model is None:
+                raise CapacityError(f"{action.model} is not served here any more")
             driver = self._drivers.get(action.chain)
             if driver is None:
                 limits = DriverLimits(
@@ -126,7 +133,17 @@ class Swarm:
             self._connected.discard(chain)
         self._links.fence(chain, epoch)
 
-    def report_unservable(self, action: ReportUnservable) -> None:
+    def retire_chain(self, chain: str) -> None:
+        with self._lock:
+            driver = self._drivers.pop(chain, None)
+            for known in (self._model_of, self._timings):
+                known.pop(chain, None)
+            self._connected.discard(chain)
+        self._links.forget(chain)
+        if driver is not None:
+            driver.close()
+
+    def report_unservable(self, action: ReportUnservable, broken: Collection[str]) -> None:
         why = "; ".join(action.reasons)
         error = CapacityError(
             f"{action.model} does not fit the machines there are: {_mib(action.missing_bytes)} are missing ({why})",
@@ -134,14 +151,11 @@ class Swarm:
         )
         log.warning("%s", error)
         with self._lock:
-            if any(self._model_of.get(chain) == action.model for chain in self._connected):
-                return
-            self._unservable[action.model] = error
-            drivers = [
-                self._drivers[c]
-                for c, m in self._model_of.items()
-                if m == action.model and c in self._drivers
-            ]
+            chains = {chain for chain, model in self._model_of.items() if model == action.model}
+            if not chains & self._connected:
+                self._unservable[action.model] = error
+                broken = chains
+            drivers = [self._drivers[chain] for chain in broken if chain in self._drivers]
         for driver in drivers:
             driver.fail_all(error)
 
@@ -155,8 +169,13 @@ class Swarm:
         return self._find(model).tokenizer
 
     def is_ready(self) -> bool:
+        """Whether requests are taken: also while a chain is being repaired, when they wait for it."""
         with self._lock:
-            return bool(self._connected)
+            return bool(self._connected) or any(
+                model not in self._unservable
+                for chain, model in self._model_of.items()
+                if chain in self._drivers
+            )
 
     def load(self) -> Load:
         with self._lock:

@@ -38,8 +38,9 @@ from shardcompute.node.commands import (
 from shardcompute.node.control_client import ControlClient
 from shardcompute.node.endpoint import Endpoint, receive_all
 from shardcompute.node.link_probe import answer_probes, probe_link
+from shardcompute.node.outgoing import Neighbour
 from shardcompute.node.probe import measure_layer, measure_seconds_per_byte
-from shardcompute.node.stage_host import Neighbour, Place, ShardKey, StageHost
+from shardcompute.node.stage_host import Place, ShardKey, StageHost
 from shardcompute.node.weight_pieces import Supplier
 from shardcompute.node.weights_client import RemoteTensors, fetch_card, open_remote_shard
 from shardcompute.node.weights_server import CachedModels, WeightsServer

@@ -62,7 +62,7 @@ class FetchModel(msgspec.Struct, frozen=True, array_like=True, tag=30):
 
 
 class ModelCard(msgspec.Struct, frozen=True, array_like=True, tag=31):
-    """What a model consists of: JSON of `node.model_card.Card`."""
+    """What a model consists of: JSON of `weights.card.Card`, compressed."""
 
     number: Number
     card: bytes

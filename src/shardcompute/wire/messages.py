@@ -162,10 +162,11 @@ class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 
 class SessionClose(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """These sessions are over: free what they hold and pass it on along the chain."""
+    """These sessions are over: free what they hold and pass it on along the chain. Epoch 0 stands for any."""
 
     chain: str
     sessions: list[Number]
+    epoch: Number = 0
 
 
 class RowResult(msgspec.Struct, frozen=True, array_like=True):

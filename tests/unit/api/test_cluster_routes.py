@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-from support.fake_cluster import NOW_S, FakeCluster, serving_cluster
 
 from shardcompute.api import Limits, create_app
 from shardcompute.cluster_client import ClusterClient
@@ -19,6 +18,7 @@ from shardcompute.core.settings import Settings
 from shardcompute.node.admin import ClusterAdmin
 from shardcompute.node.service import Load
 from shardcompute.node.views import ClusterView
+from support.fake_cluster import NOW_S, FakeCluster, serving_cluster
 
 LOCAL = "http://127.0.0.1"
 PATHS = {
@@ -131,7 +131,8 @@ def test_secrets_are_told_once(client: ClusterClient, ask: Any) -> None:
     token = client.create_token(expires_s=3600.0, max_uses=1)
     key = client.create_key("phone")
     assert [(each.id, each.max_uses) for each in client.tokens()] == [(token.id, 1)]
-    assert [(each.id, each.label) for each in client.keys()] == [(key.id, "phone")]
+    kept = client.keys()
+    assert [(each.id, each.label) for each in kept] == [(key.id, "phone")]
     for path in ("/cluster/tokens", "/cluster/keys", "/cluster/state"):
         response = ask("GET", path)
         assert token.token not in response.text
@@ -271,7 +272,7 @@ def test_openapi_describes_the_routes(client: ClusterClient) -> None:
 
 
 class Reader:
-    """An ASGI client of the stream that reads when it is told to; it leaves when `limit` bodies came."""
+    """An ASGI client of the stream that reads only while it may."""
 
     def __init__(self, app: Any, on_body: Callable[[bytes, Reader], Any] = lambda body, reader: None) -> None:
         self.bodies: list[bytes] = []
@@ -280,6 +281,7 @@ class Reader:
         self.may_read = asyncio.Event()
         self.may_read.set()
         self.is_stuck = asyncio.Event()
+        self.has_read = asyncio.Event()
         self._app, self._on_body = app, on_body
 
     async def run(self) -> None:
@@ -310,6 +312,7 @@ class Reader:
             self.is_stuck.set()
             await self.may_read.wait()
         self.bodies.append(message["body"])
+        self.has_read.set()
         self._on_body(message["body"], self)
 
     def events(self) -> list[tuple[str, Any]]:
@@ -317,9 +320,7 @@ class Reader:
         for body in self.bodies:
             lines = body.decode().splitlines()
             if lines[0].startswith("event: "):
-                parsed.append(
-                    (lines[0].removeprefix("event: "), json.loads(lines[1].removeprefix("data: ")))
-                )
+                parsed.append((lines[0].removeprefix("event: "), json.loads(lines[1].removeprefix("data: "))))
         return parsed
 
 
@@ -360,8 +361,7 @@ def test_a_slow_reader_gets_a_fresh_state_instead_of_a_backlog(
     async def run() -> Reader:
         reader = Reader(create_app(service, admin=admin))
         running = asyncio.create_task(reader.run())
-        while not reader.bodies:
-            await asyncio.sleep(0)
+        await reader.has_read.wait()
         reader.may_read.clear()
         for count in range(1, 101):
             cluster.swarm.busy = Load(count, 0, 0.0)

@@ -14,7 +14,21 @@ import pytest
 from shardcompute.cli import reference
 
 Cli = Callable[..., Any]
-COMMANDS = ("run", "up", "pull", "list", "show", "rm", "bench")
+COMMANDS = (
+    "run",
+    "up",
+    "join",
+    "worker",
+    "coordinator",
+    "down",
+    "logs",
+    "doctor",
+    "pull",
+    "list",
+    "show",
+    "rm",
+    "bench",
+)
 HEAVY = ("onnxruntime", "onnx", "numpy", "tokenizers", "torch", "uvicorn", "starlette", "httpx")
 
 

@@ -1,4 +1,4 @@
-"""`up` says what it serves, and asks for keys where strangers could connect."""
+"""`up --local` says what it serves, and asks for keys where strangers could connect; options fit together."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from shardcompute import api
-from shardcompute.cli.up import choose_keys, greeting, is_loopback, reachable_host
-from shardcompute.core.errors import UsageError
+from shardcompute.cli.addresses import address_towards, check_ports, is_loopback, reachable_host
+from shardcompute.cli.greeting import choose_keys, greeting, invitation
+from shardcompute.core.errors import LinkError, UsageError
 
 from .conftest import Opening
 
@@ -37,7 +38,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_up_serves_and_says_where(cli: Cli, opened: Opening, served: dict[str, Any]) -> None:
-    result = cli("up", "org/repo", "--port", "0", "--stages", "2")
+    result = cli("up", "--local", "org/repo", "--port", "0", "--stages", "2")
     assert (result.exit_code, result.stdout) == (0, "")
     assert served == {"keys": None, "address": ("127.0.0.1", 0)}
     assert opened.references == ["org/repo"]
@@ -49,21 +50,21 @@ def test_up_serves_and_says_where(cli: Cli, opened: Opening, served: dict[str, A
 
 
 def test_other_machines_need_a_key_which_is_made(cli: Cli, opened: Opening, served: dict[str, Any]) -> None:
-    result = cli("up", "--host", "0.0.0.0", "--port", "0")
+    result = cli("up", "--local", "--host", "0.0.0.0", "--port", "0")
     [key] = served["keys"]
     assert len(key) > 20
     assert f"API key: {key}\n" in result.stderr
 
 
 def test_keys_that_were_given_are_asked_for(cli: Cli, opened: Opening, served: dict[str, Any]) -> None:
-    cli("up", "--api-key", "one", "--api-key", "two", "--port", "0")
+    cli("up", "--local", "--api-key", "one", "--api-key", "two", "--port", "0")
     assert served["keys"] == ["one", "two"]
 
 
 def test_busy_port_is_said_before_the_model_is_opened(cli: Cli, opened: Opening) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        result = cli("up", "--port", str(port))
+        result = cli("up", "--local", "--port", str(port))
     assert result.exit_code == 2
     assert f"Port {port} is already in use by " in result.stderr
     assert opened.references == []
@@ -71,7 +72,7 @@ def test_busy_port_is_said_before_the_model_is_opened(cli: Cli, opened: Opening)
 
 @pytest.mark.parametrize("key", ["", "two words", "schlüssel", "tab\t"])
 def test_keys_that_no_header_can_carry(cli: Cli, opened: Opening, key: str) -> None:
-    result = cli("up", "--api-key", key)
+    result = cli("up", "--local", "--api-key", key)
     assert result.exit_code == 2
     assert "API key" in result.stderr
     assert opened.references == []
@@ -88,6 +89,47 @@ def test_made_keys_differ() -> None:
     assert choose_keys("0.0.0.0", []) != choose_keys("0.0.0.0", [])
     with pytest.raises(UsageError):
         choose_keys("0.0.0.0", [""])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--local", "--workers", "2", "--chains", "2"), "--workers and --chains"),
+        (("--local", "--no-workers"), "--no-workers"),
+        (("--local", "--data-dir", "here"), "--data-dir"),
+        (("--stages", "2"), "--stages"),
+        (("--kv-memory", "1G"), "--kv-memory"),
+        (("--no-workers", "--max-memory", "1G"), "--max-memory"),
+        (("--device", "cuda"), "the onnx backend computes on the cpu"),
+        (("--api-key", "two words"), "API key"),
+        (("--name", "Not A Name"), "cannot be the name of a cluster"),
+    ],
+)
+def test_options_without_effect_are_refused(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
+    result = cli("up", "--port", "0", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_ports_are_wanted_together() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    check_ports([("127.0.0.1", port), ("127.0.0.1", 0)])
+    with pytest.raises(UsageError, match=f"Port {port} is already in use"):
+        check_ports([("127.0.0.1", port), ("127.0.0.1", port)])
+
+
+def test_address_towards() -> None:
+    assert address_towards("tcp://127.0.0.1:7420") == "127.0.0.1"
+    with pytest.raises(LinkError):
+        address_towards("tcp://name.invalid:7420")
+
+
+def test_invitation_says_who_can_use_it() -> None:
+    assert "  shardcompute join sc1.x" in invitation("sc1.x", "0.0.0.0")
+    near = invitation("sc1.x", "127.0.0.1")
+    assert "--host 0.0.0.0" in near[0]
+    assert "  shardcompute join sc1.x --data-dir FOLDER" in near
 
 
 def test_reachable_host() -> None:

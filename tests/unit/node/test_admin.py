@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -173,7 +174,7 @@ def test_changes_put_together_give_the_state(admin: ClusterAdmin, cluster: FakeC
         cluster.coordinator.post(event)
         cluster.coordinator.settle()
         views.append(admin.state())
-    for old, new in zip(views, views[1:], strict=False):
+    for old, new in pairwise(views):
         change = changes_between(old, new)
         assert not change.is_empty
         assert apply_change(old, change) == new

@@ -22,7 +22,6 @@ from shardcompute.core.errors import (
 )
 from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
 from shardcompute.core.steps import Opening, Picked, Work
-from shardcompute.models.spec import ModelSpec
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver import ChainShape, Driver, DriverLimits
 from shardcompute.node.local import LocalChain
