@@ -339,6 +339,7 @@ class Coordinator:
         except ShardComputeError as error:
             # Its link ended, which has been reported and leads to a new epoch.
             log.warning("chain %s cannot be used: %s", action.chain, error)
+            threading.Timer(_RETRY_S, self._events.put, [lambda: self._started.discard(action.key)]).start()
             return
         self._shapes[action.chain] = wiring.stages
         self._doubts.worked([self.node, *(stage.node for stage in wiring.stages), self.node])

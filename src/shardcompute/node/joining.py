@@ -129,7 +129,8 @@ class JoinDesk:
         self._applicants: dict[threading.Thread, _Applicant] = {}
         self._is_closed = False
         try:
-            self._socket = socket.create_server((host, port))
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._socket = socket.create_server((host, port), family=family)
         except OSError as error:
             raise LinkError(
                 f"port {port} on {host} cannot be used for joining: {error.strerror}",

@@ -11,7 +11,8 @@ from shardcompute.models.spec import ModelSpec, Stage, whole
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.quantise import WEIGHT_FORMS
 
-BACKENDS: tuple[str, ...] = ("onnx", "torch", "numpy")
+BACKENDS: tuple[str, ...] = ("onnx", "torch", "numpy", "transformers")
+"""The last one runs models that have no spec of ours, see `runtime.fallback`."""
 
 
 def open_shard(
@@ -50,4 +51,9 @@ def build_executor(
         from shardcompute.backends.torch import TorchExecutor
 
         return TorchExecutor(decoder, options)
+    if backend == "transformers":
+        raise UsageError(
+            "the transformers backend runs whole models in one process only",
+            hint="leave --backend away, or use `run` or `up --local`",
+        )
     raise UsageError(f"there is no backend {backend!r}", hint=f"use one of {', '.join(BACKENDS)}")
