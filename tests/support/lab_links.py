@@ -60,6 +60,7 @@ class LabLink:
         self.role = link.role
         self.peer = link.peer
         self.is_data = role in _DATA_ROLES
+        self.is_control = role == "control"
 
     @property
     def version(self) -> int:
@@ -142,7 +143,7 @@ class LabNetwork:
             target = self._listeners.get(url, ("", None))[0]
             if ours.node in self._dead:
                 raise LinkError("this node is dead")
-            if ours.role in _DATA_ROLES and frozenset((ours.node, target)) in self._cuts:
+            if ours.role in (*_DATA_ROLES, "probe") and frozenset((ours.node, target)) in self._cuts:
                 raise LinkError(f"{url} cannot be reached: the way there is cut")
         self.gate_of(ours.node).wait()
         if not self.gate_of(target).wait(options.handshake_timeout_s):
@@ -204,6 +205,14 @@ class LabNetwork:
         for link in links:
             link.close()
         return len(links)
+
+    def break_control(self, node: str) -> None:
+        """The node's link to its coordinator breaks."""
+        with self._lock:
+            links = [link for link in self._links if link.owner == node and link.is_control]
+        assert links, "there was none"
+        for link in links:
+            link.close()
 
     def mend(self) -> None:
         with self._lock:

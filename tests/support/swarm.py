@@ -46,6 +46,7 @@ from shardcompute.security import Credentials, Role, parse_token
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.reference import parse_reference
 from shardcompute.weights.sources import resolve
+from shardcompute.wire import Link
 from support.lab_links import LabNetwork, wait_until
 
 KV_TOKENS = 4096
@@ -367,7 +368,7 @@ def swarm(
     cluster = ClusterOptions(
         folder / "cluster", port=0, join_port=0, kv_tokens=kv_tokens, context_length=512, placing=placing
     )
-    with LabSwarm(folder, {path.name: path for path in checkpoints}, cluster, **options) as lab:
+    with LabSwarm(folder, {_name_of(path): path for path in checkpoints}, cluster, **options) as lab:
         for room in layers:
             lab.add_worker(room)
         if layers:
@@ -379,6 +380,11 @@ def swarm(
             lab.serve()
             lab.wait_serving(stages=stages, standbys=standbys)
         yield lab
+
+
+def _name_of(path: Path) -> str:
+    with open_tiny(path) as checkpoint:
+        return checkpoint.name
 
 
 def open_tiny(path: Path) -> Checkpoint:
@@ -410,6 +416,11 @@ def _constant_measurements() -> Iterator[None]:
     with (
         mock.patch.object(worker_room, "measure_seconds_per_byte", lambda threads: 1e-9),
         mock.patch.object(worker_room, "measure_layer", lambda runtime, stage, hidden: 1e-4),
-        mock.patch.object(worker_room, "probe_link", lambda dial: LinkQuality(1e-4, 1e9)),
+        mock.patch.object(worker_room, "probe_link", _reach),
     ):
         yield
+
+
+def _reach(dial: Callable[[], Link]) -> LinkQuality:
+    with dial():
+        return LinkQuality(1e-4, 1e9)

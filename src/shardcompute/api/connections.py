@@ -92,6 +92,7 @@ class BoundedConnection(H11Protocol):
         ]
         victim = min(idle)[2] if idle else self
         self._stop(victim._head_timer)
+        victim._head_timer = None
         victim.transport.abort()
 
     def _stop(self, *timers: asyncio.TimerHandle | None) -> None:

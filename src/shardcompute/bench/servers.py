@@ -114,7 +114,9 @@ def serving(name: str, model: str, arguments: Sequence[str]) -> Iterator[Server]
     with tempfile.TemporaryDirectory(prefix="shardcompute-bench-", ignore_cleanup_errors=True) as folder:
         port = _free_port()
         command = [sys.executable, "-m", "shardcompute", "up", model, "--port", str(port)]
-        command += ["--data-dir", folder, *arguments]
+        if "--local" not in arguments:
+            command += ["--data-dir", folder]
+        command += arguments
         log = Path(folder, "bench.log")
         with log.open("w", encoding="utf-8") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True)

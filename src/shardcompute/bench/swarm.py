@@ -36,7 +36,7 @@ def run_swarm_bench(bench: SwarmBench, say: Say) -> list[Result]:
         )
         say(f"starting {bench.workers} workers")
         arguments = ["--workers", str(bench.workers), "--threads", "1", "--weights", bench.form]
-        arguments += ["--cluster-port", "0", "--join-port", "0"]
+        arguments += ["--cluster-port", "0", "--join-port", "0", "--prefer", "throughput"]
         swarm = stack.enter_context(serving("swarm", bench.model_path, arguments))
         used = _stages(swarm.state())
         results.append(Result("stages", len(used), "stages", {"arm": "swarm"}))

@@ -86,7 +86,8 @@ def draw_stages(stages: Sequence[StageView], layer_count: int, names: Mapping[st
 
 
 def _percent(stage: StageView) -> str:
-    return "" if stage.is_loaded else f" {stage.fraction:.0%}"
+    # Rounded down: what is not ready must not look complete.
+    return "" if stage.is_loaded else f" {int(100 * stage.fraction)}%"
 
 
 def draw_map(view: ClusterView) -> list[str]:

@@ -19,6 +19,7 @@ def coordinator(
     join_port: swarm_options.JoinPort = None,
     advertise: swarm_options.Advertise = None,
     chains: swarm_options.Chains = None,
+    prefer: swarm_options.Prefer = None,
     kv_tokens: swarm_options.KvTokens = None,
     weights: options.Weights = WeightForm.NATIVE,
     context: options.Context = None,
@@ -44,5 +45,6 @@ def coordinator(
         context=context,
         kv_tokens=kv_tokens,
         chains=chains,
+        prefer=prefer,
     )
     run_swarm(plan, screen, settings)

@@ -20,10 +20,10 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """With one digit behind the point below a minute, in whole units above."""
+    """With one digit behind the point below a minute, above that in whole units, small enough to be exact enough."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     for unit, length in (("d", 86_400), ("h", 3_600)):
-        if seconds >= 2 * length:
+        if seconds >= 2 * length or seconds == length:
             return f"{int(seconds // length)} {unit}"
     return f"{int(seconds // 60)} min"

@@ -19,7 +19,14 @@ from shardcompute.cli.console import Screen
 from shardcompute.cli.greeting import check_keys, greeting, invitation
 from shardcompute.cli.progress import waiting
 from shardcompute.cli.stopping import terminating_as_interrupt
-from shardcompute.cli.swarm_options import CLUSTER_PORT, CONTEXT, JOIN_PORT, KV_TOKENS
+from shardcompute.cli.swarm_options import (
+    CLUSTER_PORT,
+    CONTEXT,
+    JOIN_PORT,
+    KV_TOKENS,
+    LATENCY_WEIGHTS,
+    Preference,
+)
 from shardcompute.core.settings import Settings
 from shardcompute.weights.reference import parse_reference
 
@@ -52,9 +59,11 @@ class SwarmPlan:
     context: int | None = None
     kv_tokens: int | None = None
     chains: int | None = None
+    prefer: Preference | None = None
     workers: LocalWorkers | None = None
 
     def cluster_options(self) -> ClusterOptions:
+        from shardcompute.control import PlacementPolicy
         from shardcompute.node.cluster import ClusterOptions
 
         return ClusterOptions(
@@ -66,6 +75,7 @@ class SwarmPlan:
             advertise=self.advertise or reachable_host(self.host),
             kv_tokens=_or(self.kv_tokens, KV_TOKENS),
             context_length=_or(self.context, CONTEXT),
+            placing=PlacementPolicy(latency_weight=LATENCY_WEIGHTS[self.prefer or Preference.BALANCED]),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -51,6 +52,26 @@ WorkerFolder = Annotated[
         "--data-dir",
         metavar="FOLDER",
         help="Folder of the worker, by default `worker` in the data folder. Each folder is a worker of its own.",
+    ),
+]
+
+
+class Preference(StrEnum):
+    """What a placement is judged by."""
+
+    LATENCY = "latency"
+    BALANCED = "balanced"
+    THROUGHPUT = "throughput"
+
+
+LATENCY_WEIGHTS = {Preference.LATENCY: 1.0, Preference.BALANCED: 0.8, Preference.THROUGHPUT: 0.0}
+
+Prefer = Annotated[
+    Preference | None,
+    typer.Option(
+        "--prefer",
+        help="Place layers for one fast stream, for many streams, or for both (balanced, the default).",
+        rich_help_panel=_CLUSTER,
     ),
 ]
 ClusterName = Annotated[

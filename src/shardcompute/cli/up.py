@@ -40,6 +40,7 @@ def up(
     join_port: swarm_options.JoinPort = None,
     advertise: swarm_options.Advertise = None,
     chains: swarm_options.Chains = None,
+    prefer: swarm_options.Prefer = None,
     kv_tokens: swarm_options.KvTokens = None,
     max_memory: swarm_options.MaxMemory = None,
     weights: options.Weights = WeightForm.NATIVE,
@@ -71,6 +72,7 @@ def up(
         "--join-port": join_port,
         "--advertise": advertise,
         "--chains": chains,
+        "--prefer": prefer,
         "--kv-tokens": kv_tokens,
         "--max-memory": max_memory,
     }
@@ -114,6 +116,7 @@ def up(
         context=context,
         kv_tokens=kv_tokens,
         chains=chains,
+        prefer=prefer,
         workers=own,
     )
     run_swarm(plan, screen, settings)

@@ -54,7 +54,8 @@ class SparingLog:
             self._told.move_to_end((key, message))
             while len(self._told) > self._most_keys:
                 self._told.popitem(last=False)
-        if is_due and kept_back:
-            self._log.log(level, f"{message} (and %d like it before)", *args, kept_back, exc_info=exc_info)
-        elif is_due:
-            self._log.log(level, message, *args, exc_info=exc_info)
+        if not is_due:
+            return
+        if kept_back:
+            message, args = f"{message} (and %d like it before)", (*args, kept_back)
+        self._log.log(level, message, *args, exc_info=exc_info, stacklevel=3)

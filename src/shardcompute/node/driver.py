@@ -195,8 +195,8 @@ class Driver:
                 chunk_rows=shape.max_rows,
                 max_sessions=self._limits.max_sessions,
                 max_wanted=shape.max_wanted,
-                # One frame more than there are stages keeps the first busy while results travel back.
-                frames_in_flight=1 if shape.stages == 1 else shape.stages + 1,
+                # One frame for each stage keeps all of them busy, and frames as large as that allows.
+                frames_in_flight=shape.stages,
             )
             self._port, self._shape = port, shape
             self._fill()

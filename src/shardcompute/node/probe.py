@@ -17,7 +17,9 @@ from shardcompute.core.steps import Opening, Work
 from shardcompute.models.spec import Stage
 from shardcompute.runtime.stage import StageRuntime
 
-_WIDTH = 2048
+# Larger than a core's own cache, like a model's weights.
+_WIDTH = 4096
+_MULTIPLICATIONS = 40
 _ROUNDS = 9
 _PROBE_SESSION = 0
 
@@ -35,7 +37,7 @@ def measure_seconds_per_byte(threads: int) -> float:
     session = graph.open()
     row = random.standard_normal((1, 1, _WIDTH), dtype=np.float32)
     times = []
-    for _ in range(_ROUNDS):
+    for _ in range(_MULTIPLICATIONS):
         started = time.perf_counter()
         session.run(["y"], {"x": row})
         times.append(time.perf_counter() - started)

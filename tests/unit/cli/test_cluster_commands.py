@@ -392,10 +392,11 @@ def test_durations_that_are_none(text: str) -> None:
 
 
 def test_durations_in_words() -> None:
-    assert [format_duration(seconds) for seconds in (1.26, 59, 61, 7000, 7300, 200_000)] == [
+    assert [format_duration(seconds) for seconds in (1.26, 59, 61, 3600, 7000, 7300, 200_000)] == [
         "1.3 s",
         "59.0 s",
         "1 min",
+        "1 h",
         "116 min",
         "2 h",
         "2 d",
