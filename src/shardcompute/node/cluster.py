@@ -83,7 +83,7 @@ class Cluster:
         self._revocations = self._read_book("revocations", Revocations)
         self._served: dict[str, ServedModel] = {}
         self._weights = WeightsServer(self._served)
-        self._checkpoints: list[Checkpoint] = []
+        self._checkpoints: dict[str, Checkpoint] = {}
         self._endpoint = Endpoint(
             self._credentials,
             options.host,
@@ -131,8 +131,9 @@ class Cluster:
         """Serve a model from whatever workers there are and will be."""
         options = self.options
         served = prepare_served(checkpoint, form, options.folder / "served", progress)
+        self._close_files(checkpoint.name)
         self._served[checkpoint.name] = served
-        self._checkpoints.append(checkpoint)
+        self._checkpoints[checkpoint.name] = checkpoint
         context = min(options.context_length, checkpoint.spec.context_length)
         self.swarm.add_model(
             SwarmModel(
@@ -149,6 +150,15 @@ class Cluster:
     def drop(self, model: str) -> None:
         self.coordinator.post(ModelDropped(model))
         self.swarm.remove_model(model)
+        self._close_files(model)
+
+    def _close_files(self, model: str) -> None:
+        served = self._served.pop(model, None)
+        if served is not None:
+            served.tensors.close()
+        checkpoint = self._checkpoints.pop(model, None)
+        if checkpoint is not None:
+            checkpoint.close()
 
     def drain(self, node: str) -> None:
         self.coordinator.post(NodeDrained(node))
@@ -209,8 +219,8 @@ class Cluster:
         self.coordinator.close()
         self.swarm.close()
         self._endpoint.close()
-        for checkpoint in self._checkpoints:
-            checkpoint.close()
+        for name in list(self._checkpoints):
+            self._close_files(name)
         self._journal.close()
 
     def _admit(self, application: Application) -> Admission:
