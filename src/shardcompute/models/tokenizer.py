@@ -149,7 +149,8 @@ class Tokenizer:
                 hint="send UTF-8 text; surrogates stand for a character only in pairs",
             ) from error
         try:
-            ids: list[int] = self._parts.pipeline.encode(text, add_special_tokens=False).ids
+            # Unlike `encode`, this lets other threads run: a long text would hold up heartbeats for seconds.
+            ids: list[int] = self._parts.pipeline.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except (
             Exception
         ) as error:  # the package raises bare Exception, such as for an unk_token that is no token

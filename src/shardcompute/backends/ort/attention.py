@@ -26,6 +26,8 @@ from shardcompute.core.batch import PAGE_TOKENS, Segment
 SPAN = 512
 _SCORE_BYTES = 32 << 20
 _SMALL_ROWS = 16
+# Fewer rows at once see fewer keys that are masked anyway, and their scores stay in the cache.
+_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class AttentionKernel:
     def ranges(self, segment: Segment) -> list[tuple[int, int, KeyRange]]:
         """The segment's rows in groups `(first row, rows, keys)` whose scores fit the cache."""
         keys = segment.stop
-        most = max(2, _SCORE_BYTES // (4 * self._heads * keys))
+        most = max(2, min(_ROWS, _SCORE_BYTES // (4 * self._heads * keys)))
         groups = []
         for first in range(0, segment.count, most):
             count = min(most, segment.count - first)
