@@ -1,108 +1,222 @@
-"""Joining from a folder: once with a token, then without; never into two clusters."""
+"""Machines come and go, models too: work moves first, nobody is cut off, and what cannot be served says why."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import threading
 from pathlib import Path
 
 import pytest
 
-from shardcompute.core.errors import AuthError, LinkError, SourceError, UsageError
-from shardcompute.node import launch
-from shardcompute.node.cluster import Cluster, ClusterOptions
-from shardcompute.node.membership import MEMBER_FILE, authority_of, is_enrolled, join_from, open_member
-from shardcompute.security.tokens import JoinToken, parse_token
+from shardcompute.control import PlacementPolicy
+from shardcompute.core.errors import CapacityError, ShardComputeError, UnknownModelError
+from support.requests import greedy, mixture, prompts
+from support.swarm import SPREAD, STILL, Alone, LabSwarm, Talk, open_alone, swarm
+from support.tiny_checkpoint import save_tiny_llama
+
+KEEN = PlacementPolicy(latency_weight=0.0, machine_price=0.0, min_gain=0.1)
+"""Every machine that makes many streams faster is taken in, also while the chain serves."""
+TOKENS = 200
 
 
-def _options(folder: Path, name: str = "home") -> ClusterOptions:
-    return ClusterOptions(folder, name=name, port=0, join_port=0)
+def start_streams(lab: LabSwarm, alone: Alone, count: int = 4, tokens: int = TOKENS) -> list[Talk]:
+    talks = [lab.start(request) for request in mixture(alone, count, tokens)]
+    lab.wait_until(lambda: all(talk.tokens for talk in talks), "tokens of all streams")
+    return talks
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(_options(tmp_path / "cluster")) as cluster:
-        yield cluster
+def assert_undisturbed(lab: LabSwarm, alone: Alone, talks: list[Talk]) -> None:
+    for talk in talks:
+        assert talk.result() == alone.answer(talk.request)
+    lab.wait_quiet()
 
 
-@pytest.fixture
-def token(cluster: Cluster) -> JoinToken:
-    return parse_token(cluster.create_token())
+def keep_busy(lab: LabSwarm, alone: Alone, until: threading.Event) -> list[Talk]:
+    """Streams that follow each other until something has happened; all of them."""
+    talks = start_streams(lab, alone)
+    while not until.wait(0.01):
+        if talks[-1].is_over:
+            talks += start_streams(lab, alone)
+    return talks
 
 
-def test_folder_remembers_its_cluster(cluster: Cluster, token: JoinToken, tmp_path: Path) -> None:
-    folder = tmp_path / "worker"
-    with pytest.raises(UsageError, match="no cluster has been joined"):
-        open_member(folder)
-    joined = join_from(folder, token)
-    assert joined.control_urls == (cluster.url,)
-    assert (folder / MEMBER_FILE).stat().st_mode & 0o077 == 0
-    again = open_member(folder)
-    assert again.credentials.identity.node_id == joined.credentials.identity.node_id
-    assert authority_of(again.credentials) == token.fingerprint
-    assert is_enrolled(folder, token.fingerprint)
-    assert not is_enrolled(folder, "0" * 64)
-    assert not is_enrolled(tmp_path / "elsewhere", token.fingerprint)
-    assert join_from(folder, token).credentials.identity.node_id == joined.credentials.identity.node_id
+def test_a_newcomer_that_pays_is_taken_in(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    with swarm(tmp_path, tiny, layers=(10, 10), stages=2, placing=KEEN) as lab:
+        talks = start_streams(lab, alone)
+        lab.add_worker(10)
+        lab.wait_until(lambda: len(lab.chain().stages) == 3 and lab.is_serving(), lab.describe)
+        talks += start_streams(lab, alone, 2, 20)
+        assert_undisturbed(lab, alone, talks)
+        assert lab.chain().reason == "improved"
 
 
-def test_folder_belongs_to_one_cluster(token: JoinToken, tmp_path: Path) -> None:
-    folder = tmp_path / "worker"
-    join_from(folder, token)
-    with Cluster(_options(tmp_path / "other", "office")) as other:
-        foreign = parse_token(other.create_token())
-        with pytest.raises(UsageError, match="belongs to another cluster, 'home'"):
-            join_from(folder, foreign)
-    assert is_enrolled(folder, token.fingerprint)
+def test_a_newcomer_that_does_not_pay_stands_by(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    with swarm(tmp_path, tiny, layers=(3, 3), stages=2) as lab:
+        talks = start_streams(lab, alone)
+        before = lab.chain().stages
+        newcomer = lab.add_worker(3)
+        lab.wait_serving(stages=2, standbys=1)
+        assert_undisturbed(lab, alone, talks)
+        assert lab.chain().stages == before
+        assert lab.ready_standbys(lab.chain()) == [newcomer.node]
+        assert len(lab.activations) == 1
 
 
-def test_tokens_that_do_not_admit(cluster: Cluster, token: JoinToken, tmp_path: Path) -> None:
-    cluster.revoke_token(token.token_id)
-    with pytest.raises(AuthError, match="revoked"):
-        join_from(tmp_path / "worker", token)
-    with pytest.raises(LinkError, match="cannot be reached"):
-        join_from(tmp_path / "worker", replace(token, addresses=("127.0.0.1:1",)))
-    with pytest.raises(AuthError, match="another cluster"):
-        join_from(tmp_path / "worker", replace(token, fingerprint="0" * 64))
-
-
-def test_damaged_and_expired_papers_are_named(
-    token: JoinToken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stage", [0, 1, 2], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("has_standby", [True, False], ids=["to a standby", "to the others"])
+def test_a_drained_machine_hands_over_before_it_goes(
+    tmp_path: Path, tiny: Path, alone: Alone, stage: int, has_standby: bool
 ) -> None:
-    folder = tmp_path / "worker"
-    join_from(folder, token)
-    monkeypatch.setattr("shardcompute.node.membership.time.time", lambda: 9e9)
-    assert not is_enrolled(folder, token.fingerprint)
-    with pytest.raises(AuthError, match="has run out"):
-        open_member(folder)
-    (folder / MEMBER_FILE).write_text("{")
-    with pytest.raises(SourceError, match="is damaged"):
-        open_member(folder)
+    layers, placing = ((2, 2, 2, 2), STILL) if has_standby else ((7, 7, 7), SPREAD)
+    with swarm(tmp_path, tiny, layers=layers, stages=3, standbys=int(has_standby), placing=placing) as lab:
+        talks = start_streams(lab, alone)
+        leaver = lab.stage(stage)
+        lab.cluster.drain(leaver.node)
+        lab.wait_until(leaver.left.is_set, lambda: f"it may go: {lab.describe()}")
+        assert leaver.sessions() == 0
+        lab.kill(leaver)
+        talks += start_streams(lab, alone, 2, 20)
+        assert_undisturbed(lab, alone, talks)
+        assert lab.state.nodes[leaver.node].status == "gone"
+        assert len(lab.chain().stages) == (3 if has_standby else 2)
 
 
-def test_own_api_key_stays_until_it_is_revoked(cluster: Cluster) -> None:
-    key = launch.api_key_of(cluster)
-    assert launch.api_key_of(cluster) == key
-    cluster.verify_key(key)
-    [summary] = cluster.keys()
-    cluster.revoke_key(summary.key_id)
-    other = launch.api_key_of(cluster)
-    assert other != key
-    cluster.verify_key(other)
+def test_a_drained_machine_that_nobody_can_replace_stays(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    with swarm(tmp_path, tiny, layers=(2, 2, 2), stages=3) as lab:
+        leaver = lab.stage(1)
+        lab.cluster.drain(leaver.node)
+        lab.wait_until(lambda: lab.state.nodes[leaver.node].status == "draining", "it is draining")
+        assert_undisturbed(lab, alone, start_streams(lab, alone, tokens=30))
+        assert not leaver.left.is_set()
+        lab.add_worker(2)
+        lab.wait_until(leaver.left.is_set, lambda: f"it may go: {lab.describe()}")
+        assert_undisturbed(lab, alone, start_streams(lab, alone, tokens=30))
 
 
-def test_cluster_keeps_its_name(cluster: Cluster, tmp_path: Path) -> None:
-    launch.check_cluster_name_of(tmp_path / "cluster", "home")
-    launch.check_cluster_name_of(tmp_path / "none", "office")
-    with pytest.raises(UsageError, match="'home'"):
-        launch.check_cluster_name_of(tmp_path / "cluster", "office")
-    with pytest.raises(UsageError):
-        launch.check_cluster_name_of(tmp_path / "none", "Not a name")
+def test_a_machine_thrown_out_is_replaced(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    with swarm(tmp_path, tiny, layers=(2, 2, 2, 2), stages=3, standbys=1) as lab:
+        talks = start_streams(lab, alone)
+        outcast = lab.stage(1)
+        lab.cluster.revoke_node(outcast.node)
+        lab.wait_until(lambda: bool(outcast.refusal), "it was told")
+        lab.workers.remove(outcast)
+        assert_undisturbed(lab, alone, talks)
+        assert outcast.node not in lab.chain().nodes
+        outcast.close()
 
 
-def test_machine_is_shared_out() -> None:
-    assert [launch.choose_worker_count(n << 30) for n in (0, 1, 3, 4, 5, 64)] == [1, 1, 2, 2, 3, 3]
-    shared = launch.share_machine(count=4)
-    assert (shared.count, shared.threads >= 1) == (4, True)
-    chosen = launch.share_machine(count=2, threads=3, max_memory_bytes=7)
-    assert (chosen.count, chosen.threads, chosen.max_memory_bytes) == (2, 3, 7)
+def test_what_no_longer_fits_is_said_at_once_and_served_again_later(
+    tmp_path: Path, tiny: Path, alone: Alone
+) -> None:
+    with swarm(tmp_path, tiny, layers=(2, 2, 2), stages=3) as lab:
+        talks = start_streams(lab, alone)
+        victim = lab.stage(1)
+        lab.kill(victim)
+        for talk in talks:
+            with pytest.raises(CapacityError, match=r"2 MiB are missing") as raised:
+                talk.result()
+            assert raised.value.http_status == 503
+        with pytest.raises(CapacityError, match="are missing"):
+            lab.ask(greedy(prompts(alone.service.tokenizer)[0]))
+        lab.wait_quiet()
+        lab.revive(victim)
+        lab.wait_serving(stages=3)
+        assert_undisturbed(lab, alone, start_streams(lab, alone))
+
+
+def test_a_model_before_any_machine(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    request = greedy(prompts(alone.service.tokenizer)[0])
+    with swarm(tmp_path, tiny, layers=()) as lab:
+        lab.serve()
+        lab.wait_until(lambda: tiny.name in lab.state.models, "it is known")
+        for room in (2, 2):
+            with pytest.raises(CapacityError):
+                lab.ask(request)
+            lab.add_worker(room)
+        with pytest.raises(CapacityError):
+            lab.ask(request)
+        lab.add_worker(2)
+        lab.wait_serving(stages=3)
+        assert lab.ask(request) == alone.answer(request)
+
+
+def test_a_model_is_dropped_and_loaded_again(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    with swarm(tmp_path, tiny, layers=(2, 2, 2), stages=3) as lab:
+        talks = start_streams(lab, alone)
+        lab.cluster.drop(lab.model)
+        for talk in talks:
+            with pytest.raises(CapacityError, match="no longer served"):
+                talk.result()
+        with pytest.raises(UnknownModelError):
+            lab.ask(talks[0].request)
+        lab.wait_until(lambda: not any(w._host.shards() for w in lab.workers), lab.describe)
+        assert not lab.state.models
+        lab.serve()
+        lab.wait_serving(stages=3)
+        assert_undisturbed(lab, alone, start_streams(lab, alone, tokens=30))
+
+
+def test_a_model_is_wanted_again_before_it_is_gone(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    with swarm(tmp_path, tiny, layers=(2, 2, 2), stages=3) as lab:
+        for _ in range(3):
+            lab.cluster.drop(lab.model)
+            lab.serve()
+        lab.wait_serving(stages=3)
+        assert_undisturbed(lab, alone, start_streams(lab, alone, tokens=30))
+
+
+def test_chains_of_one_model_share_the_load(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    with swarm(tmp_path, tiny, layers=(3, 3, 3, 3), chains=2, stages=2) as lab:
+        talks = start_streams(lab, alone, 8)
+        used = [view.chain for view in lab.cluster.swarm.requests.views()]
+        assert sorted(used.count(chain.id) for chain in lab.state.live_chains()) == [4, 4]
+        assert_undisturbed(lab, alone, talks)
+
+
+def test_a_chain_that_cannot_be_repaired_leaves_the_others_alone(
+    tmp_path: Path, tiny: Path, alone: Alone
+) -> None:
+    with swarm(tmp_path, tiny, layers=(3, 3, 3, 3), chains=2, stages=2) as lab:
+        talks = start_streams(lab, alone, 8)
+        broken, healthy = lab.state.live_chains()
+        chain_of = {view.id: view.chain for view in lab.cluster.swarm.requests.views()}
+        assert set(chain_of.values()) == {broken.id, healthy.id}
+        victim = lab.worker(broken.nodes[0])
+        lab.kill(victim)
+        failed = 0
+        for talk in talks:
+            try:
+                assert talk.result() == alone.answer(talk.request)
+            except ShardComputeError as error:
+                assert isinstance(error, CapacityError)
+                failed += 1
+        assert failed <= 4, "the other chain goes on"
+        assert_undisturbed(lab, alone, start_streams(lab, alone, 4, 30))
+        lab.revive(victim)
+        lab.wait_serving(stages=2)
+        assert_undisturbed(lab, alone, start_streams(lab, alone, 4, 30))
+
+
+def test_fewer_chains_are_wanted(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    with swarm(tmp_path, tiny, layers=(3, 3, 3, 3), chains=2, stages=2) as lab:
+        lab.serve(chains=1)
+        lab.wait_until(lambda: len(lab.state.live_chains()) == 1, "one chain is left")
+        # Whoever asks from now on must not be sent to the chain that is gone.
+        assert_undisturbed(lab, alone, start_streams(lab, alone, 4, 30))
+
+
+def test_two_models_at_once(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    other = save_tiny_llama(tmp_path / "other", seed=2, layers=4)
+    with (
+        open_alone(other) as service,
+        swarm(tmp_path, tiny, other, layers=(4, 4, 4), standbys=0) as lab,
+    ):
+        second = Alone(service)
+        talks = [(alone, talk) for talk in start_streams(lab, alone)]
+        talks += [
+            (second, lab.start(request, "other")) for request in mixture(second, 4, TOKENS)
+        ]
+        for truth, talk in talks:
+            assert talk.result() == truth.answer(talk.request)
+        assert {chain.model for chain in lab.state.live_chains()} == {"tiny", "other"}
+        lab.cluster.drop("other")
+        assert_undisturbed(lab, alone, start_streams(lab, alone, tokens=30))

@@ -70,6 +70,7 @@ from shardcompute.node.journal import Journal
 from shardcompute.node.link_doubts import LinkDoubts
 from shardcompute.node.members import Member, Members
 from shardcompute.node.rewiring import rewire
+from shardcompute.node.steady_clock import SteadyClock
 from shardcompute.wire import Link, LinkPump, Message, Refused
 from shardcompute.wire.control import Answer, Happened, Heartbeat, Register, Registered
 
@@ -111,7 +112,7 @@ class Coordinator:
         self._journal = journal
         self._driver = driver
         self._revocations = revocations
-        self._clock = clock
+        self._clock = SteadyClock(clock)
         self._events: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
         self._sparing = SparingLog(log)
         self._state = self._replay(initial)
@@ -174,7 +175,7 @@ class Coordinator:
                 # It was given up in the meantime: let it register again with what it holds.
                 pump.link.close()
                 return
-            self.post(NodeSeen(node, message.incarnation, self._clock()))
+            self._events.put(lambda: self._apply(NodeSeen(node, message.incarnation, self._clock())))
         elif isinstance(message, Happened):
             self._take_event(node, decode_event(message.event))
         elif isinstance(message, Answer):
@@ -216,8 +217,9 @@ class Coordinator:
             # The driver is no member: its links are known by their other end.
             event = LinkBroken(self.node, node, 0.0)
         if isinstance(event, LinkBroken | ShardFailed):
-            event = msgspec.structs.replace(event, now_s=self._clock())
-        self.post(event)
+            self._events.put(lambda: self._apply(msgspec.structs.replace(event, now_s=self._clock())))
+        else:
+            self.post(event)
 
     # In the coordinator's thread
 
@@ -241,6 +243,9 @@ class Coordinator:
 
     def _handle(self, item: Event | Callable[[], None]) -> None:
         """Whatever goes wrong with one event, the cluster goes on."""
+        lost_s = self._clock.turn()
+        if lost_s:
+            log.warning("the coordinator stood still for %.1f s", lost_s)
         try:
             if callable(item):
                 item()
@@ -261,7 +266,7 @@ class Coordinator:
                 self._retire(chain.id)
         if isinstance(event, LinkMeasured) and event.is_open:
             self._doubts.opened(event.a, event.b)
-        elif isinstance(event, LinkBroken):
+        elif isinstance(event, LinkBroken) and _interrupted(self._state) - _interrupted(before):
             self._doubt(event)
         for listener in self._listeners:
             listener(self._state)
@@ -456,6 +461,10 @@ class Coordinator:
         if count:
             log.info("%d events of the journal replayed", count)
         return state
+
+
+def _interrupted(state: ClusterState) -> set[str]:
+    return {chain.id for chain in state.chains.values() if chain.is_interrupted}
 
 
 def _words(value: object) -> str:

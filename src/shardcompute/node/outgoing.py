@@ -60,12 +60,11 @@ class OutgoingLinks:
     def send(self, to: Neighbour, message: Message, body: Sequence[memoryview] = ()) -> None:
         """Send over a link that is open, waiting for room: dialling is not for the thread that computes.
 
-        Raises LinkError where there is none, and says so again: the first word may not have been heard.
+        Raises LinkError where there is none; that it ended has been reported.
         """
         with self._lock:
             pump = self._pumps.get(to.url)
         if pump is None:
-            self._on_broken(to.node)
             raise LinkError(f"there is no link to {to.node}")
         pump.offer(message, tuple(body), timeout_s=None)
 

@@ -8,6 +8,7 @@ with what is missing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import threading
@@ -192,7 +193,9 @@ class Swarm:
         deltas: asyncio.Queue[Delta | ShardComputeError] = asyncio.Queue()
 
         def emit(delta: Delta | ShardComputeError) -> None:
-            loop.call_soon_threadsafe(deltas.put_nowait, delta)
+            # A loop that was closed has nobody waiting; the links' threads must go on for the others.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(deltas.put_nowait, delta)
 
         with self.requests.open(name, chain, len(request.prompt)) as entry:
             generation = driver.submit(request, emit)
