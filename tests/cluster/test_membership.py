@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -28,15 +27,6 @@ def assert_undisturbed(lab: LabSwarm, alone: Alone, talks: list[Talk]) -> None:
     for talk in talks:
         assert talk.result() == alone.answer(talk.request)
     lab.wait_quiet()
-
-
-def keep_busy(lab: LabSwarm, alone: Alone, until: threading.Event) -> list[Talk]:
-    """Streams that follow each other until something has happened; all of them."""
-    talks = start_streams(lab, alone)
-    while not until.wait(0.01):
-        if talks[-1].is_over:
-            talks += start_streams(lab, alone)
-    return talks
 
 
 def test_a_newcomer_that_pays_is_taken_in(tmp_path: Path, tiny: Path, alone: Alone) -> None:
@@ -117,7 +107,6 @@ def test_what_no_longer_fits_is_said_at_once_and_served_again_later(
             assert raised.value.http_status == 503
         with pytest.raises(CapacityError, match="are missing"):
             lab.ask(greedy(prompts(alone.service.tokenizer)[0]))
-        lab.wait_quiet()
         lab.revive(victim)
         lab.wait_serving(stages=3)
         assert_undisturbed(lab, alone, start_streams(lab, alone))
@@ -149,7 +138,7 @@ def test_a_model_is_dropped_and_loaded_again(tmp_path: Path, tiny: Path, alone: 
         with pytest.raises(UnknownModelError):
             lab.ask(talks[0].request)
         lab.wait_until(lambda: not any(w._host.shards() for w in lab.workers), lab.describe)
-        assert not lab.state.models
+        lab.wait_until(lambda: not lab.state.models, "nothing is known of it")
         lab.serve()
         lab.wait_serving(stages=3)
         assert_undisturbed(lab, alone, start_streams(lab, alone, tokens=30))
@@ -189,8 +178,9 @@ def test_a_chain_that_cannot_be_repaired_leaves_the_others_alone(
             except ShardComputeError as error:
                 assert isinstance(error, CapacityError)
                 failed += 1
-        assert failed <= 4, "the other chain goes on"
-        assert_undisturbed(lab, alone, start_streams(lab, alone, 4, 30))
+        assert 0 < failed <= 4, "the other chain goes on"
+        for talk in start_streams(lab, alone, 4, 30):
+            assert talk.result() == alone.answer(talk.request)
         lab.revive(victim)
         lab.wait_serving(stages=2)
         assert_undisturbed(lab, alone, start_streams(lab, alone, 4, 30))
