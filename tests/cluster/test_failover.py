@@ -184,7 +184,7 @@ def test_a_worker_whose_control_link_alone_breaks(tmp_path: Path, tiny: Path, al
     with swarm(tmp_path, tiny, layers=(2, 2, 2), stages=3) as lab:
         talks = start_streams(lab, alone)
         incarnation = lab.state.nodes[lab.stage(1).node].incarnation
-        lab.network.break_control(lab.stage(1).node)
+        assert lab.network.break_control(lab.stage(1).node) == 1
         lab.wait_until(lambda: lab.state.nodes[lab.stage(1).node].incarnation > incarnation, "it is back")
         assert_undisturbed(lab, alone, talks)
         assert all(len(worker.loads) == 1 for worker in lab.workers)

@@ -259,7 +259,11 @@ def test_answers_to_commands_of_others_and_other_nonsense(
 ) -> None:
     link, life = registered
     node = member.identity.node_id
-    for number in range(200):
+    members = lab.cluster.coordinator._members
+    [asked] = [each for each in members.all() if each.node == lab.workers[0].node]
+    answers: list[Answer] = []
+    members._waiting[1 << 41] = (asked.pump, answers.append)
+    for number in (*range(200), 1 << 41):
         link.send(Answer(number, "I refuse for all of them", b"\xff"))
     link.send(Registered(99, 0.0, b"\xff"))
     link.send(Command(1, b"{}"))
@@ -267,3 +271,5 @@ def test_answers_to_commands_of_others_and_other_nonsense(
     link.send(Pong(1, 1.0))
     reports(lab, link, member, happened.NodeMeasured(node=node, incarnation=life, overhead_s=0.5))
     assert lab.state.nodes[node].overhead_s == 0.5
+    del members._waiting[1 << 41]
+    assert answers == []

@@ -25,13 +25,14 @@ from typing import Any, Self
 from unittest import mock
 from urllib.parse import urlsplit
 
-from shardcompute.control import ClusterState, PlacementPolicy
+from shardcompute.control import ClusterState, HealthPolicy, PlacementPolicy
 from shardcompute.control.actions import ActivateChain
 from shardcompute.control.sizes import sizes_of
 from shardcompute.control.state import Chain, Model
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.generation import Delta, FinishReason, GenerationRequest, TokenChoice
 from shardcompute.core.settings import load_settings
+from shardcompute.node import cluster as cluster_room
 from shardcompute.node import worker as worker_room
 from shardcompute.node.cluster import Cluster, ClusterOptions
 from shardcompute.node.commands import Load
@@ -141,6 +142,7 @@ class LabSwarm:
     form: str = "native"
     chains: int = 1
     log_bytes: int = 64 << 20
+    restart_grace_s: float = 2.0
     network: LabNetwork = field(default_factory=LabNetwork)
     workers: list[LabWorker] = field(default_factory=list)
     activations: list[Activation] = field(default_factory=list)
@@ -154,6 +156,9 @@ class LabSwarm:
         self._patches.enter_context(_constant_measurements())
         host = partial(StageHost, log_bytes=self.log_bytes)
         self._patches.enter_context(mock.patch.object(worker_room, "StageHost", host))
+        health = HealthPolicy(restart_grace_s=self.restart_grace_s)
+        initial = partial(ClusterState, health=health)
+        self._patches.enter_context(mock.patch.object(cluster_room, "ClusterState", initial))
         self._thread = threading.Thread(target=self._loop.run_forever, name="lab clients")
         self._thread.start()
         self.open_cluster()
@@ -227,6 +232,10 @@ class LabSwarm:
 
     def wait_until(self, condition: Callable[[], bool], what: str | Callable[[], str]) -> None:
         wait_until(condition, what, DEADLINE_S)
+
+    def wait_real_time(self, seconds: float) -> None:
+        """For what is about time itself: nothing happens that could be waited for."""
+        threading.Event().wait(seconds)
 
     def describe(self) -> str:
         nodes = ", ".join(

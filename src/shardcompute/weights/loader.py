@@ -25,8 +25,8 @@ from shardcompute.weights.tensor_file import (
 
 # Rounding these would change which experts a token goes to.
 _NEVER_ROUNDED = ("mlp.router",)
-# Inputs of these have outliers: in 4 bits they cost most of the perplexity that int4 loses (decision 4).
-_NEVER_INT4 = ".down"
+# In 4 bits these cost most of the perplexity that int4 loses (decision 4): the head, and what has outliers as inputs.
+_NEVER_INT4 = ("embedding", "head", ".down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class ShardTensors:
         matrix = read_place(self._file, place, self._rank)
         if name in _NEVER_ROUNDED:
             return DenseMatrix(matrix.to_dense())
-        is_rounded_here = isinstance(matrix, DenseMatrix) and self._form == "int4"
-        form = "int8" if is_rounded_here and name.endswith(_NEVER_INT4) else self._form
-        return convert(matrix, form)
+        is_in_4_bits = isinstance(matrix, BlockMatrix) and matrix.bits == 4
+        is_kept = self._form == "int4" and name.endswith(_NEVER_INT4) and not is_in_4_bits
+        return convert(matrix, "int8" if is_kept else self._form)
 
     def vector(self, name: str, layer: int | None = None) -> Float32:
         return read_vector_place(self._file, self._place(name, layer), self._rank)

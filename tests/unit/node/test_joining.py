@@ -263,7 +263,7 @@ def test_slow_applicants_are_sent_away(desk: Desk, tmp_path: Path) -> None:
 
 
 def test_a_crowd_keeps_nobody_out(desk: Desk, tmp_path: Path) -> None:
-    desk.open(most_at_once=4)
+    desk.open(timeout_s=600, most_at_once=4)
     crowd = [desk.connect() for _ in range(40)]
     assert still_joins(desk, tmp_path)
     # All but the latest had to go.
