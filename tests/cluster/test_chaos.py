@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,7 +136,7 @@ class Chaos:
 def assert_survives(
     folder: Path, tiny: Path, alone: Alone, *, seed: int, seconds: float, restarts: bool = False
 ) -> None:
-    threads, files = count_threads(), count_files()
+    threads, files = count_threads(), open_files()
     with swarm(folder, tiny, layers=(2,) * WORKERS, stages=NEEDED) as lab:
         chaos = Chaos(lab, alone, seed, restarts=restarts)
         chaos.run(seconds)
@@ -150,7 +152,7 @@ def assert_survives(
         lab.wait_quiet()
         assert all(worker.logged_bytes() == 0 for worker in lab.workers)
     wait_until(lambda: count_threads() <= threads, lambda: f"threads end: {names_of_threads()}", 30.0)
-    wait_until(lambda: count_files() <= files, lambda: f"{count_files()} files, {files} before", 30.0)
+    wait_until(lambda: len(open_files() - files) == 0, lambda: f"files are closed: {open_files() - files}", 30.0)
 
 
 def count_threads() -> int:
@@ -161,10 +163,13 @@ def names_of_threads() -> list[str]:
     return sorted(thread.name for thread in threading.enumerate())
 
 
-def count_files() -> int:
-    """Open file descriptors, where the system tells."""
-    folder = Path("/proc/self/fd")
-    return len(os.listdir(folder)) if folder.is_dir() else 0
+def open_files() -> Counter[str]:
+    """What is open, where the system tells: paths, and how many sockets and pipes."""
+    found: Counter[str] = Counter()
+    for entry in Path("/proc/self/fd").glob("*"):
+        with contextlib.suppress(OSError):
+            found[os.readlink(entry).partition(":[")[0]] += 1
+    return found
 
 
 @pytest.mark.parametrize("seed", [1, 2])

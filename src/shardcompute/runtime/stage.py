@@ -50,8 +50,12 @@ class StageRuntime:
         return self._executor.session_length(session)
 
     def session_lengths(self) -> dict[int, int]:
-        """The sessions that hold KV here, and for how many tokens."""
-        return {session: self._executor.session_length(session) for session in self._executor.sessions()}
+        """The sessions that hold KV here, and how many tokens of each this stage can go on from."""
+        lengths = {session: self._executor.session_length(session) for session in self._executor.sessions()}
+        if self._tail is None:
+            return lengths
+        # A step that failed while picking has left the tail behind.
+        return {session: min(length, self._tail.length(session)) for session, length in lengths.items()}
 
     def kv_usage(self) -> KvUsage:
         return self._executor.kv_usage()

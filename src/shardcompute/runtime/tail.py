@@ -64,6 +64,11 @@ class Tail:
     def close(self, session: int) -> None:
         self._sessions.pop(session, None)
 
+    def length(self, session: int) -> int:
+        """How many of a session's tokens are known here."""
+        known = self._sessions.get(session)
+        return 0 if known is None else len(known.tokens)
+
     def pick(self, work: Sequence[Work], logits: Array) -> list[Picked]:
         """One token per wanted row, in the order of the rows."""
         picked: list[Picked] = []
