@@ -68,9 +68,7 @@ class Chaos:
         return [
             worker
             for worker in self.lab.workers
-            if worker not in self._frozen
-            and worker.node in nodes
-            and nodes[worker.node].status == "ready"
+            if worker not in self._frozen and worker.node in nodes and nodes[worker.node].status == "ready"
         ]
 
     def _victim(self) -> LabWorker | None:
@@ -152,7 +150,9 @@ def assert_survives(
         lab.wait_quiet()
         assert all(worker.logged_bytes() == 0 for worker in lab.workers)
     wait_until(lambda: count_threads() <= threads, lambda: f"threads end: {names_of_threads()}", 30.0)
-    wait_until(lambda: len(open_files() - files) == 0, lambda: f"files are closed: {open_files() - files}", 30.0)
+    wait_until(
+        lambda: len(open_files() - files) == 0, lambda: f"files are closed: {open_files() - files}", 30.0
+    )
 
 
 def count_threads() -> int:

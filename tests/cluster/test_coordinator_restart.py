@@ -69,9 +69,7 @@ def test_workers_that_are_back_before_the_model_is(tmp_path: Path, tiny: Path, a
         lab.kill(victim)
         lab.open_cluster()
         lab.revive(victim)
-        lab.wait_until(
-            lambda: all(node.status == "ready" for node in lab.state.nodes.values()), lab.describe
-        )
+        lab.wait_until(lambda: all(node.status == "ready" for node in lab.state.nodes.values()), lab.describe)
         turns = threading.Event()
         lab.cluster.coordinator.listen(lambda _: turns.set())
         lab.wait_until(turns.is_set, "the coordinator goes on")
@@ -266,7 +264,7 @@ def test_a_torn_write_is_as_if_it_had_not_been(tmp_path: Path) -> None:
             journal.append(line)
         if lines[0] == history[0]:
             journal.close()
-    main, log = files_of(path)
+    _main, log = files_of(path)
     whole = log.read_bytes()
     random_ = random.Random(2)
     lengths = {random_.randrange(len(whole) + 1) for _ in range(40)} | {0, 1, 31, 32, len(whole) - 1}

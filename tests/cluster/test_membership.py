@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardcompute.control import PlacementPolicy
-from shardcompute.core.errors import CapacityError, ShardComputeError, UnknownModelError
+from shardcompute.core.errors import CapacityError, UnknownModelError
 from support.requests import greedy, mixture, prompts
 from support.swarm import SPREAD, STILL, Alone, LabSwarm, Talk, open_alone, swarm
 from support.tiny_checkpoint import save_tiny_llama
@@ -175,8 +175,7 @@ def test_a_chain_that_cannot_be_repaired_leaves_the_others_alone(
         for talk in talks:
             try:
                 assert talk.result() == alone.answer(talk.request)
-            except ShardComputeError as error:
-                assert isinstance(error, CapacityError)
+            except CapacityError:
                 failed += 1
         assert 0 < failed <= 4, "the other chain goes on"
         for talk in start_streams(lab, alone, 4, 30):
@@ -202,9 +201,7 @@ def test_two_models_at_once(tmp_path: Path, tiny: Path, alone: Alone) -> None:
     ):
         second = Alone(service)
         talks = [(alone, talk) for talk in start_streams(lab, alone)]
-        talks += [
-            (second, lab.start(request, "other")) for request in mixture(second, 4, TOKENS)
-        ]
+        talks += [(second, lab.start(request, "other")) for request in mixture(second, 4, TOKENS)]
         for truth, talk in talks:
             assert talk.result() == truth.answer(talk.request)
         assert {chain.model for chain in lab.state.live_chains()} == {"tiny", "other"}

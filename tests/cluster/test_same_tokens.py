@@ -19,7 +19,9 @@ AT_ONCE = 8
 
 
 @pytest.fixture(scope="module", params=ROOMS, ids=lambda count: f"{count} workers")
-def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[LabSwarm]:
+def lab(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny: Path
+) -> Iterator[LabSwarm]:
     count = request.param
     with swarm(tmp_path_factory.mktemp("swarm"), tiny, layers=ROOMS[count], stages=count) as lab:
         assert set(lab.chain().nodes) == {worker.node for worker in lab.workers}
@@ -96,7 +98,9 @@ def test_the_embedded_model(tmp_path: Path, smollm2_gguf: Path) -> None:
         swarm(tmp_path, smollm2_gguf, layers=(10, 10, 10), stages=3, kv_tokens=1024) as lab,
     ):
         alone = Alone(service)
-        texts = [tuple(service.tokenizer.encode(text)) for text in ("The capital of France is", "1, 2, 3, 4,")]
+        texts = [
+            tuple(service.tokenizer.encode(text)) for text in ("The capital of France is", "1, 2, 3, 4,")
+        ]
         requests = [kind(prompt, 12) for prompt in texts for kind in (greedy, sampled, scored)]
         assert_same(lab, alone, requests, len(requests))
         assert "Paris" in lab.ask(requests[0]).text

@@ -225,7 +225,7 @@ class LabNetwork:
     @contextmanager
     def patched(self) -> Iterator[None]:
         """Nodes that are made inside the block live on this network."""
-        with mock.patch.object(endpoint, "TcpTransport", lambda: self):
+        with mock.patch.object(endpoint, "TcpTransport", return_value=self):
             yield
 
 

@@ -209,9 +209,7 @@ class LabSwarm:
     def is_serving(self, model: str | None = None, *, stages: int | None = None, standbys: int = 0) -> bool:
         """All chains serve, with so many stages and at least so many standbys that are loaded."""
         chains = self.state.live_chains(model)
-        wanted = sum(
-            entry.chain_count for name, entry in self.state.models.items() if model in (None, name)
-        )
+        wanted = sum(entry.chain_count for name, entry in self.state.models.items() if model in (None, name))
         return len(chains) == wanted > 0 and all(
             chain.status == "ready"
             and not chain.is_interrupted
@@ -330,9 +328,7 @@ class LabSwarm:
         """No session holds memory anywhere any more, except where nobody can be told."""
         self.wait_until(
             lambda: all(
-                worker.sessions() == 0
-                for worker in self.workers
-                if self.network.gate_of(worker.node).is_open
+                worker.sessions() == 0 for worker in self.workers if self.network.gate_of(worker.node).is_open
             ),
             lambda: f"KV left: {[(w.node[:6], w.sessions()) for w in self.workers]}; {self.describe()}",
         )
@@ -427,8 +423,8 @@ class Alone:
 @contextmanager
 def _constant_measurements() -> Iterator[None]:
     with (
-        mock.patch.object(worker_room, "measure_seconds_per_byte", lambda threads: 1e-9),
-        mock.patch.object(worker_room, "measure_layer", lambda runtime, stage, hidden: 1e-4),
+        mock.patch.object(worker_room, "measure_seconds_per_byte", return_value=1e-9),
+        mock.patch.object(worker_room, "measure_layer", return_value=1e-4),
         mock.patch.object(worker_room, "probe_link", _reach),
     ):
         yield
