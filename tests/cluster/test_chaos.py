@@ -149,6 +149,7 @@ def assert_survives(
         lab.wait_serving(stages=NEEDED)
         lab.wait_quiet()
         assert all(worker.logged_bytes() == 0 for worker in lab.workers)
+    wait_until(lambda: not lab.network.open_links(), lambda: f"links end: {lab.network.open_links()}", 30.0)
     wait_until(lambda: count_threads() <= threads, lambda: f"threads end: {names_of_threads()}", 30.0)
     wait_until(
         lambda: len(open_files() - files) == 0, lambda: f"files are closed: {open_files() - files}", 30.0

@@ -59,8 +59,8 @@ class LabLink:
         self.owner = owner
         self.role = link.role
         self.peer = link.peer
+        self.kind = role
         self.is_data = role in _DATA_ROLES
-        self.is_control = role == "control"
 
     @property
     def version(self) -> int:
@@ -209,7 +209,7 @@ class LabNetwork:
     def break_control(self, node: str) -> int:
         """The link of a node to its coordinator breaks. Returns how many there were."""
         with self._lock:
-            links = [link for link in self._links if link.owner == node and link.is_control]
+            links = [link for link in self._links if link.owner == node and link.kind == "control"]
         for link in links:
             link.close()
         return len(links)
@@ -218,9 +218,9 @@ class LabNetwork:
         with self._lock:
             self._cuts.clear()
 
-    def open_links(self) -> int:
+    def open_links(self) -> list[str]:
         with self._lock:
-            return len(self._links)
+            return [f"{link.owner} has a {link.kind} link to {link.peer}" for link in self._links]
 
     @contextmanager
     def patched(self) -> Iterator[None]:

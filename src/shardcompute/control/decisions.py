@@ -45,6 +45,8 @@ def which_chain_needs_repair(state: ClusterState, now_s: float) -> Event | None:
         replacement = repair(state, chain, now_s)
         if isinstance(replacement, Replacement):
             return ChainReshaped(chain.id, chain.epoch + 1, replacement.stages, replacement.how)
+        if chain.status != "broken" and _may_get_help(state):
+            continue
         broken = ChainBroken(chain.id, chain.epoch, replacement.missing_bytes, replacement.reasons[-1])
         if (chain.status, chain.missing_bytes) != ("broken", broken.missing_bytes):
             return broken
@@ -54,6 +56,11 @@ def which_chain_needs_repair(state: ClusterState, now_s: float) -> Event | None:
 def _is_waiting(state: ClusterState, chain: Chain) -> bool:
     """A node in doubt will be either back or lost in a moment; until then moving bytes is premature."""
     return any(state.nodes[node].status in ("suspected", "joining") for node in chain.nodes)
+
+
+def _may_get_help(state: ClusterState) -> bool:
+    """Some machine is in doubt and may be back in a moment: until then nothing is given up."""
+    return any(node.can_work and node.status in ("suspected", "joining") for node in state.nodes.values())
 
 
 def repair(state: ClusterState, chain: Chain, now_s: float) -> Replacement | Unplaceable:

@@ -64,10 +64,12 @@ class Connected(msgspec.Struct, frozen=True):
 
 
 class FenceOff(msgspec.Struct, frozen=True, tag=True):
-    """Drop frames of this epoch and earlier ones."""
+    """Drop frames of this epoch and earlier ones. `forgets`: free what is left of the sessions, too, because others
+    go on with them."""
 
     chain: str
     epoch: int
+    forgets: bool = False
 
 
 class Probe(msgspec.Struct, frozen=True, tag=True):

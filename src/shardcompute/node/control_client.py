@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from shardcompute.control.events import Event, LinkBroken, NodeJoined, encode_event
+from shardcompute.control.events import Event, NodeJoined, encode_event
 from shardcompute.core.errors import AuthError, LinkError, ShardComputeError
 from shardcompute.node.commands import WorkerCommand, decode_command
 from shardcompute.security.revocations import Revocations
@@ -21,7 +21,7 @@ _BACKOFF_S = (0.2, 0.5, 1.0, 2.0)
 
 class ControlClient:
     """Keeps the link. `describe` says what the node is and holds; `carry_out` does what it is told, in a thread
-    per command; `on_registered` hears the incarnation and the revocations."""
+    per command; `on_registered` hears the incarnation and the revocations, and may tell what was not heard before."""
 
     def __init__(
         self,
@@ -41,7 +41,6 @@ class ControlClient:
         self._lost = threading.Event()
         self._closing = threading.Event()
         self._incarnation = 0
-        self._untold: dict[str, LinkBroken] = {}
         self._heartbeat_s = 0.5
         self._refusal = ""
         self._thread = threading.Thread(target=self._keep, name="control", daemon=True)
@@ -59,18 +58,13 @@ class ControlClient:
         self._thread.start()
 
     def tell(self, event: Event) -> None:
-        """Report what happened. While the coordinator is away most of it is dropped, because registration tells it
-        again; of broken links it hears afterwards."""
+        """Report what happened; dropped while the coordinator is away (registration tells it again)."""
         pump = self._pump
         if pump is not None and self._registered.is_set():
             try:
                 pump.offer(Happened(encode_event(event)), timeout_s=5.0)
             except LinkError as error:
                 log.info("the coordinator did not hear of %s: %s", type(event).__name__, error.message)
-            else:
-                return
-        if isinstance(event, LinkBroken):
-            self._untold[event.node] = event
 
     def close(self) -> None:
         self._closing.set()
@@ -105,7 +99,7 @@ class ControlClient:
             pump.offer(Register(encode_event(self._describe())), timeout_s=_REGISTER_TIMEOUT_S)
             if not self._registered.wait(_REGISTER_TIMEOUT_S):
                 raise LinkError("the coordinator did not register this node in time")
-            while not self._lost.wait(self._heartbeat_s):
+            while not self._closing.is_set() and not self._lost.wait(self._heartbeat_s):
                 pump.offer(Heartbeat(self._incarnation), timeout_s=self._heartbeat_s)
         finally:
             self._pump = None
@@ -121,10 +115,8 @@ class ControlClient:
             revocations = (
                 Revocations.from_bytes(message.revocations) if message.revocations else Revocations()
             )
-            self._on_registered(message.incarnation, revocations)
             self._registered.set()
-            for node in list(self._untold):
-                self.tell(self._untold.pop(node))
+            self._on_registered(message.incarnation, revocations)
         elif isinstance(message, Refused):
             self._refusal = message.reason
         elif isinstance(message, Command):

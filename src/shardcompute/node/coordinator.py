@@ -51,7 +51,7 @@ from shardcompute.control.events import (
     is_journalled,
 )
 from shardcompute.control.memberships import next_incarnation
-from shardcompute.control.state import COORDINATOR, ClusterState
+from shardcompute.control.state import COORDINATOR, ClusterState, Node
 from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.core.sparing_log import SparingLog
 from shardcompute.node.claims import judge_join, judge_report
@@ -120,6 +120,7 @@ class Coordinator:
         self._doubts = LinkDoubts()
         self._next_probe_s = 0.0
         self._started: set[tuple[object, ...]] = set()
+        self._connecting: set[tuple[object, ...]] = set()
         self._wirings: dict[str, _Wiring] = {}
         self._shapes: dict[str, tuple[StageAddress, ...]] = {}
         """The last shape of each chain that its driver has used."""
@@ -295,6 +296,9 @@ class Coordinator:
         elif isinstance(action, UnloadShard):
             self._unload(action)
         elif isinstance(action, ConnectChain):
+            if action.key in self._connecting:
+                return  # it was not asked for in between, but goes on
+            self._connecting.add(action.key)
             before = self._shapes.get(action.chain, ())
             threading.Thread(target=self._connect, args=(action, before), name="connect", daemon=True).start()
         elif isinstance(action, ActivateChain):
@@ -349,6 +353,16 @@ class Coordinator:
         self._shapes[action.chain] = wiring.stages
         self._doubts.worked([self.node, *(stage.node for stage in wiring.stages), self.node])
         self.post(ChainReady(action.chain, action.epoch))
+        for node in self._state.nodes.values():
+            self._dismiss(node, action.chain)
+
+    def _dismiss(self, node: Node, chain: str) -> None:
+        """A node that holds a shard of a chain in reserve may have been one of its stages before."""
+        known = self._state.chains.get(chain)
+        holds = any(shard.chain == chain for shard in node.shards)
+        if known is not None and holds and node.is_live and node.id not in known.nodes:
+            order = FenceOff(chain, known.epoch - 1, forgets=True)
+            self._members.command(node.id, order, lambda _: None)
 
     def _retire(self, chain: str) -> None:
         self._shapes.pop(chain, None)
@@ -375,11 +389,14 @@ class Coordinator:
         self._events.put(lambda: self._connected(action, resumption))
 
     def _connected(self, action: ConnectChain, resumption: Resumption | None) -> None:
+        self._connecting.discard(action.key)
+        self._started.discard(action.key)
         self._wirings[action.chain] = _Wiring(action.epoch, action.stages, resumption)
         self._apply(ChainConnected(action.chain, action.epoch))
 
     def _not_connected(self, action: ConnectChain) -> None:
         """Unless somebody has reported the broken link already, try again in a new epoch."""
+        self._connecting.discard(action.key)
         chain = self._state.chains.get(action.chain)
         if chain is not None and chain.epoch == action.epoch and not chain.is_interrupted:
             self._apply(LinkBroken(self.node, action.stages[0].node, self._clock()))
@@ -424,6 +441,8 @@ class Coordinator:
         ]
         probe = Probe([Peer(self.node, self._weights_url), *others])
         self._members.command(event.node, probe, lambda _: None)
+        for chain in {shard.chain for shard in event.shards}:
+            self._dismiss(self._state.nodes[event.node], chain)
 
     def expel(self, node: str) -> None:
         """A node was revoked: tell it, forget it, and give the others the news. Returns once they were sent."""

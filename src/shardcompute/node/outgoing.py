@@ -68,6 +68,10 @@ class OutgoingLinks:
             raise LinkError(f"there is no link to {to.node}")
         pump.offer(message, tuple(body), timeout_s=None)
 
+    def has(self, to: Neighbour) -> bool:
+        with self._lock:
+            return to.url in self._pumps
+
     def keep_only(self, urls: Container[str]) -> None:
         """Close the links to everybody else, and so wake whoever waits to send to them."""
         with self._lock:

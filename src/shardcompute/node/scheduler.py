@@ -46,8 +46,8 @@ class Session:
         self.sent, self.is_opened = 0, False
 
     def rewind(self, sent: int) -> None:
-        """What was on its way is lost; the first `sent` tokens are computed."""
-        self.sent = sent
+        """What was on its way is lost; the first `sent` tokens are computed, wherever it was about to start again."""
+        self.sent, self.is_opened = sent, True
 
     def opening(self) -> Opening:
         request = self.request

@@ -178,15 +178,31 @@ class StageHost:
                 raise answer
             return answer
 
+    def unreachable(self) -> set[str]:
+        """The nodes to which the frames of current epochs should go and cannot."""
+        with self._lock:
+            places = [
+                seat.place
+                for chain, seat in self._seats.items()
+                if seat.place.epoch >= self._fences.get(chain, 0)
+            ]
+        return {place.next.node for place in places if not self._links.has(place.next)}
+
     def _neighbours(self) -> set[str]:
         with self._lock:
             places = [seat.place for seat in self._seats.values()]
         return {neighbour.url for place in places for neighbour in (place.next, place.driver)}
 
-    def fence(self, chain: str, epoch: int) -> None:
-        """Drop frames of this epoch and earlier ones."""
+    def fence(self, chain: str, epoch: int, *, forgets: bool = False) -> None:
+        """Drop frames of this epoch and earlier ones, and perhaps what is left of their sessions."""
         with self._lock:
             self._fences[chain] = max(self._fences.get(chain, 0), epoch + 1)
+            seat = self._seats.get(chain)
+            if not forgets or seat is None or seat.place.epoch > epoch:
+                return
+            del self._seats[chain]
+        self._inbox.put(seat.runtime.reset)
+        self._links.keep_only(self._neighbours())
 
     # What links bring
 

@@ -64,6 +64,7 @@ class SourceLine:
         self._lock = threading.Lock()
         self._link: Link | None = None
         self._is_dialling = False
+        self._is_closed = False
 
     @property
     def is_dialling(self) -> bool:
@@ -83,6 +84,7 @@ class SourceLine:
 
     def say_goodbye(self) -> None:
         with self._lock:
+            self._is_closed = True
             link = self._link
         if link is not None:
             with contextlib.suppress(LinkError):
@@ -149,7 +151,12 @@ class SourceLine:
         finally:
             self._is_dialling = False
         with self._lock:
-            self._link = link
+            is_wanted = not (self._is_closed or self.is_dropped)
+            if is_wanted:
+                self._link = link
+        if not is_wanted:
+            link.close()
+            raise LinkError(f"nobody waits for {self.source.name} any more")
         return link
 
 

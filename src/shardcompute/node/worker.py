@@ -160,6 +160,9 @@ class Worker:
     def _registered(self, incarnation: int, revocations: Revocations) -> None:
         self._endpoint.heed(revocations)
         log.info("registered as %s, incarnation %d", self.node, incarnation)
+        # What was reported over the link before this one may not have arrived.
+        for node in self._host.unreachable():
+            self._link_broken(node)
 
     def _carry_out(self, command: WorkerCommand) -> bytes:
         if isinstance(command, Load):
@@ -180,7 +183,7 @@ class Worker:
             )
             return encode_connected(connected)
         elif isinstance(command, FenceOff):
-            self._host.fence(command.chain, command.epoch)
+            self._host.fence(command.chain, command.epoch, forgets=command.forgets)
         elif isinstance(command, Probe):
             self._probe(command)
         elif isinstance(command, Leave):
