@@ -26,7 +26,14 @@ ENGINE = ("--threads", "1", "--kv-memory", "256M")
 
 def _start(*arguments: str | Path, **options: Any) -> subprocess.Popen[bytes]:
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen([*COMMAND, *map(str, arguments)], **(streams | options))
+    return subprocess.Popen(
+        [*COMMAND, *map(str, arguments)], preexec_fn=_hear_interrupts, **(streams | options)
+    )
+
+
+def _hear_interrupts() -> None:
+    """A test run in the background ignores Ctrl-C, and its children would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _run(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

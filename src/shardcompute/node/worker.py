@@ -200,6 +200,9 @@ class Worker:
                     self._load_now(command, key, incarnation)
             size = self._held[key].size_bytes
         except ShardComputeError as error:
+            log.warning(
+                "layers %d to %d of %s could not be loaded: %s", command.start, command.stop, command.model, error
+            )
             self._control.tell(
                 ShardFailed(
                     self.node,
