@@ -27,7 +27,7 @@ setup: $(VENV)/.dev ## Make .venv with everything for development
 up: $(VENV)/.run ## Serve the embedded default model
 	@$(BIN)/shardcompute up
 
-test: $(VENV)/.dev ## Run the tests (about ten minutes on two cores)
+test: $(VENV)/.dev ## Run the tests (about twelve minutes on two cores)
 	@$(BIN)/python -m pytest tests -m "not long"
 
 test-long: $(VENV)/.dev ## Run the long suites too
@@ -38,6 +38,7 @@ check: $(VENV)/.dev ## Lint, types, import directions, unit tests
 	@$(BIN)/ruff format --check src tests
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python scripts/file_map.py --check
 	@$(BIN)/python -m pytest tests/unit tests/property
 
 format: $(VENV)/.dev ## Format the code
