@@ -111,9 +111,9 @@ class LabWorker(Worker):
         self.folder = options.folder
         super().__init__(credentials, urls, options)
 
-    def _load_now(self, command: Load, key: ShardKey, incarnation: int) -> None:
+    def _load_now(self, command: Load, key: ShardKey) -> None:
         self.loads.append(key)
-        super()._load_now(command, key, incarnation)
+        super()._load_now(command, key)
 
     def sessions(self) -> int:
         """Sessions that hold KV here."""

@@ -162,7 +162,15 @@ def _drain(state: ClusterState, event: happened.NodeDrained) -> ClusterState:
 
 
 def _lose(state: ClusterState, event: happened.NodeLost) -> ClusterState:
+    node = live_node(state, event.node, event.incarnation)
+    if node is not None and node.is_draining and not _is_in_use(state, node.id):
+        # It was told to go and went, before its answer was heard.
+        return _part(state, event.node, event.incarnation, "gone", "left")
     return _part(state, event.node, event.incarnation, "lost", event.reason)
+
+
+def _is_in_use(state: ClusterState, node_id: str) -> bool:
+    return any(node_id in chain.nodes for chain in state.live_chains())
 
 
 def _leave(state: ClusterState, event: happened.NodeLeft) -> ClusterState:

@@ -30,6 +30,20 @@ class Sampling:
     """None: no log-probabilities; N ≥ 0: that of the chosen token and of the N most likely ones."""
 
 
+DrafterName = Literal["auto", "off", "ngram", "model", "self"]
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """How drafts may speed up a generation; they never change its tokens. What is None is left to the router."""
+
+    drafter: DrafterName = "auto"
+    tokens: int | None = None
+    """Drafted tokens in a frame."""
+    frames: int | None = None
+    """Frames on their way at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One generation. `stop_ids` end it silently; `stop` strings end it and are cut from the text."""
@@ -42,6 +56,7 @@ class GenerationRequest:
     include_stop: bool = False
     prompt_logprobs: int | None = None
     """As `Sampling.logprobs`, for the prompt's own tokens (the first has none)."""
+    speculation: Speculation = field(default_factory=Speculation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +77,10 @@ class Timings:
     decode_s: float = 0.0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    traversals: int = 0
+    """Frames that carried rows of this generation after its prompt."""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def prefill_tokens_per_s(self) -> float:

@@ -6,6 +6,10 @@ journal stays small and people's terminals show plain text. Whether a claim is t
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from msgspec.structs import replace
+
 from shardcompute.control.events import (
     Event,
     LinkBroken,
@@ -24,6 +28,8 @@ _MOST_THREADS = 1 << 16
 _MOST_LAYERS = 1 << 14
 _MOST_RANGES = 4096
 _MOST_CHARACTERS = 300
+_MOST_REASON_CHARACTERS = 1000
+_REPORTABLE = (LinkBroken, LinkMeasured, NodeMeasured, ShardFailed, ShardLoaded, ShardProgressed)
 # From a hundred times faster than any memory to a byte in a second.
 _SECONDS_PER_BYTE = (1e-15, 1.0)
 _LAYER_S = (1e-9, 3600.0)
@@ -50,6 +56,32 @@ def judge_join(event: NodeJoined) -> str | None:
         *(_out_of("shard", held.size_bytes, 0, _MOST_BYTES) for held in event.shards[:_MOST_RANGES]),
     ]
     return next((problem for problem in problems if problem is not None), None)
+
+
+def sift_report(event: Event, node: str, driver: str, known: Collection[str]) -> Event:
+    """What `node` reports, as it is taken in. UsageError for what it may not report, or what cannot be.
+
+    A node may report what it did or saw itself, nothing else.
+    """
+    if not isinstance(event, _REPORTABLE):
+        raise UsageError("that is not its business")
+    if isinstance(event, LinkMeasured):
+        reporter = node if node in (event.a, event.b) else event.a
+    else:
+        reporter = event.reporter if isinstance(event, LinkBroken) else event.node
+    if reporter != node:
+        raise UsageError(f"it speaks for {reporter[:40]!r}")
+    reason = judge_report(event)
+    if reason is not None:
+        raise UsageError(reason)
+    if isinstance(event, LinkMeasured) and not {event.a, event.b} <= {driver, *known}:
+        raise UsageError("it names a node that nobody knows")
+    if isinstance(event, ShardFailed):
+        return replace(event, reason=event.reason[:_MOST_REASON_CHARACTERS])
+    if isinstance(event, LinkBroken) and event.node == driver:
+        # The driver is no member: its links are known by their other end.
+        return LinkBroken(driver, node, event.now_s)
+    return event
 
 
 def judge_report(event: Event) -> str | None:

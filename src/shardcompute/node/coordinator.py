@@ -40,11 +40,8 @@ from shardcompute.control.events import (
     LinkMeasured,
     NodeJoined,
     NodeLeft,
-    NodeMeasured,
     NodeSeen,
     ShardFailed,
-    ShardLoaded,
-    ShardProgressed,
     ShardUnloaded,
     decode_event,
     encode_event,
@@ -52,9 +49,9 @@ from shardcompute.control.events import (
 )
 from shardcompute.control.memberships import next_incarnation
 from shardcompute.control.state import COORDINATOR, ClusterState, Node
-from shardcompute.core.errors import LinkError, ShardComputeError
+from shardcompute.core.errors import LinkError, ShardComputeError, UsageError
 from shardcompute.core.sparing_log import SparingLog
-from shardcompute.node.claims import judge_join, judge_report
+from shardcompute.node.claims import judge_join, sift_report
 from shardcompute.node.commands import (
     FenceOff,
     Leave,
@@ -77,11 +74,8 @@ from shardcompute.wire.control import Answer, Happened, Heartbeat, Register, Reg
 log = logging.getLogger(__name__)
 _TICK_S = 0.1
 _RETRY_S = 0.2
-_PROBE_S = 30.0
 _EXPEL_TIMEOUT_S = 5.0
-_MOST_REASON_CHARACTERS = 1000
 _OF_A_MODEL = (LoadShard, PrepareStandby, ConnectChain, ActivateChain)
-_REPORTABLE = (LinkBroken, LinkMeasured, NodeMeasured, ShardFailed, ShardLoaded, ShardProgressed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +111,7 @@ class Coordinator:
         self._sparing = SparingLog(log)
         self._state = self._replay(initial)
         self._members = Members()
-        self._doubts = LinkDoubts()
-        self._next_probe_s = 0.0
+        self._doubts = LinkDoubts(Peer(node, weights_url))
         self._started: set[tuple[object, ...]] = set()
         self._connecting: set[tuple[object, ...]] = set()
         self._wirings: dict[str, _Wiring] = {}
@@ -193,34 +186,17 @@ class Coordinator:
         pump.offer(Refused(f"This node is not registered: {reason}"), timeout_s=1.0)
 
     def _take_event(self, node: str, event: Event) -> None:
-        """A node may report what it did or saw itself, nothing else; times are ours."""
-        if not isinstance(event, _REPORTABLE):
+        try:
+            heard = sift_report(event, node, self.node, self._state.nodes)
+        except UsageError as error:
             self._sparing.warning(
-                node, "%s reported a %s, which is not its business", node, type(event).__name__
+                node, "a %s of %s is ignored: %s", type(event).__name__, node, error.message
             )
             return
-        if isinstance(event, LinkMeasured):
-            reporter = node if node in (event.a, event.b) else event.a
+        if isinstance(heard, LinkBroken | ShardFailed):
+            self._events.put(lambda: self._apply(msgspec.structs.replace(heard, now_s=self._clock())))
         else:
-            reporter = event.reporter if isinstance(event, LinkBroken) else event.node
-        if reporter != node:
-            self._sparing.warning(node, "%s spoke for %.40r", node, reporter)
-            return
-        reason = judge_report(event)
-        if isinstance(event, LinkMeasured) and not {event.a, event.b} <= {self.node, *self._state.nodes}:
-            reason = "it names a node that nobody knows"
-        if reason is not None:
-            self._sparing.warning(node, "%s reported a strange %s: %s", node, type(event).__name__, reason)
-            return
-        if isinstance(event, ShardFailed):
-            event = msgspec.structs.replace(event, reason=event.reason[:_MOST_REASON_CHARACTERS])
-        if isinstance(event, LinkBroken) and event.node == self.node:
-            # The driver is no member: its links are known by their other end.
-            event = LinkBroken(self.node, node, 0.0)
-        if isinstance(event, LinkBroken | ShardFailed):
-            self._events.put(lambda: self._apply(msgspec.structs.replace(event, now_s=self._clock())))
-        else:
-            self.post(event)
+            self.post(heard)
 
     # In the coordinator's thread
 
@@ -240,7 +216,7 @@ class Coordinator:
                         return
                     self._handle(following)
             self._handle(self._act)
-            self._handle(self._probe_closed)
+            self._handle(lambda: self._doubts.probe(self._state, self._clock(), self._probe))
 
     def _handle(self, item: Event | Callable[[], None]) -> None:
         """Whatever goes wrong with one event, the cluster goes on."""
@@ -268,7 +244,9 @@ class Coordinator:
         if isinstance(event, LinkMeasured) and event.is_open:
             self._doubts.opened(event.a, event.b)
         elif isinstance(event, LinkBroken) and _interrupted(self._state) - _interrupted(before):
-            self._doubt(event)
+            closed = self._doubts.broke(self._state, event)
+            if closed is not None:
+                self._apply(closed)
         for listener in self._listeners:
             listener(self._state)
 
@@ -351,7 +329,7 @@ class Coordinator:
             threading.Timer(_RETRY_S, self._events.put, [lambda: self._started.discard(action.key)]).start()
             return
         self._shapes[action.chain] = wiring.stages
-        self._doubts.worked([self.node, *(stage.node for stage in wiring.stages), self.node])
+        self._doubts.worked([stage.node for stage in wiring.stages])
         self.post(ChainReady(action.chain, action.epoch))
         for node in self._state.nodes.values():
             self._dismiss(node, action.chain)
@@ -401,33 +379,6 @@ class Coordinator:
         if chain is not None and chain.epoch == action.epoch and not chain.is_interrupted:
             self._apply(LinkBroken(self.node, action.stages[0].node, self._clock()))
 
-    def _doubt(self, event: LinkBroken) -> None:
-        """A link between two live nodes that keeps breaking is planned around, until a probe gets through."""
-        pair = (event.reporter, event.node)
-        if not all(self._is_answering(node) for node in pair) or not self._doubts.broke(*pair):
-            return
-        log.warning("%s cannot reach %s: planning around that link", *pair)
-        known = self._state.link(*pair)
-        policy = self._state.placing
-        rtt_s = policy.default_rtt_s if known is None else known.rtt_s
-        speed = policy.default_bytes_per_s if known is None else known.bytes_per_s
-        self._apply(LinkMeasured(*pair, rtt_s, speed, is_open=False))
-
-    def _is_answering(self, node: str) -> bool:
-        known = self._state.nodes.get(node)
-        return node == self.node or (known is not None and known.is_answering)
-
-    def _probe_closed(self) -> None:
-        """Now and then see whether a closed link is back."""
-        if self._clock() < self._next_probe_s:
-            return
-        self._next_probe_s = self._clock() + _PROBE_S
-        for reporter, node in self._doubts.closed():
-            prober, other = (node, reporter) if reporter == self.node else (reporter, node)
-            known = self._state.nodes.get(other)
-            url = self._weights_url if other == self.node else known.address if known is not None else ""
-            self._members.command(prober, Probe([Peer(other, url)]), lambda _: None)
-
     # Members
 
     def _register(self, event: NodeJoined, pump: LinkPump) -> None:
@@ -439,10 +390,12 @@ class Coordinator:
         others = [
             Peer(n.id, n.address) for n in self._state.nodes.values() if n.is_live and n.id != event.node
         ]
-        probe = Probe([Peer(self.node, self._weights_url), *others])
-        self._members.command(event.node, probe, lambda _: None)
+        self._probe(event.node, Peer(self.node, self._weights_url), *others)
         for chain in {shard.chain for shard in event.shards}:
             self._dismiss(self._state.nodes[event.node], chain)
+
+    def _probe(self, node: str, *peers: Peer) -> None:
+        self._members.command(node, Probe(list(peers)), lambda _: None)
 
     def expel(self, node: str) -> None:
         """A node was revoked: tell it, forget it, and give the others the news. Returns once they were sent."""

@@ -27,9 +27,11 @@ from shardcompute.core.errors import CapacityError, LinkError, ShardComputeError
 from shardcompute.models.spec import Stage
 from shardcompute.node.commands import (
     Connect,
+    Connected,
     FenceOff,
     Leave,
     Load,
+    Peer,
     Probe,
     Unload,
     WorkerCommand,
@@ -49,10 +51,13 @@ from shardcompute.security.credentials import Credentials
 from shardcompute.security.names import Role
 from shardcompute.security.revocations import Revocations
 from shardcompute.version import VERSION
+from shardcompute.weights.card import Card
 from shardcompute.weights.shard_cache import ShardCache
 from shardcompute.wire import Link
 
 log = logging.getLogger(__name__)
+_RETRY_DELAYS_S = (0.5, 1.0, 2.0)
+_ROOM_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,9 @@ class Worker:
         self._memory_bytes = options.max_memory_bytes or int(psutil.virtual_memory().available * 0.8)
         self._held: dict[ShardKey, _Held] = {}
         self._lock = threading.Lock()
+        self._freed = threading.Condition(self._lock)
         self._loading = threading.Lock()
+        self._closing = threading.Event()
         self.left = threading.Event()
         self._cache = ShardCache(options.folder / "shards")
         self._weights = WeightsServer(CachedModels(self._cache))
@@ -118,6 +125,9 @@ class Worker:
         return self._control.refusal
 
     def close(self) -> None:
+        self._closing.set()
+        with self._freed:
+            self._freed.notify_all()
         self._control.close()
         self._host.close()
         self._endpoint.close()
@@ -161,6 +171,7 @@ class Worker:
         self._endpoint.heed(revocations)
         log.info("registered as %s, incarnation %d", self.node, incarnation)
         # What was reported over the link before this one may not have arrived.
+        self._tell_held()
         for node in self._host.unreachable():
             self._link_broken(node)
 
@@ -177,11 +188,7 @@ class Worker:
                 command.is_last,
                 command.previous_node,
             )
-            key = (command.chain, command.start, command.stop)
-            connected = self._host.connect(
-                key, place, keeps_sessions=command.keeps_sessions, replays=command.replays
-            )
-            return encode_connected(connected)
+            return encode_connected(self._connect(command, place))
         elif isinstance(command, FenceOff):
             self._host.fence(command.chain, command.epoch, forgets=command.forgets)
         elif isinstance(command, Probe):
@@ -190,55 +197,81 @@ class Worker:
             self.left.set()
         return b""
 
+    def _connect(self, command: Connect, place: Place) -> Connected:
+        key = (command.chain, command.start, command.stop)
+        if key not in self._host.shards():
+            # Unloaded while the coordinator was away: it must hear that, and of no model that failed to load.
+            self._tell_failed(key, "-", "it is not loaded here")
+        return self._host.connect(key, place, keeps_sessions=command.keeps_sessions, replays=command.replays)
+
     def _load(self, command: Load) -> None:
-        incarnation = self._control.incarnation
         key = (command.chain, command.start, command.stop)
         try:
             # One at a time: two loads beside each other need the memory of both at their peak.
             with self._loading:
                 if key not in self._held:
-                    self._load_now(command, key, incarnation)
-            size = self._held[key].size_bytes
+                    self._load_now(command, key)
         except ShardComputeError as error:
-            log.warning(
-                "layers %d to %d of %s could not be loaded: %s", command.start, command.stop, command.model, error
-            )
-            self._control.tell(
-                ShardFailed(
-                    self.node,
-                    incarnation,
-                    command.chain,
-                    command.model,
-                    command.start,
-                    command.stop,
-                    str(error),
-                    0.0,
-                )
-            )
+            log.warning("layers %d to %d of %s could not be loaded: %s", *key[1:], command.model, error)
+            self._tell_failed(key, command.model, str(error))
             raise
-        self._control.tell(
-            ShardLoaded(
-                self.node, incarnation, command.chain, command.model, command.start, command.stop, size
-            )
-        )
+        self._tell_held()
 
-    def _load_now(self, command: Load, key: ShardKey, incarnation: int) -> None:
-        *peers, origin = command.sources
-        card = fetch_card(partial(self._endpoint.dial, origin.url, "weights", origin.node), command.model)
-        stage = Stage(command.start, command.stop, card.spec.layer_count)
-        kv_bytes = command.kv_tokens * card.spec.kv_bytes_per_token_and_layer * stage.count
-        size = card.stage_bytes(stage) + kv_bytes
-        used = sum(held.size_bytes for held in self._held.values())
-        if used + size > self._memory_bytes:
+    def _tell_failed(self, key: ShardKey, model: str, reason: str) -> None:
+        life, (chain, start, stop) = self._control.incarnation, key
+        self._control.tell(ShardFailed(self.node, life, chain, model, start, stop, reason, 0.0))
+
+    def _tell_held(self) -> None:
+        """Say what is in memory. More than once, because the coordinator may have been away when it came there."""
+        # Under the lock, so that nothing is unloaded, and that answered, between looking and saying.
+        with self._lock:
+            for (chain, start, stop), held in self._held.items():
+                life = self._control.incarnation
+                self._control.tell(
+                    ShardLoaded(self.node, life, chain, held.model, start, stop, held.size_bytes)
+                )
+
+    def _fetch_card(self, origin: Peer, model: str) -> Card:
+        """A moment without the coordinator is no reason to give up."""
+        for delay_s in _RETRY_DELAYS_S:
+            try:
+                return fetch_card(partial(self._endpoint.dial, origin.url, "weights", origin.node), model)
+            except LinkError:
+                if self._closing.wait(delay_s):
+                    raise
+        return fetch_card(partial(self._endpoint.dial, origin.url, "weights", origin.node), model)
+
+    def _await_room(self, size_bytes: int) -> None:
+        """What is no longer wanted here is unloaded in a moment; CapacityError if that does not suffice."""
+
+        def used_bytes() -> int:
+            return sum(held.size_bytes for held in self._held.values())
+
+        can_fit = size_bytes <= self._memory_bytes
+        with self._freed:
+            if can_fit and self._freed.wait_for(
+                lambda: self._closing.is_set() or used_bytes() + size_bytes <= self._memory_bytes,
+                _ROOM_TIMEOUT_S,
+            ):
+                return
             raise CapacityError(
-                f"{size} bytes do not fit beside the {used} of {self._memory_bytes} in use",
+                f"{size_bytes} bytes do not fit beside the {used_bytes()} of {self._memory_bytes} in use",
                 hint="give this worker more with --max-memory",
             )
 
+    def _load_now(self, command: Load, key: ShardKey) -> None:
+        *peers, origin = command.sources
+        card = self._fetch_card(origin, command.model)
+        stage = Stage(command.start, command.stop, card.spec.layer_count)
+        kv_bytes = command.kv_tokens * card.spec.kv_bytes_per_token_and_layer * stage.count
+        size = card.stage_bytes(stage) + kv_bytes
+        self._await_room(size)
+
         def progress(done: int, total: int) -> None:
             fraction = done / total if total else 1.0
+            life = self._control.incarnation
             self._control.tell(
-                ShardProgressed(self.node, incarnation, command.chain, command.start, command.stop, fraction)
+                ShardProgressed(self.node, life, command.chain, command.start, command.stop, fraction)
             )
 
         options = ExecutorOptions(
@@ -256,11 +289,12 @@ class Worker:
             executor = open_remote_shard(card, stage, tensors, backend=self._options.backend, options=options)
         runtime = StageRuntime(executor, is_first=stage.is_first, is_last=stage.is_last)
         layer_s = measure_layer(runtime, stage, card.spec.hidden)
+        self._host.add(key, runtime)
         with self._lock:
             self._held[key] = _Held(command.model, size)
-        self._host.add(key, runtime)
+        life = self._control.incarnation
         self._control.tell(
-            NodeMeasured(node=self.node, incarnation=incarnation, model=command.model, layer_s=layer_s)
+            NodeMeasured(node=self.node, incarnation=life, model=command.model, layer_s=layer_s)
         )
 
     def _probe(self, command: Probe) -> None:
@@ -275,5 +309,6 @@ class Worker:
 
     def _unload(self, key: ShardKey) -> None:
         self._host.remove(key)
-        with self._lock:
+        with self._freed:
             self._held.pop(key, None)
+            self._freed.notify_all()

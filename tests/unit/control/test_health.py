@@ -71,3 +71,9 @@ def test_the_next_deadline_is_the_next_change(cluster: Any) -> None:
     assert next_deadline_s(cluster.state, 0.0) == 1.0
     cluster.tell(happened.NodeSuspected("a", 1, "no heartbeat", 1.0))
     assert next_deadline_s(cluster.state, 1.0) == 1.75
+
+
+def test_a_drained_machine_that_vanishes_without_work_has_left(cluster: Any) -> None:
+    cluster.join("a")
+    cluster.tell(happened.NodeDrained("a"), happened.NodeLost("a", 1, "no heartbeat", 2.0))
+    assert (cluster.state.nodes["a"].status, cluster.state.nodes["a"].status_reason) == ("gone", "left")
