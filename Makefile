@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run up test test-long check format bench clean
+.PHONY: help setup setup-run up test test-long check format compat bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -44,6 +44,9 @@ check: $(VENV)/.dev ## Lint, types, import directions, unit tests
 format: $(VENV)/.dev ## Format the code
 	@$(BIN)/ruff check --fix src tests
 	@$(BIN)/ruff format src tests
+
+compat: $(VENV)/.dev ## Try unmodified clients, each in an environment of its own, against real servers
+	@$(BIN)/python scripts/compat.py --data $(DATA)
 
 bench: $(VENV)/.dev ## Measure the engine and its weight forms; results under bench/results
 	@$(BIN)/shardcompute bench engine --json bench/results/engine.json

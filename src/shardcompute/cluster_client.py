@@ -180,6 +180,9 @@ def _timings(told: Mapping[str, Any]) -> Timings:
         decode_s=told["decode_s"],
         prompt_tokens=told["prompt_tokens"],
         generated_tokens=told["generated_tokens"],
+        traversals=told.get("traversals", 0),
+        drafted_tokens=told.get("drafted_tokens", 0),
+        accepted_tokens=told.get("accepted_tokens", 0),
     )
 
 

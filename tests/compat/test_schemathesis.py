@@ -41,9 +41,23 @@ CHECKS = [
     checks.content_type_conformance,
     checks.response_schema_conformance,
 ]
-GETS = ["GET /v1/models", "GET /v1/models/{model}", "GET /health", "GET /version", "GET /metrics"]
-POSTS = ["POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize"]
+GETS = [
+    *("GET /v1/models", "GET /v1/models/{model}", "GET /health", "GET /version", "GET /metrics"),
+    *("GET /tokenizer_info", "GET /api/tags", "GET /api/ps", "GET /api/version"),
+]
+POSTS = [
+    *("POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize"),
+    *("POST /v1/embeddings", "POST /v1/responses", "POST /v1/messages", "POST /v1/messages/count_tokens"),
+    *("POST /api/chat", "POST /api/generate", "POST /api/embed", "POST /api/embeddings", "POST /api/show"),
+    "POST /api/pull",
+]
+REFUSED = ["POST /api/create", "POST /api/copy", "POST /api/push", "DELETE /api/delete"]
 RIGHT, WRONG = schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE
+OPENAI = POSTS[:4]
+COMPUTING = [
+    *((each, mode) for each in OPENAI for mode in (RIGHT, WRONG)),
+    *((f"POST {path}", RIGHT) for path in ("/v1/embeddings", "/v1/responses", "/v1/messages", "/api/chat")),
+]
 POST_KINDS = [(each, mode) for each in POSTS for mode in (RIGHT, WRONG)]
 KINDS = [*((each, RIGHT) for each in GETS), *POST_KINDS]
 KEY = {"authorization": "Bearer key"}
@@ -107,20 +121,26 @@ def try_out(operation: Any, mode: Any, examples: int, model: str = "org/tiny") -
 
 
 def test_every_operation_is_tried() -> None:
-    assert sorted(operations(scripted())) == sorted((*GETS, *POSTS))
+    assert sorted(operations(scripted())) == sorted((*GETS, *POSTS, *REFUSED))
+
+
+@pytest.mark.parametrize("operation", REFUSED)
+def test_what_is_refused_is_refused_whatever_is_sent(operation: str) -> None:
+    for mode in (RIGHT, WRONG):
+        assert try_out(operations(scripted())[operation], mode, 5) <= {400, 415}
 
 
 @pytest.mark.parametrize(("operation", "mode"), KINDS, ids=name_of)
 def test_a_scripted_service(operation: str, mode: Any) -> None:
-    statuses = try_out(operations(scripted())[operation], mode, 60)
+    statuses = try_out(operations(scripted())[operation], mode, 60 if operation in OPENAI else 15)
     assert max(statuses) < 500
     # Unless some requests get through, the others prove nothing about what lies behind the checks.
     assert 200 in statuses or mode is WRONG or "{" in operation
 
 
-@pytest.mark.parametrize(("operation", "mode"), POST_KINDS, ids=name_of)
+@pytest.mark.parametrize(("operation", "mode"), COMPUTING, ids=name_of)
 def test_a_service_that_computes(real: Any, operation: str, mode: Any) -> None:
-    statuses = try_out(operations(real)[operation], mode, 12, "tiny")
+    statuses = try_out(operations(real)[operation], mode, 12 if operation in OPENAI else 4, "tiny")
     assert max(statuses) < 500
 
 

@@ -7,16 +7,12 @@ from itertools import pairwise
 from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as st_numpy
 
 from shardcompute.core.errors import LinkError
 from shardcompute.wire import messages as wire
-from shardcompute.wire.codecs import CODECS, Codec, find_codec
+from shardcompute.wire.codecs import CODECS, find_codec
 from shardcompute.wire.framing import PREFIX_BYTES, FrameReader, pack_frame, unpack_header
 from shardcompute.wire.limits import WireLimits
 from shardcompute.wire.messages import Message, pack_ids, unpack_ids
@@ -179,46 +175,3 @@ def test_any_bytes_as_ids(packed: bytes) -> None:
         return
     assert pack_ids(ids) == packed
     assert (ids >= 0).all()
-
-
-FLOAT32 = st_numpy.arrays(
-    np.float32, st_numpy.array_shapes(min_dims=2, max_dims=2), elements=st.floats(width=32, allow_nan=False)
-)
-
-
-def there_and_back(codec: Codec, activations: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    body = memoryview(b"".join(codec.encode(activations)))
-    return codec.decode(body, *activations.shape).astype(np.float64)
-
-
-@given(FLOAT32)
-def test_exact_loses_nothing(activations: npt.NDArray[np.float32]) -> None:
-    decoded = there_and_back(find_codec("exact"), activations).astype(np.float32)
-    assert decoded.tobytes() == activations.tobytes()
-
-
-@settings(max_examples=200, deadline=None)
-@given(FLOAT32)
-def test_bf16_keeps_its_bound(activations: npt.NDArray[np.float32]) -> None:
-    exact = np.clip(activations, -3.38e38, 3.38e38)
-    error = np.abs(there_and_back(find_codec("bf16"), exact) - exact.astype(np.float64))
-    assert (error <= np.maximum(2.0**-8 * np.abs(exact.astype(np.float64)), 2.0**-134)).all()
-
-
-@settings(max_examples=200, deadline=None)
-@given(FLOAT32)
-def test_fp16_keeps_its_bound(activations: npt.NDArray[np.float32]) -> None:
-    exact = np.clip(activations, -65504, 65504).astype(np.float64)
-    error = np.abs(there_and_back(find_codec("fp16"), activations) - exact)
-    assert (error <= np.maximum(2.0**-11 * np.abs(exact), 2.0**-25)).all()
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.sampled_from(sorted(CODECS)), st.binary(max_size=64), st.integers(1, 4), st.integers(1, 8))
-def test_any_body_decodes_or_is_refused(name: str, body: bytes, rows: int, width: int) -> None:
-    codec = find_codec(name)
-    if len(body) == codec.body_bytes(rows, width):
-        assert codec.decode(memoryview(body), rows, width).shape == (rows, width)
-    else:
-        with pytest.raises(LinkError):
-            codec.decode(memoryview(body), rows, width)

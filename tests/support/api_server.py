@@ -19,13 +19,13 @@ TIMEOUT_S = 20.0
 
 
 class ApiServer:
-    """Serves an application on loopback; leaving the block stops it."""
+    """Serves an application on loopback, on any free port unless one is given; leaving the block stops it."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, port: int = 0) -> None:
         self._app = app
         self._listening = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="api server")
-        self.port = 0
+        self.port = port
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -63,7 +63,7 @@ class ApiServer:
 
     async def _run(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        await serve(self._app, port=0, stop=self._stop, on_listening=self._tell, grace_s=1)
+        await serve(self._app, port=self.port, stop=self._stop, on_listening=self._tell, grace_s=1)
 
     def _tell(self, host: str, port: int) -> None:
         self.port = port

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import CapacityError, ShardComputeError, UsageError
-from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
+from shardcompute.core.generation import Delta, GenerationRequest, Speculation, TokenChoice
 from shardcompute.core.steps import Opening, Picked, Work
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver import ChainShape, Driver, DriverLimits
 from shardcompute.node.scheduler import Frame
 
 LETTERS = 26
-SHAPE = ChainShape(capacity_tokens=100 * PAGE_TOKENS)
-PIPELINE = ChainShape(capacity_tokens=100 * PAGE_TOKENS, stages=3, max_rows=16, max_wanted=8)
+SHAPE = ChainShape(capacity_tokens=100 * PAGE_TOKENS, can_share=False)
+PIPELINE = ChainShape(capacity_tokens=100 * PAGE_TOKENS, stages=3, max_rows=16, max_wanted=8, can_share=False)
 
 Outcome = tuple[int, list[Picked] | ShardComputeError]
 
@@ -59,6 +59,7 @@ class FakeChain:
     computed: list[Outcome] = field(default_factory=list)
     replayed: list[tuple[Work, Opening | None]] = field(default_factory=list)
     most_rows: int = 0
+    forgets_sources: bool = False
     _inbox: deque[Frame | tuple[int, ...]] = field(default_factory=deque)
     _tokens: dict[int, list[int]] = field(default_factory=dict)
     _opened: set[int] = field(default_factory=set)
@@ -116,7 +117,26 @@ class FakeChain:
     def sent_to(self, session: int) -> list[Work]:
         return [part for frame in self.frames for part in frame.work if part.session == session]
 
+    def _adopt(self, frame: Frame) -> None:
+        for opening in frame.openings:
+            prefix = opening.prefix
+            if prefix is None:
+                continue
+            source = self._tokens.get(prefix.source, [])
+            if self.forgets_sources or len(source) < prefix.length:
+                raise CapacityError("the prefix is not here")
+            lengths = {session: len(tokens) for session, tokens in self._tokens.items()}
+            lengths[opening.session] = prefix.length
+            if prefix.is_moved:
+                del lengths[prefix.source]
+            if sum(-(-length // PAGE_TOKENS) for length in lengths.values()) > self.capacity_pages:
+                raise CapacityError("KV memory is full")
+            self._tokens[opening.session] = source[: prefix.length]
+            if prefix.is_moved:
+                del self._tokens[prefix.source]
+
     def _step(self, frame: Frame) -> list[Picked]:
+        self._adopt(frame)
         for part in frame.work:
             if part.start > len(self._tokens.get(part.session, [])):
                 raise UsageError(f"session {part.session} has a gap")
@@ -182,7 +202,8 @@ class Caller:
 
 def make_driver(**limits: int) -> Driver:
     tokenizer = cast(Tokenizer, Letters())
-    return Driver(tokenizer, DriverLimits(**{"vocab_size": 30, "context_length": 1000} | limits))
+    known = DriverLimits(**{"vocab_size": 30, "context_length": 1000} | limits)
+    return Driver(tokenizer, replace(known, speculation=Speculation("off")))
 
 
 def ask(length: int = 5, max_tokens: int = 6, *, first: int = 0, **options: Any) -> GenerationRequest:

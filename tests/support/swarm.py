@@ -30,9 +30,12 @@ from shardcompute.control.actions import ActivateChain
 from shardcompute.control.sizes import sizes_of
 from shardcompute.control.state import Chain, Model
 from shardcompute.core.errors import ShardComputeError
-from shardcompute.core.generation import Delta, FinishReason, GenerationRequest, TokenChoice
+from shardcompute.core.generation import Delta, FinishReason, GenerationRequest, Timings, TokenChoice
 from shardcompute.core.settings import load_settings
+from shardcompute.decoding.drafting import Drafter
+from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node import cluster as cluster_room
+from shardcompute.node import remote_driver as driver_room
 from shardcompute.node import worker as worker_room
 from shardcompute.node.cluster import Cluster, ClusterOptions
 from shardcompute.node.commands import Load
@@ -41,7 +44,9 @@ from shardcompute.node.dry_run import size_up
 from shardcompute.node.joining import join_cluster
 from shardcompute.node.link_probe import LinkQuality
 from shardcompute.node.local_service import EngineOptions, LocalService, open_model
+from shardcompute.node.remote_driver import DriverOptions, RemoteDriver
 from shardcompute.node.stage_host import ShardKey, StageHost
+from shardcompute.node.swarm import Swarm
 from shardcompute.node.worker import Worker, WorkerOptions
 from shardcompute.security import Credentials, Role, parse_token
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
@@ -75,11 +80,13 @@ class Talk:
         self.request = request
         self.tokens: list[TokenChoice] = []
         self.error: BaseException | None = None
+        self.timings: Timings | None = None
         self._deltas: list[Delta] = []
         self._ended = threading.Event()
 
     def took(self, delta: Delta) -> None:
         self._deltas.append(delta)
+        self.timings = delta.timings or self.timings
         self.tokens.extend(delta.tokens)
 
     def ended(self, error: BaseException | None) -> None:
@@ -145,6 +152,7 @@ class LabSwarm:
     restart_grace_s: float = 2.0
     network: LabNetwork = field(default_factory=LabNetwork)
     workers: list[LabWorker] = field(default_factory=list)
+    drivers: list[RemoteDriver] = field(default_factory=list)
     activations: list[Activation] = field(default_factory=list)
     cluster: Cluster = field(init=False)
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
@@ -176,8 +184,8 @@ class LabSwarm:
         self._token = token
         swarm, activate = self.cluster.swarm, self.cluster.swarm.activate_chain
 
-        def note(action: ActivateChain, state: ClusterState, resumption: Resumption | None) -> None:
-            activate(action, state, resumption)
+        def note(action: ActivateChain, kv_tokens: int, resumption: Resumption | None) -> None:
+            activate(action, kv_tokens, resumption)
             self.activations.append(Activation(action.chain, action.epoch, resumption))
 
         swarm.activate_chain = note  # type: ignore[method-assign]
@@ -302,19 +310,58 @@ class LabSwarm:
         """The links that carry frames between two nodes break, while both live."""
         assert self.network.cut(a, b, is_lasting=is_lasting) > 0, "there was no link to cut"
 
+    # Drivers beside the coordinator's own
+
+    def add_driver(self) -> RemoteDriver:
+        """Another driver, not yet in use."""
+        self._joined += 1
+        return self.open_driver(self.folder / f"driver-{self._joined}")
+
+    def open_driver(self, folder: Path) -> RemoteDriver:
+        credentials, urls = join_cluster(self._token, folder, Role.DRIVER)
+        driver = RemoteDriver(credentials, urls, DriverOptions(name=folder.name))
+        self.drivers.append(driver)
+        driver.start()
+        return driver
+
+    def wait_driving(self, *drivers: RemoteDriver) -> None:
+        """These, and nobody else, use all chains beside the coordinator's own driver."""
+        expected = {(self.cluster.node, 0), *((each.node, each.swarm.sessions) for each in drivers)}
+        self.wait_until(
+            lambda: all(
+                {(each.driver, each.sessions) for each in chain.drivers if each.epoch == chain.epoch}
+                == expected
+                and len(chain.drivers) == len(expected)
+                and all(each.kv_tokens == self.options.kv_tokens // len(expected) for each in chain.drivers)
+                for chain in self.state.live_chains()
+            ),
+            lambda: (
+                f"drivers {expected}: {[chain.drivers for chain in self.state.live_chains()]}; {self.describe()}"
+            ),
+        )
+
+    def kill_driver(self, driver: RemoteDriver) -> None:
+        self.drivers.remove(driver)
+        self.network.kill(driver.node)
+        driver.close()
+
     # Clients
 
-    def start(self, request: GenerationRequest, model: str | None = None) -> Talk:
+    def start(
+        self, request: GenerationRequest, model: str | None = None, driver: RemoteDriver | None = None
+    ) -> Talk:
+        """Ask the coordinator's own driver, or another one."""
         talk = Talk(request)
-        asyncio.run_coroutine_threadsafe(self._follow(talk, model or self.model), self._loop)
+        service = (driver or self.cluster).swarm
+        asyncio.run_coroutine_threadsafe(self._follow(service, talk, model or self.model), self._loop)
         return talk
 
     def ask(self, request: GenerationRequest, model: str | None = None) -> Answer:
         return self.start(request, model).result()
 
-    async def _follow(self, talk: Talk, model: str) -> None:
+    async def _follow(self, service: Swarm, talk: Talk, model: str) -> None:
         try:
-            async for delta in self.cluster.swarm.generate(model, talk.request):
+            async for delta in service.generate(model, talk.request):
                 talk.took(delta)
         except ShardComputeError as error:
             talk.ended(error)
@@ -326,19 +373,24 @@ class LabSwarm:
 
     def wait_quiet(self) -> None:
         """No session holds memory anywhere any more, except where nobody can be told."""
+        for service in (self.cluster.swarm, *(driver.swarm for driver in self.drivers)):
+            service.drop_prefixes()
         self.wait_until(
             lambda: all(
                 worker.sessions() == 0 for worker in self.workers if self.network.gate_of(worker.node).is_open
             ),
             lambda: f"KV left: {[(w.node[:6], w.sessions()) for w in self.workers]}; {self.describe()}",
         )
-        assert self.cluster.swarm.load().running == self.cluster.swarm.load().waiting == 0
+        for service in (self.cluster.swarm, *(driver.swarm for driver in self.drivers)):
+            assert service.load().running == service.load().waiting == 0
 
     # The end
 
     def close(self) -> None:
-        for worker in self.workers:
-            self.network.thaw(worker.node)
+        for node in (*self.workers, *self.drivers):
+            self.network.thaw(node.node)
+        for driver in self.drivers:
+            driver.close()
         for worker in self.workers:
             worker.close()
         self.cluster.close()
@@ -368,6 +420,9 @@ def swarm(
     standbys: int = 0,
     placing: PlacementPolicy = STILL,
     kv_tokens: int = KV_TOKENS,
+    wire: str = "exact",
+    draft_heads: Path | None = None,
+    open_drafters: Callable[[Tokenizer, int], Sequence[Drafter]] = lambda tokenizer, vocab_size: (),
     **options: Any,
 ) -> Iterator[LabSwarm]:
     """A swarm that serves these checkpoints already, from workers with room for `layers` layers each.
@@ -375,7 +430,15 @@ def swarm(
     Waits for as many `stages` and loaded `standbys` as said.
     """
     cluster = ClusterOptions(
-        folder / "cluster", port=0, join_port=0, kv_tokens=kv_tokens, context_length=512, placing=placing
+        folder / "cluster",
+        port=0,
+        join_port=0,
+        kv_tokens=kv_tokens,
+        context_length=512,
+        placing=placing,
+        wire=wire,
+        draft_heads=draft_heads,
+        open_drafters=open_drafters,
     )
     with LabSwarm(folder, {_name_of(path): path for path in checkpoints}, cluster, **options) as lab:
         for room in layers:
@@ -426,6 +489,7 @@ def _constant_measurements() -> Iterator[None]:
         mock.patch.object(worker_room, "measure_seconds_per_byte", return_value=1e-9),
         mock.patch.object(worker_room, "measure_layer", return_value=1e-4),
         mock.patch.object(worker_room, "probe_link", _reach),
+        mock.patch.object(driver_room, "probe_link", _reach),
     ):
         yield
 

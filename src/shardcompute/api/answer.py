@@ -11,14 +11,19 @@ from shardcompute.api.context import ApiContext, package_version, request_id_of
 from shardcompute.api.errors import RequestError
 from shardcompute.api.generations import Generations, Outcome
 from shardcompute.api.parameters import Plan
-from shardcompute.api.replies import ReplyBody, TimingsReply, Usage
+from shardcompute.api.replies import PromptTokensDetails, ReplyBody, TimingsReply, Usage
 from shardcompute.api.schemas import GenerationBody
-from shardcompute.api.sse import Dialect, EventStream, until_disconnect
+from shardcompute.api.sse import Dialect, EventStream, Framing, until_disconnect
 from shardcompute.core.generation import Timings
 
 
 async def answer(
-    request: Request, context: ApiContext, body: GenerationBody, plan: Plan, dialect: Dialect
+    request: Request,
+    context: ApiContext,
+    body: GenerationBody,
+    plan: Plan,
+    dialect: Dialect,
+    framing: Framing | None = None,
 ) -> Response:
     generations = Generations(context.service, plan, context.metrics, clock=context.clock)
     if body.stream:
@@ -27,6 +32,7 @@ async def answer(
             dialect,
             ping_interval_s=context.limits.ping_interval_s,
             request_id=request_id_of(request),
+            framing=framing,
         )
     outcomes = await until_disconnect(request.receive, _finish(generations))
     return json_response(dialect.whole(outcomes))
@@ -53,7 +59,14 @@ def usage_of(plan: Plan, outcomes: Sequence[Outcome]) -> Usage:
     """A prompt counts once, however many answers it gets."""
     generated = sum(len(outcome.tokens) for outcome in outcomes)
     prompt = plan.prompt_tokens
-    return Usage(prompt_tokens=prompt, completion_tokens=generated, total_tokens=prompt + generated)
+    first = [outcome.timings for outcome in outcomes[:: plan.choices_per_prompt]]
+    cached = sum(timings.cached_tokens for timings in first if timings is not None)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=generated,
+        total_tokens=prompt + generated,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+    )
 
 
 def timings_of(outcomes: Sequence[Outcome]) -> TimingsReply | None:
@@ -67,7 +80,11 @@ def timings_of(outcomes: Sequence[Outcome]) -> TimingsReply | None:
         decode_s=max(timings.decode_s for timings in known),
         prompt_tokens=sum(timings.prompt_tokens for timings in known),
         generated_tokens=sum(timings.generated_tokens for timings in known),
+        traversals=sum(timings.traversals for timings in known),
+        drafted_tokens=sum(timings.drafted_tokens for timings in known),
+        accepted_tokens=sum(timings.accepted_tokens for timings in known),
     )
+    slowest = max(known, key=lambda timings: timings.traversal.ring_s).traversal
     return TimingsReply(
         queue_s=total.queue_s,
         prefill_s=total.prefill_s,
@@ -76,6 +93,15 @@ def timings_of(outcomes: Sequence[Outcome]) -> TimingsReply | None:
         generated_tokens=total.generated_tokens,
         prefill_tokens_per_s=total.prefill_tokens_per_s,
         decode_tokens_per_s=total.decode_tokens_per_s,
+        traversals=total.traversals,
+        drafted_tokens=total.drafted_tokens,
+        accepted_tokens=total.accepted_tokens,
+        wire_s=slowest.wire_s,
+        stage_queue_s=slowest.stage_queue_s,
+        codec_s=slowest.codec_s,
+        compute_s=slowest.compute_s,
+        draft_s=slowest.draft_s,
+        bytes_per_token=slowest.received_bytes * total.traversals / max(total.generated_tokens, 1),
     )
 
 

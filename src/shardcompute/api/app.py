@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,14 +17,19 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from shardcompute.api import endpoints
-from shardcompute.api.auth import ApiKeys, KeyGate, LocalGate, Verifier
+from shardcompute.api.auth import OPEN_PATHS, ApiKeys, KeyGate, LocalGate, Verifier
 from shardcompute.api.chat import create_chat_completion
 from shardcompute.api.cluster import CLUSTER_ENDPOINTS
 from shardcompute.api.completions import create_completion
 from shardcompute.api.context import ApiContext, package_version, request_id_of
+from shardcompute.api.embeddings import EMBEDDINGS_ENDPOINTS
 from shardcompute.api.errors import error_response, status_of
 from shardcompute.api.limits import Limits
+from shardcompute.api.messages import MESSAGES_ENDPOINTS
 from shardcompute.api.metrics import GenerationMetrics
+from shardcompute.api.ollama import OLLAMA_ENDPOINTS
+from shardcompute.api.ollama_embeddings import OLLAMA_EMBEDDING_ENDPOINTS
+from shardcompute.api.ollama_models import OLLAMA_MODEL_ENDPOINTS
 from shardcompute.api.openapi import Endpoint, describe
 from shardcompute.api.replies import (
     ChatChunk,
@@ -36,12 +42,14 @@ from shardcompute.api.replies import (
     TokenizeReply,
     VersionReply,
 )
+from shardcompute.api.responses import RESPONSES_ENDPOINTS
 from shardcompute.api.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
+from shardcompute.api.tokenizer_info import TOKENIZER_ENDPOINTS
 from shardcompute.api.trail import RequestTrail
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.node.service import Service
@@ -106,6 +114,13 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     Endpoint("GET", "/version", endpoints.version, "The version of the server.", reply=VersionReply),
     Endpoint("GET", "/metrics", endpoints.metrics, "Metrics in Prometheus' text form."),
+    *TOKENIZER_ENDPOINTS,
+    *EMBEDDINGS_ENDPOINTS,
+    *RESPONSES_ENDPOINTS,
+    *MESSAGES_ENDPOINTS,
+    *OLLAMA_ENDPOINTS,
+    *OLLAMA_EMBEDDING_ENDPOINTS,
+    *OLLAMA_MODEL_ENDPOINTS,
 )
 
 
@@ -117,29 +132,38 @@ def create_app(
     admin: ClusterAdmin | None = None,
     limits: Limits | None = None,
     cors_origins: Sequence[str] = (),
+    page: Sequence[Route] = (),
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
 ) -> Starlette:
     """The API over `service`; with an `admin`, the routes of its cluster too.
 
     Requests need a key of `api_keys`, or one that `verify_key` accepts; with neither the API is open, which is
-    for loopback only. `cors_origins` are the web origins whose pages may call it; none by default.
+    for loopback only. `cors_origins` are the web origins whose pages may call it; none by default. `page` are routes
+    to public files, which anybody may read without a key.
     """
     counted = GenerationMetrics()
     verifiers: list[Verifier] = [] if api_keys is None else [ApiKeys(api_keys).accepts]
     if verify_key is not None:
         verifiers.append(verify_key)
     offered = ENDPOINTS if admin is None else (*ENDPOINTS, *CLUSTER_ENDPOINTS)
-    document = describe(offered, version=package_version(), has_keys=bool(verifiers))
+
+    @cache
+    def document() -> dict[str, Any]:
+        return describe(offered, version=package_version(), has_keys=bool(verifiers))
 
     async def openapi(request: Request) -> Response:
-        return JSONResponse(document)
+        return JSONResponse(document())
 
     routes = [Route(endpoint.path, endpoint.run, methods=[endpoint.method]) for endpoint in offered]
     routes.append(Route("/openapi.json", openapi, methods=["GET"]))
+    open_paths = OPEN_PATHS | {route.path for route in page}
+    routes += page
     app = Starlette(
         routes=routes,
-        middleware=_middleware(counted, frozenset(route.path for route in routes), verifiers, cors_origins),
+        middleware=_middleware(
+            counted, frozenset(route.path for route in routes), verifiers, open_paths, cors_origins
+        ),
         exception_handlers={HTTPException: _answer_error, ShardComputeError: _answer_error},
     )
     app.router.redirect_slashes = False
@@ -154,6 +178,7 @@ def _middleware(
     counted: GenerationMetrics,
     paths: frozenset[str],
     verifiers: Sequence[Verifier],
+    open_paths: frozenset[str],
     cors_origins: Sequence[str],
 ) -> list[Middleware]:
     """Outermost first. Preflights carry no key, so CORS comes before the gate."""
@@ -168,7 +193,10 @@ def _middleware(
                 expose_headers=["x-request-id"],
             )
         )
-    stack.append(Middleware(KeyGate, verifiers=verifiers) if verifiers else Middleware(LocalGate))
+    if verifiers:
+        stack.append(Middleware(KeyGate, verifiers=verifiers, open_paths=open_paths))
+    else:
+        stack.append(Middleware(LocalGate))
     return stack
 
 
@@ -176,4 +204,4 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     request_id = request_id_of(request)
     if status_of(error) >= 500:
         _log.error("request %s failed: %s", request_id, error)
-    return error_response(error, request_id=request_id)
+    return error_response(error, request_id=request_id, path=request.url.path)

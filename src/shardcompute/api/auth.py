@@ -1,4 +1,4 @@
-"""API keys: `Authorization: Bearer <key>`, told to a verifier that says whether the request may come in.
+"""API keys: `Authorization: Bearer <key>` or `x-api-key: <key>`, told to a verifier that lets the request in or not.
 
 `ApiKeys` verifies against a list given at the start, kept as SHA-256 digests and compared in constant time; a
 cluster brings its own book of keys. `/health` answers without a key, so that probes need none. Where no key is
@@ -17,6 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shardcompute.api.errors import RequestError, error_response
 from shardcompute.core.errors import UsageError
+from shardcompute.node.usage import CALLER
+from shardcompute.security.api_keys import KEY_PREFIX, key_id_of
 
 CLUSTER_PATH = "/cluster/"
 OPEN_PATHS = frozenset({"/health"})
@@ -47,28 +49,33 @@ class ApiKeys:
 class KeyGate:
     """ASGI middleware that answers 401 to requests without an accepted key."""
 
-    def __init__(self, app: ASGIApp, verifiers: Iterable[Verifier]) -> None:
+    def __init__(
+        self, app: ASGIApp, verifiers: Iterable[Verifier], open_paths: frozenset[str] = OPEN_PATHS
+    ) -> None:
         self._app = app
         self._verifiers = tuple(verifiers)
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal(Headers(scope=scope).get("authorization", ""))
+        refusal = self._refusal(_key_of(Headers(scope=scope)))
         if refusal is None:
             await self._app(scope, receive, send)
         else:
-            await error_response(refusal)(scope, receive, send)
+            request_id = scope.get("shardcompute.request_id", "")
+            response = error_response(refusal, request_id=request_id, path=scope["path"])
+            await response(scope, receive, send)
 
-    def _refusal(self, header: str) -> RequestError | None:
-        scheme, _, key = header.partition(" ")
-        key = key.strip()
-        if scheme.lower() != "bearer" or not key:
+    def _refusal(self, key: str) -> RequestError | None:
+        if not key:
             message = "This server wants an API key and the request has none."
         elif not any(accepts(key) for accepts in self._verifiers):
             message = "The API key is not one that this server accepts."
         else:
+            # Each request runs in a context of its own.
+            CALLER.set(name_key(key))
             return None
         return RequestError(
             message,
@@ -100,6 +107,20 @@ class LocalGate:
             status=403,
         )
         await error_response(refusal)(scope, receive, send)
+
+
+def name_key(key: str) -> str:
+    """What a key may be called in lists and counts: its public id, or a few digits of its hash."""
+    if key.startswith(KEY_PREFIX):
+        return key_id_of(key)
+    return f"key-{_digest(key.encode('latin-1')).hex()[:8]}"
+
+
+def _key_of(headers: Headers) -> str:
+    """The key of a request, empty if it has none. Anthropic's clients send it in a header of its own."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    bearer = key.strip() if scheme.lower() == "bearer" else ""
+    return bearer or headers.get("x-api-key", "").strip()
 
 
 def _is_local(scope: Scope) -> bool:

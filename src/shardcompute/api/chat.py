@@ -1,47 +1,80 @@
-"""OpenAI's chat completions: messages in, an assistant's message out, whole or in chunks."""
+"""OpenAI's chat completions: messages in, an assistant's message out, whole or in chunks.
+
+`open_chat` is the one way from a request to its generations: other dialects translate to it and from it.
+"""
 
 from __future__ import annotations
 
-import json
+import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from shardcompute.api.answer import answer, fingerprint, timings_of, usage_of, wants_usage
+from shardcompute.api.chat_prompt import encode_messages
+from shardcompute.api.chat_words import ChatWords
 from shardcompute.api.context import context_of, request_id_of, run_codec
-from shardcompute.api.errors import RequestError, unsupported
+from shardcompute.api.errors import RequestError
 from shardcompute.api.generations import Outcome
 from shardcompute.api.limits import read_body
 from shardcompute.api.logprobs import chat_logprobs
 from shardcompute.api.parameters import Plan, choose_model, plan_generations, refuse_unsupported
 from shardcompute.api.replies import (
-    AssistantMessage,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
-    ReplyBody,
     Usage,
 )
-from shardcompute.api.schemas import ChatCompletionRequest, ChatMessage, ContentPart
+from shardcompute.api.schemas import ChatCompletionRequest, NamedTool
+from shardcompute.api.structured import check_grammar, refused_grammar, wanted_form
+from shardcompute.api.tools import Tool, ToolPlan, plan_tools
 from shardcompute.core.errors import UsageError
-from shardcompute.core.generation import Delta
+from shardcompute.core.generation import Delta, Grammar
+from shardcompute.decoding import rule_of
 from shardcompute.node.service import TextCodec
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation ready to be answered, whichever dialect it was asked in."""
+
+    body: ChatCompletionRequest
+    plan: Plan
+    dialect: ChatDialect
 
 
 async def create_chat_completion(request: Request) -> Response:
     context = context_of(request)
-    body = await read_body(request, ChatCompletionRequest, context.limits)
+    chat = await open_chat(request, await read_body(request, ChatCompletionRequest, context.limits))
+    return await answer(request, context, chat.body, chat.plan, chat.dialect)
+
+
+async def open_chat(request: Request, body: ChatCompletionRequest, text: str | None = None) -> Chat:
+    """Everything up to the first token: checks, the prompt, and how the answer will be worded.
+
+    `text`, where given, is the prompt as it is, in the place of the messages.
+    """
+    context = context_of(request)
     refuse_unsupported(body)
     _refuse_what_chat_lacks(body)
     model = choose_model(context.service, body.model)
     codec = context.service.codec(model.name)
-    prompt = await encode_messages(
-        codec, body.messages, add_generation_prompt=body.add_generation_prompt is not False
-    )
+    tools = await _offer_tools(body, codec)
+    grammar = await _hold_to_form(body, codec, tools)
+    if text is not None:
+        prompt = await run_codec(lambda: codec.encode(text), characters=len(text))
+    else:
+        prompt = await encode_messages(
+            codec,
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            tools=() if tools is None else _tools(body),
+        )
     plan = plan_generations(
         model,
         codec,
@@ -51,68 +84,64 @@ async def create_chat_completion(request: Request) -> Response:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_param="messages",
         limits=context.limits,
+        grammar=grammar,
+        shown_ids=frozenset() if tools is None else tools.marks.shown_ids,
     )
     dialect = ChatDialect(
         plan,
+        tools,
         reply_id=f"chatcmpl-{request_id_of(request)}",
         created_s=int(context.wall_clock()),
         has_logprobs=bool(body.logprobs),
         has_usage=wants_usage(body),
     )
-    return await answer(request, context, body, plan, dialect)
-
-
-async def encode_messages(
-    codec: TextCodec, messages: Sequence[ChatMessage], *, add_generation_prompt: bool
-) -> list[int]:
-    """The prompt that the model's chat template makes of the messages."""
-    plain = [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
-    characters = sum(len(message["content"]) for message in plain)
-    try:
-        return await run_codec(
-            lambda: codec.encode_chat(plain, add_generation_prompt=add_generation_prompt),
-            characters=characters,
-        )
-    except UsageError as error:
-        raise RequestError(error.message, hint=error.hint, param="messages", code="invalid_value") from error
+    return Chat(body, plan, dialect)
 
 
 class ChatDialect:
     """Words outcomes as chat completions."""
 
     def __init__(
-        self, plan: Plan, *, reply_id: str, created_s: int, has_logprobs: bool, has_usage: bool
+        self,
+        plan: Plan,
+        tools: ToolPlan | None,
+        *,
+        reply_id: str,
+        created_s: int,
+        has_logprobs: bool,
+        has_usage: bool,
     ) -> None:
         self._plan = plan
+        self._words = [ChatWords(tools) for _ in plan.requests]
         self._id = reply_id
         self._created_s = created_s
         self._has_logprobs = has_logprobs
         self._has_usage = has_usage
-        self._opened: set[int] = set()
 
-    def chunks(self, index: int, delta: Delta, outcomes: list[Outcome]) -> Iterable[ReplyBody]:
-        if index not in self._opened:
-            self._opened.add(index)
-            yield self._chunk(index, ChatDelta(role="assistant", content=""))
+    def chunks(self, index: int, delta: Delta, outcomes: list[Outcome]) -> Iterable[ChatChunk]:
+        finish = outcomes[index].finish
         logprobs = (
             chat_logprobs(self._plan.codec, delta.tokens) if self._has_logprobs and delta.tokens else None
         )
-        if delta.text or logprobs is not None:
+        worded = self._words[index].push(
+            delta.text, is_over=finish is not None, must_speak=logprobs is not None
+        )
+        for left, each in zip(range(len(worded) - 1, -1, -1), worded, strict=True):
             choice = ChatChunkChoice(
-                index=index, delta=ChatDelta(content=delta.text), logprobs=logprobs, finish_reason=None
+                index=index, delta=each, logprobs=None if left else logprobs, finish_reason=None
             )
             yield self._frame([choice])
-        finish = outcomes[index].finish
         if finish is not None:
-            choice = ChatChunkChoice(index=index, delta=ChatDelta(), logprobs=None, finish_reason=finish)
+            reason = _reason(self._words[index], outcomes[index])
+            choice = ChatChunkChoice(index=index, delta=ChatDelta(), logprobs=None, finish_reason=reason)
             is_last = all(outcome.finish for outcome in outcomes)
             yield self._frame([choice], outcomes=outcomes if is_last else ())
 
-    def closing(self, outcomes: list[Outcome]) -> Iterable[ReplyBody]:
+    def closing(self, outcomes: list[Outcome]) -> Iterable[ChatChunk]:
         if self._has_usage:
             yield self._frame([], usage=usage_of(self._plan, outcomes))
 
-    def whole(self, outcomes: list[Outcome]) -> ReplyBody:
+    def whole(self, outcomes: list[Outcome]) -> ChatCompletion:
         timings = timings_of(outcomes)
         return ChatCompletion(
             id=self._id,
@@ -126,16 +155,14 @@ class ChatDialect:
         )
 
     def _choice(self, index: int, outcome: Outcome) -> ChatChoice:
-        assert outcome.finish is not None
+        words = self._words[index]
+        words.push(outcome.text, is_over=True)
         return ChatChoice(
             index=index,
-            message=AssistantMessage(role="assistant", content=outcome.text, refusal=None),
+            message=words.message(),
             logprobs=chat_logprobs(self._plan.codec, outcome.tokens) if self._has_logprobs else None,
-            finish_reason=outcome.finish,
+            finish_reason=_reason(words, outcome),
         )
-
-    def _chunk(self, index: int, delta: ChatDelta) -> ChatChunk:
-        return self._frame([ChatChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=None)])
 
     def _frame(
         self,
@@ -159,65 +186,72 @@ class ChatDialect:
         )
 
 
+def _reason(words: ChatWords, outcome: Outcome) -> Literal["stop", "length", "tool_calls"]:
+    assert outcome.finish is not None
+    return "tool_calls" if outcome.finish == "stop" and words.has_calls else outcome.finish
+
+
+async def _hold_to_form(
+    body: ChatCompletionRequest, codec: TextCodec, tools: ToolPlan | None
+) -> Grammar | None:
+    """The grammar that the answer must follow, proven to work."""
+    form = wanted_form(body)
+    if tools is not None and body.ignore_eos and tools.choice == "required":
+        message = "An answer that must be a call ends where the call does."
+        raise RequestError(message, hint="leave ignore_eos out", param="ignore_eos", code="invalid_value")
+    if form is not None:
+        await check_grammar(codec, form[1], form[0])
+    if tools is None or (body.ignore_eos and form is None):
+        return None if form is None else form[1]
+    text_rule = None if form is None else rule_of(form[1])
+    try:
+        return await asyncio.to_thread(tools.grammar, codec, text_rule)
+    except UsageError as error:
+        raise refused_grammar(error, "tools") from error
+
+
+async def _offer_tools(body: ChatCompletionRequest, codec: TextCodec) -> ToolPlan | None:
+    """What the model may call; None where it may call nothing."""
+    choice = body.tool_choice or "auto"
+    tools = _tools(body)
+    if not tools or choice == "none":
+        if choice in ("none", "auto"):
+            return None
+        message = "tool_choice asks for a call, but there are no tools."
+        raise RequestError(message, hint="send tools", param="tool_choice", code="invalid_value")
+    named = choice.function.name if isinstance(choice, NamedTool) else None
+    if named is not None and named not in {tool.name for tool in tools}:
+        message = f"tool_choice names {named!r}, which is none of the tools."
+        raise RequestError(message, hint="name one of them", param="tool_choice", code="invalid_value")
+    return await asyncio.to_thread(
+        lambda: plan_tools(
+            codec,
+            tools,
+            choice="required" if choice == "required" else "auto",
+            named=named,
+            is_parallel=body.parallel_tool_calls is not False,
+        )
+    )
+
+
+def _tools(body: ChatCompletionRequest) -> list[Tool]:
+    tools = [
+        Tool(
+            each.function.name,
+            each.function.description or "",
+            each.function.parameters or {"type": "object", "properties": {}},
+            bool(each.function.strict),
+        )
+        for each in body.tools or ()
+    ]
+    if len({tool.name for tool in tools}) < len(tools):
+        raise RequestError("Two tools have the same name.", param="tools", code="invalid_value")
+    return tools
+
+
 def _refuse_what_chat_lacks(body: ChatCompletionRequest) -> None:
-    if body.tools and body.tool_choice != "none":
-        raise unsupported(
-            "tools", "Tool calls are not supported.", hint='leave tools out or set tool_choice "none"'
-        )
-    if body.tool_choice not in (None, "none", "auto"):
-        raise unsupported(
-            "tool_choice", "Tool calls are not supported.", hint='leave it out or set it to "none"'
-        )
-    if body.response_format is not None and body.response_format.type != "text":
-        message = f"The response format {body.response_format.type!r} is not supported."
-        raise unsupported("response_format", message, hint='only {"type": "text"} is')
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
     if None not in (lengths := {body.max_tokens, body.max_completion_tokens}) and len(lengths) > 1:
         message = "max_tokens and max_completion_tokens contradict each other."
         raise RequestError(message, hint="send one of them", param="max_completion_tokens")
-
-
-def _plain(message: ChatMessage, where: str) -> dict[str, Any]:
-    """The message as chat templates expect it: text content, `system` for `developer`, parsed arguments."""
-    plain: dict[str, Any] = {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": _text(message.content, where),
-    }
-    if message.name is not None:
-        plain["name"] = message.name
-    if message.tool_call_id is not None:
-        plain["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        plain["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": call.type,
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    return plain
-
-
-def _text(content: str | list[ContentPart] | None, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    for index, part in enumerate(content):
-        param = f"{where}.content[{index}]"
-        if part.type != "text":
-            raise unsupported(
-                param, f"Content of type {part.type!r} is not supported.", hint="send text only"
-            )
-        if part.text is None:
-            raise RequestError(f"{param} has no text.", param=param, code="invalid_value")
-    return "\n".join(part.text or "" for part in content)
-
-
-def _arguments(text: str) -> Any:
-    """Templates write arguments out as JSON themselves, so they want them parsed where they can be."""
-    try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return parsed if isinstance(parsed, dict) else text

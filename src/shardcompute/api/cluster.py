@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from shardcompute.api.cluster_events import NewsStream
 from shardcompute.api.cluster_schemas import (
+    CatalogueList,
     Deleted,
     EmptyBody,
     FetchReply,
@@ -27,10 +28,12 @@ from shardcompute.api.cluster_schemas import (
     NewTokenReply,
     NodeReply,
     PlanReply,
+    PullOrder,
     RequestList,
     StateReply,
     TokenList,
     TokenOrder,
+    UsageReply,
 )
 from shardcompute.api.context import context_of
 from shardcompute.api.errors import RequestError
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 
 _ORDER_ERRORS = (400, 403, 404, 413, 415)
 _NAMING_ERRORS = (403, 404)
+_MOST_DIGITS = 15
 Result = TypeVar("Result")
 
 
@@ -55,7 +59,21 @@ async def cluster_events(request: Request) -> Response:
 
 
 async def cluster_requests(request: Request) -> Response:
-    return _reply({"data": _admin(request).requests()})
+    data, ended = _admin(request).requests_after(_count_of(request, "after"))
+    return _reply({"data": data, "ended": ended})
+
+
+async def cluster_usage(request: Request) -> Response:
+    return _reply(_admin(request).usage())
+
+
+async def cluster_catalogue(request: Request) -> Response:
+    return _reply({"data": await asyncio.to_thread(_admin(request).catalogue)})
+
+
+async def pull_model(request: Request) -> Response:
+    order = await read_body(request, PullOrder, context_of(request).limits)
+    return _reply(await asyncio.to_thread(_admin(request).pull_model, order.model))
 
 
 async def plan_model(request: Request) -> Response:
@@ -117,6 +135,14 @@ def _admin(request: Request) -> ClusterAdmin:
     return admin
 
 
+def _count_of(request: Request, name: str) -> int:
+    """A whole number of the query, 0 where it is left out."""
+    given = request.query_params.get(name, "0")
+    if not (given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS):
+        raise RequestError(f"{name} is not a whole number.", param=name, code="invalid_value")
+    return int(given)
+
+
 def _reply(value: Any) -> Response:
     # A browser or proxy that kept one of these would keep secrets, or show a cluster that is no more.
     return Response(
@@ -161,9 +187,35 @@ CLUSTER_ENDPOINTS: tuple[Endpoint, ...] = (
         "GET",
         "/cluster/requests",
         cluster_requests,
-        "Generations that run, and the last ones that ended.",
+        "Generations that run, and the last ones that ended; with `after`, without the first that many.",
         reply=RequestList,
+        statuses=(400, 403),
+        counts=("after",),
+    ),
+    Endpoint(
+        "GET",
+        "/cluster/usage",
+        cluster_usage,
+        "Tokens by API key and model, by the minute for an hour and by the hour for a week.",
+        reply=UsageReply,
         statuses=(403,),
+    ),
+    Endpoint(
+        "GET",
+        "/cluster/catalogue",
+        cluster_catalogue,
+        "The models on the coordinator's disk.",
+        reply=CatalogueList,
+        statuses=(403,),
+    ),
+    Endpoint(
+        "POST",
+        "/cluster/pulls",
+        pull_model,
+        "Fetch a model without serving it. Goes on behind the scenes; the state says how far it has come.",
+        body=PullOrder,
+        reply=FetchReply,
+        statuses=_ORDER_ERRORS,
     ),
     Endpoint(
         "POST",

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from shardcompute.api.replies import ReplyBody
+from shardcompute.node.catalogue import CatalogueEntry
+from shardcompute.node.usage import UsageReport
 from shardcompute.node.views import (
     ClusterChange,
     ClusterView,
@@ -39,6 +41,10 @@ class ModelOrder(ClusterBody):
     model: str = Field(max_length=4096, description="smollm2, a folder, a .gguf file or org/repo.")
     form: Form = Field("native", description="The form of the weights in memory.")
     chains: int = Field(1, ge=1, le=64, description="Copies of the model, each on machines of its own.")
+
+
+class PullOrder(ClusterBody):
+    model: str = Field(max_length=4096, description="smollm2 or org/repo.")
 
 
 class TokenOrder(ClusterBody):
@@ -80,8 +86,18 @@ class NewKeyReply(RootModel[NewKey]):
     """An API key, told this once."""
 
 
+class UsageReply(RootModel[UsageReport]):
+    """Spans in which nothing was used are left out."""
+
+
 class RequestList(ReplyBody):
     data: tuple[RequestView, ...]
+    ended: int
+    """How many have ended so far; asked with `after` this number, only later ones are told."""
+
+
+class CatalogueList(ReplyBody):
+    data: tuple[CatalogueEntry, ...]
 
 
 class TokenList(ReplyBody):

@@ -18,6 +18,7 @@ from shardcompute.api.logprobs import CompletionRecorder
 from shardcompute.api.parameters import Plan, check_ids, choose_model, plan_generations, refuse_unsupported
 from shardcompute.api.replies import Completion, CompletionChoice, CompletionLogprobs, ReplyBody, Usage
 from shardcompute.api.schemas import CompletionRequest
+from shardcompute.api.structured import check_grammar, wanted_form
 from shardcompute.core.generation import Delta, TokenChoice
 from shardcompute.node.service import TextCodec
 
@@ -39,6 +40,9 @@ async def create_completion(request: Request) -> Response:
     _refuse_what_completions_lack(body)
     model = choose_model(context.service, body.model)
     codec = context.service.codec(model.name)
+    form = wanted_form(body)
+    if form is not None:
+        await check_grammar(codec, form[1], form[0])
     prompts = await _prompts(codec, body, context.limits)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     plan = plan_generations(
@@ -52,6 +56,7 @@ async def create_completion(request: Request) -> Response:
         prompt_logprobs=body.logprobs if body.echo else None,
         prompt_param="prompt",
         limits=context.limits,
+        grammar=None if form is None else form[1],
     )
     dialect = CompletionDialect(
         plan,

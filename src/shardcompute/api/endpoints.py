@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shardcompute.api.answer import json_response
-from shardcompute.api.chat import encode_messages
+from shardcompute.api.chat_prompt import encode_messages
 from shardcompute.api.context import context_of, package_version, run_codec
 from shardcompute.api.errors import RETRY_AFTER_S, RequestError
 from shardcompute.api.limits import read_body

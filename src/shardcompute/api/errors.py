@@ -1,5 +1,7 @@
 """How an error looks to a client: OpenAI's body `{"error": {message, type, param, code}}` and an HTTP status.
 
+Under the paths of other dialects the same error has their shape (see `shape_error`).
+
 `RequestError` is for what only HTTP knows (which parameter, which status); everything else comes from the
 tree in `core.errors` and is translated here, once.
 """
@@ -24,6 +26,8 @@ from shardcompute.core.errors import (
 )
 
 RETRY_AFTER_S = 1
+MESSAGES_PATH = "/v1/messages"
+OLLAMA_PATH = "/api"
 _CODES: tuple[tuple[type[ShardComputeError], str], ...] = (
     (PromptTooLongError, "context_length_exceeded"),
     (UnknownModelError, "model_not_found"),
@@ -32,6 +36,13 @@ _CODES: tuple[tuple[type[ShardComputeError], str], ...] = (
 )
 _UNION_BRANCHES = frozenset({"str", "int", "float", "bool", "none"})
 _MESSAGES_SHOWN = 4
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
 
 
 class RequestError(UsageError):
@@ -89,7 +100,24 @@ def error_body(error: BaseException, *, request_id: str = "") -> dict[str, Any]:
     return {"error": {"message": message, "type": _type_of(status), "param": param, "code": code}}
 
 
-def error_response(error: BaseException, *, request_id: str = "") -> JSONResponse:
+def shape_error(error: BaseException, *, request_id: str = "", path: str = "") -> dict[str, Any]:
+    """The body as who asks under this path expects it: Anthropic's, Ollama's or, everywhere else, OpenAI's."""
+    body = error_body(error, request_id=request_id)
+    if is_under(path, MESSAGES_PATH):
+        kind = _ANTHROPIC_TYPES.get(status_of(error), body["error"]["type"])
+        kind = "api_error" if kind == "server_error" else kind
+        detail = {"type": kind, "message": body["error"]["message"]}
+        return {"type": "error", "error": detail, "request_id": request_id or None}
+    if is_under(path, OLLAMA_PATH):
+        return {"error": body["error"]["message"]}
+    return body
+
+
+def is_under(path: str, parent: str) -> bool:
+    return path == parent or path.startswith(f"{parent}/")
+
+
+def error_response(error: BaseException, *, request_id: str = "", path: str = "") -> JSONResponse:
     """The whole answer to a request that failed before its first byte."""
     status = status_of(error)
     headers: dict[str, str] = {}
@@ -97,7 +125,8 @@ def error_response(error: BaseException, *, request_id: str = "") -> JSONRespons
         headers |= dict(error.headers or {})
     if status in (429, 503):
         headers["retry-after"] = str(RETRY_AFTER_S)
-    return JSONResponse(error_body(error, request_id=request_id), status_code=status, headers=headers)
+    body = shape_error(error, request_id=request_id, path=path)
+    return JSONResponse(body, status_code=status, headers=headers)
 
 
 def from_validation(error: ValidationError) -> RequestError:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from shardcompute.core.generation import Delta
-from shardcompute.node.service import Service
+from shardcompute.node.service import HopTraffic, Service
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -54,6 +54,24 @@ class Gauge:
         return [
             line for name in self._names for line in (*_header(name, self._text, "gauge"), f"{name} {value}")
         ]
+
+
+class Gauges:
+    """Values as they are now, one per combination of label values."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
+        self._name, self._text, self._labels = name, text, labels
+        self._values: dict[tuple[str, ...], float] = {}
+
+    def set(self, value: float, *values: str) -> None:
+        self._values[values] = value
+
+    def lines(self) -> list[str]:
+        samples = [
+            f"{self._name}{_labelled(self._labels, values)} {_number(value)}"
+            for values, value in sorted(self._values.items())
+        ]
+        return [*_header(self._name, self._text, "gauge"), *samples]
 
 
 class Histogram:
@@ -109,6 +127,21 @@ class GenerationMetrics:
             "Generations that ran to their end.",
             ("model_name", "finished_reason"),
         )
+        self.traversals = Counter(
+            ("shardcompute_traversals_total",),
+            "Frames that generations took part in after their prompt.",
+            model,
+        )
+        self.drafted_tokens = Counter(
+            ("shardcompute_drafted_tokens_total", "vllm:spec_decode_num_draft_tokens_total"),
+            "Tokens that were drafted and verified.",
+            model,
+        )
+        self.accepted_tokens = Counter(
+            ("shardcompute_accepted_tokens_total", "vllm:spec_decode_num_accepted_tokens_total"),
+            "Drafted tokens that were right.",
+            model,
+        )
         self.first_token = _histogram("time_to_first_token_seconds", "From request to first token.")
         self.between_tokens = _histogram("inter_token_latency_seconds", "Between one token and the next.")
         self.whole = _histogram("e2e_request_latency_seconds", "From request to last token.")
@@ -127,6 +160,8 @@ class GenerationMetrics:
             Gauge(_both("num_requests_waiting"), "Generations waiting.", load.waiting),
             Gauge(_both("kv_cache_usage_perc"), "KV memory in use; 1 is all.", load.kv_used_fraction),
             Gauge(("shardcompute_ready",), "1 once a model is loaded.", float(service.is_ready())),
+            *_wire_metrics(load.traffic),
+            _router_metrics(load.routers),
         ]
         return "\n".join(line for metric in metrics for line in metric.lines()) + "\n"
 
@@ -155,6 +190,9 @@ class Watch:
             self._metrics.queue.observe(delta.timings.queue_s, self._model)
             self._metrics.prefill.observe(delta.timings.prefill_s, self._model)
             self._metrics.decode.observe(delta.timings.decode_s, self._model)
+            self._metrics.traversals.add(delta.timings.traversals, self._model)
+            self._metrics.drafted_tokens.add(delta.timings.drafted_tokens, self._model)
+            self._metrics.accepted_tokens.add(delta.timings.accepted_tokens, self._model)
 
     def ended(self, reason: str, *, prompt_tokens: int) -> None:
         self._metrics.finished.add(1, self._model, reason)
@@ -163,6 +201,29 @@ class Watch:
         if reason in ("stop", "length"):
             self._metrics.whole.observe(self._clock() - self._begun, self._model)
             self._metrics.succeeded.add(1, self._model, reason)
+
+
+def _wire_metrics(traffic: Sequence[HopTraffic]) -> tuple[Counter, Counter]:
+    labels = ("sender", "receiver", "codec")
+    frames = Counter(("shardcompute_wire_frames_total",), "Frames of activations between nodes.", labels)
+    size = Counter(("shardcompute_wire_bytes_total",), "Bytes of activations between nodes.", labels)
+    for hop in traffic:
+        names = (hop.sender, hop.receiver, hop.codec)
+        frames.add(hop.frames, *names)
+        size.add(hop.size_bytes, *names)
+    return frames, size
+
+
+def _router_metrics(routers: Mapping[str, Mapping[str, float]]) -> Gauges:
+    gauges = Gauges(
+        "shardcompute_router",
+        "What the router of drafts has measured: times of the ring, acceptance and share of rounds by drafter.",
+        ("chain", "what"),
+    )
+    for chain, known in routers.items():
+        for what, value in known.items():
+            gauges.set(value, chain, what)
+    return gauges
 
 
 def _both(name: str) -> tuple[str, str]:

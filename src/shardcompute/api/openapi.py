@@ -29,8 +29,12 @@ class Endpoint:
     reply: type[BaseModel] | None = None
     chunk: type[BaseModel] | None = None
     """What each event of a stream holds, where the endpoint can stream."""
+    chunk_type: str = "text/event-stream"
+    error: type[BaseModel] = ErrorReply
     statuses: tuple[int, ...] = ()
     """Errors to expect, besides 401."""
+    counts: tuple[str, ...] = ()
+    """Whole numbers that the query may have."""
 
     @property
     def public_path(self) -> str:
@@ -40,8 +44,9 @@ class Endpoint:
 
 def describe(endpoints: Sequence[Endpoint], *, version: str, has_keys: bool) -> dict[str, Any]:
     """The OpenAPI document; `has_keys` says that requests need a bearer key."""
-    kinds: list[tuple[type[BaseModel], JsonSchemaMode]] = [(ErrorReply, "serialization")]
+    kinds: list[tuple[type[BaseModel], JsonSchemaMode]] = []
     for endpoint in endpoints:
+        kinds.append((endpoint.error, "serialization"))
         if endpoint.body is not None:
             kinds.append((endpoint.body, "validation"))
         kinds += [(kind, "serialization") for kind in (endpoint.reply, endpoint.chunk) if kind is not None]
@@ -70,21 +75,25 @@ def _operation(endpoint: Endpoint, schemas: dict[type[BaseModel], Any]) -> dict[
     elif endpoint.chunk is None:
         content["text/plain"] = {"schema": {"type": "string"}}
     if endpoint.chunk is not None:
-        content["text/event-stream"] = {
+        content[endpoint.chunk_type] = {
             "schema": {"type": "string"},
             "x-event-schema": schemas[endpoint.chunk],
         }
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
-    error = {"description": "An error.", "content": {"application/json": {"schema": schemas[ErrorReply]}}}
+    error = {"description": "An error.", "content": {"application/json": {"schema": schemas[endpoint.error]}}}
     responses |= {str(status): error for status in (401, *endpoint.statuses)}
     operation: dict[str, Any] = {
         "operationId": getattr(endpoint.run, "__name__", endpoint.path),
         "summary": endpoint.summary,
         "responses": responses,
     }
-    parameters = [
+    parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in re.findall(r"\{(\w+)\}", endpoint.public_path)
+    ]
+    parameters += [
+        {"name": name, "in": "query", "schema": {"type": "integer", "minimum": 0, "maximum": 2**48}}
+        for name in endpoint.counts
     ]
     if parameters:
         operation["parameters"] = parameters

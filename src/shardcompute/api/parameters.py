@@ -15,9 +15,10 @@ from shardcompute.api.errors import RequestError, unsupported
 from shardcompute.api.limits import Limits
 from shardcompute.api.schemas import GenerationBody, RequestBody
 from shardcompute.core.errors import CapacityError, PromptTooLongError, UnknownModelError, UsageError
-from shardcompute.core.generation import GenerationRequest, Sampling
+from shardcompute.core.generation import GenerationRequest, Grammar, Sampling, Speculation
 from shardcompute.decoding import derive_seed
 from shardcompute.node.service import ServedModel, Service, TextCodec
+from shardcompute.node.usage import CALLER
 
 SEED_BITS = 63
 
@@ -35,11 +36,7 @@ REFUSED: Mapping[str, object] = MappingProxyType(
         "function_call": "none",
         "functions": [],
         "grammar": "",
-        "guided_choice": None,
         "guided_grammar": None,
-        "guided_json": None,
-        "guided_regex": None,
-        "json_schema": None,
         "length_penalty": 1,
         "min_tokens": 0,
         "mirostat": 0,
@@ -50,7 +47,6 @@ REFUSED: Mapping[str, object] = MappingProxyType(
         "repeat_penalty": 1,
         "samplers": None,
         "skip_special_tokens": True,
-        "structured_outputs": None,
         "tfs_z": 1,
         "truncate_prompt_tokens": None,
         "typical_p": 1,
@@ -110,6 +106,8 @@ def plan_generations(
     prompt_logprobs: int | None = None,
     prompt_param: str,
     limits: Limits,
+    grammar: Grammar | None = None,
+    shown_ids: frozenset[int] = frozenset(),
 ) -> Plan:
     """`max_tokens` None means up to the end of the context."""
     choices = body.n or 1
@@ -126,11 +124,16 @@ def plan_generations(
             request = GenerationRequest(
                 prompt=tuple(prompt),
                 max_tokens=room if max_tokens is None else max_tokens,
-                sampling=_sampling(body, codec, seed=derive_seed(seed, choice), logprobs=logprobs),
+                sampling=_sampling(
+                    body, codec, seed=derive_seed(seed, choice), logprobs=logprobs, grammar=grammar
+                ),
                 stop=stop,
                 stop_ids=stop_ids,
                 include_stop=bool(body.include_stop_str_in_output),
                 prompt_logprobs=prompt_logprobs,
+                speculation=_speculation(body),
+                scope=CALLER.get(),
+                shown_ids=shown_ids,
             )
             requests.append(request)
     return Plan(model, codec, tuple(requests), choices)
@@ -162,7 +165,9 @@ def _check_prompt(prompt: Sequence[int], max_tokens: int | None, model: ServedMo
     return room
 
 
-def _sampling(body: GenerationBody, codec: TextCodec, *, seed: int, logprobs: int | None) -> Sampling:
+def _sampling(
+    body: GenerationBody, codec: TextCodec, *, seed: int, logprobs: int | None, grammar: Grammar | None
+) -> Sampling:
     return Sampling(
         temperature=_given(body.temperature, 1.0),
         top_k=max(body.top_k or 0, 0),
@@ -174,7 +179,13 @@ def _sampling(body: GenerationBody, codec: TextCodec, *, seed: int, logprobs: in
         logit_bias=_logit_bias(body.logit_bias or {}, codec),
         seed=seed,
         logprobs=logprobs,
+        grammar=grammar,
     )
+
+
+def _speculation(body: GenerationBody) -> Speculation | None:
+    wish = body.speculation
+    return None if wish is None else Speculation(wish.drafter, wish.tokens, wish.frames)
 
 
 def _given(value: float | None, default: float) -> float:

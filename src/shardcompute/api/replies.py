@@ -41,10 +41,15 @@ class ModelList(ReplyBody):
     data: list[ModelCard]
 
 
+class PromptTokensDetails(ReplyBody):
+    cached_tokens: int = 0
+
+
 class Usage(ReplyBody):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
 
 
 class TimingsReply(ReplyBody):
@@ -57,6 +62,15 @@ class TimingsReply(ReplyBody):
     generated_tokens: int
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
+    traversals: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    wire_s: float = 0.0
+    stage_queue_s: float = 0.0
+    codec_s: float = 0.0
+    compute_s: float = 0.0
+    draft_s: float = 0.0
+    bytes_per_token: float = 0.0
 
 
 class RankedToken(ReplyBody):
@@ -73,17 +87,29 @@ class ChatLogprobs(ReplyBody):
     content: list[ChosenToken]
 
 
+class CalledFunction(ReplyBody):
+    name: str
+    arguments: str
+
+
+class CalledTool(ReplyBody):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(ReplyBody):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[CalledTool] | None = None
 
 
 class ChatChoice(ReplyBody):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatCompletion(ReplyBody):
@@ -97,16 +123,31 @@ class ChatCompletion(ReplyBody):
     timings: TimingsReply | None = None
 
 
+class CalledFunctionDelta(ReplyBody):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CalledToolDelta(ReplyBody):
+    """The first of a call has its id and its function's name, the others pieces of its arguments."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunctionDelta | None = None
+
+
 class ChatDelta(ReplyBody):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[CalledToolDelta] | None = None
 
 
 class ChatChunkChoice(ReplyBody):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
 
 
 class ChatChunk(ReplyBody):

@@ -33,6 +33,31 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
+class SpeculationWish(BaseModel):
+    """Not OpenAI's: how drafts may speed up the answer. They never change it."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    drafter: Literal["auto", "off", "ngram", "model", "self"] = "auto"
+    tokens: int | None = Field(None, ge=1, le=16, description="Drafted tokens in a frame.")
+    frames: int | None = Field(None, ge=1, le=8, description="Frames on their way at once.")
+
+
+Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=4096)]
+SchemaText = dict[str, Any] | str
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's: the form of the answer, in one of these ways."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", serialize_by_alias=True)
+
+    json_: SchemaText | None = Field(None, alias="json", description="A JSON schema.")
+    regex: str | None = None
+    choice: Choices | None = None
+    json_object: bool | None = None
+
+
 class GenerationBody(RequestBody):
     """Sampling and stop parameters of chat and plain completions alike."""
 
@@ -54,6 +79,12 @@ class GenerationBody(RequestBody):
     n: int | None = Field(None, ge=1, le=128)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    speculation: SpeculationWish | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaText | None = Field(None, description="A JSON schema that the answer follows.")
+    guided_regex: str | None = Field(None, description="A regular expression that the whole answer matches.")
+    guided_choice: Choices | None = Field(None, description="Texts of which the answer is one.")
+    json_schema: SchemaText | None = Field(None, description="Another name of guided_json.")
     user: str | None = Field(None, description="Accepted and not used.")
 
 
@@ -89,10 +120,48 @@ class ChatMessage(BaseModel):
     tool_call_id: str | None = None
 
 
-class ResponseFormat(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
+class JsonSchemaFormat(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
 
-    type: str = Field(description="`text`; other formats are refused.")
+    name: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = Field(None, description="Accepted and not used: schemas are always enforced.")
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: str = Field(description="`text`, `json_object` or `json_schema`.")
+    json_schema: JsonSchemaFormat | None = None
+
+
+class FunctionDefinition(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(None, description="Refuse a schema that cannot be enforced as a whole.")
+
+
+class ToolDefinition(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class NamedFunction(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatCompletionRequest(GenerationBody):
@@ -102,8 +171,11 @@ class ChatCompletionRequest(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     add_generation_prompt: bool | None = None
-    tools: list[dict[str, Any]] | None = Field(None, description='Only together with tool_choice "none".')
-    tool_choice: str | dict[str, Any] | None = Field(None, description='Only "none".')
+    tools: Annotated[list[ToolDefinition], Field(fail_fast=True, max_length=512)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        None, description="`auto` when left out: the model decides."
+    )
+    parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
     response_format: ResponseFormat | None = None
 
 

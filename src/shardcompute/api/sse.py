@@ -1,7 +1,8 @@
 """Server-sent events: generations streamed to a client until they end, fail, or the client leaves.
 
 Nothing is sent until the first delta or the first silence of `ping_interval_s`, so that errors known by then
-are plain HTTP errors. Later ones become one `data: {"error": …}` event, which ends the stream.
+are plain HTTP errors. Later ones become one last event. How events are written down is a dialect's `Framing`;
+OpenAI's is `data: {…}`, `data: {"error": …}`, and `data: [DONE]` at the end.
 """
 
 from __future__ import annotations
@@ -35,15 +36,50 @@ class Dialect(Protocol):
     def whole(self, outcomes: list[Outcome]) -> ReplyBody: ...
 
 
+class Framing(Protocol):
+    """How one API writes the pieces of a stream down."""
+
+    media_type: str
+    ping: bytes
+    """What shows that a silent stream lives."""
+    ending: bytes
+
+    def write(self, chunk: ReplyBody) -> bytes: ...
+
+    def write_error(self, error: Exception, request_id: str) -> bytes: ...
+
+
+class PlainEvents:
+    """OpenAI's events without names, as of completions and chat."""
+
+    media_type = "text/event-stream"
+    ping = b": ping\n\n"
+    ending = b"data: [DONE]\n\n"
+
+    def write(self, chunk: ReplyBody) -> bytes:
+        return event(chunk.to_json())
+
+    def write_error(self, error: Exception, request_id: str) -> bytes:
+        return event(json.dumps(error_body(error, request_id=request_id)).encode())
+
+
 class EventStream(Response):
     """A response that runs the generations while it sends them."""
 
-    media_type = "text/event-stream"
-
     def __init__(
-        self, generations: Generations, dialect: Dialect, *, ping_interval_s: float, request_id: str
+        self,
+        generations: Generations,
+        dialect: Dialect,
+        *,
+        ping_interval_s: float,
+        request_id: str,
+        framing: Framing | None = None,
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._framing = framing or PlainEvents()
+        super().__init__(
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+            media_type=self._framing.media_type,
+        )
         del self.headers["content-length"]
         self._generations = generations
         self._dialect = dialect
@@ -55,34 +91,37 @@ class EventStream(Response):
         await until_disconnect(receive, self._stream(send))
 
     async def _stream(self, send: Send) -> None:
+        framing = self._framing
         async with self._generations as running:
             try:
                 while (item := await running.next(self._ping_interval_s)) is not None:
                     if isinstance(item, Quiet):
-                        await self._write(send, b": ping\n\n")
+                        await self._write(send, framing.ping)
                         continue
                     for chunk in self._dialect.chunks(*item, running.outcomes):
-                        await self._write(send, event(chunk.to_json()))
+                        await self._write(send, framing.write(chunk))
                 for chunk in self._dialect.closing(running.outcomes):
-                    await self._write(send, event(chunk.to_json()))
-                await self._write(send, event(b"[DONE]"))
+                    await self._write(send, framing.write(chunk))
+                await self._write(send, framing.ending)
             except Exception as error:
                 if not self._is_open:
                     raise
-                await self._write(send, event(self._describe(error)))
+                self._log_failure(error)
+                await self._write(send, framing.write_error(error, self._request_id))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, send: Send, data: bytes) -> None:
+        if not data:
+            return
         if not self._is_open:
             self._is_open = True
             start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             await send(start)
         await send({"type": "http.response.body", "body": data, "more_body": True})
 
-    def _describe(self, error: Exception) -> bytes:
+    def _log_failure(self, error: Exception) -> None:
         if status_of(error) >= 500:
             _log.error("request %s failed while streaming", self._request_id, exc_info=error)
-        return json.dumps(error_body(error, request_id=self._request_id)).encode()
 
 
 def event(data: bytes) -> bytes:

@@ -66,7 +66,8 @@ class RequestTrail:
         except Exception as error:
             _log.exception("request %s failed: %s %s", request_id, scope["method"], scope["path"])
             if status is None:
-                await error_response(error, request_id=request_id)(scope, receive, send_with_id)
+                response = error_response(error, request_id=request_id, path=scope["path"])
+                await response(scope, receive, send_with_id)
         finally:
             self._count(scope, status)
 

@@ -39,6 +39,10 @@ class Network(Protocol):
 
     def layer(self, ops: Ops, shared: Any, weights: Any, layer: int, x: Tensor) -> Tensor: ...
 
+    def normed(self, ops: Ops, weights: Any, x: Tensor) -> Tensor:
+        """The wanted rows behind the last layer, normed: what `head` makes logits of."""
+        ...
+
     def head(self, ops: Ops, weights: Any, x: Tensor) -> Tensor: ...
 
 
@@ -71,12 +75,24 @@ class KvUsage:
 class Executor(Protocol):
     """Runs steps. Not thread-safe: one caller at a time."""
 
-    def step(self, segments: Sequence[Segment], inputs: Array) -> Array:
+    def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
         """Token ids `[rows]` (first slice) or hidden `[rows, hidden]` in; hidden `[rows, hidden]` or, from the last
         slice, logits `[wanted rows, vocabulary]` out, float32, valid until the next step.
 
         A segment truncates its session at `start`, opens it if it is new, and extends it. Raises CapacityError,
         before anything changes, when KV memory does not suffice; UsageError for a gap, or past the context.
+        """
+        ...
+
+    def hidden_rows(self) -> Array:
+        """The normed hidden states `[wanted rows, hidden]`, float32, that the logits of the last step were made of.
+        Only from the last slice, after a step with `keeps_hidden`, and valid until the next step."""
+        ...
+
+    def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
+        """Begin session `target` with the first `length` tokens of `source`, which ends if it is moved.
+
+        CapacityError, before anything changes, where `source` does not hold so many or KV memory does not suffice.
         """
         ...
 

@@ -70,6 +70,18 @@ class PageBudget:
         self.lengths[segment.session] = segment.stop
         self.pages[segment.session] = count_pages(segment.stop)
 
+    def adopt(self, source: int, target: int, length: int, *, is_moved: bool) -> None:
+        """Count `target` as the beginning of `source`; CapacityError, before anything changes, where that cannot be."""
+        if source == target or not 0 < length <= self.lengths.get(source, 0):
+            raise CapacityError(f"session {source} does not hold {length} tokens to begin another with")
+        freed = self.pages.get(target, 0) + (self.pages[source] if is_moved else 0)
+        if self.used_pages - freed + count_pages(length) > self.total_pages:
+            raise CapacityError(f"KV memory is full: {count_pages(length)} more pages are needed")
+        self.release(target)
+        if is_moved:
+            self.release(source)
+        self.lengths[target], self.pages[target] = length, count_pages(length)
+
     def release(self, session: int) -> None:
         self.lengths.pop(session, None)
         self.pages.pop(session, None)
@@ -96,7 +108,7 @@ class HostKv:
     ) -> None:
         self._shape = (layers, 2, count_pages(context_length) * PAGE_TOKENS, kv_heads, head_dim)
         token_bytes = layers * 2 * kv_heads * head_dim * 4
-        page_bytes = token_bytes * PAGE_TOKENS
+        page_bytes = max(1, token_bytes * PAGE_TOKENS)  # a slice without layers keeps nothing
         self.budget = PageBudget(page_bytes, max(budget_bytes // page_bytes, 0), context_length)
         if self.budget.total_pages < 1:
             raise CapacityError(
@@ -117,6 +129,16 @@ class HostKv:
         for segment in segments:
             self.budget.take(segment)
 
+    def adopt(self, source: int, target: int, length: int, *, is_moved: bool) -> None:
+        """See `Executor.adopt`."""
+        self.budget.adopt(source, target, length, is_moved=is_moved)
+        if is_moved:
+            self._arrays[target] = self._arrays.pop(source)
+            return
+        room = _reserve(self._shape)
+        room[:, :, :length] = self._arrays[source][:, :, :length]
+        self._arrays[target] = room
+
     def write(self, segment: Segment, layer: int, keys: Float32, values: Float32) -> None:
         room = self._arrays[segment.session]
         room[layer, 0, segment.start : segment.stop] = keys
@@ -130,6 +152,8 @@ class HostKv:
 def _reserve(shape: tuple[int, ...]) -> Float32:
     """Zeroed float32 address space; memory is taken page by page as it is written."""
     size = 4 * int(np.prod(shape))
+    if size == 0:
+        return np.zeros(shape, dtype=np.float32)
     try:
         if hasattr(mmap, "MAP_PRIVATE"):
             buffer = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)

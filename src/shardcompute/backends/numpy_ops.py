@@ -188,16 +188,25 @@ class NumpyExecutor:
         self._embedding = network.load_embedding(self._ops) if network.is_first else None
         self._layers: list[Any] = [network.load_layer(self._ops, i) for i in range(network.layer_count)]
         self._head = network.load_head(self._ops) if network.is_last else None
+        self._hidden: Array = np.empty((0, network.hidden), dtype=np.float32)
 
-    def step(self, segments: Sequence[Segment], inputs: Array) -> Array:
+    def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
         network, ops = self._network, self._ops
         self._kv.take(segments)
         ops.begin(segments)
         x = network.embed(ops, self._embedding, inputs) if network.is_first else inputs
         for i, weights in enumerate(self._layers):
             x = network.layer(ops, self._shared, weights, i, x)
-        result: Array = network.head(ops, self._head, x) if network.is_last else x
-        return result
+        if not network.is_last:
+            return np.asarray(x)
+        self._hidden = network.normed(ops, self._head, x)
+        return np.asarray(network.head(ops, self._head, self._hidden))
+
+    def hidden_rows(self) -> Array:
+        return self._hidden
+
+    def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
+        self._kv.adopt(source, target, length, is_moved=is_moved)
 
     def close_session(self, session: int) -> None:
         self._kv.release(session)

@@ -64,12 +64,13 @@ class TransformersExecutor:
             )
         self._max_rows = options.max_rows
         self._caches: dict[int, Any] = {}
+        self._hidden: Array = np.empty((0, self._slice.hidden), dtype=np.float32)
 
     @property
     def hidden(self) -> int:
         return self._slice.hidden
 
-    def step(self, segments: Sequence[Segment], inputs: Array) -> Array:
+    def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
         rows = count_rows(segments)
         expected = (rows,) if self._slice.is_first else (rows, self._slice.hidden)
         if inputs.shape != expected or rows > self._max_rows:
@@ -80,16 +81,27 @@ class TransformersExecutor:
             raise UsageError(f"token ids must lie in [0, {self._slice.vocab_size})")
         self._budget.check(segments)
         tensor = torch.from_numpy(np.array(inputs))
-        results, row = [], 0
+        results, hidden, row = [], [], 0
         for segment in segments:
             cache = self._caches.setdefault(segment.session, DynamicCache())
             truncate(cache, segment.start)
             part = tensor[row : row + segment.count]
-            results.append(self._slice.run(part, segment.start, segment.wanted, cache))
+            results.append(
+                self._slice.run(part, segment.start, segment.wanted, cache, keeps_hidden=keeps_hidden)
+            )
+            hidden.append(self._slice.hidden_rows)
             self._budget.take(segment)
             row += segment.count
+        if keeps_hidden:
+            self._hidden = torch.cat(hidden).float().cpu().numpy()
         joined: Array = torch.cat(results).float().cpu().numpy()
         return joined
+
+    def hidden_rows(self) -> Array:
+        return self._hidden
+
+    def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
+        raise CapacityError("models that run through transformers share no memory between sessions")
 
     def close_session(self, session: int) -> None:
         self._budget.release(session)
@@ -143,13 +155,17 @@ class _Slice:
         self._accepts = set(inspect.signature(self._model.forward).parameters)
         self._fed: torch.Tensor | None = None
         self._taken: torch.Tensor | None = None
+        self.hidden_rows = torch.empty((0, self.hidden))
+        """Of the last run's wanted rows, where they were to be kept."""
         kept[0].register_forward_pre_hook(self._feed, with_kwargs=True)
         kept[-1].register_forward_hook(self._take)
 
     def to(self, device: torch.device) -> None:
         self._model.to(device)
 
-    def run(self, inputs: torch.Tensor, start: int, wanted: int, cache: Any) -> torch.Tensor:
+    def run(
+        self, inputs: torch.Tensor, start: int, wanted: int, cache: Any, *, keeps_hidden: bool = False
+    ) -> torch.Tensor:
         """Rows of one session behind the slice, or the logits of the last `wanted` of them."""
         device = next(self._model.parameters()).device
         options: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
@@ -162,11 +178,15 @@ class _Slice:
             options["inputs_embeds"] = self._fed = inputs.to(device, dtype)[None]
         if self.is_last and "logits_to_keep" in self._accepts:
             options["logits_to_keep"] = max(wanted, 1)
+        if self.is_last and keeps_hidden:
+            options["output_hidden_states"] = True
         with torch.inference_mode():
             result = self._model(**options)
         if not self.is_last:
             assert self._taken is not None
             return self._taken[0]
+        if keeps_hidden:
+            self.hidden_rows = result.hidden_states[-1][0, len(inputs) - wanted :]
         logits: torch.Tensor = result.logits[0]
         return logits[len(logits) - wanted :]
 

@@ -124,9 +124,19 @@ def describe_timings(reply: Reply, load_s: float | None = None) -> str:
         f"({format_rate(timings.prefill_tokens_per_s)})",
         f"answer {timings.generated_tokens} tokens in {timings.decode_s:.2f} s "
         f"({format_rate(timings.decode_tokens_per_s)})",
+        *_describe_drafts(timings),
         f"ended by {reply.finish}",
     ]
     return " · ".join(parts)
+
+
+def _describe_drafts(timings: Timings) -> list[str]:
+    if not timings.drafted_tokens:
+        return []
+    return [
+        f"{timings.accepted_tokens} of {timings.drafted_tokens} drafted tokens were right, "
+        f"{timings.traversals} traversals"
+    ]
 
 
 def _with_seed(options: AnswerOptions) -> Sampling:

@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from shardcompute.cli.bench_wan import wan
+
 if TYPE_CHECKING:
     from shardcompute.bench.report import Result
 
@@ -35,7 +37,7 @@ def engine(
     """Decode and prefill speed and memory of every weight form, next to transformers."""
     from shardcompute.bench.engine import EngineBench, run_engine_bench
 
-    path = _model_path(model)
+    path = model_path(model)
     bench = EngineBench(
         model_path=path,
         forms=forms.split(","),
@@ -44,10 +46,10 @@ def engine(
         rounds=rounds,
         with_transformers=transformers,
     )
-    with _Progress() as say:
+    with Progress() as say:
         results = run_engine_bench(bench, say)
-    _show(results, rows=("engine",), columns=("threads", "tokens", "batch"))
-    _write(json_file, results)
+    show_results(results, rows=("engine",), columns=("threads", "tokens", "batch"))
+    write_results(json_file, results)
 
 
 @app.command()
@@ -67,12 +69,47 @@ def quality(
 
     settings = load_settings()
     reference = parse_reference(model)
-    with _Progress() as say:
+    with Progress() as say:
         results = run_quality_bench(
             lambda: resolve(reference, settings), forms.split(","), data, texts, threads, say
         )
-    _show(results, rows=("form",), columns=())
-    _write(json_file, results)
+    show_results(results, rows=("form",), columns=())
+    write_results(json_file, results)
+
+
+@app.command()
+def codecs(
+    data: Annotated[Path, typer.Option(help="LAMBADA as JSON lines with a `text` each.")],
+    model: Model = "",
+    weights: Forms = "native,float32",
+    cuts: Annotated[str, typer.Option(help="How often the model is cut, separated by commas.")] = "2,5",
+    names: Annotated[str, typer.Option("--codecs", help="Codecs, separated by commas; by default all.")] = "",
+    texts: Annotated[int, typer.Option(min=1, help="How many texts.")] = 30,
+    threads: Annotated[int, typer.Option(min=1)] = 2,
+    json_file: JsonFile = None,
+) -> None:
+    """What each form of activations costs between stages: bytes, time, and what it does to the text."""
+    from shardcompute.bench.codecs import CodecBench, run_codec_bench
+    from shardcompute.core.settings import load_settings
+    from shardcompute.weights.reference import parse_reference
+    from shardcompute.weights.sources import resolve
+    from shardcompute.wire import CODECS
+
+    settings = load_settings()
+    reference = parse_reference(model)
+    bench = CodecBench(
+        files=lambda: resolve(reference, settings),
+        data=data,
+        forms=weights.split(","),
+        cuts=[int(part) for part in cuts.split(",")],
+        codecs=names.split(",") if names else tuple(CODECS),
+        texts=texts,
+        threads=threads,
+    )
+    with Progress() as say:
+        results = run_codec_bench(bench, say)
+    show_results(results, rows=("weights", "codec"), columns=("cuts",))
+    write_results(json_file, results)
 
 
 @app.command()
@@ -85,10 +122,10 @@ def exactness(
     """What rows with equal bits cost, against one fused graph."""
     from shardcompute.bench.exactness import ExactnessBench, run_exactness_bench
 
-    with _Progress() as say:
+    with Progress() as say:
         results = run_exactness_bench(ExactnessBench(bits, threads, rounds=rounds), say)
-    _show(results, rows=("arm",), columns=("past", "batch"))
-    _write(json_file, results)
+    show_results(results, rows=("arm",), columns=("past", "batch"))
+    write_results(json_file, results)
 
 
 @app.command()
@@ -104,11 +141,11 @@ def swarm(
     from shardcompute.bench.swarm import SwarmBench, run_swarm_bench
 
     counts = [int(part) for part in streams.split(",")]
-    bench = SwarmBench(_model_path(model), weights, workers, counts, rounds=rounds)
-    with _Progress() as say:
+    bench = SwarmBench(model_path(model), weights, workers, counts, rounds=rounds)
+    with Progress() as say:
         results = run_swarm_bench(bench, say)
-    _show(results, rows=("arm",), columns=("streams", "stage"))
-    _write(json_file, results)
+    show_results(results, rows=("arm",), columns=("streams", "stage"))
+    write_results(json_file, results)
 
 
 @app.command()
@@ -122,11 +159,14 @@ def failover(
     """Kill and freeze each stage mid-sentence: what the client sees, and for how long."""
     from shardcompute.bench.failover import FailoverBench, run_failover_bench
 
-    bench = FailoverBench(_model_path(model), weights, workers, max_memory)
-    with _Progress() as say:
+    bench = FailoverBench(model_path(model), weights, workers, max_memory)
+    with Progress() as say:
         results = run_failover_bench(bench, say)
-    _show(results, rows=("how", "stage"), columns=())
-    _write(json_file, results)
+    show_results(results, rows=("how", "stage"), columns=())
+    write_results(json_file, results)
+
+
+app.command()(wan)
 
 
 @app.command()
@@ -153,7 +193,7 @@ def gpu(
         json_file.write_text(json.dumps(outcome, indent=1) + "\n", encoding="utf-8")
 
 
-def _model_path(model: str) -> str:
+def model_path(model: str) -> str:
     """The model's file or folder, fetched if it must be, so that every arm reads the same."""
     from shardcompute.core.settings import load_settings
     from shardcompute.weights.reference import parse_reference
@@ -164,14 +204,14 @@ def _model_path(model: str) -> str:
     return str(folder / files.main_file if files.kind == "gguf" else folder)
 
 
-class _Progress:
+class Progress:
     """What is being measured now: one changing line on a terminal, plain lines otherwise."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._status = self._console.status("starting") if self._console.is_terminal else None
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> Progress:
         if self._status is not None:
             self._status.start()
         return self
@@ -187,7 +227,7 @@ class _Progress:
             self._console.print(message, highlight=False)
 
 
-def _show(results: list[Result], rows: tuple[str, ...], columns: tuple[str, ...]) -> None:
+def show_results(results: list[Result], rows: tuple[str, ...], columns: tuple[str, ...]) -> None:
     """One table: a row per labelled engine or form, a column per metric and its remaining labels."""
     headings: list[str] = []
     cells: dict[tuple[str, ...], dict[str, str]] = {}
@@ -206,7 +246,7 @@ def _show(results: list[Result], rows: tuple[str, ...], columns: tuple[str, ...]
     Console(width=max(100, 12 * len(headings))).print(table)
 
 
-def _write(path: Path | None, results: list[Result]) -> None:
+def write_results(path: Path | None, results: list[Result]) -> None:
     from shardcompute.bench.report import describe_environment, write_json
 
     if path is not None:

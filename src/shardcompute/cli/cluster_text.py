@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 from shardcompute.control.words import count_of, format_bytes, format_rate
 
 if TYPE_CHECKING:
-    from shardcompute.node.views import ChainView, ClusterView, FetchView, ModelView, NodeView, StageView
+    from shardcompute.node.views import (
+        ChainView,
+        ClusterView,
+        DriverView,
+        FetchView,
+        ModelView,
+        NodeView,
+        StageView,
+    )
 
 _MAP_WIDTH = 64
 _LEGEND = "# serves, + loads, o stands by, - on its disk, . nothing"
@@ -70,6 +78,17 @@ def _describe_chain(
         yield f"  {name} stands by for layers {standby.start} to {standby.stop - 1}{_percent(standby)}"
     if chain.bottleneck:
         yield f"  {chain.bottleneck}"
+    if len(chain.drivers) > 1:
+        yield f"  drivers: {', '.join(_describe_driver(driver, names) for driver in chain.drivers)}"
+
+
+def _describe_driver(driver: DriverView, names: Mapping[str, str]) -> str:
+    far = (
+        "not measured"
+        if driver.round_trip_s is None
+        else f"{1000 * driver.round_trip_s:.1f} ms round the chain"
+    )
+    return f"{names.get(driver.node, 'the coordinator')} ({far})"
 
 
 def draw_stages(stages: Sequence[StageView], layer_count: int, names: Mapping[str, str], width: int) -> str:
@@ -98,7 +117,7 @@ def draw_map(view: ClusterView) -> list[str]:
         cell = -(-model.layer_count // _MAP_WIDTH)
         scale = "" if cell == 1 else f", {cell} to a character"
         lines += [f"{model.name}, {count_of(model.layer_count, 'layer')}{scale}: {_LEGEND}"]
-        nodes = [node for node in view.nodes if node.status not in ("lost", "gone")]
+        nodes = [node for node in view.nodes if node.role != "driver" and node.status not in ("lost", "gone")]
         width = max((len(node.name) for node in nodes), default=0)
         for node in nodes:
             layers = "".join(_mark(node, model, chains, layer) for layer in range(model.layer_count))
@@ -134,7 +153,9 @@ def describe_fetch(fetch: FetchView) -> str:
 
 
 def describe_layers(node: NodeView) -> str:
-    """What a node holds and what is coming."""
+    """What a node holds and what is coming; of a driver, where it is to be found."""
+    if node.role == "driver":
+        return f"driver at {node.api_url}" if node.api_url else "driver"
     parts = [f"{held.model} {held.start}-{held.stop - 1}" for held in node.layers]
     parts += [f"{each.start}-{each.stop - 1} loading {each.fraction:.0%}" for each in node.loading]
     return ", ".join(parts) or "-"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardcompute.cli import options, swarm_options
 from shardcompute.cli.console import open_screen
 from shardcompute.cli.options import WeightForm
+from shardcompute.cli.shaping import Shape
 from shardcompute.core.settings import load_settings
 
 
@@ -20,9 +21,14 @@ def coordinator(
     advertise: swarm_options.Advertise = None,
     chains: swarm_options.Chains = None,
     prefer: swarm_options.Prefer = None,
+    wire: swarm_options.WireForm = None,
     kv_tokens: swarm_options.KvTokens = None,
+    speculate: swarm_options.Speculate = swarm_options.Drafting.AUTO,
+    draft_model: swarm_options.DraftModel = None,
+    self_draft: swarm_options.SelfDraft = False,
     weights: options.Weights = WeightForm.NATIVE,
     context: options.Context = None,
+    shape: Shape = None,
 ) -> None:
     """Run a cluster's coordinator and HTTP API until Ctrl-C, without workers on this machine.
 
@@ -44,7 +50,12 @@ def coordinator(
         advertise=advertise,
         context=context,
         kv_tokens=kv_tokens,
+        speculate=speculate,
+        draft_model=draft_model,
+        draft_heads=swarm_options.draft_heads_folder(settings) if self_draft else None,
         chains=chains,
         prefer=prefer,
+        wire=wire,
+        shape=shape,
     )
     run_swarm(plan, screen, settings)

@@ -17,15 +17,22 @@ def down(
         float, typer.Option("--grace", metavar="SECONDS", min=0, help="How long to wait before using force.")
     ] = 20.0,
 ) -> None:
-    """Stop the cluster that was started from this folder, or the worker that serves from it.
+    """Stop the cluster that was started from this folder, or the worker or driver that runs from it.
 
     Requests that are being answered get a few seconds to end. A process that does not stop in time is killed.
     """
-    from shardcompute.node.local_state import CLUSTER_FILE, WORKER_FILE, read_running, stop_process
+    from shardcompute.node.local_state import (
+        CLUSTER_FILE,
+        DRIVER_FILE,
+        WORKER_FILE,
+        read_running,
+        stop_process,
+    )
 
     screen = open_screen()
     folder = swarm_options.cluster_folder(load_settings(), data_dir)
-    found = [running for file in (CLUSTER_FILE, WORKER_FILE) if (running := read_running(folder / file))]
+    files = (CLUSTER_FILE, WORKER_FILE, DRIVER_FILE)
+    found = [running for file in files if (running := read_running(folder / file))]
     for running in found:
         screen.say(f"stopping pid {running.pid}" + (f" at {running.api_url}" if running.api_url else ""))
         forced = stop_process(running, grace)

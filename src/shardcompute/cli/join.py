@@ -9,6 +9,7 @@ import typer
 from shardcompute.cli import options, swarm_options
 from shardcompute.cli.console import open_screen
 from shardcompute.cli.options import Backend
+from shardcompute.cli.shaping import Shape
 from shardcompute.cli.worker import Advertise, Host, Name, Port, WorkerPlan, run_worker
 from shardcompute.core.settings import load_settings
 
@@ -26,6 +27,7 @@ def join(
     threads: options.Threads = None,
     backend: options.BackendName = Backend.ONNX,
     device: options.Device = "cpu",
+    shape: Shape = None,
 ) -> None:
     """Join a cluster with a token and serve as one of its workers until Ctrl-C.
 
@@ -38,7 +40,7 @@ def join(
     screen = open_screen()
     parsed = parse_token(token)
     folder = swarm_options.worker_folder(load_settings(), data_dir)
-    plan = WorkerPlan(folder, host, port, advertise, name, max_memory, threads, backend, device)
+    plan = WorkerPlan(folder, host, port, advertise, name, max_memory, threads, backend, device, shape)
     check_free(folder / WORKER_FILE)
     member = join_from(folder, parsed)
     screen.say(f"joined {parsed.cluster} as {member.credentials.identity.node_id}")

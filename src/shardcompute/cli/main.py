@@ -9,11 +9,12 @@ from typing import Annotated
 
 import typer
 
-from shardcompute.cli import bench, models
+from shardcompute.cli import bench, draft_head, models
 from shardcompute.cli.cluster_commands import mount_cluster_commands
 from shardcompute.cli.coordinator import coordinator
 from shardcompute.cli.doctor import doctor
 from shardcompute.cli.down import down
+from shardcompute.cli.driver import driver
 from shardcompute.cli.exits import GuardedGroup
 from shardcompute.cli.join import join
 from shardcompute.cli.logs import logs
@@ -53,6 +54,7 @@ app.command()(up)
 app.command()(join)
 app.command()(worker)
 app.command()(coordinator)
+app.command()(driver)
 app.command()(down)
 app.command()(logs)
 app.command()(doctor)
@@ -61,6 +63,7 @@ app.command()(models.pull)
 app.command("list")(models.list_models)
 app.command()(show)
 app.command()(models.rm)
+app.add_typer(draft_head.app, name="draft-head")
 app.add_typer(bench.app, name="bench")
 
 

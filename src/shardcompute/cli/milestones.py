@@ -18,8 +18,8 @@ def milestones(before: ClusterState, after: ClusterState) -> list[str]:
     lines: list[str] = []
     for id in sorted(after.nodes, key=lambda id: after.nodes[id].name):
         node = after.nodes[id]
-        if node.can_work:
-            lines += _node_lines(before.nodes.get(id), node)
+        tell = _node_lines if node.can_work else _driver_lines
+        lines += tell(before.nodes.get(id), node)
     for id in sorted(after.chains):
         lines += _chain_lines(before.chains.get(id), after.chains[id], after)
     return lines
@@ -59,6 +59,16 @@ def _node_lines(old: Node | None, node: Node) -> Iterator[str]:
     for refusal in node.refusals:
         if refusal.reason not in known:
             yield f"{node.name} could not load {refusal.model}: {refusal.reason}"
+
+
+def _driver_lines(old: Node | None, node: Node) -> Iterator[str]:
+    was_live = old is not None and old.is_live
+    if not node.is_live:
+        if was_live:
+            yield f"the driver {node.name} is {node.status}: {node.status_reason}"
+    elif not was_live:
+        where = f", at {node.api_url}" if node.api_url else ""
+        yield f"{node.name} {'joined' if old is None else 'is back'} as a driver{where}"
 
 
 def _load_lines(old: Node | None, node: Node, load: Loading) -> Iterator[str]:

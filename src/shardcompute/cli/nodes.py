@@ -62,6 +62,8 @@ def _row(node: NodeView) -> tuple[str, ...]:
         node.id[:_ID_SHOWN],
         f"{node.status}{standby}{reason}",
         f"{node.device}, {count_of(node.threads, 'thread')}",
-        f"{format_bytes(node.used_bytes)} of {format_bytes(node.memory_bytes)}",
+        "-"
+        if node.role == "driver"
+        else f"{format_bytes(node.used_bytes)} of {format_bytes(node.memory_bytes)}",
         describe_layers(node),
     )

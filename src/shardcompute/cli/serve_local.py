@@ -37,11 +37,12 @@ def serve_locally(
 
 def _serve(service: LocalService, host: str, port: int, keys: list[str], screen: Screen) -> None:
     from shardcompute.api import create_app, serve
+    from shardcompute.web import page_routes
 
     def greet(bound_host: str, bound_port: int) -> None:
         for line in greeting(service.name, reachable_host(bound_host), bound_port, keys):
             screen.say(line)
         screen.say("Ctrl-C stops it.")
 
-    app = create_app(service, api_keys=keys or None)
+    app = create_app(service, api_keys=keys or None, page=page_routes())
     asyncio.run(serve(app, host, port, on_listening=greet))

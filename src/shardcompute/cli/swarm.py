@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 from shardcompute.cli.addresses import check_ports, is_any_address, is_loopback, reachable_host
 from shardcompute.cli.console import Screen
+from shardcompute.cli.draft_head import check_fitted
 from shardcompute.cli.greeting import check_keys, greeting, invitation
 from shardcompute.cli.progress import waiting
+from shardcompute.cli.shaping import open_transport
 from shardcompute.cli.stopping import terminating_as_interrupt
 from shardcompute.cli.swarm_options import (
     CLUSTER_PORT,
@@ -25,8 +27,10 @@ from shardcompute.cli.swarm_options import (
     JOIN_PORT,
     KV_TOKENS,
     LATENCY_WEIGHTS,
+    Drafting,
     Preference,
 )
+from shardcompute.core.generation import Speculation
 from shardcompute.core.settings import Settings
 from shardcompute.weights.reference import parse_reference
 
@@ -58,13 +62,20 @@ class SwarmPlan:
     advertise: str | None = None
     context: int | None = None
     kv_tokens: int | None = None
+    draft_heads: Path | None = None
+    speculate: Drafting = Drafting.AUTO
+    draft_model: str | None = None
     chains: int | None = None
     prefer: Preference | None = None
+    wire: str | None = None
     workers: LocalWorkers | None = None
+    shape: str | None = None
 
-    def cluster_options(self) -> ClusterOptions:
+    def cluster_options(self, settings: Settings) -> ClusterOptions:
         from shardcompute.control import PlacementPolicy
         from shardcompute.node.cluster import ClusterOptions
+        from shardcompute.node.draft_model import drafters_from
+        from shardcompute.node.wire_choice import EXACT, check_wire
 
         return ClusterOptions(
             folder=self.folder,
@@ -74,8 +85,13 @@ class SwarmPlan:
             join_port=_or(self.join_port, JOIN_PORT),
             advertise=self.advertise or reachable_host(self.host),
             kv_tokens=_or(self.kv_tokens, KV_TOKENS),
+            draft_heads=self.draft_heads,
+            speculation=Speculation(self.speculate.value),
+            open_drafters=drafters_from(self.draft_model, settings, _or(self.context, CONTEXT)),
             context_length=_or(self.context, CONTEXT),
             placing=PlacementPolicy(latency_weight=LATENCY_WEIGHTS[self.prefer or Preference.BALANCED]),
+            wire=check_wire(EXACT if self.wire is None else self.wire),
+            transport=open_transport(self.shape),
         )
 
 
@@ -90,10 +106,11 @@ def run_swarm(plan: SwarmPlan, screen: Screen, settings: Settings) -> None:
     if plan.name is not None:
         check_cluster_name_of(plan.folder, plan.name)
     with terminating_as_interrupt(), claim(plan.folder / CLUSTER_FILE, plan.name or "") as held:
-        options = plan.cluster_options()
+        options = plan.cluster_options(settings)
         check_ports([(plan.host, plan.port), (plan.host, options.port), (plan.host, options.join_port)])
         with logging_to_file(plan.folder, "coordinator"):
             checkpoint = _open(plan.model, screen, settings)
+            check_fitted(checkpoint, plan.draft_heads, plan.model)
             _run(plan, options, checkpoint, held, screen, settings)
     screen.say("stopped")
 
@@ -120,6 +137,7 @@ def _run(
     from shardcompute.node.admin import ClusterAdmin
     from shardcompute.node.cluster import Cluster
     from shardcompute.security.tokens import parse_token
+    from shardcompute.web import page_routes
 
     served = launch.Served(checkpoint, plan.form, plan.chains or 1)
     with contextlib.ExitStack() as stack:
@@ -145,6 +163,7 @@ def _run(
             api_keys=plan.keys or None,
             verify_key=admin.verify_key if keys else None,
             admin=admin,
+            page=page_routes(),
         )
         asyncio.run(_Foreground(plan, cluster, app, keys, invited, held, screen).serve())
         screen.say("stopping")

@@ -56,6 +56,35 @@ WorkerFolder = Annotated[
 ]
 
 
+class Drafting(StrEnum):
+    """What drafts tokens for answers that are on their way."""
+
+    AUTO = "auto"
+    OFF = "off"
+    NGRAM = "ngram"
+    MODEL = "model"
+    SELF = "self"
+
+
+Speculate = Annotated[
+    Drafting,
+    typer.Option(
+        "--speculate",
+        help="What may draft tokens ahead, by default whatever pays. It never changes an answer.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
+DraftModel = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-model",
+        metavar="MODEL",
+        help="A smaller model with the same vocabulary that drafts tokens, on this machine.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
+
+
 class Preference(StrEnum):
     """What a placement is judged by."""
 
@@ -71,6 +100,17 @@ Prefer = Annotated[
     typer.Option(
         "--prefer",
         help="Place layers for one fast stream, for many streams, or for both (balanced, the default).",
+        rich_help_panel=_CLUSTER,
+    ),
+]
+WireForm = Annotated[
+    str | None,
+    typer.Option(
+        "--wire",
+        metavar="FORM",
+        help="How activations travel between machines: exact (the default: the same tokens wherever the model is cut), "
+        "auto (narrower where a link is slow), or exact+deflate, bf16, bf16+deflate, fp16, int8, int8+deflate, "
+        "int8-outliers, int8-outliers+deflate, fp8.",
         rich_help_panel=_CLUSTER,
     ),
 ]
@@ -140,6 +180,21 @@ MaxMemory = Annotated[
         help="Memory that a worker may use for weights, keys and values, such as 8G; by default most of what is free.",
     ),
 ]
+
+
+SelfDraft = Annotated[
+    bool,
+    typer.Option(
+        "--self-draft/--no-self-draft",
+        help="Have the first machine guess tokens ahead, for fewer trips around slow networks; no answer changes. "
+        "Takes memory for the model's head there, and `shardcompute draft-head fit` once before.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
+
+
+def draft_heads_folder(settings: Settings) -> Path:
+    return (settings.data_dir / "draft-heads").absolute()
 
 
 def cluster_folder(settings: Settings, given: Path | None) -> Path:

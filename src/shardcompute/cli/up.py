@@ -41,7 +41,11 @@ def up(
     advertise: swarm_options.Advertise = None,
     chains: swarm_options.Chains = None,
     prefer: swarm_options.Prefer = None,
+    wire: swarm_options.WireForm = None,
     kv_tokens: swarm_options.KvTokens = None,
+    speculate: swarm_options.Speculate = swarm_options.Drafting.AUTO,
+    draft_model: swarm_options.DraftModel = None,
+    self_draft: swarm_options.SelfDraft = False,
     max_memory: swarm_options.MaxMemory = None,
     weights: options.Weights = WeightForm.NATIVE,
     backend: options.BackendName = Backend.ONNX,
@@ -73,7 +77,10 @@ def up(
         "--advertise": advertise,
         "--chains": chains,
         "--prefer": prefer,
+        "--wire": wire,
         "--kv-tokens": kv_tokens,
+        "--self-draft": self_draft or None,
+        "--draft-model": draft_model,
         "--max-memory": max_memory,
     }
     if local:
@@ -115,8 +122,12 @@ def up(
         advertise=advertise,
         context=context,
         kv_tokens=kv_tokens,
+        speculate=speculate,
+        draft_model=draft_model,
+        draft_heads=swarm_options.draft_heads_folder(settings) if self_draft else None,
         chains=chains,
         prefer=prefer,
+        wire=wire,
         workers=own,
     )
     run_swarm(plan, screen, settings)

@@ -15,6 +15,7 @@ from shardcompute.cli.addresses import address_towards, check_ports, is_any_addr
 from shardcompute.cli.console import Screen, open_screen
 from shardcompute.cli.exits import show_error
 from shardcompute.cli.options import Backend, check_device
+from shardcompute.cli.shaping import Shape, open_transport
 from shardcompute.cli.stopping import exit_at_once, stop_requested, stop_with_parent
 from shardcompute.core.errors import AuthError
 from shardcompute.core.settings import load_settings
@@ -63,6 +64,7 @@ class WorkerPlan:
     threads: int | None
     backend: Backend
     device: str
+    shape: str | None = None
 
     def __post_init__(self) -> None:
         check_device(self.device, self.backend)
@@ -83,6 +85,7 @@ class WorkerPlan:
             threads=self.threads or load_settings().threads or default_threads(),
             backend=self.backend.value,
             device=self.device,
+            transport=open_transport(self.shape),
         )
 
 
@@ -100,6 +103,7 @@ def worker(
     threads: options.Threads = None,
     backend: options.BackendName = Backend.ONNX,
     device: options.Device = "cpu",
+    shape: Shape = None,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
 ) -> None:
     """Serve as a worker until Ctrl-C, in a cluster that was joined from this folder before.
@@ -110,7 +114,7 @@ def worker(
     from shardcompute.security.tokens import parse_token
 
     folder = swarm_options.worker_folder(load_settings(), data_dir)
-    plan = WorkerPlan(folder, host, port, advertise, name, max_memory, threads, backend, device)
+    plan = WorkerPlan(folder, host, port, advertise, name, max_memory, threads, backend, device, shape)
     is_new = token is not None and not (folder / MEMBER_FILE).exists()
     member = join_from(folder, parse_token(token)) if is_new and token is not None else open_member(folder)
     run_worker(plan, member, open_screen(), is_supervised=supervised)

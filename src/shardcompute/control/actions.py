@@ -112,6 +112,10 @@ class ConnectChain(Struct, frozen=True, tag=True):
     model: str
     driver: str
     stages: tuple[StageAddress, ...]
+    kv_tokens: int = 0
+    """The driver's share of the KV memory."""
+    drafts: bool = False
+    """The first stage can draft."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -128,6 +132,50 @@ class ActivateChain(Struct, frozen=True, tag=True):
     @property
     def key(self) -> tuple[object, ...]:
         return ("activate", self.chain, self.epoch)
+
+
+class AttachDriver(Struct, frozen=True, tag=True):
+    """Let a driver on another machine use a chain that serves, beside the others; then `DriverAttached`."""
+
+    chain: str
+    epoch: int
+    model: str
+    driver: str
+    address: str
+    sessions: int
+    kv_tokens: int
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return ("attach", self.chain, self.epoch, self.driver, self.sessions)
+
+
+class ShareMemory(Struct, frozen=True, tag=True):
+    """Give a driver that uses a chain another share of its KV memory; then `DriverAttached`."""
+
+    chain: str
+    epoch: int
+    driver: str
+    sessions: int
+    kv_tokens: int
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return ("share", self.chain, self.epoch, self.driver, self.sessions, self.kv_tokens)
+
+
+class DetachDriver(Struct, frozen=True, tag=True):
+    """A driver is gone: have the stages forget it and free what its sessions hold; then `DriverDetached`."""
+
+    chain: str
+    epoch: int
+    driver: str
+    sessions: int
+    nodes: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return ("detach", self.chain, self.epoch, self.driver, self.sessions)
 
 
 class ReleaseNode(Struct, frozen=True, tag=True):
@@ -161,6 +209,9 @@ Action = (
     | PrepareStandby
     | ConnectChain
     | ActivateChain
+    | AttachDriver
+    | ShareMemory
+    | DetachDriver
     | ReleaseNode
     | ReportUnservable
 )

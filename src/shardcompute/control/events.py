@@ -38,6 +38,10 @@ class NodeJoined(Struct, frozen=True, tag=True, kw_only=True):
     cached: tuple[Holding, ...] = ()
     shards: tuple[Shard, ...] = ()
     is_standby: bool = False
+    codecs: tuple[str, ...] = ("exact",)
+    """In which forms it can read activations."""
+    sessions: int = 0
+    api_url: str = ""
 
 
 class NodeSeen(Struct, frozen=True, tag=True):
@@ -183,10 +187,29 @@ class ChainConnected(Struct, frozen=True, tag=True):
 
 
 class ChainReady(Struct, frozen=True, tag=True):
-    """The driver uses this epoch."""
+    """The driver uses this epoch, with KV for `kv_tokens` (0: its share as of now)."""
 
     chain: str
     epoch: int
+    kv_tokens: int = 0
+
+
+class DriverAttached(Struct, frozen=True, tag=True):
+    """A driver uses this epoch, or has another share of its memory."""
+
+    chain: str
+    epoch: int
+    driver: str
+    sessions: int
+    kv_tokens: int
+
+
+class DriverDetached(Struct, frozen=True, tag=True):
+    """No stage holds anything of these sessions any more, nor takes their frames."""
+
+    chain: str
+    driver: str
+    sessions: int
 
 
 class ChainFenced(Struct, frozen=True, tag=True):
@@ -233,13 +256,16 @@ Event = (
     | ShardUnloaded
     | ChainConnected
     | ChainReady
+    | DriverAttached
+    | DriverDetached
     | ChainFenced
     | ChainBroken
     | ChainRetired
 )
 
-# Suspicion is undone by heartbeats, which are not written down, so neither is suspicion.
-_FLEETING = (NodeSeen, NodeSuspected, ShardProgressed)
+# Suspicion is undone by heartbeats, which are not written down, so neither is suspicion. Drivers are attached anew
+# after a restart, when all chains are connected anew.
+_FLEETING = (NodeSeen, NodeSuspected, ShardProgressed, DriverAttached, DriverDetached)
 
 
 def is_journalled(event: Event) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from shardcompute.control import events as happened
+from shardcompute.control.drivers import loosen_drivers
 from shardcompute.control.revisions import claimed_bytes, interrupt, live_node, trim_standbys, with_node
 from shardcompute.control.state import (
     COORDINATOR,
@@ -31,7 +32,7 @@ def _settled_status(node: Node) -> NodeStatus:
     """The status of a node that we have no reason to suspect."""
     if node.is_draining:
         return "draining"
-    return "joining" if node.seconds_per_byte is None else "ready"
+    return "joining" if node.can_work and node.seconds_per_byte is None else "ready"
 
 
 def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
@@ -63,6 +64,9 @@ def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
         cached=event.cached,
         shards=event.shards,
         refusals=old.refusals if old else (),
+        codecs=event.codecs,
+        sessions=event.sessions,
+        api_url=event.api_url,
     )
     state = with_node(state, replace(node, status=_settled_status(node)))
     return trim_standbys(_interrupt_unheld(state, event.node))
@@ -134,6 +138,7 @@ def _break_link(state: ClusterState, event: happened.LinkBroken) -> ClusterState
     elif event.reporter != state.driver and live_node(state, event.reporter) is None:
         return state
     node = replace(node, accusers=tuple(sorted({*node.accusers, event.reporter})))
+    state = loosen_drivers(state, event.reporter, event.node)
     reason = f"the link between {event.reporter} and {event.node} broke"
     return _interrupt_across(with_node(state, node), event.reporter, event.node, reason)
 

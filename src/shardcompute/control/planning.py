@@ -32,6 +32,7 @@ from shardcompute.control.decisions import (
     which_standbys_are_wanted,
     who_is_in_doubt,
 )
+from shardcompute.control.drivers import driver_commands, kv_share
 from shardcompute.control.events import Event
 from shardcompute.control.placement import Unplaceable
 from shardcompute.control.sizes import memory_of
@@ -79,6 +80,7 @@ def next_commands(state: ClusterState, now_s: float) -> list[Action]:
         *_loads(state),
         *_connections(state),
         *_activations(state),
+        *driver_commands(state),
         *_preparations(state),
         *_releases(state),
         *_reports(state, now_s),
@@ -195,7 +197,9 @@ def _connections(state: ClusterState) -> Iterator[Action]:
                 StageAddress(stage.node, state.nodes[stage.node].address, stage.start, stage.stop)
                 for stage in chain.stages
             )
-            yield ConnectChain(chain.id, chain.epoch, chain.model, state.driver, stages)
+            share = kv_share(state, chain.model)
+            drafts = state.models[chain.model].model.can_self_draft and len(stages) > 1
+            yield ConnectChain(chain.id, chain.epoch, chain.model, state.driver, stages, share, drafts)
 
 
 def _activations(state: ClusterState) -> Iterator[Action]:

@@ -88,6 +88,12 @@ class Node(Struct, frozen=True, kw_only=True):
     shards: tuple[Shard, ...] = ()
     loading: tuple[Loading, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    codecs: tuple[str, ...] = ("exact",)
+    """In which forms it can read activations."""
+    sessions: int = 0
+    """Of a driver: the range in which its sessions are numbered, another one in each of its processes."""
+    api_url: str = ""
+    """Of a driver: where it answers clients."""
 
     @property
     def is_live(self) -> bool:
@@ -100,6 +106,10 @@ class Node(Struct, frozen=True, kw_only=True):
     @property
     def can_work(self) -> bool:
         return self.role in ("worker", "both")
+
+    @property
+    def can_drive(self) -> bool:
+        return self.role == "driver"
 
     def is_refusing(self, model: str, now_s: float) -> bool:
         return any(refusal.model == model and now_s < refusal.until_s for refusal in self.refusals)
@@ -136,6 +146,12 @@ class Model(Struct, frozen=True, kw_only=True):
     work_bytes: tuple[int, ...] = ()
     """Weights read for one row by each layer, where that differs from all of them (experts)."""
     shard_overhead_bytes: int = 0
+    draft_bytes: int = 0
+    """What a first stage holds besides, to draft tokens itself; 0: it does not draft."""
+
+    @property
+    def can_self_draft(self) -> bool:
+        return self.draft_bytes > 0
 
     @property
     def layer_count(self) -> int:
@@ -156,6 +172,18 @@ class Assignment(Struct, frozen=True):
     stop: int
 
 
+class Attachment(Struct, frozen=True):
+    """A driver that uses a chain: with sessions of this range, and KV for `kv_tokens` of them together.
+
+    Of another epoch than the chain's it waits to be connected anew; what stages hold of its sessions may be there.
+    """
+
+    driver: str
+    sessions: int
+    epoch: int
+    kv_tokens: int
+
+
 class Chain(Struct, frozen=True, kw_only=True):
     id: str
     model: str
@@ -169,6 +197,7 @@ class Chain(Struct, frozen=True, kw_only=True):
     fenced_epoch: int = 0
     reason: str = ""
     missing_bytes: int = 0
+    drivers: tuple[Attachment, ...] = ()
 
     @property
     def is_live(self) -> bool:

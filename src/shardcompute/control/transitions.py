@@ -13,6 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from shardcompute.control import events as happened
+from shardcompute.control.drivers import kv_share, with_attachment
 from shardcompute.control.events import Event
 from shardcompute.control.memberships import MEMBERSHIP
 from shardcompute.control.revisions import (
@@ -23,7 +24,7 @@ from shardcompute.control.revisions import (
     with_chain,
 )
 from shardcompute.control.shards import SHARDS
-from shardcompute.control.state import Chain, ClusterState, RequestedModel, covers, is_loaded
+from shardcompute.control.state import Attachment, Chain, ClusterState, RequestedModel, covers, is_loaded
 
 
 def apply(state: ClusterState, event: Event) -> ClusterState:
@@ -112,7 +113,27 @@ def _make_ready(state: ClusterState, event: happened.ChainReady) -> ClusterState
     chain = _current(state, event.chain, event.epoch)
     if chain is None or chain.connected_epoch != event.epoch:
         return state
-    return with_chain(state, replace(chain, status="ready", missing_bytes=0))
+    share = event.kv_tokens or kv_share(state, chain.model)
+    own = Attachment(state.driver, 0, event.epoch, share)
+    return with_chain(state, with_attachment(replace(chain, status="ready", missing_bytes=0), own))
+
+
+def _attach(state: ClusterState, event: happened.DriverAttached) -> ClusterState:
+    chain = state.chains.get(event.chain)
+    if chain is None or not chain.is_live or event.epoch > chain.epoch:
+        return state
+    attachment = Attachment(event.driver, event.sessions, event.epoch, event.kv_tokens)
+    return with_chain(state, with_attachment(chain, attachment))
+
+
+def _detach(state: ClusterState, event: happened.DriverDetached) -> ClusterState:
+    chain = state.chains.get(event.chain)
+    if chain is None:
+        return state
+    left = tuple(
+        each for each in chain.drivers if (each.driver, each.sessions) != (event.driver, event.sessions)
+    )
+    return with_chain(state, replace(chain, drivers=left))
 
 
 def _current(state: ClusterState, chain_id: str, epoch: int) -> Chain | None:
@@ -157,6 +178,8 @@ _CHANGES: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     happened.StandbysChosen: _choose_standbys,
     happened.ChainConnected: _connect,
     happened.ChainReady: _make_ready,
+    happened.DriverAttached: _attach,
+    happened.DriverDetached: _detach,
     happened.ChainFenced: _fence,
     happened.ChainBroken: _break,
     happened.ChainRetired: _retire,

@@ -13,6 +13,21 @@ from typing import Literal
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
+GrammarKind = Literal["json_schema", "regex", "choice", "lark"]
+MAX_GRAMMAR_CHARS = 1 << 18
+MAX_GRAMMAR_BYTES = 1 << 16
+"""Of its text, compressed: so much of it travels with a session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must look like, whole: the text of a JSON schema, a regular expression, a JSON list of texts to
+    choose from, or a Lark grammar."""
+
+    kind: GrammarKind
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is picked from logits. `temperature` 0 is greedy; `seed` fixes all randomness."""
@@ -28,6 +43,10 @@ class Sampling:
     seed: int = 0
     logprobs: int | None = None
     """None: no log-probabilities; N ≥ 0: that of the chosen token and of the N most likely ones."""
+    grammar: Grammar | None = None
+    """Only tokens that can lead to a whole answer of this grammar are picked, and its end only where it may end."""
+    wants_hidden: bool = False
+    """Give with each picked token the hidden state that it was picked from (embeddings)."""
 
 
 DrafterName = Literal["auto", "off", "ngram", "model", "self"]
@@ -56,7 +75,12 @@ class GenerationRequest:
     include_stop: bool = False
     prompt_logprobs: int | None = None
     """As `Sampling.logprobs`, for the prompt's own tokens (the first has none)."""
-    speculation: Speculation = field(default_factory=Speculation)
+    speculation: Speculation | None = None
+    """None: as the server does by default."""
+    scope: str = ""
+    """What is kept of one generation may speed up another of the same scope."""
+    shown_ids: frozenset[int] = frozenset()
+    """Special tokens whose text belongs to the answer, such as marks of tool calls; others are left out of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +90,24 @@ class TokenChoice:
     id: int
     logprob: float | None = None
     alternatives: tuple[tuple[int, float], ...] = ()
+    hidden: bytes = b""
+    """The normed final hidden state before it, little-endian float32, where `Sampling.wants_hidden` says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traversal:
+    """Where the time of a frame's way around the chain went, in the mean, and the bytes that the stages received."""
+
+    wire_s: float = 0.0
+    stage_queue_s: float = 0.0
+    codec_s: float = 0.0
+    compute_s: float = 0.0
+    draft_s: float = 0.0
+    received_bytes: float = 0.0
+
+    @property
+    def ring_s(self) -> float:
+        return self.wire_s + self.stage_queue_s + self.codec_s + self.compute_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +119,14 @@ class Timings:
     decode_s: float = 0.0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    cached_tokens: int = 0
+    """Tokens of the prompt that were not computed, because the chain still knew them."""
     traversals: int = 0
     """Frames that carried rows of this generation after its prompt."""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    traversal: Traversal = field(default_factory=Traversal)
+    """Of the frames after the prompt."""
 
     @property
     def prefill_tokens_per_s(self) -> float:

@@ -26,10 +26,32 @@ class Work:
     ids: tuple[int, ...]
     wanted: int = 0
     targets: tuple[int, ...] = ()
+    drafts: int = 0
+    """So many tokens the first stage may add of its own, after `ids`."""
+    drafted: int = 0
+    """So many of the last `ids` the first stage has added."""
 
     @property
     def segment(self) -> Segment:
         return Segment(self.session, self.start, len(self.ids), self.wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Tokens that the first stage added to a session's rows, from position `start` on."""
+
+    session: int
+    start: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A session begins with the first `length` tokens of session `source`; the latter is over if it is moved."""
+
+    source: int
+    length: int
+    is_moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +63,8 @@ class Opening:
     prompt_length: int
     prompt_logprobs: int = 0
     """Alternatives to give with each scored token."""
+    prefix: Prefix | None = None
+    """What it shares with a session that every stage holds; its rows begin behind that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +75,15 @@ class Picked:
     position: int
     choice: TokenChoice
     is_scored: bool = False
+
+
+def drafted_in(work: Sequence[Work]) -> list[Drafted]:
+    """What the first stage has added to these rows."""
+    return [
+        Drafted(part.session, part.segment.stop - part.drafted, part.ids[-part.drafted :])
+        for part in work
+        if part.drafted
+    ]
 
 
 def segments_of(work: Sequence[Work]) -> list[Segment]:

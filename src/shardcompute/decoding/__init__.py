@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardcompute.decoding.accept import accept_drafts
+from shardcompute.decoding.grammar import GrammarCompiler, GrammarState, compiler_of, json_rule, rule_of
 from shardcompute.decoding.logprobs import score_token
 from shardcompute.decoding.noise import derive_seed, gumbel_noise
 from shardcompute.decoding.penalties import TokenHistory
@@ -11,6 +12,8 @@ from shardcompute.decoding.stops import StopMatcher, StopResult
 from shardcompute.decoding.validation import validate_sampling
 
 __all__ = [
+    "GrammarCompiler",
+    "GrammarState",
     "Sampler",
     "StopMatcher",
     "StopResult",
@@ -18,8 +21,11 @@ __all__ = [
     "accept_drafts",
     "build_sampler",
     "choose_token",
+    "compiler_of",
     "derive_seed",
     "gumbel_noise",
+    "json_rule",
+    "rule_of",
     "score_token",
     "validate_sampling",
 ]

@@ -27,9 +27,16 @@ class StreamingDetokenizer:
 
     __slots__ = ("_decoder", "_skipped_ids", "_tokenizer")
 
-    def __init__(self, tokenizer: TokenSpelling, *, skip_special: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: TokenSpelling,
+        *,
+        skip_special: bool = True,
+        shown_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """Special tokens are left out of the text, but for `shown_ids`."""
         self._tokenizer = tokenizer
-        self._skipped_ids = tokenizer.special_ids if skip_special else frozenset[int]()
+        self._skipped_ids = tokenizer.special_ids - shown_ids if skip_special else frozenset[int]()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:

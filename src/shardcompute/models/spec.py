@@ -125,6 +125,11 @@ def whole(spec: ModelSpec) -> Stage:
     return Stage(0, spec.layer_count, spec.layer_count)
 
 
+def head_stage(spec: ModelSpec) -> Stage:
+    """A stage whose tensors include the head's."""
+    return Stage(spec.layer_count - 1, spec.layer_count, spec.layer_count)
+
+
 def cut(spec: ModelSpec, count: int) -> list[Stage]:
     """The model in `count` stages of nearly equal length; nothing is dropped."""
     return cut_layers(spec.layer_count, count)

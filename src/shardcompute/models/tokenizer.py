@@ -24,6 +24,7 @@ from tokenizers import Tokenizer as Pipeline
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError, UsageError
 from shardcompute.models.chat_template import ChatTemplate
 from shardcompute.models.gguf_vocabulary import SPACE_MARK, Spelling, read_gguf_vocabulary
+from shardcompute.models.vocabulary import Vocabulary
 
 _TURN_ENDS = (
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<end_of_turn>", "<|end_of_turn|>", "<|end|>"),
@@ -63,6 +64,7 @@ class Tokenizer:
         self._parts = parts
         self._added = {i: token.content for i, token in parts.pipeline.get_added_tokens_decoder().items()}
         self._bytes: dict[int, bytes] = {}
+        self._vocabulary: Vocabulary | None = None
         self._templates: dict[str, ChatTemplate] = {}
 
     @classmethod
@@ -173,6 +175,19 @@ class Tokenizer:
                 raise UsageError(f"{token_id} is not a token id", hint="token ids begin at 0")
             known = self._bytes[token_id] = self._spell(token_id) if token_id < self.vocab_size else b""
         return known
+
+    def vocabulary(self) -> Vocabulary:
+        """The bytes of all tokens, special ones and ends marked; always the same object."""
+        if self._vocabulary is None:
+            tokens = tuple(self.token_bytes(token_id) for token_id in range(self.vocab_size))
+            known = frozenset(range(self.vocab_size))
+            self._vocabulary = Vocabulary(tokens, frozenset(self.special_ids) & known, self.eos_ids & known)
+        return self._vocabulary
+
+    def chat_template_source(self, *, has_tools: bool = False) -> str | None:
+        """The text of the template that messages are rendered with; None where there is none."""
+        sources = self._parts.templates
+        return sources.get("tool_use" if has_tools and "tool_use" in sources else "default")
 
     def render_chat(
         self,

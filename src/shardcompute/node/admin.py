@@ -18,10 +18,12 @@ from shardcompute.control.events import ModelRequested
 from shardcompute.control.state import ClusterState, Node
 from shardcompute.core.errors import AuthError, UnknownModelError, UsageError
 from shardcompute.core.settings import Settings
+from shardcompute.node.catalogue import CatalogueEntry, list_catalogue
 from shardcompute.node.cluster_view import view_chains, view_links, view_models, view_nodes
 from shardcompute.node.dry_run import open_headers, plan_model, size_up
 from shardcompute.node.feed import Feed, Subscription
 from shardcompute.node.fetches import Fetches, check_order
+from shardcompute.node.usage import UsageReport
 from shardcompute.node.views import (
     ClusterView,
     FetchView,
@@ -97,6 +99,14 @@ class ClusterAdmin:
         """Generations that run, newest first, then the last ones that ended."""
         return self._cluster.swarm.requests.views()
 
+    def requests_after(self, ended: int) -> tuple[tuple[RequestView, ...], int]:
+        """`requests` without the first `ended` that ended, and what to ask with next time."""
+        return self._cluster.swarm.requests.look(ended)
+
+    def usage(self) -> UsageReport:
+        """Tokens by API key and model since the start."""
+        return self._cluster.swarm.requests.usage.report()
+
     def subscribe(self, wake: Callable[[], None]) -> Subscription:
         """The state, then its changes; `wake` is called from another thread when there are some."""
         return self._feed.subscribe(wake)
@@ -125,6 +135,14 @@ class ClusterAdmin:
         Fetching it goes on behind the scenes; `state` says how far it has come.
         """
         return self._fetches.start(model, form, chains)
+
+    def catalogue(self) -> tuple[CatalogueEntry, ...]:
+        """The models on this disk."""
+        return list_catalogue(self._settings)
+
+    def pull_model(self, model: str) -> FetchView:
+        """Fetch a model to this disk without serving it; `state` says how far it has come."""
+        return self._fetches.pull(model)
 
     def unload_model(self, name: str) -> None:
         """Stop serving a model, or fetching it. Requests that it is answering end with an error."""

@@ -13,13 +13,13 @@ class Answer:
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer) -> None:
         self._request = request
-        self._detokenizer = StreamingDetokenizer(tokenizer)
+        self._detokenizer = StreamingDetokenizer(tokenizer, shown_ids=request.shown_ids)
         self._stops = StopMatcher(request.stop, request.include_stop) if request.stop else None
-        self._count = 0
+        self.count = 0
         self.finish: FinishReason | None = None
 
     def push(self, choice: TokenChoice) -> Delta:
-        self._count += 1
+        self.count += 1
         if choice.id in self._request.stop_ids:
             self.finish = "stop"
             return Delta(self._flush(), (choice,), finish=self.finish)
@@ -29,7 +29,7 @@ class Answer:
             text = result.text
             if result.matched:
                 self.finish = "stop"
-        if self.finish is None and self._count >= self._request.max_tokens:
+        if self.finish is None and self.count >= self._request.max_tokens:
             self.finish = "length"
             text += self._flush()
         return Delta(text, (choice,), finish=self.finish)

@@ -1,44 +1,71 @@
 """What a stage has sent on, kept so that a successor that is lost can be replaced without asking the whole chain.
 
-For each session the log holds the activations of its rows from position 0 on, with their tokens and how the session
-was opened. It is bounded: when it is full, the session that was written to longest ago is forgotten, and sessions
-that began before the log did are never in it. A session that is not in the log whole is not in it at all.
+For each session the log holds its rows from position 0 on as they were sent, packed by a codec, with their tokens and
+how the session was opened: a successor that is told all of it gets the bits that the lost one got. It is bounded:
+when it is full, the session that was written to longest ago is forgotten, and sessions that began before the log did
+are never in it. A session that is not in the log whole is not in it at all.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import numpy as np
 
-from shardcompute.backends.matrix import Float32
-from shardcompute.core.steps import Opening, Work
+from shardcompute.core.steps import Opening, Prefix, Work
+from shardcompute.wire import PackedRows
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows in the form that a codec of `wire.codecs` packs them into."""
+
+    codec: str
+    width: int
+    rows: PackedRows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def part(self, start: int, stop: int) -> Chunk:
+        return Chunk(self.codec, self.width, self.rows[start:stop])
+
+    def copy(self) -> Chunk:
+        return Chunk(self.codec, self.width, self.rows.copy())
 
 
 @dataclass(slots=True)
 class _Track:
     opening: Opening | None
     ids: list[int] = field(default_factory=list)
-    chunks: list[Float32] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
     size_bytes: int = 0
 
-    def extend(self, ids: Sequence[int], chunk: Float32) -> None:
+    def extend(self, ids: Sequence[int], chunk: Chunk) -> None:
         self.ids.extend(ids)
         self.chunks.append(chunk)
-        self.size_bytes += chunk.nbytes
+        self.size_bytes += chunk.rows.nbytes
 
     def truncate(self, length: int) -> None:
         """Forget what lies behind; from the end, because nearly always nothing or little does."""
         while len(self.ids) > length:
             chunk = self.chunks.pop()
-            self.size_bytes -= chunk.nbytes
+            self.size_bytes -= chunk.rows.nbytes
             before = len(self.ids) - len(chunk)
             ids = self.ids[before:length]
             del self.ids[before:]
             if ids:
-                self.extend(ids, chunk[: len(ids)].copy())
+                self.extend(ids, chunk.part(0, len(ids)).copy())
+
+    def merge(self) -> None:
+        """Make one chunk of neighbours in the same form."""
+        self.chunks = [
+            Chunk(codec, width, np.concatenate([chunk.rows for chunk in chunks]))
+            for (codec, width), chunks in groupby(self.chunks, key=lambda chunk: (chunk.codec, chunk.width))
+        ]
 
 
 class BoundaryLog:
@@ -53,12 +80,15 @@ class BoundaryLog:
     def used_bytes(self) -> int:
         return self._used_bytes
 
-    def append(self, work: Sequence[Work], openings: Sequence[Opening], rows: Float32) -> None:
-        """Remember a step's output; `rows` is kept and must not change afterwards."""
+    def append(self, work: Sequence[Work], openings: Sequence[Opening], sent: Chunk) -> None:
+        """Remember a step's output; `sent` is kept and must not change afterwards."""
         opened = {opening.session: opening for opening in openings}
         first = 0
+        for opening in openings:
+            if opening.prefix is not None:
+                self._adopt(opening, opening.prefix)
         for part in work:
-            chunk = rows[first : first + len(part.ids)]
+            chunk = sent.part(first, first + len(part.ids))
             first += len(part.ids)
             track = self._tracks.get(part.session)
             if part.start == 0:
@@ -77,6 +107,22 @@ class BoundaryLog:
         while self._used_bytes > self._limit_bytes and self._tracks:
             self.forget(next(iter(self._tracks)))
 
+    def _adopt(self, opening: Opening, prefix: Prefix) -> None:
+        """Begin a session with another's rows, where they are all here."""
+        self.forget(opening.session)
+        source = self._tracks.get(prefix.source)
+        if source is None or len(source.ids) < prefix.length:
+            return
+        # Whoever is told of the session by this log gets its rows from the start, with no prefix to share.
+        track = _Track(
+            replace(opening, prefix=None), list(source.ids), list(source.chunks), source.size_bytes
+        )
+        track.truncate(prefix.length)
+        self._tracks[opening.session] = track
+        self._used_bytes += track.size_bytes
+        if prefix.is_moved:
+            self.forget(prefix.source)
+
     def forget(self, session: int) -> None:
         track = self._tracks.pop(session, None)
         if track is not None:
@@ -90,12 +136,14 @@ class BoundaryLog:
         """How many tokens of each session the log holds."""
         return {session: len(track.ids) for session, track in self._tracks.items()}
 
-    def replay(self, most_rows: int) -> Iterator[tuple[Work, Opening | None, Float32]]:
+    def replay(self, most_rows: int) -> Iterator[tuple[Work, Opening | None, Chunk]]:
         """All that is known, session by session, in pieces of at most `most_rows` rows."""
         for session, track in self._tracks.items():
-            rows = np.concatenate(track.chunks)
-            track.chunks = [rows]
-            for start in range(0, len(rows), most_rows):
-                piece = rows[start : start + most_rows]
-                work = Work(session, start, tuple(track.ids[start : start + len(piece)]))
-                yield work, track.opening if start == 0 else None, piece
+            track.merge()
+            position = 0
+            for chunk in track.chunks:
+                for start in range(0, len(chunk), most_rows):
+                    piece = chunk.part(start, start + most_rows)
+                    work = Work(session, position, tuple(track.ids[position : position + len(piece)]))
+                    yield work, track.opening if position == 0 else None, piece
+                    position += len(piece)

@@ -12,7 +12,7 @@ from shardcompute.core.errors import LinkError
 from shardcompute.core.sparing_log import SparingLog
 from shardcompute.core.steps import Opening, Work
 from shardcompute.node.driver import ChainShape, Driver, Resumption
-from shardcompute.node.frames import error_of, picked_of, replay_frame, step_frame
+from shardcompute.node.frames import drafted_of, error_of, picked_of, replay_frame, step_frame
 from shardcompute.node.scheduler import Frame
 from shardcompute.wire import Link, LinkPump, Message, SessionClose, StageTiming, StepFailed, StepResult
 
@@ -30,6 +30,11 @@ class ChainAddress:
     first_url: str
     nodes: tuple[str, ...]
     """All stages' nodes; results come from the last, failures from any of them."""
+    drafts: bool = False
+    """The first stage can draft."""
+
+    def shape(self, kv_tokens: int) -> ChainShape:
+        return ChainShape(kv_tokens, len(self.nodes), can_self_draft=self.drafts)
 
 
 class RemoteChain:
@@ -41,6 +46,7 @@ class RemoteChain:
         self.address = address
         self._on_lost = on_lost
         self._is_closed = False
+        self.is_lost = False
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._pump = LinkPump(link, self._ignore, self._lost)
         self._pump.start()
@@ -75,6 +81,7 @@ class RemoteChain:
 
     def _lost(self, error: LinkError) -> None:
         if not self._is_closed:
+            self.is_lost = True
             self._on_lost(self.address, error)
 
 
@@ -121,7 +128,7 @@ class DriverLinks:
             newest.close()
 
     def activate(
-        self, chain: str, epoch: int, driver: Driver, shape: ChainShape, resumption: Resumption | None
+        self, chain: str, epoch: int, driver: Driver, kv_tokens: int, resumption: Resumption | None
     ) -> None:
         """Let the driver use the epoch that was opened; it replays what it must."""
         with self._lock:
@@ -129,7 +136,21 @@ class DriverLinks:
             if port is None or port.address.epoch != epoch:
                 raise LinkError(f"epoch {epoch} of chain {chain} is not connected")
             self._drivers[chain] = driver
-        driver.connect(port, shape, resumption)
+        driver.connect(port, port.address.shape(kv_tokens), resumption)
+
+    def share(self, chain: str, epoch: int, kv_tokens: int) -> None:
+        """Let the driver use more or less memory from now on; frames under way are sent again."""
+        with self._lock:
+            port = self._ports.get(chain)
+            driver = self._drivers.get(chain)
+        if port is None or driver is None or port.address.epoch != epoch or port.is_lost:
+            raise LinkError(f"epoch {epoch} of chain {chain} is not connected")
+        driver.connect(port, port.address.shape(kv_tokens), Resumption())
+
+    def unreachable(self) -> set[str]:
+        """The first stages of current epochs to which the link has ended."""
+        with self._lock:
+            return {port.address.first_node for port in self._ports.values() if port.is_lost}
 
     def fence(self, chain: str, epoch: int) -> None:
         """This epoch is over: the driver waits for the next."""
@@ -169,7 +190,7 @@ class DriverLinks:
         if isinstance(message, StepFailed):
             driver.step_failed(message.sequence, error_of(message))
             return
-        driver.take_results(message.sequence, picked_of(message))
+        driver.take_results(message.sequence, picked_of(message), drafted_of(message), message.timings)
         if self._on_timings is not None:
             self._on_timings(message.chain, message.timings)
 

@@ -20,7 +20,10 @@ from shardcompute.control.events import (
     ShardLoaded,
     ShardProgressed,
 )
+from shardcompute.control.state import NodeRole
 from shardcompute.core.errors import UsageError
+from shardcompute.node.session_ranges import MOST_RANGES
+from shardcompute.security.names import Role
 from shardcompute.wire.tcp import split_address
 
 _MOST_BYTES = 1 << 50
@@ -28,6 +31,7 @@ _MOST_THREADS = 1 << 16
 _MOST_LAYERS = 1 << 14
 _MOST_RANGES = 4096
 _MOST_CHARACTERS = 300
+_MOST_CODECS = 64
 _MOST_REASON_CHARACTERS = 1000
 _REPORTABLE = (LinkBroken, LinkMeasured, NodeMeasured, ShardFailed, ShardLoaded, ShardProgressed)
 # From a hundred times faster than any memory to a byte in a second.
@@ -49,13 +53,25 @@ def judge_join(event: NodeJoined) -> str | None:
         _unwordly("device", event.device),
         _unwordly("version", event.version),
         _no_address(event.address),
+        _unwordly("API's address", event.api_url or "-"),
+        _out_of("range of sessions", event.sessions, 0, MOST_RANGES - 1),
+        _no_driver(event),
         _out_of("number of shards", len(event.cached) + len(event.shards), 0, _MOST_RANGES),
         *(_no_range(held.model, held.start, held.stop) for held in event.cached[:_MOST_RANGES]),
         *(_no_range(held.model, held.start, held.stop) for held in event.shards[:_MOST_RANGES]),
         *(_unwordly("chain", held.chain) for held in event.shards[:_MOST_RANGES]),
         *(_out_of("shard", held.size_bytes, 0, _MOST_BYTES) for held in event.shards[:_MOST_RANGES]),
+        _out_of("number of codecs", len(event.codecs), 0, _MOST_CODECS),
+        *(_unwordly("codec", codec) for codec in event.codecs[:_MOST_CODECS]),
     ]
     return next((problem for problem in problems if problem is not None), None)
+
+
+def judge_role(role: NodeRole, admitted: Collection[Role]) -> str | None:
+    """A reason to refuse a node in a role that its certificate does not give it, or None."""
+    needed = {"worker": {Role.WORKER}, "driver": {Role.DRIVER}, "both": {Role.WORKER, Role.DRIVER}}[role]
+    lacking = needed - set(admitted)
+    return f"its certificate is not that of a {min(lacking)}" if lacking else None
 
 
 def sift_report(event: Event, node: str, driver: str, known: Collection[str]) -> Event:
@@ -130,6 +146,12 @@ def _no_range(name: str, start: int, stop: int) -> str | None:
     if 0 <= start < stop <= _MOST_LAYERS:
         return _unwordly("model", name)
     return "it names layers that no model has"
+
+
+def _no_driver(event: NodeJoined) -> str | None:
+    if event.role != "driver" or not (event.memory_bytes or event.cached or event.shards):
+        return None
+    return "a driver holds no layers"
 
 
 def _no_address(url: str) -> str | None:

@@ -10,21 +10,28 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from shardcompute.control import ClusterState, Model, PlacementPolicy
 from shardcompute.control.events import LinkBroken, ModelDropped, ModelRequested, NodeDrained
 from shardcompute.core.errors import LinkError, UsageError
+from shardcompute.core.generation import Speculation
+from shardcompute.decoding.drafting import Drafter
+from shardcompute.models.tokenizer import Tokenizer
+from shardcompute.node.commands import OfferedModel
 from shardcompute.node.coordinator import Coordinator
+from shardcompute.node.draft_heads import DraftHeadStore
+from shardcompute.node.driver_members import Brief
 from shardcompute.node.endpoint import Endpoint, receive_all
 from shardcompute.node.joining import Admission, Application, JoinDesk
 from shardcompute.node.journal import Journal
 from shardcompute.node.link_probe import answer_probes
 from shardcompute.node.swarm import Swarm, SwarmModel
 from shardcompute.node.weights_server import WeightsServer
+from shardcompute.node.wire_choice import EXACT, check_wire
 from shardcompute.security import (
     ClusterAuthority,
     Credentials,
@@ -40,8 +47,9 @@ from shardcompute.security.token_book import TokenSummary
 from shardcompute.weights.card import Card
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.progress import Progress
-from shardcompute.weights.served import ServedModel, prepare_served
-from shardcompute.wire import Link
+from shardcompute.weights.served import ServedModel, attachments_of, prepare_served
+from shardcompute.weights.tokenizer_pack import TOKENIZER, pack_tokenizer
+from shardcompute.wire import Link, Transport
 
 log = logging.getLogger(__name__)
 _CERTIFICATE_DAYS = 365
@@ -61,6 +69,15 @@ class ClusterOptions:
     kv_tokens: int = 16_384
     context_length: int = 8192
     placing: PlacementPolicy | None = None
+    wire: str = EXACT
+    """How activations travel between stages, see `wire_choice`."""
+    speculation: Speculation = field(default_factory=Speculation)
+    open_drafters: Callable[[Tokenizer, int], Sequence[Drafter]] = lambda tokenizer, vocab_size: ()
+    """Opens what drafts for a model, given its tokenizer and vocabulary's size."""
+    transport: Transport | None = None
+    """How links are made, where not simply over TCP."""
+    draft_heads: Path | None = None
+    """Where fitted draft heads lie; None: first stages draft nothing themselves."""
 
 
 class Cluster:
@@ -84,6 +101,7 @@ class Cluster:
         self._served: dict[str, ServedModel] = {}
         self._weights = WeightsServer(self._served)
         self._checkpoints: dict[str, Checkpoint] = {}
+        self._drafters: dict[str, Sequence[Drafter]] = {}
         self._endpoint = Endpoint(
             self._credentials,
             options.host,
@@ -95,6 +113,7 @@ class Cluster:
                 "stage": lambda link: receive_all(link, self.swarm.take),
             },
             advertise=options.advertise,
+            transport=options.transport,
         )
         on_error.callback(self._endpoint.close)
         self._endpoint.revocations = self._revocations
@@ -109,6 +128,8 @@ class Cluster:
             self.swarm,
             initial=ClusterState(driver=self.node, placing=options.placing or PlacementPolicy()),
             revocations=lambda: self._revocations.to_bytes(),
+            brief=self._brief,
+            wire=check_wire(options.wire),
         )
         context = join_server_context(self._credentials.identity, self._credentials.certificate_pem)
         self._desk = JoinDesk(
@@ -130,32 +151,51 @@ class Cluster:
     ) -> None:
         """Serve a model from whatever workers there are and will be."""
         options = self.options
-        served = prepare_served(checkpoint, form, options.folder / "served", progress)
+        tokenizer = checkpoint.tokenizer()
+        store = None if options.draft_heads is None else DraftHeadStore(options.draft_heads)
+        heads = {} if store is None else store.attachments(checkpoint)
+        served = prepare_served(
+            checkpoint,
+            form,
+            options.folder / "served",
+            progress,
+            attachments={**attachments_of(tokenizer), TOKENIZER: pack_tokenizer(checkpoint), **heads},
+        )
+        drafters = options.open_drafters(tokenizer, checkpoint.spec.vocab_size)
         self._close_files(checkpoint.name)
+        self._drafters[checkpoint.name] = drafters
         self._served[checkpoint.name] = served
         self._checkpoints[checkpoint.name] = checkpoint
         context = min(options.context_length, checkpoint.spec.context_length)
         self.swarm.add_model(
             SwarmModel(
                 checkpoint.name,
-                checkpoint.tokenizer(),
+                tokenizer,
                 checkpoint.spec.vocab_size,
                 context,
                 int(time.time()),
+                options.speculation,
+                drafters,
             )
         )
-        model = describe_card(served.card, kv_tokens=options.kv_tokens, context_length=context)
+        model = describe_card(
+            served.card, kv_tokens=options.kv_tokens, context_length=context, drafts=bool(heads)
+        )
+        self.coordinator.introduce()
         self.coordinator.post(ModelRequested(model, chains))
 
     def drop(self, model: str) -> None:
         self.coordinator.post(ModelDropped(model))
         self.swarm.remove_model(model)
+        self.coordinator.introduce()
         self._close_files(model)
 
     def _close_files(self, model: str) -> None:
         served = self._served.pop(model, None)
         if served is not None:
             served.tensors.close()
+        for drafter in self._drafters.pop(model, ()):
+            drafter.close()
         checkpoint = self._checkpoints.pop(model, None)
         if checkpoint is not None:
             checkpoint.close()
@@ -200,6 +240,7 @@ class Cluster:
         with self._lock:
             self._keys, key = self._keys.create(label=label, now_s=time.time())
             self._journal.write_note("keys", self._keys.to_bytes())
+        self.coordinator.introduce()
         return key
 
     def keys(self) -> tuple[KeySummary, ...]:
@@ -213,6 +254,7 @@ class Cluster:
         with self._lock:
             self._keys = self._keys.revoke(key_id)
             self._journal.write_note("keys", self._keys.to_bytes())
+        self.coordinator.introduce()
 
     def close(self) -> None:
         self._desk.close()
@@ -242,6 +284,19 @@ class Cluster:
             self._journal.write_note("tokens", tokens.to_bytes())
         log.info("%s joined as %s", application.node_id, role)
         return Admission(certificate, [self._endpoint.url])
+
+    def _brief(self) -> Brief:
+        models = [
+            OfferedModel(
+                name=model.name,
+                vocab_size=model.vocab_size,
+                context_length=model.context_length,
+                created_s=model.created_s,
+                speculation=model.speculation,
+            )
+            for model in self.swarm.all_models()
+        ]
+        return Brief(models, self._keys.to_bytes())
 
     def _serve_control(self, link: Link) -> None:
         self.coordinator.serve_control(link)
@@ -274,7 +329,7 @@ class Cluster:
             self.close()
 
 
-def describe_card(card: Card, *, kv_tokens: int, context_length: int) -> Model:
+def describe_card(card: Card, *, kv_tokens: int, context_length: int, drafts: bool = False) -> Model:
     """The sizes of a model as it is served, for placement."""
     spec = card.spec
 
@@ -294,6 +349,7 @@ def describe_card(card: Card, *, kv_tokens: int, context_length: int) -> Model:
         context_length=context_length,
         weight_form=card.form,
         is_head_tied=spec.tied_head,
+        draft_bytes=card.draft_bytes if drafts else 0,
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from math import inf, isfinite
 
+from shardcompute.control.drivers import round_trip_s
 from shardcompute.control.explain import explain_bottleneck, report_models
 from shardcompute.control.placement import PlacedStage, Placement
 from shardcompute.control.sizes import memory_of, sizes_of
@@ -14,6 +15,7 @@ from shardcompute.control.terms import hops_of, stage_s, weigh
 from shardcompute.node.views import (
     CachedLayers,
     ChainView,
+    DriverView,
     HeldLayers,
     LinkView,
     LoadFailure,
@@ -70,6 +72,7 @@ def _view_node(node: Node, now_s: float) -> NodeView:
             for refusal in node.refusals
             if now_s < refusal.until_s
         ),
+        api_url=node.api_url,
     )
 
 
@@ -149,6 +152,23 @@ def _view_chain(state: ClusterState, chain: Chain, now_s: float, timings: Sequen
         predicted_tokens_per_s_one_stream=plan.predicted_tokens_per_s_one_stream if plan else None,
         predicted_tokens_per_s_many=plan.predicted_tokens_per_s_many if plan else None,
         bottleneck=explain_bottleneck(plan, names) if plan else "",
+        drivers=_view_drivers(state, chain),
+    )
+
+
+def _view_drivers(state: ClusterState, chain: Chain) -> tuple[DriverView, ...]:
+    """Those that use the chain as it is now."""
+    views = [
+        DriverView(
+            node=each.driver,
+            kv_tokens=each.kv_tokens,
+            round_trip_s=round_trip_s(state, chain, each.driver),
+        )
+        for each in chain.drivers
+        if each.epoch == chain.epoch
+    ]
+    return tuple(
+        sorted(views, key=lambda view: (inf if view.round_trip_s is None else view.round_trip_s, view.node))
     )
 
 
@@ -176,6 +196,8 @@ def _view_timing(timing: StageTiming) -> StageTimes:
         compute_s=timing.compute_s,
         codec_s=timing.codec_s,
         received_bytes=timing.received_bytes,
+        codec=timing.codec,
+        sent_bytes=timing.sent_bytes,
     )
 
 

@@ -1,4 +1,4 @@
-"""What the coordinator tells a worker to do. Each is answered when it is done."""
+"""What the coordinator tells workers and drivers to do. Each is answered when it is done."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TypeAlias
 import msgspec
 
 from shardcompute.core.errors import LinkError
+from shardcompute.core.generation import Speculation
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -15,7 +16,8 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Load layers `[start, stop)` of a model, with KV memory for `kv_tokens`."""
+    """Load layers `[start, stop)` of a model, with KV memory for `kv_tokens`. `drafts`: as a first stage that guesses
+    tokens itself, which takes the model's head besides."""
 
     chain: str
     model: str
@@ -24,12 +26,23 @@ class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     kv_tokens: int
     context_length: int
     sources: list[Peer]
+    drafts: bool = False
 
 
 class Unload(msgspec.Struct, frozen=True, tag=True):
     chain: str
     start: int
     stop: int
+
+
+class Wire(msgspec.Struct, frozen=True):
+    """How activations go to the next stage: the cluster's `mode` (see `wire_choice`), the codecs that the next stage
+    can read, and what was measured of the link; `bytes_per_s` 0 where nothing was."""
+
+    mode: str = "exact"
+    codecs: tuple[str, ...] = ("exact",)
+    rtt_s: float = 0.0
+    bytes_per_s: float = 0.0
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -49,9 +62,12 @@ class Connect(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     previous_node: str
     driver_node: str
     driver_url: str
+    driver_sessions: int
+    driver_kv_tokens: int
     is_last: bool
     keeps_sessions: bool = False
     replays: bool = False
+    wire: Wire = Wire()
 
 
 class Connected(msgspec.Struct, frozen=True):
@@ -61,6 +77,26 @@ class Connected(msgspec.Struct, frozen=True):
     kept: bool = False
     replayed: dict[int, int] = {}
     held: dict[int, int] = {}
+
+
+class Admit(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Let another driver use this epoch of a chain, with sessions of this range, or change its share of the memory.
+
+    Answered with `Connected`: what is held of its sessions.
+    """
+
+    chain: str
+    epoch: int
+    driver: Peer
+    sessions: int
+    kv_tokens: int
+
+
+class Dismiss(msgspec.Struct, frozen=True, tag=True):
+    """A driver is gone: take nothing of these sessions any more and free what they hold."""
+
+    chain: str
+    sessions: int
 
 
 class FenceOff(msgspec.Struct, frozen=True, tag=True):
@@ -79,13 +115,76 @@ class Probe(msgspec.Struct, frozen=True, tag=True):
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):
-    """Nothing of the cluster's is left here: the worker may go."""
+    """Nothing of the cluster's is left here: the node may go."""
 
 
-WorkerCommand: TypeAlias = Load | Unload | Connect | FenceOff | Probe | Leave
+class OfferedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that the cluster serves; its tokenizer travels like its weights (see `weights.tokenizer_pack`)."""
+
+    name: str
+    vocab_size: int
+    context_length: int
+    created_s: int
+    speculation: Speculation
 
 
-def encode_command(command: WorkerCommand) -> bytes:
+class Introduce(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """To a driver: all that is served, who may ask for it (a `security.KeyBook`), from whom to get tokenizers, and
+    the chains that there are. Higher versions are newer."""
+
+    version: int
+    models: list[OfferedModel]
+    keys: bytes
+    origin: Peer
+    chains: list[str]
+
+
+class Attach(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """To a driver: use this epoch of a chain, whose stages expect you. For what is known of your sessions see
+    `driver.Resumption`; nothing is where `is_new`."""
+
+    chain: str
+    epoch: int
+    model: str
+    first: Peer
+    nodes: list[str]
+    kv_tokens: int
+    is_new: bool
+    lengths: dict[int, int] | None = None
+    has_new_first: bool = False
+    held: list[int] = []
+    drafts: bool = False
+
+
+class Share(msgspec.Struct, frozen=True, tag=True):
+    """To a driver: use so much of the chain's KV memory from now on."""
+
+    chain: str
+    epoch: int
+    kv_tokens: int
+
+
+class Retire(msgspec.Struct, frozen=True, tag=True):
+    """To a driver: the chain will not come back."""
+
+    chain: str
+
+
+class Unservable(msgspec.Struct, frozen=True, tag=True):
+    """To a driver: a model cannot be served, and what is missing; `broken` are its chains that wait for that."""
+
+    model: str
+    missing_bytes: int
+    reasons: list[str]
+    broken: list[str]
+
+
+WorkerCommand: TypeAlias = Load | Unload | Connect | Admit | Dismiss | FenceOff | Probe | Leave
+DriverCommand: TypeAlias = Introduce | Attach | Share | Retire | Unservable | FenceOff | Probe | Leave
+NodeCommand: TypeAlias = WorkerCommand | DriverCommand
+
+
+def encode_command(command: NodeCommand) -> bytes:
     return msgspec.json.encode(command)
 
 
@@ -102,9 +201,9 @@ def decode_connected(content: bytes) -> Connected:
         ) from error
 
 
-def decode_command(content: bytes) -> WorkerCommand:
+def decode_command(content: bytes) -> NodeCommand:
     try:
-        command: WorkerCommand = msgspec.json.decode(content, type=WorkerCommand)
+        command: NodeCommand = msgspec.json.decode(content, type=NodeCommand)
     except (ValueError, RecursionError) as error:
         raise LinkError(
             f"a command cannot be understood: {error}", hint="run one release on all nodes"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from shardcompute.control.events import Event, NodeJoined, encode_event
 from shardcompute.core.errors import AuthError, LinkError, ShardComputeError
-from shardcompute.node.commands import WorkerCommand, decode_command
+from shardcompute.node.commands import NodeCommand, decode_command
 from shardcompute.security.revocations import Revocations
 from shardcompute.wire import Link, LinkPump, Message, Refused
 from shardcompute.wire.control import Answer, Command, Happened, Heartbeat, Register, Registered
@@ -28,7 +28,7 @@ class ControlClient:
         dial: Callable[[str], Link],
         urls: Sequence[str],
         describe: Callable[[], NodeJoined],
-        carry_out: Callable[[WorkerCommand], bytes],
+        carry_out: Callable[[NodeCommand], bytes],
         on_registered: Callable[[int, Revocations], None],
     ) -> None:
         self._dial = dial

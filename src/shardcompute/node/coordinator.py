@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -20,13 +20,16 @@ from shardcompute.control import apply, needs_rejoin, next_actions
 from shardcompute.control.actions import (
     Action,
     ActivateChain,
+    AttachDriver,
     ConnectChain,
+    DetachDriver,
     FenceChain,
     LoadShard,
     PrepareStandby,
     Record,
     ReleaseNode,
     ReportUnservable,
+    ShareMemory,
     StageAddress,
     UnloadShard,
 )
@@ -51,23 +54,27 @@ from shardcompute.control.memberships import next_incarnation
 from shardcompute.control.state import COORDINATOR, ClusterState, Node
 from shardcompute.core.errors import LinkError, ShardComputeError, UsageError
 from shardcompute.core.sparing_log import SparingLog
-from shardcompute.node.claims import judge_join, sift_report
+from shardcompute.node.claims import judge_join, judge_role, sift_report
 from shardcompute.node.commands import (
     FenceOff,
     Leave,
     Load,
+    NodeCommand,
     Peer,
     Probe,
     Unload,
-    WorkerCommand,
 )
 from shardcompute.node.driver import Resumption
+from shardcompute.node.driver_members import Brief, DriverAction, DriverMembers
 from shardcompute.node.driver_side import DriverSide
 from shardcompute.node.journal import Journal
 from shardcompute.node.link_doubts import LinkDoubts
 from shardcompute.node.members import Member, Members
-from shardcompute.node.rewiring import rewire
+from shardcompute.node.rewiring import Wiring, rewire
+from shardcompute.node.session_ranges import resumption_within
 from shardcompute.node.steady_clock import SteadyClock
+from shardcompute.node.wire_choice import EXACT, wire_between
+from shardcompute.security.certificates import read_peer
 from shardcompute.wire import Link, LinkPump, Message, Refused
 from shardcompute.wire.control import Answer, Happened, Heartbeat, Register, Registered
 
@@ -76,15 +83,6 @@ _TICK_S = 0.1
 _RETRY_S = 0.2
 _EXPEL_TIMEOUT_S = 5.0
 _OF_A_MODEL = (LoadShard, PrepareStandby, ConnectChain, ActivateChain)
-
-
-@dataclass(frozen=True, slots=True)
-class _Wiring:
-    """An epoch that was connected, and what its stages still knew."""
-
-    epoch: int
-    stages: tuple[StageAddress, ...]
-    resumption: Resumption | None
 
 
 class Coordinator:
@@ -99,6 +97,8 @@ class Coordinator:
         *,
         initial: ClusterState,
         revocations: Callable[[], bytes] = lambda: b"",
+        brief: Callable[[], Brief] = lambda: Brief([], b""),
+        wire: str = EXACT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.node = node
@@ -106,15 +106,20 @@ class Coordinator:
         self._journal = journal
         self._driver = driver
         self._revocations = revocations
+        self._wire = wire
         self._clock = SteadyClock(clock)
         self._events: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
         self._sparing = SparingLog(log)
         self._state = self._replay(initial)
         self._members = Members()
-        self._doubts = LinkDoubts(Peer(node, weights_url))
+        origin = Peer(node, weights_url)
+        self._doubts = LinkDoubts(origin)
+        self._drivers = DriverMembers(
+            driver, origin, self._members, lambda: self._state, brief, self._events.put
+        )
         self._started: set[tuple[object, ...]] = set()
         self._connecting: set[tuple[object, ...]] = set()
-        self._wirings: dict[str, _Wiring] = {}
+        self._wirings: dict[str, Wiring] = {}
         self._shapes: dict[str, tuple[StageAddress, ...]] = {}
         """The last shape of each chain that its driver has used."""
         self._closing = threading.Event()
@@ -178,7 +183,7 @@ class Coordinator:
     def _take_registration(self, node: str, pump: LinkPump, event: Event) -> None:
         reason: str | None = "a node may only register itself"
         if isinstance(event, NodeJoined) and event.node == node:
-            reason = judge_join(event)
+            reason = judge_join(event) or judge_role(event.role, read_peer(pump.link.certificate).roles)
             if reason is None:
                 self._events.put(lambda: self._register(event, pump))
                 return
@@ -241,6 +246,8 @@ class Coordinator:
         for chain in before.live_chains():
             if chain.id not in self._state.chains or not self._state.chains[chain.id].is_live:
                 self._retire(chain.id)
+        if isinstance(event, LinkBroken):
+            self._drivers.broke(event)
         if isinstance(event, LinkMeasured) and event.is_open:
             self._doubts.opened(event.a, event.b)
         elif isinstance(event, LinkBroken) and _interrupted(self._state) - _interrupted(before):
@@ -281,6 +288,8 @@ class Coordinator:
             threading.Thread(target=self._connect, args=(action, before), name="connect", daemon=True).start()
         elif isinstance(action, ActivateChain):
             self._activate(action)
+        elif isinstance(action, AttachDriver | ShareMemory | DetachDriver):
+            self._drivers.start(action, self._wirings[action.chain], self._driver_done)
         elif isinstance(action, FenceChain):
             self._fence(action)
         elif isinstance(action, ReleaseNode):
@@ -288,7 +297,9 @@ class Coordinator:
             self._tell(action, action.node, Leave(), left)
         elif isinstance(action, ReportUnservable):
             chains = self._state.live_chains(action.model)
-            self._driver.report_unservable(action, [each.id for each in chains if each.status == "broken"])
+            broken = [each.id for each in chains if each.status == "broken"]
+            self._driver.report_unservable(action, broken)
+            self._drivers.report_unservable(action, broken)
 
     def _load(self, action: LoadShard | PrepareStandby) -> None:
         model = self._state.models[action.model].model
@@ -301,6 +312,7 @@ class Coordinator:
             kv_tokens=model.kv_tokens,
             context_length=model.context_length,
             sources=[*sources, Peer(self.node, self._weights_url)],
+            drafts=model.can_self_draft and action.start == 0 and action.stop < model.layer_count,
         )
         self._tell(action, action.node, command)
 
@@ -308,7 +320,7 @@ class Coordinator:
         done = ShardUnloaded(action.node, action.incarnation, action.chain, action.start, action.stop)
         self._tell(action, action.node, Unload(action.chain, action.start, action.stop), done)
 
-    def _tell(self, action: Action, node: str, command: WorkerCommand, done: Event | None = None) -> None:
+    def _tell(self, action: Action, node: str, command: NodeCommand, done: Event | None = None) -> None:
         """Have a node carry out an action, then note that it is done; if it is not, it may be asked for again."""
 
         def answered(answer: Answer) -> None:
@@ -322,17 +334,27 @@ class Coordinator:
     def _activate(self, action: ActivateChain) -> None:
         wiring = self._wirings[action.chain]
         try:
-            self._driver.activate_chain(action, self._state, wiring.resumption)
+            known = resumption_within(wiring.resumption, self._driver.sessions)
+            self._driver.activate_chain(action, wiring.kv_tokens, known)
         except ShardComputeError as error:
             # Its link ended, which has been reported and leads to a new epoch.
             log.warning("chain %s cannot be used: %s", action.chain, error)
-            threading.Timer(_RETRY_S, self._events.put, [lambda: self._started.discard(action.key)]).start()
+            self._try_again(action)
             return
         self._shapes[action.chain] = wiring.stages
         self._doubts.worked([stage.node for stage in wiring.stages])
-        self.post(ChainReady(action.chain, action.epoch))
+        self.post(ChainReady(action.chain, action.epoch, wiring.kv_tokens))
         for node in self._state.nodes.values():
             self._dismiss(node, action.chain)
+
+    def _driver_done(self, action: DriverAction, event: Event | None) -> None:
+        if event is None:
+            self._try_again(action)
+        else:
+            self._apply(event)
+
+    def _try_again(self, action: Action) -> None:
+        threading.Timer(_RETRY_S, self._events.put, [lambda: self._started.discard(action.key)]).start()
 
     def _dismiss(self, node: Node, chain: str) -> None:
         """A node that holds a shard of a chain in reserve may have been one of its stages before."""
@@ -346,9 +368,11 @@ class Coordinator:
         self._shapes.pop(chain, None)
         self._wirings.pop(chain, None)
         self._driver.retire_chain(chain)
+        self._drivers.retire(chain)
 
     def _fence(self, action: FenceChain) -> None:
         self._driver.fence_chain(action.chain, action.epoch)
+        self._drivers.fence(action.chain, action.epoch)
         for node in action.nodes:
             self._members.command(node, FenceOff(action.chain, action.epoch), lambda _: None)
         self.post(ChainFenced(action.chain, action.epoch))
@@ -356,7 +380,8 @@ class Coordinator:
     def _connect(self, action: ConnectChain, before: tuple[StageAddress, ...]) -> None:
         """In a thread, because it waits for others."""
         try:
-            resumption = rewire(action, before, self._driver, self._members.ask)
+            wire_of = partial(wire_between, self._state, self._wire)
+            resumption = rewire(action, before, self._driver, self._members.ask, wire_of)
         except ShardComputeError as error:
             log.warning("chain %s could not be connected: %s", action.chain, error.message)
             self._closing.wait(_RETRY_S)
@@ -369,7 +394,9 @@ class Coordinator:
     def _connected(self, action: ConnectChain, resumption: Resumption | None) -> None:
         self._connecting.discard(action.key)
         self._started.discard(action.key)
-        self._wirings[action.chain] = _Wiring(action.epoch, action.stages, resumption)
+        self._wirings[action.chain] = Wiring(
+            action.epoch, action.stages, action.kv_tokens, resumption, drafts=action.drafts
+        )
         self._apply(ChainConnected(action.chain, action.epoch))
 
     def _not_connected(self, action: ConnectChain) -> None:
@@ -382,6 +409,11 @@ class Coordinator:
     # Members
 
     def _register(self, event: NodeJoined, pump: LinkPump) -> None:
+        if event.role == "driver" and self._drivers.is_taken(event.node, event.sessions):
+            self._members.offer(
+                pump, Refused("Another driver numbers its sessions in the same way; start again")
+            )
+            return
         incarnation = next_incarnation(self._state, event.node)
         self._members.enter(Member(event.node, incarnation, pump))
         self._apply(msgspec.structs.replace(event, incarnation=incarnation, now_s=self._clock()))
@@ -391,8 +423,16 @@ class Coordinator:
             Peer(n.id, n.address) for n in self._state.nodes.values() if n.is_live and n.id != event.node
         ]
         self._probe(event.node, Peer(self.node, self._weights_url), *others)
+        if event.role == "driver":
+            self._drivers.introduce(event.node)
+            # It was not there when the others were told what cannot be served.
+            self._started = {key for key in self._started if key[0] != "unservable"}
         for chain in {shard.chain for shard in event.shards}:
             self._dismiss(self._state.nodes[event.node], chain)
+
+    def introduce(self) -> None:
+        """There are other models, or keys, than a moment ago: tell the drivers."""
+        self._events.put(self._drivers.introduce)
 
     def _probe(self, node: str, *peers: Peer) -> None:
         self._members.command(node, Probe(list(peers)), lambda _: None)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import (
     BackendError,
     CapacityError,
@@ -22,13 +23,21 @@ from shardcompute.core.errors import (
     ShardComputeError,
     UsageError,
 )
-from shardcompute.core.generation import Delta, GenerationRequest, Timings, TokenChoice
-from shardcompute.core.steps import Opening, Picked, Work
+from shardcompute.core.generation import Delta, GenerationRequest, Speculation, Timings, TokenChoice
+from shardcompute.core.steps import Drafted, Opening, Picked, Work
 from shardcompute.decoding import validate_sampling
+from shardcompute.decoding.drafting import Drafter
+from shardcompute.decoding.ngram import NgramDrafter
+from shardcompute.decoding.router import PipeLoad
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.answer import Answer
-from shardcompute.node.scheduler import Frame, Scheduler, SchedulerLimits, Session
+from shardcompute.node.flights import Flight, Journey, Landing
+from shardcompute.node.scheduler import Frame, Scheduler, SchedulerLimits
+from shardcompute.node.session import Session, round_to_pages
+from shardcompute.node.speculation import RoutedSpeculator
+from shardcompute.wire import StageTiming
 
+AUTO = Speculation()
 Emit = Callable[[Delta | ShardComputeError], None]
 
 
@@ -57,6 +66,10 @@ class ChainShape:
     stages: int = 1
     max_rows: int = 512
     max_wanted: int = 64
+    can_self_draft: bool = False
+    """Whether the first stage can add drafts of its own."""
+    can_share: bool = True
+    """Whether a session can begin with another's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +89,8 @@ class DriverLimits:
     context_length: int
     max_sessions: int = 16
     max_waiting: int = 256
+    speculation: Speculation = AUTO
+    """For requests that do not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,24 +111,37 @@ class _Generation:
     submitted_s: float
     started_s: float = 0.0
     first_token_s: float = 0.0
+    journey: Journey = field(default_factory=Journey)
 
 
 class Driver:
     """Serves generations over one chain. All methods may be called from any thread."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: DriverLimits, *, first_session: int = 1) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        limits: DriverLimits,
+        *,
+        first_session: int = 1,
+        drafters: Sequence[Drafter] = (),
+    ) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
         self._lock = threading.RLock()
-        self._scheduler = Scheduler(SchedulerLimits(max_sessions=limits.max_sessions), first_session)
+        self._speculator = RoutedSpeculator((NgramDrafter(), *drafters), limits.speculation, self._take_draft)
+        self._scheduler = Scheduler(
+            SchedulerLimits(max_sessions=limits.max_sessions), first_session, self._speculator
+        )
         self._generations: dict[int, _Generation] = {}
-        self._in_flight: dict[int, Frame] = {}
+        self._in_flight: dict[int, Flight] = {}
         self._port: ChainPort | None = None
         self._shape = ChainShape(0)
         self._is_closed = False
         self._last_sent = 0
         self._freed_after = 0
         """The last frame that was sent before memory was freed: it, and those before it, may have lacked that."""
+        self._is_draining = False
+        """A frame failed: others under way may leave gaps, so none is sent until all of them have come back."""
         self._ended: list[int] = []
         """Sessions that ended while there was no chain to tell."""
 
@@ -132,6 +160,7 @@ class Driver:
         room = self._limits.context_length - len(request.prompt)
         request = replace(request, max_tokens=min(request.max_tokens, room))
         with self._lock:
+            self._speculator.check(request)
             if self._is_closed:
                 raise CapacityError("the driver is shutting down")
             if len(self._scheduler.waiting) >= self._limits.max_waiting:
@@ -168,6 +197,16 @@ class Driver:
                 self._shape.capacity_tokens,
             )
 
+    def speculation(self) -> Mapping[str, float]:
+        """What the router knows (see `decoding.router`)."""
+        with self._lock:
+            return self._speculator.router.snapshot()
+
+    def drop_prefixes(self) -> None:
+        """Give up what is kept of ended sessions."""
+        with self._lock:
+            self._close_sessions(self._scheduler.prefixes.clear())
+
     def close(self) -> None:
         """End every generation with an error; nothing is sent any more."""
         with self._lock:
@@ -176,6 +215,7 @@ class Driver:
                 self._end(generation)
                 generation.emit(CapacityError("the model is being shut down", hint="try again later"))
             self._port = None
+            self._speculator.close()
 
     # What the chain tells
 
@@ -185,7 +225,8 @@ class Driver:
             self._in_flight.clear()
             # Also those whose end was told to a chain that broke before all stages heard of it.
             held = resumption.held if resumption is not None else frozenset()
-            ended = {*self._ended, *held} - self._scheduler.running.keys()
+            kept = self._scheduler.prefixes.clear()
+            ended = {*self._ended, *held, *kept} - self._scheduler.running.keys()
             if ended:
                 port.close_sessions(sorted(ended))
                 self._ended = []
@@ -198,6 +239,8 @@ class Driver:
                 # One frame for each stage keeps all of them busy, and frames as large as that allows.
                 frames_in_flight=shape.stages,
             )
+            self._speculator.can_self_draft = shape.can_self_draft
+            self._scheduler.shares_prefixes = shape.can_share
             self._port, self._shape = port, shape
             self._fill()
 
@@ -214,17 +257,27 @@ class Driver:
                 self._end(generation)
                 generation.emit(error)
 
-    def take_results(self, sequence: int, picked: Sequence[Picked]) -> None:
+    def take_results(
+        self,
+        sequence: int,
+        picked: Sequence[Picked],
+        drafted: Sequence[Drafted] = (),
+        timings: Sequence[StageTiming] = (),
+    ) -> None:
+        """What a frame brought: picked tokens, what the first stage drafted, and how the stages spent their time."""
         if any(result.choice.id >= self._limits.vocab_size for result in picked):
             self.step_failed(
                 sequence, BackendError("the last stage chose a token that the model does not have")
             )
             return
         with self._lock:
-            if self._in_flight.pop(sequence, None) is None:
+            flight = self._in_flight.pop(sequence, None)
+            if flight is None:
                 return
             now = time.monotonic()
-            for session, result in self._scheduler.take_results(picked):
+            landing = flight.landed(now, timings)
+            self._note(flight.frame, landing, drafted, timings)
+            for session, result in self._scheduler.take_results(sequence, picked, drafted):
                 generation = self._generations.get(session.id)
                 if generation is not None:  # emitting the others' deltas may have cancelled it
                     self._extend(generation, result.choice, now)
@@ -233,18 +286,24 @@ class Driver:
     def step_failed(self, sequence: int, error: ShardComputeError) -> None:
         """A step could not be computed: make room, or give its sessions the error. Others go on."""
         with self._lock:
-            frame = self._in_flight.pop(sequence, None)
-            if frame is None:
+            flight = self._in_flight.pop(sequence, None)
+            if flight is None:
                 return
-            if self._scheduler.is_void(frame):
+            self._is_draining = True
+            frame = flight.frame
+            has_shared = any(opening.prefix is not None for opening in frame.openings)
+            if has_shared or self._scheduler.is_void(frame):
                 self._scheduler.undo(frame)
+                self._drop_shared(frame)
                 self._fill()
                 return
             if isinstance(error, CapacityError):
                 self._scheduler.undo(frame)
+                if len(self._scheduler.prefixes):
+                    self._close_sessions(self._scheduler.prefixes.clear())
                 victim = None if sequence <= self._freed_after else self._scheduler.preempt()
                 if victim is not None:
-                    self._free(victim)
+                    self._close_sessions([victim.id])
                 if sequence <= self._freed_after:
                     self._fill()
                     return
@@ -259,8 +318,15 @@ class Driver:
 
     def _fill(self) -> None:
         """Send frames while there is work and room in the pipe."""
-        while self._port is not None and len(self._in_flight) < self._scheduler.limits.frames_in_flight:
-            free = self._shape.capacity_tokens - self._scheduler.used_tokens()
+        self._is_draining = self._is_draining and bool(self._in_flight)
+        if self._is_draining:
+            return
+        while self._port is not None and len(self._in_flight) < self._pipe_depth():
+            self._speculator.load = PipeLoad(
+                self._scheduler.answering(), len(self._in_flight), self._shape.stages
+            )
+            self._make_room()
+            free = self._speculator.free_tokens = self._free_tokens()
             frame = self._scheduler.next_frame(free)
             if frame is None:
                 return
@@ -268,9 +334,37 @@ class Driver:
             for opening in frame.openings:
                 generation = self._generations[opening.session]
                 generation.started_s = generation.started_s or now
-            self._in_flight[frame.sequence] = frame
+            self._in_flight[frame.sequence] = Flight(frame, now)
             self._last_sent = frame.sequence
             self._port.send(frame)
+
+    def _pipe_depth(self) -> int:
+        """So many frames keep every stage busy: one for each, and as many as are on the wires between them."""
+        depth = self._speculator.router.pipe_depth(self._shape.stages)
+        if depth != self._scheduler.limits.frames_in_flight:
+            self._scheduler.limits = replace(self._scheduler.limits, frames_in_flight=depth)
+        return max(depth, self._speculator.most_frames())
+
+    def _note(
+        self, frame: Frame, landing: Landing, drafted: Sequence[Drafted], timings: Sequence[StageTiming]
+    ) -> None:
+        """Learn from a frame that came back."""
+        rows = frame.rows + sum(len(addition.ids) for addition in drafted)
+        self._speculator.router.traversed(
+            rows, landing.seconds - landing.queue_s, [timing.compute_s for timing in timings]
+        )
+        for part in frame.work:
+            generation = self._generations.get(part.session)
+            if generation is not None and generation.session.generated:
+                generation.journey.add(landing)
+
+    def _take_draft(self, session: int, take: Callable[[Session], None]) -> None:
+        """A slow drafter has answered, from a thread of its own."""
+        with self._lock:
+            generation = self._generations.get(session)
+            if generation is not None:
+                take(generation.session)
+                self._fill()
 
     def _resume(
         self, session: Session, port: ChainPort, shape: ChainShape, resumption: Resumption | None
@@ -290,27 +384,68 @@ class Driver:
     def _extend(self, generation: _Generation, choice: TokenChoice, now: float) -> None:
         session, request = generation.session, generation.session.request
         delta = generation.answer.push(choice)
-        if session.generated == 1:
+        if generation.answer.count == 1:
             generation.first_token_s = now
             if request.prompt_logprobs is not None:
                 scores = (session.scores[row] for row in range(session.prompt_length - 1))
                 delta = replace(delta, prompt=(TokenChoice(request.prompt[0]), *scores))
         if delta.finish is not None:
-            delta = replace(delta, timings=_timings(generation, now))
+            delta = replace(delta, timings=self._timings(generation, now))
             self._end(generation)
         generation.emit(delta)
 
     def _end(self, generation: _Generation) -> None:
         self._scheduler.remove(generation.session)
         self._generations.pop(generation.session.id, None)
-        self._free(generation.session)
+        self._speculator.forget(generation.session.id)
+        shares = self._port is not None and self._scheduler.shares_prefixes
+        if not (shares and self._scheduler.prefixes.park(generation.session)):
+            self._close_sessions([generation.session.id])
 
-    def _free(self, session: Session) -> None:
+    def _close_sessions(self, sessions: Sequence[int]) -> None:
+        """Free what the chain holds of these."""
+        if not sessions:
+            return
         self._freed_after = self._last_sent
         if self._port is not None:
-            self._port.close_sessions([session.id])
+            self._port.close_sessions(sessions)
         else:
-            self._ended.append(session.id)
+            self._ended.extend(sessions)
+
+    def _free_tokens(self) -> int:
+        scheduler = self._scheduler
+        return self._shape.capacity_tokens - scheduler.used_tokens() - scheduler.prefixes.held_tokens
+
+    def _make_room(self) -> None:
+        """Give up what is kept of ended sessions where those under way, or the next one, need its memory."""
+        scheduler = self._scheduler
+        needed = PAGE_TOKENS * len(scheduler.running)
+        if scheduler.waiting:
+            needed += round_to_pages(len(scheduler.waiting[0].known) + 1)
+        while self._free_tokens() < needed and (evicted := scheduler.prefixes.evict()) is not None:
+            self._close_sessions([evicted])
+
+    def _drop_shared(self, frame: Frame) -> None:
+        """Some stages may have begun these sessions with others' memory, some not: start again without."""
+        for opening in frame.openings:
+            if opening.prefix is not None:
+                moved = [opening.prefix.source] if opening.prefix.is_moved else []
+                self._close_sessions([opening.session, *moved])
+
+    def _timings(self, generation: _Generation, now: float) -> Timings:
+        course = self._speculator.course(generation.session.id)
+        return Timings(
+            queue_s=generation.started_s - generation.submitted_s,
+            prefill_s=generation.first_token_s - generation.started_s,
+            decode_s=now - generation.first_token_s,
+            prompt_tokens=generation.session.prompt_length,
+            generated_tokens=generation.answer.count,
+            cached_tokens=generation.session.prefix.length if generation.session.prefix else 0,
+            traversals=generation.journey.traversals,
+            drafted_tokens=course.drafted,
+            accepted_tokens=course.accepted,
+            traversal=generation.journey.mean(course.draft_s),
+        )
 
     def _check(self, request: GenerationRequest) -> None:
         limits = self._limits
@@ -327,13 +462,3 @@ class Driver:
                 hint="shorten the prompt or start with a larger --context",
             )
         validate_sampling(request.sampling, limits.vocab_size)
-
-
-def _timings(generation: _Generation, now: float) -> Timings:
-    return Timings(
-        queue_s=generation.started_s - generation.submitted_s,
-        prefill_s=generation.first_token_s - generation.started_s,
-        decode_s=now - generation.first_token_s,
-        prompt_tokens=generation.session.prompt_length,
-        generated_tokens=generation.session.generated,
-    )

@@ -1,4 +1,4 @@
-"""What the coordinator asks of the drivers that live beside it."""
+"""What the coordinator asks of the drivers of one process: of its own, and by way of commands of those elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Collection
 from typing import Protocol
 
 from shardcompute.control.actions import ActivateChain, ConnectChain, ReportUnservable
-from shardcompute.control.state import ClusterState
 from shardcompute.node.driver import Resumption
 
 
@@ -14,6 +13,8 @@ class DriverSide(Protocol):
     """Called from the coordinator's thread, `open_chain` from others too."""
 
     url: str
+    sessions: int
+    """The range in which its sessions are numbered (see `session_ranges`)."""
 
     def serves(self, model: str) -> bool:
         """Whether the model's tokenizer and weights are at hand; after a restart they come a moment later."""
@@ -23,10 +24,12 @@ class DriverSide(Protocol):
         """Dial the first stage. Raises LinkError."""
         ...
 
-    def activate_chain(
-        self, action: ActivateChain, state: ClusterState, resumption: Resumption | None
-    ) -> None:
-        """Use an epoch that was opened. Raises LinkError when it is lost already."""
+    def activate_chain(self, action: ActivateChain, kv_tokens: int, resumption: Resumption | None) -> None:
+        """Use an epoch that was opened, with KV for so many tokens. Raises LinkError when it is lost already."""
+        ...
+
+    def share_chain(self, chain: str, epoch: int, kv_tokens: int) -> None:
+        """From now on there is KV for so many tokens. Raises LinkError when the epoch is over."""
         ...
 
     def fence_chain(self, chain: str, epoch: int) -> None: ...

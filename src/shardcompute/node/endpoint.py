@@ -19,11 +19,22 @@ from shardcompute.security.certificates import check_peer, read_peer
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.names import Role
 from shardcompute.security.revocations import Revocations
-from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, Link, LinkOptions, Message, TcpTransport
+from shardcompute.wire import (
+    VERSION_MAX,
+    VERSION_MIN,
+    Hello,
+    Link,
+    LinkOptions,
+    Message,
+    TcpTransport,
+    Transport,
+)
 
 log = logging.getLogger(__name__)
 OnLink = Callable[[Link], None]
 """Serves a link until it ends, in a thread of its own."""
+# Fills long, lossy paths that others give up on; where the system lacks it, its own choice stays.
+_CONGESTION = "bbr"
 
 
 class Endpoint:
@@ -37,6 +48,7 @@ class Endpoint:
         roles: Mapping[str, OnLink],
         *,
         advertise: str = "",
+        transport: Transport | None = None,
     ) -> None:
         self._credentials = credentials
         self._roles = dict(roles)
@@ -48,11 +60,11 @@ class Endpoint:
         self.revocations = Revocations()
         self.node = credentials.identity.node_id
         self.cluster = credentials.own.cluster
-        self._transport = TcpTransport()
+        self._transport: Transport = transport or TcpTransport()
         self._listener = self._transport.listen(
             f"tcp://{_bracketed(host)}:{port}",
             self._hello(""),
-            LinkOptions(tls=credentials.server_context()),
+            LinkOptions(tls=credentials.server_context(), congestion=_CONGESTION),
             self._judge,
         )
         self.port = urlsplit(self._listener.address).port or 0
@@ -65,7 +77,7 @@ class Endpoint:
 
     def dial(self, url: str, role: str, node: str | None = None, *, needs: Role | None = None) -> Link:
         """A link to the node at `url`; LinkError unless it is `node`, and may act as `needs`, where they are named."""
-        options = LinkOptions(tls=self._credentials.client_context())
+        options = LinkOptions(tls=self._credentials.client_context(), congestion=_CONGESTION)
         link = self._transport.dial(url, self._hello(role), options)
         try:
             peer = read_peer(link.certificate)

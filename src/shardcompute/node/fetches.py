@@ -105,8 +105,15 @@ class Fetches:
 
     def start(self, model: str, form: str, chains: int) -> FetchView:
         """Begin, or say how far the same order has come. UsageError for an order that cannot be meant."""
-        reference = parse_reference(model)
         check_order(form, chains)
+        return self._start(model, form, chains)
+
+    def pull(self, model: str) -> FetchView:
+        """Begin to fetch what is not to be served: `chains` of its view is 0."""
+        return self._start(model, "native", 0)
+
+    def _start(self, model: str, form: str, chains: int) -> FetchView:
+        reference = parse_reference(model)
         with self._lock:
             known = self._fetches.get(str(reference))
             if known is not None and known.view.status == "fetching":
@@ -179,6 +186,8 @@ class Fetches:
         checkpoint = self._open(reference, self._settings, fetch)
         with contextlib.ExitStack() as on_error:
             on_error.callback(checkpoint.close)
+            if fetch.view.chains == 0:
+                return
             fetch.start(f"preparing {reference}", None)
             self._serve(checkpoint, fetch.view.form, fetch.view.chains, fetch)
             on_error.pop_all()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from shardcompute.core import errors
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.generation import TokenChoice
-from shardcompute.core.steps import Opening, Picked, Work
+from shardcompute.core.steps import Drafted, Opening, Picked, Prefix, Work
 from shardcompute.node.scheduler import Frame
 from shardcompute.wire import (
+    DraftedIds,
     RowResult,
     SegmentHeader,
     SessionOpen,
@@ -56,27 +59,56 @@ def work_of(segment: SegmentHeader) -> Work:
         tuple(int(token) for token in unpack_ids(segment.ids)),
         segment.wanted,
         tuple(int(token) for token in unpack_ids(segment.targets)),
+        segment.drafts,
+        segment.drafted,
     )
 
 
 def opened_of(opening: Opening) -> SessionOpen:
-    return open_session(opening.session, opening.sampling, opening.prompt_length, opening.prompt_logprobs)
+    opened = open_session(opening.session, opening.sampling, opening.prompt_length, opening.prompt_logprobs)
+    prefix = opening.prefix
+    if prefix is None:
+        return opened
+    return replace(opened, prefix_source=prefix.source, prefix_length=prefix.length, is_moved=prefix.is_moved)
 
 
 def opening_of(opened: SessionOpen) -> Opening:
-    return Opening(opened.session, opened.sampling(), opened.prompt_length, opened.prompt_logprobs or 0)
+    prefix = Prefix(opened.prefix_source, opened.prefix_length, opened.is_moved)
+    return Opening(
+        opened.session,
+        opened.sampling(),
+        opened.prompt_length,
+        opened.prompt_logprobs or 0,
+        prefix if opened.prefix_length else None,
+    )
 
 
 def result_row(picked: Picked) -> RowResult:
     choice = picked.choice
     return RowResult(
-        picked.session, picked.position + 1, choice.id, choice.logprob, list(choice.alternatives)
+        picked.session,
+        picked.position + 1,
+        choice.id,
+        choice.logprob,
+        list(choice.alternatives),
+        choice.hidden,
     )
 
 
 def picked_of(result: StepResult) -> list[Picked]:
     scored = [_picked(row, is_scored=True) for row in result.prompt_rows]
     return scored + [_picked(row, is_scored=False) for row in result.rows]
+
+
+def drafted_ids(drafted: Drafted) -> DraftedIds:
+    return DraftedIds(drafted.session, drafted.start, pack_ids(drafted.ids))
+
+
+def drafted_of(result: StepResult) -> list[Drafted]:
+    return [
+        Drafted(each.session, each.start, tuple(int(token) for token in unpack_ids(each.ids)))
+        for each in result.drafted
+    ]
 
 
 def error_of(failed: StepFailed) -> ShardComputeError:
@@ -88,10 +120,17 @@ def error_of(failed: StepFailed) -> ShardComputeError:
 
 def segment_of(part: Work) -> SegmentHeader:
     return SegmentHeader(
-        part.session, part.start, len(part.ids), part.wanted, pack_ids(part.ids), pack_ids(part.targets)
+        part.session,
+        part.start,
+        len(part.ids),
+        part.wanted,
+        pack_ids(part.ids),
+        pack_ids(part.targets),
+        part.drafts,
+        part.drafted,
     )
 
 
 def _picked(row: RowResult, *, is_scored: bool) -> Picked:
-    choice = TokenChoice(row.token, row.logprob, tuple(row.alternatives))
+    choice = TokenChoice(row.token, row.logprob, tuple(row.alternatives), row.hidden)
     return Picked(row.session, row.position - 1, choice, is_scored)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import ShardComputeError, UsageError
-from shardcompute.core.steps import Opening, Picked, Work
+from shardcompute.core.steps import Drafted, Opening, Picked, Work, drafted_in
 from shardcompute.node.driver import Driver
 from shardcompute.node.scheduler import Frame
 from shardcompute.runtime.stage import StageRuntime
@@ -49,18 +49,20 @@ class LocalChain:
 
     def _step(self, frame: Frame) -> None:
         try:
-            picked = self._compute(frame)
+            picked, drafted = self._compute(frame)
         except ShardComputeError as error:
             self._driver.step_failed(frame.sequence, error)
         except Exception as error:
             self._driver.step_failed(frame.sequence, ShardComputeError(f"a step failed: {error!r}"))
         else:
-            self._driver.take_results(frame.sequence, picked)
+            self._driver.take_results(frame.sequence, picked, drafted)
 
-    def _compute(self, frame: Frame) -> list[Picked]:
-        passed: Array | list[Picked] | None = None
+    def _compute(self, frame: Frame) -> tuple[list[Picked], list[Drafted]]:
+        work: Sequence[Work] = frame.work
+        rows: Array | None = None
         for stage in self._stages:
-            passed = stage.step(frame.work, frame.openings, passed if not isinstance(passed, list) else None)
-        if not isinstance(passed, list):
-            raise UsageError("the last stage of a chain must pick tokens")
-        return passed
+            passed = stage.step(work, frame.openings, rows)
+            if isinstance(passed, list):
+                return passed, drafted_in(work)
+            work, rows = stage.draft(work, passed)
+        raise UsageError("the last stage of a chain must pick tokens")

@@ -89,7 +89,8 @@ class LocalService:
 
     def load(self) -> Load:
         load = self.driver.load()
-        return Load(load.running, load.waiting, min(1.0, load.used_tokens / max(1, load.capacity_tokens)))
+        fraction = min(1.0, load.used_tokens / max(1, load.capacity_tokens))
+        return Load(load.running, load.waiting, fraction, routers={"local": self.driver.speculation()})
 
     async def generate(self, model: str, request: GenerationRequest) -> AsyncIterator[Delta]:
         self._check_name(model)
@@ -145,7 +146,9 @@ def open_model(
                 checkpoint, stage=stage, backend=options.backend, form=options.form, options=share
             )
 
-        stages = _open_stages(checkpoint.name, spec.layer_count, options.stages, executor_options, open_stage)
+        stages = _open_stages(
+            checkpoint.name, tokenizer, spec.layer_count, options.stages, executor_options, open_stage
+        )
         return _start(checkpoint.name, tokenizer, spec.vocab_size, stages, executor_options, options)
 
 
@@ -162,7 +165,9 @@ def _open_fallback(files: ModelFiles, options: EngineOptions, settings: Settings
     def open_stage(stage: Stage, share: ExecutorOptions) -> Executor:
         return model.open_stage(stage.start, stage.stop, share)
 
-    stages = _open_stages(files.name, model.layer_count, options.stages, executor_options, open_stage)
+    stages = _open_stages(
+        files.name, tokenizer, model.layer_count, options.stages, executor_options, open_stage
+    )
     return _start(files.name, tokenizer, model.vocab_size, stages, executor_options, options)
 
 
@@ -178,6 +183,7 @@ def _executor_options(options: EngineOptions, settings: Settings, longest: int) 
 
 def _open_stages(
     name: str,
+    tokenizer: Tokenizer,
     layers: int,
     count: int,
     options: ExecutorOptions,
@@ -193,7 +199,12 @@ def _open_stages(
     for stage in cut_layers(layers, count):
         share = replace(options, kv_bytes=options.kv_bytes * stage.count // layers)
         runtimes.append(
-            StageRuntime(open_stage(stage, share), is_first=stage.is_first, is_last=stage.is_last)
+            StageRuntime(
+                open_stage(stage, share),
+                is_first=stage.is_first,
+                is_last=stage.is_last,
+                vocabulary=tokenizer.vocabulary,
+            )
         )
     return runtimes
 

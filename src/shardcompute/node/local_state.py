@@ -1,4 +1,4 @@
-"""Who runs from a folder: `cluster.json` tells of a cluster, `worker.json` of a worker, while they run.
+"""Who runs from a folder: `cluster.json`, `worker.json` and `driver.json` tell of them, while they run.
 
 A process is recognised by id, start time and command line, so that a file left behind by a crash, or an id that was
 given to somebody else, is never mistaken for it. The files are private (one holds an API key) and replaced in one move.
@@ -23,6 +23,7 @@ from shardcompute.security.private_files import create_private, read_private, re
 
 CLUSTER_FILE = "cluster.json"
 WORKER_FILE = "worker.json"
+DRIVER_FILE = "driver.json"
 _PROGRAM = "shardcompute"
 _SAME_START_S = 2.0
 _ATTEMPTS = 3

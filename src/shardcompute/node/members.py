@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardcompute.core.errors import LinkError
-from shardcompute.node.commands import WorkerCommand, encode_command
+from shardcompute.node.commands import NodeCommand, encode_command
 from shardcompute.wire import LinkPump, Message
 from shardcompute.wire.control import Answer, Command
 
@@ -64,7 +64,7 @@ class Members:
             self._give_up(pump)
         return member
 
-    def command(self, node: str, command: WorkerCommand, done: OnAnswer) -> None:
+    def command(self, node: str, command: NodeCommand, done: OnAnswer) -> None:
         with self._lock:
             self._commands += 1
             number = self._commands
@@ -76,7 +76,7 @@ class Members:
         elif not self.offer(member.pump, Command(number, encode_command(command))):
             self._finish(number, Answer(number, "it could not be told", b""))
 
-    def ask(self, node: str, command: WorkerCommand) -> queue.SimpleQueue[Answer]:
+    def ask(self, node: str, command: NodeCommand) -> queue.SimpleQueue[Answer]:
         answer: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self.command(node, command, answer.put)
         return answer

@@ -1,4 +1,4 @@
-"""A worker's folder: its key and certificate (see `security`), and in `member.json` where its coordinator is."""
+"""The folder of a worker or driver: key and certificate (see `security`); in `member.json`, where its coordinator is."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from shardcompute.security.private_files import read_private, replace_private
 from shardcompute.security.tokens import JoinToken
 
 MEMBER_FILE = "member.json"
+_COMMANDS = {Role.WORKER: "join", Role.DRIVER: "driver"}
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker that has joined a cluster and knows where to go."""
+    """A node that has joined a cluster and knows where to go."""
 
     credentials: Credentials
     control_urls: tuple[str, ...]
@@ -37,7 +38,7 @@ class _Stored(msgspec.Struct, frozen=True):
     control_urls: tuple[str, ...]
 
 
-def join_from(folder: Path, token: JoinToken) -> Member:
+def join_from(folder: Path, token: JoinToken, role: Role = Role.WORKER) -> Member:
     """Join the token's cluster from `folder`, or renew what was joined before.
 
     UsageError if the folder belongs to another cluster; otherwise as `joining.join_cluster`.
@@ -48,19 +49,22 @@ def join_from(folder: Path, token: JoinToken) -> Member:
             f"{folder} belongs to another cluster, {former.own.cluster!r}, not to that of the token",
             hint="choose another --data-dir, or delete this one",
         )
-    credentials, urls = join_cluster(token, folder, Role.WORKER)
+    if former is not None:
+        _check_role(folder, former, role)
+    credentials, urls = join_cluster(token, folder, role)
     return remember(folder, credentials, urls)
 
 
-def open_member(folder: Path) -> Member:
+def open_member(folder: Path, role: Role = Role.WORKER) -> Member:
     """What was joined from `folder` before. UsageError if nothing was, AuthError if it has run out."""
     credentials = _credentials(folder)
     stored = _read(folder)
     if credentials is None or stored is None:
         raise UsageError(
             f"no cluster has been joined from {folder}",
-            hint="run: shardcompute join TOKEN, with the token that `shardcompute up` prints",
+            hint=f"run: shardcompute {_COMMANDS[role]} TOKEN, with the token that `shardcompute up` prints",
         )
+    _check_role(folder, credentials, role)
     if credentials.own.expires_at_s <= time.time():
         raise AuthError(
             f"the certificate in {folder} has run out",
@@ -89,6 +93,13 @@ def remember(folder: Path, credentials: Credentials, urls: list[str]) -> Member:
 def authority_of(credentials: Credentials) -> str:
     """The fingerprint of the cluster that issued the papers."""
     return fingerprint_of(certificate_der(parse_certificate(credentials.authority_pem)))
+
+
+def _check_role(folder: Path, credentials: Credentials, role: Role) -> None:
+    """A folder is one node, in one role: nobody is to count it twice."""
+    if role not in credentials.own.roles:
+        others = " and ".join(sorted(credentials.own.roles))
+        raise UsageError(f"{folder} belongs to a {others}, not to a {role}", hint="choose another --data-dir")
 
 
 def _credentials(folder: Path) -> Credentials | None:

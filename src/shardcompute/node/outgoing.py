@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from shardcompute.core.errors import LinkError
+from shardcompute.node.wire_choice import LinkPace
 from shardcompute.wire import Link, LinkPump, Message
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class OutgoingLinks:
         self._on_broken = on_broken
         self._lock = threading.Lock()
         self._pumps: dict[str, LinkPump] = {}
+        self._paces: dict[str, LinkPace] = {}
         self._is_closed = False
 
     def open(self, to: Neighbour) -> LinkPump:
@@ -45,11 +47,13 @@ class OutgoingLinks:
         except LinkError:
             self._on_broken(to.node)
             raise
-        pump: LinkPump = LinkPump(link, _ignore, lambda error: self._lost(to, pump, error))
+        pace = LinkPace()
+        pump: LinkPump = LinkPump(link, _ignore, lambda error: self._lost(to, pump, error), on_sent=pace.saw)
         with self._lock:
             # Somebody else may have dialled at the same time, or closed us.
             kept = None if self._is_closed else self._pumps.setdefault(to.url, pump)
             if kept is pump:
+                self._paces[to.url] = pace
                 pump.start()
         if kept is not pump:
             link.close()
@@ -68,6 +72,12 @@ class OutgoingLinks:
             raise LinkError(f"there is no link to {to.node}")
         pump.offer(message, tuple(body), timeout_s=None)
 
+    def bytes_per_s(self, to: Neighbour) -> float | None:
+        """What the link to a neighbour carries, as far as sending has shown; None where it has not."""
+        with self._lock:
+            pace = self._paces.get(to.url)
+        return None if pace is None else pace.bytes_per_s
+
     def has(self, to: Neighbour) -> bool:
         with self._lock:
             return to.url in self._pumps
@@ -76,6 +86,7 @@ class OutgoingLinks:
         """Close the links to everybody else, and so wake whoever waits to send to them."""
         with self._lock:
             others = [self._pumps.pop(url) for url in list(self._pumps) if url not in urls]
+            self._paces = {url: pace for url, pace in self._paces.items() if url in self._pumps}
         for pump in others:
             pump.close()
 
@@ -88,7 +99,7 @@ class OutgoingLinks:
         with self._lock:
             if self._pumps.get(to.url) is not pump:
                 return
-            del self._pumps[to.url]
+            del self._pumps[to.url], self._paces[to.url]
         log.info("the link to %s ended: %s", to.node, error)
         self._on_broken(to.node)
 

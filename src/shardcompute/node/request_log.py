@@ -1,23 +1,29 @@
 """The generations that a swarm computes now and computed lately, for people to see.
 
 An entry lives as long as its `with` block; how the block ends is how the generation ended. No text and no token
-is kept, only counts and times.
+is kept, only counts and times. What stages did is looked at whenever tokens come: of the chain's newest step, which
+other generations may have shared.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.generation import Delta, Timings
-from shardcompute.node.views import RequestState, RequestView
+from shardcompute.node.usage import CALLER, UsageBook
+from shardcompute.node.views import RequestState, RequestView, StageShare
+from shardcompute.wire import StageTiming
 
 _RATE_WINDOW_S = 5.0
+StageTimes = Callable[[str], Sequence[StageTiming]]
+"""What the stages of a chain did for its newest step."""
 
 
 class RequestEntry:
@@ -27,7 +33,11 @@ class RequestEntry:
         self.has_started: Callable[[], bool] = lambda: False
         """Whether the chain works on it yet."""
         self._log = log
+        self.ended_as = 0
+        """How many had ended when this one did; 0 while it runs."""
         self._id, self._model, self._chain = id, model, chain
+        self._key = CALLER.get()
+        self._stages = _StageSums()
         self._prompt_tokens = prompt_tokens
         self._generated = 0
         self._submitted_s = log.clock()
@@ -42,9 +52,17 @@ class RequestEntry:
     def saw(self, delta: Delta) -> None:
         now = self._log.clock()
         if delta.tokens:
-            self._first_token_s = self._first_token_s or now
+            is_first, self._first_token_s = self._first_token_s is None, self._first_token_s or now
             self._generated += len(delta.tokens)
             self._log.count(len(delta.tokens), now)
+            self._log.usage.add(
+                self._key,
+                self._model,
+                requests=int(is_first),
+                prompt_tokens=self._prompt_tokens if is_first else 0,
+                generated_tokens=len(delta.tokens),
+            )
+            self._stages.add(self._log.stage_times(self._chain))
         if delta.finish is not None:
             self._finish, self._timings = delta.finish, delta.timings
 
@@ -85,6 +103,11 @@ class RequestEntry:
             tokens_per_s=timings.decode_tokens_per_s if timings else rate,
             finish=self._finish,
             error=self._error,
+            key=self._key,
+            stages=self._stages.views(),
+            traversals=timings.traversals if timings else 0,
+            drafted_tokens=timings.drafted_tokens if timings else 0,
+            accepted_tokens=timings.accepted_tokens if timings else 0,
         )
 
     def _live_state(self) -> RequestState:
@@ -93,20 +116,48 @@ class RequestEntry:
         return "prefill" if self.has_started() else "waiting"
 
 
+class _StageSums:
+    """Times of a chain's stages, added up step by step."""
+
+    def __init__(self) -> None:
+        self._newest: Sequence[StageTiming] = ()
+        self._sums: dict[str, list[float]] = {}
+
+    def add(self, step: Sequence[StageTiming]) -> None:
+        if step is self._newest:
+            return
+        self._newest = step
+        # After a repair others are at work: those of the newest shape come in its order, former ones before them.
+        for timing in step:
+            sums = self._sums.pop(timing.node, [0, 0.0, 0.0, 0.0])
+            added = (1, timing.queue_s, timing.compute_s, timing.codec_s)
+            self._sums[timing.node] = [old + new for old, new in zip(sums, added, strict=True)]
+
+    def views(self) -> tuple[StageShare, ...]:
+        return tuple(
+            StageShare(node=node, steps=int(steps), queue_s=queue_s, compute_s=compute_s, codec_s=codec_s)
+            for node, (steps, queue_s, compute_s, codec_s) in list(self._sums.items())
+        )
+
+
 class RequestLog:
     """All that run and the last `size` that ended. Methods may be called from any thread."""
 
     def __init__(
         self,
-        size: int = 200,
+        size: int = 1000,
         *,
+        stage_times: StageTimes = lambda chain: (),
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.clock = clock
         self.wall_clock = wall_clock
+        self.stage_times = stage_times
+        self.usage = UsageBook(wall_clock=wall_clock)
         self._lock = threading.Lock()
         self._opened = 0
+        self._closed = 0
         self._live: dict[int, RequestEntry] = {}
         self._ended: deque[RequestEntry] = deque(maxlen=size)
         self._counts: deque[tuple[float, int]] = deque()
@@ -121,6 +172,8 @@ class RequestLog:
     def close(self, entry: RequestEntry) -> None:
         with self._lock:
             if self._live.pop(id(entry), None) is not None:
+                self._closed += 1
+                entry.ended_as = self._closed
                 self._ended.appendleft(entry)
 
     def count(self, tokens: int, now_s: float) -> None:
@@ -134,11 +187,17 @@ class RequestLog:
             self._forget(self.clock())
             return sum(tokens for _, tokens in self._counts) / _RATE_WINDOW_S
 
-    def views(self) -> tuple[RequestView, ...]:
-        """Those that run, newest first, then those that ended, the last one first."""
+    def views(self, after: int = 0) -> tuple[RequestView, ...]:
+        """Those that run, newest first, then those that ended, the last one first; without the first `after`."""
+        return self.look(after)[0]
+
+    def look(self, after: int = 0) -> tuple[tuple[RequestView, ...], int]:
+        """`views`, and how many have ended so far: whoever asks again after these is told nothing twice."""
         with self._lock:
-            entries = [*reversed(self._live.values()), *self._ended]
-        return tuple(entry.view() for entry in entries)
+            entries = [*reversed(self._live.values())]
+            entries += itertools.takewhile(lambda entry: entry.ended_as > after, self._ended)
+            closed = self._closed
+        return tuple(entry.view() for entry in entries), closed
 
     def _forget(self, now_s: float) -> None:
         while self._counts and self._counts[0][0] <= now_s - _RATE_WINDOW_S:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from shardcompute.core.generation import Delta, GenerationRequest
+from shardcompute.models.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,26 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class HopTraffic:
+    """Activations sent from one node to the next since the start, in one form."""
+
+    sender: str
+    receiver: str
+    codec: str
+    frames: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
-    """How busy a service is."""
+    """How busy a service is, and what has gone over its links."""
 
     running: int
     waiting: int
     kv_used_fraction: float
+    traffic: Sequence[HopTraffic] = ()
+    routers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By chain, what the router of its driver knows (see `decoding.router`)."""
 
 
 class TextCodec(Protocol):
@@ -38,6 +53,14 @@ class TextCodec(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes that this token stands for."""
+        ...
+
+    def vocabulary(self) -> Vocabulary:
+        """The bytes of all tokens, which grammars need; always the same object."""
+        ...
+
+    def chat_template_source(self, *, has_tools: bool = False) -> str | None:
+        """The text of the model's chat template, None without one."""
         ...
 
     def render_chat(

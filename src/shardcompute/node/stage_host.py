@@ -11,21 +11,25 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.core.sparing_log import SparingLog
-from shardcompute.core.steps import Picked
-from shardcompute.node.boundary_log import BoundaryLog
-from shardcompute.node.commands import Connected
-from shardcompute.node.frames import opened_of, opening_of, result_row, segment_of, work_of
+from shardcompute.core.steps import Opening, Picked, Work, drafted_in
+from shardcompute.node.boundary_log import BoundaryLog, Chunk
+from shardcompute.node.commands import Connected, Wire
+from shardcompute.node.frames import drafted_ids, opened_of, opening_of, result_row, segment_of, work_of
 from shardcompute.node.outgoing import Neighbour, OutgoingLinks
+from shardcompute.node.seat import Place, Seat
+from shardcompute.node.wire_choice import EXACT, choose_codec
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.wire import (
+    Codec,
     Link,
     Message,
     SessionClose,
@@ -41,31 +45,6 @@ _REPLAY_ROWS = 256
 _WATCH_S = 1.0
 ShardKey = tuple[str, int, int]
 """(chain, first layer, layer behind the last)"""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a stage stands in one epoch of its chain."""
-
-    epoch: int
-    next: Neighbour
-    driver: Neighbour
-    is_last: bool
-    previous: str
-    """The node whose frames are taken: the stage before, or the driver where this is the first."""
-
-    def hears(self, sender: str) -> bool:
-        return sender in (self.previous, self.driver.node)
-
-
-@dataclass(slots=True)
-class _Seat:
-    """A shard in its place, with what it has sent on to the next stage."""
-
-    chain: str
-    runtime: StageRuntime
-    place: Place
-    log: BoundaryLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +70,15 @@ class StageHost:
         dial: Callable[[str], Link],
         on_link_broken: Callable[[str], None],
         *,
-        codec: str = "exact",
         log_bytes: int = 256 << 20,
     ) -> None:
         self._node = node
         self._links = OutgoingLinks(dial, on_link_broken)
-        self._codec = find_codec(codec)
         self._log_bytes = log_bytes
         self._lock = threading.Lock()
         self._sparing = SparingLog(log)
         self._runtimes: dict[ShardKey, StageRuntime] = {}
-        self._seats: dict[str, _Seat] = {}
+        self._seats: dict[str, Seat] = {}
         self._fences: dict[str, int] = {}
         self._is_closed = False
         self._inbox: queue.SimpleQueue[_Arrived | _Ended | Callable[[], None] | None] = queue.SimpleQueue()
@@ -150,7 +127,7 @@ class StageHost:
         self._inbox.put(lambda: done.put(self._take_stock(seat, goes_on, replays and goes_on)))
         return self._await(done)
 
-    def _take_seat(self, key: ShardKey, place: Place, keeps_sessions: bool) -> tuple[_Seat, bool]:
+    def _take_seat(self, key: ShardKey, place: Place, keeps_sessions: bool) -> tuple[Seat, bool]:
         """The shard in its new place, and whether it goes on with its sessions."""
         chain = key[0]
         with self._lock:
@@ -162,7 +139,7 @@ class StageHost:
             former = self._seats.get(chain)
             goes_on = keeps_sessions and former is not None and former.runtime is runtime
             log_ = former.log if goes_on and former is not None else BoundaryLog(self._log_bytes)
-            seat = self._seats[chain] = _Seat(chain, runtime, place, log_)
+            seat = self._seats[chain] = Seat(chain, runtime, place, log_)
             self._fences[chain] = place.epoch
         return seat, goes_on
 
@@ -186,12 +163,39 @@ class StageHost:
                 for chain, seat in self._seats.items()
                 if seat.place.epoch >= self._fences.get(chain, 0)
             ]
-        return {place.next.node for place in places if not self._links.has(place.next)}
+        expected = {each for place in places for each in (place.next, *place.drivers.values())}
+        return {each.node for each in expected if not self._links.has(each)}
 
     def _neighbours(self) -> set[str]:
         with self._lock:
             places = [seat.place for seat in self._seats.values()]
-        return {neighbour.url for place in places for neighbour in (place.next, place.driver)}
+        return {neighbour.url for place in places for neighbour in place.neighbours()}
+
+    def admit(self, chain: str, epoch: int, sessions: int, driver: Neighbour, kv_tokens: int) -> Connected:
+        """Take another driver's frames too, or change its share; answers with what is held of its sessions.
+
+        Raises LinkError where it cannot be reached, or the epoch is over.
+        """
+        with self._lock:
+            seat = self._seats.get(chain)
+            if seat is None or seat.place.epoch != epoch or epoch < self._fences.get(chain, 0):
+                raise LinkError(f"epoch {epoch} of chain {chain} is over")
+            seat.place = seat.place.with_driver(sessions, driver, kv_tokens)
+        self._links.open(driver)
+        done: queue.SimpleQueue[Connected | LinkError] = queue.SimpleQueue()
+        self._inbox.put(lambda: done.put(Connected(True, {}, seat.held(sessions))))
+        return self._await(done)
+
+    def dismiss(self, chain: str, sessions: int) -> None:
+        """A driver is gone: take nothing more of its sessions and free what they hold."""
+        with self._lock:
+            seat = self._seats.get(chain)
+            if seat is None:
+                return
+            seat.place = seat.place.without_driver(sessions)
+        # A computing thread that waits to send to it would never come to the rest.
+        self._links.keep_only(self._neighbours())
+        self._inbox.put(lambda: seat.free(sessions))
 
     def fence(self, chain: str, epoch: int, *, forgets: bool = False) -> None:
         """Drop frames of this epoch and earlier ones, and perhaps what is left of their sessions."""
@@ -249,7 +253,8 @@ class StageHost:
             is_stale = frame.epoch < self._fences.get(frame.chain, 0)
         if seat is None or is_stale or frame.epoch != seat.place.epoch:
             return
-        if not seat.place.hears(arrived.sender):
+        sessions = [segment.session for segment in frame.segments]
+        if not seat.place.hears(arrived.sender, sessions, is_replay=frame.replay):
             self._sparing.warning(
                 arrived.sender,
                 "%s sent a frame for chain %s, in which it has no such place",
@@ -257,13 +262,19 @@ class StageHost:
                 frame.chain,
             )
             return
+        if seat.is_outdated(frame):
+            return
         started = time.perf_counter()
         try:
+            seat.check_share(frame)
             work = [work_of(segment) for segment in frame.segments]
             openings = [opening_of(opened) for opened in frame.opens]
             activations = self._decode(frame, arrived.body)
             decoded = time.perf_counter()
             out = seat.runtime.step(work, openings, activations)
+            if not isinstance(out, list):
+                drafted, out = seat.runtime.draft(work, out)
+                work = list(drafted)
         except Exception as error:
             self._report_failure(seat, frame, error)
             return
@@ -272,49 +283,74 @@ class StageHost:
             self._node, started - arrived.received_s, computed - decoded, decoded - started, len(arrived.body)
         )
         if not isinstance(out, list):
-            # The executor reuses its output; log and link keep what they are given.
-            out = np.array(out, dtype=np.float32)
-            seat.log.append(work, openings, out)
-        if frame.replay:
-            return
-        self._pass_on(seat, frame, out, [*frame.timings, timing])
+            self._pass_on(seat, frame, work, openings, out, timing)
+        elif not frame.replay:
+            self._answer(seat, frame, work, out, timing)
 
     def _decode(self, frame: StepFrame, body: memoryview) -> Array | None:
         if frame.width == 0:
             return None
         return find_codec(frame.codec).decode(body, frame.rows, frame.width)
 
-    def _pass_on(
-        self, seat: _Seat, frame: StepFrame, out: Array | list[Picked], timings: list[StageTiming]
+    def _answer(
+        self, seat: Seat, frame: StepFrame, work: Sequence[Work], out: list[Picked], timing: StageTiming
     ) -> None:
-        if isinstance(out, list):
-            rows = [result_row(picked) for picked in out]
-            result = StepResult(
-                frame.chain,
-                frame.epoch,
-                frame.sequence,
-                [row for row, picked in zip(rows, out, strict=True) if not picked.is_scored],
-                [row for row, picked in zip(rows, out, strict=True) if picked.is_scored],
-                timings,
-            )
-            self._links.send(seat.place.next, result)
+        """The end of the chain: results straight to the driver."""
+        rows = [result_row(picked) for picked in out]
+        result = StepResult(
+            frame.chain,
+            frame.epoch,
+            frame.sequence,
+            [row for row, picked in zip(rows, out, strict=True) if not picked.is_scored],
+            [row for row, picked in zip(rows, out, strict=True) if picked.is_scored],
+            [*frame.timings, timing],
+            [drafted_ids(drafted) for drafted in drafted_in(work)],
+        )
+        self._links.send(seat.driver_of(frame), result)
+
+    def _pass_on(
+        self,
+        seat: Seat,
+        frame: StepFrame,
+        work: Sequence[Work],
+        openings: Sequence[Opening],
+        out: Array,
+        timing: StageTiming,
+    ) -> None:
+        """Log what the next stage gets, as it gets it, and send it on unless it has that already."""
+        started = time.perf_counter()
+        rows, width = out.shape
+        codec = self._choose_codec(seat.place, rows, width)
+        # The executor reuses its output; log and link keep what they are given.
+        packed = codec.rows.pack(np.array(out, dtype=np.float32))
+        seat.log.append(work, openings, Chunk(codec.rows.name, width, packed))
+        if frame.replay:
             return
-        body = self._codec.encode(out)
+        body = codec.wrap(packed)
+        sent = msgspec.structs.replace(
+            timing,
+            codec_s=timing.codec_s + time.perf_counter() - started,
+            codec=codec.name,
+            sent_bytes=sum(part.nbytes for part in body),
+        )
         passed = StepFrame(
             chain=frame.chain,
             epoch=frame.epoch,
             sequence=frame.sequence,
-            segments=frame.segments,
-            rows=frame.rows,
-            width=out.shape[1],
-            codec=self._codec.name,
-            replay=frame.replay,
+            segments=[segment_of(part) for part in work],
+            rows=rows,
+            width=width,
+            codec=codec.name,
             opens=frame.opens,
-            timings=timings,
+            timings=[*frame.timings, sent],
         )
         self._links.send(seat.place.next, passed, body)
 
-    def _take_stock(self, seat: _Seat, goes_on: bool, replays: bool) -> Connected | LinkError:
+    def _choose_codec(self, place: Place, rows: int, width: int) -> Codec:
+        rate = self._links.bytes_per_s(place.next)
+        return find_codec(choose_codec(place.wire, rows, width, bytes_per_s=rate))
+
+    def _take_stock(self, seat: Seat, goes_on: bool, replays: bool) -> Connected | LinkError:
         """What is known here, after all that came before; for the new next stage, also told to it."""
         held = seat.runtime.session_lengths() if goes_on else {}
         try:
@@ -322,25 +358,26 @@ class StageHost:
         except LinkError as error:
             return error
 
-    def _replay(self, seat: _Seat) -> dict[int, int]:
+    def _replay(self, seat: Seat) -> dict[int, int]:
         """Send the next stage what it would have got, had it been there from the start."""
         lengths = seat.log.lengths()
-        for work, opening, rows in seat.log.replay(_REPLAY_ROWS):
+        for work, opening, chunk in seat.log.replay(_REPLAY_ROWS):
+            codec, body = _body_of(chunk, seat.place.wire)
             frame = StepFrame(
                 chain=seat.chain,
                 epoch=seat.place.epoch,
                 sequence=0,
                 segments=[segment_of(work)],
-                rows=len(rows),
-                width=rows.shape[1],
-                codec=self._codec.name,
+                rows=len(chunk),
+                width=chunk.width,
+                codec=codec,
                 replay=True,
                 opens=[] if opening is None else [opened_of(opening)],
             )
-            self._links.send(seat.place.next, frame, self._codec.encode(rows))
+            self._links.send(seat.place.next, frame, body)
         return lengths
 
-    def _report_failure(self, seat: _Seat, frame: StepFrame, error: Exception) -> None:
+    def _report_failure(self, seat: Seat, frame: StepFrame, error: Exception) -> None:
         if not isinstance(error, ShardComputeError):
             log.exception("a step of chain %s failed", frame.chain)
         failed = StepFailed(
@@ -351,7 +388,10 @@ class StageHost:
             type(error).__name__,
             str(error),
         )
-        self._links.open(seat.place.driver).offer(failed, timeout_s=None)
+        driver = seat.driver_of(frame)
+        if driver == seat.place.driver:
+            self._links.open(driver)
+        self._links.send(driver, failed)
 
     def _close_sessions(self, ended: _Ended) -> None:
         message = ended.message
@@ -359,9 +399,15 @@ class StageHost:
             seat = self._seats.get(message.chain)
         # Of an old epoch it may be news of a session that has begun again since.
         is_current = seat is not None and message.epoch in (0, seat.place.epoch)
-        if seat is not None and is_current and seat.place.hears(ended.sender):
-            seat.runtime.close_sessions(message.sessions)
-            for session in message.sessions:
-                seat.log.forget(session)
+        if seat is not None and is_current and seat.place.may_end(ended.sender, message.sessions):
+            seat.close(message.sessions)
             if not seat.place.is_last:
                 self._links.send(seat.place.next, message)
+
+
+def _body_of(chunk: Chunk, wire: Wire) -> tuple[str, list[memoryview]]:
+    """Logged rows as they were sent; a stage that cannot read that form gets the same values exactly."""
+    codec = find_codec(chunk.codec)
+    if chunk.codec in wire.codecs:
+        return chunk.codec, codec.wrap(chunk.rows)
+    return EXACT, find_codec(EXACT).encode(codec.rows.unpack(chunk.rows, chunk.width))

@@ -10,26 +10,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from shardcompute.control.actions import ActivateChain, ConnectChain, ReportUnservable
-from shardcompute.control.state import ClusterState
 from shardcompute.core.errors import CapacityError, ShardComputeError, UnknownModelError
-from shardcompute.core.generation import Delta, GenerationRequest
+from shardcompute.core.generation import Delta, GenerationRequest, Speculation
+from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.chain_links import ChainAddress, DriverLinks
-from shardcompute.node.driver import ChainShape, Driver, DriverLimits, Resumption
+from shardcompute.node.driver import Driver, DriverLimits, Resumption
 from shardcompute.node.request_log import RequestLog
 from shardcompute.node.service import Load, ServedModel
+from shardcompute.node.session_ranges import choose_range, first_session
+from shardcompute.node.traffic import WireTraffic
 from shardcompute.wire import Link, Message, StageTiming
 
 log = logging.getLogger(__name__)
-_SESSIONS_OF_A_DRIVER = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,10 @@ class SwarmModel:
     vocab_size: int
     context_length: int
     created_s: int
+    speculation: Speculation = field(default_factory=Speculation)
+    """For requests that do not say."""
+    drafters: Sequence[Drafter] = ()
+    """Beside the one that every driver has."""
 
 
 class Swarm:
@@ -56,7 +60,8 @@ class Swarm:
         max_waiting: int = 256,
     ) -> None:
         self.url = url
-        self.requests = RequestLog()
+        self.sessions = choose_range()
+        self.requests = RequestLog(stage_times=lambda chain: self._timings.get(chain, ()))
         self._links = DriverLinks(dial, on_link_broken, self._keep_timings)
         self._lock = threading.Lock()
         self._models: dict[str, SwarmModel] = {}
@@ -65,12 +70,22 @@ class Swarm:
         self._connected: set[str] = set()
         self._unservable: dict[str, CapacityError] = {}
         self._timings: dict[str, Sequence[StageTiming]] = {}
+        self._traffic = WireTraffic()
         self._max_sessions = max_sessions
         self._max_waiting = max_waiting
 
     def add_model(self, model: SwarmModel) -> None:
         with self._lock:
             self._models[model.name] = model
+
+    def all_models(self) -> list[SwarmModel]:
+        with self._lock:
+            return list(self._models.values())
+
+    def chains(self) -> set[str]:
+        """The chains that have a driver here."""
+        with self._lock:
+            return set(self._drivers)
 
     def remove_model(self, name: str) -> None:
         with self._lock:
@@ -97,6 +112,13 @@ class Swarm:
             driver.close()
         self._links.close()
 
+    def drop_prefixes(self) -> None:
+        """Give up what is kept of ended sessions."""
+        with self._lock:
+            drivers = list(self._drivers.values())
+        for driver in drivers:
+            driver.drop_prefixes()
+
     # For the coordinator (see `driver_side.DriverSide`)
 
     def serves(self, model: str) -> bool:
@@ -106,11 +128,15 @@ class Swarm:
     def open_chain(self, action: ConnectChain) -> None:
         first = action.stages[0]
         nodes = tuple(stage.node for stage in action.stages)
-        self._links.open(ChainAddress(action.chain, action.epoch, first.node, first.address, nodes))
+        self.open_address(
+            ChainAddress(action.chain, action.epoch, first.node, first.address, nodes, action.drafts)
+        )
 
-    def activate_chain(
-        self, action: ActivateChain, state: ClusterState, resumption: Resumption | None
-    ) -> None:
+    def open_address(self, address: ChainAddress) -> None:
+        """Dial the first stage of a new epoch. Raises LinkError."""
+        self._links.open(address)
+
+    def activate_chain(self, action: ActivateChain, kv_tokens: int, resumption: Resumption | None) -> None:
         with self._lock:
             model = self._models.get(action.model)
             if model is None:
@@ -118,16 +144,31 @@ class Swarm:
             driver = self._drivers.get(action.chain)
             if driver is None:
                 limits = DriverLimits(
-                    model.vocab_size, model.context_length, self._max_sessions, self._max_waiting
+                    model.vocab_size,
+                    model.context_length,
+                    self._max_sessions,
+                    self._max_waiting,
+                    model.speculation,
                 )
-                first = secrets.randbelow(1 << 20) * _SESSIONS_OF_A_DRIVER + 1
-                driver = self._drivers[action.chain] = Driver(model.tokenizer, limits, first_session=first)
+                first = first_session(self.sessions)
+                driver = self._drivers[action.chain] = Driver(
+                    model.tokenizer,
+                    limits,
+                    first_session=first,
+                    drafters=model.drafters,
+                )
                 self._model_of[action.chain] = action.model
             self._unservable.pop(action.model, None)
-        shape = ChainShape(state.models[action.model].model.kv_tokens, len(state.chains[action.chain].stages))
-        self._links.activate(action.chain, action.epoch, driver, shape, resumption)
+        self._links.activate(action.chain, action.epoch, driver, kv_tokens, resumption)
         with self._lock:
             self._connected.add(action.chain)
+
+    def share_chain(self, chain: str, epoch: int, kv_tokens: int) -> None:
+        self._links.share(chain, epoch, kv_tokens)
+
+    def unreachable(self) -> set[str]:
+        """The first stages of chains in use to which the link is lost."""
+        return self._links.unreachable()
 
     def fence_chain(self, chain: str, epoch: int) -> None:
         with self._lock:
@@ -181,10 +222,12 @@ class Swarm:
     def load(self) -> Load:
         with self._lock:
             loads = [driver.load() for driver in self._drivers.values()]
+            routers = {chain: driver.speculation() for chain, driver in self._drivers.items()}
         used = sum(load.used_tokens for load in loads)
         capacity = sum(load.capacity_tokens for load in loads)
         fraction = min(1.0, used / capacity) if capacity else 0.0
-        return Load(sum(load.running for load in loads), sum(load.waiting for load in loads), fraction)
+        running, waiting = sum(load.running for load in loads), sum(load.waiting for load in loads)
+        return Load(running, waiting, fraction, self._traffic.hops(), routers)
 
     async def generate(self, model: str, request: GenerationRequest) -> AsyncIterator[Delta]:
         name = self._find(model).name
@@ -238,6 +281,7 @@ class Swarm:
         return min(drivers, key=lambda each: _busyness(each[1]))
 
     def _keep_timings(self, chain: str, timings: Sequence[StageTiming]) -> None:
+        self._traffic.count(timings)
         with self._lock:
             self._timings[chain] = timings
 

@@ -78,6 +78,8 @@ class NodeView:
     loading: tuple[LoadingLayers, ...] = ()
     cached: tuple[CachedLayers, ...] = ()
     failures: tuple[LoadFailure, ...] = ()
+    api_url: str = ""
+    """Where a driver answers clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,9 @@ class StageTimes:
     compute_s: float
     codec_s: float
     received_bytes: int
+    codec: str = ""
+    """The form in which activations went to the next stage; the last sends none."""
+    sent_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +123,17 @@ class StageView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DriverView:
+    """Who sends a chain its work: the coordinator itself, or a node with the role of a driver."""
+
+    node: str
+    kv_tokens: int
+    """Its share of the chain's KV memory."""
+    round_trip_s: float | None = None
+    """On the wire, from it through the chain and back; None where a link of that was not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChainView:
     id: str
     model: str
@@ -131,6 +147,8 @@ class ChainView:
     predicted_tokens_per_s_many: float | None = None
     bottleneck: str = ""
     """In words, where the chain can be predicted."""
+    drivers: tuple[DriverView, ...] = ()
+    """The nearest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +169,10 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchView:
-    """A model that somebody asked for and that is not served yet; `name` is what it will be called then."""
+    """A model that somebody asked for and that is not served yet; `name` is what it will be called then.
+
+    `chains` 0: it is only to be fetched.
+    """
 
     model: str
     name: str
@@ -208,6 +229,17 @@ class ClusterChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageShare:
+    """What a stage did for one generation: times of the steps that were looked at, added up."""
+
+    node: str
+    steps: int
+    queue_s: float
+    compute_s: float
+    codec_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestView:
     """One generation. Times are known as far as it has come; `finish` says how a done one ended."""
 
@@ -226,6 +258,13 @@ class RequestView:
     """After the first token."""
     finish: str = ""
     error: str = ""
+    key: str = ""
+    """The public name of the API key that asked; "" where none was asked for."""
+    stages: tuple[StageShare, ...] = ()
+    """In the order of the chain; they share the time of prefill and decode with the links between them."""
+    traversals: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

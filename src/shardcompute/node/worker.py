@@ -26,23 +26,27 @@ from shardcompute.control.state import Holding, Shard
 from shardcompute.core.errors import CapacityError, LinkError, ShardComputeError
 from shardcompute.models.spec import Stage
 from shardcompute.node.commands import (
+    Admit,
     Connect,
     Connected,
+    Dismiss,
     FenceOff,
     Leave,
     Load,
+    NodeCommand,
     Peer,
     Probe,
     Unload,
-    WorkerCommand,
     encode_connected,
 )
 from shardcompute.node.control_client import ControlClient
+from shardcompute.node.draft_heads import has_draft_head, open_drafter
 from shardcompute.node.endpoint import Endpoint, receive_all
 from shardcompute.node.link_probe import answer_probes, probe_link
 from shardcompute.node.outgoing import Neighbour
 from shardcompute.node.probe import measure_layer, measure_seconds_per_byte
-from shardcompute.node.stage_host import Place, ShardKey, StageHost
+from shardcompute.node.seat import Place
+from shardcompute.node.stage_host import ShardKey, StageHost
 from shardcompute.node.weight_pieces import Supplier
 from shardcompute.node.weights_client import RemoteTensors, fetch_card, open_remote_shard
 from shardcompute.node.weights_server import CachedModels, WeightsServer
@@ -52,8 +56,9 @@ from shardcompute.security.names import Role
 from shardcompute.security.revocations import Revocations
 from shardcompute.version import VERSION
 from shardcompute.weights.card import Card
+from shardcompute.weights.served import served_vocabulary
 from shardcompute.weights.shard_cache import ShardCache
-from shardcompute.wire import Link
+from shardcompute.wire import CODECS, Link, Transport
 
 log = logging.getLogger(__name__)
 _RETRY_DELAYS_S = (0.5, 1.0, 2.0)
@@ -73,6 +78,8 @@ class WorkerOptions:
     threads: int = 1
     backend: str = "onnx"
     device: str = "cpu"
+    transport: Transport | None = None
+    """How links are made, where not simply over TCP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,7 @@ class Worker:
                 "probe": answer_probes,
             },
             advertise=options.advertise,
+            transport=options.transport,
         )
         self.node = self._endpoint.node
         self._host = StageHost(self.node, lambda url: self._endpoint.dial(url, "stage"), self._link_broken)
@@ -165,6 +173,7 @@ class Worker:
             seconds_per_byte=self._seconds_per_byte,
             cached=tuple(Holding(held.model, held.start, held.stop) for held in self._cache.holdings()),
             shards=shards,
+            codecs=tuple(CODECS),
         )
 
     def _registered(self, incarnation: int, revocations: Revocations) -> None:
@@ -175,22 +184,34 @@ class Worker:
         for node in self._host.unreachable():
             self._link_broken(node)
 
-    def _carry_out(self, command: WorkerCommand) -> bytes:
+    def _carry_out(self, command: NodeCommand) -> bytes:
         if isinstance(command, Load):
             self._load(command)
         elif isinstance(command, Unload):
             self._unload((command.chain, command.start, command.stop))
         elif isinstance(command, Connect):
+            driver = Neighbour(command.driver_node, command.driver_url)
             place = Place(
                 command.epoch,
                 Neighbour(command.next_node, command.next_url),
-                Neighbour(command.driver_node, command.driver_url),
+                driver,
                 command.is_last,
                 command.previous_node,
+                command.wire,
+                {command.driver_sessions: driver},
+                {command.driver_sessions: command.driver_kv_tokens},
             )
             return encode_connected(self._connect(command, place))
         elif isinstance(command, FenceOff):
             self._host.fence(command.chain, command.epoch, forgets=command.forgets)
+        elif isinstance(command, Admit):
+            driver = Neighbour(command.driver.node, command.driver.url)
+            connected = self._host.admit(
+                command.chain, command.epoch, command.sessions, driver, command.kv_tokens
+            )
+            return encode_connected(connected)
+        elif isinstance(command, Dismiss):
+            self._host.dismiss(command.chain, command.sessions)
         elif isinstance(command, Probe):
             self._probe(command)
         elif isinstance(command, Leave):
@@ -264,7 +285,10 @@ class Worker:
         card = self._fetch_card(origin, command.model)
         stage = Stage(command.start, command.stop, card.spec.layer_count)
         kv_bytes = command.kv_tokens * card.spec.kv_bytes_per_token_and_layer * stage.count
-        size = card.stage_bytes(stage) + kv_bytes
+        drafts = command.drafts and has_draft_head(card, stage)
+        if command.drafts and not drafts:
+            log.warning("%s has no draft head behind layer %d: nothing is drafted", card.model, stage.stop)
+        size = card.stage_bytes(stage) + kv_bytes + (card.draft_bytes if drafts else 0)
         self._await_room(size)
 
         def progress(done: int, total: int) -> None:
@@ -286,8 +310,19 @@ class Worker:
         ]
         tensors = RemoteTensors(card, sources, self._cache, progress=progress)
         with contextlib.closing(tensors):
-            executor = open_remote_shard(card, stage, tensors, backend=self._options.backend, options=options)
-        runtime = StageRuntime(executor, is_first=stage.is_first, is_last=stage.is_last)
+            backend = self._options.backend
+            executor = open_remote_shard(
+                card, stage, tensors, backend=backend, options=options, drafts=drafts
+            )
+            drafter = open_drafter(card, stage, tensors, backend=backend, options=options) if drafts else None
+            vocabulary = served_vocabulary(tensors) if stage.is_last else None
+        runtime = StageRuntime(
+            executor,
+            is_first=stage.is_first,
+            is_last=stage.is_last,
+            drafter=drafter,
+            vocabulary=None if vocabulary is None else lambda: vocabulary,
+        )
         layer_s = measure_layer(runtime, stage, card.spec.hidden)
         self._host.add(key, runtime)
         with self._lock:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
-from shardcompute.backends.executor import Executor, ExecutorOptions
+from shardcompute.backends.executor import Executor, ExecutorOptions, Network
+from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import BackendError, UsageError
-from shardcompute.models.decoder import Decoder, TensorSource
-from shardcompute.models.spec import ModelSpec, Stage, whole
+from shardcompute.models.decoder import Decoder, HeadNetwork, TensorSource
+from shardcompute.models.spec import ModelSpec, Stage, head_stage, whole
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.quantise import WEIGHT_FORMS
 
@@ -36,21 +38,46 @@ def build_executor(
     spec: ModelSpec, stage: Stage, source: TensorSource, *, backend: str, options: ExecutorOptions
 ) -> Executor:
     """Load a stage from wherever `source` reads; it is not needed afterwards."""
-    decoder = Decoder(spec, stage, source)
+    return _run_by(backend, Decoder(spec, stage, source), options)
+
+
+def open_head(
+    checkpoint: Checkpoint,
+    *,
+    backend: str = "onnx",
+    form: str = "native",
+    is_normed: bool = False,
+    options: ExecutorOptions,
+) -> Executor:
+    """Load the output head alone, with the final norm unless states come normed: logits for each hidden state."""
+    source = checkpoint.source(head_stage(checkpoint.spec), form=form)
+    return build_head(checkpoint.spec, source, backend=backend, is_normed=is_normed, options=options)
+
+
+def build_head(
+    spec: ModelSpec, source: TensorSource, *, backend: str, is_normed: bool = False, options: ExecutorOptions
+) -> Executor:
+    """`open_head` from wherever `source` reads."""
+    # It keeps nothing between steps: every row is the first of a session of its own.
+    options = replace(options, kv_bytes=1 << 20, max_rows=options.max_wanted, context_length=PAGE_TOKENS)
+    return _run_by(backend, HeadNetwork(spec, source, is_normed=is_normed), options)
+
+
+def _run_by(backend: str, network: Network, options: ExecutorOptions) -> Executor:
     if backend == "onnx":
         from shardcompute.backends.ort import OrtExecutor
 
-        return OrtExecutor(decoder, options)
+        return OrtExecutor(network, options)
     if backend == "numpy":
         from shardcompute.backends.numpy_ops import NumpyExecutor
 
-        return NumpyExecutor(decoder, options)
+        return NumpyExecutor(network, options)
     if backend == "torch":
         if importlib.util.find_spec("torch") is None:
             raise BackendError("the torch backend needs torch", hint="pip install 'shardcompute[torch]'")
         from shardcompute.backends.torch import TorchExecutor
 
-        return TorchExecutor(decoder, options)
+        return TorchExecutor(network, options)
     if backend == "transformers":
         raise UsageError(
             "the transformers backend runs whole models in one process only",

@@ -1,46 +1,84 @@
-"""One shard at work: sessions, KV and `step`, with the tail where the chain ends."""
+"""One shard at work: sessions, KV and `step`, with the tail where the chain ends.
+
+A first stage may have a drafter: `draft` then adds to a step's rows those of tokens that it guesses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from shardcompute.backends.executor import Executor, KvUsage
 from shardcompute.backends.matrix import Array
+from shardcompute.core.errors import UsageError
 from shardcompute.core.steps import Opening, Picked, Work, segments_of
+from shardcompute.models.vocabulary import Vocabulary
+from shardcompute.runtime.drafting import SelfDrafter
 from shardcompute.runtime.tail import Tail
 
 
 class StageRuntime:
     """Runs steps of one stage. One caller at a time."""
 
-    def __init__(self, executor: Executor, *, is_first: bool, is_last: bool) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        is_first: bool,
+        is_last: bool,
+        drafter: SelfDrafter | None = None,
+        vocabulary: Callable[[], Vocabulary] | None = None,
+    ) -> None:
+        """A last stage asks for the `vocabulary` when a session has a grammar."""
+        if drafter is not None and (is_last or not is_first):
+            raise ValueError("only a first stage with others behind it can draft")
         self._executor = executor
+        self._drafter = drafter
         self._is_first = is_first
-        self._tail = Tail() if is_last else None
+        self._tail = Tail(vocabulary) if is_last else None
 
     def step(
         self, work: Sequence[Work], openings: Iterable[Opening], activations: Array | None
     ) -> Array | list[Picked]:
         """Activations for the next stage or, from the last one, the picked tokens."""
+        if not self._is_first and any(part.drafts for part in work):
+            raise UsageError("only the first stage of a chain can be asked for drafts")
         if self._is_first:
             inputs: Array = np.fromiter((token for part in work for token in part.ids), dtype=np.int64)
         elif activations is None:
             raise ValueError("a stage behind the first needs activations")
         else:
             inputs = activations
-        out = self._executor.step(segments_of(work), inputs)
+        openings = tuple(openings)
+        for opening in openings:
+            if opening.prefix is not None:
+                prefix = opening.prefix
+                self._executor.adopt(prefix.source, opening.session, prefix.length, is_moved=prefix.is_moved)
         if self._tail is None:
-            return out
+            rows = self._executor.step(segments_of(work), inputs)
+            if self._drafter is not None:
+                self._drafter.follow(work, openings)
+            return rows
+        keeps_hidden = self._tail.wants_hidden(work, openings)
+        out = self._executor.step(segments_of(work), inputs, keeps_hidden=keeps_hidden)
         self._tail.open(openings)
-        return self._tail.pick(work, out)
+        return self._tail.pick(work, out, self._executor.hidden_rows() if keeps_hidden else None)
+
+    def draft(self, work: Sequence[Work], rows: Array) -> tuple[Sequence[Work], Array]:
+        """What `step` has just made of `work`, with the drafts that it asks for where this stage can draft."""
+        if self._drafter is None:
+            return [replace(part, drafts=0) if part.drafts else part for part in work], rows
+        return self._drafter.extend(work, rows, self._executor.step)
 
     def close_sessions(self, sessions: Iterable[int]) -> None:
         for session in sessions:
             self._executor.close_session(session)
             if self._tail is not None:
                 self._tail.close(session)
+            if self._drafter is not None:
+                self._drafter.close_session(session)
 
     def reset(self) -> None:
         """Forget every session: the chain has a new shape and its driver replays what it needs."""
@@ -62,3 +100,5 @@ class StageRuntime:
 
     def close(self) -> None:
         self._executor.close()
+        if self._drafter is not None:
+            self._drafter.close()

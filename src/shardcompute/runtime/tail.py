@@ -6,20 +6,30 @@ that is replayed from its tokens picks the same ones again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from shardcompute.backends.matrix import Array
-from shardcompute.core.errors import UsageError
+from shardcompute.core.errors import CapacityError, UsageError
 from shardcompute.core.generation import Sampling
-from shardcompute.core.steps import Opening, Picked, Work
-from shardcompute.decoding import Sampler, TokenHistory, build_sampler, score_token
+from shardcompute.core.steps import Opening, Picked, Prefix, Work
+from shardcompute.decoding import (
+    GrammarState,
+    Sampler,
+    TokenHistory,
+    build_sampler,
+    compiler_of,
+    score_token,
+)
+from shardcompute.models.vocabulary import Vocabulary
 
 
 class _Session:
     """One session's sampler and the tokens it has seen."""
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: Opening, grammar: GrammarState | None) -> None:
         self.sampling: Sampling = opening.sampling
+        self.grammar = grammar
         self.sampler: Sampler = build_sampler(opening.sampling)
         self.prompt_length = opening.prompt_length
         self.prompt_logprobs = opening.prompt_logprobs
@@ -40,6 +50,16 @@ class _Session:
                 self._history = None
             else:
                 self._history.truncate(work.start)
+        if self.grammar is not None:
+            self.grammar.truncate(max(work.start - self.prompt_length, 0))
+
+    def masked(self, logits: Array, length: int) -> Array:
+        """The logits of the token behind the first `length`, without those that the grammar forbids there."""
+        if self.grammar is None:
+            return logits
+        start = self.prompt_length + len(self.grammar)
+        self.grammar.extend(self.tokens[start:length])
+        return self.grammar.mask(logits)
 
     def history(self, length: int) -> TokenHistory:
         """The first `length` tokens, counted; extended from the last call's."""
@@ -51,43 +71,88 @@ class _Session:
 
 
 class Tail:
-    """Picks tokens for all sessions of a chain."""
+    """Picks tokens for all sessions of a chain. `vocabulary` is asked for when a session has a grammar."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: Callable[[], Vocabulary] | None = None) -> None:
         self._sessions: dict[int, _Session] = {}
+        self._vocabulary = vocabulary
 
     def open(self, openings: Iterable[Opening]) -> None:
         """Sessions that are new here, or start again."""
         for opening in openings:
-            self._sessions[opening.session] = _Session(opening)
+            session = _Session(opening, self._start_grammar(opening.sampling))
+            if opening.prefix is not None:
+                session.tokens = self._begin(opening.prefix)
+            self._sessions[opening.session] = session
+
+    def _begin(self, prefix: Prefix) -> list[int]:
+        """The tokens that a session shares with another."""
+        if self.length(prefix.source) < prefix.length:
+            raise CapacityError(f"session {prefix.source} does not hold {prefix.length} tokens")
+        tokens = self._sessions[prefix.source].tokens[: prefix.length]
+        if prefix.is_moved:
+            del self._sessions[prefix.source]
+        return tokens
 
     def close(self, session: int) -> None:
         self._sessions.pop(session, None)
+
+    def has(self, session: int) -> bool:
+        return session in self._sessions
 
     def length(self, session: int) -> int:
         """How many of a session's tokens are known here."""
         known = self._sessions.get(session)
         return 0 if known is None else len(known.tokens)
 
-    def pick(self, work: Sequence[Work], logits: Array) -> list[Picked]:
-        """One token per wanted row, in the order of the rows."""
+    def follow(self, part: Work) -> None:
+        """Remember these tokens and pick none."""
+        self._session(part.session).take(part)
+
+    def wants_hidden(self, work: Sequence[Work], openings: Iterable[Opening]) -> bool:
+        """Whether a session of this step, open already or opened with it, wants its hidden states."""
+        wanting = {opening.session for opening in openings if opening.sampling.wants_hidden}
+        wanting |= {session for session, known in self._sessions.items() if known.sampling.wants_hidden}
+        return any(part.session in wanting and part.wanted for part in work)
+
+    def pick(self, work: Sequence[Work], logits: Array, hidden: Array | None = None) -> list[Picked]:
+        """One token per wanted row, in the order of the rows; with its row of `hidden` where that is wanted."""
         picked: list[Picked] = []
         row = 0
         for part in work:
-            session = self._sessions.get(part.session)
-            if session is None:
-                raise UsageError(f"session {part.session} was never opened on this chain")
+            session = self._session(part.session)
             session.take(part)
             first = part.start + len(part.ids) - part.wanted
             for index in range(part.wanted):
-                picked.append(_pick_one(session, part, first + index, index, logits[row]))
+                one = _pick_one(session, part, first + index, index, logits[row])
+                if hidden is not None and session.sampling.wants_hidden:
+                    packed = hidden[row].astype("<f4").tobytes()
+                    one = replace(one, choice=replace(one.choice, hidden=packed))
+                picked.append(one)
                 row += 1
         return picked
+
+    def _start_grammar(self, sampling: Sampling) -> GrammarState | None:
+        if sampling.grammar is None:
+            return None
+        if self._vocabulary is None:
+            raise UsageError(
+                "the last stage does not know the model's vocabulary, which a grammar needs",
+                hint="run the same release on every node",
+            )
+        return compiler_of(self._vocabulary()).start(sampling.grammar)
+
+    def _session(self, session: int) -> _Session:
+        known = self._sessions.get(session)
+        if known is None:
+            raise UsageError(f"session {session} was never opened on this chain")
+        return known
 
 
 def _pick_one(session: _Session, part: Work, position: int, index: int, logits: Array) -> Picked:
     if part.targets:
         choice = score_token(logits, part.targets[index], session.prompt_logprobs, position)
         return Picked(part.session, position, choice, is_scored=True)
-    choice = session.sampler(logits, session.history(position + 1), position + 1)
+    masked = session.masked(logits, position + 1)
+    choice = session.sampler(masked, session.history(position + 1), position + 1)
     return Picked(part.session, position, choice)

@@ -61,9 +61,9 @@ class KeyBook:
         taken = {record.key_id for record in self.records}
         while True:
             key = KEY_PREFIX + "".join(choose(_ALPHABET) for _ in range(_RANDOM_CHARACTERS))
-            if _id_of(key) not in taken:
+            if key_id_of(key) not in taken:
                 break
-        record = KeyRecord(_id_of(key), _digest(key), label, created_at_s=now_s, is_revoked=False)
+        record = KeyRecord(key_id_of(key), _digest(key), label, created_at_s=now_s, is_revoked=False)
         return KeyBook((*self.records, record)), key
 
     def verify(self, key: str) -> KeySummary:
@@ -81,7 +81,7 @@ class KeyBook:
         """The book in which the key with this id (with or without `sk-sc-`) opens nothing."""
         wanted = KEY_PREFIX + key_id.removeprefix(KEY_PREFIX)
         if wanted not in {record.key_id for record in self.records}:
-            raise UsageError(f"There is no API key {_id_of(wanted)}", hint="list the keys to see their ids")
+            raise UsageError(f"There is no API key {key_id_of(wanted)}", hint="list the keys to see their ids")
         return KeyBook(
             tuple(
                 replace(record, is_revoked=True) if record.key_id == wanted else record
@@ -105,7 +105,8 @@ class _StoredKeys(Stored, frozen=True):
     records: tuple[KeyRecord, ...]
 
 
-def _id_of(key: str) -> str:
+def key_id_of(key: str) -> str:
+    """The public part of a key."""
     return key[: len(KEY_PREFIX) + _ID_CHARACTERS]
 
 

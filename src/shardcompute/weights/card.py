@@ -22,6 +22,7 @@ import msgspec
 from shardcompute.core.errors import CorruptModelError
 from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.models.spec import ModelSpec, Stage
+from shardcompute.weights.attached import is_attachment
 from shardcompute.weights.gguf_blocks import BLOCK_LAYOUTS
 from shardcompute.weights.tensor_file import TensorEntry
 
@@ -57,8 +58,12 @@ class Card:
         for layer in self.layout.layers[stage.start : stage.stop]:
             yield from layer.values()
         if stage.is_last:
-            yield self.layout.model["norm"]
-            yield self.layout.model["head"]
+            yield from self.head_places()
+
+    def head_places(self) -> Iterator[TensorPlace]:
+        """What a stage reads besides that makes logits of its own."""
+        yield self.layout.model["norm"]
+        yield self.layout.model["head"]
 
     def stage_tensors(self, stage: Stage) -> tuple[str, ...]:
         """The stored tensors of a stage, each once."""
@@ -77,6 +82,14 @@ class Card:
     def head_bytes(self) -> int:
         """The output matrix, also where it is the embedding's."""
         return self._size(self.stored_names(self.layout.model["head"]))
+
+    @property
+    def draft_bytes(self) -> int:
+        """What a first stage holds besides, to draft: norm, head and the lens before them."""
+        lens_bytes = 4 * self.spec.hidden * (self.spec.hidden + 1)
+        return lens_bytes + self._size(
+            name for place in self.head_places() for name in self.stored_names(place)
+        )
 
     def layer_tensors(self, layer: int) -> tuple[str, ...]:
         places = self.layout.layers[layer].values()
@@ -100,7 +113,8 @@ def make_card(
     kind: Kind = "checkpoint",
     form: str = "native",
 ) -> Card:
-    """The card of a model whose weights `content` identifies; stored tensors that no place names are left out."""
+    """The card of a model whose weights `content` identifies; stored tensors that no place names are left out, but
+    for attachments (see `weights.attached`)."""
     layout = Layout(dict(layout.model), tuple(dict(layer) for layer in layout.layers))
     used: dict[str, TensorEntry] = {}
     for place in _places(layout):
@@ -108,6 +122,7 @@ def make_card(
             if name not in entries:
                 raise _malformed(model, f"lacks the tensor {name!r}")
             used[name] = replace(entries[name], offset=0)
+    used |= {name: replace(entry, offset=0) for name, entry in entries.items() if is_attachment(name)}
     card = Card(model, "", kind, form, content, spec, layout, used)
     return replace(card, fingerprint=_fingerprint(card))
 

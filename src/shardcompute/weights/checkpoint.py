@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -24,6 +24,16 @@ from shardcompute.weights.loader import (
 from shardcompute.weights.safetensors_file import open_safetensors, open_sharded
 from shardcompute.weights.sources import ModelFiles
 from shardcompute.weights.tensor_file import TensorFile, read_vector
+
+ReadText = Callable[[str], str | None]
+"""The text of a file by its name, None where there is no such file."""
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "generation_config.json",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +100,28 @@ def open_checkpoint(files: ModelFiles) -> Checkpoint:
 
 def read_tokenizer(files: ModelFiles, config: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer of a Hugging Face folder."""
-    text = files.read_text("tokenizer.json")
+    return make_tokenizer(files.name, files.read_text, config.get("eos_token_id"))
+
+
+def make_tokenizer(model: str, read_text: ReadText, model_eos: Any) -> Tokenizer:
+    """From the `TOKENIZER_FILES` of a Hugging Face folder, wherever they are read from."""
+    text = read_text("tokenizer.json")
     if text is None:
         raise CorruptModelError(
-            f"{files.name} has no tokenizer.json", hint="convert its tokenizer to tokenizer.json first"
+            f"{model} has no tokenizer.json", hint="convert its tokenizer to tokenizer.json first"
         )
     return Tokenizer.from_hf(
         text,
-        tokenizer_config=_read_json(files, "tokenizer_config.json"),
-        chat_template=files.read_text("chat_template.jinja"),
-        special_tokens_map=_read_json(files, "special_tokens_map.json"),
-        generation_config=_read_json(files, "generation_config.json"),
-        model_eos=config.get("eos_token_id"),
+        tokenizer_config=_read_json(model, read_text, "tokenizer_config.json"),
+        chat_template=read_text("chat_template.jinja"),
+        special_tokens_map=_read_json(model, read_text, "special_tokens_map.json"),
+        generation_config=_read_json(model, read_text, "generation_config.json"),
+        model_eos=model_eos,
     )
 
 
 def read_config(files: ModelFiles) -> dict[str, Any]:
-    config = _read_json(files, "config.json")
+    config = _read_json(files.name, files.read_text, "config.json")
     if config is None:
         raise CorruptModelError(f"{files.name} has no config.json", hint="fetch the model again")
     return config
@@ -123,16 +138,16 @@ def _open_tensors(files: ModelFiles) -> TensorFile:
         return tensors
 
 
-def _read_json(files: ModelFiles, name: str) -> dict[str, Any] | None:
-    text = files.read_text(name)
+def _read_json(model: str, read_text: ReadText, name: str) -> dict[str, Any] | None:
+    text = read_text(name)
     if text is None:
         return None
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CorruptModelError(
-            f"{name} of {files.name} is not JSON: {error}", hint="fetch the model again"
+            f"{name} of {model} is not JSON: {error}", hint="fetch the model again"
         ) from error
     if not isinstance(value, dict):
-        raise CorruptModelError(f"{name} of {files.name} is not a JSON object", hint="fetch the model again")
+        raise CorruptModelError(f"{name} of {model} is not a JSON object", hint="fetch the model again")
     return value

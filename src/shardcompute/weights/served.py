@@ -18,6 +18,9 @@ from shardcompute.core.errors import CorruptModelError, UnknownModelError, Usage
 from shardcompute.models.decoder import TensorSource
 from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.models.spec import Stage, whole
+from shardcompute.models.tokenizer import Tokenizer
+from shardcompute.models.vocabulary import Vocabulary, decode_vocabulary, encode_vocabulary
+from shardcompute.weights.attached import AttachedTensors, read_attachment
 from shardcompute.weights.bytes import LocalBytes
 from shardcompute.weights.card import Card, make_card
 from shardcompute.weights.checkpoint import Checkpoint
@@ -29,6 +32,8 @@ from shardcompute.weights.quantise import WEIGHT_FORMS
 from shardcompute.weights.safetensors_file import open_safetensors
 from shardcompute.weights.tensor_file import TensorFile
 
+VOCABULARY = "vocabulary"
+"""The attachment that the last stage of a chain makes grammar masks with."""
 _FORMAT = "1"
 _SAMPLE_BYTES = 64
 # Bits a weight takes in each form that rounds, with the float32 scale (and shift) of its block of 32.
@@ -44,11 +49,17 @@ class ServedModel:
 
 
 def prepare_served(
-    checkpoint: Checkpoint, form: str, folder: Path, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    form: str,
+    folder: Path,
+    progress: Progress | None = None,
+    *,
+    attachments: Mapping[str, bytes] | None = None,
 ) -> ServedModel:
     """The model in `form`, packed into `folder` where that is needed and was not done before.
 
-    The checkpoint stays open for as long as the model is served. Close `tensors` when it is over.
+    The checkpoint stays open for as long as the model is served. Close `tensors` when it is over. `attachments`
+    travel beside the tensors (see `weights.attached`).
     """
     if form not in WEIGHT_FORMS:
         raise UsageError(f"there is no weight form {form!r}", hint=f"use one of {', '.join(WEIGHT_FORMS)}")
@@ -59,12 +70,24 @@ def prepare_served(
         checkpoint.spec,
         checkpoint.layout,
         checkpoint.tensors.entries,
-        content=_content_of(checkpoint),
+        content=content_of(checkpoint),
         form=form,
     )
     if not _is_smaller_packed(card):
-        return ServedModel(card, checkpoint.tensors)
-    tensors = _provide_packed(checkpoint, card, folder, progress or NullProgress())
+        if not attachments:
+            return ServedModel(card, checkpoint.tensors)
+        attached = AttachedTensors(checkpoint.tensors, attachments)
+        card = make_card(
+            checkpoint.name,
+            checkpoint.spec,
+            checkpoint.layout,
+            attached.entries,
+            content=card.content,
+            form=form,
+        )
+        return ServedModel(card, attached)
+    packed = _provide_packed(checkpoint, card, folder, progress or NullProgress())
+    tensors = AttachedTensors(packed, attachments or {})
     layout, _ = _packed_layout(checkpoint.layout)
     return ServedModel(
         make_card(
@@ -78,6 +101,21 @@ def prepare_served(
         ),
         tensors,
     )
+
+
+def attachments_of(tokenizer: Tokenizer) -> dict[str, bytes]:
+    """What travels beside the weights of a model with this tokenizer."""
+    return {VOCABULARY: encode_vocabulary(tokenizer.vocabulary())}
+
+
+def served_vocabulary(tensors: TensorFile) -> Vocabulary:
+    """The vocabulary of a model that was served with the attachments of its tokenizer."""
+    content = read_attachment(tensors, VOCABULARY)
+    if content is None:
+        raise CorruptModelError(
+            f"{tensors.name} comes without its vocabulary", hint="run the same release on every node"
+        )
+    return decode_vocabulary(content)
 
 
 def shard_source(card: Card, tensors: TensorFile, stage: Stage, rank: Rank | None = None) -> TensorSource:
@@ -172,7 +210,7 @@ def _packed_bytes(card: Card) -> int:
     return int(weights * _BITS_PER_WEIGHT[card.form] / 8)
 
 
-def _content_of(checkpoint: Checkpoint) -> str:
+def content_of(checkpoint: Checkpoint) -> str:
     """What tells these weights from others of the same shapes, without reading them all.
 
     A hub's commit does. Files of unknown origin are told by size, time of change and samples of every tensor.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardcompute.wire.codecs import CODECS, Codec, find_codec
+from shardcompute.wire.codecs import CODECS, Codec, PackedRows, find_codec
 from shardcompute.wire.framing import Body, FrameReader, pack_frame
 from shardcompute.wire.handshake import negotiate
 from shardcompute.wire.inproc import InprocLink, InprocTransport
@@ -12,6 +12,7 @@ from shardcompute.wire.messages import (
     VERSION_MAX,
     VERSION_MIN,
     Credit,
+    DraftedIds,
     Fence,
     Goodbye,
     Hello,
@@ -44,6 +45,7 @@ __all__ = [
     "Body",
     "Codec",
     "Credit",
+    "DraftedIds",
     "Fence",
     "FrameReader",
     "Goodbye",
@@ -56,6 +58,7 @@ __all__ = [
     "LinkStats",
     "Listener",
     "Message",
+    "PackedRows",
     "Ping",
     "Pong",
     "Refused",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardcompute.core.errors import LinkError
+from shardcompute.core.generation import MAX_GRAMMAR_BYTES
 from shardcompute.wire.codecs import find_codec
 from shardcompute.wire.control import TensorBytes
 from shardcompute.wire.messages import ID_BYTES, Message, SessionClose, StepFailed, StepFrame, StepResult
@@ -18,11 +19,13 @@ from shardcompute.wire.messages import ID_BYTES, Message, SessionClose, StepFail
 class WireLimits:
     """The most that one frame may hold. `max_ids` bounds token ids of prompts, biases and alternatives."""
 
-    max_header_bytes: int = 1 << 20
+    max_header_bytes: int = 8 << 20
     max_body_bytes: int = 256 << 20
     max_segments: int = 1024
     max_rows: int = 16384
     max_ids: int = 65536
+    max_grammar_bytes: int = MAX_GRAMMAR_BYTES
+    """Of one session, compressed."""
 
 
 HANDSHAKE_LIMITS = WireLimits(max_header_bytes=8192, max_body_bytes=0, max_segments=0, max_rows=0, max_ids=0)
@@ -58,9 +61,12 @@ def _check_frame(frame: StepFrame, body_bytes: int, limits: WireLimits) -> None:
     _check_at_most("frame", frame.rows, "rows", limits.max_rows)
     _check_at_most("frame", len(frame.segments), "segments", limits.max_segments)
     _check_at_most("frame", len(frame.opens), "new sessions", limits.max_segments)
-    rows = 0
+    rows = drafts = 0
     for segment in frame.segments:
         rows += segment.count
+        drafts += segment.drafts
+        if segment.drafted and segment.drafted >= segment.wanted:
+            raise LinkError(f"{segment.drafted} drafted rows cannot be judged by {segment.wanted} results")
         if segment.wanted > segment.count:
             raise LinkError(f"a segment of {segment.count} rows wants the results of {segment.wanted}")
         if len(segment.ids) != ID_BYTES * segment.count:
@@ -69,10 +75,16 @@ def _check_frame(frame: StepFrame, body_bytes: int, limits: WireLimits) -> None:
             raise LinkError(f"{segment.wanted} wanted rows have {len(segment.targets)} bytes of target ids")
     if rows != frame.rows:
         raise LinkError(f"a frame of {frame.rows} rows has segments of {rows}")
+    _check_at_most("frame", rows + drafts, "rows and drafts", limits.max_rows)
+    if drafts and frame.width:
+        raise LinkError("a frame that has left the first stage asks for drafts")
     for opened in frame.opens:
         _check_at_most("session", len(opened.logit_bias), "biases", limits.max_ids)
-    expected = find_codec(frame.codec).body_bytes(frame.rows, frame.width) if frame.width else 0
-    if body_bytes != expected:
+        _check_at_most("session", len(opened.grammar), "bytes of grammar", limits.max_grammar_bytes)
+    codec = find_codec(frame.codec) if frame.width else None
+    can_be = codec.can_be(body_bytes, frame.rows, frame.width) if codec else body_bytes == 0
+    if not can_be:
+        expected = codec.body_bytes(frame.rows, frame.width) if codec else 0
         raise LinkError(
             f"a frame of {frame.rows} × {frame.width} activations in {frame.codec!r} "
             f"has a body of {body_bytes} bytes instead of {expected}"
@@ -82,6 +94,9 @@ def _check_frame(frame: StepFrame, body_bytes: int, limits: WireLimits) -> None:
 def _check_result(result: StepResult, limits: WireLimits) -> None:
     _check_at_most("result", len(result.rows), "rows", limits.max_rows)
     _check_at_most("result", len(result.prompt_rows), "prompt rows", limits.max_rows)
+    drafted = sum(len(each.ids) for each in result.drafted)
+    _check_at_most("result", len(result.drafted), "sessions with drafts", limits.max_segments)
+    _check_at_most("result", drafted, "bytes of drafts", limits.max_rows * ID_BYTES)
     alternatives = sum(len(row.alternatives) for row in (*result.rows, *result.prompt_rows))
     _check_at_most("result", alternatives, "alternatives", limits.max_ids)
 

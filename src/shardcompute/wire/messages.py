@@ -12,6 +12,7 @@ not know. Token ids travel as little-endian int32 (`pack_ids`, `unpack_ids`).
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Annotated, TypeAlias
 
@@ -21,7 +22,7 @@ import numpy.typing as npt
 
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import LinkError
-from shardcompute.core.generation import Sampling
+from shardcompute.core.generation import MAX_GRAMMAR_CHARS, Grammar, GrammarKind, Sampling
 from shardcompute.wire.control import ControlMessage
 
 VERSION_MIN = 1
@@ -89,7 +90,8 @@ class Fence(msgspec.Struct, frozen=True, array_like=True, tag=8):
 class SegmentHeader(msgspec.Struct, frozen=True, array_like=True):
     """A `core.batch.Segment` with the token ids of its rows, which the tail needs for its history.
 
-    `targets`, where given, are token ids to score instead of picking, one for each wanted row.
+    `targets`, where given, are token ids to score instead of picking, one for each wanted row. The first stage may add
+    `drafts` rows of its own; in what it sends on, the last `drafted` are such.
     """
 
     session: Number
@@ -98,6 +100,8 @@ class SegmentHeader(msgspec.Struct, frozen=True, array_like=True):
     wanted: Position
     ids: bytes
     targets: bytes = b""
+    drafts: Position = 0
+    drafted: Position = 0
 
     def segment(self) -> Segment:
         return Segment(self.session, self.start, self.count, self.wanted)
@@ -119,6 +123,14 @@ class SessionOpen(msgspec.Struct, frozen=True, array_like=True):
     logit_bias: dict[TokenId, float]
     seed: int
     logprobs: Position | None
+    wants_hidden: bool = False
+    grammar_kind: GrammarKind | None = None
+    grammar: bytes = b""
+    """The grammar's text, compressed."""
+    prefix_source: Number = 0
+    prefix_length: Position = 0
+    """Not 0: the session begins with so many tokens of another, which is over if it `is_moved`."""
+    is_moved: bool = False
 
     def sampling(self) -> Sampling:
         """The sampling parameters, as unchecked as they came: `decoding.validate_sampling` judges them."""
@@ -133,17 +145,24 @@ class SessionOpen(msgspec.Struct, frozen=True, array_like=True):
             logit_bias=self.logit_bias,
             seed=self.seed,
             logprobs=self.logprobs,
+            wants_hidden=self.wants_hidden,
+            grammar=None
+            if self.grammar_kind is None
+            else Grammar(self.grammar_kind, _unpack_text(self.grammar)),
         )
 
 
 class StageTiming(msgspec.Struct, frozen=True, array_like=True):
-    """What one stage did for a step; the tail hands the list to the driver."""
+    """What one stage did for a step; the tail hands the list to the driver. `codec` and `sent_bytes` tell in which
+    form and length activations went to the next stage; the tail sends none."""
 
     node: str
     queue_s: float = 0.0
     compute_s: float = 0.0
     codec_s: float = 0.0
     received_bytes: Number = 0
+    codec: str = ""
+    sent_bytes: Number = 0
 
 
 class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag=9):
@@ -170,13 +189,23 @@ class SessionClose(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
 
 class RowResult(msgspec.Struct, frozen=True, array_like=True):
-    """The token that stands at `position` of a session, chosen or, for a prompt's own, scored."""
+    """The token that stands at `position` of a session, chosen or, for a prompt's own, scored; with the hidden
+    state (little-endian float32) that it was chosen from, where the session wants it."""
 
     session: Number
     position: Position
     token: TokenId
     logprob: float | None = None
     alternatives: list[tuple[TokenId, float]] = []
+    hidden: bytes = b""
+
+
+class DraftedIds(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens that the first stage added to a session, from position `start` on."""
+
+    session: Number
+    start: Position
+    ids: bytes
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=11):
@@ -188,6 +217,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=11):
     rows: list[RowResult]
     prompt_rows: list[RowResult] = []
     timings: list[StageTiming] = []
+    drafted: list[DraftedIds] = []
 
 
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=12):
@@ -235,7 +265,24 @@ def open_session(
         logit_bias=dict(sampling.logit_bias),
         seed=sampling.seed,
         logprobs=sampling.logprobs,
+        wants_hidden=sampling.wants_hidden,
+        grammar_kind=None if sampling.grammar is None else sampling.grammar.kind,
+        grammar=b"" if sampling.grammar is None else zlib.compress(sampling.grammar.text.encode()),
     )
+
+
+def _unpack_text(packed: bytes) -> str:
+    """Raises `LinkError` where it is no text, or longer than any grammar may be."""
+    try:
+        unpacker = zlib.decompressobj()
+        text = unpacker.decompress(packed, 4 * MAX_GRAMMAR_CHARS)
+        if not unpacker.eof:
+            raise LinkError("a grammar is cut short or far too long")
+        return text.decode()
+    except (zlib.error, UnicodeDecodeError) as error:
+        raise LinkError(
+            f"a grammar cannot be read: {error}", hint="the peer may run an incompatible release"
+        ) from error
 
 
 def pack_ids(ids: Sequence[int] | npt.NDArray[np.integer]) -> bytes:

@@ -8,6 +8,7 @@ message, with the reason, whoever ended the link. An exception in `on_message` e
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -29,10 +30,13 @@ class LinkPump:
         on_closed: Callable[[LinkError], None],
         *,
         capacity_frames: int = 64,
+        on_sent: Callable[[int, float], None] | None = None,
     ) -> None:
+        """`on_sent` hears, in the sending thread, how many bytes of a body went out and in how many seconds."""
         self.link = link
         self._on_message = on_message
         self._on_closed = on_closed
+        self._on_sent = on_sent
         self._capacity = capacity_frames
         self._queue: deque[tuple[Message, Body]] = deque()
         self._changed = threading.Condition()
@@ -89,7 +93,12 @@ class LinkPump:
                 message, body = self._queue.popleft()
                 self._changed.notify_all()
             try:
+                started = time.perf_counter()
                 self.link.send(message, body)
+                if self._on_sent is not None:
+                    self._on_sent(
+                        sum(memoryview(part).nbytes for part in body), time.perf_counter() - started
+                    )
             except Exception as error:
                 self._fail(error, f"sending {type(message).__name__}")
                 return

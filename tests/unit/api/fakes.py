@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import struct
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardcompute.core.errors import UnknownModelError, UsageError
 from shardcompute.core.generation import Delta, GenerationRequest, Timings, TokenChoice
+from shardcompute.models.vocabulary import Vocabulary
 from shardcompute.node.service import Load, ServedModel
 
 EOS, BOS, PADDING = 256, 257, 258
 SPECIAL = {EOS: b"<eos>", BOS: b"<bos>"}
+VOCABULARY = Vocabulary(
+    (*(bytes([value]) for value in range(256)), *SPECIAL.values(), b""), frozenset(SPECIAL), frozenset({EOS})
+)
 MODEL = ServedModel(name="org/tiny", context_length=64, created_s=1_700_000_000)
 TIMINGS = Timings(queue_s=0.5, prefill_s=2.0, decode_s=1.0, prompt_tokens=4, generated_tokens=3)
 
@@ -35,6 +40,12 @@ class ByteCodec:
             raise IndexError(token_id)
         return SPECIAL.get(token_id) or bytes([token_id])
 
+    def vocabulary(self) -> Vocabulary:
+        return VOCABULARY
+
+    def chat_template_source(self, *, has_tools: bool = False) -> str | None:
+        return "{{ tools }} {{ messages }} <tool_call>"
+
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -44,8 +55,12 @@ class ByteCodec:
     ) -> str:
         if messages[0]["role"] == "tool":
             raise UsageError("the template refuses a tool message first", hint="start with a user message")
-        assert tools is None
-        return "".join(f"{m['role'][0]}:{m['content']};" for m in messages) + "a:" * add_generation_prompt
+        names = "".join(f"[{tool['function']['name']}]" for tool in tools or ())
+        return (
+            names
+            + "".join(f"{m['role'][0]}:{m['content']};" for m in messages)
+            + "a:" * add_generation_prompt
+        )
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         return self.encode(self.render_chat(messages, **options), add_special=False)
@@ -71,6 +86,7 @@ class FakeService:
     """By order of the generation, where it differs from `script`."""
     ready: bool = True
     served: tuple[ServedModel, ...] = (MODEL,)
+    hidden: bytes = struct.pack("<2f", 3.0, 4.0)
     requests: list[GenerationRequest] = field(default_factory=list)
     opened: int = 0
     closed: int = 0
@@ -107,6 +123,8 @@ class FakeService:
                 prompt = _scored(request.prompt) if is_first else ()
                 request_wants = request.sampling.logprobs is not None
                 tokens = step.tokens if request_wants else tuple(TokenChoice(t.id) for t in step.tokens)
+                if request.sampling.wants_hidden:
+                    tokens = tuple(replace(t, hidden=self.hidden) for t in tokens)
                 yield Delta(step.text, tokens, prompt, step.finish, step.timings)
         finally:
             for _ in range(self.closing_turns):
@@ -165,6 +183,25 @@ class AsgiCall:
         self.messages.append(message)
         if message["type"] == "http.response.body":
             self.on_body(message["body"], self)
+
+
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def say_call(city: str = "Rome") -> list[Step]:
+    """Some words, then a call of the tool `weather`, as a model writes it that was told how to."""
+    called = json.dumps({"name": "weather", "arguments": {"city": city}})
+    return say("Let me see. ", f"<tool_call>\n{called[:20]}", f"{called[20:]}\n</tool_call>")
+
+
+def named_events(text: str) -> list[tuple[str, Any]]:
+    """Name and data of each event of a stream whose events have names."""
+    found = []
+    for block in text.split("\n\n"):
+        if block and not block.startswith(":"):
+            name, data = block.split("\n")
+            found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return found
 
 
 def events(text: str) -> list[Any]:

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import numpy as np
 import pytest
 
-from shardcompute.decoding import derive_seed
+from shardcompute.core.generation import Grammar
+from shardcompute.decoding import compiler_of, derive_seed
+
+CALLING = ("<tool_", 'call>\n{"name": "f", "argu', 'ments": {"a": ', "1}}\n</tool_call>")
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
 def test_answers_a_message(chat: Any, service: Any) -> None:
@@ -137,16 +143,12 @@ def test_the_generation_prompt_can_be_left_out(chat: Any, service: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function"}}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "grammar"}}, "response_format"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": "auto"}, "function_call"),
         ({"audio": {"voice": "alloy"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"guided_json": {}}, "guided_json"),
+        ({"guided_grammar": "x"}, "guided_grammar"),
         ({"min_tokens": 3}, "min_tokens"),
         ({"repeat_penalty": 1.1}, "repeat_penalty"),
         (
@@ -167,7 +169,8 @@ def test_what_we_cannot_do_is_refused(chat: Any, service: Any, fields: dict[str,
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": [{"type": "function"}], "tool_choice": "none"},
+        {"tools": [TOOL], "tool_choice": "none"},
+        {"tools": []},
         {"tool_choice": "auto"},
         {"response_format": {"type": "text"}},
         {"modalities": ["text"]},
@@ -207,6 +210,26 @@ def test_what_changes_nothing_is_accepted(chat: Any, fields: dict[str, Any]) -> 
         ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "no spaces"}}]}, "tools[0].function.name"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tool_choice": "any", "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": "required", "tools": [TOOL], "ignore_eos": True}, "ignore_eos"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+            "response_format",
+        ),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "x"}, "guided_regex"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_regex": "x" * (1 << 19)}, "guided_regex"),
+        ({"guided_choice": [""]}, "guided_choice"),
+        ({"guided_choice": ["x"], "ignore_eos": True}, "ignore_eos"),
+        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs"),
         ({"messages": "hi"}, "messages"),
         ({"model": 5}, "model"),
     ],
@@ -250,3 +273,87 @@ def test_a_long_prompt_is_encoded_all_the_same(chat: Any, service: Any, fakes: A
     service.served = (fakes.ServedModel("org/tiny", 100_000, 0),)
     assert chat(messages=[{"role": "user", "content": "x" * 50_000}]).status_code == 200
     assert len(service.requests[0].prompt) == 50_005
+
+
+def test_a_form_becomes_a_grammar_of_every_choice(chat: Any, service: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    assert chat(response_format=form, n=2).status_code == 200
+    grammars = {request.sampling.grammar for request in service.requests}
+    assert grammars == {Grammar("json_schema", json.dumps(schema))}
+
+
+def test_a_refused_schema_generates_nothing(chat: Any, service: Any) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": {"type": "foo"}}}
+    error = chat(response_format=form).json()["error"]
+    assert "Invalid type: foo" in error["message"]
+    assert service.requests == []
+
+
+def test_an_answer_that_calls_becomes_calls(chat: Any, service: Any, fakes: Any) -> None:
+    service.script = fakes.say("Hm. ", *CALLING)
+    choice = chat(tools=[TOOL]).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "Hm."
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert (call["type"], call["id"][:5]) == ("function", "call_")
+
+
+def test_calls_are_text_where_there_are_no_tools(chat: Any, service: Any, fakes: Any) -> None:
+    service.script = fakes.say(*CALLING)
+    for fields in ({}, {"tools": [TOOL], "tool_choice": "none"}):
+        choice = chat(**fields).json()["choices"][0]
+        assert choice["finish_reason"] == "stop"
+        assert choice["message"]["content"] == "".join(CALLING)
+
+
+def test_a_second_call_is_left_out_where_one_was_asked_for(chat: Any, service: Any, fakes: Any) -> None:
+    service.script = fakes.say(*CALLING, "\n", *CALLING)
+    for is_parallel, count in ((True, 2), (False, 1)):
+        message = chat(tools=[TOOL], parallel_tool_calls=is_parallel).json()["choices"][0]["message"]
+        assert len(message["tool_calls"]) == count
+        assert len({call["id"] for call in message["tool_calls"]}) == count
+
+
+def test_calls_cut_short_end_by_length(chat: Any, service: Any, fakes: Any) -> None:
+    service.script = fakes.say(*CALLING[:3], finish="length")
+    choice = chat(tools=[TOOL]).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": '
+
+
+def test_calls_are_streamed_name_first(chat: Any, service: Any, fakes: Any) -> None:
+    service.script = fakes.say(*CALLING, "\n", *CALLING)
+    lines = chat(tools=[TOOL], stream=True, logprobs=True).text.split("\n\n")
+    choices = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+    assert [call["index"] for call in calls] == [0, 0, 0, 1, 1, 1]
+    assert [("id" in call, call["function"].get("name")) for call in calls[:3]] == [
+        (True, "f"),
+        (False, None),
+        (False, None),
+    ]
+    assert "".join(call["function"]["arguments"] for call in calls[:3]) == '{"a": 1}'
+    assert choices[-1]["finish_reason"] == "tool_calls"
+    # Every token has its log-probability in some chunk, once.
+    tokens = [token for choice in choices for token in (choice["logprobs"] or {"content": []})["content"]]
+    assert len(tokens) == 2 * len("".join(CALLING)) + 1
+
+
+def test_a_required_call_is_held_to_the_tools(chat: Any, service: Any) -> None:
+    assert chat(tools=[TOOL], tool_choice="required").status_code == 200
+    assert bytes(service.requests[0].prompt) == b"[f]u:hi;a:"
+    grammar = service.requests[0].sampling.grammar
+    assert grammar is not None
+    assert "f" in grammar.text
+
+
+def test_tools_and_a_form_leave_both_ways_open(chat: Any, service: Any) -> None:
+    chat(tools=[TOOL], response_format={"type": "json_object"})
+    grammar = service.requests[0].sampling.grammar
+    for text in (b'{"a": 1}', "".join(CALLING).encode()):
+        state = compiler_of(service.codec("org/tiny").vocabulary()).start(grammar)
+        state.extend(list(text))
+        logits = np.zeros(300, dtype=np.float32)
+        assert state.mask(logits)[256] == 0.0

@@ -9,6 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardcompute.api import create_app
+from shardcompute.api.embeddings import EmbeddingsRequest
+from shardcompute.api.messages_schemas import MessagesRequest
+from shardcompute.api.ollama_schemas import OllamaChatRequest, OllamaGenerateRequest
+from shardcompute.api.responses_schemas import ResponsesRequest
 from shardcompute.api.schemas import ChatCompletionRequest, CompletionRequest
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
@@ -30,7 +34,8 @@ def _post(call: Any, fakes: Any, path: str, body: Any) -> None:
     response = call(create_app(service), "POST", path, content=json.dumps(body).encode(), headers=headers)
     assert response.status_code in (200, 400, 404)
     if response.status_code != 200:
-        assert response.json()["error"]["message"]
+        told = response.json()["error"]
+        assert told if isinstance(told, str) else told["message"]
     assert service.opened == service.closed
 
 
@@ -46,9 +51,29 @@ def test_completions(call: Any, fakes: Any, fields: dict[str, Any]) -> None:
     _post(call, fakes, "/v1/completions", {"prompt": "x", **fields})
 
 
+FOREIGN = {
+    "/v1/responses": (ResponsesRequest, {"input": "x"}),
+    "/v1/messages": (MessagesRequest, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5}),
+    "/v1/embeddings": (EmbeddingsRequest, {"input": "x"}),
+    "/api/chat": (OllamaChatRequest, {"messages": [{"role": "user", "content": "x"}]}),
+    "/api/generate": (OllamaGenerateRequest, {"prompt": "x"}),
+}
+
+
+@GENTLE
+@given(data=st.data())
+def test_other_dialects(call: Any, fakes: Any, data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(sorted(FOREIGN)))
+    kind, least = FOREIGN[path]
+    _post(call, fakes, path, {**least, **data.draw(_fields(kind))})
+
+
 @GENTLE
 @given(
-    path=st.sampled_from(["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]), body=VALUES
+    path=st.sampled_from(
+        [*FOREIGN, "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/api/embed"]
+    ),
+    body=VALUES,
 )
 def test_any_body(call: Any, fakes: Any, path: str, body: Any) -> None:
     _post(call, fakes, path, body)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import shlex
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from shardcompute import api
+from shardcompute.cli import swarm_options
 from shardcompute.cli.addresses import address_towards, check_ports, is_loopback, reachable_host
 from shardcompute.cli.greeting import choose_keys, greeting, invitation
 from shardcompute.core.errors import LinkError, UsageError
+from shardcompute.wire import CODECS
 
 from .conftest import Opening
 
@@ -103,6 +105,8 @@ def test_made_keys_differ() -> None:
         (("--device", "cuda"), "the onnx backend computes on the cpu"),
         (("--api-key", "two words"), "API key"),
         (("--name", "Not A Name"), "cannot be the name of a cluster"),
+        (("--local", "--wire", "int8"), "--wire"),
+        (("--wire", "int3"), "cannot be sent as 'int3'"),
     ],
 )
 def test_options_without_effect_are_refused(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
@@ -149,3 +153,8 @@ def test_greeting_can_be_pasted() -> None:
     compile(code, "snippet", "exec")
     assert "api_key='key'" in code
     assert not any("Authorization" in line or "api_key" in line for line in greeting("m", "h", 1, []))
+
+
+def test_help_names_every_codec() -> None:
+    [option] = get_args(swarm_options.WireForm)[1:]
+    assert {"auto", *CODECS} <= {word.strip("(),.:") for word in option.help.split()}

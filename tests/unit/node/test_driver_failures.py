@@ -258,7 +258,7 @@ def test_frames_behind_a_failed_one_do_not_drag_others_down() -> None:
 
 
 def test_the_youngest_makes_room_and_goes_on_later() -> None:
-    driver, chain = connected(ChainShape(2 * PAGE_TOKENS), pages=2)
+    driver, chain = connected(ChainShape(2 * PAGE_TOKENS, can_share=False), pages=2)
     requests = [ask(60, 12), ask(60, 12, first=7)]
     (_, old), (young, caller) = [submit(driver, request) for request in requests]
     chain.run(driver)

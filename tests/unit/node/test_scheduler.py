@@ -21,7 +21,7 @@ def answer(scheduler: Scheduler, frame: Frame, token: int = 7) -> None:
             Picked(part.session, first + i, TokenChoice(token), is_scored=bool(part.targets))
             for i in range(part.wanted)
         ]
-        scheduler.take_results(picked)
+        scheduler.take_results(frame.sequence, picked)
 
 
 def test_a_prompt_goes_out_in_chunks_and_only_its_end_is_wanted() -> None:
@@ -129,5 +129,5 @@ def test_results_of_a_session_that_left_are_dropped() -> None:
     frame = scheduler.next_frame(ROOM)
     assert frame is not None
     scheduler.remove(session)
-    assert scheduler.take_results([Picked(session.id, 2, TokenChoice(1))]) == []
+    assert scheduler.take_results(frame.sequence, [Picked(session.id, 2, TokenChoice(1))]) == []
     assert scheduler.next_frame(ROOM) is None

@@ -152,4 +152,4 @@ def test_what_the_peer_would_refuse_is_not_sent() -> None:
     with pytest.raises(LinkError, match="instead of 24"):
         pack_frame(frame_of(2, 3), [bytes(23)], LIMITS)
     with pytest.raises(LinkError, match="header of"):
-        pack_frame(Goodbye("x" * (2 << 20)), (), LIMITS)
+        pack_frame(Goodbye("x" * (LIMITS.max_header_bytes + 1)), (), LIMITS)

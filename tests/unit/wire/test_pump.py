@@ -9,6 +9,7 @@ import pytest
 
 from shardcompute.core.errors import LinkClosedError, LinkError
 from shardcompute.wire import Goodbye, Link, LinkPump, Message, Ping
+from shardcompute.wire.control import TensorBytes
 
 Connect = Callable[..., Any]
 
@@ -145,3 +146,14 @@ def test_a_pump_that_never_started_just_closes_its_link(connect: Connect) -> Non
     with pytest.raises(LinkClosedError):
         pair.far.receive(10)
     assert near.closed.empty()
+
+
+def test_what_went_out_is_told_with_the_time_it_took(connect: Connect) -> None:
+    pair, near, far = connect(), Recorder(), Recorder()
+    sent: queue.Queue[tuple[int, float]] = queue.Queue()
+    tell = lambda size, seconds: sent.put((size, seconds))  # noqa: E731
+    with near.pump(pair.near, on_sent=tell) as sender, far.pump(pair.far):
+        sender.offer(TensorBytes(1, 12), (memoryview(b"12345678"), memoryview(b"1234")))
+        size, seconds = sent.get(timeout=10)
+    assert size == 12
+    assert seconds > 0

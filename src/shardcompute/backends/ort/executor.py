@@ -44,15 +44,17 @@ class OrtExecutor:
         self._ops = OrtOps(options.context_length, self._positions)
         self._table: Matrix | None = network.load_embedding(self._ops) if network.is_first else None
         self._input = self._ops.source(network.hidden)
+        self._normed: Value | None = None
         self._output = self._record(self._input)
-        kept = [self._input, self._output]
+        self._wanted = 0
+        kept = [self._input, self._output, *([] if self._normed is None else [self._normed])]
         narrow = options.max_wanted + _PROBED_ROWS
         self.buffer_bytes = assign_buffers(self._ops.steps, kept, capacity, narrow)
         self._steps = self._ops.steps
         self.row_multiple = self._probe_rows()
         _return_freed_memory()
 
-    def step(self, segments: Sequence[Segment], inputs: Array) -> Array:
+    def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
         rows = count_rows(segments)
         if rows > self._options.max_rows:
             raise UsageError(f"a step takes at most {self._options.max_rows} rows, not {rows}")
@@ -72,7 +74,20 @@ class OrtExecutor:
         for step in self._steps:
             if run.rows:
                 step.run(run)
+        self._wanted = wanted
         return self._output.buffer[: wanted if self._network.is_last else rows]
+
+    def hidden_rows(self) -> Array:
+        if self._normed is None:
+            raise UsageError("only the last stage of a model has final hidden states")
+        return self._normed.buffer[: self._wanted]
+
+    def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
+        self._kv.adopt(source, target, length, is_moved=is_moved)
+        for kernel in self._ops.kernels:
+            kernel.forget(target)
+            if is_moved:
+                kernel.forget(source)
 
     def close_session(self, session: int) -> None:
         self._kv.release(session)
@@ -100,7 +115,10 @@ class OrtExecutor:
         for i in range(network.layer_count):
             x = network.layer(ops, shared, network.load_layer(ops, i), i, x)
         if network.is_last:
-            x = network.head(ops, network.load_head(ops), x)
+            weights = network.load_head(ops)
+            self._normed = network.normed(ops, weights, x)
+            ops.keep(self._normed)
+            x = network.head(ops, weights, self._normed)
         ops.finish(x)
         return x
 

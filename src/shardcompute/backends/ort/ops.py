@@ -168,6 +168,10 @@ class OrtOps:
         self.steps.append(TakeWanted(x, out, 1))
         return out
 
+    def keep(self, value: Value) -> None:
+        """Make a value readable when the program has run."""
+        self._export(value)
+
     def finish(self, result: Value) -> None:
         """No more nodes: open what is still being written."""
         self._export(result)

@@ -39,6 +39,8 @@ class TorchExecutor:
         )
         self._ops, self._graphs = self._choose_ops(options, use_library)
         self._host: dict[tuple[int, ...], torch.Tensor] = {}
+        self._hidden: torch.Tensor | None = None
+        self._keeps_hidden = False
         ops = self._ops
         with torch.inference_mode():
             self._shared = network.load_shared(ops)
@@ -46,7 +48,7 @@ class TorchExecutor:
             self._layers: list[Any] = [network.load_layer(ops, i) for i in range(network.layer_count)]
             self._head = network.load_head(ops) if network.is_last else None
 
-    def step(self, segments: Sequence[Segment], inputs: Array) -> Array:
+    def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
         rows = count_rows(segments)
         expected = (rows,) if self._network.is_first else (rows, self._network.hidden)
         if inputs.shape != expected or rows > self._max_rows:
@@ -57,19 +59,33 @@ class TorchExecutor:
             # A CUDA device that meets such an id is lost to its whole process.
             raise UsageError(f"token ids must lie in [0, {self._network.vocab_size})")
         kind = np.int64 if self._network.is_first else np.float32
-        result = self.step_tensor(segments, torch.from_numpy(np.array(inputs, dtype=kind)))
-        return self._to_host(result)
+        tensor = torch.from_numpy(np.array(inputs, dtype=kind))
+        return self._to_host(self.step_tensor(segments, tensor, keeps_hidden=keeps_hidden))
 
-    def step_tensor(self, segments: Sequence[Segment], inputs: torch.Tensor) -> torch.Tensor:
+    def hidden_rows(self) -> Array:
+        if self._hidden is None:
+            raise UsageError("the last step kept no hidden states")
+        rows: Array = self._hidden.cpu().numpy()
+        return rows
+
+    def step_tensor(
+        self, segments: Sequence[Segment], inputs: torch.Tensor, *, keeps_hidden: bool = False
+    ) -> torch.Tensor:
         """`step` on tensors: the result stays on the device, is not waited for, and holds until the next step."""
+        self._hidden, self._keeps_hidden = None, keeps_hidden
         self._kv.take(segments)
         plan = plan_step(segments, self._kv)
         with torch.inference_mode():
-            result = None if self._graphs is None else self._graphs.run(plan, inputs)
+            # A graph gives back its logits alone.
+            is_eager = self._graphs is None or keeps_hidden
+            result = None if is_eager else self._graphs.run(plan, inputs)
             if result is not None:
                 return result[: len(plan.wanted) if self._network.is_last else plan.rows]
             self._ops.begin(plan)
             return self._forward(inputs.to(self._device, non_blocking=True))
+
+    def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
+        self._kv.adopt(source, target, length, is_moved=is_moved)
 
     def close_session(self, session: int) -> None:
         self._kv.release(session)
@@ -109,7 +125,12 @@ class TorchExecutor:
             x = network.embed(ops, self._embedding, x)
         for i, weights in enumerate(self._layers):
             x = network.layer(ops, self._shared, weights, i, x)
-        return ops.finish(network.head(ops, self._head, x) if network.is_last else x)
+        if not network.is_last:
+            return ops.finish(x)
+        normed = network.normed(ops, self._head, x)
+        if self._keeps_hidden:
+            self._hidden = ops.finish(normed)
+        return ops.finish(network.head(ops, self._head, normed))
 
     def _to_host(self, result: torch.Tensor) -> Array:
         if self._device.type != "cuda":

@@ -31,7 +31,7 @@ class PagedKv:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        page_bytes = layers * 2 * kv_heads * PAGE_TOKENS * head_dim * dtype.itemsize
+        page_bytes = max(1, layers * 2 * kv_heads * PAGE_TOKENS * head_dim * dtype.itemsize)
         pages = budget_bytes // page_bytes
         if pages < 2:
             raise CapacityError(
@@ -66,6 +66,21 @@ class PagedKv:
             while len(table) < pages:
                 table.append(heapq.heappop(self._free))
             self.budget.take(segment)
+
+    def adopt(self, source: int, target: int, length: int, *, is_moved: bool) -> None:
+        """See `Executor.adopt`. Pages are copied, on the device, unless they are moved."""
+        self.budget.adopt(source, target, length, is_moved=is_moved)
+        for page in self._tables.pop(target, ()):
+            heapq.heappush(self._free, page)
+        pages = count_pages(length)
+        if is_moved:
+            table = self._tables.pop(source)
+            while len(table) > pages:
+                heapq.heappush(self._free, table.pop())
+        else:
+            table = [heapq.heappop(self._free) for _ in range(pages)]
+            self.pool[:, :, table] = self.pool[:, :, self._tables[source][:pages]]
+        self._tables[target] = table
 
     def release(self, session: int) -> None:
         self.budget.release(session)

@@ -1,0 +1,169 @@
+"""`make compat`: unmodified clients, each in an environment of its own, against real servers of this checkout.
+
+Prints one line for each client. Environments are kept under `--cache` and used again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardcompute.bench.servers import Server, serving
+
+ROOT = Path(__file__).parents[1]
+CLIENTS = ROOT / "tests" / "compat" / "clients"
+KEY = "compat-key"
+MODEL = "SmolLM2-135M-Instruct"
+ALONE = ("--local", "--api-key", KEY)
+SERVERS: dict[str, tuple[str, ...]] = {
+    "alone": ALONE,
+    "stages": (*ALONE, "--stages", "3"),
+    "swarm": ("--api-key", KEY, "--workers", "3", "--cluster-port", "0", "--join-port", "0"),
+}
+_MINUTES_S = 900.0
+_SHOWN_LINES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """What to install, which program to run with it, and what the program is told besides url, key and model."""
+
+    name: str
+    packages: tuple[str, ...]
+    program: str = ""
+    has_scores: bool = False
+    """It is told a file of texts, and leaves scores that must be equal for all servers."""
+
+
+TABLE = (
+    Client("openai", ("openai",), "openai_client.py"),
+    Client("openai-previous", ("openai<3",), "openai_client.py"),
+    Client("langchain-openai", ("langchain-openai",), "langchain_client.py"),
+    Client("llm", ("llm",), "llm_client.py"),
+    Client("anthropic", ("anthropic",), "anthropic_client.py"),
+    Client("ollama", ("ollama",), "ollama_client.py"),
+    Client("lm-eval", ("lm-eval[api]",), "lm_eval_client.py", has_scores=True),
+    Client("schemathesis", ("schemathesis",)),
+)
+
+
+def main() -> int:
+    options = _read_options()
+    clients = [client for client in TABLE if not options.client or client.name in options.client]
+    failures = 0
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(serving(name, "smollm2", SERVERS[name]))
+            for name in options.server or ("alone", "swarm")
+        ]
+        for client in clients:
+            started = time.monotonic()
+            why = try_client(client, servers, options.cache, options.data)
+            failures += bool(why)
+            verdict = f"failed: {why}" if why else f"ok ({', '.join(server.name for server in servers)})"
+            print(f"{client.name:18} {time.monotonic() - started:5.0f} s  {verdict}", flush=True)
+    return 1 if failures else 0
+
+
+def try_client(client: Client, servers: Sequence[Server], cache: Path, data: Path) -> str:
+    """Empty, or why it failed."""
+    try:
+        python = environment(client, cache)
+        with tempfile.TemporaryDirectory(prefix="shardcompute-compat-") as folder:
+            scores = []
+            for server in servers:
+                run(command(client, python, server, data, Path(folder, server.name)), server.name)
+                if client.has_scores:
+                    scores.append(Path(folder, server.name).read_text())
+    except CompatError as error:
+        return str(error)
+    if len(set(scores)) > 1:
+        return "the log-likelihoods of " + " and ".join(server.name for server in servers) + " differ"
+    return ""
+
+
+class CompatError(Exception):
+    """A client could not be installed, or was not content."""
+
+
+def environment(client: Client, cache: Path) -> Path:
+    """The interpreter of an environment with the client in it."""
+    folder = cache / client.name
+    python, mark = folder / "bin" / "python", folder / ".installed"
+    wanted = "\n".join(client.packages)
+    if mark.exists() and mark.read_text() == wanted:
+        return python
+    run([sys.executable, "-m", "venv", "--clear", str(folder)], "venv")
+    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    run([*install, *client.packages], "pip")
+    mark.write_text(wanted)
+    return python
+
+
+def command(client: Client, python: Path, server: Server, data: Path, scores: Path) -> list[str]:
+    if not client.program:
+        # Whether what comes is what the document promises is the suite's concern; here nothing may break.
+        return [
+            *(str(python.with_name("schemathesis")), "run", f"{server.url}/openapi.json"),
+            *("--header", f"Authorization: Bearer {KEY}", "--checks", "not_a_server_error"),
+            *("--exclude-path-regex", "^/cluster/", "--max-examples", "5", "--phases", "fuzzing"),
+            *("--generation-deterministic", "--request-timeout", "300"),
+        ]
+    told = [server.url, KEY, MODEL]
+    if client.has_scores:
+        told += [str(data / "lambada.jsonl"), str(scores)]
+    return [str(python), str(CLIENTS / client.program), *told]
+
+
+def run(command: Sequence[str], name: str) -> None:
+    # The clients must reach this machine, not a proxy.
+    surroundings = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+    try:
+        done = subprocess.run(
+            command,
+            env=os.environ if name == "pip" else surroundings,
+            cwd=tempfile.gettempdir(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_MINUTES_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise CompatError(f"{name}: no end after {_MINUTES_S:.0f} s") from None
+    if done.returncode:
+        lines = [line for line in _told(done.stdout) if line.strip()]
+        raise CompatError(f"{name}: exit code {done.returncode}\n    " + "\n    ".join(lines[-_SHOWN_LINES:]))
+
+
+def _told(output: str) -> Iterator[str]:
+    for line in output.splitlines():
+        yield line[:300]
+
+
+def _read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    names = [client.name for client in TABLE]
+    parser.add_argument("client", nargs="*", metavar="client", help=f"of: {', '.join(names)}; all by default")
+    parser.add_argument("--server", action="append", choices=SERVERS, help="alone and swarm by default")
+    parser.add_argument("--cache", type=Path, default=ROOT / ".venv" / "compat")
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
+    options = parser.parse_args()
+    unknown = sorted(set(options.client) - set(names))
+    if unknown:
+        parser.error(f"no such client: {', '.join(unknown)}")
+    options.cache = options.cache.absolute()
+    options.data = options.data.absolute()
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

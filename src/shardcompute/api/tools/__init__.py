@@ -1,0 +1,22 @@
+"""Calls of tools: how models are told of them, how their calls are read, and how a call is enforced."""
+
+from __future__ import annotations
+
+from shardcompute.api.tools.call_format import CallFormat, Tool
+from shardcompute.api.tools.detection import detect_format
+from shardcompute.api.tools.events import CallArguments, CallReader, CallStarted, Event, Said
+from shardcompute.api.tools.planning import ToolPlan, encode_with_tools, plan_tools
+
+__all__ = [
+    "CallArguments",
+    "CallFormat",
+    "CallReader",
+    "CallStarted",
+    "Event",
+    "Said",
+    "Tool",
+    "ToolPlan",
+    "detect_format",
+    "encode_with_tools",
+    "plan_tools",
+]

@@ -1,0 +1,112 @@
+"""How one family of models writes calls of tools down."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from shardcompute.api.tools.events import CallReader
+from shardcompute.decoding import json_rule
+from shardcompute.models.vocabulary import Vocabulary
+
+_LETTERS = string.ascii_letters + string.digits
+MOST_CALLS = 16
+"""In one answer, where a grammar counts them: a weak model would call for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function of the client's that the model may call."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    is_strict: bool = False
+    """Arguments must follow the schema exactly: what cannot be enforced is refused rather than ignored."""
+
+    def described(self) -> dict[str, Any]:
+        """As chat templates expect it."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+ArgumentsRule = Callable[[Tool], str]
+"""The right side of a Lark rule for a tool's arguments."""
+
+
+class Marks:
+    """The marks of a format, as text or, where the vocabulary has them so, as special tokens."""
+
+    def __init__(self, vocabulary: Vocabulary, texts: Sequence[str]) -> None:
+        by_bytes = {vocabulary.tokens[token]: token for token in vocabulary.special_ids - vocabulary.eos_ids}
+        found = {text: by_bytes.get(text.encode()) for text in texts}
+        self._ids = {text: token for text, token in found.items() if token is not None}
+
+    @property
+    def shown_ids(self) -> frozenset[int]:
+        """Special tokens that must appear in the answer's text for the format to be read."""
+        return frozenset(self._ids.values())
+
+    def is_token(self, text: str) -> bool:
+        return text in self._ids
+
+    def term(self, text: str) -> str:
+        """The mark in a Lark rule."""
+        return f"<[{self._ids[text]}]>" if text in self._ids else quoted(text)
+
+
+class CallFormat(Protocol):
+    """Formats have no state: they are shared by all answers."""
+
+    marks: tuple[str, ...]
+    """Texts that may be special tokens."""
+    has_own_template: bool
+    """Whether the model's chat template tells it of its tools; otherwise we do."""
+
+    def reader(self, names: frozenset[str]) -> CallReader:
+        """A reader of one answer of a model that knows tools of these names."""
+        ...
+
+    def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
+        """Lark rules by which `calls` stands for one to `most` calls."""
+        ...
+
+    def words_then_calls(self, marks: Marks) -> str | None:
+        """Besides those rules, some by which `answer` stands for free text or calls; None where that cannot be."""
+        ...
+
+    def new_id(self) -> str:
+        """The name of one call."""
+        ...
+
+
+def lenient_arguments(tool: Tool) -> str:
+    """JSON of the tool's schema; what cannot be enforced of it is left to the model."""
+    return json_rule(dict(tool.parameters), is_lenient=not tool.is_strict)
+
+
+def any_arguments(tool: Tool) -> str:
+    """Any object, for schemas that are beyond the grammars' means."""
+    return lenient_arguments(tool) if tool.is_strict else json_rule({"type": "object"})
+
+
+def object_rules(tools: Sequence[Tool], arguments_key: str, arguments: ArgumentsRule) -> str:
+    """Lark rules by which `call` stands for `{"name": …, "<arguments_key>": …}`."""
+    lines = [f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}"]
+    for index, tool in enumerate(tools):
+        head = f'{{"name": {json.dumps(tool.name)}, "{arguments_key}": '
+        lines.append(f'call_{index}: {quoted(head)} arguments_{index} "}}"')
+        lines.append(f"arguments_{index}: {arguments(tool)}")
+    return "\n".join(lines)
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def random_letters(count: int) -> str:
+    return "".join(secrets.choice(_LETTERS) for _ in range(count))

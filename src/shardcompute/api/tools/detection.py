@@ -1,0 +1,26 @@
+"""Which format a model writes calls in, told from its chat template."""
+
+from __future__ import annotations
+
+import re
+
+from shardcompute.api.tools.call_format import CallFormat
+from shardcompute.api.tools.generic import GenericFormat
+from shardcompute.api.tools.hermes import HermesFormat
+from shardcompute.api.tools.llama import LlamaFormat
+from shardcompute.api.tools.mistral import MistralFormat
+
+_TAKES_TOOLS = re.compile(r"\btools\b")
+
+
+def detect_format(template: str | None) -> CallFormat:
+    """Templates that take no tools, or write calls in a way that we cannot read, get the generic format."""
+    if template is None or not _TAKES_TOOLS.search(template):
+        return GenericFormat()
+    if "[TOOL_CALLS]" in template:
+        return MistralFormat(has_args_mark="[ARGS]" in template)
+    if "<tool_call>" in template and "<function=" not in template:
+        return HermesFormat()
+    if "<|python_tag|>" in template or '{"name": function name, "parameters":' in template:
+        return LlamaFormat()
+    return GenericFormat()

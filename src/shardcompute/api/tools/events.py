@@ -1,0 +1,67 @@
+"""What an answer turns out to be while it is read: words, and calls of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Text for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """The model calls a tool."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The next piece of the JSON text of the latest call's arguments."""
+
+    text: str
+
+
+Event: TypeAlias = Said | CallStarted | CallArguments
+
+
+class CallReader(Protocol):
+    """Reads one answer in one format, piece by piece."""
+
+    def push(self, text: str) -> list[Event]:
+        """What is certain by now."""
+        ...
+
+    def finish(self) -> list[Event]:
+        """The answer is over: what was held back."""
+        ...
+
+
+def merged(events: Iterable[Event]) -> list[Event]:
+    """The same, with neighbours of a kind put together and empty ones left out."""
+    out: list[Event] = []
+    for event in events:
+        last = out[-1] if out else None
+        if isinstance(event, Said) and isinstance(last, Said):
+            out[-1] = Said(last.text + event.text)
+        elif isinstance(event, CallArguments) and isinstance(last, CallArguments):
+            out[-1] = CallArguments(last.text + event.text)
+        elif isinstance(event, CallStarted) or event.text:
+            out.append(event)
+    return out
+
+
+def split_before(text: str, mark: str) -> int:
+    """How much of `text` is certain not to belong to a `mark` that is still arriving, or to the space before it."""
+    cut = len(text)
+    for start in range(max(0, len(text) - len(mark) + 1), len(text)):
+        if mark.startswith(text[start:]):
+            cut = start
+            break
+    return len(text[:cut].rstrip())

@@ -1,0 +1,136 @@
+"""The formats of Mistral: `[TOOL_CALLS]` and a list of JSON objects or, in later models, `name[ARGS]{…}`.
+
+Names of calls are nine letters or digits, because the models' templates insist on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from shardcompute.api.tools.call_format import (
+    ArgumentsRule,
+    Marks,
+    Tool,
+    object_rules,
+    quoted,
+    random_letters,
+)
+from shardcompute.api.tools.events import CallArguments, CallStarted, Event, Said, merged, split_before
+from shardcompute.api.tools.json_calls import CallObject, JsonText
+
+OPEN, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_NAME = re.compile(r"\s*([^\s\[{]+)(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*(?=\{)")
+_NAME_CHARS = 512
+
+
+class MistralReader:
+    """Text up to the mark, then calls in either form."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_text = True
+        self._is_list = False
+        self._call: CallObject | None = None
+        self._arguments: JsonText | None = None
+
+    def push(self, text: str) -> list[Event]:
+        self._held += text
+        events: list[Event] = []
+        while self._held and self._advance(events):
+            pass
+        return merged(events)
+
+    def finish(self) -> list[Event]:
+        events: list[Event] = [Said(self._held)] if self._is_text else []
+        if self._call is not None and self._call.name is None:
+            events.append(Said(self._call.text))
+        self._held = ""
+        return merged(events)
+
+    def _advance(self, events: list[Event]) -> bool:
+        if self._is_text:
+            return self._find_mark(events)
+        if self._call is not None:
+            return self._follow_call(self._call, events)
+        if self._arguments is not None:
+            return self._follow_arguments(self._arguments, events)
+        held = self._held.lstrip(", \t\r\n]" if self._is_list else " \t\r\n")
+        if held.startswith(OPEN):
+            self._held, self._is_list = held[len(OPEN) :], False
+        elif held.startswith("{") and self._is_list:
+            self._held, self._call = held, CallObject()
+        elif held.startswith("[") and not self._is_list and not OPEN.startswith(held[:2]):
+            self._held, self._is_list = held[1:], True
+        elif not self._is_list and (found := _NAME.match(held)):
+            events.append(CallStarted(found[1]))
+            self._held, self._arguments = held[found.end() :], JsonText()
+        elif held and (self._is_list or len(held) > _NAME_CHARS):
+            self._is_text = True
+        else:
+            return False
+        return True
+
+    def _find_mark(self, events: list[Event]) -> bool:
+        before, mark, behind = self._held.partition(OPEN)
+        if mark:
+            events.append(Said(before.rstrip()))
+            self._held, self._is_text, self._is_list = behind, False, False
+            return True
+        certain = split_before(self._held, OPEN)
+        events.append(Said(self._held[:certain]))
+        self._held = self._held[certain:]
+        return False
+
+    def _follow_call(self, call: CallObject, events: list[Event]) -> bool:
+        events += call.push(self._held)
+        self._held = call.rest
+        if call.is_broken and call.name is None:
+            events.append(Said(call.text))
+        if call.is_whole or call.is_broken:
+            self._call = None
+            return True
+        return False
+
+    def _follow_arguments(self, value: JsonText, events: list[Event]) -> bool:
+        for index, letter in enumerate(self._held):
+            value.takes(letter)
+            if value.is_whole:
+                events.append(CallArguments(self._held[: index + 1]))
+                self._held, self._arguments = self._held[index + 1 :], None
+                return True
+        events.append(CallArguments(self._held))
+        self._held = ""
+        return False
+
+
+class MistralFormat:
+    """`has_args_mark` tells the later form from the earlier one."""
+
+    marks: tuple[str, ...] = (OPEN, ARGS, CALL_ID)
+    has_own_template = True
+
+    def __init__(self, *, has_args_mark: bool = False) -> None:
+        self._has_args_mark = has_args_mark
+
+    def reader(self, names: frozenset[str]) -> MistralReader:
+        return MistralReader()
+
+    def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
+        if not self._has_args_mark:
+            more = f'(", " call){{0,{most - 1}}}' if most > 1 else ""
+            listed = f'calls: {marks.term(OPEN)} listed\nlisted: "[" call {more} "]"'
+            return f"{listed}\n{object_rules(tools, 'arguments', arguments)}"
+        lines = [f"calls: ({marks.term(OPEN)} call){{1,{most}}}"]
+        lines.append(f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}")
+        for index, tool in enumerate(tools):
+            lines.append(f"call_{index}: {quoted(tool.name)} {marks.term(ARGS)} arguments_{index}")
+            lines.append(f"arguments_{index}: {arguments(tool)}")
+        return "\n".join(lines)
+
+    def words_then_calls(self, marks: Marks) -> str | None:
+        # Only where the mark is a token of its own can free text not run into it.
+        return "answer: TEXT calls?\nTEXT: /(.|\\n)*/" if marks.is_token(OPEN) else None
+
+    def new_id(self) -> str:
+        return random_letters(9)

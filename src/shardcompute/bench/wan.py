@@ -1,0 +1,223 @@
+"""`bench wan`: how fast one model answers from machines that are far apart, plainly and with drafts.
+
+Real processes on an emulated network: the driver on one machine, stages on the others. The arms differ only by a
+field of the request, so every prompt is asked of all arms in turn, on the same cluster, in an order that rotates.
+Drafts must never change an answer: texts that differ are part of the outcome.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardcompute.bench.wan_cluster import Answer, WanCluster, WanServing, wan_cluster
+from shardcompute.bench.wan_prompts import Prompt, pick_prompts, read_prompts
+from shardcompute.core.errors import UsageError
+from shardcompute.sim import (
+    EmulatedNetwork,
+    Emulator,
+    initial_conditions,
+    load_topology,
+    open_network,
+    ring_topology,
+)
+
+Say = Callable[[str], None]
+ARMS: Mapping[str, str] = {"plain": "off", "ngram": "ngram", "self": "self", "auto": "auto", "model": "model"}
+"""Arms, and the drafter that each asks for."""
+PARALLEL_ARMS = ("plain", "auto")
+_WARM_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class WanBench:
+    serving: WanServing
+    data: Path
+    ring_ms: Sequence[float] = (20.0, 80.0, 200.0)
+    mbit: float = 100.0
+    per_category: int = 1
+    tokens: int = 64
+    streams: Sequence[int] = (1, 4, 8, 16)
+    arms: Sequence[str] = ("plain", "ngram", "self", "auto")
+    workers: int = 3
+    emulator: Emulator = Emulator.AUTO
+
+    def __post_init__(self) -> None:
+        unknown = [arm for arm in self.arms if arm not in ARMS]
+        if unknown or not self.arms:
+            raise UsageError(f"no arm is called {', '.join(unknown)!r}", hint=f"use {', '.join(ARMS)}")
+        if not self.ring_ms or not self.streams or min(self.streams) < 1:
+            raise UsageError(
+                "there is nothing to measure", hint="give times to --ring-ms and counts to --streams"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One answer. `timings` is what the server said of it, with the names that the API has."""
+
+    ring_ms: float
+    arm: str
+    streams: int
+    category: str
+    prompt: int
+    group: int
+    """Answers of one group came at the same time; it took `group_s`."""
+    group_s: float
+    tokens: int
+    prompt_tokens: int
+    first_s: float
+    total_s: float
+    text: str
+    timings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def decode_s(self) -> float:
+        """From the first token to the last."""
+        return float(self.timings.get("decode_s") or self.total_s - self.first_s)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """After the first token, which belongs to the prompt."""
+        return (self.tokens - 1) / self.decode_s if self.tokens > 1 and self.decode_s > 0 else 0.0
+
+    def number(self, name: str) -> float | None:
+        """Something that the server measured; None where it did not say."""
+        value = self.timings.get(name)
+        return None if value is None else float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """An answer that differs from the first one to the same prompt."""
+
+    prompt: int
+    category: str
+    arm: str
+    streams: int
+    ring_ms: float
+    text: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class WanOutcome:
+    emulator: str
+    rows: Sequence[Row]
+    mismatches: Sequence[Mismatch]
+    stages: Sequence[str]
+
+
+def run_wan_bench(bench: WanBench, say: Say) -> WanOutcome:
+    prompts = pick_prompts(read_prompts(bench.data), bench.per_category)
+    with emulated_homes(bench.workers, bench.emulator) as network:
+        say(f"starting a cluster on {len(network.machines)} machines ({network.emulator})")
+        with wan_cluster(network, bench.serving) as cluster:
+            stages = cluster.stage_machines()
+            rows: list[Row] = []
+            for ring_ms in bench.ring_ms:
+                topology = ring_topology(len(network.machines), ring_ms, bench.mbit)
+                network.impose(initial_conditions(topology, network.machines))
+                rows += _measure_ring(bench, cluster, prompts, ring_ms, say)
+    return WanOutcome(str(network.emulator), rows, find_mismatches(rows), stages)
+
+
+@contextlib.contextmanager
+def emulated_homes(workers: int, emulator: Emulator) -> Iterator[EmulatedNetwork]:
+    """Machines `driver`, `stage-1`, …, on one LAN for now."""
+    machines = ["driver", *(f"stage-{number}" for number in range(1, workers + 1))]
+    with open_network(load_topology("lan"), machines, emulator) as network:
+        yield network
+
+
+def find_mismatches(rows: Sequence[Row]) -> list[Mismatch]:
+    """Greedy answers to one prompt are equal whatever the arm, the company and the distance."""
+    expected: dict[int, str] = {}
+    mismatches = []
+    for row in rows:
+        text = expected.setdefault(row.prompt, row.text)
+        if text != row.text:
+            mismatches.append(
+                Mismatch(row.prompt, row.category, row.arm, row.streams, row.ring_ms, row.text, text)
+            )
+    return mismatches
+
+
+def _measure_ring(
+    bench: WanBench, cluster: WanCluster, prompts: Sequence[Prompt], ring_ms: float, say: Say
+) -> list[Row]:
+    # The first frames after a change of the network pay for windows and estimates of before.
+    for arm in bench.arms:
+        cluster.ask(_body(prompts[0], arm, _WARM_TOKENS))
+    rows: list[Row] = []
+    if 1 in bench.streams:
+        for turn, prompt in enumerate(prompts):
+            say(f"{ring_ms:g} ms: prompt {turn + 1} of {len(prompts)} ({prompt.category})")
+            for arm in _rotated(bench.arms, turn):
+                answers, elapsed_s = cluster.ask_all([_body(prompt, arm, bench.tokens)])
+                rows += _rows(ring_ms, arm, [prompt], answers, elapsed_s, group=turn)
+    for count in bench.streams:
+        if count > 1:
+            rows += _measure_streams(bench, cluster, prompts, ring_ms, count, say)
+    return rows
+
+
+def _measure_streams(
+    bench: WanBench, cluster: WanCluster, prompts: Sequence[Prompt], ring_ms: float, count: int, say: Say
+) -> list[Row]:
+    """Every prompt once, so many at a time; the last group starts again from the beginning."""
+    rows: list[Row] = []
+    arms = [arm for arm in PARALLEL_ARMS if arm in bench.arms]
+    for group in range(-(-len(prompts) // count)):
+        chosen = [prompts[(group * count + index) % len(prompts)] for index in range(count)]
+        for arm in _rotated(arms, group):
+            say(f"{ring_ms:g} ms: {count} streams, {arm}")
+            answers, elapsed_s = cluster.ask_all([_body(prompt, arm, bench.tokens) for prompt in chosen])
+            rows += _rows(ring_ms, arm, chosen, answers, elapsed_s, group=group)
+    return rows
+
+
+def _rows(
+    ring_ms: float,
+    arm: str,
+    prompts: Sequence[Prompt],
+    answers: Sequence[Answer],
+    elapsed_s: float,
+    *,
+    group: int,
+) -> list[Row]:
+    return [
+        Row(
+            ring_ms=ring_ms,
+            arm=arm,
+            streams=len(prompts),
+            category=prompt.category,
+            prompt=prompt.id,
+            group=group,
+            group_s=elapsed_s,
+            tokens=answer.tokens,
+            prompt_tokens=answer.prompt_tokens,
+            first_s=answer.first_s,
+            total_s=answer.last_s,
+            text=answer.text,
+            timings=answer.timings,
+        )
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+
+
+def _body(prompt: Prompt, arm: str, tokens: int) -> dict[str, Any]:
+    return {
+        "messages": [{"role": "user", "content": prompt.text}],
+        "max_tokens": tokens,
+        "speculation": {"drafter": ARMS[arm]},
+    }
+
+
+def _rotated(arms: Sequence[str], turn: int) -> list[str]:
+    """Every arm is first as often as any other."""
+    start = turn % len(arms) if arms else 0
+    return [*arms[start:], *arms[:start]]

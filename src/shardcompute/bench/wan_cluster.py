@@ -1,0 +1,315 @@
+"""A real cluster on an emulated network: the coordinator on the first machine, a worker on each of the others.
+
+Weights travel before anything is measured: start it under the conditions of a LAN, then impose those to measure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from shardcompute.control.sizes import Sizes, sizes_of
+from shardcompute.core.errors import BackendError
+from shardcompute.core.settings import load_settings
+from shardcompute.node.dry_run import size_up
+from shardcompute.sim import EmulatedNetwork
+from shardcompute.weights.checkpoint import open_checkpoint
+from shardcompute.weights.reference import parse_reference
+from shardcompute.weights.sources import resolve
+
+_READY_S = 120.0
+_ANSWER_S = 600.0
+_STOP_S = 20.0
+_TOKEN = re.compile(r"shardcompute join (sc1\.\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class WanServing:
+    """What is served, and how each worker takes part.
+
+    `max_memory_bytes` 0: with so much that `stages` of them hold the model, and fewer do not (`stages` 0: all workers).
+    """
+
+    model_path: str
+    form: str = "native"
+    kv_tokens: int = 24_576
+    context: int = 4096
+    threads: int = 1
+    max_memory_bytes: int = 0
+    stages: int = 0
+    options: tuple[str, ...] = ()
+    """More options of `shardcompute coordinator`."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """One streamed answer as its client saw it; `timings` is what the server said of it, {} if nothing."""
+
+    text: str = ""
+    tokens: int = 0
+    prompt_tokens: int = 0
+    first_s: float = 0.0
+    last_s: float = 0.0
+    longest_gap_s: float = 0.0
+    timings: dict[str, Any] = field(default_factory=dict)
+
+
+class WanCluster:
+    """A cluster that serves. Everything asked of it comes from the coordinator's own machine."""
+
+    def __init__(
+        self, network: EmulatedNetwork, url: str, key: str, workers: Mapping[str, subprocess.Popen[bytes]]
+    ) -> None:
+        self.network = network
+        self.workers = dict(workers)
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {key}"}
+        self._machine = network.machines[0]
+
+    def state(self) -> dict[str, Any]:
+        with self._client() as client:
+            answer = client.get("/cluster/state")
+            answer.raise_for_status()
+            state: dict[str, Any] = answer.json()
+        return state
+
+    def stage_machines(self) -> list[str]:
+        """Who serves, from the first layers to the last; [] while nobody does."""
+        state = self.state()
+        names = {node["id"]: node["name"] for node in state["nodes"]}
+        ready = [chain for chain in state["chains"] if chain["status"] == "ready"]
+        return [names[stage["node"]] for stage in ready[0]["stages"]] if ready else []
+
+    def tokenize(self, text: str) -> list[int]:
+        with self._client() as client:
+            answer = client.post("/tokenize", json={"prompt": text})
+            answer.raise_for_status()
+            ids: list[int] = answer.json()["tokens"]
+        return ids
+
+    def ask(self, body: Mapping[str, Any], *, on_piece: Callable[[int], None] | None = None) -> Answer:
+        """Stream one greedy answer; `on_piece` hears how many pieces of text have come. Raises BackendError."""
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        whole = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}, **body}
+        answer = Answer()
+        pieces = 0
+        started = previous = time.perf_counter()
+        with self._client() as client, client.stream("POST", path, json=whole) as response:
+            if response.status_code != 200:
+                raise BackendError(f"status {response.status_code}: {response.read().decode()[:300]}")
+            for line in response.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                now = time.perf_counter()
+                if not _take(answer, json.loads(line[6:])):
+                    continue
+                pieces += 1
+                if pieces == 1:
+                    answer.first_s = now - started
+                else:
+                    answer.longest_gap_s = max(answer.longest_gap_s, now - previous)
+                answer.last_s, previous = now - started, now
+                if on_piece is not None:
+                    on_piece(pieces)
+        return answer
+
+    def ask_all(self, bodies: Sequence[Mapping[str, Any]]) -> tuple[list[Answer], float]:
+        """Several answers at once, and how long all of them took."""
+        results: list[Answer | Exception] = [Answer() for _ in bodies]
+
+        def ask(index: int) -> None:
+            try:
+                results[index] = self.ask(bodies[index])
+            except Exception as error:
+                results[index] = error
+
+        threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(bodies))]
+        started = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        elapsed_s = time.perf_counter() - started
+        answers = []
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+            answers.append(result)
+        return answers, elapsed_s
+
+    @contextlib.contextmanager
+    def _client(self) -> Iterator[httpx.Client]:
+        """A client whose connections are made on the coordinator's machine; for this thread alone."""
+        with (
+            self.network.inside(self._machine),
+            httpx.Client(
+                base_url=self._url, headers=self._headers, timeout=_ANSWER_S, trust_env=False
+            ) as client,
+        ):
+            yield client
+
+
+def _take(answer: Answer, chunk: dict[str, Any]) -> bool:
+    """True if a chunk brought a piece of the answer."""
+    if "error" in chunk:
+        raise BackendError(f"the stream failed: {chunk['error']}")
+    if chunk.get("timings"):
+        answer.timings = chunk["timings"]
+    if chunk.get("usage"):
+        answer.tokens = chunk["usage"]["completion_tokens"]
+        answer.prompt_tokens = chunk["usage"]["prompt_tokens"]
+    text = "".join(
+        choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+        for choice in chunk.get("choices", ())
+    )
+    answer.text += text
+    return bool(text)
+
+
+@contextlib.contextmanager
+def wan_cluster(network: EmulatedNetwork, serving: WanServing) -> Iterator[WanCluster]:
+    """Started and ready; ended when the block is left."""
+    first, *others = network.machines
+    stages = serving.stages or len(others)
+    memory = serving.max_memory_bytes or _share_of(serving, stages)
+    key = f"sk-sc-{secrets.token_hex(20)}"
+    with contextlib.ExitStack() as stack:
+        folder = Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="shardcompute-wan-", ignore_cleanup_errors=True)
+            )
+        )
+        port = network.new_port(first)
+        log = folder / "coordinator.log"
+        coordinator = _coordinator_command(network, serving, folder, port, key)
+        stack.enter_context(_running(coordinator, log))
+        token = _await_token(log)
+        workers = {
+            machine: stack.enter_context(
+                _running(
+                    _worker_command(network, serving, machine, folder / machine, token, memory),
+                    folder / f"{machine}.log",
+                )
+            )
+            for machine in others
+        }
+        cluster = WanCluster(network, f"http://{network.host(first)}:{port}", key, workers)
+        _await_ready(cluster, stages, folder)
+        yield cluster
+
+
+def _share_of(serving: WanServing, stages: int) -> int:
+    """Memory with which the model fits on so many machines, and not on fewer."""
+    files = resolve(parse_reference(serving.model_path), load_settings())
+    with open_checkpoint(files) as checkpoint:
+        model = size_up(checkpoint, serving.form, kv_tokens=serving.kv_tokens, context_length=serving.context)
+    sizes = sizes_of(model)
+    enough = _least_memory(sizes, stages)
+    return enough + (_least_memory(sizes, stages - 1) - enough) // 3
+
+
+def _least_memory(sizes: Sizes, workers: int) -> int:
+    """The least memory of each of so many workers that hold the model together."""
+
+    def holds(memory: int) -> bool:
+        start = 0
+        for _ in range(workers):
+            fitting = [
+                s for s in range(start, sizes.layer_count + 1) if sizes.memory_bytes(start, s) <= memory
+            ]
+            start = max(fitting, default=start)
+        return start == sizes.layer_count
+
+    low, high = 0, sizes.total_bytes
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def _coordinator_command(
+    network: EmulatedNetwork, serving: WanServing, folder: Path, port: int, key: str
+) -> list[str]:
+    machine = network.machines[0]
+    command = [sys.executable, "-m", "shardcompute", "coordinator", serving.model_path]
+    command += ["--data-dir", str(folder / "cluster"), "--host", network.host(machine), "--port", str(port)]
+    command += [
+        "--cluster-port",
+        str(network.new_port(machine)),
+        "--join-port",
+        str(network.new_port(machine)),
+    ]
+    command += ["--api-key", key, "--weights", serving.form, "--prefer", "throughput"]
+    command += ["--kv-tokens", str(serving.kv_tokens), "--context", str(serving.context)]
+    return network.command(machine, [*command, *network.options(machine), *serving.options])
+
+
+def _worker_command(
+    network: EmulatedNetwork, serving: WanServing, machine: str, folder: Path, token: str, memory: int
+) -> list[str]:
+    command = [sys.executable, "-m", "shardcompute", "worker", "--supervised", "--token", token]
+    command += ["--data-dir", str(folder), "--name", machine, "--host", network.host(machine)]
+    command += ["--port", str(network.new_port(machine)), "--threads", str(serving.threads)]
+    command += ["--max-memory", str(memory)]
+    return network.command(machine, [*command, *network.options(machine)])
+
+
+@contextlib.contextmanager
+def _running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is gone when the block ends. Supervised workers also end with our end of their stdin."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_S)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _await_token(log: Path) -> str:
+    deadline = time.monotonic() + _READY_S
+    while time.monotonic() < deadline:
+        found = _TOKEN.search(log.read_text(encoding="utf-8", errors="replace"))
+        if found is not None:
+            return found[1]
+        time.sleep(0.05)
+    raise BackendError(f"the coordinator did not start: {_last_words(log)}")
+
+
+def _await_ready(cluster: WanCluster, stages: int, folder: Path) -> None:
+    deadline = time.monotonic() + _READY_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.HTTPError):
+            if len(cluster.stage_machines()) >= stages:
+                return
+        dead = [name for name, process in cluster.workers.items() if process.poll() is not None]
+        if dead:
+            raise BackendError(f"{dead[0]} ended: {_last_words(folder / f'{dead[0]}.log')}")
+        time.sleep(0.1)
+    raise BackendError(
+        f"no chain of {stages} stages became ready in {_READY_S:g} s: {_last_words(folder / 'coordinator.log')}"
+    )
+
+
+def _last_words(log: Path) -> str:
+    return "; ".join(log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-4:])

@@ -1,0 +1,27 @@
+"""The hidden option --shape: this process takes part in an emulated network, as one of its machines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from shardcompute.wire import Transport
+
+Shape = Annotated[
+    str | None,
+    typer.Option("--shape", metavar="MACHINE@FILE", hidden=True, help="Send as an emulated network would."),
+]
+
+
+def open_transport(shape: str | None) -> Transport | None:
+    """How to make links on that network; None without the option."""
+    if shape is None:
+        return None
+    from shardcompute.sim.shape_file import ShapeReader, parse_shape_option
+    from shardcompute.sim.shaped_links import ShapedTransport
+    from shardcompute.wire import TcpTransport
+
+    machine, path = parse_shape_option(shape)
+    return ShapedTransport(TcpTransport(), machine, ShapeReader(path))

@@ -1,0 +1,55 @@
+"""What a drafter is: something that guesses how a session goes on, cheaply and often enough right.
+
+Guesses are verified by the model itself (see `accept`), so a drafter can make an answer faster or slower but never
+different. It says how sure it is by a grade; how much each grade is worth is measured, not believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shardcompute.core.steps import Opening
+
+GRADES = 4
+"""Grades are 0 (a wild guess) to `GRADES - 1` (nearly certain)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Guessed tokens, most trusted first, and how sure the drafter is of them. No ids: nothing to offer."""
+
+    ids: tuple[int, ...]
+    grade: int = 0
+
+
+class Drafter(Protocol):
+    """Guesses for all sessions of one driver. One caller at a time.
+
+    `is_slow`: a call takes milliseconds, so no lock may be held over it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_slow(self) -> bool: ...
+
+    def propose(
+        self, session: int, known: Sequence[int], assumed: Sequence[int], limit: int, opening: Opening
+    ) -> Draft:
+        """At most `limit` tokens that may follow `known` and `assumed`.
+
+        `known`, the prompt and the committed tokens, only ever grows for a session. `assumed` are drafted tokens
+        that are already being verified; they may be taken back. Neither is changed or kept.
+        """
+        ...
+
+    def forget(self, session: int) -> None:
+        """The session is over; unknown sessions are ignored."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds; it is not asked again."""
+        ...

@@ -1,0 +1,190 @@
+"""The drivers that are processes of their own: each is told by commands what the coordinator's own is told by calls.
+
+Attaching one to a chain that serves disturbs nobody: the stages let it in one by one, then it dials the first. What
+goes wrong with one of them is tried again, or ends with that driver; the chain goes on for the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from shardcompute.control.actions import AttachDriver, DetachDriver, ReportUnservable, ShareMemory
+from shardcompute.control.drivers import live_drivers
+from shardcompute.control.events import DriverAttached, DriverDetached, Event, LinkBroken
+from shardcompute.control.state import ClusterState
+from shardcompute.core.errors import LinkError, ShardComputeError
+from shardcompute.node.commands import (
+    Admit,
+    Attach,
+    Connected,
+    Dismiss,
+    FenceOff,
+    Introduce,
+    NodeCommand,
+    OfferedModel,
+    Peer,
+    Retire,
+    Share,
+    Unservable,
+    decode_connected,
+)
+from shardcompute.node.driver import Resumption
+from shardcompute.node.driver_side import DriverSide
+from shardcompute.node.members import Members
+from shardcompute.node.repair import Repair
+from shardcompute.node.rewiring import Wiring, await_answer
+from shardcompute.node.session_ranges import resumption_within
+
+log = logging.getLogger(__name__)
+DriverAction = AttachDriver | ShareMemory | DetachDriver
+Ended = Callable[[DriverAction, Event | None], None]
+"""Called in the coordinator's thread: what came of an action, None if it is to be tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """What a driver must know to answer clients."""
+
+    models: list[OfferedModel]
+    keys: bytes
+
+
+class DriverMembers:
+    """Called from the coordinator's thread. `later` runs something there."""
+
+    def __init__(
+        self,
+        own: DriverSide,
+        origin: Peer,
+        members: Members,
+        state: Callable[[], ClusterState],
+        brief: Callable[[], Brief],
+        later: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._own = own
+        self._origin = origin
+        self._members = members
+        self._state = state
+        self._brief = brief
+        self._later = later
+        self._version = 0
+        self._breaks: Counter[str] = Counter()
+
+    # What the coordinator's own driver is told by calls
+
+    def introduce(self, driver: str | None = None) -> None:
+        """Tell one driver, or all of them, what is served and who may ask for it."""
+        self._version += 1
+        brief = self._brief()
+        order = Introduce(
+            version=self._version,
+            models=brief.models,
+            keys=brief.keys,
+            origin=self._origin,
+            chains=[chain.id for chain in self._state().live_chains()],
+        )
+        self._tell(order, [driver] if driver is not None else None)
+
+    def fence(self, chain: str, epoch: int) -> None:
+        self._tell(FenceOff(chain, epoch))
+
+    def retire(self, chain: str) -> None:
+        self._tell(Retire(chain))
+
+    def report_unservable(self, action: ReportUnservable, broken: Iterable[str]) -> None:
+        self._tell(Unservable(action.model, action.missing_bytes, list(action.reasons), list(broken)))
+
+    def _tell(self, command: NodeCommand, drivers: Iterable[str] | None = None) -> None:
+        told = [node.id for node in live_drivers(self._state())] if drivers is None else drivers
+        for driver in told:
+            self._members.command(driver, command, lambda _: None)
+
+    # Coming and going
+
+    def is_taken(self, node: str, sessions: int) -> bool:
+        """Whether another driver numbers its sessions in this range."""
+        others = [each.sessions for each in live_drivers(self._state()) if each.id != node]
+        return sessions in (self._own.sessions, *others)
+
+    def broke(self, event: LinkBroken) -> None:
+        """A link ended, perhaps one that was opened a moment ago for a driver that is being attached."""
+        self._breaks.update((event.reporter, event.node))
+
+    def start(self, action: DriverAction, wiring: Wiring, ended: Ended) -> None:
+        """Carry out an action in a thread, because it waits for others."""
+        state, breaks = self._state(), self._breaks[action.driver]
+
+        def finish(event: Event | None) -> None:
+            has_held = isinstance(action, DetachDriver) or self._breaks[action.driver] == breaks
+            ended(action, event if has_held else None)
+
+        def run() -> None:
+            event: Event | None = None
+            try:
+                event = self._carry_out(action, wiring, state)
+            except ShardComputeError as error:
+                log.info("%s of %s: %s", type(action).__name__, action.driver, error.message)
+            self._later(partial(finish, event))
+
+        threading.Thread(target=run, name="driver", daemon=True).start()
+
+    def _carry_out(self, action: DriverAction, wiring: Wiring, state: ClusterState) -> Event:
+        if wiring.epoch != action.epoch:
+            raise LinkError(f"epoch {action.epoch} of chain {action.chain} is over")
+        if isinstance(action, DetachDriver):
+            dismiss = Dismiss(action.chain, action.sessions)
+            for node, answer in [(node, self._members.ask(node, dismiss)) for node in action.nodes]:
+                await_answer(node, answer)
+            return DriverDetached(action.chain, action.driver, action.sessions)
+        if isinstance(action, AttachDriver):
+            self._attach(action, wiring)
+        elif action.driver == state.driver:
+            own = Peer(action.driver, self._own.url)
+            self._admit(wiring, action.chain, own, self._own.sessions, action.kv_tokens)
+            self._own.share_chain(action.chain, action.epoch, action.kv_tokens)
+        else:
+            peer = Peer(action.driver, state.nodes[action.driver].address)
+            self._admit(wiring, action.chain, peer, action.sessions, action.kv_tokens)
+            self._ask(action.driver, Share(action.chain, action.epoch, action.kv_tokens))
+        return DriverAttached(action.chain, action.epoch, action.driver, action.sessions, action.kv_tokens)
+
+    def _attach(self, action: AttachDriver, wiring: Wiring) -> None:
+        peer = Peer(action.driver, action.address)
+        answers = self._admit(wiring, action.chain, peer, action.sessions, action.kv_tokens)
+        if action.sessions in wiring.told:
+            # It has used this epoch before: what its stages hold now is what they know.
+            resumption: Resumption | None = Repair(frozenset()).resumption(answers)
+        else:
+            resumption = resumption_within(wiring.resumption, action.sessions)
+        wiring.told.add(action.sessions)
+        first, known = wiring.stages[0], resumption or Resumption({})
+        order = Attach(
+            chain=action.chain,
+            epoch=action.epoch,
+            model=action.model,
+            first=Peer(first.node, first.address),
+            nodes=[stage.node for stage in wiring.stages],
+            kv_tokens=action.kv_tokens,
+            is_new=resumption is None,
+            lengths=None if known.lengths is None else dict(known.lengths),
+            has_new_first=known.has_new_first,
+            held=sorted(known.held),
+            drafts=wiring.drafts,
+        )
+        self._ask(action.driver, order)
+
+    def _admit(
+        self, wiring: Wiring, chain: str, driver: Peer, sessions: int, kv_tokens: int
+    ) -> list[Connected]:
+        """Have every stage let a driver in; LinkError unless all do."""
+        order = Admit(chain=chain, epoch=wiring.epoch, driver=driver, sessions=sessions, kv_tokens=kv_tokens)
+        asked = [(stage.node, self._members.ask(stage.node, order)) for stage in wiring.stages]
+        return [decode_connected(await_answer(node, answer)) for node, answer in asked]
+
+    def _ask(self, driver: str, command: NodeCommand) -> None:
+        await_answer(driver, self._members.ask(driver, command))

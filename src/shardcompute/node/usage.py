@@ -1,0 +1,120 @@
+"""Who used how much: tokens by API key and model, by the minute for an hour and by the hour for a week.
+
+Kept in memory and bounded: keys and models beyond the first few hundred pairs are counted together as "others".
+Counting starts with the process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+CALLER: ContextVar[str] = ContextVar("shardcompute_caller", default="")
+"""The public name of the API key behind what runs now; "" where none was asked for."""
+OTHERS = "others"
+_MOST_PAIRS = 256
+_SPANS = ((60, 60), (3600, 168))
+"""Seconds of a span, and how many spans are kept."""
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageView:
+    """What one key asked of one model during `[start_s, start_s + span_s)`; `span_s` 0 is all of it."""
+
+    start_s: float
+    span_s: int
+    key: str
+    model: str
+    requests: int
+    prompt_tokens: int
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageReport:
+    since_s: float
+    totals: tuple[UsageView, ...]
+    minutes: tuple[UsageView, ...]
+    hours: tuple[UsageView, ...]
+
+
+class Tally:
+    """Counts of one key and model."""
+
+    __slots__ = ("generated_tokens", "prompt_tokens", "requests")
+
+    def __init__(self) -> None:
+        self.requests = self.prompt_tokens = self.generated_tokens = 0
+
+    def add(self, requests: int, prompt_tokens: int, generated_tokens: int) -> None:
+        self.requests += requests
+        self.prompt_tokens += prompt_tokens
+        self.generated_tokens += generated_tokens
+
+
+class UsageBook:
+    """Methods may be called from any thread."""
+
+    def __init__(self, *, wall_clock: Callable[[], float] = time.time, most_pairs: int = _MOST_PAIRS) -> None:
+        self._wall_clock = wall_clock
+        self._most_pairs = most_pairs
+        self._lock = threading.Lock()
+        self._since_s = wall_clock()
+        self._totals: dict[Pair, Tally] = {}
+        self._spans: dict[int, dict[float, dict[Pair, Tally]]] = {span_s: {} for span_s, _ in _SPANS}
+
+    def add(
+        self, key: str, model: str, *, requests: int = 0, prompt_tokens: int = 0, generated_tokens: int = 0
+    ) -> None:
+        now_s = self._wall_clock()
+        with self._lock:
+            pair = (key, model)
+            if pair not in self._totals and len(self._totals) >= self._most_pairs:
+                pair = (OTHERS, OTHERS)
+            tallies = [self._totals.setdefault(pair, Tally())]
+            for span_s, kept in _SPANS:
+                start_s = now_s - now_s % span_s
+                spans = self._spans[span_s]
+                tallies.append(spans.setdefault(start_s, {}).setdefault(pair, Tally()))
+                _forget(spans, start_s - (kept - 1) * span_s)
+            for tally in tallies:
+                tally.add(requests, prompt_tokens, generated_tokens)
+
+    def report(self) -> UsageReport:
+        now_s = self._wall_clock()
+        with self._lock:
+            for span_s, kept in _SPANS:
+                _forget(self._spans[span_s], now_s - now_s % span_s - (kept - 1) * span_s)
+            minutes, hours = (tuple(self._views(span_s)) for span_s, _ in _SPANS)
+            totals = tuple(_view(self._since_s, 0, *each) for each in sorted(self._totals.items(), key=_pair))
+        return UsageReport(since_s=self._since_s, totals=totals, minutes=minutes, hours=hours)
+
+    def _views(self, span_s: int) -> Iterable[UsageView]:
+        for start_s, tallies in sorted(self._spans[span_s].items()):
+            for pair, tally in sorted(tallies.items(), key=_pair):
+                yield _view(start_s, span_s, pair, tally)
+
+
+def _forget(spans: dict[float, dict[Pair, Tally]], oldest_s: float) -> None:
+    for start_s in [start_s for start_s in spans if start_s < oldest_s]:
+        del spans[start_s]
+
+
+def _pair(item: tuple[Pair, Tally]) -> Pair:
+    return item[0]
+
+
+def _view(start_s: float, span_s: int, pair: Pair, tally: Tally) -> UsageView:
+    return UsageView(
+        start_s=start_s,
+        span_s=span_s,
+        key=pair[0],
+        model=pair[1],
+        requests=tally.requests,
+        prompt_tokens=tally.prompt_tokens,
+        generated_tokens=tally.generated_tokens,
+    )

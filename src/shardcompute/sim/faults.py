@@ -1,0 +1,91 @@
+"""What befalls networks and machines: blackouts, partitions, flapping lines, lines that collapse, slow machines.
+
+Each is a block: inside it the fault is there, behind it the network is as it was before. Blocks nest; two that overlap
+otherwise undo each other's work.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shardcompute.sim.conditions import Change
+from shardcompute.sim.network import EmulatedNetwork
+
+_PERIOD_S = 0.1
+
+
+@contextmanager
+def changed(network: EmulatedNetwork, *changes: Change) -> Iterator[None]:
+    """The network with these changes."""
+    before = network.conditions
+    network.change(*changes)
+    try:
+        yield
+    finally:
+        network.impose(before)
+
+
+@contextmanager
+def cut_off(network: EmulatedNetwork, *machines: str) -> Iterator[None]:
+    """Nobody reaches these machines, nor they anybody (none named: nobody reaches anybody)."""
+    with changed(network, Change(machines=machines, is_cut=True)):
+        yield
+
+
+@contextmanager
+def partitioned(network: EmulatedNetwork, side: tuple[str, ...]) -> Iterator[None]:
+    """The machines of one side reach each other, and so do all others; nothing passes between the sides."""
+    others = [machine for machine in network.machines if machine not in side]
+    cuts = [Change(between=(ours, theirs), is_cut=True) for ours in side for theirs in others]
+    with changed(network, *cuts):
+        yield
+
+
+@contextmanager
+def flapping(network: EmulatedNetwork, machine: str, up_s: float, down_s: float) -> Iterator[None]:
+    """The line of a machine goes down and comes back, again and again."""
+    over = threading.Event()
+
+    def flap() -> None:
+        while not over.is_set():
+            with cut_off(network, machine):
+                if over.wait(down_s):
+                    return
+            over.wait(up_s)
+
+    thread = threading.Thread(target=flap, name=f"flap {machine}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def slowed(pid: int, times: float) -> Iterator[None]:
+    """A process of ours that gets only one part in `times` of each tenth of a second."""
+    over = threading.Event()
+    run_s = _PERIOD_S / times
+
+    def hold_up() -> None:
+        try:
+            while not over.is_set():
+                os.kill(pid, signal.SIGSTOP)
+                over.wait(_PERIOD_S - run_s)
+                os.kill(pid, signal.SIGCONT)
+                over.wait(run_s)
+        except ProcessLookupError:
+            return
+
+    thread = threading.Thread(target=hold_up, name=f"slow {pid}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,93 @@
+"""Emulation inside the link layer: programs run on this machine's loopback, told how to shape what they send.
+
+The conditions are in a file that all of them read (`sim.shape_file`). Downlinks and full queues are not emulated, nor
+is anything but links: joining and the HTTP API are as fast as loopback is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Sequence
+from functools import reduce
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from shardcompute.sim.conditions import Change, Conditions, apply_change, initial_conditions
+from shardcompute.sim.network import Emulator
+from shardcompute.sim.shape_file import Shape, write_shape
+from shardcompute.sim.topology import Topology
+
+_HOST = "127.0.0.1"
+
+
+class LoopbackNetwork:
+    def __init__(self, topology: Topology, machines: Sequence[str]) -> None:
+        self.emulator = Emulator.LINKS
+        self._conditions = initial_conditions(topology, machines)
+        self._addresses: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._folder = Path(tempfile.mkdtemp(prefix="shardcompute-net-"))
+        self._file = self._folder / "shape.json"
+        self._write()
+
+    @property
+    def conditions(self) -> Conditions:
+        return self._conditions
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        return self._conditions.machines
+
+    def host(self, machine: str) -> str:
+        return _HOST
+
+    def new_port(self, machine: str) -> int:
+        self._conditions.index(machine)
+        with self._lock:
+            with socket.create_server((_HOST, 0)) as probe:
+                port: int = probe.getsockname()[1]
+            self._addresses[f"{_HOST}:{port}"] = machine
+            self._write()
+        return port
+
+    def command(self, machine: str, command: Sequence[str]) -> list[str]:
+        return list(command)
+
+    def options(self, machine: str) -> list[str]:
+        self._conditions.index(machine)
+        return ["--shape", f"{machine}@{self._file}"]
+
+    def inside(self, machine: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def change(self, *changes: Change) -> None:
+        with self._lock:
+            self._conditions = reduce(apply_change, changes, self._conditions)
+            self._write()
+
+    def impose(self, conditions: Conditions) -> None:
+        with self._lock:
+            self._conditions = conditions
+            self._write()
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _write(self) -> None:
+        write_shape(self._file, Shape(self._conditions, dict(self._addresses)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,107 @@
+"""An emulated network: machines on which programs run, and conditions between them that can change at any time.
+
+Two emulators share this face. `namespaces` gives each machine a network namespace: everything that crosses the
+network is real TCP, with slow start, retransmission and congestion control; it needs root on Linux. `links` shapes
+what our own processes send, inside their link layer: it runs everywhere, and shows delay, rate and blackouts but
+nothing of TCP's own behaviour.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from shardcompute.core.errors import BackendError
+from shardcompute.sim.conditions import Change, Conditions
+from shardcompute.sim.topology import Topology
+
+
+class Emulator(StrEnum):
+    AUTO = "auto"
+    NAMESPACES = "namespaces"
+    LINKS = "links"
+
+
+class EmulatedNetwork(Protocol):
+    """Leaving the block (or `close`) ends it. Start programs inside the block, and end them there."""
+
+    @property
+    def emulator(self) -> Emulator: ...
+
+    @property
+    def conditions(self) -> Conditions: ...
+
+    @property
+    def machines(self) -> tuple[str, ...]: ...
+
+    def host(self, machine: str) -> str:
+        """The address at which the other machines reach this one."""
+
+    def new_port(self, machine: str) -> int:
+        """A port of the machine for the links of one process; no other process gets it."""
+
+    def command(self, machine: str, command: Sequence[str]) -> list[str]:
+        """The command line that runs `command` on a machine."""
+
+    def options(self, machine: str) -> list[str]:
+        """What `shardcompute coordinator`, `worker` and `join` must be told on this machine."""
+
+    def inside(self, machine: str) -> AbstractContextManager[None]:
+        """Sockets that this thread makes inside the block are on that machine."""
+
+    def change(self, *changes: Change) -> None:
+        """Change the conditions, all at once. They are in force when this returns, or a moment later."""
+
+    def impose(self, conditions: Conditions) -> None:
+        """Other conditions for the same machines."""
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+def why_no_namespaces() -> str:
+    """What keeps this system from emulating with namespaces; "" if nothing does."""
+    if not sys.platform.startswith("linux"):
+        return "network namespaces need Linux"
+    import os
+
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None:
+        return "the program `ip` (iproute2) is not installed"
+    if not Path("/dev/net/tun").exists():
+        return "there is no /dev/net/tun"
+    from shardcompute.sim.namespaces import try_namespaces
+
+    return try_namespaces()
+
+
+def open_network(
+    topology: Topology, machines: Sequence[str], emulator: Emulator = Emulator.AUTO
+) -> EmulatedNetwork:
+    """BackendError where namespaces are asked for and cannot be."""
+    from shardcompute.sim.loopback import LoopbackNetwork
+    from shardcompute.sim.namespaces import NamespaceNetwork
+
+    if emulator is Emulator.LINKS:
+        return LoopbackNetwork(topology, machines)
+    problem = why_no_namespaces()
+    if not problem:
+        return NamespaceNetwork(topology, machines)
+    if emulator is Emulator.AUTO:
+        return LoopbackNetwork(topology, machines)
+    raise BackendError(f"no emulation with namespaces here: {problem}", hint="choose the emulator `links`")

@@ -1,0 +1,89 @@
+// The frame: which view is shown, the connection, the theme, the key.
+
+import { announce, h, mark, say } from "./dom.js";
+import { follow } from "./feed.js";
+import { icon } from "./icons.js";
+import { offerSignIn } from "./signin.js";
+import { store, subscribe } from "./store.js";
+import { setUpTheme } from "./theme.js";
+import { createChat } from "./views/chat.js";
+import { createCluster } from "./views/cluster.js";
+import { createConnect } from "./views/connect.js";
+import { createModels } from "./views/models.js";
+import { createRequests } from "./views/requests.js";
+import { createUsage } from "./views/usage.js";
+
+const VIEWS = [
+  { id: "cluster", name: "Cluster", create: createCluster, needsCluster: true },
+  { id: "models", name: "Models", create: createModels, needsCluster: true },
+  { id: "chat", name: "Chat", create: createChat },
+  { id: "requests", name: "Requests", create: createRequests, needsCluster: true },
+  { id: "usage", name: "Usage", create: createUsage, needsCluster: true },
+  { id: "connect", name: "Connect", create: createConnect },
+];
+
+const place = document.getElementById("view");
+const lost = document.getElementById("lost");
+const connection = document.getElementById("connection");
+const made = new Map();
+let current = null;
+let wasLost = false;
+
+function choose() {
+  const wanted = location.hash.replace(/^#\/?/, "");
+  const offered = VIEWS.filter((view) => !view.needsCluster || store.connection !== "alone");
+  return offered.find((view) => view.id === wanted) ?? offered[0];
+}
+
+function show({ isMove = false } = {}) {
+  const view = choose();
+  if (current?.id !== view.id) {
+    made.get(current?.id)?.hide?.();
+    if (!made.has(view.id)) made.set(view.id, view.create());
+    current = view;
+    place.replaceChildren(made.get(view.id).element);
+    made.get(view.id).show?.();
+    document.title = `${view.name} · ShardCompute`;
+    for (const link of document.querySelectorAll(".rail a")) mark(link, "aria-current", link.dataset.view === view.id ? "page" : null);
+    if (isMove) {
+      scrollTo(0, 0);
+      place.querySelector("h1")?.focus();
+    }
+  }
+  made.get(view.id).update?.();
+}
+
+function buildRail() {
+  const links = VIEWS.map((view) =>
+    h("a", { href: `#/${view.id}`, "data-view": view.id }, icon(view.id), h("span", {}, view.name), view.id === "requests" && h("b", { id: "running", "aria-hidden": "true" })));
+  document.getElementById("rail").append(...links);
+}
+
+const WORDS = { connecting: "Connecting", live: "Live", lost: "Connection lost", refused: "Signed out", forbidden: "Chat only", alone: "Ready" };
+
+function showConnection() {
+  const isLost = store.connection === "lost";
+  mark(connection, "data-state", store.connection === "alone" ? "live" : store.connection);
+  say(connection.lastElementChild, WORDS[store.connection]);
+  lost.hidden = !isLost && store.connection !== "forbidden";
+  say(lost, isLost ? "The connection to the server is lost. What you see may be old; trying again…" : store.connection === "forbidden" ? store.reason : "");
+  if (wasLost && !isLost && store.connection === "live") announce("Connected again");
+  wasLost = isLost;
+  say(document.getElementById("cluster-name"), store.cluster?.name ?? "");
+  const running = store.cluster ? store.cluster.load.running + store.cluster.load.waiting : 0;
+  say(document.getElementById("running"), running ? String(running) : "");
+  for (const view of VIEWS) {
+    document.querySelector(`.rail a[data-view="${view.id}"]`).hidden = Boolean(view.needsCluster) && store.connection === "alone";
+  }
+}
+
+buildRail();
+setUpTheme(document.getElementById("theme-button"));
+offerSignIn(document.getElementById("key-button"));
+addEventListener("hashchange", () => show({ isMove: true }));
+subscribe(() => {
+  showConnection();
+  show();
+});
+show();
+follow();

@@ -1,0 +1,74 @@
+// For each chain the row of its layers by machine, how far they are loaded, and what holds it back.
+
+import { h, keyed, mark, pill, say } from "../dom.js";
+import { bytes, layers, percent, rate, seconds, sentence } from "../format.js";
+import { hueOf, nameOf, store } from "../store.js";
+
+const TONES = { ready: "good", loading: "accent", planned: "accent", recovering: "warn", broken: "bad" };
+const WORDS = { ready: "serving", loading: "loading", planned: "planned", recovering: "being repaired", broken: "broken" };
+
+export function createChains() {
+  const list = h("div", { class: "stack" });
+  const empty = h("div", { class: "card empty" }, h("strong", {}, "No model is placed yet"), "Load one under Models; its layers will appear here, machine by machine.");
+  const element = h("section", { "aria-label": "Chains" }, empty, list);
+
+  function update(view) {
+    empty.hidden = view.chains.length > 0;
+    keyed(list, view.chains, (chain) => chain.id, makeChain, (card, chain) => card.refresh(chain, view));
+  }
+  return { element, update };
+}
+
+function makeChain(chain) {
+  const state = pill("");
+  const id = h("span", { class: "muted small" }, `chain ${chain.id.slice(chain.id.lastIndexOf("#") + 1)}`);
+  const speed = h("span", { class: "muted small number" });
+  const row = h("ol", { class: "layers", "aria-label": `Layers of ${chain.model} by machine` });
+  const standbys = h("ol", { class: "layers standbys", "aria-label": "Machines that stand by" });
+  const words = h("p", { class: "small bottleneck" });
+  const card = h("article", { class: "card chain", "data-chain": chain.id },
+    h("header", {}, h("div", { class: "row" }, h("h2", { class: "cut" }, chain.model), state, id), speed),
+    row, standbys, words);
+
+  card.refresh = (now, view) => {
+    say(state, WORDS[now.status] ?? now.status);
+    id.hidden = view.chains.filter((each) => each.model === now.model).length < 2;
+    row.classList.toggle("is-many", now.stages.length > 8);
+    mark(state, "data-tone", TONES[now.status] ?? "");
+    const count = view.models.find((model) => model.name === now.model)?.layer_count ?? Math.max(1, ...now.stages.map((stage) => stage.stop));
+    say(speed, now.predicted_tokens_per_s_one_stream
+      ? `expected ${rate(now.predicted_tokens_per_s_one_stream)} for one, ${rate(now.predicted_tokens_per_s_many)} for many` : "");
+    keyed(row, now.stages, (stage) => `${stage.node} ${stage.start}`, makeStage, (item, stage) => item.refresh(stage, count));
+    standbys.hidden = now.standbys.length === 0;
+    keyed(standbys, now.standbys, (stage) => `${stage.node} ${stage.start}`, makeStage, (item, stage) => item.refresh(stage, count, true));
+    const reason = now.status === "ready" ? now.bottleneck : now.reason || now.bottleneck;
+    const short = now.missing_bytes ? ` ${bytes(now.missing_bytes)} are missing.` : "";
+    say(words, reason ? `${sentence(reason)}${short}` : short.trim());
+    words.hidden = !words.textContent;
+  };
+  return card;
+}
+
+function makeStage() {
+  const name = h("b", { class: "cut" });
+  const range = h("span", { class: "cut" });
+  const time = h("span", { class: "cut muted" });
+  const fill = h("i", { "aria-hidden": "true" });
+  const item = h("li", {}, fill, name, range, time);
+  item.refresh = (stage, count, isStandby = false) => {
+    item.className = `${hueOf(stage.node)}${stage.fraction < 1 ? " is-loading" : ""}`;
+    item.style.flexGrow = String(stage.stop - stage.start);
+    if (isStandby) {
+      item.style.left = `${(stage.start / count) * 100}%`;
+      item.style.width = `${((stage.stop - stage.start) / count) * 100}%`;
+    }
+    fill.style.transform = `scaleX(${stage.fraction})`;
+    say(name, isStandby ? `${nameOf(stage.node)} stands by` : nameOf(stage.node));
+    say(range, layers(stage.start, stage.stop));
+    const gone = store.cluster.nodes.find((node) => node.id === stage.node)?.status;
+    item.classList.toggle("is-lost", gone === "lost" || gone === "gone");
+    say(time, stage.fraction < 1 ? `${percent(stage.fraction)} loaded` : stage.timing ? `${seconds(stage.timing.compute_s)} a step` : stage.predicted_s ? `about ${seconds(stage.predicted_s)}` : "");
+    item.title = `${nameOf(stage.node)}: ${layers(stage.start, stage.stop)}, ${bytes(stage.memory_bytes)}`;
+  };
+  return item;
+}

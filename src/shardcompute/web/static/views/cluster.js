@@ -1,0 +1,83 @@
+// The cluster at a glance: how busy, which machine holds which layers, where they are, what happened.
+
+import { h, keyed, mark, say } from "../dom.js";
+import { bytes, clock, percent, plural, rate } from "../format.js";
+import { isLive, store } from "../store.js";
+import { createChains } from "./chains.js";
+import { createJoin } from "./join.js";
+import { createMachines } from "./machines.js";
+import { createMap } from "./map.js";
+import { createSparkline } from "./sparkline.js";
+
+const SHOWN_NEWS = 40;
+
+export function createCluster() {
+  const stats = createStats();
+  const chains = createChains();
+  const machines = createMachines();
+  const map = createMap((id) => machines.open(id));
+  const join = createJoin();
+  const news = h("ol", { class: "news", "aria-label": "What happened, newest first", tabindex: 0 });
+  const quiet = h("p", { class: "empty" }, "Nothing has happened since you opened this page.");
+  const subtitle = h("p");
+  const element = h("div", { class: "stack" },
+    h("div", { class: "head" }, h("div", {}, h("h1", { tabindex: -1 }, "Cluster"), subtitle)),
+    stats.element,
+    chains.element,
+    h("div", { class: "map-and-news" },
+      h("section", { class: "card map-card", "aria-labelledby": "map-title" }, h("header", {}, h("h2", { id: "map-title" }, "Map"), map.legend), map.element),
+      h("div", { class: "stack" },
+        h("section", { class: "card", "aria-labelledby": "news-title" }, h("header", {}, h("h2", { id: "news-title" }, "What happened")), quiet, news),
+        join.element)),
+    machines.element);
+
+  function update() {
+    const view = store.cluster;
+    say(subtitle, view ? describe(view) : "Waiting for the cluster…");
+    if (!view) return;
+    stats.update(view);
+    chains.update(view);
+    map.update(view);
+    machines.update(view);
+    join.update(view);
+    quiet.hidden = store.news.length > 0;
+    news.hidden = !quiet.hidden;
+    keyed(news, store.news.slice(0, SHOWN_NEWS), (line) => line.id, (line) =>
+      h("li", { "data-tone": line.tone }, h("time", {}, clock(line.at)), h("span", {}, line.text)));
+  }
+  return { element, update };
+}
+
+function describe(view) {
+  const live = view.nodes.filter(isLive).length;
+  const serving = view.models.filter((model) => model.status === "serving").length;
+  if (!live) return "No machine has joined yet. Make a join line below and paste it on one.";
+  return `${plural(live, "machine")} ${live === 1 ? "serves" : "serve"} ${serving ? plural(serving, "model") : "no model yet"} · version ${view.version}`;
+}
+
+function createStats() {
+  const spark = createSparkline("Tokens a second during the last two minutes");
+  const tiles = ["Speed now", "Answering", "Memory for weights", "KV in use"].map((label) => {
+    const value = h("dd", { class: "value number" });
+    const note = h("dd", { class: "muted small" });
+    return { value, note, element: h("div", { class: "tile" }, h("dt", {}, label), value, note) };
+  });
+  tiles[0].element.append(h("dd", {}, spark.element));
+  const element = h("dl", { class: "card tiles" }, tiles.map((tile) => tile.element));
+
+  function update(view) {
+    const live = view.nodes.filter(isLive);
+    const room = live.reduce((sum, node) => sum + node.memory_bytes, 0);
+    const used = live.reduce((sum, node) => sum + node.used_bytes, 0);
+    say(tiles[0].value, rate(view.load.tokens_per_s));
+    spark.update(store.samples);
+    say(tiles[1].value, String(view.load.running));
+    say(tiles[1].note, view.load.waiting ? `${view.load.waiting} waiting` : "nobody waits");
+    say(tiles[2].value, bytes(used));
+    say(tiles[2].note, `of ${bytes(room)} on ${plural(live.length, "machine")}`);
+    say(tiles[3].value, percent(view.load.kv_used_fraction));
+    say(tiles[3].note, "of the memory for conversations");
+    mark(tiles[3].value, "data-tone", view.load.kv_used_fraction > 0.9 ? "warn" : null);
+  }
+  return { element, update };
+}

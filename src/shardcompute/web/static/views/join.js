@@ -1,0 +1,44 @@
+// How another machine joins: a line to paste there. It holds a secret, so it is made when it is wanted and shown once.
+
+import { call } from "../api.js";
+import { copyable, h, toast } from "../dom.js";
+
+const LIVES = [["an hour", 3600], ["a day", 86_400], ["a week", 604_800]];
+
+export function createJoin() {
+  const life = h("select", { id: "join-life" }, LIVES.map(([text, value]) => h("option", { value, selected: value === 86_400 }, text)));
+  const uses = h("select", { id: "join-uses" }, h("option", { value: "" }, "any number of machines"), h("option", { value: "1" }, "one machine"));
+  const button = h("button", { type: "button", class: "primary", onclick: make }, "Make a join line");
+  const place = h("div", { class: "stack" });
+  const hint = h("p", { class: "muted small" });
+  const element = h("section", { class: "card join", "aria-labelledby": "join-title" },
+    h("header", {}, h("h2", { id: "join-title" }, "Add a machine")),
+    h("div", { class: "stack" },
+      h("p", { class: "muted small" }, "Install ShardCompute there and paste one line. It measures itself, fetches its share of the weights and takes part."),
+      h("div", { class: "row" },
+        h("div", { class: "field" }, h("label", { for: "join-life" }, "Valid for"), life),
+        h("div", { class: "field" }, h("label", { for: "join-uses" }, "Good for"), uses),
+        h("div", { class: "field push" }, button)),
+      place, hint));
+  let isNear = false;
+
+  async function make() {
+    button.disabled = true;
+    try {
+      const token = await call("POST", "/cluster/tokens", { expires_s: Number(life.value), max_uses: uses.value ? Number(uses.value) : null });
+      const line = `shardcompute join ${token.token}${isNear ? " --data-dir FOLDER" : ""}`;
+      place.replaceChildren(copyable(line, "join line"), h("p", { class: "muted small" }, "Whoever has this line can join. It is not shown again."));
+    } catch (error) {
+      toast(error.message);
+    } finally {
+      button.disabled = false;
+    }
+  }
+
+  function update(view) {
+    isNear = /^\w+:\/\/(127\.|localhost|\[::1\])/.test(view.url);
+    hint.hidden = !isNear;
+    if (isNear && !hint.textContent) hint.textContent = "This cluster listens to its own machine only. Started with --host 0.0.0.0, it lets other machines join.";
+  }
+  return { element, update };
+}

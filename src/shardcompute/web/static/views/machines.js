@@ -1,0 +1,139 @@
+// Every machine in a row: what it is, what it holds, what it is doing; opened, also its links and what can be done to it.
+
+import { call } from "../api.js";
+import { confirm, h, keyed, mark, meter, pill, say, setMeter, toast } from "../dom.js";
+import { bandwidth, bytes, layers, percent, plural, seconds } from "../format.js";
+import { hueOf, isLive, nameOf } from "../store.js";
+
+const TONES = { ready: "good", joining: "accent", suspected: "warn", draining: "warn", lost: "bad", gone: "" };
+const MOST_LINKS = 12;
+const FORGOTTEN = 8; // Of those that are no more, only the first few are listed.
+
+export function createMachines() {
+  const list = h("ul", { class: "machines" });
+  const title = h("h2", { id: "machines-title" }, "Machines");
+  const empty = h("p", { class: "empty" }, h("strong", {}, "No machine yet"), "Workers appear here as they join.");
+  const element = h("section", { class: "card", "aria-labelledby": "machines-title" }, h("header", {}, title), empty, list);
+  let newest = null;
+
+  function update(view) {
+    newest = view;
+    const live = view.nodes.filter(isLive), dead = view.nodes.filter((node) => !isLive(node));
+    const names = new Set(live.map((node) => node.name));
+    // A machine that came back under a new identity is not listed twice for ever.
+    const shown = [...live, ...dead.filter((node) => node.status === "lost" || !names.has(node.name)).slice(0, FORGOTTEN)];
+    shown.sort((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }));
+    empty.hidden = shown.length > 0;
+    keyed(list, shown, (node) => node.id, makeRow, (row, node) => row.refresh(node, view));
+  }
+
+  function open(id) {
+    const row = list.keyed?.get(id);
+    if (!row || !newest) return;
+    row.toggle(true);
+    row.scrollIntoView({ block: "center" });
+    row.querySelector("button").focus();
+  }
+  return { element, update, open };
+}
+
+function makeRow(node) {
+  let isOpen = false, latest = null;
+  const detailId = `machine-${node.id}`;
+  const name = h("button", { type: "button", class: "plain cut", "aria-expanded": "false", "aria-controls": detailId, onclick: () => toggle(!isOpen) }, node.name);
+  const state = pill("");
+  const device = h("span", { class: "muted small cut" });
+  const memory = meter(`Memory of ${node.name}`), memoryText = h("span", { class: "muted small number" });
+  const doing = h("span", { class: "small cut" });
+  const progress = meter(`Loading on ${node.name}`);
+  const details = h("div", { class: "machine-details", id: detailId, hidden: true });
+  const row = h("li", { "data-node": node.id },
+    h("div", { class: "machine" },
+      h("div", { class: "machine-name" }, h("span", { class: `dot ${hueOf(node.id)}`, "aria-hidden": "true" }), name, state),
+      device,
+      h("div", { class: "machine-memory" }, memory, memoryText),
+      h("div", { class: "machine-doing" }, doing, progress)),
+    details);
+
+  function toggle(wanted) {
+    isOpen = wanted;
+    details.hidden = !isOpen;
+    name.setAttribute("aria-expanded", String(isOpen));
+    if (isOpen && latest) refreshDetails(details, ...latest);
+  }
+  row.toggle = toggle;
+  row.refresh = (now, view) => {
+    latest = [now, view];
+    say(name, now.name);
+    say(state, now.is_draining && isLive(now) ? "being emptied" : now.status);
+    mark(state, "data-tone", TONES[now.status] ?? "");
+    row.classList.toggle("is-away", !isLive(now));
+    say(device, `${now.device} · ${plural(now.threads, "thread")}${now.role === "worker" ? "" : ` · ${now.role}`}`);
+    setMeter(memory, now.memory_bytes ? now.used_bytes / now.memory_bytes : 0);
+    say(memoryText, `${bytes(now.used_bytes)} of ${bytes(now.memory_bytes)}`);
+    const loading = now.loading[0];
+    progress.hidden = !loading || !isLive(now);
+    if (loading) setMeter(progress, loading.fraction, `${now.name} fetches ${layers(loading.start, loading.stop)}`);
+    say(doing, words(now, view));
+    if (isOpen) refreshDetails(details, now, view);
+  };
+  return row;
+}
+
+function words(node, view) {
+  if (!isLive(node)) return node.status_reason || `it is ${node.status}`;
+  if (node.loading.length) return `fetches ${layers(node.loading[0].start, node.loading[0].stop)}: ${percent(node.loading[0].fraction)}`;
+  if (node.failures.length) return `could not load ${node.failures[0].model}: ${node.failures[0].reason}`;
+  const held = node.layers.map((each) => `${layers(each.start, each.stop)}${view.models.length > 1 ? ` of ${each.model}` : ""}`);
+  if (held.length) return `${node.is_standby ? "stands by with" : "holds"} ${held.join(", ")}`;
+  return node.is_standby ? "stands by" : "has nothing to do";
+}
+
+function refreshDetails(place, node, view) {
+  if (place.node === node && place.links === view.links) return;
+  Object.assign(place, { node, links: view.links });
+  // Buttons are made once: one that has the focus, or is being pressed, must not vanish.
+  if (!place.firstChild) place.append(h("dl", { class: "facts" }), h("div", {}, h("h3", {}, "Links"), h("ul", { class: "links small" })), actions(node));
+  const [facts, links, buttons] = place.children;
+  facts.replaceChildren(...factsOf(node).flatMap(([term, text]) => [h("dt", {}, term), h("dd", {}, text)]));
+  const rows = linksOf(node, view);
+  links.hidden = rows.length === 0;
+  links.lastChild.replaceChildren(...rows.map(({ link, other }) => h("li", {}, h("span", {}, nameOf(other)),
+    h("span", { class: "muted number" }, link.is_open ? [seconds(link.rtt_s), bandwidth(link.bytes_per_s)].filter(Boolean).join(" · ") : "closed"))));
+  buttons.hidden = !isLive(node);
+  buttons.firstChild.disabled = node.is_draining;
+}
+
+function factsOf(node) {
+  const held = node.layers.map((each) => `${layers(each.start, each.stop)} of ${each.model} (${bytes(each.size_bytes)})`);
+  const cached = node.cached.map((each) => `${layers(each.start, each.stop)} of ${each.model}`);
+  const facts = [["Id", node.id], ["Address", node.address], ["Version", node.version], ["Holds", held.join(", ") || "nothing"], ["On its disk", cached.join(", ") || "nothing"]];
+  return node.status_reason ? [...facts, ["Why", node.status_reason]] : facts;
+}
+
+/** The nearest few, each other machine once. */
+function linksOf(node, view) {
+  const seen = new Set();
+  return view.links.filter((link) => link.a === node.id || link.b === node.id)
+    .map((link) => ({ link, other: link.a === node.id ? link.b : link.a }))
+    .filter(({ other }) => !seen.has(other) && seen.add(other))
+    .sort((a, b) => a.link.rtt_s - b.link.rtt_s)
+    .slice(0, MOST_LINKS);
+}
+
+function actions(node) {
+  const drain = h("button", { type: "button", onclick: () => act("POST", `/cluster/nodes/${encodeURIComponent(node.id)}/drain`, {}) }, "Empty and release");
+  const remove = h("button", { type: "button", class: "danger", onclick: async () => {
+    const isSure = await confirm(`Throw out ${node.name}?`, "Its certificate is refused from now on. It can only come back as a new machine with a new join line.", "Throw out");
+    if (isSure) act("DELETE", `/cluster/nodes/${encodeURIComponent(node.id)}`);
+  } }, "Throw out");
+  return h("div", { class: "row" }, drain, remove);
+}
+
+async function act(method, path, body) {
+  try {
+    await call(method, path, body);
+  } catch (error) {
+    toast(error.message);
+  }
+}

@@ -1,0 +1,260 @@
+"""A cluster that is only seen: any number of machines and requests, made up, behind the real routes.
+
+Has what the routes need of a `node.admin.ClusterAdmin`; news go through the real feed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from shardcompute.node.catalogue import CatalogueEntry
+from shardcompute.node.feed import Feed, Subscription
+from shardcompute.node.usage import UsageBook, UsageReport
+from shardcompute.node.views import (
+    ChainView,
+    ClusterView,
+    FetchView,
+    HeldLayers,
+    KeyView,
+    LinkView,
+    LoadingLayers,
+    LoadView,
+    ModelView,
+    NewKey,
+    NewToken,
+    NodeView,
+    PlannedChain,
+    PlannedStage,
+    PlanView,
+    RequestView,
+    StageShare,
+    StageView,
+    TokenView,
+)
+
+MIB = 1 << 20
+MODEL = "org/tiny"
+CHAIN = f"{MODEL}#1"
+START_S = 1_800_000_000.0
+
+
+class Crowd:
+    """So many machines, the first `stages` of which serve one model, and so many requests that ended."""
+
+    def __init__(self, nodes: int = 64, requests: int = 1000, *, stages: int = 8) -> None:
+        self._random = random.Random(7)
+        self.view = self._make_view(nodes, stages)
+        self.ended = [self._make_request(number, stages) for number in range(requests, 0, -1)]
+        self.live: list[RequestView] = []
+        clock = [START_S]
+        self._usage = UsageBook(wall_clock=lambda: clock[0])
+        for request in reversed(self.ended):
+            clock[0] = request.started_at_s
+            self._usage.add(
+                request.key,
+                request.model,
+                requests=1,
+                prompt_tokens=request.prompt_tokens,
+                generated_tokens=request.generated_tokens,
+            )
+        self._feed = Feed(lambda: self.view, pause_s=0.02)
+
+    def __enter__(self) -> Self:
+        self._feed.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._feed.close()
+
+    # What happens
+
+    def change(self, **changes: Any) -> None:
+        self.view = replace(self.view, **changes)
+        self._feed.poke()
+
+    def change_node(self, index: int, **changes: Any) -> None:
+        nodes = list(self.view.nodes)
+        nodes[index] = replace(nodes[index], **changes)
+        self.change(nodes=tuple(nodes))
+
+    def stir(self) -> None:
+        """Everything moves a little, as it does in a busy cluster."""
+        nodes = tuple(
+            replace(
+                node,
+                used_bytes=self._random.randrange(node.memory_bytes),
+                loading=(
+                    LoadingLayers(chain=CHAIN, start=0, stop=4, fraction=round(self._random.random(), 3)),
+                )
+                if index >= len(self.view.chains[0].stages)
+                else (),
+            )
+            for index, node in enumerate(self.view.nodes)
+        )
+        load = LoadView(
+            running=self._random.randrange(60),
+            waiting=self._random.randrange(9),
+            tokens_per_s=self._random.random() * 900,
+        )
+        self.change(nodes=nodes, load=load)
+
+    # What the routes ask
+
+    def state(self) -> ClusterView:
+        return self.view
+
+    def subscribe(self, wake: Callable[[], None]) -> Subscription:
+        return self._feed.subscribe(wake)
+
+    def unsubscribe(self, reader: Subscription) -> None:
+        self._feed.unsubscribe(reader)
+
+    def requests_after(self, ended: int) -> tuple[tuple[RequestView, ...], int]:
+        total = len(self.ended)
+        return (*self.live, *self.ended[: total - min(ended, total)]), total
+
+    def usage(self) -> UsageReport:
+        return self._usage.report()
+
+    def catalogue(self) -> tuple[CatalogueEntry, ...]:
+        return (CatalogueEntry(model="smollm2", name="SmolLM2", size_bytes=98 * MIB, is_here=True),)
+
+    def plan(self, model: str, form: str, chains: int) -> PlanView:
+        stage = PlannedStage(
+            node="n00", name="machine-00", start=0, stop=32, memory_bytes=MIB, predicted_s=0.01
+        )
+        chain = PlannedChain(
+            is_possible=True,
+            reasons=("score: one machine is fastest",),
+            stages=(stage,),
+            predicted_tokens_per_s_one_stream=80.0,
+            predicted_tokens_per_s_many=200.0,
+            bottleneck="bottleneck: machine-00, which does everything",
+        )
+        return PlanView(
+            model=model, form=form, layer_count=32, memory_bytes=MIB, text="", chains=(chain,) * chains
+        )
+
+    def load_model(self, model: str, form: str, chains: int) -> FetchView:
+        return FetchView(model=model, name=model, form=form, chains=chains, status="fetching")
+
+    def create_token(self, *, life_s: float, max_uses: int | None) -> NewToken:
+        return NewToken(id="t1", token="sc1.secret", expires_at_s=START_S + life_s, max_uses=max_uses)
+
+    def tokens(self) -> tuple[TokenView, ...]:
+        return ()
+
+    def create_key(self, label: str) -> NewKey:
+        return NewKey(id="sk-sc-12345678", key="sk-sc-12345678secret", label=label)
+
+    def keys(self) -> tuple[KeyView, ...]:
+        return (KeyView(id="sk-sc-abcdefgh", label="laptop", created_at_s=START_S, is_revoked=False),)
+
+    # Making it up
+
+    def _make_view(self, count: int, stages: int) -> ClusterView:
+        bounds = [index * 32 // stages for index in range(stages + 1)]
+        held = [
+            HeldLayers(chain=CHAIN, model=MODEL, start=start, stop=stop, size_bytes=(stop - start) * 40 * MIB)
+            for start, stop in zip(bounds, bounds[1:], strict=False)
+        ]
+        ids = [f"n{number:02}" for number in range(count)]
+        chain = ChainView(
+            id=CHAIN,
+            model=MODEL,
+            epoch=1,
+            status="ready",
+            reason="",
+            missing_bytes=0,
+            stages=tuple(
+                StageView(
+                    node=node, start=each.start, stop=each.stop, memory_bytes=each.size_bytes, fraction=1.0
+                )
+                for node, each in zip(ids, held, strict=False)
+            ),
+            predicted_tokens_per_s_one_stream=31.0,
+            predicted_tokens_per_s_many=240.0,
+            bottleneck="bottleneck: machine-03, 9 ms of 30 ms of computing a token",
+        )
+        model = ModelView(
+            name=MODEL,
+            status="serving",
+            weight_form="int8",
+            layer_count=32,
+            context_length=8192,
+            kv_tokens=16384,
+            memory_bytes=1400 * MIB,
+            ready_chains=1,
+            wanted_chains=1,
+            missing_bytes=0,
+        )
+        nodes = tuple(self._make_node(id, held[i : i + 1]) for i, id in enumerate(ids))
+        return ClusterView(
+            name="crowd",
+            version="0.1.0",
+            url="tcp://10.0.0.1:7420",
+            driver="head",
+            nodes=nodes,
+            links=tuple(self._make_link(a, b) for a in ["head", *ids] for b in ids if a < b),
+            models=(model,),
+            chains=(chain,),
+        )
+
+    def _make_node(self, id: str, layers: list[HeldLayers]) -> NodeView:
+        return NodeView(
+            id=id,
+            name=f"machine-{id[1:]}",
+            status="ready",
+            status_reason="",
+            role="worker",
+            device=self._random.choice(("cpu", "cuda:0", "mps")),
+            threads=self._random.choice((2, 4, 8, 16)),
+            version="0.1.0",
+            address=f"tcp://10.0.0.{int(id[1:]) + 2}:7420",
+            memory_bytes=self._random.choice((2, 4, 8, 24)) * 1024 * MIB,
+            used_bytes=sum(each.size_bytes for each in layers),
+            is_draining=False,
+            is_standby=not layers,
+            layers=tuple(layers),
+        )
+
+    def _make_link(self, a: str, b: str) -> LinkView:
+        return LinkView(
+            a=a,
+            b=b,
+            rtt_s=self._random.uniform(2e-4, 4e-2),
+            bytes_per_s=self._random.uniform(1e6, 1e9),
+            is_open=True,
+        )
+
+    def _make_request(self, number: int, stages: int) -> RequestView:
+        prefill_s, decode_s = self._random.uniform(0.05, 0.8), self._random.uniform(0.3, 9.0)
+        share = decode_s / stages * 0.7
+        return RequestView(
+            id=str(number),
+            model=MODEL,
+            chain=CHAIN,
+            state="done",
+            prompt_tokens=self._random.randrange(10, 900),
+            generated_tokens=self._random.randrange(5, 300),
+            started_at_s=START_S + number * 3,
+            elapsed_s=0.02 + prefill_s + decode_s,
+            queue_s=0.02,
+            prefill_s=prefill_s,
+            decode_s=decode_s,
+            tokens_per_s=self._random.uniform(8, 60),
+            finish="stop",
+            key=self._random.choice(("sk-sc-abcdefgh", "")),
+            stages=tuple(
+                StageShare(
+                    node=f"n{i:02}", steps=20, queue_s=share * 0.1, compute_s=share, codec_s=share * 0.02
+                )
+                for i in range(stages)
+            ),
+        )

@@ -1,0 +1,257 @@
+"""Reading calls: every format, however the text is cut into pieces; what is no call stays text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardcompute.api.tools import (
+    CallArguments,
+    CallStarted,
+    Event,
+    Said,
+    Tool,
+    detect_format,
+    encode_with_tools,
+    plan_tools,
+)
+from shardcompute.api.tools.call_format import CallFormat
+from shardcompute.api.tools.events import merged
+from shardcompute.api.tools.generic import GenericFormat, explain
+from shardcompute.api.tools.hermes import HermesFormat
+from shardcompute.api.tools.llama import LlamaFormat
+from shardcompute.api.tools.mistral import MistralFormat
+from shardcompute.core.errors import UsageError
+from shardcompute.decoding import compiler_of
+from shardcompute.models.vocabulary import Vocabulary
+
+HERMES, LLAMA, MISTRAL = HermesFormat(), LlamaFormat(), MistralFormat()
+ARGUMENTS = '{"city": "M\\u00fcn\\"chen", "days": [1, {"a": "}"}]}'
+CALL = [CallStarted("weather"), CallArguments(ARGUMENTS)]
+OTHER = [CallStarted("time"), CallArguments("{}")]
+CASES: list[tuple[CallFormat, str, list[Event]]] = [
+    (HERMES, "Just text.", [Said("Just text.")]),
+    (HERMES, f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>', [*CALL]),
+    (
+        HERMES,
+        f'Let me see.\n\n<tool_call>{{"arguments": {ARGUMENTS}, "name": "weather"}}</tool_call>\n<tool_call>\n'
+        '{"name": "time"}\n</tool_call>\n',
+        [Said("Let me see."), *CALL, *OTHER],
+    ),
+    (
+        HERMES,
+        f'<tool_call>{{"name":"weather","arguments":{json.dumps(ARGUMENTS)}}}</tool_call> and so',
+        [*CALL, Said("and so")],
+    ),
+    (HERMES, "a < b <tool", [Said("a < b <tool")]),
+    (HERMES, "<tool_call>no JSON</tool_call>", [Said("<tool_call>no JSON</tool_call>")]),
+    (HERMES, '<tool_call>{"name": 5}', [Said('<tool_call>{"name": 5}')]),
+    (
+        HERMES,
+        '<tool_call>{"name": "weather", "arguments": {"ci',
+        [CallStarted("weather"), CallArguments('{"ci')],
+    ),
+    (LLAMA, f'{{"name": "weather", "parameters": {ARGUMENTS}}}', [*CALL]),
+    (
+        LLAMA,
+        f'<|python_tag|>{{"type": "function", "name": "weather", "parameters": {ARGUMENTS}}}; '
+        '{"name": "time", "parameters": {}}',
+        [*CALL, *OTHER],
+    ),
+    (LLAMA, '{"answer": {"name": "weather"}} is it', [Said('{"answer": {"name": "weather"}} is it')]),
+    (LLAMA, '{"name": "Bob", "parameters": 3}', [Said('{"name": "Bob", "parameters": 3}')]),
+    (LLAMA, " <|python", [Said(" <|python")]),
+    (LLAMA, "Hello {you}", [Said("Hello {you}")]),
+    (
+        MISTRAL,
+        f'[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "time", "arguments": {{}}}}]',
+        [*CALL, *OTHER],
+    ),
+    (
+        MISTRAL,
+        f"Well. [TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]time[CALL_ID]a1b2[ARGS]{{}}",
+        [Said("Well."), *CALL, *OTHER],
+    ),
+    (MISTRAL, "[TOOL", [Said("[TOOL")]),
+]
+
+
+def read(call_format: CallFormat, pieces: list[str]) -> list[Event]:
+    reader = call_format.reader(frozenset({"weather", "time"}))
+    events = [event for piece in pieces for event in reader.push(piece)]
+    return merged([*events, *reader.finish()])
+
+
+@pytest.mark.parametrize(("call_format", "text", "events"), CASES)
+def test_calls_are_read_whole_or_letter_by_letter(
+    call_format: CallFormat, text: str, events: list[Event]
+) -> None:
+    assert read(call_format, [text]) == events
+    assert read(call_format, list(text)) == events
+
+
+@given(st.data())
+def test_any_text_in_any_pieces_reads_the_same_and_is_never_lost(data: st.DataObject) -> None:
+    call_format = data.draw(st.sampled_from([HERMES, LLAMA, MISTRAL]))
+    parts = [
+        "<tool_call>",
+        "</tool_call>",
+        "[TOOL_CALLS]",
+        "[",
+        "]",
+        "{",
+        "}",
+        '"name"',
+        '"time"',
+        ":",
+        ",",
+        "x",
+    ]
+    text = "".join(data.draw(st.lists(st.sampled_from([*parts, " ", "\n", '{"name": "time"}']), max_size=14)))
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=5)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    events = read(call_format, pieces)
+    assert events == read(call_format, [text])
+    if not any(mark in text for mark in ("<tool_call>", "[TOOL_CALLS]", "{")):
+        assert "".join(e.text for e in events if isinstance(e, Said)) == text
+
+
+def test_arguments_are_passed_on_while_they_come() -> None:
+    reader = HERMES.reader(frozenset())
+    assert reader.push('<tool_call>\n{"name": "f", "arguments": {"a"') == [
+        CallStarted("f"),
+        CallArguments('{"a"'),
+    ]
+    assert reader.push(": 1") == [CallArguments(": 1")]
+
+
+@pytest.mark.parametrize(
+    ("template", "kind"),
+    [
+        (None, GenericFormat),
+        ("{{ messages }}", GenericFormat),
+        ("{% if tools %}<tool_call>{% endif %}", HermesFormat),
+        ("{% if tools %}<tool_call><function=x>{% endif %}", GenericFormat),
+        ("{% if tools %}<|python_tag|>{% endif %}", LlamaFormat),
+        ("{% if tools %}[TOOL_CALLS]{% endif %}", MistralFormat),
+        ("{% if tools %}<|channel|>{% endif %}", GenericFormat),
+    ],
+)
+def test_formats_are_told_from_templates(template: str | None, kind: type[Any]) -> None:
+    assert type(detect_format(template)) is kind
+
+
+WEATHER = Tool("weather", "d", {"type": "object", "properties": {"city": {"type": "string"}}})
+ODD = Tool("odd", "", {"type": "object", "properties": {"x": {"not": {"type": "string"}}}})
+
+
+class Codec:
+    """A fake codec whose template is of a format."""
+
+    def __init__(self, fakes: Any, template: str) -> None:
+        self._fakes = fakes
+        self._template = template
+
+    def vocabulary(self) -> Any:
+        return self._fakes.VOCABULARY
+
+    def chat_template_source(self, *, has_tools: bool = False) -> str:
+        return self._template
+
+
+@pytest.mark.parametrize(
+    "mark", ["<tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[TOOL_CALLS][ARGS]", "none"]
+)
+@pytest.mark.parametrize("is_parallel", [True, False])
+def test_every_format_can_require_a_call(fakes: Any, mark: str, is_parallel: bool) -> None:
+    codec: Any = Codec(fakes, f"{{{{ tools }}}}{mark}")
+    plan = plan_tools(codec, [WEATHER, ODD], choice="required", is_parallel=is_parallel)
+    grammar = plan.grammar(codec)
+    assert grammar is not None
+    assert plan_tools(codec, [WEATHER], named="weather").grammar(codec) is not None
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused_only_where_it_is_strict(fakes: Any) -> None:
+    codec: Any = Codec(fakes, "{{ tools }}<tool_call>")
+    broken = {"type": "object", "properties": {"x": {"type": "foo"}}}
+    lax, strict = Tool("t", "", broken), Tool("t", "", broken, is_strict=True)
+    assert plan_tools(codec, [lax], choice="required").grammar(codec) is not None
+    assert plan_tools(codec, [strict]).grammar(codec) is None
+    with pytest.raises(UsageError, match="foo"):
+        plan_tools(codec, [strict], choice="required").grammar(codec)
+
+
+def test_tools_are_explained_where_templates_know_none() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": {"city": "x"}}}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "sunny", "tool_call_id": "1"},
+    ]
+    told = explain(messages, [WEATHER])
+    assert [m["role"] for m in told] == ["system", "user", "assistant", "user"]
+    assert '"name": "weather"' in told[0]["content"]
+    assert read(HERMES, [told[2]["content"]]) == [CallStarted("weather"), CallArguments('{"city": "x"}')]
+    assert "sunny" in told[3]["content"]
+    merged_in = explain([{"role": "system", "content": "Be brief."}, *messages], [WEATHER])
+    assert merged_in[0]["content"].startswith("Be brief.")
+    assert explain(messages, [WEATHER], has_system_role=False)[0]["role"] == "user"
+    assert explain(messages[:1], []) == messages[:1]
+
+
+def _after(fakes: Any, codec: Any, tokens: list[int]) -> set[int]:
+    """What may follow these tokens where the model decides whether to call."""
+    grammar = plan_tools(codec, [WEATHER]).grammar(codec)
+    assert grammar is not None
+    state = compiler_of(codec.vocabulary()).start(grammar)
+    state.extend(tokens)
+    logits = np.zeros(len(codec.vocabulary().tokens), dtype=np.float32)
+    return set(np.flatnonzero(state.mask(logits) == 0).tolist())
+
+
+def test_free_text_is_free_until_a_call_begins(fakes: Any) -> None:
+    codec: Any = Codec(fakes, "{{ tools }}<tool_call>")
+    free = _after(fakes, codec, list(b"1 < 2, <tool"))
+    assert {fakes.EOS, ord("x"), ord("_"), 0xC3} <= free
+    assert _after(fakes, codec, list(b"Hm. <tool_call>")) == {ord("\n")}
+    whole = b'<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
+    assert _after(fakes, codec, list(whole[:14])) == {ord("n")}
+    assert _after(fakes, codec, list(whole)) == {ord("\n"), fakes.EOS}
+
+
+def test_a_mark_that_is_a_special_token_is_used_and_shown(fakes: Any) -> None:
+    codec: Any = Codec(fakes, "{{ tools }}[TOOL_CALLS]")
+    mark = len(fakes.VOCABULARY.tokens)
+    tokens = (*fakes.VOCABULARY.tokens, b"[TOOL_CALLS]")
+    vocabulary = Vocabulary(tokens, fakes.VOCABULARY.special_ids | {mark}, fakes.VOCABULARY.eos_ids)
+    codec.vocabulary = lambda: vocabulary
+    assert plan_tools(codec, [WEATHER]).marks.shown_ids == {mark}
+    assert {mark, ord("x"), fakes.EOS} <= _after(fakes, codec, list(b"Hm"))
+    assert _after(fakes, codec, [ord("a"), mark]) == {ord("[")}
+    required = plan_tools(codec, [WEATHER], choice="required").grammar(codec)
+    assert required is not None
+    assert f"<[{mark}]>" in required.text
+
+
+class NoSystem(Codec):
+    """Its template has neither tools nor system messages."""
+
+    def encode_chat(self, messages: Any, **options: Any) -> list[int]:
+        assert "tools" not in options
+        if messages[0]["role"] == "system":
+            raise UsageError("no system messages")
+        return list("".join(message["content"] for message in messages).encode())
+
+
+def test_a_template_without_system_messages_gets_the_tools_in_the_first_one(fakes: Any) -> None:
+    codec: Any = NoSystem(fakes, "{{ messages }}")
+    prompt = bytes(encode_with_tools(codec, [{"role": "user", "content": "hi"}], [WEATHER])).decode()
+    assert '"name": "weather"' in prompt
+    assert prompt.endswith("hi")
+    with pytest.raises(UsageError, match="no system"):
+        encode_with_tools(codec, [{"role": "system", "content": "x"}], [WEATHER])

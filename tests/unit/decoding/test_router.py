@@ -1,0 +1,224 @@
+"""What the router chooses, and that it listens to what it is told."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from shardcompute.core.generation import Speculation
+from shardcompute.decoding.router import PipeLoad, Round, Router
+
+ALONE = PipeLoad(sessions=1, frames_in_flight=0, stages=2)
+AUTO = Speculation()
+
+
+def measured(wire_s: float = 0.08, stage_s: float = 0.004, row_s: float = 0.0002) -> Router:
+    """A router that has seen the ring at work."""
+    router = Router()
+    for _ in range(30):
+        for rows in (1, 4, 16):
+            stages = [stage_s + row_s * rows] * 2
+            router.traversed(rows, wire_s + sum(stages), stages)
+    return router
+
+
+def taught(
+    router: Router, accepted: int, *, drafted: int = 4, drafter: str = "ngram", grade: int = 1
+) -> Router:
+    for _ in range(100):
+        router.verified(1, drafter, grade, drafted, accepted)
+    return router
+
+
+def half_right(router: Router) -> Router:
+    for turn in range(200):
+        router.verified(1, "ngram", 1, 4, (0, 1, 0, 3, 1, 2)[turn % 6])
+    return router
+
+
+def choose(router: Router, wish: Speculation = AUTO, load: PipeLoad = ALONE, *names: str) -> Round:
+    return router.choose(1, wish, names or ("ngram",), load)
+
+
+def test_wishes_are_obeyed() -> None:
+    router = measured()
+    assert choose(router, Speculation("off")).drafter is None
+    assert choose(router, Speculation("ngram", 5, 2)) == Round("ngram", 5, 2, "as asked")
+    assert router.worth(1, "ngram", 0, 5, ALONE) == 5
+    assert choose(router, Speculation("auto", tokens=0)).drafter is None
+    assert choose(router, Speculation("model")).drafter is None
+
+
+def test_a_wished_drafter_is_used_even_where_it_does_not_pay() -> None:
+    router = taught(measured(), 0)
+    chosen = choose(router, Speculation("ngram"))
+    assert (chosen.drafter, chosen.frames) == ("ngram", 1)
+    assert chosen.tokens >= 1
+    assert router.worth(1, "ngram", 1, 4, ALONE) == 1
+
+
+def test_a_number_that_is_wished_for_binds_the_router() -> None:
+    router = taught(measured(), 4)
+    chosen = choose(router, Speculation("auto", tokens=3))
+    assert (chosen.drafter, chosen.tokens) == ("ngram", 3)
+    assert router.worth(1, "ngram", 1, 3, ALONE) == 3
+    assert choose(router, Speculation("auto", frames=2)).frames == 2
+
+
+def test_nothing_is_drafted_unasked_before_anything_was_measured() -> None:
+    assert choose(Router()).drafter is None
+    assert choose(Router(), Speculation("ngram")).drafter == "ngram"
+    assert choose(measured(), AUTO, ALONE).drafter == "ngram"
+
+
+def test_better_acceptance_means_longer_drafts_and_more_frames() -> None:
+    poor, good, sure = half_right(measured()), measured(), taught(measured(), 4)
+    for turn in range(200):
+        good.verified(1, "ngram", 1, 4, (4, 4, 3, 4, 1)[turn % 5])
+    lengths = [choose(router).tokens for router in (poor, good, sure)]
+    assert lengths == sorted(lengths)
+    assert lengths[0] < lengths[2]
+    assert choose(taught(measured(), 0)).frames == 1
+    assert choose(sure).frames > 1
+
+
+def test_drafts_of_bad_grades_are_held_back_while_good_ones_go() -> None:
+    router = measured()
+    for _ in range(100):
+        router.verified(1, "ngram", 0, 4, 0)
+        router.verified(1, "ngram", 3, 4, 4)
+    assert choose(router).drafter == "ngram"
+    assert router.worth(1, "ngram", 0, 8, ALONE) == 0
+    assert router.worth(1, "ngram", 3, 8, ALONE) == 8
+
+
+def test_what_does_not_pay_is_tried_again_less_and_less_often() -> None:
+    router = taught(measured(), 0)
+    sent = []
+    for _ in range(200):
+        choose(router)
+        count = router.worth(1, "ngram", 1, 8, ALONE)
+        if count:
+            router.verified(1, "ngram", 1, count, 0)
+        sent.append(count)
+    tries = [turn for turn, count in enumerate(sent) if count]
+    assert max(sent) <= 2
+    assert 3 <= len(tries) <= 6
+    gaps = [later - earlier for earlier, later in itertools.pairwise(tries)]
+    assert gaps == sorted(gaps)
+    assert gaps[0] < gaps[-1]
+
+
+def test_a_slow_drafter_that_does_not_pay_is_left_alone_and_probed() -> None:
+    router = taught(measured(wire_s=0.02), 0, drafter="model")
+    rounds = []
+    for _ in range(60):
+        router.drafted(1, "model", 0.02, 4)
+        rounds.append(choose(router, AUTO, ALONE, "model").drafter)
+    assert 1 <= rounds.count("model") <= 4
+
+
+def test_drafting_time_is_weighed() -> None:
+    quick, slow = (taught(measured(wire_s=0.02), 3, drafter="model") for _ in range(2))
+    for _ in range(20):
+        quick.drafted(1, "model", 0.004, 4)
+        slow.drafted(1, "model", 0.4, 4)
+    assert choose(quick, AUTO, ALONE, "model").drafter == "model"
+    assert choose(slow, AUTO, ALONE, "model").drafter is None
+
+
+def test_the_better_drafter_is_chosen() -> None:
+    router = taught(taught(measured(), 0, drafter="ngram"), 4, drafter="model")
+    router.drafted(1, "model", 0.008, 4)
+    assert choose(router, AUTO, ALONE, "ngram", "model").drafter == "model"
+    for _ in range(200):
+        router.verified(2, "ngram", 3, 8, 8)
+        router.verified(2, "model", 1, 8, 1)
+    assert router.choose(2, AUTO, ("ngram", "model"), ALONE).drafter == "ngram"
+
+
+def test_misses_make_a_drafter_less_attractive() -> None:
+    router = taught(taught(measured(), 4), 3, drafter="model")
+    router.drafted(1, "model", 0.008, 4)
+    assert choose(router, AUTO, ALONE, "ngram", "model").drafter == "ngram"
+    for _ in range(30):
+        router.missed(1, "ngram")
+        chosen = choose(router, AUTO, ALONE, "ngram", "model")
+    assert chosen.drafter == "model"
+
+
+def test_backs_off_as_others_fill_the_pipe() -> None:
+    router = half_right(measured(wire_s=0.05, stage_s=0.002, row_s=0.004))
+    lengths = []
+    for sessions in (1, 2, 4, 8, 16):
+        choose(router, AUTO, PipeLoad(sessions, sessions, 2))
+        lengths.append(router.worth(1, "ngram", 1, 16, PipeLoad(sessions, sessions, 2)))
+    assert lengths[0] >= 1
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[-1] == 0
+    all_rows = half_right(measured(wire_s=0.0, stage_s=0.0, row_s=0.01))
+    assert choose(all_rows, AUTO, PipeLoad(16, 2, 2)).drafter is None
+
+
+def test_where_rows_cost_as_much_as_tokens_only_sure_drafts_are_sent() -> None:
+    assert _sent(half_right(measured(wire_s=0.0, stage_s=0.002, row_s=0.010))) == 0
+    assert _sent(taught(measured(wire_s=0.0, stage_s=0.010, row_s=0.002), 4)) >= 2
+
+
+def _sent(router: Router) -> int:
+    choose(router)
+    return router.worth(1, "ngram", 1, 16, ALONE)
+
+
+@pytest.mark.parametrize(
+    ("wire_s", "stage_s", "depth"), [(0.2, 0.01, 20), (0.001, 0.02, 2), (9.0, 0.001, 32)]
+)
+def test_the_pipe_is_as_deep_as_the_slowest_stage_needs(wire_s: float, stage_s: float, depth: int) -> None:
+    found = measured(wire_s, stage_s, 0.0).pipe_depth(2)
+    assert depth - 2 <= found <= depth
+    assert Router().pipe_depth(3) == 3
+
+
+def test_waiting_in_line_does_not_deepen_the_pipe() -> None:
+    """Frames that wait make the ring look longer; sending more of them for that would feed on itself."""
+    router = measured(0.01, 0.02, 0.0)
+    depth = 16
+    for _ in range(4000):
+        seconds = max(0.05, depth * 0.02)  # as many frames as there are wait for the slowest stage
+        router.traversed(1, seconds, [0.02, 0.02])
+        depth = router.pipe_depth(2)
+    assert depth <= 5
+
+
+def test_a_forgotten_session_starts_afresh() -> None:
+    router = measured()
+    for session in (2, 3):
+        for _ in range(60):
+            router.verified(session, "ngram", 1, 4, 4)
+    for _ in range(60):
+        router.verified(1, "ngram", 1, 4, 0)
+    assert _chosen(router, 1) != _chosen(router, 9)
+    router.forget(1)
+    assert _chosen(router, 1) == _chosen(router, 9)
+
+
+def _chosen(router: Router, session: int) -> tuple[Round, int]:
+    return router.choose(session, AUTO, ("ngram",), ALONE), router.worth(session, "ngram", 1, 16, ALONE)
+
+
+def test_the_snapshot_tells_times_acceptance_and_shares() -> None:
+    router = taught(measured(), 2)
+    choose(router)
+    choose(router, Speculation("off"))
+    router.missed(1, "ngram")
+    told = router.snapshot()
+    assert told["ring_s"] == pytest.approx(0.0884, rel=0.02)
+    assert told["bottleneck_s"] == pytest.approx(0.0042, rel=0.05)
+    assert told["acceptance_ngram"] == pytest.approx(0.5, rel=0.02)
+    assert (told["share_plain"], told["share_ngram"]) == (1.0, 0.0)
+
+
+def test_equal_stories_lead_to_equal_choices() -> None:
+    first, second = (taught(measured(), 3) for _ in range(2))
+    assert [choose(first) for _ in range(20)] == [choose(second) for _ in range(20)]
