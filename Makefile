@@ -39,6 +39,7 @@ check: $(VENV)/.dev ## Lint, types, import directions, unit tests
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/file_map.py --check
+	@$(BIN)/python scripts/docs_reference.py --check
 	@$(BIN)/python -m pytest tests/unit tests/property
 
 format: $(VENV)/.dev ## Format the code

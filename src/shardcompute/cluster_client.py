@@ -10,7 +10,8 @@ with ClusterClient("http://127.0.0.1:8000") as cluster:
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -18,7 +19,14 @@ import msgspec
 
 from shardcompute.client import Client, _error_from, _error_of, _unreachable
 from shardcompute.core.errors import AuthError, BackendError, LinkError, ShardComputeError
-from shardcompute.core.generation import Delta, FinishReason, GenerationRequest, Timings
+from shardcompute.core.generation import (
+    Delta,
+    FinishReason,
+    GenerationRequest,
+    Speculation,
+    Timings,
+    Traversal,
+)
 from shardcompute.node.views import (
     ClusterChange,
     ClusterView,
@@ -34,6 +42,11 @@ from shardcompute.node.views import (
 )
 
 View = TypeVar("View")
+_TRIP = ("wire_s", "stage_queue_s", "codec_s", "compute_s", "draft_s")
+
+
+class _Listed(msgspec.Struct, Generic[View], frozen=True):
+    data: list[View]
 
 
 class ClusterClient(Client):
@@ -76,8 +89,11 @@ class ClusterClient(Client):
     def revoke_node(self, node: str) -> NodeView:
         return self._ask("DELETE", f"/cluster/nodes/{quote(node, safe='')}", NodeView)
 
-    def create_token(self, *, expires_s: float = 86_400.0, max_uses: int | None = None) -> NewToken:
-        body = {"expires_s": expires_s, "max_uses": max_uses}
+    def create_token(
+        self, *, expires_s: float = 86_400.0, max_uses: int | None = None, role: str | None = None
+    ) -> NewToken:
+        """For machines that join as "worker" or "driver"; None: as either."""
+        body = {"expires_s": expires_s, "max_uses": max_uses, "role": role}
         return self._ask("POST", "/cluster/tokens", NewToken, body)
 
     def tokens(self) -> list[TokenView]:
@@ -112,6 +128,7 @@ class ClusterClient(Client):
             if "error" in chunk:
                 raise _error_from(chunk["error"], 500)
             timings = _timings(chunk["timings"]) if chunk.get("timings") else timings
+            timings = replace(timings, cached_tokens=_cached_tokens(chunk) or timings.cached_tokens)
             for choice in chunk["choices"]:
                 finish = choice["finish_reason"] or finish
                 if choice["text"]:
@@ -121,7 +138,7 @@ class ClusterClient(Client):
         yield Delta(finish=finish, timings=timings)
 
     def _list(self, path: str, kind: type[View]) -> list[View]:
-        found: list[View] = self._ask("GET", path, dict[str, list[kind]])["data"]  # type: ignore[valid-type]
+        found: list[View] = self._ask("GET", path, _Listed[kind]).data  # type: ignore[valid-type]
         return found
 
     def _ask(self, method: str, path: str, kind: type[View], body: Mapping[str, Any] | None = None) -> View:
@@ -170,7 +187,23 @@ def _generation(model: str, request: GenerationRequest) -> dict[str, Any]:
         "seed": sampling.seed,
         "stop": list(request.stop),
         "stream": True,
+        "stream_options": {"include_usage": True},
+        **_wish(request.speculation),
     }
+
+
+def _wish(speculation: Speculation | None) -> dict[str, Any]:
+    """What is None is left to the server."""
+    if speculation is None:
+        return {}
+    told = {"drafter": speculation.drafter, "tokens": speculation.tokens, "frames": speculation.frames}
+    return {"speculation": {name: value for name, value in told.items() if value is not None}}
+
+
+def _cached_tokens(chunk: Mapping[str, Any]) -> int:
+    """Of the prompt, as the chunk of usage tells them; 0 where it does not."""
+    usage = chunk.get("usage") or {}
+    return int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
 
 
 def _timings(told: Mapping[str, Any]) -> Timings:
@@ -183,6 +216,7 @@ def _timings(told: Mapping[str, Any]) -> Timings:
         traversals=told.get("traversals", 0),
         drafted_tokens=told.get("drafted_tokens", 0),
         accepted_tokens=told.get("accepted_tokens", 0),
+        traversal=Traversal(**{name: float(told.get(name, 0.0)) for name in _TRIP}),
     )
 
 

@@ -13,9 +13,9 @@ from shardcompute.core.generation import GenerationRequest, Speculation
 from shardcompute.models.tokenizer import Tokenizer
 from support.drafters import Oracle
 from support.requests import greedy, mixture, prompts, sampled
-from support.swarm import Alone, LabSwarm, swarm
+from support.swarm import SPREAD, Alone, LabSwarm, swarm
 
-ROOMS = {3: (2, 2, 2), 5: (2, 1, 1, 1, 1)}
+ROOMS = {3: (4, 4, 4), 5: (4, 1, 1, 1, 1)}
 DEPTHS = [(1, 1), (2, 3), (5, 1), (4, 2), (8, 4), (16, 8)]
 EVERY_DEPTH = list(itertools.product(range(1, 17), range(1, 9)))
 AT_ONCE = 8
@@ -51,6 +51,8 @@ def lab(
     tmp_path_factory: pytest.TempPathFactory,
     tiny: Path,
     conformance: Conformance,
+    heads: Path,
+    bold: None,
 ) -> Iterator[LabSwarm]:
     folder = tmp_path_factory.mktemp("swarm")
     with swarm(
@@ -58,14 +60,19 @@ def lab(
         tiny,
         layers=ROOMS[request.param],
         stages=request.param,
+        placing=SPREAD,
         open_drafters=conformance.open_drafters,
+        draft_heads=heads,
     ) as lab:
         yield lab
         lab.wait_quiet()
 
 
 def assert_same(
-    lab: LabSwarm, conformance: Conformance, requests: Sequence[GenerationRequest], wishes: Sequence[Speculation]
+    lab: LabSwarm,
+    conformance: Conformance,
+    requests: Sequence[GenerationRequest],
+    wishes: Sequence[Speculation],
 ) -> None:
     """All requests, a few at a time, each with the next of the wishes."""
     wished = list(zip(requests, itertools.cycle(wishes), strict=False))
@@ -125,15 +132,22 @@ def test_right_drafts_save_traversals(lab: LabSwarm, conformance: Conformance) -
 @pytest.mark.parametrize("stage", [0, 1, 2], ids=["first", "middle", "last"])
 @pytest.mark.parametrize("drafter", ["model", "self", "ngram"])
 def test_a_machine_dies_while_drafts_are_on_their_way(
-    tmp_path: Path, tiny: Path, conformance: Conformance, stage: int, drafter: str
+    tmp_path: Path,
+    tiny: Path,
+    conformance: Conformance,
+    heads: Path,
+    bold: None,
+    stage: int,
+    drafter: str,
 ) -> None:
     with swarm(
         tmp_path,
         tiny,
-        layers=(2, 2, 2, 2),
+        layers=(4, 4, 4),
         stages=3,
-        standbys=1,
+        placing=SPREAD,
         open_drafters=conformance.open_drafters,
+        draft_heads=heads,
     ) as lab:
         requests = mixture(conformance.alone, 4, 120)
         wish = Speculation(drafter, 4, 3)  # type: ignore[arg-type]

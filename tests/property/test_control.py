@@ -33,15 +33,19 @@ from shardcompute.control import (
 from shardcompute.control import events as happened
 from shardcompute.control.actions import (
     ActivateChain,
+    AttachDriver,
     ConnectChain,
+    DetachDriver,
     FenceChain,
     LoadShard,
     PrepareStandby,
     ReleaseNode,
     ReportUnservable,
+    ShareMemory,
     UnloadShard,
 )
 from shardcompute.control.cuts import cut_for_latency, cut_for_throughput, slowest_s
+from shardcompute.control.drivers import live_drivers
 from shardcompute.control.replacement import cut_for_price, move_seconds
 from shardcompute.control.rings import RingTable, choose_order
 from shardcompute.control.sizes import Sizes, memory_of, sizes_of
@@ -288,7 +292,8 @@ joins = st.builds(
     happened.NodeJoined,
     node=node_ids,
     name=st.just("n"),
-    role=st.just("worker"),
+    role=st.sampled_from(["worker", "worker", "driver"]),
+    sessions=st.sampled_from([7, 8]),
     address=st.just("tcp://x"),
     device=st.just("cpu"),
     memory_bytes=st.integers(0, 30),
@@ -323,6 +328,8 @@ any_event: st.SearchStrategy[Event] = st.one_of(
     st.builds(happened.ChainFenced, chain_ids, epochs),
     st.builds(happened.ChainBroken, chain_ids, epochs, st.just(1), st.just("why")),
     st.builds(happened.ChainRetired, chain_ids, st.just("why")),
+    st.builds(happened.DriverAttached, chain_ids, epochs, node_ids, st.just(7), st.just(1)),
+    st.builds(happened.DriverDetached, chain_ids, node_ids, st.just(7)),
 )
 # A beginning after which the rest has something to bite on.
 SERVING: tuple[Event, ...] = (
@@ -431,6 +438,24 @@ class Cluster:
             )
         )
 
+    def drive(self, name: str, sessions: int) -> None:
+        old = self.state.nodes.get(name)
+        self.tell(
+            happened.NodeJoined(
+                node=name,
+                name=name,
+                role="driver",
+                address=f"tcp://{name}",
+                device="cpu",
+                memory_bytes=0,
+                threads=1,
+                version="1",
+                incarnation=old.incarnation + 1 if old else 1,
+                now_s=self.now_s,
+                sessions=sessions,
+            )
+        )
+
     def answer(self, action: object) -> None:
         match action:
             case Record(event):
@@ -449,6 +474,18 @@ class Cluster:
                 self.tell(happened.ChainFenced(chain, epoch))
             case ReleaseNode(node, life):
                 self.tell(happened.NodeLeft(node, life))
+            case AttachDriver() | ShareMemory():
+                place = (action.chain, action.epoch, action.driver, action.sessions)
+                self.tell(happened.DriverAttached(*place, action.kv_tokens))
+                self.check_shares()
+            case DetachDriver():
+                self.tell(happened.DriverDetached(action.chain, action.driver, action.sessions))
+
+    def check_shares(self) -> None:
+        """Nobody is promised memory that another still has."""
+        for chain in self.state.live_chains():
+            current = [each.kv_tokens for each in chain.drivers if each.epoch == chain.epoch]
+            assert sum(current) <= self.state.models[chain.model].model.kv_tokens
 
     def _load(self, action: LoadShard | PrepareStandby) -> None:
         node, life, span = action.node, action.incarnation, (action.start, action.stop)
@@ -496,11 +533,31 @@ class Cluster:
             assert sum(claims) <= node.memory_bytes
             assert all(shard.chain in self.state.chains for shard in node.shards)
         assert all(chain.status in ("ready", "broken") for chain in self.state.chains.values())
+        drivers = {(node.id, node.sessions) for node in live_drivers(self.state)} | {(self.state.driver, 0)}
+        for chain in self.state.live_chains():
+            if chain.status == "ready":
+                assert {(each.driver, each.sessions) for each in chain.drivers} == drivers
+                assert {each.epoch for each in chain.drivers} == {chain.epoch}
+                share = self.state.models[chain.model].model.kv_tokens // len(drivers)
+                assert {each.kv_tokens for each in chain.drivers} == {share}
 
 
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[str, str, int, float]:
-    kind = draw(st.sampled_from(["join", "join", "die", "drain", "link", "restart", "model", "drop", "wait"]))
+    kinds = [
+        "join",
+        "join",
+        "die",
+        "drain",
+        "link",
+        "restart",
+        "model",
+        "drop",
+        "wait",
+        "drive",
+        "stop driving",
+    ]
+    kind = draw(st.sampled_from(kinds))
     return (
         kind,
         draw(st.sampled_from(NAMES)),
@@ -518,6 +575,13 @@ def take(cluster: Cluster, step: tuple[str, str, int, float]) -> None:
         cluster.join(name, size, speed)
     elif kind == "die":
         cluster.tell(happened.NodeLost(name, life, "died", cluster.now_s))
+    elif kind == "drive":
+        cluster.drive(f"d{size % 3}", size)
+    elif kind == "stop driving":
+        driver = cluster.state.nodes.get(f"d{size % 3}")
+        if driver is not None:
+            cluster.tell(happened.NodeLost(driver.id, driver.incarnation, "died", cluster.now_s))
+            cluster.tell(happened.LinkBroken(name, f"d{(size + 1) % 3}", cluster.now_s))
     elif kind == "drain":
         cluster.tell(happened.NodeDrained(name))
     elif kind == "link":

@@ -1,4 +1,4 @@
-"""A real browser for tests, and a page that is watched: errors it logs and requests that leave the server are failures."""
+"""A real browser for tests, and a page that is watched: errors that it logs and requests to others are failures."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ Has what the routes need of a `node.admin.ClusterAdmin`; news go through the rea
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -144,7 +145,7 @@ class Crowd:
     def load_model(self, model: str, form: str, chains: int) -> FetchView:
         return FetchView(model=model, name=model, form=form, chains=chains, status="fetching")
 
-    def create_token(self, *, life_s: float, max_uses: int | None) -> NewToken:
+    def create_token(self, *, life_s: float, max_uses: int | None, role: object = None) -> NewToken:
         return NewToken(id="t1", token="sc1.secret", expires_at_s=START_S + life_s, max_uses=max_uses)
 
     def tokens(self) -> tuple[TokenView, ...]:
@@ -162,7 +163,7 @@ class Crowd:
         bounds = [index * 32 // stages for index in range(stages + 1)]
         held = [
             HeldLayers(chain=CHAIN, model=MODEL, start=start, stop=stop, size_bytes=(stop - start) * 40 * MIB)
-            for start, stop in zip(bounds, bounds[1:], strict=False)
+            for start, stop in itertools.pairwise(bounds)
         ]
         ids = [f"n{number:02}" for number in range(count)]
         chain = ChainView(

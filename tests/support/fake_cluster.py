@@ -5,7 +5,7 @@ Has what `node.admin.ClusterAdmin` needs of a `node.cluster.Cluster`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,9 +22,10 @@ from shardcompute.control import (
 from shardcompute.control import actions as to_do
 from shardcompute.control import events as happened
 from shardcompute.control.memberships import next_incarnation
+from shardcompute.node.cluster import ServedOrder
 from shardcompute.node.request_log import RequestLog
 from shardcompute.node.service import Load
-from shardcompute.security import KeyBook, KeySummary, TokenBook, TokenSummary
+from shardcompute.security import KeyBook, KeySummary, Role, TokenBook, TokenSummary
 from shardcompute.wire import StageTiming
 
 NOW_S = 1_000.0
@@ -83,6 +84,11 @@ class FakeCoordinator:
                 self.post(happened.ChainReady(chain, epoch))
             case to_do.FenceChain(chain, epoch):
                 self.post(happened.ChainFenced(chain, epoch))
+            case to_do.AttachDriver() | to_do.ShareMemory():
+                place = (action.chain, action.epoch, action.driver, action.sessions)
+                self.post(happened.DriverAttached(*place, action.kv_tokens))
+            case to_do.DetachDriver():
+                self.post(happened.DriverDetached(action.chain, action.driver, action.sessions))
             case to_do.ReleaseNode(node, life):
                 self.post(happened.NodeLeft(node, life))
 
@@ -91,10 +97,14 @@ class FakeSwarm:
     def __init__(self) -> None:
         self.requests = RequestLog(clock=lambda: NOW_S, wall_clock=lambda: 0.0)
         self.busy = Load(0, 0, 0.0)
+        self.unopened: set[str] = set()
         self.newest: dict[str, Sequence[StageTiming]] = {}
 
     def load(self) -> Load:
         return self.busy
+
+    def serves(self, model: str) -> bool:
+        return model not in self.unopened
 
     def timings(self) -> dict[str, Sequence[StageTiming]]:
         return self.newest
@@ -111,8 +121,13 @@ class FakeCluster:
         self.swarm = FakeSwarm()
         self.revoked: list[str] = []
         self.served: list[tuple[str, str, int]] = []
+        self.orders: list[ServedOrder] = []
+        self.sent_bytes: dict[str, int] = {}
         self._tokens = TokenBook()
         self._keys = KeyBook()
+
+    def weights_sent_bytes(self) -> dict[str, int]:
+        return self.sent_bytes
 
     def join(self, node: str, memory_bytes: int = 1000, **changes: Any) -> None:
         fields: dict[str, Any] = {
@@ -133,6 +148,12 @@ class FakeCluster:
     def serve(self, checkpoint: Any, *, form: str, chains: int = 1, progress: object = None) -> None:
         self.served.append((checkpoint.name, form, chains))
 
+    def remember(self, order: ServedOrder) -> None:
+        self.orders.append(order)
+
+    def remembered(self) -> tuple[ServedOrder, ...]:
+        return tuple(self.orders)
+
     def drop(self, model: str) -> None:
         self.coordinator.post(happened.ModelDropped(model))
 
@@ -143,12 +164,19 @@ class FakeCluster:
         self.revoked.append(node)
         self.coordinator.post(happened.NodeLeft(node, self.coordinator.state.nodes[node].incarnation))
 
-    def create_token(self, *, life_s: float = 86_400.0, max_uses: int | None = None) -> str:
+    def create_token(
+        self,
+        *,
+        life_s: float = 86_400.0,
+        max_uses: int | None = None,
+        roles: Collection[Role] = (Role.WORKER, Role.DRIVER),
+    ) -> str:
         self._tokens, token = self._tokens.create(
             addresses=["127.0.0.1:7421"],
             fingerprint="ab" * 32,
             cluster="home",
             now_s=0.0,
+            roles=roles,
             life_s=life_s,
             max_uses=max_uses,
         )

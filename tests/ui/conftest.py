@@ -15,7 +15,9 @@ from support.tiny_checkpoint import save_tiny_llama
 
 _NAME = "shardcompute_api_fakes"
 if _NAME not in sys.modules:
-    _spec = importlib.util.spec_from_file_location(_NAME, Path(__file__).parents[1] / "unit" / "api" / "fakes.py")
+    _spec = importlib.util.spec_from_file_location(
+        _NAME, Path(__file__).parents[1] / "unit" / "api" / "fakes.py"
+    )
     assert _spec is not None
     assert _spec.loader is not None
     sys.modules[_NAME] = importlib.util.module_from_spec(_spec)

@@ -218,9 +218,12 @@ def test_server_without_a_cluster_has_chat_and_connect(browser: Any, fakes: Any)
             watch.forget("404")
 
 
-def test_snippets_name_this_server_its_model_and_only_routes_that_exist(browser: Any, url: str, app: Any) -> None:
+def test_snippets_name_this_server_its_model_and_only_routes_that_exist(
+    browser: Any, url: str, app: Any
+) -> None:
     with watched_page(browser, url) as (page, _):
         page.goto(f"{url}/#/connect")
+        page.locator(".chips button").nth(5).wait_for()
         for button in page.locator(".chips button").all():
             button.click()
             shown = page.locator(".code pre").inner_text()

@@ -84,6 +84,7 @@ def test_machines_their_layers_and_an_answer(browser: Any, url: str, lab: LabSwa
         stages = page.locator("aside .waterfall").nth(1).locator("li").all_inner_texts()
         assert [text.split("\n")[0] for text in stages[:2]] == [name for name, _ in layer_rows(lab)]
         page.get_by_role("link", name="Usage").click()
+        page.locator("tbody tr td").nth(2).wait_for()
         assert page.locator("tbody tr td").all_inner_texts()[:3] == ["no key", "tiny", "1"]
 
 

@@ -40,6 +40,7 @@ from shardcompute.api.errors import RequestError
 from shardcompute.api.limits import read_body
 from shardcompute.api.openapi import Endpoint
 from shardcompute.core.errors import UnknownModelError, UsageError
+from shardcompute.security.names import Role
 
 if TYPE_CHECKING:
     from shardcompute.node.admin import ClusterAdmin
@@ -104,7 +105,11 @@ async def create_token(request: Request) -> Response:
     admin = _admin(request)
     return _reply(
         await asyncio.to_thread(
-            lambda: admin.create_token(life_s=float(order.expires_s), max_uses=order.max_uses)
+            lambda: admin.create_token(
+                life_s=float(order.expires_s),
+                max_uses=order.max_uses,
+                role=None if order.role is None else Role(order.role),
+            )
         )
     )
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import TYPE_CHECKING
+
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,6 +26,9 @@ from shardcompute.api.replies import (
 )
 from shardcompute.api.schemas import DetokenizeRequest, TokenizeRequest
 from shardcompute.node.service import ServedModel
+
+if TYPE_CHECKING:
+    from shardcompute.node.admin import ClusterAdmin
 
 
 async def list_models(request: Request) -> Response:
@@ -84,7 +90,9 @@ async def version(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     context = context_of(request)
-    return Response(context.metrics.render(context.service), headers={"content-type": CONTENT_TYPE})
+    admin: ClusterAdmin | None = request.app.state.admin
+    cluster = None if admin is None else await asyncio.to_thread(admin.health)
+    return Response(context.metrics.render(context.service, cluster), headers={"content-type": CONTENT_TYPE})
 
 
 def _card(model: ServedModel) -> ModelCard:

@@ -1,167 +1,59 @@
-"""Counters, gauges and histograms in Prometheus' text form, and the ones that we keep.
-
-Where vLLM has a metric of the same meaning, ours is written out under its name too, so that dashboards work.
-"""
+"""What `/metrics` says: requests and generations that we count, and the service and cluster as they are now."""
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from shardcompute.api import metric_table as table
+from shardcompute.api.metric_kinds import Counter, Gauge, Gauges, Histogram, Metric
+from shardcompute.api.metric_table import MetricRow
 from shardcompute.core.generation import Delta
-from shardcompute.node.service import HopTraffic, Service
+from shardcompute.node.service import Load, Service
+from shardcompute.version import VERSION
+
+if TYPE_CHECKING:
+    from shardcompute.node.incidents import ClusterHealth
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-
-
-class Metric(Protocol):
-    def lines(self) -> list[str]:
-        """HELP, TYPE and one line per sample, for each name of the metric."""
-        ...
-
-
-class Counter:
-    """A sum that only grows, one per combination of label values."""
-
-    def __init__(self, names: Sequence[str], text: str, labels: Sequence[str] = ()) -> None:
-        self._names, self._text, self._labels = names, text, labels
-        self._sums: dict[tuple[str, ...], float] = {}
-
-    def add(self, amount: float, *values: str) -> None:
-        self._sums[values] = self._sums.get(values, 0.0) + amount
-
-    def lines(self) -> list[str]:
-        sums = self._sums or ({} if self._labels else {(): 0.0})
-        samples = [(_labelled(self._labels, values), total) for values, total in sorted(sums.items())]
-        lines: list[str] = []
-        for name in self._names:
-            lines += _header(name, self._text, "counter")
-            lines += [f"{name}{labels} {_number(total)}" for labels, total in samples]
-        return lines
-
-
-class Gauge:
-    """A value as it is now."""
-
-    def __init__(self, names: Sequence[str], text: str, value: float) -> None:
-        self._names, self._text, self._value = names, text, value
-
-    def lines(self) -> list[str]:
-        value = _number(self._value)
-        return [
-            line for name in self._names for line in (*_header(name, self._text, "gauge"), f"{name} {value}")
-        ]
-
-
-class Gauges:
-    """Values as they are now, one per combination of label values."""
-
-    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
-        self._name, self._text, self._labels = name, text, labels
-        self._values: dict[tuple[str, ...], float] = {}
-
-    def set(self, value: float, *values: str) -> None:
-        self._values[values] = value
-
-    def lines(self) -> list[str]:
-        samples = [
-            f"{self._name}{_labelled(self._labels, values)} {_number(value)}"
-            for values, value in sorted(self._values.items())
-        ]
-        return [*_header(self._name, self._text, "gauge"), *samples]
-
-
-class Histogram:
-    """How often a duration fell under each bound, one per combination of label values."""
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        text: str,
-        labels: Sequence[str] = (),
-        bounds: Sequence[float] = _SECONDS,
-    ) -> None:
-        self._names, self._text, self._labels, self._bounds = names, text, labels, bounds
-        self._counts: dict[tuple[str, ...], list[int]] = {}
-        self._sums: dict[tuple[str, ...], float] = {}
-
-    def observe(self, value: float, *values: str) -> None:
-        counts = self._counts.setdefault(values, [0] * (len(self._bounds) + 1))
-        counts[bisect_left(self._bounds, value)] += 1
-        self._sums[values] = self._sums.get(values, 0.0) + value
-
-    def lines(self) -> list[str]:
-        lines: list[str] = []
-        for name in self._names:
-            lines += _header(name, self._text, "histogram")
-            for values, counts in sorted(self._counts.items()):
-                below = 0
-                for bound, count in zip((*self._bounds, math.inf), counts, strict=True):
-                    below += count
-                    labels = _labelled((*self._labels, "le"), (*values, _number(bound)))
-                    lines.append(f"{name}_bucket{labels} {below}")
-                labels = _labelled(self._labels, values)
-                lines.append(f"{name}_sum{labels} {_number(self._sums[values])}")
-                lines.append(f"{name}_count{labels} {below}")
-        return lines
 
 
 class GenerationMetrics:
     """What the API counts of requests and generations."""
 
     def __init__(self) -> None:
-        model = ("model_name",)
-        self.http_requests = Counter(
-            ("shardcompute_http_requests_total",), "HTTP requests answered.", ("path", "method", "status")
-        )
-        self.prompt_tokens = _counter("prompt_tokens_total", "Prompt tokens of generations begun.", model)
-        self.generated_tokens = _counter("generation_tokens_total", "Tokens generated.", model)
-        self.finished = Counter(
-            ("shardcompute_generations_total",), "Generations ended, by reason.", ("model_name", "reason")
-        )
-        self.succeeded = Counter(
-            ("vllm:request_success_total",),
-            "Generations that ran to their end.",
-            ("model_name", "finished_reason"),
-        )
-        self.traversals = Counter(
-            ("shardcompute_traversals_total",),
-            "Frames that generations took part in after their prompt.",
-            model,
-        )
-        self.drafted_tokens = Counter(
-            ("shardcompute_drafted_tokens_total", "vllm:spec_decode_num_draft_tokens_total"),
-            "Tokens that were drafted and verified.",
-            model,
-        )
-        self.accepted_tokens = Counter(
-            ("shardcompute_accepted_tokens_total", "vllm:spec_decode_num_accepted_tokens_total"),
-            "Drafted tokens that were right.",
-            model,
-        )
-        self.first_token = _histogram("time_to_first_token_seconds", "From request to first token.")
-        self.between_tokens = _histogram("inter_token_latency_seconds", "Between one token and the next.")
-        self.whole = _histogram("e2e_request_latency_seconds", "From request to last token.")
-        self.queue = _histogram("request_queue_time_seconds", "Waiting before the prefill.")
-        self.prefill = _histogram("request_prefill_time_seconds", "Computing the prompt.")
-        self.decode = _histogram("request_decode_time_seconds", "From the first token to the last.")
+        self.http_requests = _counter(table.HTTP_REQUESTS)
+        self.prompt_tokens = _counter(table.PROMPT_TOKENS)
+        self.cached_tokens = _counter(table.CACHED_TOKENS)
+        self.generated_tokens = _counter(table.GENERATED_TOKENS)
+        self.finished = _counter(table.FINISHED)
+        self.succeeded = _counter(table.SUCCEEDED)
+        self.traversals = _counter(table.TRAVERSALS)
+        self.drafted_tokens = _counter(table.DRAFTED_TOKENS)
+        self.accepted_tokens = _counter(table.ACCEPTED_TOKENS)
+        self.first_token = _histogram(table.FIRST_TOKEN)
+        self.between_tokens = _histogram(table.BETWEEN_TOKENS)
+        self.whole = _histogram(table.WHOLE)
+        self.queue = _histogram(table.QUEUE)
+        self.prefill = _histogram(table.PREFILL)
+        self.decode = _histogram(table.DECODE)
 
     def watch(self, model: str, clock: Callable[[], float]) -> Watch:
         return Watch(self, model, clock)
 
-    def render(self, service: Service) -> str:
+    def render(self, service: Service, cluster: ClusterHealth | None = None) -> str:
         load = service.load()
+        version = _gauges(table.VERSION)
+        version.set(1, VERSION)
         metrics: list[Metric] = [
             *(metric for metric in vars(self).values()),
-            Gauge(_both("num_requests_running"), "Generations being computed.", load.running),
-            Gauge(_both("num_requests_waiting"), "Generations waiting.", load.waiting),
-            Gauge(_both("kv_cache_usage_perc"), "KV memory in use; 1 is all.", load.kv_used_fraction),
-            Gauge(("shardcompute_ready",), "1 once a model is loaded.", float(service.is_ready())),
-            *_wire_metrics(load.traffic),
-            _router_metrics(load.routers),
+            _gauge(table.RUNNING, load.running),
+            _gauge(table.WAITING, load.waiting),
+            _gauge(table.KV_USAGE, load.kv_used_fraction),
+            _gauge(table.READY, float(service.is_ready())),
+            version,
+            *_work_metrics(load),
+            *([] if cluster is None else _cluster_metrics(cluster)),
         ]
         return "\n".join(line for metric in metrics for line in metric.lines()) + "\n"
 
@@ -190,6 +82,7 @@ class Watch:
             self._metrics.queue.observe(delta.timings.queue_s, self._model)
             self._metrics.prefill.observe(delta.timings.prefill_s, self._model)
             self._metrics.decode.observe(delta.timings.decode_s, self._model)
+            self._metrics.cached_tokens.add(delta.timings.cached_tokens, self._model)
             self._metrics.traversals.add(delta.timings.traversals, self._model)
             self._metrics.drafted_tokens.add(delta.timings.drafted_tokens, self._model)
             self._metrics.accepted_tokens.add(delta.timings.accepted_tokens, self._model)
@@ -203,55 +96,73 @@ class Watch:
             self._metrics.succeeded.add(1, self._model, reason)
 
 
-def _wire_metrics(traffic: Sequence[HopTraffic]) -> tuple[Counter, Counter]:
-    labels = ("sender", "receiver", "codec")
-    frames = Counter(("shardcompute_wire_frames_total",), "Frames of activations between nodes.", labels)
-    size = Counter(("shardcompute_wire_bytes_total",), "Bytes of activations between nodes.", labels)
-    for hop in traffic:
+def _work_metrics(load: Load) -> list[Metric]:
+    frames, size = _counter(table.WIRE_FRAMES), _counter(table.WIRE_BYTES)
+    for hop in load.traffic:
         names = (hop.sender, hop.receiver, hop.codec)
         frames.add(hop.frames, *names)
         size.add(hop.size_bytes, *names)
-    return frames, size
-
-
-def _router_metrics(routers: Mapping[str, Mapping[str, float]]) -> Gauges:
-    gauges = Gauges(
-        "shardcompute_router",
-        "What the router of drafts has measured: times of the ring, acceptance and share of rounds by drafter.",
-        ("chain", "what"),
-    )
-    for chain, known in routers.items():
+    steps, compute = _counter(table.STAGE_STEPS), _counter(table.STAGE_COMPUTE)
+    queue, codec = _counter(table.STAGE_QUEUE), _counter(table.STAGE_CODEC)
+    for stage in load.stages:
+        place = (stage.chain, stage.node)
+        steps.add(stage.steps, *place)
+        compute.add(stage.compute_s, *place)
+        queue.add(stage.queue_s, *place)
+        codec.add(stage.codec_s, *place)
+    used, capacity = _gauges(table.KV_USED), _gauges(table.KV_CAPACITY)
+    for kv in load.kv:
+        used.set(kv.used_tokens, kv.chain)
+        capacity.set(kv.capacity_tokens, kv.chain)
+    router = _gauges(table.ROUTER)
+    for chain, known in load.routers.items():
         for what, value in known.items():
-            gauges.set(value, chain, what)
-    return gauges
+            router.set(value, chain, what)
+    return [frames, size, steps, compute, queue, codec, used, capacity, router]
 
 
-def _both(name: str) -> tuple[str, str]:
-    return f"shardcompute_{name}", f"vllm:{name}"
+def _cluster_metrics(cluster: ClusterHealth) -> list[Metric]:
+    nodes, memory, weights = _gauges(table.NODES), _gauges(table.NODE_MEMORY), _gauges(table.NODE_USED)
+    for status, count in cluster.nodes_by_status.items():
+        nodes.set(count, status)
+    for node in cluster.nodes:
+        memory.set(node.memory_bytes, node.id, node.name)
+        weights.set(node.used_bytes, node.id, node.name)
+    chains, wanted = _gauges(table.CHAINS), _gauges(table.CHAINS_WANTED)
+    for (model, status), count in cluster.chains_by_status.items():
+        chains.set(count, model, status)
+    for model, count in cluster.wanted_chains.items():
+        wanted.set(count, model)
+    round_trip, is_open = _gauges(table.LINK_RTT), _gauges(table.LINKS_OPEN)
+    for link in cluster.links:
+        if link.is_open:
+            round_trip.set(link.rtt_s, link.a, link.b)
+        is_open.set(float(link.is_open), link.a, link.b)
+    lost, failovers, replans = _counter(table.NODES_LOST), _counter(table.FAILOVERS), _counter(table.REPLANS)
+    lost.add(cluster.incidents.lost_nodes)
+    sent = _counter(table.WEIGHTS_SENT)
+    for counter, counts in (
+        (failovers, cluster.incidents.failovers),
+        (replans, cluster.incidents.replans),
+        (sent, cluster.weights_sent_bytes),
+    ):
+        for name, count in counts.items():
+            counter.add(count, name)
+    return [nodes, memory, weights, lost, chains, wanted, failovers, replans, round_trip, is_open, sent]
 
 
-def _counter(name: str, text: str, labels: Sequence[str]) -> Counter:
-    return Counter(_both(name), text, labels)
+def _counter(row: MetricRow) -> Counter:
+    return Counter(row.names, row.meaning, row.labels)
 
 
-def _histogram(name: str, text: str) -> Histogram:
-    return Histogram(_both(name), text, ("model_name",))
+def _histogram(row: MetricRow) -> Histogram:
+    return Histogram(row.names, row.meaning, row.labels)
 
 
-def _header(name: str, text: str, kind: str) -> list[str]:
-    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+def _gauge(row: MetricRow, value: float) -> Gauge:
+    return Gauge(row.names, row.meaning, value)
 
 
-def _labelled(labels: Sequence[str], values: Sequence[str]) -> str:
-    if not labels:
-        return ""
-    pairs = zip(labels, values, strict=True)
-    return "{" + ",".join(f'{label}="{_escaped(value)}"' for label, value in pairs) + "}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _number(value: float) -> str:
-    return "+Inf" if value == math.inf else repr(int(value) if value == int(value) else value)
+def _gauges(row: MetricRow) -> Gauges:
+    (name,) = row.names
+    return Gauges(name, row.meaning, row.labels)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
+from shardcompute.api.answer import usage_of
 from shardcompute.api.chat import Chat
 from shardcompute.api.conversation import Translation, named_event
 from shardcompute.api.errors import error_body
@@ -228,13 +229,14 @@ class ResponsesDialect(Translation):
         )
 
     def _usage(self, outcome: Outcome) -> ResponsesUsage:
-        prompt, generated = self.plan.prompt_tokens, len(outcome.tokens)
+        usage = usage_of(self.plan, [outcome])
+        details = usage.prompt_tokens_details
         return ResponsesUsage(
-            input_tokens=prompt,
-            input_tokens_details={"cached_tokens": 0},
-            output_tokens=generated,
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details={"cached_tokens": 0 if details is None else details.cached_tokens},
+            output_tokens=usage.completion_tokens,
             output_tokens_details={"reasoning_tokens": 0},
-            total_tokens=prompt + generated,
+            total_tokens=usage.total_tokens,
         )
 
 

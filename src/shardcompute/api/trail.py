@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardcompute.api.errors import error_response
 from shardcompute.api.metrics import GenerationMetrics
+from shardcompute.node.request_log import REQUEST_ID
 
 CLIENT_LEFT_STATUS = 499
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -49,6 +50,8 @@ class RequestTrail:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _CLIENT_ID.fullmatch(given) else self._new_id()
         scope["shardcompute.request_id"] = request_id
+        # Each request runs in a context of its own.
+        REQUEST_ID.set(request_id)
         status: int | None = None
 
         async def send_with_id(message: Message) -> None:

@@ -30,7 +30,7 @@ from shardcompute.weights.checkpoint import open_checkpoint
 from shardcompute.weights.reference import parse_reference
 from shardcompute.weights.sources import resolve
 
-_READY_S = 120.0
+_READY_S = 240.0
 _ANSWER_S = 600.0
 _STOP_S = 20.0
 _TOKEN = re.compile(r"shardcompute join (sc1\.\S+)")

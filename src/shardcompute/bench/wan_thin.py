@@ -75,6 +75,10 @@ def _measure(bench: ThinBench, clusters: dict[str, WanCluster], ids: Sequence[in
     results = []
     for wire in WIRES:
         labels = {"wire": wire, "topology": bench.topology}
+        results += [
+            Result(f"round_{number}", seconds, "s", labels)
+            for number, seconds in enumerate(first_s[wire], start=1)
+        ]
         results.append(Result("first_token", statistics.median(first_s[wire]), "s", labels))
         results.append(Result("bytes_per_token", statistics.median(moved[wire]), "bytes", labels))
     labels = {"wire": "auto", "topology": bench.topology}

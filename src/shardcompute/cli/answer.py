@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardcompute.cli.sizes import format_rate
 from shardcompute.core.errors import UsageError
-from shardcompute.core.generation import Delta, FinishReason, GenerationRequest, Sampling, Timings
+from shardcompute.core.generation import (
+    Delta,
+    FinishReason,
+    GenerationRequest,
+    Sampling,
+    Speculation,
+    Timings,
+)
 
 if TYPE_CHECKING:
     from shardcompute.node.local_service import LocalService
@@ -28,6 +35,8 @@ class AnswerOptions:
     stop: tuple[str, ...]
     system: str | None
     is_raw: bool
+    speculation: Speculation | None = None
+    """None: as whoever answers does by default."""
 
     def __post_init__(self) -> None:
         if self.is_raw and self.system is not None:
@@ -73,6 +82,7 @@ def make_request(
         sampling=_with_seed(options),
         stop=options.stop,
         stop_ids=tokenizer.eos_ids,
+        speculation=options.speculation,
     )
 
 
@@ -112,31 +122,69 @@ def as_json(model: str, request: GenerationRequest, reply: Reply, load_s: float)
             "decode_s": timings.decode_s,
             "prefill_tokens_per_s": timings.prefill_tokens_per_s,
             "decode_tokens_per_s": timings.decode_tokens_per_s,
+            "cached_tokens": timings.cached_tokens,
+            "traversals": timings.traversals,
+            "drafted_tokens": timings.drafted_tokens,
+            "accepted_tokens": timings.accepted_tokens,
         },
     }
 
 
 def describe_timings(reply: Reply, load_s: float | None = None) -> str:
     timings = reply.timings or Timings()
-    parts = [] if load_s is None else [f"loaded in {load_s:.2f} s"]
+    parts = [] if not load_s else [f"loaded in {load_s:.2f} s"]
     parts += [
-        f"prompt {timings.prompt_tokens} tokens in {timings.prefill_s:.2f} s "
+        f"prompt {timings.prompt_tokens} tokens{_cached(timings)} in {timings.prefill_s:.2f} s "
         f"({format_rate(timings.prefill_tokens_per_s)})",
         f"answer {timings.generated_tokens} tokens in {timings.decode_s:.2f} s "
         f"({format_rate(timings.decode_tokens_per_s)})",
-        *_describe_drafts(timings),
+        *_describe_traversals(timings),
         f"ended by {reply.finish}",
     ]
     return " · ".join(parts)
 
 
-def _describe_drafts(timings: Timings) -> list[str]:
-    if not timings.drafted_tokens:
-        return []
-    return [
-        f"{timings.accepted_tokens} of {timings.drafted_tokens} drafted tokens were right, "
-        f"{timings.traversals} traversals"
+def timing_rows(reply: Reply) -> list[tuple[str, str]]:
+    """Names and values of everything that is known about how an answer came to be."""
+    timings = reply.timings or Timings()
+    trip = timings.traversal
+    rows = [
+        ("prompt", f"{timings.prompt_tokens} tokens, {timings.cached_tokens} of them still known"),
+        ("waited", f"{timings.queue_s:.2f} s"),
+        ("read", f"{timings.prefill_s:.2f} s ({format_rate(timings.prefill_tokens_per_s)})"),
+        (
+            "answer",
+            f"{timings.generated_tokens} tokens in {timings.decode_s:.2f} s "
+            f"({format_rate(timings.decode_tokens_per_s)})",
+        ),
+        ("traversals", f"{timings.traversals}{_per_traversal(timings)}"),
+        ("drafts", f"{timings.drafted_tokens} tokens, {timings.accepted_tokens} accepted"),
+        ("ended by", reply.finish),
     ]
+    if trip.ring_s > 0:
+        shares = {"wire": trip.wire_s, "queues": trip.stage_queue_s, "codecs": trip.codec_s}
+        rest = ", ".join(f"{name} {1000 * value:.1f}" for name, value in shares.items())
+        rows.insert(
+            5, ("a traversal", f"{1000 * trip.ring_s:.1f} ms: compute {1000 * trip.compute_s:.1f}, {rest}")
+        )
+    return rows
+
+
+def _per_traversal(timings: Timings) -> str:
+    # The first token comes with the prompt.
+    made = timings.generated_tokens - 1
+    return f", {made / timings.traversals:.2f} tokens each" if timings.traversals and made > 0 else ""
+
+
+def _cached(timings: Timings) -> str:
+    return f" ({timings.cached_tokens} still known)" if timings.cached_tokens else ""
+
+
+def _describe_traversals(timings: Timings) -> list[str]:
+    parts = [f"{timings.traversals} traversals"] if timings.traversals else []
+    if timings.drafted_tokens:
+        parts += [f"{timings.accepted_tokens} of {timings.drafted_tokens} drafted tokens were right"]
+    return parts
 
 
 def _with_seed(options: AnswerOptions) -> Sampling:

@@ -10,10 +10,12 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 import psutil
@@ -28,20 +30,30 @@ _MOST_SKEW_S = 60.0
 _MOST_DRIFT_S = 1.0
 _BEGINNING_S = 1_735_689_600.0  # 2025: no release is older, so no right clock shows less
 _TIMEOUT_S = 3.0
+_LEAST_FILES = 1024
+_FAST_CONGESTION = "bbr"
+Level = Literal["good", "tip", "bad"]
 _SECRETS = ("*.key", "certificate.pem", "cluster.json", "worker.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`fix` says what to do, and is empty when there is nothing to do."""
+    """`fix` says what to do, and is empty when there is nothing to do. `is_tip`: it works without that, too."""
 
     subject: str
     text: str
     fix: str = ""
+    is_tip: bool = False
+
+    @property
+    def level(self) -> Level:
+        if not self.fix:
+            return "good"
+        return "tip" if self.is_tip else "bad"
 
     @property
     def is_good(self) -> bool:
-        return not self.fix
+        return self.level != "bad"
 
 
 def check_versions() -> Iterator[Finding]:
@@ -90,14 +102,20 @@ def check_skew(date_header: str, now_s: float) -> Iterator[Finding]:
     yield Finding("clock and coordinator", f"{skew_s:+.0f} s apart", fix)
 
 
-def check_disk(folder: Path, free_bytes: int | None = None) -> Iterator[Finding]:
+def check_disk(
+    folder: Path,
+    free_bytes: int | None = None,
+    *,
+    subject: str = "disk",
+    elsewhere: str = "choose another --data-dir",
+) -> Iterator[Finding]:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free if free_bytes is None else free_bytes
-    fix = f"free some space, or choose another --data-dir than {folder}" if free < _LEAST_DISK_BYTES else ""
-    yield Finding("disk", f"{format_bytes(free)} free for {folder}", fix)
+    fix = f"free some space, or {elsewhere} than {folder}" if free < _LEAST_DISK_BYTES else ""
+    yield Finding(subject, f"{format_bytes(free)} free for {folder}", fix)
     if not os.access(existing, os.W_OK):
         yield Finding(
-            "folder", f"{existing} cannot be written to", "choose another --data-dir, or change its owner"
+            "folder", f"{existing} cannot be written to", f"{elsewhere}, or change the owner of this one"
         )
 
 
@@ -106,6 +124,65 @@ def check_memory(available_bytes: int | None = None) -> Iterator[Finding]:
     is_short = available < _LEAST_MEMORY_BYTES
     fix = "close other programs, or start fewer workers with --workers 1" if is_short else ""
     yield Finding("memory", f"{format_bytes(available)} available", fix)
+
+
+def check_open_files(limit: int | None = None) -> Iterator[Finding]:
+    """How many files and sockets this process may have open; there is no such limit on Windows."""
+    if limit is None:
+        try:
+            import resource
+        except ImportError:
+            return
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if limit == resource.RLIM_INFINITY:
+            yield Finding("open files", "any number")
+            return
+    fix = "raise the limit before starting: ulimit -n 65536" if limit < _LEAST_FILES else ""
+    yield Finding("open files", f"{limit} at once", fix)
+
+
+def check_congestion(probe: Callable[[str], bool] | None = None) -> Iterator[Finding]:
+    """Whether links may use bbr, which is several times faster than others over networks that lose packets."""
+    if probe is None:
+        if not hasattr(socket, "TCP_CONGESTION"):
+            return
+        probe = _can_use_congestion
+    if probe(_FAST_CONGESTION):
+        yield Finding("congestion control", f"{_FAST_CONGESTION} is available")
+        return
+    yield Finding(
+        "congestion control",
+        f"{_FAST_CONGESTION} is not available: far links will be slower than they could be",
+        "sudo modprobe tcp_bbr, and add tcp_bbr to /etc/modules-load.d/bbr.conf",
+        is_tip=True,
+    )
+
+
+def _can_use_congestion(name: str) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+        except OSError:
+            return False
+    return True
+
+
+def check_certificate(
+    subject: str, cluster: str, starts_at_s: float, expires_at_s: float, now_s: float
+) -> Iterator[Finding]:
+    """Whether this machine's clock is within the time for which its certificate is good."""
+    if now_s < starts_at_s:
+        yield Finding(
+            subject,
+            f"joined {cluster}, with a certificate that by this clock begins only in "
+            f"{(starts_at_s - now_s) / 3600:.1f} hours",
+            "set this machine's clock: it is behind, and no TLS connection will be made",
+        )
+        return
+    days = (expires_at_s - now_s) / 86_400
+    fix = "set this machine's clock, or join again with a new token" if days <= 0 else ""
+    good = f"papers good for {days:.0f} days" if days > 0 else f"papers that ran out {-days:.0f} days ago"
+    yield Finding(subject, f"joined {cluster}, {good}", fix)
 
 
 def check_ports_free(
@@ -127,18 +204,42 @@ def check_ports_free(
 
 def check_reachable(addresses: Iterable[str]) -> Iterator[Finding]:
     """Coordinators by URL (`tcp://host:port`, `http://host:port`)."""
-    for address in addresses:
-        parts = urlsplit(address)
-        where = f"{parts.hostname}:{parts.port}"
-        try:
-            socket.create_connection((parts.hostname or "", parts.port or 0), _TIMEOUT_S).close()
-            yield Finding("coordinator", f"{where} answers")
-        except OSError as error:
-            yield Finding(
-                "coordinator",
-                f"{where} does not answer: {error.strerror or error}",
-                "start it, and check that its firewall lets this port through",
-            )
+    yield from check_all_reachable([("coordinator", address) for address in addresses])
+
+
+def check_all_reachable(wanted: Sequence[tuple[str, str]]) -> Iterator[Finding]:
+    """Subjects with the URL that each of them has told others to use; all at once, as each may take seconds."""
+    if wanted:
+        with ThreadPoolExecutor(min(16, len(wanted))) as threads:
+            yield from threads.map(lambda each: _knock(*each), wanted)
+
+
+def _knock(subject: str, address: str) -> Finding:
+    parts = urlsplit(address)
+    where = f"{parts.hostname}:{parts.port}"
+    try:
+        socket.create_connection((parts.hostname or "", parts.port or 0), _TIMEOUT_S).close()
+        return Finding(subject, f"{where} answers")
+    except OSError as error:
+        return Finding(
+            subject,
+            f"{where} does not answer: {error.strerror or error}",
+            "start it, and check that its firewall lets this port through (--advertise and --port choose another)",
+        )
+
+
+def check_node_versions(own: str, versions: Sequence[tuple[str, str]]) -> Iterator[Finding]:
+    """Names and versions of nodes against the version of their coordinator."""
+    others = [(name, version) for name, version in versions if version != own]
+    for name, version in others:
+        yield Finding(
+            f"version of {name}",
+            f"{version}, and the coordinator has {own}",
+            f"on {name}: pip install shardcompute=={own}, then start it again",
+        )
+    if versions and not others:
+        nodes = "1 node has" if len(versions) == 1 else f"all {len(versions)} nodes have"
+        yield Finding("versions", f"{nodes} that of the coordinator, {own}")
 
 
 def check_permissions(folder: Path) -> Iterator[Finding]:

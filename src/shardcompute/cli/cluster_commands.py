@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from shardcompute.cli import token
+from shardcompute.cli import key, token
 from shardcompute.cli.drain import drain
 from shardcompute.cli.load import load, unload
 from shardcompute.cli.nodes import nodes
@@ -18,3 +18,4 @@ def mount_cluster_commands(app: typer.Typer) -> None:
     for command in (chat, status, nodes, ps, plan, load, unload, drain):
         app.command()(command)
     app.add_typer(token.app, name="token")
+    app.add_typer(key.app, name="key")

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from shardcompute.cli.console import aligned, wrapped
 from shardcompute.control.words import count_of, format_bytes, format_rate
 
 if TYPE_CHECKING:
@@ -19,20 +20,47 @@ if TYPE_CHECKING:
         StageView,
     )
 
-_MAP_WIDTH = 64
-_LEGEND = "# serves, + loads, o stands by, - on its disk, . nothing"
+_ID_SHOWN = 12
+_NODE_HEADINGS = ("NAME", "ID", "STATUS", "DEVICE", "MEMORY", "LAYERS")
+_NARROWER: Sequence[Sequence[int]] = ((0, 1, 2, 3, 4, 5), (0, 1, 2, 4, 5), (0, 2, 4, 5))
+"""Columns of the table of nodes, for windows that get narrower."""
+_WHOLE, _BRIEF, _CHAINS, _MODELS = 3, 2, 1, 0
+"""How much is told of each model."""
 
 
-def describe_cluster(view: ClusterView, width: int = 100) -> list[str]:
-    """One screen: who is there, what is served by whom, how busy it is."""
+def describe_cluster(view: ClusterView, width: int = 100, height: int | None = None) -> list[str]:
+    """One screen: who is there, what is served by whom, how busy it is.
+
+    Of as many lines as it takes or, where that is more than `height`, with less and less of what matters least.
+    """
+    for detail in (_WHOLE, _BRIEF, _CHAINS, _MODELS):
+        lines = _describe(view, width, detail)
+        if height is None or len(lines) <= height:
+            return lines
+    return fit(lines, height)
+
+
+def _describe(view: ClusterView, width: int, detail: int) -> list[str]:
     lines = [_headline(view), _load_line(view)]
+    gap = [""] if detail > _CHAINS else []
     for model in view.models:
-        lines += ["", *_describe_model(view, model, width)]
+        lines += [*gap, *_describe_model(view, model, width, detail)]
     for fetch in view.fetches:
-        lines += ["", describe_fetch(fetch)]
+        lines += [*gap, describe_fetch(fetch)]
     if not view.models and not view.fetches:
         lines += ["", "no model is served; shardcompute load MODEL adds one"]
     return lines
+
+
+def fit(lines: list[str], height: int | None) -> list[str]:
+    """The first lines, and how many more there would have been."""
+    if height is None or len(lines) <= height:
+        return lines
+    kept = max(height - 1, 1)
+    return [
+        *lines[:kept],
+        f"… {count_of(len(lines) - kept, 'more line')}; a higher window or a pipe shows all",
+    ]
 
 
 def _headline(view: ClusterView) -> str:
@@ -49,22 +77,24 @@ def _load_line(view: ClusterView) -> str:
     )
 
 
-def _describe_model(view: ClusterView, model: ModelView, width: int) -> Iterator[str]:
+def _describe_model(view: ClusterView, model: ModelView, width: int, detail: int) -> Iterator[str]:
     chains = f"{model.ready_chains} of {count_of(model.wanted_chains, 'chain')}"
     yield (
         f"{model.name}: {model.status}, {chains} "
         f"({model.weight_form}, {count_of(model.layer_count, 'layer')}, {format_bytes(model.memory_bytes)})"
     )
     for reason in model.reasons:
-        yield f"  {reason}"
+        yield from wrapped(reason, width)
+    if detail == _MODELS:
+        return
     names = names_of(view)
     for chain in view.chains:
         if chain.model == model.name:
-            yield from _describe_chain(chain, model.layer_count, names, width)
+            yield from _describe_chain(chain, model.layer_count, names, width, detail)
 
 
 def _describe_chain(
-    chain: ChainView, layer_count: int, names: Mapping[str, str], width: int
+    chain: ChainView, layer_count: int, names: Mapping[str, str], width: int, detail: int
 ) -> Iterator[str]:
     one, many = chain.predicted_tokens_per_s_one_stream, chain.predicted_tokens_per_s_many
     expected = (
@@ -72,12 +102,15 @@ def _describe_chain(
     )
     reason = f" ({chain.reason})" if chain.status not in ("ready", "planned") and chain.reason else ""
     yield f"  {chain.id}: {chain.status}, epoch {chain.epoch}{expected}{reason}"
+    if detail == _CHAINS:
+        return
     yield f"  {draw_stages(chain.stages, layer_count, names, width - 2)}"
+    if detail == _BRIEF:
+        return
     for standby in chain.standbys:
         name = names.get(standby.node, standby.node)
         yield f"  {name} stands by for layers {standby.start} to {standby.stop - 1}{_percent(standby)}"
-    if chain.bottleneck:
-        yield f"  {chain.bottleneck}"
+    yield from wrapped(chain.bottleneck, width)
     if len(chain.drivers) > 1:
         yield f"  drivers: {', '.join(_describe_driver(driver, names) for driver in chain.drivers)}"
 
@@ -109,41 +142,6 @@ def _percent(stage: StageView) -> str:
     return "" if stage.is_loaded else f" {int(100 * stage.fraction)}%"
 
 
-def draw_map(view: ClusterView) -> list[str]:
-    """For every model a row per node, a character per layer (or for several, where there are many)."""
-    lines: list[str] = []
-    for model in view.models:
-        chains = [chain for chain in view.chains if chain.model == model.name]
-        cell = -(-model.layer_count // _MAP_WIDTH)
-        scale = "" if cell == 1 else f", {cell} to a character"
-        lines += [f"{model.name}, {count_of(model.layer_count, 'layer')}{scale}: {_LEGEND}"]
-        nodes = [node for node in view.nodes if node.role != "driver" and node.status not in ("lost", "gone")]
-        width = max((len(node.name) for node in nodes), default=0)
-        for node in nodes:
-            layers = "".join(_mark(node, model, chains, layer) for layer in range(model.layer_count))
-            row = "".join(_strongest(layers[at : at + cell]) for at in range(0, len(layers), cell))
-            lines.append(f"{node.name.ljust(width)}  {row}")
-        lines.append("")
-    return lines[:-1]
-
-
-def _mark(node: NodeView, model: ModelView, chains: Sequence[ChainView], layer: int) -> str:
-    for chain in chains:
-        for stage in chain.stages:
-            if stage.node == node.id and stage.start <= layer < stage.stop:
-                return "#" if stage.is_loaded else "+"
-    for chain in chains:
-        for standby in chain.standbys:
-            if standby.node == node.id and standby.start <= layer < standby.stop:
-                return "o" if standby.is_loaded else "+"
-    is_cached = any(held.model == model.name and held.start <= layer < held.stop for held in node.cached)
-    return "-" if is_cached else "."
-
-
-def _strongest(marks: str) -> str:
-    return next(mark for mark in "#+o-." if mark in marks)
-
-
 def describe_fetch(fetch: FetchView) -> str:
     if fetch.status == "failed":
         return f"{fetch.model} could not be loaded: {fetch.error}"
@@ -163,3 +161,29 @@ def describe_layers(node: NodeView) -> str:
 
 def names_of(view: ClusterView) -> dict[str, str]:
     return {node.id: node.name for node in view.nodes}
+
+
+def describe_nodes(nodes: Sequence[NodeView], width: int) -> list[str]:
+    """A table with a line per node; in a narrow window, of fewer columns."""
+    rows = [_node_row(node) for node in nodes]
+    for columns in _NARROWER:
+        table = [[row[column] for column in columns] for row in (_NODE_HEADINGS, *rows)]
+        lines = aligned(table).splitlines()
+        if max(map(len, lines)) <= width:
+            break
+    return lines
+
+
+def _node_row(node: NodeView) -> tuple[str, ...]:
+    reason = f" ({node.status_reason})" if node.status_reason else ""
+    standby = " standby" if node.is_standby else ""
+    return (
+        node.name,
+        node.id[:_ID_SHOWN],
+        f"{node.status}{standby}{reason}",
+        f"{node.device}, {count_of(node.threads, 'thread')}",
+        "-"
+        if node.role == "driver"
+        else f"{format_bytes(node.used_bytes)} of {format_bytes(node.memory_bytes)}",
+        describe_layers(node),
+    )

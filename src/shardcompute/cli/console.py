@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +55,7 @@ class Screen:
         """Rows under headings; without headings, names and values."""
         plain = [[without_controls(cell) for cell in row] for row in rows]
         if not self.out.is_terminal:
-            self.write(_aligned([headings, *plain] if headings else plain))
+            self.write(aligned([headings, *plain] if headings else plain))
             return
         table = Table(*headings, box=SIMPLE_HEAD if headings else None, show_header=bool(headings))
         for row in plain:
@@ -86,7 +87,18 @@ def without_controls(text: str) -> str:
     return _CONTROL.sub("", text)
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Lines of columns, each as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     return "".join(f"{line}\n" for line in lines)
+
+
+def cut(text: str, width: int) -> str:
+    """`text`, or as much of it as fits, with a mark where it was cut."""
+    return text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
+
+
+def wrapped(text: str, width: int, indent: str = "  ") -> list[str]:
+    """`text` as lines of at most `width`, indented; none for no text."""
+    return textwrap.wrap(text, max(width, 20), initial_indent=indent, subsequent_indent=indent)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardcompute.cli.checks import Finding
 
 _API_PORT = 8000
+_TIMEOUT_S = 3.0
 
 
 def doctor(
@@ -31,20 +32,19 @@ def doctor(
 ) -> None:
     """Look for what could keep this machine from serving or joining.
 
-    Every finding that is not good ends with what to do. Ends with 0 if all is well, else with 1.
+    Of a cluster that runs here, every address that its nodes were given is tried, and their versions are compared.
+    Every finding that is not good, and every tip, ends with what to do. Ends with 0 if all is well, else with 1.
     """
     from shardcompute.cli.checks import check_clock
 
     screen, settings = open_screen(), load_settings()
     folders = [swarm_options.cluster_folder(settings, data_dir)]
     if data_dir is None:
-        folders.append(swarm_options.worker_folder(settings, None))
+        folders += [swarm_options.worker_folder(settings, None), (settings.data_dir / "driver").absolute()]
     look_again = check_clock()
-    findings = [*_findings(folders), *look_again()]
+    findings = [*_findings(folders, settings.data_dir), *look_again()]
     if json:
-        screen.write_json(
-            [{"subject": f.subject, "text": f.text, "fix": f.fix, "is_good": f.is_good} for f in findings]
-        )
+        screen.write_json([_as_json(finding) for finding in findings])
     else:
         for finding in findings:
             _write(screen, finding)
@@ -54,12 +54,18 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _findings(folders: list[Path]) -> Iterator[Finding]:
+def _findings(folders: list[Path], home: Path) -> Iterator[Finding]:
     from shardcompute.cli import checks
 
     yield from checks.check_versions()
     yield from checks.check_memory()
     yield from checks.check_disk(folders[0])
+    yield from checks.check_disk(
+        home / "models", subject="disk for models", elsewhere="set SHARDCOMPUTE_HOME to another folder"
+    )
+    yield from checks.check_open_files()
+    yield from checks.check_congestion()
+    yield from checks.check_permissions(home / "services")
     for folder in folders:
         yield from checks.check_permissions(folder)
         yield from _check_cluster(folder) if folder is folders[0] else ()
@@ -84,16 +90,37 @@ def _check_cluster(folder: Path) -> Iterator[Finding]:
     yield checks.Finding("cluster", f"{running.name} runs here, pid {running.pid}")
     if running.api_url:
         yield from checks.check_reachable([running.api_url])
-        yield from _check_date(running.api_url)
+        yield from _check_api(running.api_url)
+        yield from _check_nodes(running.api_url, running.api_key or None)
 
 
-def _check_date(url: str) -> Iterator[Finding]:
+def _check_nodes(url: str, api_key: str | None) -> Iterator[Finding]:
+    """Every address that the cluster gives to its nodes, from this machine, and the nodes' versions."""
+    from shardcompute.cli import checks
+    from shardcompute.cluster_client import ClusterClient
+    from shardcompute.core.errors import ShardComputeError
+
+    try:
+        with ClusterClient(url, api_key=api_key, timeout_s=_TIMEOUT_S) as client:
+            view = client.state()
+    except ShardComputeError as error:
+        yield checks.Finding("nodes", error.message, error.hint or "see shardcompute logs coordinator")
+        return
+    there = [node for node in view.nodes if node.status != "gone"]
+    addresses = [("links to the coordinator", view.url)]
+    addresses += [(f"node {node.name}", node.address) for node in there if node.address]
+    addresses += [(f"API of {node.name}", node.api_url) for node in there if node.api_url]
+    yield from checks.check_all_reachable(addresses)
+    yield from checks.check_node_versions(view.version, [(node.name, node.version) for node in there])
+
+
+def _check_api(url: str) -> Iterator[Finding]:
     import httpx
 
     from shardcompute.cli import checks
 
     try:
-        answer = httpx.get(f"{url}/health", timeout=3.0, trust_env=False)
+        answer = httpx.get(f"{url}/health", timeout=_TIMEOUT_S, trust_env=False)
     except httpx.HTTPError as error:
         yield checks.Finding(
             "HTTP API", f"{url} does not answer: {error}", "see shardcompute logs coordinator"
@@ -106,26 +133,39 @@ def _check_date(url: str) -> Iterator[Finding]:
 
 
 def _check_member(folder: Path) -> Iterator[Finding]:
-    """A worker that has joined can reach its coordinator and has papers that are good."""
+    """A worker or driver that has joined can reach its coordinator and has papers that are good."""
     from shardcompute.cli import checks
     from shardcompute.core.errors import ShardComputeError
     from shardcompute.node.membership import MEMBER_FILE, open_member
+    from shardcompute.security.certificates import parse_certificate
+    from shardcompute.security.names import Role
 
     if not (folder / MEMBER_FILE).exists():
         return
+    role = Role.DRIVER if folder.name == "driver" else Role.WORKER
     try:
-        member = open_member(folder)
+        member = open_member(folder, role)
     except ShardComputeError as error:
-        yield checks.Finding("worker", error.message, error.hint)
+        yield checks.Finding(role.value, error.message, error.hint)
         return
-    days = (member.credentials.own.expires_at_s - time.time()) / 86_400
-    yield checks.Finding(
-        "worker", f"joined {member.credentials.own.cluster}, papers good for {days:.0f} days"
-    )
+    own = member.credentials.own
+    starts_at_s = parse_certificate(member.credentials.certificate_pem).not_valid_before_utc.timestamp()
+    yield from checks.check_certificate(role.value, own.cluster, starts_at_s, own.expires_at_s, time.time())
     yield from checks.check_reachable(member.control_urls)
 
 
+def _as_json(finding: Finding) -> dict[str, str | bool]:
+    return {
+        "subject": finding.subject,
+        "text": finding.text,
+        "fix": finding.fix,
+        "level": finding.level,
+        "is_good": finding.is_good,
+    }
+
+
 def _write(screen: Screen, finding: Finding) -> None:
-    screen.write(f"{'ok ' if finding.is_good else 'BAD'} {finding.subject}: {finding.text}\n")
+    mark = {"good": "ok ", "tip": "tip", "bad": "BAD"}[finding.level]
+    screen.write(f"{mark} {finding.subject}: {finding.text}\n")
     if finding.fix:
         screen.write(f"    fix: {finding.fix}\n")

@@ -7,13 +7,19 @@ from typing import Annotated
 import typer
 
 from shardcompute.cli.cluster_access import ApiKey, DataDir, Url, open_cluster
+from shardcompute.cli.completing import complete_nodes
 from shardcompute.cli.console import open_screen
 from shardcompute.cli.progress import waiting
 
 
 def drain(
     node: Annotated[
-        str, typer.Argument(metavar="NODE", help="Its name, its id, or the beginning of its id.")
+        str,
+        typer.Argument(
+            metavar="NODE",
+            help="Its name, its id, or the beginning of its id.",
+            autocompletion=complete_nodes,
+        ),
     ],
     url: Url = None,
     api_key: ApiKey = None,

@@ -144,6 +144,7 @@ def run_driver(plan: DriverPlan, member: Member, screen: Screen) -> NoReturn:
     from shardcompute.node.local_state import DRIVER_FILE, claim
     from shardcompute.node.log_files import logging_to_file
     from shardcompute.node.remote_driver import RemoteDriver
+    from shardcompute.node.traces import tracing
 
     with contextlib.ExitStack() as stack:
         held = stack.enter_context(claim(plan.folder / DRIVER_FILE, plan.name or ""))
@@ -152,6 +153,7 @@ def run_driver(plan: DriverPlan, member: Member, screen: Screen) -> NoReturn:
         check_ports([(plan.api_host, plan.api_port), (options.host, options.port)])
         serving = RemoteDriver(member.credentials, list(member.control_urls), options)
         stack.enter_context(contextlib.closing(serving))
+        stack.enter_context(tracing(load_settings(), serving.swarm.requests))
         foreground = _Foreground(plan, serving, held, screen)
         asyncio.run(foreground.serve())
         code = foreground.exit_code()

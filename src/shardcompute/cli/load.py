@@ -16,6 +16,7 @@ from shardcompute.cli.cluster_access import (
     open_cluster,
     require_cluster,
 )
+from shardcompute.cli.completing import complete_fetched, complete_served
 from shardcompute.cli.console import open_screen
 from shardcompute.cli.options import WeightForm
 from shardcompute.cli.progress import waiting
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
     from shardcompute.node.views import ModelView
 
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="Model: smollm2, a folder, a .gguf file or org/repo.")
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="Model: smollm2, a folder, a .gguf file or org/repo.",
+        autocompletion=complete_fetched,
+    ),
 ]
 Chains = Annotated[
     int,
@@ -60,7 +66,12 @@ def load(
 
 
 def unload(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Its name as `status` tells it.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Its name as `status` tells it.", autocompletion=complete_served
+        ),
+    ],
     url: Url = None,
     api_key: ApiKey = None,
     data_dir: DataDir = None,

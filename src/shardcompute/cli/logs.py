@@ -98,7 +98,8 @@ def merge(written: dict[str, list[str]]) -> Iterator[str]:
     for name, lines in written.items():
         stamp = ""
         for line in lines:
-            stamp = line[:_TIME_CHARACTERS] if line[:4].isdigit() else stamp
+            text = line.removeprefix('{"time":"')
+            stamp = text[:_TIME_CHARACTERS] if text[:4].isdigit() else stamp
             entries.append((stamp, f"{name:<{width}}  {line}\n" if len(written) > 1 else f"{line}\n"))
     entries.sort(key=lambda entry: entry[0])
     return (line for _, line in entries)

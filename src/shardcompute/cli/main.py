@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from shardcompute.cli import bench, draft_head, models
+from shardcompute.cli import bench, draft_head, models, service
 from shardcompute.cli.cluster_commands import mount_cluster_commands
+from shardcompute.cli.completing import completion
 from shardcompute.cli.coordinator import coordinator
 from shardcompute.cli.doctor import doctor
 from shardcompute.cli.down import down
@@ -63,6 +64,8 @@ app.command()(models.pull)
 app.command("list")(models.list_models)
 app.command()(show)
 app.command()(models.rm)
+app.add_typer(service.app, name="service")
+app.command()(completion)
 app.add_typer(draft_head.app, name="draft-head")
 app.add_typer(bench.app, name="bench")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardcompute.cli.completing import complete_fetched
 from shardcompute.cli.console import Screen, open_screen
 from shardcompute.cli.options import Json
 from shardcompute.cli.progress import waiting
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="Model: smollm2, org/repo, org/repo@revision or org/repo:QUANT."),
+    typer.Argument(
+        metavar="MODEL",
+        help="Model: smollm2, org/repo, org/repo@revision or org/repo:QUANT.",
+        autocompletion=complete_fetched,
+    ),
 ]
 
 

@@ -9,61 +9,67 @@ import typer
 
 from shardcompute.cli.cluster_access import ApiKey, DataDir, Url, open_cluster
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.options import Json
+from shardcompute.cli.options import Json, Watch
 from shardcompute.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from shardcompute.node.views import NodeView
+    from shardcompute.cli.watching import Picture
+    from shardcompute.node.views import ClusterView, NodeView
 
-_ID_SHOWN = 12
+_MAP_WIDTH = 80
 
 
 def nodes(
     json: Json = False,
-    map: Annotated[bool, typer.Option("--map", help="Draw which layers are where.")] = False,
+    map: Annotated[
+        bool, typer.Option("--map", help="Draw which layers are where, and what slows a chain down.")
+    ] = False,
     everyone: Annotated[bool, typer.Option("--all", help="List nodes that have left, too.")] = False,
+    watch: Watch = False,
     url: Url = None,
     api_key: ApiKey = None,
     data_dir: DataDir = None,
 ) -> None:
-    """The machines of a cluster: how they are, what they offer, which layers they hold."""
-    from shardcompute.cli.cluster_text import draw_map
+    """The machines of a cluster: how they are, what they offer, which layers they hold.
+
+    With --map every chain is a row of blocks, each as wide as the layers that its machine holds. With --json --watch
+    every change is a line.
+    """
+    from shardcompute.cli import watching
 
     if json and map:
         raise UsageError("--map is for people, --json for programs", hint="give one of the two")
     screen = open_screen()
+    picture = _picture(is_map=map, has_everyone=everyone)
     with open_cluster(url, api_key, data_dir) as client:
+        if watch:
+            watching.watch(client, picture, screen, is_json=json)
+            return
         view = client.state()
-    if map:
-        screen.write("".join(f"{line}\n" for line in draw_map(view)))
-        return
-    listed = [node for node in view.nodes if everyone or node.status != "gone"]
-    if json:
-        screen.write_json([dataclasses.asdict(node) for node in listed])
-    elif not listed:
+    listed = _listed(view, everyone)
+    if not listed and not json:
         screen.say("no machine has joined yet; shardcompute token create makes a token to join with")
-    else:
-        screen.write_table(
-            ("NAME", "ID", "STATUS", "DEVICE", "MEMORY", "LAYERS"), [_row(node) for node in listed]
-        )
+        return
+    watching.show_once(view, picture, screen, is_json=json)
+    if not json:
         for node in listed:
             for failure in node.failures:
                 screen.say(f"{node.name} could not load {failure.model}: {failure.reason}", "yellow")
 
 
-def _row(node: NodeView) -> tuple[str, ...]:
-    from shardcompute.cli.cluster_text import describe_layers
-    from shardcompute.control.words import count_of, format_bytes
+def _picture(*, is_map: bool, has_everyone: bool) -> Picture:
+    from shardcompute.cli.cluster_text import describe_nodes, fit
+    from shardcompute.cli.layer_map import draw_map
+    from shardcompute.cli.watching import Picture
 
-    reason = f" ({node.status_reason})" if node.status_reason else ""
-    standby = " standby" if node.is_standby else ""
-    return (
-        node.name,
-        node.id[:_ID_SHOWN],
-        f"{node.status}{standby}{reason}",
-        f"{node.device}, {count_of(node.threads, 'thread')}",
-        "-"
-        if node.role == "driver"
-        else f"{format_bytes(node.used_bytes)} of {format_bytes(node.memory_bytes)}",
-        describe_layers(node),
-    )
+    def lines(view: ClusterView, width: int, height: int | None) -> list[str]:
+        if is_map:
+            # What is piped is read later, in windows that nobody knows.
+            return fit(draw_map(view, width if height else min(width, _MAP_WIDTH)), height)
+        return fit(describe_nodes(_listed(view, has_everyone), width), height)
+
+    return Picture(lines, lambda view: [dataclasses.asdict(node) for node in _listed(view, has_everyone)])
+
+
+def _listed(view: ClusterView, has_everyone: bool) -> list[NodeView]:
+    return [node for node in view.nodes if has_everyone or node.status != "gone"]

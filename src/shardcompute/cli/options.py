@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardcompute.cli.sizes import parse_size
+from shardcompute.cli.swarm_options import Drafting
 from shardcompute.core.errors import UsageError
+from shardcompute.core.generation import Speculation
 
 if TYPE_CHECKING:
     from shardcompute.node.local_service import EngineOptions
@@ -109,6 +111,19 @@ System = Annotated[
 Raw = Annotated[
     bool, typer.Option("--raw", help="Continue the prompt as it stands, without the chat template.")
 ]
+Speculate = Annotated[
+    Drafting | None,
+    typer.Option(
+        "--speculate",
+        metavar="|".join(Drafting),
+        help="What may draft tokens ahead, by default as the server was told. It never changes an answer.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="Print timings, traversals, drafted and cached tokens to stderr."),
+]
 Weights = Annotated[
     WeightForm,
     typer.Option(
@@ -175,6 +190,11 @@ Stages = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Go on showing it until Ctrl-C.")]
+
+
+def wish_for(drafting: Drafting | None) -> Speculation | None:
+    return None if drafting is None else Speculation(drafting.value)
 
 
 def check_device(device: str, backend: Backend) -> None:

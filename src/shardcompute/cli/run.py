@@ -16,8 +16,9 @@ from shardcompute.cli.answer import (
     make_request,
     take_answer,
 )
-from shardcompute.cli.chat import Chat, read_terminal_line
+from shardcompute.cli.chat import Chat
 from shardcompute.cli.cluster_access import ApiKey, Url
+from shardcompute.cli.completing import complete_fetched
 from shardcompute.cli.console import Screen, open_screen
 from shardcompute.cli.opening import OpenModel, open_with_progress
 from shardcompute.cli.options import Backend, WeightForm, engine_options
@@ -29,6 +30,7 @@ from shardcompute.cli.prompt import (
     standard_input,
 )
 from shardcompute.cli.remote import find_remote
+from shardcompute.cli.terminal import read_terminal_line
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import Sampling
 from shardcompute.core.settings import load_settings
@@ -38,7 +40,9 @@ def run(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="Model: smollm2 (the default), a folder, a .gguf file or org/repo."
+            metavar="MODEL",
+            help="Model: smollm2 (the default), a folder, a .gguf file or org/repo.",
+            autocompletion=complete_fetched,
         ),
     ] = None,
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to ask.")] = None,
@@ -55,7 +59,8 @@ def run(
     json: Annotated[
         bool, typer.Option("--json", help="Print one object with the answer, its tokens and timings.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print timings to stderr.")] = False,
+    speculate: options.Speculate = None,
+    verbose: options.Verbose = False,
     weights: options.Weights = WeightForm.NATIVE,
     backend: options.BackendName = Backend.ONNX,
     device: options.Device = "cpu",
@@ -88,6 +93,7 @@ def run(
         stop=tuple(stop or ()),
         system=system,
         is_raw=raw,
+        speculation=options.wish_for(speculate),
     )
     screen, settings = open_screen(), load_settings()
     reference, question = _read_question(screen, model, prompt, is_json=json)
@@ -116,7 +122,8 @@ def run(
     with opened.service:
         check_chat_template(opened.service, answer_options)
         if question is None:
-            Chat(opened.service, answer_options, screen, is_verbose=verbose).hold(read_terminal_line)
+            talk = Chat(opened.service, answer_options, screen, settings.data_dir, is_verbose=verbose)
+            talk.hold(read_terminal_line)
         else:
             _answer(opened, answer_options, question, screen, is_json=json, is_verbose=verbose)
 

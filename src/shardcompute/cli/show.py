@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardcompute.cli.completing import complete_fetched
 from shardcompute.cli.console import open_screen
 from shardcompute.cli.options import Json
 from shardcompute.cli.progress import waiting
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
 
 def show(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Model: smollm2, a folder, a .gguf file or org/repo.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Model: smollm2, a folder, a .gguf file or org/repo.",
+            autocompletion=complete_fetched,
+        ),
     ] = "",
     json: Json = False,
 ) -> None:

@@ -136,15 +136,18 @@ def _run(
     from shardcompute.node import launch
     from shardcompute.node.admin import ClusterAdmin
     from shardcompute.node.cluster import Cluster
+    from shardcompute.node.traces import tracing
     from shardcompute.security.tokens import parse_token
     from shardcompute.web import page_routes
 
     served = launch.Served(checkpoint, plan.form, plan.chains or 1)
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(Cluster(options))
+        stack.enter_context(tracing(settings, cluster.swarm.requests))
         admin = stack.enter_context(ClusterAdmin(cluster, settings))
         for name in launch.prepare(cluster, served):
             screen.say(f"{name} is not served any more")
+        admin.restore(without=checkpoint.name)
         invited = cluster.create_token()
         token = parse_token(invited)
         keys = plan.keys if plan.keys or is_loopback(plan.host) else [launch.api_key_of(cluster)]

@@ -8,18 +8,23 @@ import typer
 
 from shardcompute.cli import options
 from shardcompute.cli.answer import AnswerOptions
-from shardcompute.cli.chat import Chat, read_terminal_line
+from shardcompute.cli.chat import Chat
 from shardcompute.cli.cluster_access import ApiKey, DataDir, Url, open_cluster
+from shardcompute.cli.completing import complete_served
 from shardcompute.cli.console import open_screen
 from shardcompute.cli.remote import choose_model
+from shardcompute.cli.terminal import read_terminal_line
 from shardcompute.core.generation import Sampling
+from shardcompute.core.settings import load_settings
 
 
 def chat(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="Name of a model that the cluster serves; by default the first."
+            metavar="MODEL",
+            help="Name of a model that the cluster serves; by default the first.",
+            autocompletion=complete_served,
         ),
     ] = "",
     max_tokens: options.MaxTokens = 512,
@@ -31,7 +36,8 @@ def chat(
     seed: options.Seed = None,
     stop: options.Stop = None,
     system: options.System = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print timings to stderr.")] = False,
+    speculate: options.Speculate = None,
+    verbose: options.Verbose = False,
     url: Url = None,
     api_key: ApiKey = None,
     data_dir: DataDir = None,
@@ -47,8 +53,10 @@ def chat(
         stop=tuple(stop or ()),
         system=system,
         is_raw=False,
+        speculation=options.wish_for(speculate),
     )
     screen = open_screen()
     with open_cluster(url, api_key, data_dir) as client:
         service = choose_model(client, model).as_service()
-        Chat(service, answer_options, screen, is_verbose=verbose).hold(read_terminal_line)
+        folder = load_settings().data_dir
+        Chat(service, answer_options, screen, folder, is_verbose=verbose).hold(read_terminal_line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
     from shardcompute.node.views import TokenView
 
 app = typer.Typer(help="Make, list and revoke the tokens that machines join with.", no_args_is_help=True)
+
+
+class TokenRole(StrEnum):
+    """What a machine becomes that joins."""
+
+    WORKER = "worker"
+    DRIVER = "driver"
 
 
 @app.command()
@@ -33,6 +41,10 @@ def create(
     uses: Annotated[
         int | None, typer.Option("--uses", metavar="N", min=1, help="Machines that may join with it.")
     ] = None,
+    role: Annotated[
+        TokenRole | None,
+        typer.Option("--role", help="What machines may be that join with it; by default either."),
+    ] = None,
     json: Json = False,
     url: Url = None,
     api_key: ApiKey = None,
@@ -41,14 +53,17 @@ def create(
     """Make a token and print it. It is shown this once."""
     screen = open_screen()
     with open_cluster(url, api_key, data_dir) as client:
-        token = client.create_token(expires_s=expires, max_uses=uses)
+        token = client.create_token(
+            expires_s=expires, max_uses=uses, role=None if role is None else role.value
+        )
     if json:
         screen.write_json(dataclasses.asdict(token))
         return
     machines = "any number of machines" if uses is None else f"{uses} machine{'' if uses == 1 else 's'}"
     screen.say(f"token {token.id}, good for {format_duration(expires)} and {machines}; on each of them run:")
     screen.say("")
-    screen.write(f"shardcompute join {token.token}\n")
+    command = "driver" if role is TokenRole.DRIVER else "join"
+    screen.write(f"shardcompute {command} {token.token}\n")
 
 
 @app.command("list")
@@ -65,7 +80,9 @@ def list_tokens(
         screen.say("there is no token; shardcompute token create makes one")
     else:
         now_s = time.time()
-        screen.write_table(("ID", "STATE", "USES", "EXPIRES"), [_row(token, now_s) for token in tokens])
+        screen.write_table(
+            ("ID", "STATE", "FOR", "USES", "EXPIRES"), [_row(token, now_s) for token in tokens]
+        )
 
 
 @app.command()
@@ -87,6 +104,7 @@ def _row(token: TokenView, now_s: float) -> tuple[str, ...]:
     return (
         token.id,
         token.state,
+        " or ".join(sorted(token.roles)),
         f"{len(token.used_by)} of {'any' if token.max_uses is None else token.max_uses}",
         f"in {format_duration(left_s)}" if left_s > 0 else f"{format_duration(-left_s)} ago",
     )

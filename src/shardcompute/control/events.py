@@ -11,13 +11,19 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from shardcompute.control.state import Assignment, Holding, Model, NodeRole, Shard
+from shardcompute.control.state import Assignment, ClusterState, Holding, Model, NodeRole, Shard
 
 
 class CoordinatorStarted(Struct, frozen=True, tag=True):
     """The coordinator is back: machines must show themselves and chains must be connected anew."""
 
     now_s: float
+
+
+class StateRemembered(Struct, frozen=True, tag=True):
+    """All that was believed at some moment, in place of the events that led there."""
+
+    state: ClusterState
 
 
 class NodeJoined(Struct, frozen=True, tag=True, kw_only=True):
@@ -235,6 +241,7 @@ class ChainRetired(Struct, frozen=True, tag=True):
 
 Event = (
     CoordinatorStarted
+    | StateRemembered
     | NodeJoined
     | NodeSeen
     | NodeMeasured

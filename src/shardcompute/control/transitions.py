@@ -164,6 +164,11 @@ def _retire(state: ClusterState, event: happened.ChainRetired) -> ClusterState:
     return state if chain is None or not chain.is_live else retire(state, chain, event.reason)
 
 
+def _remember(state: ClusterState, event: happened.StateRemembered) -> ClusterState:
+    # Who drives and what counts as good is said by whoever starts the cluster now.
+    return replace(event.state, driver=state.driver, health=state.health, placing=state.placing)
+
+
 def _revoke(state: ClusterState, event: happened.TokenRevoked) -> ClusterState:
     return replace(state, revoked_tokens=tuple(sorted({*state.revoked_tokens, event.token_id})))
 
@@ -171,6 +176,7 @@ def _revoke(state: ClusterState, event: happened.TokenRevoked) -> ClusterState:
 _CHANGES: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     **MEMBERSHIP,
     **SHARDS,
+    happened.StateRemembered: _remember,
     happened.ModelRequested: _request,
     happened.ModelDropped: _drop,
     happened.ChainPlanned: _plan,

@@ -5,6 +5,9 @@
     HF_TOKEN                                 access token for private and gated models
     SHARDCOMPUTE_OFFLINE, HF_HUB_OFFLINE     1: never use the network
     SHARDCOMPUTE_THREADS                     how many CPU threads to compute with
+    SHARDCOMPUTE_LOG_FORMAT                  json: log one JSON object per line; text (the default): plain lines
+    SHARDCOMPUTE_LOG_LEVEL                   what to log: debug, info (the default), warning or error
+    OTEL_EXPORTER_OTLP_ENDPOINT              address of an OpenTelemetry collector to send traces to
     NO_COLOR                                 anything: plain output
 
 Where two variables are listed the first one that is set wins; an empty one counts as not set. A value that
@@ -18,12 +21,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from shardcompute.core.errors import UsageError
 
 DEFAULT_HUB_URL = "https://huggingface.co"
+Choice = TypeVar("Choice", bound=str)
 _MAX_THREADS = 4096
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
@@ -58,6 +65,9 @@ class Settings:
     hub_token: Secret | None = None
     offline: bool = False
     threads: int | None = None
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "info"
+    traces_url: str | None = None
     no_color: bool = False
 
 
@@ -70,6 +80,9 @@ def load_settings(environ: Mapping[str, str] | None = None, *, platform: str = s
         hub_token=_hub_token(values),
         offline=_flag(values, "SHARDCOMPUTE_OFFLINE", "HF_HUB_OFFLINE"),
         threads=_threads(values),
+        log_format=_choice(values, "SHARDCOMPUTE_LOG_FORMAT", get_args(LogFormat), "text"),
+        log_level=_choice(values, "SHARDCOMPUTE_LOG_LEVEL", get_args(LogLevel), "info"),
+        traces_url=_address(values, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318"),
         no_color="NO_COLOR" in values,
     )
 
@@ -116,10 +129,16 @@ def _home(values: Mapping[str, str], platform: str) -> Path:
 
 def _hub_url(values: Mapping[str, str]) -> str:
     found = _first(values, "SHARDCOMPUTE_HUB_URL", "HF_ENDPOINT")
-    if found is None:
-        return DEFAULT_HUB_URL
-    name, text = found
-    hint = f"set {name} to an address like {DEFAULT_HUB_URL}"
+    return DEFAULT_HUB_URL if found is None else _check_address(*found, DEFAULT_HUB_URL)
+
+
+def _address(values: Mapping[str, str], name: str, example: str) -> str | None:
+    found = _first(values, name)
+    return None if found is None else _check_address(*found, example)
+
+
+def _check_address(name: str, text: str, example: str) -> str:
+    hint = f"set {name} to an address like {example}"
     try:
         parts = urlsplit(text)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -129,9 +148,8 @@ def _hub_url(values: Mapping[str, str]) -> str:
         raise UsageError(f"{name} is not an http or https address", hint=hint)
     if "@" in parts.netloc:
         # The address is part of messages, so a password must never be part of the address.
-        raise UsageError(
-            f"{name} holds a user name or password", hint=f"{hint}, and put the token in HF_TOKEN"
-        )
+        secret = "the token in HF_TOKEN" if example == DEFAULT_HUB_URL else "secrets elsewhere"
+        raise UsageError(f"{name} holds a user name or password", hint=f"{hint}, and put {secret}")
     return text.rstrip("/")
 
 
@@ -153,6 +171,18 @@ def _flag(values: Mapping[str, str], *names: str) -> bool:
     if text.lower() not in _TRUE | _FALSE:
         raise UsageError(f"{name} is {text!r}, neither yes nor no", hint=f"set {name} to 1 or 0")
     return text.lower() in _TRUE
+
+
+def _choice(values: Mapping[str, str], name: str, choices: tuple[Choice, ...], default: Choice) -> Choice:
+    found = _first(values, name)
+    if found is None:
+        return default
+    for choice in choices:
+        if choice == found[1].lower():
+            return choice
+    raise UsageError(
+        f"{name} is {found[1]!r}, which it cannot be", hint=f"set it to one of: {', '.join(choices)}"
+    )
 
 
 def _threads(values: Mapping[str, str]) -> int | None:

@@ -137,7 +137,7 @@ class GrammarState:
             allowed[: known.size] = known
         if self._matcher.is_error():
             # Too complex after all: the answer ends here, and the others of this batch go on.
-            log.warning("a grammar broke off an answer: %s", _reason_of(self._matcher.get_error()))
+            log.info("a grammar broke off an answer: %s", _reason_of(self._matcher.get_error()))
         return np.where(allowed, logits, np.float32(-np.inf))
 
 
@@ -186,7 +186,8 @@ def json_rule(schema: object, *, is_lenient: bool = False) -> str:
     """The right side of a Lark rule that stands for JSON of this schema. `is_lenient`: what of it cannot be enforced
     is left to the model, instead of being refused."""
     if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": {**_JSON_OPTIONS, "lenient": is_lenient}}
+        options = {**_JSON_OPTIONS, "lenient": is_lenient, "coerce_one_of": is_lenient}
+        schema = {**schema, "x-guidance": options}
     return "%json " + json.dumps(schema)
 
 
@@ -206,6 +207,8 @@ def _limits() -> LLParserLimits:
 def _reason_of(error: str) -> str:
     """What the library says, without the place in a text that is ours and the quotes below it."""
     first, *others = error.split("<")[0].splitlines() or [""]
+    if "coerce_one_of" in first:
+        return "branches of oneOf may overlap, which cannot be prevented; use anyOf"
     reasons = [_PREFIX.sub("", first)] + [
         line.removeprefix("error: ") for line in others if "error: " in line
     ]

@@ -10,19 +10,22 @@ UnknownModelError).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 from shardcompute.control.events import ModelRequested
 from shardcompute.control.state import ClusterState, Node
-from shardcompute.core.errors import AuthError, UnknownModelError, UsageError
+from shardcompute.core.errors import AuthError, ShardComputeError, UnknownModelError, UsageError
 from shardcompute.core.settings import Settings
 from shardcompute.node.catalogue import CatalogueEntry, list_catalogue
+from shardcompute.node.cluster import ServedOrder
 from shardcompute.node.cluster_view import view_chains, view_links, view_models, view_nodes
 from shardcompute.node.dry_run import open_headers, plan_model, size_up
 from shardcompute.node.feed import Feed, Subscription
 from shardcompute.node.fetches import Fetches, check_order
+from shardcompute.node.incidents import ClusterHealth, IncidentLog, view_health
 from shardcompute.node.usage import UsageReport
 from shardcompute.node.views import (
     ClusterView,
@@ -36,6 +39,7 @@ from shardcompute.node.views import (
     RequestView,
     TokenView,
 )
+from shardcompute.security.names import Role
 from shardcompute.security.tokens import parse_token
 from shardcompute.version import VERSION
 from shardcompute.weights.checkpoint import Checkpoint
@@ -45,6 +49,7 @@ from shardcompute.weights.reference import parse_reference
 if TYPE_CHECKING:
     from shardcompute.node.cluster import Cluster
 
+log = logging.getLogger(__name__)
 DAY_S = 86_400.0
 
 
@@ -59,6 +64,8 @@ class ClusterAdmin:
         self._clock = clock
         self._feed = Feed(self.state)
         self._fetches = Fetches(settings, self._serve, self._feed.poke)
+        self._incidents = IncidentLog(cluster.coordinator.state)
+        cluster.coordinator.listen(self._incidents.saw)
         cluster.coordinator.listen(lambda _: self._feed.poke())
         self._feed.start()
 
@@ -94,6 +101,11 @@ class ClusterAdmin:
                 tokens_per_s=swarm.requests.tokens_per_s(),
             ),
         )
+
+    def health(self) -> ClusterHealth:
+        """For whoever watches over it: counts by status, and incidents so far."""
+        sent_bytes = self._cluster.weights_sent_bytes()
+        return view_health(self._state, self._incidents.counts(), sent_bytes, self._clock())
 
     def requests(self) -> tuple[RequestView, ...]:
         """Generations that run, newest first, then the last ones that ended."""
@@ -156,13 +168,28 @@ class ClusterAdmin:
                 f"the model {name!r} is not served here", hint=f"served here: {known or 'none'}"
             )
 
+    def restore(self, *, without: str = "") -> None:
+        """Serve again what people had asked for before the cluster was stopped, but for one model."""
+        for order in self._cluster.remembered():
+            if order.name == without:
+                continue
+            try:
+                self._fetches.start(order.reference, order.form, order.chains)
+            except ShardComputeError as error:
+                log.warning("%s is not served again: %s", order.name, error)
+
     def _serve(self, checkpoint: Checkpoint, form: str, chains: int, progress: Progress) -> None:
-        served = self._state.models.get(checkpoint.name)
-        if served is None or not served.is_wanted or served.model.weight_form != form:
+        name = checkpoint.name
+        orders = [view.model for view in self._fetches.views() if view.name == name and view.chains]
+        served = self._state.models.get(name)
+        is_wanted = served is not None and served.is_wanted and served.model.weight_form == form
+        if served is None or not is_wanted or not self._cluster.swarm.serves(name):
             self._cluster.serve(checkpoint, form=form, chains=chains, progress=progress)
-            return
-        self._cluster.coordinator.post(ModelRequested(served.model, chains))
-        checkpoint.close()
+        else:
+            self._cluster.coordinator.post(ModelRequested(served.model, chains))
+            checkpoint.close()
+        for reference in orders[:1]:
+            self._cluster.remember(ServedOrder(name, reference, form, chains))
 
     # Nodes
 
@@ -203,8 +230,12 @@ class ClusterAdmin:
 
     # Who may come in
 
-    def create_token(self, *, life_s: float = DAY_S, max_uses: int | None = None) -> NewToken:
-        token = self._cluster.create_token(life_s=life_s, max_uses=max_uses)
+    def create_token(
+        self, *, life_s: float = DAY_S, max_uses: int | None = None, role: Role | None = None
+    ) -> NewToken:
+        """For machines that join in this role; None: in any."""
+        roles = (Role.WORKER, Role.DRIVER) if role is None else (role,)
+        token = self._cluster.create_token(life_s=life_s, max_uses=max_uses, roles=roles)
         token_id = parse_token(token).token_id
         kept = next(view for view in self.tokens() if view.id == token_id)
         return NewToken(id=kept.id, token=token, expires_at_s=kept.expires_at_s, max_uses=kept.max_uses)

@@ -10,13 +10,16 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from shardcompute.control import ClusterState, Model, PlacementPolicy
 from shardcompute.control.events import LinkBroken, ModelDropped, ModelRequested, NodeDrained
+from shardcompute.control.sizes import layer_work
 from shardcompute.core.errors import LinkError, UsageError
 from shardcompute.core.generation import Speculation
 from shardcompute.decoding.drafting import Drafter
@@ -80,6 +83,15 @@ class ClusterOptions:
     """Where fitted draft heads lie; None: first stages draft nothing themselves."""
 
 
+class ServedOrder(msgspec.Struct, frozen=True):
+    """A model that somebody asked a running cluster to serve, and where it comes from."""
+
+    name: str
+    reference: str
+    form: str
+    chains: int
+
+
 class Cluster:
     """A running cluster's first machine. Leaving the block (or `close`) stops it; workers wait for its return."""
 
@@ -98,6 +110,8 @@ class Cluster:
         self._tokens = self._read_book("tokens", TokenBook)
         self._keys = self._read_book("keys", KeyBook)
         self._revocations = self._read_book("revocations", Revocations)
+        orders = msgspec.json.decode(self._journal.read_note("models") or b"[]", type=list[ServedOrder])
+        self._orders = {order.name: order for order in orders}
         self._served: dict[str, ServedModel] = {}
         self._weights = WeightsServer(self._served)
         self._checkpoints: dict[str, Checkpoint] = {}
@@ -146,6 +160,10 @@ class Cluster:
     def url(self) -> str:
         return self._endpoint.url
 
+    def weights_sent_bytes(self) -> dict[str, int]:
+        """What workers have fetched from this machine, by node."""
+        return self._weights.sent_bytes()
+
     def serve(
         self, checkpoint: Checkpoint, *, form: str, chains: int = 1, progress: Progress | None = None
     ) -> None:
@@ -184,7 +202,20 @@ class Cluster:
         self.coordinator.introduce()
         self.coordinator.post(ModelRequested(model, chains))
 
+    def remember(self, order: ServedOrder) -> None:
+        """Serve this again after a restart; until it is dropped."""
+        with self._lock:
+            self._orders[order.name] = order
+            self._journal.write_note("models", msgspec.json.encode(list(self._orders.values())))
+
+    def remembered(self) -> tuple[ServedOrder, ...]:
+        with self._lock:
+            return tuple(self._orders.values())
+
     def drop(self, model: str) -> None:
+        with self._lock:
+            if self._orders.pop(model, None) is not None:
+                self._journal.write_note("models", msgspec.json.encode(list(self._orders.values())))
         self.coordinator.post(ModelDropped(model))
         self.swarm.remove_model(model)
         self.coordinator.introduce()
@@ -205,14 +236,20 @@ class Cluster:
 
     # Who may join
 
-    def create_token(self, *, life_s: float = 86_400.0, max_uses: int | None = None) -> str:
+    def create_token(
+        self,
+        *,
+        life_s: float = 86_400.0,
+        max_uses: int | None = None,
+        roles: Collection[Role] = (Role.WORKER, Role.DRIVER),
+    ) -> str:
         with self._lock:
             self._tokens, token = self._tokens.create(
                 addresses=[f"{self.options.advertise or self.options.host}:{self._desk.port}"],
                 fingerprint=self._authority.fingerprint,
                 cluster=self._authority.name,
                 now_s=time.time(),
-                roles=(Role.WORKER, Role.DRIVER),
+                roles=roles,
                 life_s=life_s,
                 max_uses=max_uses,
             )
@@ -336,9 +373,11 @@ def describe_card(card: Card, *, kv_tokens: int, context_length: int, drafts: bo
     def size_of(names: Iterable[str]) -> int:
         return sum(card.entries[name].size_bytes for name in names)
 
+    layer_bytes = tuple(size_of(card.layer_tensors(layer)) for layer in range(spec.layer_count))
     return Model(
         name=card.model,
-        layer_bytes=tuple(size_of(card.layer_tensors(layer)) for layer in range(spec.layer_count)),
+        layer_bytes=layer_bytes,
+        work_bytes=layer_work(spec, layer_bytes),
         embedding_bytes=size_of(card.stored_names(card.layout.model["embedding"])),
         head_bytes=size_of(
             name for part in ("head", "norm") for name in card.stored_names(card.layout.model[part])

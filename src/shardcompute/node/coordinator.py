@@ -70,6 +70,7 @@ from shardcompute.node.driver_side import DriverSide
 from shardcompute.node.journal import Journal
 from shardcompute.node.link_doubts import LinkDoubts
 from shardcompute.node.members import Member, Members
+from shardcompute.node.recollection import recollect
 from shardcompute.node.rewiring import Wiring, rewire
 from shardcompute.node.session_ranges import resumption_within
 from shardcompute.node.steady_clock import SteadyClock
@@ -110,7 +111,7 @@ class Coordinator:
         self._clock = SteadyClock(clock)
         self._events: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
         self._sparing = SparingLog(log)
-        self._state = self._replay(initial)
+        self._state = recollect(journal, initial)
         self._members = Members()
         origin = Peer(node, weights_url)
         self._doubts = LinkDoubts(origin)
@@ -459,20 +460,6 @@ class Coordinator:
     def _link_ended(self, node: str, pump: LinkPump) -> None:
         if self._members.leave(node, pump) is not None:
             self._apply(LinkBroken(COORDINATOR, node, self._clock()))
-
-    def _replay(self, state: ClusterState) -> ClusterState:
-        count = 0
-        for line in self._journal.events():
-            try:
-                state = apply(state, decode_event(line))
-            except (ValueError, RecursionError) as error:
-                self._sparing.warning(
-                    "journal", "event %d of the journal cannot be read: %s", count + 1, error
-                )
-            count += 1
-        if count:
-            log.info("%d events of the journal replayed", count)
-        return state
 
 
 def _interrupted(state: ClusterState) -> set[str]:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from shardcompute.control.explain import explain_bottleneck, explain_plan
 from shardcompute.control.placement import Placement, Unplaceable, place, place_chains
-from shardcompute.control.sizes import layer_weights, sizes_of
+from shardcompute.control.sizes import layer_work, sizes_of
 from shardcompute.control.state import ClusterState, Model
 from shardcompute.control.surveys import survey
 from shardcompute.core.errors import UnknownModelError
@@ -57,11 +57,10 @@ def size_up(checkpoint: Checkpoint, form: str, *, kv_tokens: int, context_length
     shrinks = form in _BITS_PER_WEIGHT and sum(map(rounded, places)) < sum(map(stored, places))
     size_of = rounded if shrinks else stored
     layer_bytes = tuple(sum(map(size_of, layer.values())) for layer in layout.layers)
-    shares = [read / held for held, read in (layer_weights(spec, layer) for layer in spec.layers)]
     return Model(
         name=checkpoint.name,
         layer_bytes=layer_bytes,
-        work_bytes=tuple(round(size * share) for size, share in zip(layer_bytes, shares, strict=True)),
+        work_bytes=layer_work(spec, layer_bytes),
         embedding_bytes=size_of(layout.model["embedding"]),
         head_bytes=size_of(layout.model["head"]) + size_of(layout.model["norm"]),
         kv_bytes_per_token_and_layer=spec.kv_bytes_per_token_and_layer,

@@ -105,12 +105,14 @@ def api_key_of(cluster: Cluster) -> str:
 
 
 def prepare(cluster: Cluster, served: Served) -> list[str]:
-    """Go on serving what was served when the cluster was stopped; other models are dropped and named."""
+    """Go on serving what was served when the cluster was stopped; models that it does not know where to find again
+    are dropped and named."""
     former = [name for name, each in cluster.coordinator.state.models.items() if each.is_wanted]
-    dropped = [name for name in former if name != served.checkpoint.name]
+    known = {served.checkpoint.name, *(order.name for order in cluster.remembered())}
+    dropped = [name for name in former if name not in known]
     for name in dropped:
         cluster.drop(name)
-    if len(dropped) < len(former):
+    if served.checkpoint.name in former:
         # Workers come back with what they hold: the model has to be known before they do.
         _serve(cluster, served)
     return dropped

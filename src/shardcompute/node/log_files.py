@@ -1,10 +1,13 @@
 """Where processes log: one file each under a folder's `logs/`, rotated by size, with secrets masked.
 
-Every line starts with a UTC time that sorts as text, so that the files of several processes can be merged.
+Every line starts with a UTC time that sorts as text, so that the files of several processes can be merged. How they
+look and how much is logged is one choice for all processes of a machine (see `core.settings`): plain lines, or one
+JSON object per line, with the ids of requests, sessions and chains as fields of their own.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -15,12 +18,16 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
+from shardcompute.core.settings import load_settings
+from shardcompute.node.request_log import REQUEST_ID
 from shardcompute.security.secrets import RedactSecrets
 
 MOST_BYTES = 8 << 20
 KEPT_FILES = 3
 _FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s"
 _TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
+_FIELDS = ("request", "session", "chain")
+"""What a log line may say about itself besides its text."""
 
 
 def log_folder(folder: Path) -> Path:
@@ -42,7 +49,8 @@ def logging_to_file(folder: Path, name: str) -> Iterator[None]:
 def logging_to_stderr(*, is_brief: bool) -> Iterator[None]:
     """For people (`is_brief`: without times), or for whoever started this process and keeps its lines."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s") if is_brief else _formatter())
+    is_plain = is_brief and load_settings().log_format == "text"
+    handler.setFormatter(logging.Formatter("%(message)s") if is_plain else _formatter())
     handler.addFilter(RedactSecrets())
     with _on_root(handler):
         yield
@@ -60,9 +68,8 @@ class LineFile:
 
     def write_now(self, line: str) -> None:
         """A line of our own, with the time."""
-        now_s = time.time()
-        stamp = time.strftime(_TIME_FORMAT, time.gmtime(now_s))
-        self.write(f"{stamp}.{int(now_s % 1 * 1000):03d}Z WARNING supervisor: {line}")
+        record = logging.LogRecord("supervisor", logging.WARNING, "", 0, line, None, None)
+        self.write(_formatter().format(record))
 
     def close(self) -> None:
         self._handler.close()
@@ -88,7 +95,35 @@ def _file_handler(path: Path) -> logging.Handler:
     return handler
 
 
+class JsonLines(logging.Formatter):
+    """One JSON object per line. The time comes first, so that lines sort as text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.converter = time.gmtime
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": f"{self.formatTime(record, _TIME_FORMAT)}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        fields |= {
+            name: str(record.__dict__[name]) for name in _FIELDS if record.__dict__.get(name) is not None
+        }
+        if REQUEST_ID.get():
+            fields.setdefault("request", REQUEST_ID.get())
+        if record.exc_info and not record.exc_text:
+            record.exc_text = self.formatException(record.exc_info)
+        if record.exc_text:
+            fields["error"] = record.exc_text
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
 def _formatter() -> logging.Formatter:
+    if load_settings().log_format == "json":
+        return JsonLines()
     formatter = logging.Formatter(_FORMAT, _TIME_FORMAT)
     formatter.converter = time.gmtime
     return formatter
@@ -99,7 +134,7 @@ def _on_root(handler: logging.Handler) -> Iterator[None]:
     root = logging.getLogger()
     former = root.level
     root.addHandler(handler)
-    root.setLevel(logging.INFO)
+    root.setLevel(load_settings().log_level.upper())
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The folder of a worker or driver: key and certificate (see `security`); in `member.json`, where its coordinator is."""
+"""The folder of a worker or driver: key and certificate (see `security`), and in `member.json` its coordinator."""
 
 from __future__ import annotations
 

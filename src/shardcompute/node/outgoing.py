@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from shardcompute.core.errors import LinkError
 from shardcompute.node.wire_choice import LinkPace
-from shardcompute.wire import Link, LinkPump, Message
+from shardcompute.wire import Link, LinkPump, Message, choose_warmth
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class OutgoingLinks:
             known = self._pumps.get(to.url)
         if known is not None:
             return known
+        started = time.monotonic()
         try:
             link = self._dial(to.url)
             if link.peer != to.node:
@@ -48,7 +50,13 @@ class OutgoingLinks:
             self._on_broken(to.node)
             raise
         pace = LinkPace()
-        pump: LinkPump = LinkPump(link, _ignore, lambda error: self._lost(to, pump, error), on_sent=pace.saw)
+        pump: LinkPump = LinkPump(
+            link,
+            _ignore,
+            lambda error: self._lost(to, pump, error),
+            on_sent=pace.saw,
+            warmth=choose_warmth(time.monotonic() - started, link.stats.congestion),
+        )
         with self._lock:
             # Somebody else may have dialled at the same time, or closed us.
             kept = None if self._is_closed else self._pumps.setdefault(to.url, pump)

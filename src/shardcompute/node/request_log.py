@@ -8,10 +8,12 @@ other generations may have shared.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Self
 
@@ -21,6 +23,9 @@ from shardcompute.node.usage import CALLER, UsageBook
 from shardcompute.node.views import RequestState, RequestView, StageShare
 from shardcompute.wire import StageTiming
 
+log = logging.getLogger(__name__)
+REQUEST_ID: ContextVar[str] = ContextVar("shardcompute_request_id", default="")
+"""The id of the HTTP request behind what runs now, as its client sees it; "" where there is none."""
 _RATE_WINDOW_S = 5.0
 StageTimes = Callable[[str], Sequence[StageTiming]]
 """What the stages of a chain did for its newest step."""
@@ -32,10 +37,12 @@ class RequestEntry:
     def __init__(self, log: RequestLog, id: str, model: str, chain: str, prompt_tokens: int) -> None:
         self.has_started: Callable[[], bool] = lambda: False
         """Whether the chain works on it yet."""
+        self.session: int | None = None
+        """The number under which the chain's stages know it."""
         self._log = log
         self.ended_as = 0
         """How many had ended when this one did; 0 while it runs."""
-        self._id, self._model, self._chain = id, model, chain
+        self.id, self._model, self._chain = id, model, chain
         self._key = CALLER.get()
         self._stages = _StageSums()
         self._prompt_tokens = prompt_tokens
@@ -89,7 +96,7 @@ class RequestEntry:
         decode_s = None if self._first_token_s is None else now - self._first_token_s
         rate = (self._generated - 1) / decode_s if decode_s and self._generated > 1 else 0.0
         return RequestView(
-            id=self._id,
+            id=self.id,
             model=self._model,
             chain=self._chain,
             state=self._state or self._live_state(),
@@ -108,6 +115,8 @@ class RequestEntry:
             traversals=timings.traversals if timings else 0,
             drafted_tokens=timings.drafted_tokens if timings else 0,
             accepted_tokens=timings.accepted_tokens if timings else 0,
+            cached_tokens=timings.cached_tokens if timings else 0,
+            session="" if self.session is None else str(self.session),
         )
 
     def _live_state(self) -> RequestState:
@@ -159,13 +168,21 @@ class RequestLog:
         self._opened = 0
         self._closed = 0
         self._live: dict[int, RequestEntry] = {}
-        self._ended: deque[RequestEntry] = deque(maxlen=size)
+        self._ended: deque[RequestEntry] = deque()
+        self._size = size
+        self._ids: set[str] = set()
+        self._listeners: list[Callable[[RequestView], None]] = [_log_end]
         self._counts: deque[tuple[float, int]] = deque()
+
+    def listen(self, listener: Callable[[RequestView], None]) -> None:
+        """Call `listener` with every generation that ends, in the thread in which it does."""
+        self._listeners.append(listener)
 
     def open(self, model: str, chain: str, prompt_tokens: int) -> RequestEntry:
         with self._lock:
             self._opened += 1
-            entry = RequestEntry(self, str(self._opened), model, chain, prompt_tokens)
+            entry = RequestEntry(self, self._choose_id(), model, chain, prompt_tokens)
+            self._ids.add(entry.id)
             self._live[id(entry)] = entry
         return entry
 
@@ -175,6 +192,13 @@ class RequestLog:
                 self._closed += 1
                 entry.ended_as = self._closed
                 self._ended.appendleft(entry)
+                while len(self._ended) > self._size:
+                    self._ids.discard(self._ended.pop().id)
+            else:
+                return
+        view = entry.view()
+        for listener in self._listeners:
+            listener(view)
 
     def count(self, tokens: int, now_s: float) -> None:
         with self._lock:
@@ -199,6 +223,26 @@ class RequestLog:
             closed = self._closed
         return tuple(entry.view() for entry in entries), closed
 
+    def _choose_id(self) -> str:
+        """The HTTP request's own; its further generations, and requests of the same id, get a number after it."""
+        given = REQUEST_ID.get() or str(self._opened)
+        others = (f"{given}.{number}" for number in itertools.count(2))
+        return next(id for id in itertools.chain((given,), others) if id not in self._ids)
+
     def _forget(self, now_s: float) -> None:
         while self._counts and self._counts[0][0] <= now_s - _RATE_WINDOW_S:
             self._counts.popleft()
+
+
+def _log_end(view: RequestView) -> None:
+    log.info(
+        "request %s %s after %.3f s: %d prompt tokens (%d cached), %d generated%s",
+        view.id,
+        view.finish or view.state,
+        view.elapsed_s,
+        view.prompt_tokens,
+        view.cached_tokens,
+        view.generated_tokens,
+        f"; {view.error}" if view.error else "",
+        extra={"request": view.id, "session": view.session or None, "chain": view.chain},
+    )

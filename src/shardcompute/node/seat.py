@@ -90,6 +90,13 @@ class Place:
         return sender == self.previous and all(sender != driver.node for driver in self.drivers.values())
 
 
+def sessions_in(frame: StepFrame) -> list[int]:
+    """All that a frame has to do with: what one begins with is another's content."""
+    sources = [opened.prefix_source for opened in frame.opens if opened.prefix_length]
+    rows = [segment.session for segment in frame.segments]
+    return [*rows, *(opened.session for opened in frame.opens), *sources]
+
+
 @dataclass(slots=True)
 class Seat:
     """A shard in its place, with what it has sent on to the next stage."""

@@ -31,6 +31,27 @@ class HopTraffic:
 
 
 @dataclass(frozen=True, slots=True)
+class StageWork:
+    """What a stage of a chain did for this service since the start."""
+
+    chain: str
+    node: str
+    steps: int
+    queue_s: float
+    compute_s: float
+    codec_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class KvUse:
+    """How many tokens a chain remembers for this service, and how many it may."""
+
+    chain: str
+    used_tokens: int
+    capacity_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """How busy a service is, and what has gone over its links."""
 
@@ -40,6 +61,8 @@ class Load:
     traffic: Sequence[HopTraffic] = ()
     routers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By chain, what the router of its driver knows (see `decoding.router`)."""
+    stages: Sequence[StageWork] = ()
+    kv: Sequence[KvUse] = ()
 
 
 class TextCodec(Protocol):

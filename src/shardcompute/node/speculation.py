@@ -126,21 +126,19 @@ class RoutedSpeculator:
         if session.drafts or course.dry_at == session.length or room < 1:
             return
         wish = self.wish(session.request)
-        if is_first:
-            course.records.clear()
-            course.round = self.router.choose(session.id, wish, self.available, self.load)
-        limit = min(course.round.tokens, room)
-        if course.round.drafter is None or limit < 1:
+        if not is_first:
+            self._draft(session, course, room)
             return
-        drafter = self._drafters.get(course.round.drafter)
-        if drafter is None:
-            session.drafts = limit
-        elif drafter.is_slow:
-            self._draft_aside(session, drafter, limit)
-        else:
-            began_s = time.perf_counter()
-            draft = drafter.propose(session.id, session.known, session.assumed, limit, session.opening())
-            self._take(session, drafter.name, draft, time.perf_counter() - began_s)
+        course.records.clear()
+        available = self.available
+        while available:
+            course.round = self.router.choose(session.id, wish, available, self.load)
+            if course.round.drafter is None or self._draft(session, course, room):
+                return
+            # This one has nothing to offer; another may.
+            available = [name for name in available if name != course.round.drafter]
+            if wish.drafter != "auto":
+                return
 
     def committed(self, session: Session, was_assumed: bool, is_right: bool) -> None:
         course = self.course(session.id)
@@ -158,11 +156,29 @@ class RoutedSpeculator:
 
     def self_drafted(self, session: Session, count: int) -> None:
         if count:
+            # Their time is part of what the first stage reports as its own.
+            self.router.drafted(session.id, "self", 0.0, count)
             self._note(session, "self", 0, count)
         else:
             self.router.missed(session.id, "self")
 
     # Inside
+
+    def _draft(self, session: Session, course: Course, room: int) -> bool:
+        """Have the round's drafter add to the session; False if it has nothing to offer."""
+        limit = min(course.round.tokens, room)
+        if course.round.drafter is None or limit < 1:
+            return False
+        drafter = self._drafters.get(course.round.drafter)
+        if drafter is None:
+            session.drafts = limit
+            return True
+        if drafter.is_slow:
+            self._draft_aside(session, drafter, limit)
+            return True
+        began_s = time.perf_counter()
+        draft = drafter.propose(session.id, session.known, session.assumed, limit, session.opening())
+        return self._take(session, drafter.name, draft, time.perf_counter() - began_s)
 
     def _room(self, session: Session) -> int:
         """How many more tokens may be assumed. The last one asked for is never drafted, it is picked; and drafts
@@ -194,7 +210,8 @@ class RoutedSpeculator:
         assert self._thread is not None
         self._thread.submit(work)
 
-    def _take(self, session: Session, drafter: str, draft: Draft, seconds: float) -> None:
+    def _take(self, session: Session, drafter: str, draft: Draft, seconds: float) -> bool:
+        """False if there is nothing worth sending."""
         course = self.course(session.id)
         course.draft_s += seconds
         count = len(draft.ids)
@@ -206,9 +223,10 @@ class RoutedSpeculator:
             self.router.missed(session.id, drafter)
         if count < 1:
             course.dry_at = session.length
-            return
+            return False
         session.assumed.extend(draft.ids[:count])
         self._note(session, drafter, draft.grade, count)
+        return True
 
     def _note(self, session: Session, drafter: str, grade: int, count: int) -> None:
         course = self.course(session.id)

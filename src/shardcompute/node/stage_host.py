@@ -25,7 +25,7 @@ from shardcompute.node.boundary_log import BoundaryLog, Chunk
 from shardcompute.node.commands import Connected, Wire
 from shardcompute.node.frames import drafted_ids, opened_of, opening_of, result_row, segment_of, work_of
 from shardcompute.node.outgoing import Neighbour, OutgoingLinks
-from shardcompute.node.seat import Place, Seat
+from shardcompute.node.seat import Place, Seat, sessions_in
 from shardcompute.node.wire_choice import EXACT, choose_codec
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.wire import (
@@ -253,8 +253,7 @@ class StageHost:
             is_stale = frame.epoch < self._fences.get(frame.chain, 0)
         if seat is None or is_stale or frame.epoch != seat.place.epoch:
             return
-        sessions = [segment.session for segment in frame.segments]
-        if not seat.place.hears(arrived.sender, sessions, is_replay=frame.replay):
+        if not seat.place.hears(arrived.sender, sessions_in(frame), is_replay=frame.replay):
             self._sparing.warning(
                 arrived.sender,
                 "%s sent a frame for chain %s, in which it has no such place",
@@ -271,6 +270,8 @@ class StageHost:
             openings = [opening_of(opened) for opened in frame.opens]
             activations = self._decode(frame, arrived.body)
             decoded = time.perf_counter()
+            for opening in openings:
+                self._log_session("begins", opening.session, frame.chain)
             out = seat.runtime.step(work, openings, activations)
             if not isinstance(out, list):
                 drafted, out = seat.runtime.draft(work, out)
@@ -286,6 +287,11 @@ class StageHost:
             self._pass_on(seat, frame, work, openings, out, timing)
         elif not frame.replay:
             self._answer(seat, frame, work, out, timing)
+
+    def _log_session(self, what: str, session: int, chain: str) -> None:
+        """Stages know sessions by number alone; which request one belongs to is in the log of its driver."""
+        extra = {"session": session, "chain": chain}
+        log.debug("session %d of chain %s %s", session, chain, what, extra=extra)
 
     def _decode(self, frame: StepFrame, body: memoryview) -> Array | None:
         if frame.width == 0:
@@ -400,6 +406,8 @@ class StageHost:
         # Of an old epoch it may be news of a session that has begun again since.
         is_current = seat is not None and message.epoch in (0, seat.place.epoch)
         if seat is not None and is_current and seat.place.may_end(ended.sender, message.sessions):
+            for session in message.sessions:
+                self._log_session("has ended", session, message.chain)
             seat.close(message.sessions)
             if not seat.place.is_last:
                 self._links.send(seat.place.next, message)

@@ -24,7 +24,7 @@ from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.chain_links import ChainAddress, DriverLinks
 from shardcompute.node.driver import Driver, DriverLimits, Resumption
 from shardcompute.node.request_log import RequestLog
-from shardcompute.node.service import Load, ServedModel
+from shardcompute.node.service import KvUse, Load, ServedModel
 from shardcompute.node.session_ranges import choose_range, first_session
 from shardcompute.node.traffic import WireTraffic
 from shardcompute.wire import Link, Message, StageTiming
@@ -221,13 +221,20 @@ class Swarm:
 
     def load(self) -> Load:
         with self._lock:
-            loads = [driver.load() for driver in self._drivers.values()]
+            loads = {chain: driver.load() for chain, driver in self._drivers.items()}
             routers = {chain: driver.speculation() for chain, driver in self._drivers.items()}
-        used = sum(load.used_tokens for load in loads)
-        capacity = sum(load.capacity_tokens for load in loads)
+        used = sum(load.used_tokens for load in loads.values())
+        capacity = sum(load.capacity_tokens for load in loads.values())
         fraction = min(1.0, used / capacity) if capacity else 0.0
-        running, waiting = sum(load.running for load in loads), sum(load.waiting for load in loads)
-        return Load(running, waiting, fraction, self._traffic.hops(), routers)
+        return Load(
+            running=sum(load.running for load in loads.values()),
+            waiting=sum(load.waiting for load in loads.values()),
+            kv_used_fraction=fraction,
+            traffic=self._traffic.hops(),
+            routers=routers,
+            stages=self._traffic.stages(),
+            kv=[KvUse(chain, load.used_tokens, load.capacity_tokens) for chain, load in loads.items()],
+        )
 
     async def generate(self, model: str, request: GenerationRequest) -> AsyncIterator[Delta]:
         name = self._find(model).name
@@ -241,7 +248,14 @@ class Swarm:
                 loop.call_soon_threadsafe(deltas.put_nowait, delta)
 
         with self.requests.open(name, chain, len(request.prompt)) as entry:
-            generation = driver.submit(request, emit)
+            generation = entry.session = driver.submit(request, emit)
+            log.debug(
+                "request %s is session %d of chain %s",
+                entry.id,
+                generation,
+                chain,
+                extra={"request": entry.id, "session": generation, "chain": chain},
+            )
             entry.has_started = partial(driver.has_started, generation)
             try:
                 while True:
@@ -281,7 +295,7 @@ class Swarm:
         return min(drivers, key=lambda each: _busyness(each[1]))
 
     def _keep_timings(self, chain: str, timings: Sequence[StageTiming]) -> None:
-        self._traffic.count(timings)
+        self._traffic.count(timings, chain)
         with self._lock:
             self._timings[chain] = timings
 

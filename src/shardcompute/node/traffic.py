@@ -1,4 +1,4 @@
-"""What has gone over the links between stages so far, by codec, as the stages themselves report it with each step.
+"""What stages have done so far, and what has gone over the links between them, as they report it with each step.
 
 A stage may be broken or lie about names, so there is a bound to how many are kept.
 """
@@ -9,10 +9,11 @@ import threading
 from collections.abc import Sequence
 from itertools import pairwise
 
-from shardcompute.node.service import HopTraffic
+from shardcompute.node.service import HopTraffic, StageWork
 from shardcompute.wire import CODECS, StageTiming
 
 _MOST_HOPS = 4096
+_MOST_STAGES = 4096
 
 
 class WireTraffic:
@@ -21,10 +22,21 @@ class WireTraffic:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sums: dict[tuple[str, str, str], tuple[int, int]] = {}
+        self._work: dict[tuple[str, str], tuple[int, float, float, float]] = {}
 
-    def count(self, step: Sequence[StageTiming]) -> None:
+    def count(self, step: Sequence[StageTiming], chain: str = "") -> None:
         """One step's way along a chain, stage by stage."""
         with self._lock:
+            for stage in step:
+                place = (chain, stage.node)
+                if place in self._work or len(self._work) < _MOST_STAGES:
+                    steps, queue_s, compute_s, codec_s = self._work.get(place, (0, 0.0, 0.0, 0.0))
+                    self._work[place] = (
+                        steps + 1,
+                        queue_s + max(0.0, stage.queue_s),
+                        compute_s + max(0.0, stage.compute_s),
+                        codec_s + max(0.0, stage.codec_s),
+                    )
             for sender, receiver in pairwise(step):
                 hop = (sender.node, receiver.node, sender.codec)
                 is_known = hop in self._sums
@@ -35,3 +47,7 @@ class WireTraffic:
     def hops(self) -> tuple[HopTraffic, ...]:
         with self._lock:
             return tuple(HopTraffic(*hop, *sums) for hop, sums in sorted(self._sums.items()))
+
+    def stages(self) -> tuple[StageWork, ...]:
+        with self._lock:
+            return tuple(StageWork(chain, node, *sums) for (chain, node), sums in sorted(self._work.items()))

@@ -265,6 +265,10 @@ class RequestView:
     traversals: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt, which the chain still knew."""
+    session: str = ""
+    """The number under which the chain's stages know it, as text: it may have more digits than JSON's readers keep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,12 @@ class WeightsServer:
         self._reads = threading.BoundedSemaphore(concurrent_reads)
         self._lock = threading.Lock()
         self._digests: dict[tuple[str, str], bytes] = {}
+        self._sent_bytes: dict[str, int] = {}
+
+    def sent_bytes(self) -> dict[str, int]:
+        """Of weights, by the node that they went to."""
+        with self._lock:
+            return dict(self._sent_bytes)
 
     def serve(self, link: Link) -> None:
         """Serve one link until it ends."""
@@ -63,6 +69,9 @@ class WeightsServer:
                         return
                     reply, body = self._answer(message)
                     link.send(reply, body)
+                    if isinstance(reply, TensorBytes):
+                        with self._lock:
+                            self._sent_bytes[link.peer] = self._sent_bytes.get(link.peer, 0) + reply.size
             except LinkClosedError:
                 return
             except LinkError as error:

@@ -36,6 +36,7 @@ from shardcompute.wire.messages import (
 from shardcompute.wire.pump import LinkPump
 from shardcompute.wire.tcp import TcpTransport
 from shardcompute.wire.transports import Transports, default_transports
+from shardcompute.wire.warmth import WarmthPolicy, choose_warmth
 
 __all__ = [
     "CODECS",
@@ -73,9 +74,11 @@ __all__ = [
     "TcpTransport",
     "Transport",
     "Transports",
+    "WarmthPolicy",
     "Welcome",
     "WireLimits",
     "check_message",
+    "choose_warmth",
     "default_transports",
     "find_codec",
     "negotiate",

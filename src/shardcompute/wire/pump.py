@@ -18,6 +18,7 @@ from shardcompute.core.errors import LinkClosedError, LinkError
 from shardcompute.wire.framing import Body
 from shardcompute.wire.links import Link
 from shardcompute.wire.messages import Message
+from shardcompute.wire.warmth import Warmth, WarmthPolicy
 
 
 class LinkPump:
@@ -31,12 +32,15 @@ class LinkPump:
         *,
         capacity_frames: int = 64,
         on_sent: Callable[[int, float], None] | None = None,
+        warmth: WarmthPolicy | None = None,
     ) -> None:
-        """`on_sent` hears, in the sending thread, how many bytes of a body went out and in how many seconds."""
+        """`on_sent` hears, in the sending thread, how many bytes of a body went out and in how many seconds. With
+        `warmth` the link is padded while nothing is queued."""
         self.link = link
         self._on_message = on_message
         self._on_closed = on_closed
         self._on_sent = on_sent
+        self._warmth = None if warmth is None else Warmth(warmth, time.monotonic())
         self._capacity = capacity_frames
         self._queue: deque[tuple[Message, Body]] = deque()
         self._changed = threading.Condition()
@@ -87,21 +91,32 @@ class LinkPump:
     def _send_all(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_closing or self._queue)
-                if not self._queue:
+                warmth = self._warmth
+                wait_s = None if warmth is None else warmth.wait_s(time.monotonic())
+                self._changed.wait_for(lambda: self._is_closing or self._queue, wait_s)
+                if self._queue:
+                    message, body = self._queue.popleft()
+                    is_padding = False
+                elif self._is_closing or warmth is None:
                     return
-                message, body = self._queue.popleft()
+                else:
+                    message, body = warmth.padding(time.monotonic())
+                    is_padding = True
                 self._changed.notify_all()
             try:
                 started = time.perf_counter()
                 self.link.send(message, body)
-                if self._on_sent is not None:
-                    self._on_sent(
-                        sum(memoryview(part).nbytes for part in body), time.perf_counter() - started
-                    )
+                if not is_padding:
+                    self._note_sent(body, time.perf_counter() - started)
             except Exception as error:
                 self._fail(error, f"sending {type(message).__name__}")
                 return
+
+    def _note_sent(self, body: Body, seconds: float) -> None:
+        if self._warmth is not None:
+            self._warmth.used(time.monotonic())
+        if self._on_sent is not None:
+            self._on_sent(sum(memoryview(part).nbytes for part in body), seconds)
 
     def _receive_all(self) -> None:
         what = "receiving"

@@ -67,7 +67,8 @@ calling = {
     "max_tokens": 200,
     "messages": [{"role": "user", "content": "What is the weather in Rome?"}],
     "tools": [weather],
-    "tool_choice": {"type": "any"},
+    "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+    "extra_body": {"temperature": 0},
 }
 used = client.messages.create(**calling)
 assert used.stop_reason == "tool_use", used

@@ -70,7 +70,7 @@ assert all(a.embedding == b.embedding for a, b in zip(vectors, plain, strict=Tru
 assert abs(sum(x * x for x in vectors[0].embedding) - 1) < 1e-4
 
 
-class Place(pydantic.BaseModel):
+class Place(pydantic.BaseModel, extra="forbid"):
     city: Literal["Rome", "Oslo"]
 
 
@@ -85,6 +85,8 @@ called = client.chat.completions.create(
     messages=ask,
     tools=[{"type": "function", "function": weather}],
     tool_choice="required",
+    parallel_tool_calls=False,
+    temperature=0,
     max_tokens=200,
 )
 assert Place.model_validate_json(called.choices[0].message.tool_calls[0].function.arguments)
@@ -94,6 +96,8 @@ with client.responses.stream(
     input=ask,
     tools=[{"type": "function", **weather, "strict": True}],
     tool_choice={"type": "function", "name": "weather"},
+    parallel_tool_calls=False,
+    temperature=0,
     max_output_tokens=200,
 ) as stream:
     for _ in stream:

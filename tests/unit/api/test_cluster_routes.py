@@ -14,17 +14,23 @@ from shardcompute.api import Limits, create_app
 from shardcompute.cluster_client import ClusterClient
 from shardcompute.control import events as happened
 from shardcompute.core.errors import AuthError, BackendError, QueueFullError, UnknownModelError, UsageError
+from shardcompute.core.generation import Delta, TokenChoice
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin import ClusterAdmin
 from shardcompute.node.service import Load
 from shardcompute.node.views import ClusterView
+from shardcompute.web import page_routes
 from support.fake_cluster import NOW_S, FakeCluster, serving_cluster
+from support.tiny_checkpoint import save_tiny_llama
 
 LOCAL = "http://127.0.0.1"
 PATHS = {
     "/cluster/state",
     "/cluster/events",
     "/cluster/requests",
+    "/cluster/usage",
+    "/cluster/catalogue",
+    "/cluster/pulls",
     "/cluster/plan",
     "/cluster/models",
     "/cluster/models/{model}",
@@ -412,3 +418,50 @@ def test_an_answer_that_is_not_ours() -> None:
     transport = httpx.MockTransport(lambda request: httpx.Response(200, text="<html>"))
     with ClusterClient(LOCAL, transport=transport) as client, pytest.raises(BackendError, match="understood"):
         client.state()
+
+
+def test_requests_that_were_told_are_not_told_again(ask: Any, cluster: FakeCluster) -> None:
+    for _ in range(3):
+        with cluster.swarm.requests.open("org/tiny", "org/tiny#1", 7):
+            pass
+    first = ask("GET", "/cluster/requests").json()
+    assert ([request["id"] for request in first["data"]], first["ended"]) == (["3", "2", "1"], 3)
+    with cluster.swarm.requests.open("org/tiny", "org/tiny#1", 7):
+        later = ask("GET", f"/cluster/requests?after={first['ended']}").json()
+    assert [request["id"] for request in later["data"]] == ["4"]
+    assert ask("GET", "/cluster/requests?after=-1").status_code == 400
+
+
+def test_usage_is_told_by_key_and_model(ask: Any, cluster: FakeCluster) -> None:
+    with cluster.swarm.requests.open("org/tiny", "org/tiny#1", 7) as entry:
+        entry.saw(Delta(tokens=(TokenChoice(1), TokenChoice(2))))
+    usage = ask("GET", "/cluster/usage").json()
+    [total] = usage["totals"]
+    assert (total["key"], total["model"], total["requests"]) == ("", "org/tiny", 1)
+    assert (total["prompt_tokens"], total["generated_tokens"]) == (7, 2)
+    assert len(usage["minutes"]) == len(usage["hours"]) == 1
+
+
+def test_catalogue_offers_the_default(ask: Any) -> None:
+    [entry] = ask("GET", "/cluster/catalogue").json()["data"]
+    assert (entry["model"], entry["name"]) == ("smollm2", "SmolLM2-135M-Instruct")
+
+
+def test_pulled_model_is_not_served(
+    ask: Any, admin: ClusterAdmin, cluster: FakeCluster, tmp_path: Any
+) -> None:
+    folder = save_tiny_llama(tmp_path / "other")
+    view = ask("POST", "/cluster/pulls", json={"model": str(folder)}).json()
+    assert (view["name"], view["chains"]) == ("other", 0)
+    admin._fetches.join()
+    assert ask("GET", "/cluster/state").json()["fetches"] == []
+    assert cluster.served == []
+
+
+def test_page_needs_no_key_and_everything_else_does(service: Any, admin: ClusterAdmin) -> None:
+    app = create_app(service, api_keys=["key"], admin=admin, page=page_routes())
+    with httpx.Client(transport=Bridge(app), base_url=LOCAL) as client:
+        assert client.get("/").headers["content-type"].startswith("text/html")
+        assert client.get("/page/app.js").status_code == 200
+        assert client.get("/cluster/state").status_code == 401
+        assert client.get("/page/nothing.js").status_code == 401

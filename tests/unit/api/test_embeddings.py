@@ -98,12 +98,12 @@ def test_ollama_cuts_what_is_too_long(app: Any, call: Any, service: Any) -> None
     assert call(app, "POST", "/api/embed", json={**long, "dimensions": 3}).status_code == 400
 
 
-def test_tokenizer_info(app: Any, call: Any) -> None:
+def test_tokenizer_info(app: Any, call: Any, fakes: Any) -> None:
     assert call(app, "GET", "/tokenizer_info").json() == {
         "tokenizer_class": "shardcompute",
         "model_max_length": 64,
         "bos_token": "<bos>",
         "eos_token": "<eos>",
-        "chat_template": "{{ messages }}",
+        "chat_template": fakes.ByteCodec().chat_template_source(),
     }
     assert call(app, "GET", "/tokenizer_info?model=nope").status_code == 404

@@ -4,7 +4,7 @@ from itertools import count
 from typing import Any
 
 from shardcompute.api import create_app
-from shardcompute.api.metrics import Counter, Gauge, Histogram
+from shardcompute.api.metric_kinds import Counter, Gauge, Histogram
 from shardcompute.core.errors import QueueFullError
 from shardcompute.node.service import HopTraffic, Load
 

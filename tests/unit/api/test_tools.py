@@ -222,6 +222,8 @@ def test_free_text_is_free_until_a_call_begins(fakes: Any) -> None:
     whole = b'<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
     assert _after(fakes, codec, list(whole[:14])) == {ord("n")}
     assert _after(fakes, codec, list(whole)) == {ord("\n"), fakes.EOS}
+    taught: Any = Codec(fakes, "{{ messages }}")
+    assert _after(fakes, taught, list(whole)) == {fakes.EOS}
 
 
 def test_a_mark_that_is_a_special_token_is_used_and_shown(fakes: Any) -> None:
@@ -255,3 +257,25 @@ def test_a_template_without_system_messages_gets_the_tools_in_the_first_one(fake
     assert prompt.endswith("hi")
     with pytest.raises(UsageError, match="no system"):
         encode_with_tools(codec, [{"role": "system", "content": "x"}], [WEATHER])
+
+
+class Picky(Codec):
+    """Writes down the names of calls and insists, as Mistral's templates do, on nine letters or digits."""
+
+    def encode_chat(self, messages: Any, **options: Any) -> list[int]:
+        ids = [call["id"] for message in messages for call in message.get("tool_calls", ())]
+        ids += [message["tool_call_id"] for message in messages if "tool_call_id" in message]
+        assert all(len(call_id) == 9 and call_id.isalnum() for call_id in ids)
+        return [len(set(ids)), len(ids)]
+
+
+def test_names_of_calls_fit_the_template(fakes: Any) -> None:
+    call = {"id": "call_of_another_server", "type": "function", "function": {"name": "f", "arguments": {}}}
+    history = [
+        {"role": "assistant", "content": "", "tool_calls": [call, {**call, "id": "abcdefgh9"}]},
+        {"role": "tool", "content": "x", "tool_call_id": "call_of_another_server"},
+        {"role": "tool", "content": "y", "tool_call_id": "abcdefgh9"},
+    ]
+    codec: Any = Picky(fakes, "{{ tools }}[TOOL_CALLS]")
+    assert encode_with_tools(codec, history, []) == [2, 4]
+    assert len(MISTRAL.new_id()) == 9

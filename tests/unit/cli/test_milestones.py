@@ -44,7 +44,15 @@ def test_workers_come_go_and_come_back() -> None:
     assert milestones(joined, lost) == ["attic is lost: it was silent"]
     assert milestones(lost, lost) == []
     assert milestones(lost, _state(_with(incarnation=2))) == ["attic is back: 2 threads, 3.0 GiB of memory"]
-    assert milestones(EMPTY, _state(_with(role="driver"))) == []
+
+
+def test_drivers_come_and_go() -> None:
+    driving = _state(_with(role="driver", api_url="http://attic:8000"))
+    lost = _state(_with(role="driver", status="lost", status_reason="it was silent"))
+    assert milestones(EMPTY, driving) == ["attic joined as a driver, at http://attic:8000"]
+    assert milestones(driving, lost) == ["the driver attic is lost: it was silent"]
+    assert milestones(lost, driving) == ["attic is back as a driver, at http://attic:8000"]
+    assert milestones(driving, driving) == []
 
 
 def test_loads_are_told_of_in_quarters() -> None:

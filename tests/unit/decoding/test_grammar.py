@@ -121,6 +121,7 @@ def test_even_what_follows_the_end_does_not_hurt() -> None:
         (schema_grammar({"type": "array", "uniqueItems": True}), "uniqueItems"),
         (schema_grammar({"$ref": "https://example.org/x"}), "example.org"),
         (schema_grammar({"$ref": "#"}), "no text satisfies"),
+        (schema_grammar({"oneOf": [{"type": "object"}, {"minProperties": 1}]}), "use anyOf"),
         (schema_grammar({"enum": []}), "Unsatisfiable"),
         (schema_grammar([1]), "object or boolean"),
         (Grammar("regex", "[a-"), "unclosed character class"),

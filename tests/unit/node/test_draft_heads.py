@@ -11,9 +11,17 @@ import pytest
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.cli.draft_head import check_fitted
 from shardcompute.core.errors import UsageError
+from shardcompute.core.generation import GenerationRequest, Sampling, Speculation
+from shardcompute.models.spec import cut
 from shardcompute.node.draft_heads import DraftHeadStore
+from shardcompute.node.driver import ChainShape, Driver, DriverLimits
+from shardcompute.node.local import LocalChain
+from shardcompute.node.local_service import LocalService
+from shardcompute.runtime.drafting import DraftLimits, SelfDrafter
 from shardcompute.runtime.lens import decode_lens
 from shardcompute.runtime.lens_fit import fit_lenses
+from shardcompute.runtime.shard import open_head, open_shard
+from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.checkpoint import Checkpoint
 from support.swarm import open_tiny
 from support.tiny_checkpoint import HIDDEN, save_tiny_llama
@@ -66,3 +74,37 @@ def test_text_that_is_given_is_learned_from(checkpoint: Checkpoint) -> None:
     plain = fit_lenses(checkpoint, [2], OPTIONS, tokens=64)
     informed = fit_lenses(checkpoint, [2], OPTIONS, tokens=64, text=text)
     assert not np.allclose(plain[2].weights, informed[2].weights, atol=1e-3)
+
+
+def test_a_chain_in_this_process_drafts_too(checkpoint: Checkpoint) -> None:
+    answers = []
+    for drafter in ("self", "off"):
+        with drafting_service(checkpoint) as service:
+            wish = Speculation("self" if drafter == "self" else "off", tokens=3)
+            request = GenerationRequest((7, 80, 3), 24, Sampling(temperature=0.8, seed=3), speculation=wish)
+            deltas = list(service.stream(request))
+        timings = deltas[-1].timings
+        assert timings is not None
+        assert (timings.drafted_tokens > 0) == (drafter == "self")
+        answers.append([choice for delta in deltas for choice in delta.tokens])
+    assert answers[0] == answers[1]
+
+
+def drafting_service(checkpoint: Checkpoint) -> LocalService:
+    """The model in two stages of this process, the first of which drafts."""
+    head = open_head(checkpoint, options=OPTIONS)
+    drafter = SelfDrafter(head, DraftLimits(context_length=256, confidence=0.0))
+    stages = [
+        StageRuntime(
+            open_shard(checkpoint, stage=stage, options=OPTIONS),
+            is_first=stage.is_first,
+            is_last=stage.is_last,
+            drafter=drafter if stage.is_first else None,
+        )
+        for stage in cut(checkpoint.spec, 2)
+    ]
+    tokenizer = checkpoint.tokenizer()
+    driver = Driver(tokenizer, DriverLimits(checkpoint.spec.vocab_size, 256))
+    chain = LocalChain(stages, driver)
+    driver.connect(chain, ChainShape(1024, stages=2, can_self_draft=True))
+    return LocalService("tiny", tokenizer, driver, chain)

@@ -15,7 +15,7 @@ from shardcompute.models.vocabulary import Vocabulary
 
 _LETTERS = string.ascii_letters + string.digits
 MOST_CALLS = 16
-"""In one answer, where a grammar counts them: a weak model would call for ever."""
+"""A weak model would call for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,8 @@ class CallFormat(Protocol):
     """Texts that may be special tokens."""
     has_own_template: bool
     """Whether the model's chat template tells it of its tools; otherwise we do."""
+    most_calls: int
+    """In one answer, where a grammar counts them."""
 
     def reader(self, names: frozenset[str]) -> CallReader:
         """A reader of one answer of a model that knows tools of these names."""
@@ -75,12 +77,16 @@ class CallFormat(Protocol):
         """Lark rules by which `calls` stands for one to `most` calls."""
         ...
 
-    def words_then_calls(self, marks: Marks) -> str | None:
+    def words_then_calls(self, marks: Marks, most: int) -> str | None:
         """Besides those rules, some by which `answer` stands for free text or calls; None where that cannot be."""
         ...
 
     def new_id(self) -> str:
         """The name of one call."""
+        ...
+
+    def known_id(self, call_id: str) -> str:
+        """A name that somebody else gave a call, as the model's template takes it."""
         ...
 
 

@@ -24,7 +24,10 @@ The results come back to you between <tool_response> and </tool_response>. Call 
 
 
 class GenericFormat(HermesFormat):
+    """A model that was never taught the format does not know when to stop either: held to it, it makes one call."""
+
     has_own_template = False
+    most_calls = 1
 
 
 def explain(

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardcompute.api.tools.call_format import ArgumentsRule, Marks, Tool, object_rules, random_letters
+from shardcompute.api.tools.call_format import (
+    MOST_CALLS,
+    ArgumentsRule,
+    Marks,
+    Tool,
+    object_rules,
+    random_letters,
+)
 from shardcompute.api.tools.events import Event, Said, merged, split_before
 from shardcompute.api.tools.json_calls import CallObject
 
@@ -87,27 +94,28 @@ class HermesReader:
 class HermesFormat:
     marks: tuple[str, ...] = (OPEN, CLOSE)
     has_own_template = True
+    most_calls = MOST_CALLS
 
     def reader(self, names: frozenset[str]) -> HermesReader:
         return HermesReader()
 
     def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
-        begun = f'{marks.term(OPEN)} "\\n" call "\\n" {marks.term(CLOSE)}'
-        return "\n".join(
-            [
-                f'calls: marked ("\\n" marked){{0,{most - 1}}}' if most > 1 else "calls: marked",
-                f"marked: {begun}",
-                object_rules(tools, "arguments", arguments),
-            ]
-        )
+        marked = f'marked: {marks.term(OPEN)} "\\n" call "\\n" {marks.term(CLOSE)}'
+        return f"calls: marked {_more(most)}\n{marked}\n{object_rules(tools, 'arguments', arguments)}"
 
-    def words_then_calls(self, marks: Marks) -> str | None:
-        rest = f'"\\n" call "\\n" {marks.term(CLOSE)}'
-        more = '("\\n" marked){0,15}'
+    def words_then_calls(self, marks: Marks, most: int) -> str | None:
+        rest = f'"\\n" call "\\n" {marks.term(CLOSE)} {_more(most)}'
         text = "TEXT: /(.|\\n)*/"
         if marks.is_token(OPEN):
-            return f"answer: TEXT | TEXT {marks.term(OPEN)} {rest} {more}\n{text}"
-        return f'answer: TEXT | trigger {rest} {more}\ntrigger[lazy]: TEXT "{OPEN}"\n{text}'
+            return f"answer: TEXT | TEXT {marks.term(OPEN)} {rest}\n{text}"
+        return f'answer: TEXT | trigger {rest}\ntrigger[lazy]: TEXT "{OPEN}"\n{text}'
 
     def new_id(self) -> str:
         return f"call_{random_letters(24)}"
+
+    def known_id(self, call_id: str) -> str:
+        return call_id
+
+
+def _more(most: int) -> str:
+    return f'("\\n" marked){{0,{most - 1}}}' if most > 1 else ""

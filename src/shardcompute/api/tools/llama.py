@@ -78,6 +78,7 @@ class LlamaReader:
 class LlamaFormat:
     marks: tuple[str, ...] = (TAG,)
     has_own_template = True
+    most_calls = 1
 
     def reader(self, names: frozenset[str]) -> LlamaReader:
         return LlamaReader(names)
@@ -85,8 +86,11 @@ class LlamaFormat:
     def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
         return f"calls: call\n{object_rules(tools, 'parameters', arguments)}"
 
-    def words_then_calls(self, marks: Marks) -> str | None:
+    def words_then_calls(self, marks: Marks, most: int) -> str | None:
         return None
 
     def new_id(self) -> str:
         return f"call_{random_letters(24)}"
+
+    def known_id(self, call_id: str) -> str:
+        return call_id

@@ -5,10 +5,12 @@ Names of calls are nine letters or digits, because the models' templates insist 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 
 from shardcompute.api.tools.call_format import (
+    MOST_CALLS,
     ArgumentsRule,
     Marks,
     Tool,
@@ -22,6 +24,7 @@ from shardcompute.api.tools.json_calls import CallObject, JsonText
 OPEN, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _NAME = re.compile(r"\s*([^\s\[{]+)(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*(?=\{)")
 _NAME_CHARS = 512
+_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 class MistralReader:
@@ -109,6 +112,7 @@ class MistralFormat:
 
     marks: tuple[str, ...] = (OPEN, ARGS, CALL_ID)
     has_own_template = True
+    most_calls = MOST_CALLS
 
     def __init__(self, *, has_args_mark: bool = False) -> None:
         self._has_args_mark = has_args_mark
@@ -128,9 +132,12 @@ class MistralFormat:
             lines.append(f"arguments_{index}: {arguments(tool)}")
         return "\n".join(lines)
 
-    def words_then_calls(self, marks: Marks) -> str | None:
+    def words_then_calls(self, marks: Marks, most: int) -> str | None:
         # Only where the mark is a token of its own can free text not run into it.
         return "answer: TEXT calls?\nTEXT: /(.|\\n)*/" if marks.is_token(OPEN) else None
 
     def new_id(self) -> str:
         return random_letters(9)
+
+    def known_id(self, call_id: str) -> str:
+        return call_id if _ID.fullmatch(call_id) else hashlib.sha256(call_id.encode()).hexdigest()[:9]

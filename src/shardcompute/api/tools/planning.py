@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shardcompute.api.tools.call_format import (
-    MOST_CALLS,
     ArgumentsRule,
     CallFormat,
     Marks,
@@ -61,13 +60,14 @@ class ToolPlan:
         return None
 
     def _lark(self, arguments: ArgumentsRule, text_rule: str | None) -> str | None:
-        calls = self.format.calls(self.tools, self.marks, MOST_CALLS if self.is_parallel else 1, arguments)
+        most = self.format.most_calls if self.is_parallel else 1
+        calls = self.format.calls(self.tools, self.marks, most, arguments)
         if self.choice == "required":
             return f"start: calls\n{calls}\n"
         if text_rule is not None:
             return f"start: calls | text\ntext: {text_rule}\n{calls}\n"
-        answer = self.format.words_then_calls(self.marks)
-        return None if answer is None or not self.is_parallel else f"start: answer\n{answer}\n{calls}\n"
+        answer = self.format.words_then_calls(self.marks, most)
+        return None if answer is None else f"start: answer\n{answer}\n{calls}\n"
 
 
 def plan_tools(
@@ -98,6 +98,7 @@ def encode_with_tools(
     if call_format.has_own_template:
         described = [tool.described() for tool in tools]
         options: dict[str, Any] = {"tools": described} if tools else {}
+        messages = [_with_known_ids(message, call_format) for message in messages]
         return codec.encode_chat(messages, add_generation_prompt=add_generation_prompt, **options)
     if not tools and not any(m["role"] == "tool" or m.get("tool_calls") for m in messages):
         return codec.encode_chat(messages, add_generation_prompt=add_generation_prompt)
@@ -110,3 +111,13 @@ def encode_with_tools(
             raise
         told = explain(messages, tools, has_system_role=False)
         return codec.encode_chat(told, add_generation_prompt=add_generation_prompt)
+
+
+def _with_known_ids(message: Mapping[str, Any], call_format: CallFormat) -> dict[str, Any]:
+    renamed = dict(message)
+    if "tool_call_id" in message:
+        renamed["tool_call_id"] = call_format.known_id(message["tool_call_id"])
+    if "tool_calls" in message:
+        calls = message["tool_calls"]
+        renamed["tool_calls"] = [{**call, "id": call_format.known_id(call["id"])} for call in calls]
+    return renamed

@@ -4,7 +4,7 @@ import { announce, h, mark, say } from "./dom.js";
 import { follow } from "./feed.js";
 import { icon } from "./icons.js";
 import { offerSignIn } from "./signin.js";
-import { store, subscribe } from "./store.js";
+import { changed, store, subscribe } from "./store.js";
 import { setUpTheme } from "./theme.js";
 import { createChat } from "./views/chat.js";
 import { createCluster } from "./views/cluster.js";
@@ -81,6 +81,7 @@ buildRail();
 setUpTheme(document.getElementById("theme-button"));
 offerSignIn(document.getElementById("key-button"));
 addEventListener("hashchange", () => show({ isMove: true }));
+addEventListener("resize", changed);
 subscribe(() => {
   showConnection();
   show();

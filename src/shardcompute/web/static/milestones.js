@@ -4,7 +4,8 @@ import { bytes, layers, plural } from "./format.js";
 
 const isLive = (node) => node !== undefined && node.status !== "lost" && node.status !== "gone";
 
-export function milestones(before, after) {
+/** `served` is who served each chain when it last did; a repair is told as one step, however many looks it takes. */
+export function milestones(before, after, served) {
   if (before === null) return [];
   const lines = [];
   const old = new Map(before.nodes.map((node) => [node.id, node]));
@@ -12,7 +13,7 @@ export function milestones(before, after) {
   const name = (id) => names.get(id) ?? id.slice(0, 8);
   for (const node of after.nodes) lines.push(...nodeLines(old.get(node.id), node));
   const chains = new Map(before.chains.map((chain) => [chain.id, chain]));
-  for (const chain of after.chains) lines.push(...chainLines(chains.get(chain.id), chain, name));
+  for (const chain of after.chains) lines.push(...chainLines(chains.get(chain.id), chain, name, served.get(chain.id)));
   const models = new Map(after.models.map((model) => [model.name, model]));
   for (const model of before.models) if (!models.has(model.name)) lines.push({ text: `${model.name} is no longer served` });
   for (const fetch of after.fetches) {
@@ -44,12 +45,11 @@ function* nodeLines(old, node) {
   for (const each of node.failures) if (!known.has(each.reason)) yield { text: `${node.name} could not load ${each.model}: ${each.reason}`, tone: "bad" };
 }
 
-function* chainLines(old, chain, name) {
+function* chainLines(old, chain, name, former) {
   if (old && old.status === chain.status && old.epoch === chain.epoch) return;
   if (chain.status === "ready") {
     const way = chain.stages.map((stage) => `${name(stage.node)} (${stage.start}–${stage.stop - 1})`).join(" → ");
-    const former = new Set(old?.stages.map((stage) => stage.node) ?? []);
-    const replacing = old ? chain.stages.filter((stage) => !former.has(stage.node)).map((stage) => name(stage.node)) : [];
+    const replacing = former ? chain.stages.filter((stage) => !former.has(stage.node)).map((stage) => name(stage.node)) : [];
     const who = replacing.length ? `; ${replacing.join(", ")} took over` : "";
     yield { text: `${chain.model} is served by ${way}${who}`, tone: "good" };
   } else if (chain.status === "recovering") {

@@ -13,6 +13,7 @@ const KEYS = {
 };
 
 const hues = new Map();
+const servedBy = new Map();
 const listeners = new Set();
 let isScheduled = false;
 
@@ -76,7 +77,8 @@ export function takeChange(change) {
 function note(before, after) {
   for (const node of after.nodes) hueOf(node.id);
   const at = Date.now() / 1000;
-  const lines = milestones(before, after).map((line) => ({ at, ...line, id: `${at}-${Math.random()}` }));
+  const lines = milestones(before, after, servedBy).map((line) => ({ at, ...line, id: `${at}-${Math.random()}` }));
+  for (const chain of after.chains) if (chain.status === "ready") servedBy.set(chain.id, new Set(chain.stages.map((stage) => stage.node)));
   if (lines.length) store.news = [...lines.reverse(), ...store.news].slice(0, MOST_NEWS);
 }
 

@@ -67,7 +67,7 @@ function makeStage() {
     say(range, layers(stage.start, stage.stop));
     const gone = store.cluster.nodes.find((node) => node.id === stage.node)?.status;
     item.classList.toggle("is-lost", gone === "lost" || gone === "gone");
-    say(time, stage.fraction < 1 ? `${percent(stage.fraction)} loaded` : stage.timing ? `${seconds(stage.timing.compute_s)} a step` : stage.predicted_s ? `about ${seconds(stage.predicted_s)}` : "");
+    say(time, stage.fraction < 1 ? `${percent(stage.fraction)} loaded` : stage.timing ? `${seconds(stage.timing.compute_s)} / step` : stage.predicted_s ? `about ${seconds(stage.predicted_s)}` : "");
     item.title = `${nameOf(stage.node)}: ${layers(stage.start, stage.stop)}, ${bytes(stage.memory_bytes)}`;
   };
   return item;

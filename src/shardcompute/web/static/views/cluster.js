@@ -76,7 +76,7 @@ function createStats() {
     say(tiles[2].value, bytes(used));
     say(tiles[2].note, `of ${bytes(room)} on ${plural(live.length, "machine")}`);
     say(tiles[3].value, percent(view.load.kv_used_fraction));
-    say(tiles[3].note, "of the memory for conversations");
+    say(tiles[3].note, "of conversation memory");
     mark(tiles[3].value, "data-tone", view.load.kv_used_fraction > 0.9 ? "warn" : null);
   }
   return { element, update };

@@ -84,8 +84,10 @@ function words(node, view) {
   if (!isLive(node)) return node.status_reason || `it is ${node.status}`;
   if (node.loading.length) return `fetches ${layers(node.loading[0].start, node.loading[0].stop)}: ${percent(node.loading[0].fraction)}`;
   if (node.failures.length) return `could not load ${node.failures[0].model}: ${node.failures[0].reason}`;
+  const spare = view.chains.flatMap((chain) => chain.standbys.map((standby) => `${standby.node} ${chain.id} ${standby.start}`));
+  const isSpare = node.layers.length > 0 && node.layers.every((each) => spare.includes(`${node.id} ${each.chain} ${each.start}`));
   const held = node.layers.map((each) => `${layers(each.start, each.stop)}${view.models.length > 1 ? ` of ${each.model}` : ""}`);
-  if (held.length) return `${node.is_standby ? "stands by with" : "holds"} ${held.join(", ")}`;
+  if (held.length) return `${node.is_standby || isSpare ? "stands by with" : "holds"} ${held.join(", ")}`;
   return node.is_standby ? "stands by" : "has nothing to do";
 }
 

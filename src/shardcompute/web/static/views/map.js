@@ -6,23 +6,26 @@ import { h, keyed, mark, s, say } from "../dom.js";
 import { bandwidth, bytes, layers, plural, seconds } from "../format.js";
 import { hueOf, isLive } from "../store.js";
 
-const WIDTH = 760, HEIGHT = 440, MIDDLE = { x: WIDTH / 2, y: HEIGHT / 2 };
+const WIDE = 680, NARROW = 400, HEIGHT = 430; // A phone gets a picture of its own, or nobody could read it there.
 const FEW = 10; // Up to here everything has its label and every link its line.
 const pairOf = (a, b) => (a < b ? `${a} ${b}` : `${b} ${a}`);
 
 export function createMap(onPick) {
   const links = s("g", { class: "map-links" }), ways = s("g", { class: "map-ways" }), labels = s("g", { class: "map-labels" });
   const nodes = s("g", { class: "map-nodes" });
-  const element = s("svg", { class: "map", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img" }, links, ways, nodes, labels);
+  const element = s("svg", { class: "map", role: "img" }, links, ways, nodes, labels);
   const legend = h("span", { class: "muted small" });
-  let drawn = null;
+  let drawn = null, width = 0;
 
   function update(view) {
+    const fitting = element.clientWidth < 480 ? NARROW : WIDE;
     // Load changes every second; the picture only when machines, links or chains do.
-    if (drawn && ["nodes", "links", "chains", "driver"].every((name) => drawn[name] === view[name])) return;
+    if (drawn && fitting === width && ["nodes", "links", "chains", "driver"].every((name) => drawn[name] === view[name])) return;
     drawn = view;
+    width = fitting;
+    mark(element, "viewBox", `0 0 ${width} ${HEIGHT}`);
     const chain = view.chains.find((each) => each.status === "ready") ?? view.chains[0];
-    const shown = arrange(view, chain);
+    const shown = arrange(view, chain, width);
     const isSmall = shown.length <= FEW;
     const places = new Map(shown.map((node) => [node.id, node]));
     element.classList.toggle("is-crowded", !isSmall);
@@ -39,21 +42,24 @@ export function createMap(onPick) {
 }
 
 /** Stages in their order, then the others. */
-function arrange(view, chain) {
+function arrange(view, chain, width) {
+  const middle = { x: width / 2, y: HEIGHT / 2 };
   const order = new Map(chain ? chain.stages.map((stage, index) => [stage.node, index]) : []);
   const rank = (node) => order.get(node.id) ?? 1000 + (isLive(node) ? 0 : 1000);
   const around = view.nodes.filter((node) => node.status !== "gone" && node.id !== view.driver)
     .sort((a, b) => rank(a) - rank(b) || a.name.localeCompare(b.name, undefined, { numeric: true }));
   const isSmall = around.length < FEW;
   const driver = view.nodes.find((node) => node.id === view.driver);
-  const hub = { ...(driver ?? {}), id: view.driver, name: driver?.name ?? "coordinator", isHub: true, status: "ready", ...MIDDLE, r: 13 };
+  const hub = { ...(driver ?? {}), id: view.driver, name: driver?.name ?? "coordinator", isHub: true, status: "ready", ...middle, r: 13 };
   const ring = isSmall ? [hub, ...around] : around;
+  const spare = new Set(view.chains.flatMap((each) => each.standbys.map((standby) => standby.node)));
+  const serving = new Set(view.chains.flatMap((each) => each.stages.map((stage) => stage.node)));
   const placed = ring.map((node, index) => {
     // Neighbours on a crowded ring alternate between two orbits.
     const orbit = ring.length > 32 && index % 2 ? 0.78 : 1;
     const angle = -Math.PI / 2 + (index / ring.length) * 2 * Math.PI;
-    const [rx, ry] = isSmall ? [260, 138] : [345, 195];
-    return { ...node, x: MIDDLE.x + Math.cos(angle) * rx * orbit, y: MIDDLE.y - (isSmall ? 24 : 0) + Math.sin(angle) * ry * orbit, r: !isSmall ? (ring.length > 32 ? 9 : 13) : node.isHub ? 18 : 25 };
+    const [rx, ry] = isSmall ? [width / 2 - (width === NARROW ? 70 : 105), 140] : [width / 2 - 25, HEIGHT / 2 - 20];
+    return { ...node, standsBy: !serving.has(node.id) && (node.is_standby || spare.has(node.id)), x: middle.x + Math.cos(angle) * rx * orbit, y: middle.y - (isSmall ? 2 : 0) + Math.sin(angle) * ry * orbit, r: !isSmall ? (ring.length > 32 ? 9 : 13) : node.isHub ? 18 : 25 };
   });
   return isSmall ? placed : [...placed, hub];
 }
@@ -106,14 +112,14 @@ function bendOf(from, to) {
 }
 
 function makeLabel() {
-  const back = s("rect", { rx: 7, height: 18 }), text = s("text", { "text-anchor": "middle" });
+  const back = s("rect", { rx: 8, height: 20 }), text = s("text", { "text-anchor": "middle" });
   const group = s("g", {}, back, text);
   group.refresh = (hop, places) => {
     const at = bendOf(places.get(hop.from), places.get(hop.to));
     const words = [seconds(hop.link.rtt_s), bandwidth(hop.link.bytes_per_s)].filter(Boolean).join(" · ");
     say(text, words);
-    const width = words.length * 6 + 14;
-    mark(back, "width", width); mark(back, "x", (at.x - width / 2).toFixed(1)); mark(back, "y", (at.y - 9).toFixed(1));
+    const width = words.length * 6.6 + 14;
+    mark(back, "width", width); mark(back, "x", (at.x - width / 2).toFixed(1)); mark(back, "y", (at.y - 10).toFixed(1));
     mark(text, "x", at.x.toFixed(1)); mark(text, "y", (at.y + 4).toFixed(1));
   };
   return group;
@@ -137,9 +143,9 @@ function makeNode(node, onPick) {
     const loading = now.loading?.length ? now.loading.reduce((sum, each) => sum + each.fraction, 0) / now.loading.length : null;
     mark(progress, "stroke-dasharray", loading === null ? "0 100" : `${Math.max(2, loading * 100).toFixed(1)} 100`);
     say(name, isSmall ? now.name : "");
-    mark(name, "y", now.r + 19);
+    mark(name, "y", now.isHub ? -now.r - 24 : now.r + 19);
     say(line, isSmall ? caption(now) : "");
-    mark(line, "y", now.r + 34);
+    mark(line, "y", now.isHub ? -now.r - 9 : now.r + 35);
     say(tip, now.isHub ? `${now.name}: requests start and end here` : `${now.name}, ${now.status}: ${now.device}, ${bytes(now.used_bytes)} of ${bytes(now.memory_bytes)}`);
   };
   return group;
@@ -150,7 +156,7 @@ function caption(node) {
   if (!isLive(node)) return node.status;
   if (node.status === "suspected") return "not heard from";
   if (node.loading.length) return `fetches ${layers(node.loading[0].start, node.loading[0].stop)}`;
-  if (node.is_standby) return "stands by";
+  if (node.standsBy) return "stands by";
   return `${node.device} · ${bytes(node.memory_bytes)}`;
 }
 

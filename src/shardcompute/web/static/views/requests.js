@@ -88,7 +88,7 @@ export function createRequests() {
       mark(row, "aria-rowindex", index + 1);
       row.classList.toggle("is-chosen", id === chosen);
       say(when, clock(now.started_at_s));
-      mark(when, "aria-label", `Request ${now.id} at ${clock(now.started_at_s)}: details`);
+      mark(when, "aria-label", `Request ${now.id.slice(0, 8)} at ${clock(now.started_at_s)}: details`);
       say(model, now.model);
       say(state, now.state === "done" && now.finish === "length" ? "cut off" : now.state);
       mark(state, "data-tone", TONES[now.state] ?? "");

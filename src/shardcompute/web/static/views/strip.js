@@ -52,14 +52,18 @@ export function createStrip() {
     const longest = Math.max(0, ...waits.slice(1));
     if (longest > 0) told.push(`longest wait ${seconds(longest)}`);
     if (timings?.drafted_tokens) told.push(`${timings.accepted_tokens} of ${timings.drafted_tokens} drafts accepted`);
-    if (timings?.traversals) told.push(`${plural(timings.traversals, "traversal")}`);
-    if (timings?.compute_s) told.push(`computing ${seconds(timings.compute_s)}`);
-    if (timings?.wire_s) told.push(`network ${seconds(timings.wire_s)}`);
+    if (timings?.traversals) told.push(`${plural(timings.traversals, "traversal")}${traversal(timings)}`);
     if (note) told.push(note);
     say(words, told.join(" · "));
   }
 
   return { element, tick, close: draw, timings: (value) => (timings = value), usage: (value) => (usage = value), note: (value) => (note = value) };
+}
+
+/** Where the time of one goes, as far as the server tells. */
+function traversal({ compute_s, wire_s }) {
+  const parts = [compute_s && `${seconds(compute_s)} computing`, wire_s && `${seconds(wire_s)} network`].filter(Boolean);
+  return parts.length ? `, each ${parts.join(" and ")}` : "";
 }
 
 /** As many bars as fit; each stands for the longest wait of its group, so that none is hidden. */

@@ -32,12 +32,12 @@ export function drawRequest(place, request, close) {
     at += each.s;
     return bar;
   });
-  const facts = [["Model", request.model], ["Chain", request.chain], ["Started", clock(request.started_at_s)], ["Took", seconds(request.elapsed_s)],
+  const facts = [["Id", request.id], ["Model", request.model], ["Chain", request.chain], ["Started", clock(request.started_at_s)], ["Took", seconds(request.elapsed_s)],
     ["Tokens", `${request.prompt_tokens} in, ${request.generated_tokens} out`], ["Speed", request.tokens_per_s ? rate(request.tokens_per_s) : "–"],
     ["Key", request.key || "none asked for"], ["Ended", request.error || request.finish || "running"]];
   if (request.drafted_tokens) facts.push(["Drafts", `${request.accepted_tokens} of ${request.drafted_tokens} accepted in ${plural(request.traversals, "traversal")}`]);
   const button = h("button", { type: "button", class: "ghost square", "aria-label": "Close details", onclick: close }, "✕");
-  place.replaceChildren(h("header", {}, h("h2", {}, `Request ${request.id}`), button),
+  place.replaceChildren(h("header", {}, h("h2", {}, `Request ${request.id.slice(0, 8)}`), button),
     h("div", { class: "stack" }, h("ol", { class: "waterfall", "aria-label": "Phases" }, phases), ...stagesOf(request), h("dl", { class: "facts" }, facts.map(([term, text]) => [h("dt", {}, term), h("dd", {}, text)]))));
   if (hadFocus) button.focus();
 }

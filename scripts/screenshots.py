@@ -1,0 +1,183 @@
+"""Takes the pictures of the page that the documentation shows, from a real cluster of three workers on this machine.
+
+    python scripts/screenshots.py [docs/images]
+
+Needs chromium and the package playwright. The cluster serves the embedded default model, lives in a folder of its
+own and is gone afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-sync",
+)
+DESKTOP = {"width": 1280, "height": 860}
+PHONE = {"width": 390, "height": 844}
+PORT = 8137
+URL = f"http://127.0.0.1:{PORT}"
+WORKERS = ("--workers", "3", "--max-memory", "130M", "--kv-tokens", "2048", "--threads", "1")
+QUESTIONS = ("Why is the sky blue?", "Name three rivers of Europe.", "What is a chain of machines good for?")
+WITHIN_S = 120.0
+
+
+def main() -> None:
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory() as data,
+        running_cluster(Path(data)) as cluster,
+        open_browser() as browser,
+    ):
+        light = open_page(browser, DESKTOP, "light")
+        light.locator(".chain .pill[data-tone=good]").wait_for()
+        for question in QUESTIONS:
+            ask(question)
+        # Somebody dies and is replaced, so that there is something to tell.
+        worker = next(each for each in psutil.Process(cluster).children() if "worker-2" in each.cmdline())
+        worker.kill()
+        light.locator(".news li").filter(has_text="is back").wait_for()
+        light.locator(".chain .pill[data-tone=good]").wait_for()
+        dark, phone = open_page(browser, DESKTOP, "dark"), open_page(browser, PHONE, "light")
+        with asking_on(3):
+            light.wait_for_timeout(8000)
+            for page, name in ((light, "light"), (dark, "dark"), (phone, "phone")):
+                page.goto(f"{URL}/#/cluster")
+                page.wait_for_timeout(1500)
+                page.screenshot(path=folder / f"cluster-{name}.png", full_page=name != "phone")
+        chat(light, folder / "chat-light.png")
+        chat(phone, folder / "chat-phone.png")
+        show_models(light, folder / "models-light.png")
+        show_request(dark, folder / "requests-dark.png")
+        for page, view, name in ((light, "usage", "light"), (dark, "connect", "dark")):
+            page.goto(f"{URL}/#/{view}")
+            page.wait_for_timeout(1200)
+            page.screenshot(path=folder / f"{view}-{name}.png")
+
+
+@contextlib.contextmanager
+def running_cluster(data: Path) -> Iterator[int]:
+    """The id of the coordinator's process."""
+    ports = ("--port", str(PORT), "--cluster-port", "0", "--join-port", "0")
+    command = [
+        sys.executable,
+        "-m",
+        "shardcompute",
+        "up",
+        "--data-dir",
+        str(data / "cluster"),
+        *ports,
+        *WORKERS,
+    ]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for_server()
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def wait_for_server() -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while True:
+        try:
+            urllib.request.urlopen(f"{URL}/version", timeout=5).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+        else:
+            return
+
+
+def ask(question: str) -> None:
+    messages = [{"role": "user", "content": question}]
+    body = {"model": "default", "messages": messages, "max_tokens": 60, "temperature": 0}
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{URL}/v1/chat/completions", json.dumps(body).encode(), headers)
+    urllib.request.urlopen(request, timeout=WITHIN_S).close()
+
+
+@contextlib.contextmanager
+def asking_on(clients: int) -> Iterator[None]:
+    """Keeps the cluster busy until the block ends."""
+    over = threading.Event()
+
+    def go_on() -> None:
+        while not over.is_set():
+            ask(QUESTIONS[0])
+
+    threads = [threading.Thread(target=go_on) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+@contextlib.contextmanager
+def open_browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+def open_page(browser: Any, size: dict[str, int], scheme: str) -> Any:
+    context = browser.new_context(viewport=size, color_scheme=scheme, device_scale_factor=1)
+    context.set_default_timeout(WITHIN_S * 1000)
+    page = context.new_page()
+    page.goto(URL)
+    return page
+
+
+def chat(page: Any, path: Path) -> None:
+    page.goto(f"{URL}/#/chat")
+    for question in QUESTIONS[:2]:
+        page.locator("#chat-text").fill(question)
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="Stop").wait_for(state="hidden")
+        page.locator(".caret").wait_for(state="detached")
+    page.screenshot(path=path)
+
+
+def show_models(page: Any, path: Path) -> None:
+    page.goto(f"{URL}/#/models")
+    page.get_by_role("button", name="Choose").first.click()
+    page.locator(".plan .layers").wait_for()
+    page.screenshot(path=path)
+
+
+def show_request(page: Any, path: Path) -> None:
+    page.goto(f"{URL}/#/requests")
+    page.locator(".request button").first.click()
+    page.locator("aside .waterfall").first.wait_for()
+    page.screenshot(path=path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""What `bench wan` makes of its answers, and that answers that differ are never lost sight of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from shardcompute.bench.wan import Row, WanBench, WanOutcome, find_mismatches
+from shardcompute.bench.wan_cluster import WanServing
+from shardcompute.bench.wan_prompts import pick_prompts, read_prompts
+from shardcompute.bench.wan_report import HEADINGS, MEAN, cells_of, outcome_json, summarise
+from shardcompute.cli import bench_wan
+from shardcompute.cli.main import app
+from shardcompute.core.errors import SourceError, UsageError
+
+PARTS = {"wire_s": 0.08, "stage_queue_s": 0.001, "codec_s": 0.002, "compute_s": 0.017, "draft_s": 0.004}
+
+
+def row(arm: str, prompt: int = 1, *, decode_s: float = 6.3, streams: int = 1, **changes: object) -> Row:
+    values: dict[str, object] = {
+        "ring_ms": 80.0,
+        "arm": arm,
+        "streams": streams,
+        "category": "qa" if prompt < 3 else "math",
+        "prompt": prompt,
+        "group": 0,
+        "group_s": 8.0,
+        "tokens": 64,
+        "prompt_tokens": 20,
+        "first_s": 0.5,
+        "total_s": 7.0,
+        "text": "yes",
+        "timings": {
+            "decode_s": decode_s,
+            "traversals": 21,
+            "drafted_tokens": 60,
+            "accepted_tokens": 42,
+            "bytes_per_token": 4224,
+            **PARTS,
+        },
+    }
+    return Row(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_speed_and_speedup_by_category_and_in_the_mean() -> None:
+    rows = [
+        row("plain", 1),
+        row("auto", 1, decode_s=3.15),
+        row("auto", 3, decode_s=6.3),
+        row("plain", 3, decode_s=6.3),
+    ]
+    summaries = {(s.category, s.arm): s for s in summarise(rows)}
+    assert list(summaries) == [
+        ("qa", "plain"), ("qa", "auto"), ("math", "plain"), ("math", "auto"), (MEAN, "plain"), (MEAN, "auto"),
+    ]  # fmt: skip
+    assert summaries["qa", "plain"].tokens_per_s == pytest.approx(10.0)
+    assert summaries["qa", "auto"].speedup == pytest.approx(2.0)
+    assert summaries[MEAN, "auto"].speedup == pytest.approx(1.5)
+    fast = summaries["qa", "auto"]
+    assert fast.tokens_per_traversal == pytest.approx(3.0)
+    assert fast.acceptance == pytest.approx(0.7)
+    assert fast.traversal_s == pytest.approx(0.1)
+    assert fast.parts == PARTS
+    assert cells_of(fast) == ("80", "1", "qa", "auto", "20.0", "2.00", "3.00", "70%", "100", "0.50", "4,224")
+    assert len(HEADINGS) == len(cells_of(fast))
+
+
+def test_streams_together_count_by_their_sum() -> None:
+    rows = [row("plain", n, streams=4, group_s=8.0) for n in range(4)]
+    rows += [row("auto", n, streams=4, group_s=4.0) for n in range(4)]
+    plain, auto = summarise(rows)
+    assert plain.category == auto.category == MEAN
+    assert plain.tokens_per_s == pytest.approx(4 * 64 / 8.0)
+    assert auto.speedup == pytest.approx(2.0)
+
+
+def test_servers_that_say_nothing_are_summarised_all_the_same() -> None:
+    summary, _ = summarise([row("plain", timings={})])
+    assert summary.tokens_per_s == pytest.approx(63 / 6.5)
+    assert summary.traversal_s is summary.acceptance is summary.tokens_per_traversal is None
+    assert cells_of(summary)[6:9] == ("", "", "")
+
+
+def test_answers_that_differ_are_found() -> None:
+    rows = [row("plain"), row("ngram"), row("auto", text="no"), row("auto", 2, text="no")]
+    [wrong] = find_mismatches(rows)
+    assert (wrong.prompt, wrong.arm, wrong.text, wrong.expected) == (1, "auto", "no", "yes")
+
+
+def test_the_command_fails_when_answers_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row("plain"), row("auto", text="no")]
+    outcome = WanOutcome("links", rows, find_mismatches(rows), ["one", "two"])
+    monkeypatch.setattr("shardcompute.bench.wan.run_wan_bench", lambda bench, say: outcome)
+    monkeypatch.setattr(bench_wan, "_serving", lambda *arguments: WanServing("model"))
+    file = tmp_path / "out" / "wan.json"
+    done = CliRunner().invoke(app, ["bench", "wan", "--data", "x.jsonl", "--json", str(file)])
+    assert done.exit_code == bench_wan.MISMATCHED
+    assert "DIFFER" in done.stderr
+    assert "prompt 1 (qa), auto" in done.stderr
+    written = json.loads(file.read_text(encoding="utf-8"))
+    assert [each["text"] for each in written["rows"]] == ["yes", "no"]
+    assert len(written["mismatches"]) == 1
+    assert written["summaries"]
+
+
+def test_raw_rows_are_kept() -> None:
+    written = outcome_json(WanOutcome("links", [row("plain")], [], ["one"]), {"mbit": 100})
+    assert written["rows"][0]["timings"]["traversals"] == 21
+    json.dumps(written)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"arms": ["plain", "magic"]}, {"arms": []}, {"ring_ms": []}, {"streams": [0]}]
+)
+def test_what_cannot_be_measured_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        WanBench(WanServing("model"), Path("x"), **changes)  # type: ignore[arg-type]
+
+
+def test_prompts_take_turns_by_category(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    lines = [
+        {"id": n, "category": category, "turns": ["x" * size, "again"]}
+        for n, (category, size) in enumerate([("a", 1), ("a", 2), ("a", 9000), ("b", 3), ("a", 4)])
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n\n", encoding="utf-8")
+    prompts = read_prompts(path)
+    assert [prompt.id for prompt in prompts] == [0, 1, 3, 4]
+    assert [prompt.id for prompt in pick_prompts(prompts, 2)] == [0, 3, 1]
+
+
+def test_data_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(SourceError):
+        read_prompts(tmp_path / "missing")
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"id": 1}\n', encoding="utf-8")
+    with pytest.raises(UsageError, match="line 1"):
+        read_prompts(path)
+    path.write_text("", encoding="utf-8")
+    with pytest.raises(UsageError, match="no prompts"):
+        read_prompts(path)
+
+
+def test_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from shardcompute.bench.wan_plots import plot_wan
+
+    rows = [row("plain", 1), row("auto", 1, decode_s=3.0), row("plain", 3), row("auto", 3)]
+    paths = plot_wan(summarise(rows), tmp_path)
+    assert [path.name for path in paths] == ["speedup-80ms.png", "traversal.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
