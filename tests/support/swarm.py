@@ -56,7 +56,7 @@ from shardcompute.wire import Link
 from support.lab_links import LabNetwork, wait_until
 
 KV_TOKENS = 4096
-STILL = PlacementPolicy(min_gain=1e9)
+STILL = PlacementPolicy(latency_weight=1.0, min_gain=1e9)
 """As few machines as hold the model, the others stand by; a chain that serves is left alone."""
 SPREAD = PlacementPolicy(latency_weight=0.0, machine_price=0.0, min_gain=1e9)
 """Every machine takes part, whatever room it has."""
@@ -486,7 +486,7 @@ class Alone:
 @contextmanager
 def _constant_measurements() -> Iterator[None]:
     with (
-        mock.patch.object(worker_room, "measure_seconds_per_byte", return_value=1e-9),
+        mock.patch.object(worker_room, "measure_seconds_per_byte", return_value=3e-12),
         mock.patch.object(worker_room, "measure_layer", return_value=1e-4),
         mock.patch.object(worker_room, "probe_link", _reach),
         mock.patch.object(driver_room, "probe_link", _reach),

@@ -1,4 +1,4 @@
-"""The page over a cluster that computes: three workers, real links, a worker that dies mid-sentence, another model."""
+"""The page over a cluster that computes: workers, real links, one that dies mid-sentence, another model."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ LIVE_ROWS = ".chain[data-chain^='tiny#'] .layers:not(.standbys) li"
 
 @pytest.fixture
 def lab(tiny: Path, tmp_path: Path) -> Iterator[LabSwarm]:
-    """Two of three machines hold the model, the third stands by."""
-    with swarm(tmp_path, tiny, layers=(4, 4, 4), stages=2, standbys=1) as lab:
+    """Three machines hold the model, a fourth stands by: none has room for more."""
+    with swarm(tmp_path, tiny, layers=(2, 2, 2, 2), stages=3, standbys=1) as lab:
         yield lab
 
 
@@ -69,9 +69,9 @@ def ask(page: Any, text: str, most_tokens: int) -> None:
 def test_machines_their_layers_and_an_answer(browser: Any, url: str, lab: LabSwarm) -> None:
     with watched_page(browser, url) as (page, _):
         page.goto(url)
-        page.locator(".machines > li").nth(2).wait_for()
-        assert page.locator(".machines > li").count() == 3
-        assert page.locator(".map-nodes > g.node:not(.is-hub)").count() == 3
+        page.locator(".machines > li").nth(3).wait_for()
+        assert page.locator(".machines > li").count() == 4
+        assert page.locator(".map-nodes > g.node:not(.is-hub)").count() == 4
         assert shown_rows(page) == layer_rows(lab)
         wait_for(page, ".standbys li", "stands by")
         ask(page, "Hi", 24)
@@ -82,7 +82,7 @@ def test_machines_their_layers_and_an_answer(browser: Any, url: str, lab: LabSwa
         page.locator(".request button").first.click()
         wait_for(page, "aside dd", "24 out")
         stages = page.locator("aside .waterfall").nth(1).locator("li").all_inner_texts()
-        assert [text.split("\n")[0] for text in stages[:2]] == [name for name, _ in layer_rows(lab)]
+        assert [text.split("\n")[0] for text in stages[:3]] == [name for name, _ in layer_rows(lab)]
         page.get_by_role("link", name="Usage").click()
         page.locator("tbody tr td").nth(2).wait_for()
         assert page.locator("tbody tr td").all_inner_texts()[:3] == ["no key", "tiny", "1"]
@@ -91,7 +91,7 @@ def test_machines_their_layers_and_an_answer(browser: Any, url: str, lab: LabSwa
 def test_answer_goes_on_while_a_worker_is_replaced(browser: Any, url: str, lab: LabSwarm) -> None:
     with watched_page(browser, url) as (page, _):
         page.goto(url)
-        page.locator(LIVE_ROWS).nth(1).wait_for()
+        page.locator(LIVE_ROWS).nth(2).wait_for()
         victim, name = lab.stage(1), lab.stage(1).folder.name
         lab.freeze(victim)
         # Nothing comes from a frozen stage, so the answer cannot be over before the worker is.
@@ -131,11 +131,15 @@ def test_another_model_is_planned_loaded_and_unloaded(
             assert may_load.wait(60)
         load_now(self, command, key)
 
+    lab.add_worker(4)
+    lab.wait_until(
+        lambda: [n.status for n in lab.state.nodes.values()] == ["ready"] * 5, "a worker with room"
+    )
     with mock.patch.object(LabWorker, "_load_now", wait_then_load), watched_page(browser, url) as (page, _):
         page.goto(f"{url}/#/models")
         page.get_by_label("Model", exact=True).fill(str(tinier))
         page.get_by_role("button", name="Preview").click()
-        wait_for(page, ".plan .layers li", "layers 0–1")
+        wait_for(page, ".plan .layers li", "layer")
         wait_for(page, ".plan .reasons li", "machine")
         page.get_by_role("button", name="Load", exact=True).click()
         try:

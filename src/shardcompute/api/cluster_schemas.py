@@ -52,7 +52,9 @@ class TokenOrder(ClusterBody):
         86_400, description="Seconds from now; at most 366 days."
     )
     max_uses: int | None = Field(None, ge=1, lt=2**31, description="Machines that may join with it.")
-    role: Literal["worker", "driver"] | None = Field(None, description="As what they may join; null: as either.")
+    role: Literal["worker", "driver"] | None = Field(
+        None, description="As what they may join; null: as either."
+    )
 
 
 class KeyOrder(ClusterBody):

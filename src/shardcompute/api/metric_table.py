@@ -144,7 +144,10 @@ NODE_MEMORY = MetricRow(
     ("shardcompute_node_memory_bytes",), "gauge", ("node", "name"), "Memory that a machine offers."
 )
 NODE_USED = MetricRow(
-    ("shardcompute_node_weights_bytes",), "gauge", ("node", "name"), "Weights in a machine's memory."
+    ("shardcompute_node_used_bytes",),
+    "gauge",
+    ("node", "name"),
+    "Memory that a machine's layers take, with what they remember.",
 )
 NODES_LOST = MetricRow(
     ("shardcompute_nodes_lost_total",), "counter", (), "Times that a machine was given up as lost."

@@ -62,6 +62,7 @@ class TimingsReply(ReplyBody):
     generated_tokens: int
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
+    cached_tokens: int = 0
     traversals: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0

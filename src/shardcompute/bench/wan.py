@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ def run_wan_bench(bench: WanBench, say: Say) -> WanOutcome:
     prompts = pick_prompts(read_prompts(bench.data), bench.per_category)
     with emulated_homes(bench.workers, bench.emulator) as network:
         say(f"starting a cluster on {len(network.machines)} machines ({network.emulator})")
-        with wan_cluster(network, bench.serving) as cluster:
+        with wan_cluster(network, _with_drafters(bench)) as cluster:
             stages = cluster.stage_machines()
             rows: list[Row] = []
             for ring_ms in bench.ring_ms:
@@ -123,6 +123,14 @@ def run_wan_bench(bench: WanBench, say: Say) -> WanOutcome:
                 network.impose(initial_conditions(topology, network.machines))
                 rows += _measure_ring(bench, cluster, prompts, ring_ms, say)
     return WanOutcome(str(network.emulator), rows, find_mismatches(rows), stages)
+
+
+def _with_drafters(bench: WanBench) -> WanServing:
+    """Drafters that only work where the cluster was started with them."""
+    options = bench.serving.options
+    if "self" in bench.arms and "--self-draft" not in options:
+        options = (*options, "--self-draft")
+    return replace(bench.serving, options=options)
 
 
 @contextlib.contextmanager

@@ -136,13 +136,15 @@ def _check_member(folder: Path) -> Iterator[Finding]:
     """A worker or driver that has joined can reach its coordinator and has papers that are good."""
     from shardcompute.cli import checks
     from shardcompute.core.errors import ShardComputeError
+    from shardcompute.node.local_state import DRIVER_FILE
     from shardcompute.node.membership import MEMBER_FILE, open_member
     from shardcompute.security.certificates import parse_certificate
     from shardcompute.security.names import Role
 
     if not (folder / MEMBER_FILE).exists():
         return
-    role = Role.DRIVER if folder.name == "driver" else Role.WORKER
+    is_driver = (folder / DRIVER_FILE).exists() or folder.name == "driver"
+    role = Role.DRIVER if is_driver else Role.WORKER
     try:
         member = open_member(folder, role)
     except ShardComputeError as error:

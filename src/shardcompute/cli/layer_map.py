@@ -26,26 +26,26 @@ def draw_map(view: ClusterView, width: int = 80) -> list[str]:
         lines.append(f"{model.name}: {model.status}, {count_of(model.layer_count, 'layer')}")
         chains = [chain for chain in view.chains if chain.model == model.name]
         for chain in chains:
-            lines += ["", *draw_chain(chain, model.layer_count, names, width)]
+            lines += ["", *draw_chain(chain, names, width)]
         lines += ["", *_draw_nodes(view.nodes, model, chains, width), ""]
     return [cut(line, width) for line in lines[:-1]] or [
         "no model is served; shardcompute load MODEL adds one"
     ]
 
 
-def draw_chain(chain: ChainView, layer_count: int, names: Mapping[str, str], width: int) -> Iterator[str]:
+def draw_chain(chain: ChainView, names: Mapping[str, str], width: int) -> Iterator[str]:
     """A headline, the row of blocks with its bottleneck marked below, and a line for each block."""
     one = chain.predicted_tokens_per_s_one_stream
     yield f"{chain.id}: {chain.status}{'' if one is None else f', expect {format_rate(one)}'}"
     slowest = bottleneck_of(chain, names)
-    labels = [f"{number} {names.get(stage.node, stage.node)}" for number, stage in enumerate(chain.stages, 1)]
-    row, below = draw_blocks(chain.stages, labels, layer_count, width - 2, slowest)
-    yield f"  {row}"
-    if below:
-        yield f"  {below}"
-    rows = [
-        _block_row(number, stage, names, stage is slowest) for number, stage in enumerate(chain.stages, 1)
-    ]
+    numbered = list(enumerate(chain.stages, 1))
+    most = max(1, (width - 3) // (_LEAST_BLOCK + 1))
+    for at in range(0, len(numbered), most):
+        labels = [
+            f"{number} {names.get(stage.node, stage.node)}" for number, stage in numbered[at : at + most]
+        ]
+        yield from draw_blocks(chain.stages[at : at + most], labels, width - 2, slowest)
+    rows = [_block_row(number, stage, names, stage is slowest) for number, stage in numbered]
     if rows:
         yield from (f"  {line}" for line in aligned(rows).splitlines())
     yield from wrapped(chain.bottleneck, width)
@@ -63,10 +63,10 @@ def bottleneck_of(chain: ChainView, names: Mapping[str, str]) -> StageView | Non
 
 
 def draw_blocks(
-    stages: Sequence[StageView], labels: Sequence[str], layer_count: int, width: int, marked: StageView | None
-) -> tuple[str, str]:
+    stages: Sequence[StageView], labels: Sequence[str], width: int, marked: StageView | None
+) -> Iterator[str]:
     """`[== 1 laptop ==|= 2 box =]`, as wide as the layers are many, and marks below one of the blocks."""
-    sizes = block_sizes([stage.stop - stage.start for stage in stages], layer_count, width - len(stages) - 1)
+    sizes = block_sizes([stage.stop - stage.start for stage in stages], width - len(stages) - 1)
     cells, below, at = [], "", 1
     for stage, label, size in zip(stages, labels, sizes, strict=True):
         fill = "=" if stage.is_loaded else "+"
@@ -75,7 +75,9 @@ def draw_blocks(
         if stage is marked:
             below = _mark_below(at, size, width)
         at += size + 1
-    return f"[{'|'.join(cells)}]", below
+    yield f"  [{'|'.join(cells)}]"
+    if below:
+        yield f"  {below}"
 
 
 def _mark_below(at: int, size: int, width: int) -> str:
@@ -86,13 +88,11 @@ def _mark_below(at: int, size: int, width: int) -> str:
     return f"{word} {arrows}".rjust(at + size)
 
 
-def block_sizes(layers: Sequence[int], layer_count: int, room: int) -> list[int]:
-    """How wide each block is: in proportion, but wide enough to be seen, and together no more than `room`."""
-    if not layers:
-        return []
+def block_sizes(layers: Sequence[int], room: int) -> list[int]:
+    """How wide each block is: in proportion, but wide enough to be seen, and together as wide as there is room."""
     least = max(1, min(_LEAST_BLOCK, room // len(layers)))
     spare = max(0, room - least * len(layers))
-    shares = [spare * count / max(1, layer_count) for count in layers]
+    shares = [spare * count / sum(layers) for count in layers]
     sizes = [least + int(share) for share in shares]
     # What rounding left over goes to those that lost most by it.
     left = min(len(layers), int(sum(shares) + 1e-6) - sum(map(int, shares)))

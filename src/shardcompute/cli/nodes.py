@@ -39,6 +39,8 @@ def nodes(
 
     if json and map:
         raise UsageError("--map is for people, --json for programs", hint="give one of the two")
+    if everyone and map:
+        raise UsageError("nodes that have left hold no layers to draw", hint="give --all or --map")
     screen = open_screen()
     picture = _picture(is_map=map, has_everyone=everyone)
     with open_cluster(url, api_key, data_dir) as client:

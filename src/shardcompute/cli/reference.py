@@ -39,7 +39,8 @@ def _command_parts(command: Any, path: str) -> Iterator[str]:
     """A command's section, and those of its subcommands."""
     arguments = [param for param in command.params if param.param_type_name == "argument"]
     options = [param for param in command.params if param.param_type_name == "option" and not param.hidden]
-    children = getattr(command, "commands", None) or {}
+    commands = getattr(command, "commands", None) or {}
+    children = {name: child for name, child in commands.items() if not child.hidden}
     usage = [path, "[OPTIONS]", *map(_argument_usage, arguments), *(["COMMAND …"] if children else [])]
     yield f"## {path}"
     yield f"```text\n{' '.join(usage)}\n```"

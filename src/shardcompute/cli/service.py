@@ -28,7 +28,7 @@ _RUNS = {"up": "up", "join": "worker", "driver": "driver"}
 
 app = typer.Typer(help="Keep up, join or driver running in the background.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="|".join(ACTIONS), help="Which of them.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help=f"Which of them: {', '.join(ACTIONS)}.")]
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -41,9 +41,9 @@ class Kept(msgspec.Struct, frozen=True):
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 def install(
     ctx: typer.Context,
-    command: Annotated[str, typer.Argument(metavar="|".join(ACTIONS), help="What to run.")],
+    command: Annotated[str, typer.Argument(metavar="NAME", help=f"What to run: {', '.join(ACTIONS)}.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="OPTIONS", help="Its own arguments and options.")
+        list[str] | None, typer.Argument(metavar="ARGUMENTS", help="Its own arguments and options.")
     ] = None,
     print_only: Annotated[bool, typer.Option(_PRINT, help="Show the file and change nothing.")] = False,
 ) -> None:

@@ -74,7 +74,8 @@ def _redraw(client: ClusterClient, picture: Picture, screen: Screen) -> None:
             live.update(Group(*frame, Text(note, style, no_wrap=True)), refresh=True)
 
         def complain(error: ShardComputeError) -> None:
-            show(f"{time.strftime('%H:%M:%S')} {error.message} Trying again; Ctrl-C leaves", "yellow")
+            since = time.strftime("%H:%M:%S")
+            show(cut(f"{since}, trying again, Ctrl-C leaves: {error.message}", _width(screen)), "yellow")
 
         for view in _views(client, complain):
             width, height = _width(screen), screen.out.height - 1

@@ -10,7 +10,6 @@ from itertools import accumulate
 from shardcompute.control.state import Assignment, Model
 from shardcompute.models.spec import Layer, ModelSpec
 
-
 LAYER_OVERHEAD_BYTES = 3_500_000
 """What a layer costs besides reading its weights (norms, attention, calls), as bytes read in the same time. Measured
 on CPUs with a model whose head is thirteen times a layer's bytes and five times its work."""

@@ -236,7 +236,7 @@ class RequestLog:
 
 def _log_end(view: RequestView) -> None:
     log.info(
-        "request %s %s after %.3f s: %d prompt tokens (%d cached), %d generated%s",
+        "request %s ended (%s) after %.3f s: %d prompt tokens (%d cached), %d generated%s",
         view.id,
         view.finish or view.state,
         view.elapsed_s,

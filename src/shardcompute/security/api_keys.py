@@ -81,7 +81,9 @@ class KeyBook:
         """The book in which the key with this id (with or without `sk-sc-`) opens nothing."""
         wanted = KEY_PREFIX + key_id.removeprefix(KEY_PREFIX)
         if wanted not in {record.key_id for record in self.records}:
-            raise UsageError(f"There is no API key {key_id_of(wanted)}", hint="list the keys to see their ids")
+            raise UsageError(
+                f"There is no API key {key_id_of(wanted)}", hint="list the keys to see their ids"
+            )
         return KeyBook(
             tuple(
                 replace(record, is_revoked=True) if record.key_id == wanted else record

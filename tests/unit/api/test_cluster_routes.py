@@ -18,6 +18,7 @@ from shardcompute.core.generation import Delta, TokenChoice
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin import ClusterAdmin
 from shardcompute.node.service import Load
+from shardcompute.node.usage import CALLER
 from shardcompute.node.views import ClusterView
 from shardcompute.web import page_routes
 from support.fake_cluster import NOW_S, FakeCluster, serving_cluster
@@ -465,3 +466,24 @@ def test_page_needs_no_key_and_everything_else_does(service: Any, admin: Cluster
         assert client.get("/page/app.js").status_code == 200
         assert client.get("/cluster/state").status_code == 401
         assert client.get("/page/nothing.js").status_code == 401
+
+
+def test_generations_know_the_public_name_of_their_key(fakes: Any, admin: ClusterAdmin) -> None:
+    callers = []
+
+    class Service(fakes.FakeService):  # type: ignore[misc]
+        def generate(self, model: str, request: Any) -> Any:
+            callers.append(CALLER.get())
+            return super().generate(model, request)
+
+    own = admin.create_key("laptop")
+    app = create_app(Service(), api_keys=["given"], verify_key=admin.verify_key, admin=admin)
+    with httpx.Client(transport=Bridge(app), base_url=LOCAL) as client:
+        for key in (own.key, "given"):
+            headers = {"authorization": f"Bearer {key}"}
+            body = {"model": "org/tiny", "prompt": "hi"}
+            assert client.post("/v1/completions", headers=headers, json=body).status_code == 200
+    assert callers[0] == own.id
+    assert callers[1].startswith("key-")
+    assert "given" not in callers[1]
+    assert CALLER.get() == ""

@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
+NOTHING_CACHED = {"prompt_tokens_details": {"cached_tokens": 0}}
+
 
 def test_continues_a_text(complete: Any, service: Any, fakes: Any) -> None:
     body = complete().json()
     assert body["object"] == "text_completion"
     assert body["choices"] == [{"index": 0, "text": "Hello", "logprobs": None, "finish_reason": "stop"}]
-    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8} | NOTHING_CACHED
     assert body["timings"]["decode_s"] == 1.0
     assert service.requests[0].prompt == (fakes.BOS, ord("h"), ord("i"))
     assert service.requests[0].max_tokens == 16
@@ -112,7 +114,7 @@ def test_a_stream_of_several_prompts_keeps_their_indices(complete: Any, service:
         assert chunk["usage"] is None
     assert texts == {0: "Hello", 1: "Bye"}
     assert usage["choices"] == []
-    assert usage["usage"] == {"prompt_tokens": 4, "completion_tokens": 8, "total_tokens": 12}
+    assert usage["usage"] == {"prompt_tokens": 4, "completion_tokens": 8, "total_tokens": 12} | NOTHING_CACHED
     assert done == "[DONE]"
 
 

@@ -12,6 +12,8 @@ from shardcompute.core.generation import Delta
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 
+NOTHING_CACHED = {"prompt_tokens_details": {"cached_tokens": 0}}
+
 
 def test_the_shape_of_a_chat_stream(chat: Any, fakes: Any) -> None:
     response = chat(stream=True)
@@ -39,7 +41,7 @@ def test_usage_comes_last_when_asked_for(chat: Any, fakes: Any) -> None:
     *chunks, usage, _ = fakes.events(response.text)
     assert all(chunk["usage"] is None for chunk in chunks)
     assert usage["choices"] == []
-    assert usage["usage"] == {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+    assert usage["usage"] == {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12} | NOTHING_CACHED
 
 
 def test_streamed_logprobs_cover_every_token(chat: Any, service: Any, fakes: Any) -> None:

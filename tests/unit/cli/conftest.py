@@ -16,6 +16,10 @@ from shardcompute.core.generation import Delta, GenerationRequest, Timings, Toke
 from shardcompute.node.local_service import EngineOptions
 from shardcompute.node.service import ServedModel
 
+from .cluster_lab import lab, recognised, server
+
+__all__ = ["lab", "recognised", "server"]
+
 
 class FakeTokenizer:
     """A token is a character's code; a chat renders as `role:content|`."""
@@ -41,6 +45,7 @@ class FakeService:
     requests: list[GenerationRequest] = field(default_factory=list)
     is_closed: bool = False
     cancelled: int = 0
+    timings: Timings | None = None
 
     @property
     def prompts(self) -> list[str]:
@@ -51,7 +56,7 @@ class FakeService:
 
     def stream(self, request: GenerationRequest) -> Iterator[Delta]:
         self.requests.append(request)
-        timings = Timings(0.1, 0.5, 2.0, len(request.prompt), 5)
+        timings = self.timings or Timings(0.1, 0.5, 2.0, len(request.prompt), 5)
         try:
             for step in self.script:
                 if isinstance(step, BaseException):

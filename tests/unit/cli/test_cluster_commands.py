@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
-from shardcompute.api import create_app
 from shardcompute.cli import cluster_text, remote
 from shardcompute.cli.cluster_access import ClusterAddress, find_cluster
 from shardcompute.cli.durations import format_duration, parse_duration
@@ -22,102 +18,23 @@ from shardcompute.cli.following import follow_load
 from shardcompute.cluster_client import ClusterClient
 from shardcompute.control import events as happened
 from shardcompute.core.errors import CancelledError, CapacityError, SourceError, UsageError
-from shardcompute.core.settings import Settings
-from shardcompute.node.admin import ClusterAdmin
-from shardcompute.node.views import ClusterView, FetchView
-from support.fake_cluster import MODEL, NOW_S, FakeCluster, serving_cluster
+from shardcompute.node.views import FetchView
+from support.fake_cluster import MODEL, NOW_S
 
+from .cluster_lab import HERE, Lab, Server, event, say_running
 from .conftest import Opening
 
 Cli = Callable[..., Any]
-HERE = ("--url", "http://127.0.0.1:8000")
-
-
-class Bridge(httpx.BaseTransport):
-    """A synchronous way into an ASGI application."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        async def run() -> httpx.Response:
-            forwarded = httpx.Request(
-                request.method, request.url, headers=request.headers, content=request.read()
-            )
-            response = await httpx.ASGITransport(app=self._app).handle_async_request(forwarded)
-            content = await response.aread()
-            return httpx.Response(response.status_code, headers=response.headers, content=content)
-
-        return asyncio.run(run())
-
-
-@dataclass
-class Lab:
-    """A cluster, what speaks for it, and what happens in it between one look of a watcher and the next."""
-
-    cluster: FakeCluster
-    admin: ClusterAdmin
-    script: list[Callable[[], Any]] = field(default_factory=list)
-    addresses: list[tuple[str, str | None]] = field(default_factory=list)
-
-    def watch(self) -> Iterator[ClusterView]:
-        yield self.admin.state()
-        for step in self.script:
-            step()
-            yield self.admin.state()
-
-
-@pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    """Commands that connect reach this cluster, whatever the address."""
-    cluster = serving_cluster(500, 500, 500)
-    settings = Settings(data_dir=tmp_path, offline=True)
-    with ClusterAdmin(cluster, settings, clock=lambda: NOW_S) as admin:  # type: ignore[arg-type]
-        lab = Lab(cluster, admin)
-        app = create_app(object(), admin=admin)  # type: ignore[arg-type]
-
-        class Connected(ClusterClient):
-            def __init__(self, url: str, *, api_key: str | None = None) -> None:
-                lab.addresses.append((url, api_key))
-                super().__init__(url, api_key=api_key, transport=Bridge(app))
-
-            def watch(self) -> Generator[ClusterView, None, None]:
-                yield from lab.watch()
-
-        monkeypatch.setattr("shardcompute.cluster_client.ClusterClient", Connected)
-        yield lab
 
 
 # Where the cluster is
 
 
-def _say_running(folder: Path, **fields: Any) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    process = psutil.Process()
-    told = {
-        "pid": os.getpid(),
-        "create_time_s": process.create_time(),
-        "started_at_s": 0.0,
-        "api_url": "http://127.0.0.1:9000",
-        "api_key": "sk-own",
-        **fields,
-    }
-    path = folder / "cluster.json"
-    path.touch(0o600)
-    path.write_text(json.dumps(told))
-
-
-@pytest.fixture
-def recognised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process counts as one of ours, however the tests were started."""
-    monkeypatch.setattr("shardcompute.node.local_state._PROGRAM", "")
-
-
 def test_the_cluster_on_this_machine_is_found(cli: Cli, home: Path, lab: Lab, recognised: None) -> None:
-    _say_running(home / "cluster")
+    say_running(home / "cluster")
     assert cli("status").exit_code == 0
     assert cli("status", "--api-key", "other").exit_code == 0
-    _say_running(home / "elsewhere", api_url="http://127.0.0.1:9001", api_key="")
+    say_running(home / "elsewhere", api_url="http://127.0.0.1:9001", api_key="")
     assert cli("ps", "--data-dir", str(home / "elsewhere")).exit_code == 0
     assert lab.addresses == [
         ("http://127.0.0.1:9000", "sk-own"),
@@ -130,7 +47,7 @@ def test_the_cluster_on_this_machine_is_found(cli: Cli, home: Path, lab: Lab, re
 def test_what_a_crash_left_behind_is_no_cluster(
     cli: Cli, home: Path, lab: Lab, recognised: None, fields: dict[str, Any]
 ) -> None:
-    _say_running(home / "cluster", **fields)
+    say_running(home / "cluster", **fields)
     result = cli("status")
     assert result.exit_code == 2
     assert "no cluster runs on this machine" in result.stderr
@@ -208,13 +125,16 @@ def test_nodes_as_table_map_and_json(cli: Cli, lab: Lab) -> None:
     assert "former" not in table
     assert "former" in cli("nodes", "--all", *HERE).stdout
     drawn = cli("nodes", "--map", *HERE).stdout.splitlines()
-    assert drawn[0].startswith("org/tiny, 6 layers: # serves")
-    rows = {line.split()[0]: line.split()[1] for line in drawn[1:]}
+    assert drawn[0] == "org/tiny: serving, 6 layers"
+    assert max(map(len, drawn)) <= 80
+    legend = drawn.index("# serves, + loads, o stands by, - on its disk, . nothing")
+    rows = {line.split()[0]: line.split()[1] for line in drawn[legend + 1 :]}
     assert set(rows) == {"A", "B", "C"}
     for stage in lab.admin.state().chains[0].stages:
         assert rows[stage.node.upper()][stage.start : stage.stop] == "#" * (stage.stop - stage.start)
     assert len(json.loads(cli("nodes", "--json", *HERE).stdout)) == 3
     assert cli("nodes", "--json", "--map", *HERE).exit_code == 2
+    assert cli("nodes", "--all", "--map", *HERE).exit_code == 2
 
 
 def test_ps(cli: Cli, lab: Lab) -> None:
@@ -377,6 +297,39 @@ def test_tokens_are_made_listed_and_revoked(cli: Cli, lab: Lab) -> None:
     assert told["expires_at_s"] == 86_400
 
 
+def test_keys_are_made_listed_and_revoked(cli: Cli, lab: Lab) -> None:
+    assert "there is no key" in cli("key", "list", *HERE).stderr
+    made = cli("key", "create", "laptop", *HERE)
+    assert made.exit_code == 0
+    secret = made.stdout.strip()
+    (kept,) = lab.admin.keys()
+    assert lab.cluster.verify_key(secret).label == kept.label == "laptop"
+    listed = cli("key", "list", *HERE)
+    assert listed.stdout.splitlines()[1].split()[:3] == [kept.id, "laptop", "good"]
+    assert secret not in listed.output + made.stderr
+    assert cli("key", "revoke", kept.id, *HERE).exit_code == 0
+    (told,) = json.loads(cli("key", "list", "--json", *HERE).stdout)
+    assert (told["id"], told["is_revoked"]) == (kept.id, True)
+    assert json.loads(cli("key", "create", "--json", *HERE).stdout)["key"].startswith("sk-")
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        (("status",), dict),
+        (("nodes",), list),
+        (("ps",), list),
+        (("plan", "org/tiny", "--weights", "int8"), dict),
+        (("token", "list"), list),
+        (("key", "list"), list),
+    ],
+)
+def test_listings_are_one_document_each(cli: Cli, lab: Lab, command: tuple[str, ...], kind: type) -> None:
+    result = cli(*command, "--json", *HERE)
+    assert (result.exit_code, result.stderr, result.stdout.count("\n")) == (0, "", 1)
+    assert isinstance(json.loads(result.stdout), kind)
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("90", 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400), ("7D", 604_800), (" 2w ", 1_209_600)],
@@ -406,59 +359,6 @@ def test_durations_in_words() -> None:
 # Conversations
 
 
-def _event(value: Any) -> str:
-    return f"data: {json.dumps(value)}\n\n"
-
-
-@dataclass
-class Server:
-    """Answers tokens and completions as a server of `served` would."""
-
-    served: list[str] = field(default_factory=lambda: ["org/tiny", "org/other"])
-    pieces: list[str] = field(default_factory=lambda: ["Pa", "ris"])
-    ending: str = "[DONE]"
-    bodies: list[Any] = field(default_factory=list)
-
-    def __call__(self, request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/v1/models":
-            return httpx.Response(200, json={"data": [{"id": name} for name in self.served]})
-        body = json.loads(request.content)
-        self.bodies.append((request.url.path, body))
-        if request.url.path == "/tokenize":
-            text = body.get("prompt") or "".join(f"{m['role']}:{m['content']}|" for m in body["messages"])
-            return httpx.Response(200, json={"tokens": [ord(character) for character in text]})
-        timings = {
-            "queue_s": 0.1,
-            "prefill_s": 0.5,
-            "decode_s": 2.0,
-            "prompt_tokens": 8,
-            "generated_tokens": 5,
-        }
-        events = [_event({"choices": [{"text": piece, "finish_reason": None}]}) for piece in self.pieces]
-        if self.ending == "[DONE]":
-            events += [_event({"choices": [{"text": "", "finish_reason": "stop"}], "timings": timings})]
-            events += ["data: [DONE]\n\n"]
-        else:
-            events += [self.ending]
-        return httpx.Response(200, content="".join(events).encode())
-
-    @property
-    def prompts(self) -> list[str]:
-        return ["".join(map(chr, body["prompt"])) for path, body in self.bodies if path == "/v1/completions"]
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Server:
-    server = Server()
-
-    class Connected(ClusterClient):
-        def __init__(self, url: str, *, api_key: str | None = None) -> None:
-            super().__init__(url, api_key=api_key, transport=httpx.MockTransport(server))
-
-    monkeypatch.setattr("shardcompute.cluster_client.ClusterClient", Connected)
-    return server
-
-
 def test_chat_talks_to_the_server(cli: Cli, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["hi", "more", "/exit"]
     monkeypatch.setattr("shardcompute.cli.talk.read_terminal_line", lambda prompt: lines.pop(0))
@@ -472,6 +372,25 @@ def test_chat_talks_to_the_server(cli: Cli, server: Server, monkeypatch: pytest.
     _, body = server.bodies[1]
     assert (body["model"], body["temperature"], body["seed"]) == ("org/tiny", 0.5, 7)
     assert "answer 5 tokens in 2.00 s" in result.stderr
+
+
+def test_speculation_is_asked_for_and_told(cli: Cli, server: Server, opened: Opening) -> None:
+    server.usage = {"prompt_tokens_details": {"cached_tokens": 6}}
+    server.timings |= {"traversals": 2, "drafted_tokens": 3, "accepted_tokens": 2}
+    result = cli("run", "-v", "--speculate", "ngram", "hi there", *HERE)
+    assert result.exit_code == 0
+    assert server.bodies[-1][1]["speculation"] == {"drafter": "ngram"}
+    assert "prompt 8 tokens (6 still known)" in result.stderr
+    assert "2 traversals · 2 of 3 drafted tokens were right" in result.stderr
+    told = json.loads(cli("run", "--json", "hi there", *HERE).stdout)["timings"]
+    assert (told["cached_tokens"], told["traversals"], told["drafted_tokens"], told["accepted_tokens"]) == (
+        6,
+        2,
+        3,
+        2,
+    )
+    assert "speculation" not in server.bodies[-1][1]
+    assert cli("run", "--speculate", "magic", "hi there", *HERE).exit_code == 2
 
 
 def test_chat_chooses_among_what_is_served(cli: Cli, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,7 +420,7 @@ def test_run_asks_the_server(cli: Cli, server: Server, opened: Opening) -> None:
 def test_run_uses_the_cluster_on_this_machine_if_it_serves_the_model(
     cli: Cli, home: Path, server: Server, opened: Opening, recognised: None
 ) -> None:
-    _say_running(home / "cluster")
+    say_running(home / "cluster")
     assert cli("run", "hi there").stdout == "Paris\n"
     assert cli("run", "org/other", "hi").stdout == "Paris\n"
     assert [body["model"] for path, body in server.bodies if path == "/tokenize"] == ["org/tiny", "org/other"]
@@ -526,7 +445,7 @@ def test_run_does_not_fall_back_from_a_server_that_was_named(
 @pytest.mark.parametrize(
     ("ending", "code", "message"),
     [
-        (_event({"error": {"message": "no room", "code": "overloaded"}}), 7, "no room"),
+        (event({"error": {"message": "no room", "code": "overloaded"}}), 7, "no room"),
         ("", 9, "ended the answer in the middle"),
     ],
 )

@@ -14,6 +14,8 @@ import pytest
 from shardcompute.cli import checks
 from shardcompute.cli.checks import Finding
 
+from .cluster_lab import Lab, say_running
+
 Cli = Callable[..., Any]
 NOW_S = 1_800_000_000.0
 
@@ -29,7 +31,8 @@ def test_all_is_well_or_has_a_fix(cli: Cli, home: Path, monkeypatch: pytest.Monk
     assert {"python", "onnxruntime", "memory", "disk", "clock", "port 8000"} <= {
         f["subject"] for f in findings
     }
-    assert all(finding["is_good"] == (not finding["fix"]) for finding in findings)
+    assert all((finding["level"] == "good") == (not finding["fix"]) for finding in findings)
+    assert all(finding["is_good"] == (finding["level"] != "bad") for finding in findings)
     assert result.exit_code == (0 if all(finding["is_good"] for finding in findings) else 1)
     monkeypatch.setattr(checks, "_LEAST_MEMORY_BYTES", 1 << 60)
     result = cli("doctor")
@@ -66,6 +69,63 @@ def test_coordinators_out_of_reach() -> None:
     gone = _only(checks.check_reachable([url]))
     assert "does not answer" in gone.text
     assert "firewall" in gone.fix
+
+
+def test_every_advertised_address_is_tried() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            gone = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        found = list(checks.check_all_reachable([("node a", there), ("node b", gone)]))
+    assert [(finding.subject, finding.level) for finding in found] == [("node a", "good"), ("node b", "bad")]
+    assert "firewall" in found[1].fix
+    assert list(checks.check_all_reachable([])) == []
+
+
+def test_nodes_of_other_versions() -> None:
+    assert _only(checks.check_node_versions("1.0", [("a", "1.0"), ("b", "1.0")])).is_good
+    other = _only(checks.check_node_versions("1.0", [("a", "1.0"), ("b", "0.9")]))
+    assert (other.subject, other.level) == ("version of b", "bad")
+    assert "shardcompute==1.0" in other.fix
+    assert list(checks.check_node_versions("1.0", [])) == []
+
+
+def test_a_running_cluster_is_looked_at_from_outside(
+    cli: Cli, home: Path, lab: Lab, recognised: None
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = f"127.0.0.1:{server.getsockname()[1]}"
+        say_running(home / "cluster", api_url=f"http://{here}")
+        lab.cluster.url = f"tcp://{here}"
+        lab.cluster.join("far", name="far", address="tcp://127.0.0.1:1", version="0.0.1")
+        server.close()
+        found = {finding["subject"]: finding for finding in json.loads(cli("doctor", "--json").stdout)}
+    assert found["node far"]["level"] == "bad"
+    assert "0.0.1" in found["version of far"]["text"]
+    assert "does not answer" in found["HTTP API"]["text"]
+    assert lab.addresses == [(f"http://{here}", "sk-own")]
+
+
+def test_open_files() -> None:
+    assert _only(checks.check_open_files(65_536)).is_good
+    assert "ulimit -n" in _only(checks.check_open_files(256)).fix
+
+
+def test_a_system_without_bbr_gets_a_tip() -> None:
+    assert _only(checks.check_congestion(lambda name: name == "bbr")).level == "good"
+    tip = _only(checks.check_congestion(lambda name: False))
+    assert (tip.level, tip.is_good) == ("tip", True)
+    assert "tcp_bbr" in tip.fix
+
+
+def test_certificates_and_the_clock() -> None:
+    def check(now_s: float) -> Finding:
+        return _only(checks.check_certificate("worker", "home", NOW_S, NOW_S + 86_400 * 90, now_s))
+
+    assert check(NOW_S + 1).is_good
+    assert "clock: it is behind" in check(NOW_S - 7200).fix
+    assert "ran out 10 days ago" in check(NOW_S + 86_400 * 100).text
+    assert "new token" in check(NOW_S + 86_400 * 100).fix
 
 
 def test_clocks() -> None:

@@ -27,6 +27,10 @@ COMMANDS = (
     "list",
     "show",
     "rm",
+    "token",
+    "key",
+    "service",
+    "completion",
     "bench",
 )
 HEAVY = ("onnxruntime", "onnx", "numpy", "tokenizers", "torch", "uvicorn", "starlette", "httpx")

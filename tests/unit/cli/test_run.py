@@ -94,6 +94,10 @@ def test_json_is_one_object(cli: Cli, opened: Opening) -> None:
         "decode_s": 2.0,
         "prefill_tokens_per_s": 16.0,
         "decode_tokens_per_s": 2.0,
+        "cached_tokens": 0,
+        "traversals": 0,
+        "drafted_tokens": 0,
+        "accepted_tokens": 0,
     }
 
 

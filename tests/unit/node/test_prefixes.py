@@ -116,9 +116,7 @@ def test_what_is_kept_can_be_dropped(is_sharing: bool) -> None:
     steps=st.integers(0, 12),
     breaks=st.booleans(),
 )
-def test_any_mixture(
-    requests: list[tuple[int, int, int]], pages: int, steps: int, breaks: bool
-) -> None:
+def test_any_mixture(requests: list[tuple[int, int, int]], pages: int, steps: int, breaks: bool) -> None:
     limits = DriverLimits(vocab_size=30, context_length=120)
     driver, chain = connected(
         replace(SHARING, capacity_tokens=pages * 64), pages=pages, context_length=limits.context_length
@@ -134,4 +132,6 @@ def test_any_mixture(
         driver.connect(chain, replace(SHARING, capacity_tokens=pages * 64))
     chain.run(driver)
     for request, caller in zip(asked, callers, strict=True):
-        assert caller.tokens == continuation(request.prompt, min(request.max_tokens, 120 - len(request.prompt)))
+        assert caller.tokens == continuation(
+            request.prompt, min(request.max_tokens, 120 - len(request.prompt))
+        )

@@ -67,7 +67,7 @@ def test_json_lines_name_the_request(tmp_path: Path) -> None:
             noted.exception("broken")
     ended, debug, failed = map(json.loads, log_path(tmp_path, "driver").read_text().splitlines())
     assert (ended["request"], ended["session"], ended["chain"]) == ("abc", "5", "m#1")
-    assert "request abc stop after" in ended["message"]
+    assert "request abc ended (stop) after" in ended["message"]
     assert list(ended)[:4] == ["time", "level", "logger", "message"]
     assert debug["level"] == "DEBUG"
     assert "0123456789abcdef" not in debug["message"]

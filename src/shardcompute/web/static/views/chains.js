@@ -43,10 +43,17 @@ function makeChain(chain) {
     keyed(standbys, now.standbys, (stage) => `${stage.node} ${stage.start}`, makeStage, (item, stage) => item.refresh(stage, count, true));
     const reason = now.status === "ready" ? now.bottleneck : now.reason || now.bottleneck;
     const short = now.missing_bytes ? ` ${bytes(now.missing_bytes)} are missing.` : "";
-    say(words, reason ? `${sentence(reason)}${short}` : short.trim());
+    say(words, reason ? `${sentence(reason)}${short}${driversOf(now)}` : short.trim());
     words.hidden = !words.textContent;
   };
   return card;
+}
+
+/** Who sends the chain its work, where that is not the coordinator alone. */
+function driversOf(chain) {
+  if (!chain.drivers?.some((each) => each.node !== store.cluster.driver)) return "";
+  const named = chain.drivers.map((each) => `${nameOf(each.node)}${each.round_trip_s === null ? "" : ` (${seconds(each.round_trip_s)} around)`}`);
+  return ` Driven from ${named.join(", ")}.`;
 }
 
 function makeStage() {

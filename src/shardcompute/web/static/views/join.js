@@ -7,7 +7,7 @@ const LIVES = [["an hour", 3600], ["a day", 86_400], ["a week", 604_800]];
 
 export function createJoin() {
   const life = h("select", { id: "join-life" }, LIVES.map(([text, value]) => h("option", { value, selected: value === 86_400 }, text)));
-  const uses = h("select", { id: "join-uses" }, h("option", { value: "" }, "many machines"), h("option", { value: "1" }, "one machine"));
+  const uses = h("select", { id: "join-uses" }, h("option", { value: "" }, "any number"), h("option", { value: "1" }, "one"));
   const button = h("button", { type: "button", class: "primary", onclick: make }, "Make a join line");
   const place = h("div", { class: "stack" });
   const hint = h("p", { class: "muted small" });
@@ -17,7 +17,7 @@ export function createJoin() {
       h("p", { class: "muted small" }, "Install ShardCompute there and paste one line. It measures itself, fetches its share of the weights and takes part."),
       h("div", { class: "pair" },
         h("div", { class: "field" }, h("label", { for: "join-life" }, "Valid for"), life),
-        h("div", { class: "field" }, h("label", { for: "join-uses" }, "Good for"), uses)),
+        h("div", { class: "field" }, h("label", { for: "join-uses" }, "Machines"), uses)),
       button, place, hint));
   let isNear = false;
 

@@ -82,6 +82,7 @@ function makeRow(node) {
 
 function words(node, view) {
   if (!isLive(node)) return node.status_reason || `it is ${node.status}`;
+  if (node.role === "driver") return node.api_url ? `answers clients at ${node.api_url}` : "answers clients";
   if (node.loading.length) return `fetches ${layers(node.loading[0].start, node.loading[0].stop)}: ${percent(node.loading[0].fraction)}`;
   if (node.failures.length) return `could not load ${node.failures[0].model}: ${node.failures[0].reason}`;
   const spare = view.chains.flatMap((chain) => chain.standbys.map((standby) => `${standby.node} ${chain.id} ${standby.start}`));

@@ -6,7 +6,7 @@ import { h, keyed, mark, s, say } from "../dom.js";
 import { bandwidth, bytes, layers, plural, seconds } from "../format.js";
 import { hueOf, isLive } from "../store.js";
 
-const WIDE = 680, NARROW = 400, HEIGHT = 430; // A phone gets a picture of its own, or nobody could read it there.
+const WIDE = 620, NARROW = 400, HEIGHT = 430; // A phone gets a picture of its own, or nobody could read it there.
 const FEW = 10; // Up to here everything has its label and every link its line.
 const pairOf = (a, b) => (a < b ? `${a} ${b}` : `${b} ${a}`);
 
@@ -58,7 +58,7 @@ function arrange(view, chain, width) {
     // Neighbours on a crowded ring alternate between two orbits.
     const orbit = ring.length > 32 && index % 2 ? 0.78 : 1;
     const angle = -Math.PI / 2 + (index / ring.length) * 2 * Math.PI;
-    const [rx, ry] = isSmall ? [width / 2 - (width === NARROW ? 70 : 105), 140] : [width / 2 - 25, HEIGHT / 2 - 20];
+    const [rx, ry] = isSmall ? [width / 2 - (width === NARROW ? 70 : 95), 140] : [width / 2 - 25, HEIGHT / 2 - 20];
     return { ...node, standsBy: !serving.has(node.id) && (node.is_standby || spare.has(node.id)), x: middle.x + Math.cos(angle) * rx * orbit, y: middle.y - (isSmall ? 2 : 0) + Math.sin(angle) * ry * orbit, r: !isSmall ? (ring.length > 32 ? 9 : 13) : node.isHub ? 18 : 25 };
   });
   return isSmall ? placed : [...placed, hub];
@@ -132,7 +132,7 @@ function makeNode(node, onPick) {
   const tip = s("title");
   const group = s("g", { onclick: () => node.isHub || onPick(node.id) }, tip, ring, used, progress, disc, name, line);
   group.refresh = (now, isSmall) => {
-    mark(group, "class", `node is-${now.status} ${now.isHub ? "is-hub" : hueOf(now.id)}`);
+    mark(group, "class", `node is-${now.status} ${now.isHub ? "is-hub" : hueOf(now.id)}${now.role === "driver" ? " is-driver" : ""}`);
     mark(group, "transform", `translate(${now.x.toFixed(1)} ${now.y.toFixed(1)})`);
     for (const circle of [ring, used]) mark(circle, "r", now.r);
     mark(progress, "r", now.r + 5);
@@ -154,6 +154,7 @@ function makeNode(node, onPick) {
 function caption(node) {
   if (node.isHub) return "driver";
   if (!isLive(node)) return node.status;
+  if (node.role === "driver") return "driver";
   if (node.status === "suspected") return "not heard from";
   if (node.loading.length) return `fetches ${layers(node.loading[0].start, node.loading[0].stop)}`;
   if (node.standsBy) return "stands by";

@@ -1,0 +1,75 @@
+"""A worker is emptied, restarted and taken back while somebody is being answered, who notices nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcompute.client import Client
+from support.swarms import Swarm, run, started, swarm_of
+
+pytestmark = pytest.mark.timeout(180)
+SMALL = ("--kv-tokens", "2048", "--threads", "1")
+# Two such machines hold the model together, one does not.
+MEMORY = ("--max-memory", "130M")
+STORY = "Tell me a story about a dragon."
+
+
+def _guest(swarm: Swarm) -> dict[str, Any] | None:
+    nodes = [node for node in swarm.state()["nodes"] if node["name"] == "guest"]
+    return next((node for node in nodes if node["status"] == "ready"), None)
+
+
+def _sent_bytes(swarm: Swarm, node: str) -> float:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{swarm.url}/metrics") as reply:
+        lines = reply.read().decode().splitlines()
+    name = f'shardcompute_weights_sent_bytes_total{{receiver="{node}"}} '
+    return next((float(line.removeprefix(name)) for line in lines if line.startswith(name)), 0.0)
+
+
+def test_a_worker_is_restarted_while_answers_go_on(smollm2_gguf: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cluster"
+    options = ("--data-dir", tmp_path / "guest", "--name", "guest", *MEMORY, "--threads", "1")
+    with (
+        swarm_of(smollm2_gguf, folder, "--workers", "2", *MEMORY, *SMALL) as swarm,
+        Client(swarm.url) as client,
+    ):
+
+        def tell() -> str:
+            return client.chat(STORY, max_tokens=48, temperature=0).text
+
+        undisturbed = tell()
+        with started("join", swarm.token, *options) as guest:
+            swarm.wait_until(lambda: (_guest(swarm) or {}).get("cached"))
+            stop, told = threading.Event(), list[str]()
+            asking = threading.Thread(target=lambda: _ask_until(stop, tell, told))
+            asking.start()
+            try:
+                done = run("drain", "guest", "--data-dir", folder)
+                assert done.returncode == 0, done.stderr
+                assert "guest is empty and has left" in done.stderr
+                assert guest.end() == 0
+                with started("worker", *options) as again:
+                    again.wait_for("registered as")
+                    swarm.wait_until(lambda: _guest(swarm))
+                    returned = _guest(swarm)
+                    assert returned is not None
+                    assert returned["cached"], "it knows what it has on disk"
+                    before = _sent_bytes(swarm, returned["id"])
+                    swarm.wait_until(lambda: (_guest(swarm) or {}).get("layers"))
+                    assert _sent_bytes(swarm, returned["id"]) == before
+            finally:
+                stop.set()
+                asking.join()
+        assert told
+        assert set(told) == {undisturbed}, json.dumps(told)
+
+
+def _ask_until(stop: threading.Event, tell: Any, told: list[str]) -> None:
+    while not stop.is_set():
+        told.append(tell())
