@@ -194,9 +194,9 @@ def wan_cluster(network: EmulatedNetwork, serving: WanServing) -> Iterator[WanCl
         )
         port = network.new_port(first)
         log = folder / "coordinator.log"
-        coordinator = _coordinator_command(network, serving, folder, port, key)
-        stack.enter_context(_running(coordinator, log))
-        token = _await_token(log)
+        command = _coordinator_command(network, serving, folder, port, key)
+        coordinator = stack.enter_context(_running(command, log))
+        token = _await_token(coordinator, log)
         workers = {
             machine: stack.enter_context(
                 _running(
@@ -286,9 +286,9 @@ def _running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[byt
             process.wait()
 
 
-def _await_token(log: Path) -> str:
+def _await_token(coordinator: subprocess.Popen[bytes], log: Path) -> str:
     deadline = time.monotonic() + _READY_S
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and coordinator.poll() is None:
         found = _TOKEN.search(log.read_text(encoding="utf-8", errors="replace"))
         if found is not None:
             return found[1]

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from shardcompute.control import events as happened
 from shardcompute.control.drivers import loosen_drivers
+from shardcompute.control.policy import HealthPolicy
 from shardcompute.control.revisions import claimed_bytes, interrupt, live_node, trim_standbys, with_node
 from shardcompute.control.state import (
     COORDINATOR,
@@ -131,16 +132,25 @@ def _break_link(state: ClusterState, event: happened.LinkBroken) -> ClusterState
     node = live_node(state, event.node)
     if node is None or event.reporter == event.node:
         return state
-    if event.reporter == COORDINATOR:
-        node = replace(
-            node, lease_until_s=min(node.lease_until_s, event.now_s + state.health.lost_after_reset_s)
-        )
-    elif event.reporter != state.driver and live_node(state, event.reporter) is None:
+    is_known = event.reporter in (COORDINATOR, state.driver)
+    if not is_known and live_node(state, event.reporter) is None:
         return state
-    node = replace(node, accusers=tuple(sorted({*node.accusers, event.reporter})))
+    node = _accuse(node, event.reporter, state.health, event.now_s)
     state = loosen_drivers(state, event.reporter, event.node)
     reason = f"the link between {event.reporter} and {event.node} broke"
     return _interrupt_across(with_node(state, node), event.reporter, event.node, reason)
+
+
+def _accuse(node: Node, reporter: str, health: HealthPolicy, now_s: float) -> Node:
+    """A control link that alone was reset leaves the machine as long as silence would to dial again: meanwhile its
+    chains go on. Whoever cannot be reached by others either is most likely dead."""
+    accusers = tuple(sorted({*node.accusers, reporter}))
+    lease_until_s = node.lease_until_s
+    if reporter == COORDINATOR:
+        lease_until_s = max(lease_until_s, now_s + health.lost_after_s)
+    if COORDINATOR in accusers and len(accusers) > 1:
+        lease_until_s = min(lease_until_s, now_s + health.lost_after_reset_s)
+    return replace(node, accusers=accusers, lease_until_s=lease_until_s)
 
 
 def _interrupt_across(state: ClusterState, a: str, b: str, reason: str) -> ClusterState:

@@ -12,7 +12,8 @@ class HealthPolicy(Struct, frozen=True):
     suspect_after_s: float = 1.0
     lost_after_s: float = 1.75
     lost_after_reset_s: float = 0.5
-    """A control link that was reset usually means a dead process: how long we wait for it to dial again."""
+    """A control link that was reset, and a neighbour that cannot reach the machine either, mean a dead process: how
+    long we wait for it to dial again. Without such a neighbour, as long as after a last heartbeat."""
     accusers: int = 2
     """How many neighbours must report a broken link before we suspect the machine behind it."""
     restart_grace_s: float = 10.0

@@ -26,7 +26,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What would be served, instead of serving it."""
     seen: dict[str, Any] = {}
 
-    def create_app(service: object, *, api_keys: list[str] | None) -> str:
+    def create_app(service: object, *, api_keys: list[str] | None, page: object) -> str:
         seen["keys"] = api_keys
         return "app"
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from shardcompute.control import COORDINATOR, needs_rejoin, next_deadline_s, next_health_events
 from shardcompute.control import events as happened
 
@@ -38,11 +40,26 @@ def test_a_late_heartbeat_does_not_turn_time_back(cluster: Any) -> None:
     assert cluster.state.nodes["a"].last_seen_s == 5.0
 
 
-def test_a_reset_control_link_is_suspected_at_once_and_lost_soon(cluster: Any) -> None:
-    cluster.join("a")
-    cluster.tell(happened.LinkBroken(COORDINATOR, "a", 0.1))
+def suspect_after(cluster: Any, *accusations: happened.LinkBroken) -> None:
+    cluster.tell(*accusations)
     [suspected] = next_health_events(cluster.state, 0.1)
     cluster.tell(suspected)
+
+
+def test_a_reset_control_link_alone_leaves_time_to_dial_again(cluster: Any) -> None:
+    cluster.join("a")
+    suspect_after(cluster, happened.LinkBroken(COORDINATOR, "a", 0.1))
+    assert next_health_events(cluster.state, 1.84) == []
+    assert isinstance(next_health_events(cluster.state, 1.85)[0], happened.NodeLost)
+
+
+@pytest.mark.parametrize("reporters", [(COORDINATOR, "b"), ("b", COORDINATOR), ("driver", COORDINATOR)])
+def test_one_that_a_neighbour_cannot_reach_either_is_lost_soon(
+    cluster: Any, reporters: tuple[str, str]
+) -> None:
+    for name in "ab":
+        cluster.join(name)
+    suspect_after(cluster, *(happened.LinkBroken(reporter, "a", 0.1) for reporter in reporters))
     assert next_health_events(cluster.state, 0.59) == []
     assert isinstance(next_health_events(cluster.state, 0.6)[0], happened.NodeLost)
 

@@ -26,6 +26,8 @@ MODULES = {
 }
 CALLS = {"torch.load", "torch.hub.load", "numpy.load", "np.load", "os.system", "os.popen", "runpy.run_path"}
 BUILTINS = {"eval", "exec", "compile", "__import__"}
+HARMLESS = {"get_completion_script"}
+"""It has an argument that is called like a dangerous one: the name of a shell to write a script for."""
 SWITCHES = {"allow_pickle": True, "trust_remote_code": True, "shell": True}
 
 
@@ -42,7 +44,7 @@ def findings(source: str) -> list[str]:
                 found.append(name)
             for keyword in node.keywords:
                 value = getattr(keyword.value, "value", "computed")
-                if keyword.arg in SWITCHES and value is not False:
+                if keyword.arg in SWITCHES and value is not False and name not in HARMLESS:
                     found.append(f"{name}({keyword.arg}={value})")
     return found
 
