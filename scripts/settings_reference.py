@@ -39,4 +39,5 @@ def _defaults() -> str:
     ]
     rows = [f"| {system} | {place} |" for system, place in places]
     table = "\n".join(["| system | data folder |", "| --- | --- |", *rows])
-    return f"Without `SHARDCOMPUTE_HOME` models and state are kept here:\n\n{table}\n\nThe hub is `{settings.DEFAULT_HUB_URL}`."
+    opening = "Without `SHARDCOMPUTE_HOME` models and state are kept here:"
+    return f"{opening}\n\n{table}\n\nThe hub is `{settings.DEFAULT_HUB_URL}`."

@@ -180,14 +180,19 @@ def test_a_link_that_stays_cut_is_planned_around(tmp_path: Path, tiny: Path, alo
         assert (second, first) not in itertools.pairwise(nodes)
 
 
-@pytest.mark.long  # on a busy machine the worker may not be back before it is given up
 def test_a_worker_whose_control_link_alone_breaks(tmp_path: Path, tiny: Path, alone: Alone) -> None:
-    """It dials again and goes on: nothing is loaded or replayed."""
-    with swarm(tmp_path, tiny, layers=(2, 2, 2), stages=3) as lab:
+    """It dials again and goes on: nothing is loaded or replayed, unless that took so long that it was given up."""
+    with swarm(tmp_path, tiny, layers=(2, 2, 2, 2), stages=3, standbys=1) as lab:
         talks = start_streams(lab, alone)
-        incarnation = lab.state.nodes[lab.stage(1).node].incarnation
-        assert lab.network.break_control(lab.stage(1).node) == 1
-        lab.wait_until(lambda: lab.state.nodes[lab.stage(1).node].incarnation > incarnation, "it is back")
+        victim = lab.stage(1)
+        incarnation = lab.state.nodes[victim.node].incarnation
+        statuses: set[str] = set()
+        lab.cluster.coordinator.listen(lambda state: statuses.add(state.nodes[victim.node].status))
+        assert lab.network.break_control(victim.node) == 1
+        lab.wait_until(lambda: lab.state.nodes[victim.node].incarnation > incarnation, "it is back")
         assert_undisturbed(lab, alone, talks)
-        assert all(len(worker.loads) == 1 for worker in lab.workers)
-        assert len(lab.activations) == 1
+        lab.wait_serving(stages=3, standbys=1)
+        assert "suspected" in statuses
+        assert (len(lab.activations) == 1) == ("lost" not in statuses)
+        if "lost" not in statuses:
+            assert all(len(worker.loads) == 1 for worker in lab.workers)

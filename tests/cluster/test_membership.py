@@ -207,3 +207,15 @@ def test_two_models_at_once(tmp_path: Path, tiny: Path, alone: Alone) -> None:
         assert {chain.model for chain in lab.state.live_chains()} == {"tiny", "other"}
         lab.cluster.drop("other")
         assert_undisturbed(lab, alone, start_streams(lab, alone, tokens=30))
+
+
+def test_a_stream_waits_a_while_for_machines_to_come_back(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    with swarm(tmp_path, tiny, layers=(2, 2, 2), stages=3, patience_s=60.0) as lab:
+        [talk] = start_streams(lab, alone, 1)
+        lab.kill(lab.stage(1))
+        lab.wait_until(lambda: not lab.cluster.swarm.is_ready(), "nobody can serve it")
+        with pytest.raises(CapacityError, match="are missing"):
+            lab.ask(greedy(talk.request.prompt, 1))
+        assert not talk.is_over
+        lab.add_worker(2)
+        assert_undisturbed(lab, alone, [talk])

@@ -50,15 +50,16 @@ def test_a_beginning_is_computed_once(tmp_path: Path, tiny: Path, alone: Alone, 
         lab.wait_quiet()
 
 
-def test_what_was_shared_survives_a_machine(tmp_path: Path, tiny: Path, alone: Alone) -> None:
-    """A standby is told the shared rows too, by the log of the stage before it."""
+@pytest.mark.parametrize("stage", [0, 1, 2], ids=["first", "middle", "last"])
+def test_what_was_shared_survives_a_machine(tmp_path: Path, tiny: Path, alone: Alone, stage: int) -> None:
+    """A standby is told the shared rows too: by the log of the stage before it, or by the driver."""
     with swarm(tmp_path, tiny, layers=(2, 2, 2, 2), stages=3, standbys=1) as lab:
         shared = beginning(alone)
         ask(lab, alone, greedy((*shared, 70), TOKENS))
         request = sampled((*shared, 80), 200)
         talk = lab.start(request)
         lab.wait_until(lambda: len(talk.tokens) > 10, "some tokens")
-        lab.kill(lab.stage(1))
+        lab.kill(lab.stage(stage))
         assert talk.result() == alone.answer(replace(request, scope="alone"))
         assert ask(lab, alone, greedy((*shared, 71), TOKENS)).generated_tokens == TOKENS
         lab.wait_quiet()

@@ -11,7 +11,7 @@ import pytest
 from shardcompute.core.generation import GenerationRequest, Sampling
 from shardcompute.decoding import derive_seed
 from support.requests import greedy, mixture, prompts, sampled, scored, stopped
-from support.swarm import Alone, LabSwarm, open_alone, swarm
+from support.swarm import SPREAD, Alone, LabSwarm, open_alone, swarm
 
 ROOMS = {1: (6,), 2: (3, 3), 3: (2, 2, 2), 5: (2, 1, 1, 1, 1)}
 """Room for layers, for each number of workers: only all of them together hold the model."""
@@ -95,7 +95,7 @@ def test_all_kinds_at_once_with_little_memory(tmp_path: Path, tiny: Path, alone:
 def test_the_embedded_model(tmp_path: Path, smollm2_gguf: Path) -> None:
     with (
         open_alone(smollm2_gguf) as service,
-        swarm(tmp_path, smollm2_gguf, layers=(10, 10, 10), stages=3, kv_tokens=1024) as lab,
+        swarm(tmp_path, smollm2_gguf, layers=(14, 14, 14), stages=3, kv_tokens=1024, placing=SPREAD) as lab,
     ):
         alone = Alone(service)
         texts = [

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ def _expressions(value: Any) -> list[str]:
         here = [value[key] for key in ("expr", "query") if isinstance(value.get(key), str)]
         return here + [each for item in value.values() for each in _expressions(item)]
     return [each for item in value for each in _expressions(item)] if isinstance(value, list) else []
+
+
+def test_generated_pages_are_fresh() -> None:
+    script = OPS.parent / "scripts" / "docs_reference.py"
+    done = subprocess.run(
+        [sys.executable, "-B", script, "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 ALERTS = yaml.safe_load((OPS / "alerts.yml").read_text())

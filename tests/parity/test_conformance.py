@@ -27,7 +27,8 @@ from shardcompute.core.settings import Settings
 from shardcompute.core.steps import Opening, Picked, Work
 from shardcompute.models.spec import cut
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.driver import ChainShape, Driver, DriverLimits
+from shardcompute.node.chain_port import ChainShape
+from shardcompute.node.driver import Driver, DriverLimits
 from shardcompute.node.local import LocalChain
 from shardcompute.node.local_service import LocalService
 from shardcompute.runtime.shard import open_shard

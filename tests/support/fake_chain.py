@@ -17,7 +17,8 @@ from shardcompute.core.errors import CapacityError, ShardComputeError, UsageErro
 from shardcompute.core.generation import Delta, GenerationRequest, Speculation, TokenChoice
 from shardcompute.core.steps import Opening, Picked, Work
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.driver import ChainShape, Driver, DriverLimits
+from shardcompute.node.chain_port import ChainShape
+from shardcompute.node.driver import Driver, DriverLimits
 from shardcompute.node.scheduler import Frame
 
 LETTERS = 26

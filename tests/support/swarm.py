@@ -37,9 +37,9 @@ from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node import cluster as cluster_room
 from shardcompute.node import remote_driver as driver_room
 from shardcompute.node import worker as worker_room
+from shardcompute.node.chain_port import Resumption
 from shardcompute.node.cluster import Cluster, ClusterOptions
 from shardcompute.node.commands import Load
-from shardcompute.node.driver import Resumption
 from shardcompute.node.dry_run import size_up
 from shardcompute.node.joining import join_cluster
 from shardcompute.node.link_probe import LinkQuality
@@ -373,12 +373,15 @@ class LabSwarm:
 
     def wait_quiet(self) -> None:
         """No session holds memory anywhere any more, except where nobody can be told."""
-        for service in (self.cluster.swarm, *(driver.swarm for driver in self.drivers)):
-            service.drop_prefixes()
+
+        def is_quiet() -> bool:
+            for service in (self.cluster.swarm, *(driver.swarm for driver in self.drivers)):
+                service.drop_prefixes()  # what ends from now on is kept again
+            gates = [(worker, self.network.gate_of(worker.node)) for worker in self.workers]
+            return all(worker.sessions() == 0 for worker, gate in gates if gate.is_open)
+
         self.wait_until(
-            lambda: all(
-                worker.sessions() == 0 for worker in self.workers if self.network.gate_of(worker.node).is_open
-            ),
+            is_quiet,
             lambda: f"KV left: {[(w.node[:6], w.sessions()) for w in self.workers]}; {self.describe()}",
         )
         for service in (self.cluster.swarm, *(driver.swarm for driver in self.drivers)):
@@ -423,6 +426,7 @@ def swarm(
     wire: str = "exact",
     draft_heads: Path | None = None,
     open_drafters: Callable[[Tokenizer, int], Sequence[Drafter]] = lambda tokenizer, vocab_size: (),
+    patience_s: float = 0.0,
     **options: Any,
 ) -> Iterator[LabSwarm]:
     """A swarm that serves these checkpoints already, from workers with room for `layers` layers each.
@@ -439,6 +443,7 @@ def swarm(
         wire=wire,
         draft_heads=draft_heads,
         open_drafters=open_drafters,
+        patience_s=patience_s,
     )
     with LabSwarm(folder, {_name_of(path): path for path in checkpoints}, cluster, **options) as lab:
         for room in layers:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from shardcompute.core.errors import LinkError
 from shardcompute.core.sparing_log import SparingLog
 from shardcompute.core.steps import Opening, Work
-from shardcompute.node.driver import ChainShape, Driver, Resumption
-from shardcompute.node.frames import drafted_of, error_of, picked_of, replay_frame, step_frame
+from shardcompute.node.chain_port import ChainShape, Resumption
+from shardcompute.node.driver import Driver
+from shardcompute.node.frames import REPLAY, drafted_of, error_of, picked_of, replay_frame, step_frame
 from shardcompute.node.scheduler import Frame
 from shardcompute.wire import Link, LinkPump, Message, SessionClose, StageTiming, StepFailed, StepResult
 
@@ -139,13 +140,13 @@ class DriverLinks:
         driver.connect(port, port.address.shape(kv_tokens), resumption)
 
     def share(self, chain: str, epoch: int, kv_tokens: int) -> None:
-        """Let the driver use more or less memory from now on; frames under way are sent again."""
+        """Let the driver use more or less memory from now on."""
         with self._lock:
             port = self._ports.get(chain)
             driver = self._drivers.get(chain)
         if port is None or driver is None or port.address.epoch != epoch or port.is_lost:
             raise LinkError(f"epoch {epoch} of chain {chain} is not connected")
-        driver.connect(port, port.address.shape(kv_tokens), Resumption())
+        driver.resize(port.address.shape(kv_tokens))
 
     def unreachable(self) -> set[str]:
         """The first stages of current epochs to which the link has ended."""
@@ -188,7 +189,10 @@ class DriverLinks:
             )
             return
         if isinstance(message, StepFailed):
-            driver.step_failed(message.sequence, error_of(message))
+            if message.sequence == REPLAY:
+                driver.replay_failed(message.sessions)
+            else:
+                driver.step_failed(message.sequence, error_of(message))
             return
         driver.take_results(message.sequence, picked_of(message), drafted_of(message), message.timings)
         if self._on_timings is not None:

@@ -32,7 +32,7 @@ from shardcompute.node.endpoint import Endpoint, receive_all
 from shardcompute.node.joining import Admission, Application, JoinDesk
 from shardcompute.node.journal import Journal
 from shardcompute.node.link_probe import answer_probes
-from shardcompute.node.swarm import Swarm, SwarmModel
+from shardcompute.node.swarm import PATIENCE_S, Swarm, SwarmModel
 from shardcompute.node.weights_server import WeightsServer
 from shardcompute.node.wire_choice import EXACT, check_wire
 from shardcompute.security import (
@@ -75,6 +75,8 @@ class ClusterOptions:
     wire: str = EXACT
     """How activations travel between stages, see `wire_choice`."""
     speculation: Speculation = field(default_factory=Speculation)
+    patience_s: float = PATIENCE_S
+    """So long streams wait for a model that no machines can serve any more."""
     open_drafters: Callable[[Tokenizer, int], Sequence[Drafter]] = lambda tokenizer, vocab_size: ()
     """Opens what drafts for a model, given its tokenizer and vocabulary's size."""
     transport: Transport | None = None
@@ -133,7 +135,10 @@ class Cluster:
         self._endpoint.revocations = self._revocations
         self.node = self._endpoint.node
         self.swarm = Swarm(
-            lambda url: self._endpoint.dial(url, "driver"), self._endpoint.url, self._driver_lost_link
+            lambda url: self._endpoint.dial(url, "driver"),
+            self._endpoint.url,
+            self._driver_lost_link,
+            patience_s=options.patience_s,
         )
         self.coordinator = Coordinator(
             self.node,

@@ -54,6 +54,7 @@ from shardcompute.control.memberships import next_incarnation
 from shardcompute.control.state import COORDINATOR, ClusterState, Node
 from shardcompute.core.errors import LinkError, ShardComputeError, UsageError
 from shardcompute.core.sparing_log import SparingLog
+from shardcompute.node.chain_port import Resumption
 from shardcompute.node.claims import judge_join, judge_role, sift_report
 from shardcompute.node.commands import (
     FenceOff,
@@ -64,7 +65,6 @@ from shardcompute.node.commands import (
     Probe,
     Unload,
 )
-from shardcompute.node.driver import Resumption
 from shardcompute.node.driver_members import Brief, DriverAction, DriverMembers
 from shardcompute.node.driver_side import DriverSide
 from shardcompute.node.journal import Journal

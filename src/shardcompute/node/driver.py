@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import (
@@ -24,13 +23,14 @@ from shardcompute.core.errors import (
     UsageError,
 )
 from shardcompute.core.generation import Delta, GenerationRequest, Speculation, Timings, TokenChoice
-from shardcompute.core.steps import Drafted, Opening, Picked, Work
+from shardcompute.core.steps import Drafted, Picked, Work
 from shardcompute.decoding import validate_sampling
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.decoding.ngram import NgramDrafter
 from shardcompute.decoding.router import PipeLoad
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.answer import Answer
+from shardcompute.node.chain_port import ChainPort, ChainShape, Resumption
 from shardcompute.node.flights import Flight, Journey, Landing
 from shardcompute.node.scheduler import Frame, Scheduler, SchedulerLimits
 from shardcompute.node.session import Session, round_to_pages
@@ -39,48 +39,6 @@ from shardcompute.wire import StageTiming
 
 AUTO = Speculation()
 Emit = Callable[[Delta | ShardComputeError], None]
-
-
-class ChainPort(Protocol):
-    """Where a driver's frames go. Neither method blocks for long, and neither calls the driver back directly."""
-
-    def send(self, frame: Frame) -> None:
-        """Start a step; its results reach `Driver.take_results` or `Driver.step_failed` later, or never if the
-        chain is lost."""
-        ...
-
-    def close_sessions(self, sessions: Sequence[int]) -> None:
-        """Free these sessions' KV on every stage, after the frames sent so far."""
-        ...
-
-    def replay(self, work: Work, opening: Opening | None) -> None:
-        """Have the first stage, and it alone, compute these rows for their KV."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ChainShape:
-    """What the driver must know of a chain: KV for how many tokens, how many stages, how large a step."""
-
-    capacity_tokens: int
-    stages: int = 1
-    max_rows: int = 512
-    max_wanted: int = 64
-    can_self_draft: bool = False
-    """Whether the first stage can add drafts of its own."""
-    can_share: bool = True
-    """Whether a session can begin with another's memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resumption:
-    """What a repaired chain still knows: sessions and how many tokens of each (None: all of all). `has_new_first`:
-    its first stage knows nothing yet and must be told the tokens. `held`: sessions that some stage has memory for,
-    perhaps in vain."""
-
-    lengths: Mapping[int, int] | None = None
-    has_new_first: bool = False
-    held: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +95,8 @@ class Driver:
         self._port: ChainPort | None = None
         self._shape = ChainShape(0)
         self._is_closed = False
+        self._patience: threading.Timer | None = None
+        """Runs while there is no chain, and none in sight."""
         self._last_sent = 0
         self._freed_after = 0
         """The last frame that was sent before memory was freed: it, and those before it, may have lacked that."""
@@ -211,6 +171,7 @@ class Driver:
         """End every generation with an error; nothing is sent any more."""
         with self._lock:
             self._is_closed = True
+            self._wait_no_longer()
             for generation in list(self._generations.values()):
                 self._end(generation)
                 generation.emit(CapacityError("the model is being shut down", hint="try again later"))
@@ -222,6 +183,7 @@ class Driver:
     def connect(self, port: ChainPort, shape: ChainShape, resumption: Resumption | None = None) -> None:
         """A chain is ready, for the first time or again. What it does not know any more is computed again."""
         with self._lock:
+            self._wait_no_longer()
             self._in_flight.clear()
             # Also those whose end was told to a chain that broke before all stages heard of it.
             held = resumption.held if resumption is not None else frozenset()
@@ -244,11 +206,41 @@ class Driver:
             self._port, self._shape = port, shape
             self._fill()
 
+    def resize(self, shape: ChainShape) -> None:
+        """The chain that is connected has more or less memory for us from now on; frames under way stay so."""
+        with self._lock:
+            self._shape = shape
+            while self._free_tokens() < 0 and (given_up := self._give_up()) is not None:
+                self._close_sessions([given_up])
+            self._fill()
+
     def disconnect(self) -> None:
         """The chain is lost: keep the sessions and wait for the next `connect`."""
         with self._lock:
             self._port = None
             self._in_flight.clear()
+
+    def fail_later(self, error: ShardComputeError, patience_s: float) -> None:
+        """Unless a chain is connected by then, end every generation with this error."""
+        if patience_s <= 0:
+            self.fail_all(error)
+            return
+        with self._lock:
+            if self._patience is None and self._port is None and not self._is_closed:
+                self._patience = threading.Timer(patience_s, self._lose_patience, [error])
+                self._patience.daemon = True
+                self._patience.start()
+
+    def _lose_patience(self, error: ShardComputeError) -> None:
+        with self._lock:
+            if self._patience is threading.current_thread():
+                self._patience = None
+                self.fail_all(error)
+
+    def _wait_no_longer(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def fail_all(self, error: ShardComputeError) -> None:
         """No chain will come soon: end every generation with this error."""
@@ -314,6 +306,12 @@ class Driver:
                     generation.emit(error)
             self._fill()
 
+    def replay_failed(self, sessions: Sequence[int]) -> None:
+        """A new stage could not be told of these sessions: they start again."""
+        with self._lock:
+            self._scheduler.start_again(sessions)
+            self._fill()
+
     # Inside
 
     def _fill(self) -> None:
@@ -377,9 +375,11 @@ class Driver:
             return
         session.rewind(known)
         if resumption is not None and resumption.has_new_first:
+            # All of its rows are told, also those that it once began with: nobody else's are there.
+            opening = replace(session.opening(), prefix=None)
             for start in range(0, known, shape.max_rows):
                 ids = tuple(session.known[start : min(start + shape.max_rows, known)])
-                port.replay(Work(session.id, start, ids), session.opening() if start == 0 else None)
+                port.replay(Work(session.id, start, ids), opening if start == 0 else None)
 
     def _extend(self, generation: _Generation, choice: TokenChoice, now: float) -> None:
         session, request = generation.session, generation.session.request
@@ -425,6 +425,14 @@ class Driver:
         while self._free_tokens() < needed and (evicted := scheduler.prefixes.evict()) is not None:
             self._close_sessions([evicted])
 
+    def _give_up(self) -> int | None:
+        """The session whose memory is missed least: one that has ended, else the youngest; None for the last one."""
+        evicted = self._scheduler.prefixes.evict()
+        if evicted is not None:
+            return evicted
+        victim = self._scheduler.preempt()
+        return None if victim is None else victim.id
+
     def _drop_shared(self, frame: Frame) -> None:
         """Some stages may have begun these sessions with others' memory, some not: start again without."""
         for opening in frame.openings:
@@ -440,7 +448,7 @@ class Driver:
             decode_s=now - generation.first_token_s,
             prompt_tokens=generation.session.prompt_length,
             generated_tokens=generation.answer.count,
-            cached_tokens=generation.session.prefix.length if generation.session.prefix else 0,
+            cached_tokens=generation.session.reused,
             traversals=generation.journey.traversals,
             drafted_tokens=course.drafted,
             accepted_tokens=course.accepted,

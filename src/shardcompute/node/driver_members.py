@@ -18,6 +18,7 @@ from shardcompute.control.drivers import live_drivers
 from shardcompute.control.events import DriverAttached, DriverDetached, Event, LinkBroken
 from shardcompute.control.state import ClusterState
 from shardcompute.core.errors import LinkError, ShardComputeError
+from shardcompute.node.chain_port import Resumption
 from shardcompute.node.commands import (
     Admit,
     Attach,
@@ -33,7 +34,6 @@ from shardcompute.node.commands import (
     Unservable,
     decode_connected,
 )
-from shardcompute.node.driver import Resumption
 from shardcompute.node.driver_side import DriverSide
 from shardcompute.node.members import Members
 from shardcompute.node.repair import Repair

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from shardcompute.control.actions import ActivateChain, ConnectChain, ReportUnservable
-from shardcompute.node.driver import Resumption
+from shardcompute.node.chain_port import Resumption
 
 
 class DriverSide(Protocol):

@@ -22,6 +22,9 @@ from shardcompute.wire import (
     unpack_ids,
 )
 
+REPLAY = 0
+"""The number of frames that only tell a stage what it missed; drivers count theirs from 1."""
+
 
 def step_frame(chain: str, epoch: int, frame: Frame) -> StepFrame:
     """A driver's frame for the first stage: token ids alone."""
@@ -42,7 +45,7 @@ def replay_frame(chain: str, epoch: int, work: Work, opening: Opening | None) ->
     return StepFrame(
         chain=chain,
         epoch=epoch,
-        sequence=0,
+        sequence=REPLAY,
         segments=[segment_of(work)],
         rows=len(work.ids),
         width=0,

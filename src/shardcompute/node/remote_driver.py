@@ -18,6 +18,7 @@ from shardcompute.control.events import LinkBroken, LinkMeasured, NodeJoined
 from shardcompute.core.errors import AuthError, LinkError, UnknownModelError
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.chain_links import ChainAddress
+from shardcompute.node.chain_port import Resumption
 from shardcompute.node.commands import (
     Attach,
     FenceOff,
@@ -32,7 +33,6 @@ from shardcompute.node.commands import (
     Unservable,
 )
 from shardcompute.node.control_client import ControlClient
-from shardcompute.node.driver import Resumption
 from shardcompute.node.endpoint import Endpoint, receive_all
 from shardcompute.node.link_probe import answer_probes, probe_link
 from shardcompute.node.swarm import Swarm, SwarmModel

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardcompute.control.actions import StageAddress
+from shardcompute.node.chain_port import Resumption
 from shardcompute.node.commands import Connected
-from shardcompute.node.driver import Resumption
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from shardcompute.control.actions import ConnectChain, StageAddress
 from shardcompute.core.errors import LinkError
+from shardcompute.node.chain_port import Resumption
 from shardcompute.node.commands import Connect, Connected, NodeCommand, Wire, decode_connected
-from shardcompute.node.driver import Resumption
 from shardcompute.node.driver_side import DriverSide
 from shardcompute.node.repair import Repair, plan_repair
 from shardcompute.wire.control import Answer

@@ -198,6 +198,14 @@ class Scheduler:
         self.waiting.appendleft(session)
         return session
 
+    def start_again(self, sessions: Iterable[int]) -> None:
+        """What was computed of these is gone: compute it again, whatever is on its way."""
+        for id in sessions:
+            session = self.running.get(id)
+            if session is not None:
+                session.forget()
+                session.void_until = self._sequence
+
     def used_tokens(self) -> int:
         """KV that the running sessions hold or will need next, in tokens of whole pages."""
         return sum(session.held_tokens for session in self.running.values())

@@ -22,6 +22,8 @@ class Session:
     assumed: list[int] = field(default_factory=list)
     prefix: Prefix | None = None
     """What it shares with another session, and so need not be computed."""
+    reused: int = 0
+    """So many tokens it had from another session."""
     sent: int = 0
     drafts: int = 0
     """So many tokens may the first stage draft after the next row that it is sent."""
@@ -87,12 +89,12 @@ class Session:
         self.void_until = sequence
 
     def begin_with(self, prefix: Prefix) -> None:
-        self.prefix, self.sent = prefix, prefix.length
+        self.prefix, self.sent, self.reused = prefix, prefix.length, prefix.length
 
     def forget(self) -> None:
         """What was computed is gone: compute it again."""
         self._restart(0)
-        self.prefix = None
+        self.reused = 0
         self.is_opened = False
 
     def rewind(self, sent: int) -> None:
@@ -103,6 +105,8 @@ class Session:
     def _restart(self, sent: int) -> None:
         self._drop()
         self.sent = sent
+        # Whoever is told of it from now on has not got the other session.
+        self.prefix = None
 
     def _drop(self) -> None:
         """Nothing that is assumed or on its way counts any more."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable
 
-from shardcompute.node.driver import Resumption
+from shardcompute.node.chain_port import Resumption
 
 MOST_RANGES = 1 << 31
 _BITS = 32

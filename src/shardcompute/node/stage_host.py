@@ -23,7 +23,15 @@ from shardcompute.core.sparing_log import SparingLog
 from shardcompute.core.steps import Opening, Picked, Work, drafted_in
 from shardcompute.node.boundary_log import BoundaryLog, Chunk
 from shardcompute.node.commands import Connected, Wire
-from shardcompute.node.frames import drafted_ids, opened_of, opening_of, result_row, segment_of, work_of
+from shardcompute.node.frames import (
+    REPLAY,
+    drafted_ids,
+    opened_of,
+    opening_of,
+    result_row,
+    segment_of,
+    work_of,
+)
 from shardcompute.node.outgoing import Neighbour, OutgoingLinks
 from shardcompute.node.seat import Place, Seat, sessions_in
 from shardcompute.node.wire_choice import EXACT, choose_codec
@@ -372,7 +380,7 @@ class StageHost:
             frame = StepFrame(
                 chain=seat.chain,
                 epoch=seat.place.epoch,
-                sequence=0,
+                sequence=REPLAY,
                 segments=[segment_of(work)],
                 rows=len(chunk),
                 width=chunk.width,

@@ -22,7 +22,8 @@ from shardcompute.core.generation import Delta, GenerationRequest, Speculation
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.chain_links import ChainAddress, DriverLinks
-from shardcompute.node.driver import Driver, DriverLimits, Resumption
+from shardcompute.node.chain_port import Resumption
+from shardcompute.node.driver import Driver, DriverLimits
 from shardcompute.node.request_log import RequestLog
 from shardcompute.node.service import KvUse, Load, ServedModel
 from shardcompute.node.session_ranges import choose_range, first_session
@@ -47,6 +48,10 @@ class SwarmModel:
     """Beside the one that every driver has."""
 
 
+PATIENCE_S = 10.0
+"""So long streams wait for a model that nobody can serve any more; new requests are refused at once."""
+
+
 class Swarm:
     """Drivers of all chains. Methods may be called from any thread, `generate` from an event loop."""
 
@@ -58,6 +63,7 @@ class Swarm:
         *,
         max_sessions: int = 64,
         max_waiting: int = 256,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.url = url
         self.sessions = choose_range()
@@ -69,6 +75,7 @@ class Swarm:
         self._model_of: dict[str, str] = {}
         self._connected: set[str] = set()
         self._unservable: dict[str, CapacityError] = {}
+        self._patience_s = patience_s
         self._timings: dict[str, Sequence[StageTiming]] = {}
         self._traffic = WireTraffic()
         self._max_sessions = max_sessions
@@ -199,7 +206,8 @@ class Swarm:
                 broken = chains
             drivers = [self._drivers[chain] for chain in broken if chain in self._drivers]
         for driver in drivers:
-            driver.fail_all(error)
+            # Machines that are out of reach for a moment come back; those who wait for them may stall that long.
+            driver.fail_later(error, self._patience_s)
 
     # For the API (see `service.Service`)
 

@@ -101,7 +101,7 @@ def _add_stages(span: Any, view: RequestView, end_s: float) -> None:
 def _open_provider(url: str) -> Any:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
@@ -110,7 +110,7 @@ def _open_provider(url: str) -> Any:
             hint="pip install 'shardcompute[otel]', or unset the variable",
         ) from error
     # A name in the environment wins over ours.
-    named = Resource.create({"service.name": "shardcompute"}).merge(Resource.create())
+    named = Resource.create({"service.name": "shardcompute"}).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=named)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{url}{_TRACES_PATH}")))
     return provider

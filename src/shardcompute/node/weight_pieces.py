@@ -3,7 +3,9 @@
 Each source has a link and, while a fetch runs, a thread that keeps a few requests under way on it; all take from
 one queue, so a fast source does more of the work. A link that breaks is dialled again, after longer and longer
 waits; its pieces go back to the queue at once, so that others need not wait for it. A source that refuses a
-tensor is not asked for that tensor again. The fetch fails when somebody's piece can come from nobody any more.
+tensor is not asked for that tensor again. One that has nothing left to do is asked for what another has not sent in
+time, and whoever is first counts: a machine that hangs holds nobody up. The fetch fails when somebody's piece can
+come from nobody any more.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardcompute.core.errors import LinkError, ShardComputeError, SourceError
 from shardcompute.wire import Goodbye, Link
@@ -23,6 +26,8 @@ PIECE_BYTES = 4 << 20
 RETRY_DELAYS_S = (0.0, 0.5, 1.0, 2.0, 4.0)
 _WINDOW = 4
 _REPLY_TIMEOUT_S = 120.0
+OVERDUE_S = 5.0
+"""After so long an idle source is asked for a piece that another was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,7 @@ class SourceLine:
                 self._failures += 1
                 has_given_up = self._failures > len(self._delays_s)
                 self.is_dropped = self.is_dropped or has_given_up
-                queue.give_back(asked.values(), None if not self.is_dropped else (self, error))
+                queue.give_back(self, asked.values(), error if self.is_dropped else None)
                 if self.is_dropped or queue.wait_over(self._delays_s[self._failures - 1]):
                     return
             except Exception as error:
@@ -133,10 +138,11 @@ class SourceLine:
                 piece = asked[message.number]
                 if len(body) != piece.stop - piece.start:
                     raise LinkError(f"{self.source.name} sent {len(body)} bytes where others were asked for")
-                deliver(queue, self, piece, body, message.tensor_sha256)
                 del asked[message.number]
-                queue.finish(piece)
                 self._failures = 0
+                if queue.claim(self, piece):
+                    deliver(queue, self, piece, body, message.tensor_sha256)
+                    queue.finish()
             else:
                 raise LinkError(f"{self.source.name} sent {type(message).__name__}, for which nobody asked")
 
@@ -160,14 +166,24 @@ class SourceLine:
         return link
 
 
+@dataclass(slots=True)
+class _Errand:
+    """Who was asked for a piece, and when the last of them was."""
+
+    lines: set[SourceLine]
+    asked_s: float = field(default_factory=time.monotonic)
+
+
 class PieceQueue:
-    """The pieces of one fetch that nobody has asked for yet, and how many are under way."""
+    """The pieces of one fetch that nobody has asked for yet, and those that are under way."""
 
     def __init__(self, lines: Iterable[SourceLine], pieces: Iterable[Piece]) -> None:
         self._changed = threading.Condition()
         self._lines = {line for line in lines if not line.is_dropped}
         self._pending = deque(pieces)
-        self._under_way = 0
+        self._errands: dict[Piece, _Errand] = {}
+        self._owing: set[tuple[SourceLine, Piece]] = set()
+        self._delivering = 0
         self._excluded: dict[tuple[str, bool], set[SourceLine]] = {}
         self._reason = "there is no source left"
         self._is_stopped = False
@@ -186,27 +202,43 @@ class PieceQueue:
     def await_piece(self, line: SourceLine) -> bool:
         """True as soon as there is a piece for this source, False if it is over before that."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over() or self._find(line) is not None)
-            return not self._is_over()
+            return self._await(line) is not None
 
     def take(self, line: SourceLine, *, is_patient: bool) -> Piece | None:
         """A piece for this source; None if there is none now or, to the patient, if it is all over."""
         with self._changed:
-            if is_patient:
-                self._changed.wait_for(lambda: self._is_over() or self._find(line) is not None)
-            index = None if self._is_over() else self._find(line)
-            if index is None:
+            piece = self._await(line) if is_patient else self._find(line)
+            if piece is None or self._is_over():
                 return None
-            piece = self._pending[index]
-            del self._pending[index]
-            self._under_way += 1
+            if piece in self._errands:
+                others = self._errands[piece].lines
+                self._errands[piece] = _Errand({line, *others})
+            else:
+                self._pending.remove(piece)
+                self._errands[piece] = _Errand({line})
             return piece
 
-    def finish(self, piece: Piece) -> None:
-        """A piece has arrived."""
+    def claim(self, line: SourceLine, piece: Piece) -> bool:
+        """A piece has come; whether it is the first time. To be followed by `finish` once it is taken in."""
         with self._changed:
-            self._under_way -= 1
+            errand = self._errands.get(piece)
+            if errand is None or line not in errand.lines:
+                self._owing.discard((line, piece))
+                return False
+            del self._errands[piece]
+            self._owing.update((other, piece) for other in errand.lines - {line})
+            self._delivering += 1
+            return True
+
+    def finish(self) -> None:
+        with self._changed:
+            self._delivering -= 1
             self._changed.notify_all()
+
+    def laggards(self) -> set[SourceLine]:
+        """Who has still not sent what others have sent since."""
+        with self._changed:
+            return {line for line, _ in self._owing}
 
     def add(self, pieces: Iterable[Piece]) -> None:
         """More to fetch; called while a piece is under way, so that it is not over yet."""
@@ -216,16 +248,15 @@ class PieceQueue:
             self._check_sources(added)
             self._changed.notify_all()
 
-    def give_back(self, pieces: Iterable[Piece], lost: tuple[SourceLine, Exception] | None) -> None:
-        """These did not come, because their link broke; perhaps the source is lost for good."""
+    def give_back(self, line: SourceLine, pieces: Iterable[Piece], lost: Exception | None) -> None:
+        """These did not come, because the link broke; with `lost` the source is so for good."""
         with self._changed:
-            given = list(pieces)
-            self._under_way -= len(given)
-            self._pending.extendleft(reversed(given))
+            for piece in reversed(list(pieces)):
+                self._release(line, piece)
             if lost is not None:
-                self._lines.discard(lost[0])
-                self._reason = str(lost[1]) or f"{lost[0].source.name} did not answer in time"
-                self._check_sources(self._pending)
+                self._lines.discard(line)
+                self._reason = str(lost) or f"{line.source.name} did not answer in time"
+                self._check_sources((*self._pending, *self._errands))
             self._changed.notify_all()
 
     def refuse(self, line: SourceLine, piece: Piece, reason: str) -> None:
@@ -233,9 +264,8 @@ class PieceQueue:
         with self._changed:
             self._excluded.setdefault(piece.kind, set()).add(line)
             self._reason = f"{line.source.name}: {reason}"
-            self._under_way -= 1
-            self._pending.appendleft(piece)
-            self._check_sources([piece])
+            if self._release(line, piece):
+                self._check_sources([piece])
             self._changed.notify_all()
 
     def exclude(self, lines: Iterable[SourceLine], tensor: str) -> bool:
@@ -257,10 +287,45 @@ class PieceQueue:
             self._changed.notify_all()
 
     def _is_over(self) -> bool:
-        return self.error is not None or self._is_stopped or not (self._pending or self._under_way)
+        is_done = not (self._pending or self._errands or self._delivering)
+        return self.error is not None or self._is_stopped or is_done
 
-    def _find(self, line: SourceLine) -> int | None:
-        return next((i for i, piece in enumerate(self._pending) if self._may_give(line, piece)), None)
+    def _await(self, line: SourceLine) -> Piece | None:
+        """The next piece for this source, as soon as there is one; None if it is over before that."""
+        while not self._is_over():
+            piece = self._find(line)
+            if piece is not None:
+                return piece
+            self._changed.wait(OVERDUE_S / 4)
+        return None
+
+    def _find(self, line: SourceLine) -> Piece | None:
+        """One that nobody was asked for, else one that is overdue."""
+        pending = next((piece for piece in self._pending if self._may_give(line, piece)), None)
+        if pending is not None:
+            return pending
+        latest_s = time.monotonic() - OVERDUE_S
+        return next(
+            (
+                piece
+                for piece, errand in self._errands.items()
+                if errand.asked_s <= latest_s and line not in errand.lines and self._may_give(line, piece)
+            ),
+            None,
+        )
+
+    def _release(self, line: SourceLine, piece: Piece) -> bool:
+        """The source will not send this piece; whether it is to be asked for anew."""
+        self._owing.discard((line, piece))
+        errand = self._errands.get(piece)
+        if errand is None or line not in errand.lines:
+            return False
+        errand.lines.discard(line)
+        if errand.lines:
+            return False
+        del self._errands[piece]
+        self._pending.appendleft(piece)
+        return True
 
     def _may_give(self, line: SourceLine, piece: Piece) -> bool:
         if piece.needs_origin and not line.source.is_origin:
@@ -294,8 +359,9 @@ def fetch_pieces(lines: Sequence[SourceLine], pieces: Iterable[Piece], deliver: 
     for thread in threads.values():
         thread.start()
     queue.wait_over()
+    laggards = queue.laggards()
     for line, thread in threads.items():
-        if queue.error is not None:
+        if queue.error is not None or line in laggards:
             line.hang_up()
         if not line.is_dialling:
             thread.join()

@@ -61,3 +61,10 @@ def test_tail_follows_over_a_rotation(tmp_path: Path) -> None:
 def test_merging_nothing() -> None:
     assert list(merge({})) == []
     assert list(merge({"a": [], "b": []})) == []
+
+
+def test_lines_of_json_are_merged_by_time_too() -> None:
+    early, late = (f'{{"time":"2026-01-01T00:00:0{second}.000Z","level":"INFO"}}' for second in (1, 3))
+    plain = "2026-01-01T00:00:02.000Z WARNING supervisor: between"
+    merged = [line.split("  ", 1)[1].rstrip("\n") for line in merge({"a": [early, late], "b": [plain]})]
+    assert merged == [early, plain, late]

@@ -113,3 +113,25 @@ def test_token_that_would_break_a_header_is_refused_and_not_repeated(token: str)
     with pytest.raises(UsageError, match="HF_TOKEN") as caught:
         load_settings({"HOME": "/h", "HF_TOKEN": token})
     assert "hf_" not in str(caught.value)
+
+
+def test_logs_are_plain_lines_of_what_matters_unless_asked_otherwise() -> None:
+    plain = load_settings({"HOME": "/h"})
+    assert (plain.log_format, plain.log_level) == ("text", "info")
+    asked = {"HOME": "/h", "SHARDCOMPUTE_LOG_FORMAT": "JSON", "SHARDCOMPUTE_LOG_LEVEL": "debug"}
+    assert (load_settings(asked).log_format, load_settings(asked).log_level) == ("json", "debug")
+
+
+@pytest.mark.parametrize("name", ["SHARDCOMPUTE_LOG_FORMAT", "SHARDCOMPUTE_LOG_LEVEL"])
+def test_choices_that_do_not_exist_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=name) as caught:
+        load_settings({"HOME": "/h", name: "loud"})
+    assert "one of" in caught.value.hint
+
+
+def test_traces_go_nowhere_unless_a_collector_is_named() -> None:
+    name = "OTEL_EXPORTER_OTLP_ENDPOINT"
+    assert load_settings({"HOME": "/h"}).traces_url is None
+    assert load_settings({"HOME": "/h", name: "http://c:4318/"}).traces_url == "http://c:4318"
+    with pytest.raises(UsageError, match=name):
+        load_settings({"HOME": "/h", name: "c:4318"})

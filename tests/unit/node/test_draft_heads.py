@@ -13,8 +13,9 @@ from shardcompute.cli.draft_head import check_fitted
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import GenerationRequest, Sampling, Speculation
 from shardcompute.models.spec import cut
+from shardcompute.node.chain_port import ChainShape
 from shardcompute.node.draft_heads import DraftHeadStore
-from shardcompute.node.driver import ChainShape, Driver, DriverLimits
+from shardcompute.node.driver import Driver, DriverLimits
 from shardcompute.node.local import LocalChain
 from shardcompute.node.local_service import LocalService
 from shardcompute.runtime.drafting import DraftLimits, SelfDrafter

@@ -16,7 +16,8 @@ from shardcompute.core.errors import (
 )
 from shardcompute.core.generation import Sampling, TokenChoice
 from shardcompute.core.steps import Picked
-from shardcompute.node.driver import ChainShape, Driver, Resumption
+from shardcompute.node.chain_port import ChainShape, Resumption
+from shardcompute.node.driver import Driver
 from support.fake_chain import PIPELINE, SHAPE, FakeChain, ask, connected, continuation, make_driver, submit
 
 # When the chain breaks
@@ -151,6 +152,38 @@ def test_a_new_first_stage_is_told_what_the_others_know() -> None:
     assert [opening and opening.session for _, opening in chain.replayed] == [session, None]
     chain.run(driver)
     assert caller.tokens == continuation(request.prompt, 8)
+
+
+def test_a_stage_that_could_not_be_told_is_given_everything() -> None:
+    driver, lost = connected()
+    request = ask(5, 8)
+    session, caller = submit(driver, request)
+    lost.run(driver, steps=4)
+    driver.disconnect()
+    chain = FakeChain()
+    driver.connect(chain, SHAPE, Resumption(has_new_first=True))
+    assert chain.frames[0].work[0].start > 0, "the frame that will leave a gap is under way"
+    driver.replay_failed([session, session + 1])
+    chain.run(driver)
+    assert caller.error is None
+    assert caller.tokens == continuation(request.prompt, 8)
+
+
+def test_memory_that_grows_or_shrinks_disturbs_no_session_that_is_computed_again() -> None:
+    driver, lost = connected()
+    requests = [ask(40, 8), ask(50, 8, first=3), ask(60, 8, first=9)]
+    callers = [submit(driver, request)[1] for request in requests]
+    lost.run(driver, steps=5)
+    assert all(caller.tokens for caller in callers)
+    chain = FakeChain(capacity_pages=10)
+    driver.connect(chain, ChainShape(10 * PAGE_TOKENS, max_rows=8, can_share=False))
+    for pages in (2, 1, 20, 2):
+        chain.run(driver, steps=2)
+        chain.compute()
+        driver.resize(ChainShape(pages * PAGE_TOKENS, max_rows=8, can_share=False))
+        assert driver.load().used_tokens <= pages * PAGE_TOKENS or driver.load().running == 1
+    chain.run(driver)
+    assert [c.tokens for c in callers] == [continuation(request.prompt, 8) for request in requests]
 
 
 def test_sessions_that_ended_without_a_chain_are_freed_on_the_next() -> None:

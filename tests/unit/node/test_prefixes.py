@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcompute.core.generation import GenerationRequest
+from shardcompute.node.chain_port import Resumption
 from shardcompute.node.driver import Driver, DriverLimits
 from support.fake_chain import PIPELINE, Caller, FakeChain, ask, connected, continuation, submit
 
@@ -86,6 +87,22 @@ def test_a_chain_that_was_repaired_knows_nothing_of_ended_sessions() -> None:
     other = FakeChain()
     driver.connect(other, SHARING)
     assert cached(run(driver, other, ask(60, 5))) == 0
+
+
+def test_a_new_first_stage_is_told_the_whole_session() -> None:
+    driver, chain = connected(SHARING)
+    run(driver, chain, ask(60, 5))
+    _, caller = submit(driver, ask(60, 30))
+    chain.run(driver, steps=4)
+    assert caller.tokens
+    driver.disconnect()
+    driver.connect(chain, SHARING, Resumption(has_new_first=True))
+    work, opening = chain.replayed[0]
+    assert work.start == 0
+    assert opening is not None
+    assert opening.prefix is None
+    chain.run(driver)
+    assert caller.tokens == continuation(ask(60).prompt, 30)
 
 
 def test_a_stage_that_cannot_share_after_all() -> None:

@@ -12,8 +12,8 @@ from shardcompute.control.events import NodeJoined
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import CapacityError
 from shardcompute.core.generation import Sampling
+from shardcompute.node.chain_port import Resumption
 from shardcompute.node.claims import judge_join, judge_role
-from shardcompute.node.driver import Resumption
 from shardcompute.node.outgoing import Neighbour
 from shardcompute.node.seat import Place, Seat, sessions_in
 from shardcompute.node.session_ranges import choose_range, first_session, range_of, resumption_within

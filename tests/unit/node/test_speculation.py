@@ -14,7 +14,8 @@ from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import GenerationRequest, Speculation
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.driver import ChainShape, Driver, DriverLimits, Resumption
+from shardcompute.node.chain_port import ChainShape, Resumption
+from shardcompute.node.driver import Driver, DriverLimits
 from support.drafters import Oracle
 from support.fake_chain import PIPELINE, Caller, FakeChain, Letters, ask, continuation, submit
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shardcompute.node import traffic as traffic_room
-from shardcompute.node.service import HopTraffic
+from shardcompute.node.service import HopTraffic, StageWork
 from shardcompute.node.traffic import WireTraffic
 from shardcompute.wire import StageTiming
 
@@ -36,3 +36,18 @@ def test_inventions_are_not_kept_without_end(monkeypatch: pytest.MonkeyPatch) ->
         ("node-1", 1),
         ("node-2", 1),
     ]
+
+
+def test_stages_add_up_by_chain_and_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic_room, "_MOST_STAGES", 3)
+    traffic = WireTraffic()
+    step = [StageTiming("a", 0.25, 0.5, 0.125), StageTiming("b", -9.0, 1.0)]
+    traffic.count(step, "m#1")
+    traffic.count(step, "m#1")
+    traffic.count([StageTiming("a", compute_s=2.0)], "m#2")
+    traffic.count([StageTiming("invented", compute_s=2.0)], "m#2")
+    assert traffic.stages() == (
+        StageWork("m#1", "a", 2, 0.5, 1.0, 0.25),
+        StageWork("m#1", "b", 2, 0.0, 2.0, 0.0),
+        StageWork("m#2", "a", 1, 0.0, 2.0, 0.0),
+    )

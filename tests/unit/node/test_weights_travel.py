@@ -26,7 +26,7 @@ from shardcompute.core.errors import (
 )
 from shardcompute.core.settings import Settings
 from shardcompute.models.spec import Stage, whole
-from shardcompute.node import weights_client
+from shardcompute.node import weight_pieces, weights_client
 from shardcompute.node.weight_pieces import Supplier
 from shardcompute.node.weights_client import RemoteTensors, fetch_card, open_remote_shard
 from shardcompute.node.weights_server import MAX_REQUEST_BYTES, CachedModels, WeightsServer
@@ -427,6 +427,32 @@ def test_a_source_that_dies_in_the_middle_is_replaced(
     assert dying.received_bytes + steady.received_bytes >= native.card.stage_bytes(stage)
 
 
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_a_source_that_hangs_holds_nobody_up(
+    native: ServedModel, start: Start, tmp_path: Path, has_cache: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_pieces, "OVERDUE_S", 0.05)
+    released = threading.Event()
+
+    def hang(name: str, offset: int, content: memoryview) -> memoryview:
+        released.wait()
+        return content
+
+    hanging = start({"tiny": ServedModel(native.card, Odd(native.tensors, hang))}, "hanging")
+    steady = start({"tiny": native}, "steady")
+    stage = whole(native.card.spec)
+    suppliers = [hanging.supplier(is_origin=False), steady.supplier()]
+    cache = ShardCache(tmp_path) if has_cache else None
+    try:
+        with RemoteTensors(native.card, suppliers, cache) as tensors:
+            tensors.prefetch(stage)
+            _assert_all_right(tensors, native, stage)
+        assert hanging.asked, "it was asked, and has not answered"
+        assert hanging.received_bytes == 0
+    finally:
+        released.set()
+
+
 def test_nobody_left_is_an_error_that_says_why(native: ServedModel, start: Start) -> None:
     origin = start({"tiny": native}, is_dead_after=0)
     with (
@@ -625,3 +651,30 @@ def test_a_link_for_weights_is_for_weights(link: Link) -> None:
 def test_a_model_that_is_not_served_has_no_card(native: ServedModel, start: Start) -> None:
     with pytest.raises(UnknownModelError, match="other"):
         fetch_card(start({"tiny": native}).dial, "other")
+
+
+def test_a_server_counts_what_it_sent_and_to_whom(native: ServedModel) -> None:
+    name, entry = next(iter(native.card.entries.items()))
+    server = WeightsServer({"m": native})
+    requests: list[Any] = [FetchTensor(1, "m", name, 0, 8), FetchTensor(2, "m", name, 0, 0)]
+    requests += [FetchTensor(3, "m", "no such tensor", 0, 8), FetchTensor(4, "m", name, 8, 8)]
+
+    class Scripted:
+        peer = "worker"
+
+        def receive(self) -> tuple[Any, memoryview]:
+            if not requests:
+                raise LinkClosedError("over")
+            return requests.pop(0), memoryview(b"")
+
+        def send(self, message: Any, body: Any = ()) -> None:
+            assert entry.size_bytes >= 16
+
+        def __enter__(self) -> Scripted:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    server.serve(Scripted())  # type: ignore[arg-type]
+    assert server.sent_bytes() == {"worker": 16}

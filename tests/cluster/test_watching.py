@@ -1,0 +1,62 @@
+"""What operators can see of a real swarm: one request in every log, and a lost machine in the metrics."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from shardcompute.api.metrics import GenerationMetrics
+from shardcompute.core.settings import Settings
+from shardcompute.node.admin import ClusterAdmin
+from support.requests import greedy, prompts
+from support.swarm import Alone, swarm
+
+
+def test_a_request_is_found_in_the_logs_of_driver_and_stages(
+    tmp_path: Path, tiny: Path, alone: Alone, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = greedy(prompts(alone.service.tokenizer)[0], 4)
+    with (
+        swarm(tmp_path, tiny, layers=(3, 3), stages=2) as lab,
+        caplog.at_level(logging.DEBUG, "shardcompute"),
+    ):
+        lab.start(request).result()
+        lab.wait_until(
+            lambda: any(record.name.endswith(".request_log") for record in caplog.records), "the end's line"
+        )
+        (view,) = lab.cluster.swarm.requests.views()
+    marks = [(record.name.rpartition(".")[2], record.__dict__) for record in caplog.records]
+    driver = [fields for name, fields in marks if name == "swarm" and fields.get("request") == view.id]
+    assert [str(fields["session"]) for fields in driver] == [view.session]
+    stages = [fields for name, fields in marks if name == "stage_host" and "session" in fields]
+    begun = [fields for fields in stages if "begins" in fields["message"]]
+    assert [str(fields["session"]) for fields in begun] == [view.session] * 2
+    ends = [fields for name, fields in marks if name == "request_log"]
+    assert [(fields["request"], fields["session"], fields["chain"]) for fields in ends] == [
+        (view.id, view.session, view.chain)
+    ]
+
+
+def test_a_lost_machine_is_counted(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    request = greedy(prompts(alone.service.tokenizer)[0], 8)
+    with (
+        swarm(tmp_path, tiny, layers=(3, 3, 3), stages=2) as lab,
+        ClusterAdmin(lab.cluster, Settings(tmp_path)) as admin,
+    ):
+        lab.start(request).result()
+        assert admin.health().incidents.lost_nodes == 0
+        lab.kill(lab.stage(1))
+        lab.wait_until(lambda: admin.health().incidents.lost_nodes == 1, "the loss")
+        lab.wait_serving(stages=2)
+        lab.start(request).result()
+        health = admin.health()
+        assert health.incidents.failovers[lab.model] >= 1
+        assert health.incidents.replans[lab.model] >= 1
+        assert health.nodes_by_status["lost"] == 1
+        assert sum(health.weights_sent_bytes.values()) > 0
+        text = GenerationMetrics().render(lab.cluster.swarm, health)
+        at_work = {stage.node for stage in lab.cluster.swarm.load().stages if stage.compute_s > 0}
+        assert set(lab.chain().nodes) <= at_work
+        assert all(f'node="{node}"' in text for node in at_work)
