@@ -132,7 +132,7 @@ def plan_generations(
                 include_stop=bool(body.include_stop_str_in_output),
                 prompt_logprobs=prompt_logprobs,
                 speculation=_speculation(body),
-                scope=CALLER.get(),
+                scope=f"{CALLER.get()} {body.cache_salt or ''}",
                 shown_ids=shown_ids,
             )
             requests.append(request)

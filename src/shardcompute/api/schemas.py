@@ -80,6 +80,11 @@ class GenerationBody(RequestBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: SpeculationWish | None = None
+    cache_salt: str | None = Field(
+        None,
+        max_length=256,
+        description="Prompts' beginnings are shared only with requests of the same salt.",
+    )
     structured_outputs: StructuredOutputs | None = None
     guided_json: SchemaText | None = Field(None, description="A JSON schema that the answer follows.")
     guided_regex: str | None = Field(None, description="A regular expression that the whole answer matches.")

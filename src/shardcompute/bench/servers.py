@@ -65,6 +65,7 @@ class Server:
             "stream": True,
             "ignore_eos": True,
             "logprobs": 0,
+            "speculation": {"drafter": "off"},
         }
         result = Stream()
         started = time.perf_counter()

@@ -43,6 +43,7 @@ class WanBench:
     streams: Sequence[int] = (1, 4, 8, 16)
     arms: Sequence[str] = ("plain", "ngram", "self", "auto")
     workers: int = 3
+    draft_model: str = ""
     emulator: Emulator = Emulator.AUTO
 
     def __post_init__(self) -> None:
@@ -130,6 +131,8 @@ def _with_drafters(bench: WanBench) -> WanServing:
     options = bench.serving.options
     if "self" in bench.arms and "--self-draft" not in options:
         options = (*options, "--self-draft")
+    if bench.draft_model:
+        options = (*options, "--draft-model", bench.draft_model)
     return replace(bench.serving, options=options)
 
 
@@ -222,6 +225,7 @@ def _body(prompt: Prompt, arm: str, tokens: int) -> dict[str, Any]:
         "messages": [{"role": "user", "content": prompt.text}],
         "max_tokens": tokens,
         "speculation": {"drafter": ARMS[arm]},
+        "cache_salt": arm,
     }
 
 

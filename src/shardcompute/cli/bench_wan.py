@@ -41,6 +41,9 @@ def wan(
         str, typer.Option(help="Arms: plain, ngram, self, auto, model; several streams: plain and auto only.")
     ] = "plain,ngram,self,auto",
     workers: Annotated[int, typer.Option(min=2, max=16, help="Stages, each on a machine of its own.")] = 3,
+    draft_model: Annotated[
+        str, typer.Option("--draft-model", help="A model of the same vocabulary for the arm called model.")
+    ] = "",
     max_memory: Annotated[
         str, typer.Option(help="Memory of each worker, such as 150M; by default what its share needs.")
     ] = "",
@@ -80,11 +83,12 @@ def wan(
         streams=[int(part) for part in _numbers(streams, "--streams")],
         arms=arms.split(","),
         workers=workers,
+        draft_model=draft_model,
         emulator=emulator,
     )
     with Progress() as say:
         outcome = run_wan_bench(bench, say)
-    settings = {"model": model, "weights": weights, "mbit": mbit, "tokens": tokens, "workers": workers}
+    settings = {"model": model, "weights": weights, "mbit": mbit, "tokens": tokens, "workers": workers, "draft_model": draft_model}
     _show(outcome)
     _keep(outcome, settings, plot, json_file)
     if outcome.mismatches:
