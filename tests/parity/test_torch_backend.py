@@ -296,3 +296,30 @@ def test_verifying_a_draft_is_decoding() -> None:
     verified = run_all(at_once, [[Segment(1, 130, 6, 6)]])[0]
     decoded = np.concatenate(run_all(by_one, [[Segment(1, 130 + i, 1, 1)] for i in range(6)]))
     np.testing.assert_array_equal(verified, decoded)
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("is_moved", [False, True])
+@pytest.mark.parametrize("use_graphs", [False, True])
+def test_a_session_that_begins_with_another_s_memory_on_cuda(is_moved: bool, use_graphs: bool) -> None:
+    executor = make(next(iter(SPECS.values())), device="cuda", use_graphs=use_graphs)
+    ids = np.arange(100) % VOCABULARY
+    for session in (1, 2):
+        executor.step([Segment(session, 0, 70, 1)], ids[:70])
+    expected = np.array(executor.step([Segment(1, 70, 30, 1)], ids[70:]))
+    executor.step([Segment(2, 70, 20, 1)], ids[10:30])
+    executor.adopt(2, 3, 70, is_moved=is_moved)
+    assert (2 in executor.sessions()) is not is_moved
+    assert np.array_equal(executor.step([Segment(3, 70, 30, 1)], ids[70:]), expected)
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_hidden_states_on_cuda() -> None:
+    spec = next(iter(SPECS.values()))
+    ours, theirs = make(spec, device="cuda", dtype="float32"), oracle(spec)
+    segments, ids = [Segment(1, 0, 9, 3)], np.arange(9) % VOCABULARY
+    for executor in (ours, theirs):
+        executor.step(segments, ids, keeps_hidden=True)
+    assert_close([ours.hidden_rows()], [theirs.hidden_rows()], 1e-3)

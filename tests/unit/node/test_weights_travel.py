@@ -432,6 +432,7 @@ def test_a_source_that_hangs_holds_nobody_up(
     native: ServedModel, start: Start, tmp_path: Path, has_cache: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_pieces, "OVERDUE_S", 0.05)
+    monkeypatch.setattr(weight_pieces, "_REPLY_TIMEOUT_S", None)
     released = threading.Event()
 
     def hang(name: str, offset: int, content: memoryview) -> memoryview:
