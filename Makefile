@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run up test test-long check format compat bench clean
+.PHONY: help setup setup-run up test test-failed test-long check format compat bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -29,6 +29,9 @@ up: $(VENV)/.run ## Serve the embedded default model
 
 test: $(VENV)/.dev ## Run the tests (about twelve minutes on two cores)
 	@$(BIN)/python -m pytest tests -m "not long"
+
+test-failed: $(VENV)/.dev ## Run once more what failed last time
+	@$(BIN)/python -m pytest tests -m "not long" --last-failed --last-failed-no-failures none
 
 test-long: $(VENV)/.dev ## Run the long suites too
 	@$(BIN)/python -m pytest tests

@@ -29,6 +29,8 @@ class Stream:
 
     arrivals_s: list[float] = field(default_factory=list)
     text: str = ""
+    timings: dict[str, Any] = field(default_factory=dict)
+    """What the server said of it."""
 
     @property
     def first_s(self) -> float:
@@ -84,6 +86,7 @@ class Server:
                     count = len((choice.get("logprobs") or {}).get("tokens", []))
                     result.arrivals_s += [time.perf_counter() - started] * count
                     result.text += choice["text"]
+                result.timings = chunk.get("timings") or result.timings
         return result
 
     def streams(self, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[list[Stream], float]:

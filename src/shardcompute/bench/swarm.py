@@ -14,6 +14,7 @@ from shardcompute.bench.report import Result, median_ratio
 from shardcompute.bench.servers import Server, Stream, serving
 
 Say = Callable[[str], None]
+_PARTS = ("compute_s", "stage_queue_s", "codec_s", "wire_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ def _compare(bench: SwarmBench, arms: Sequence[Server], count: int, say: Say) ->
             Result("inter_token_p50", float(np.quantile(gaps, 0.5)), "s", labels),
             Result("inter_token_p99", float(np.quantile(gaps, 0.99)), "s", labels),
         ]
+    results += [_part_of_a_step(part, seen[arms[-1].name], count) for part in _PARTS]
     first, second = (arm.name for arm in arms)
     ratio = median_ratio(speeds[second], speeds[first])
     results.append(Result("swarm_vs_one_process", ratio, "ratio", {"arm": second, "streams": count}))
@@ -80,6 +82,12 @@ def _compare(bench: SwarmBench, arms: Sequence[Server], count: int, say: Say) ->
         Result("same_text", float(texts[0] == texts[1]), "fraction", {"arm": second, "streams": count})
     )
     return results
+
+
+def _part_of_a_step(part: str, streams: Sequence[Stream], count: int) -> Result:
+    """Where the time of a frame's way round the chain went, in the mean over answers."""
+    seconds = statistics.mean(stream.timings.get(part, 0.0) for stream in streams)
+    return Result(f"step_{part.removesuffix('_s')}", seconds, "s", {"arm": "swarm", "streams": count})
 
 
 def _stages(state: dict[str, Any]) -> list[dict[str, Any]]:

@@ -43,7 +43,7 @@ class WanServing:
     `max_memory_bytes` 0: with so much that `stages` of them hold the model, and fewer do not (`stages` 0: all workers).
     """
 
-    model_path: str
+    model: str
     form: str = "native"
     kv_tokens: int = 24_576
     context: int = 4096
@@ -213,7 +213,7 @@ def wan_cluster(network: EmulatedNetwork, serving: WanServing) -> Iterator[WanCl
 
 def _share_of(serving: WanServing, stages: int) -> int:
     """Memory with which the model fits on so many machines, and not on fewer."""
-    files = resolve(parse_reference(serving.model_path), load_settings())
+    files = resolve(parse_reference(serving.model), load_settings())
     with open_checkpoint(files) as checkpoint:
         model = size_up(checkpoint, serving.form, kv_tokens=serving.kv_tokens, context_length=serving.context)
     sizes = sizes_of(model)
@@ -244,7 +244,7 @@ def _coordinator_command(
     network: EmulatedNetwork, serving: WanServing, folder: Path, port: int, key: str
 ) -> list[str]:
     machine = network.machines[0]
-    command = [sys.executable, "-m", "shardcompute", "coordinator", serving.model_path]
+    command = [sys.executable, "-m", "shardcompute", "coordinator", serving.model]
     command += ["--data-dir", str(folder / "cluster"), "--host", network.host(machine), "--port", str(port)]
     command += [
         "--cluster-port",

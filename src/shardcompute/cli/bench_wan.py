@@ -88,7 +88,14 @@ def wan(
     )
     with Progress() as say:
         outcome = run_wan_bench(bench, say)
-    settings = {"model": model, "weights": weights, "mbit": mbit, "tokens": tokens, "workers": workers, "draft_model": draft_model}
+    settings = {
+        "model": model,
+        "weights": weights,
+        "mbit": mbit,
+        "tokens": tokens,
+        "workers": workers,
+        "draft_model": draft_model,
+    }
     _show(outcome)
     _keep(outcome, settings, plot, json_file)
     if outcome.mismatches:
@@ -113,9 +120,11 @@ def _serving(model: str, weights: str, max_memory: str) -> WanServing:
     from shardcompute.bench.wan_cluster import WanServing
     from shardcompute.cli.bench import model_path
     from shardcompute.cli.sizes import parse_size
+    from shardcompute.weights.reference import EMBEDDED_NAMES
 
     memory = parse_size(max_memory) if max_memory else 0
-    return WanServing(model_path(model), weights, max_memory_bytes=memory)
+    model_path(model)  # so that nobody has to fetch it over the emulated network
+    return WanServing(model or EMBEDDED_NAMES[0], weights, max_memory_bytes=memory)
 
 
 def _numbers(text: str, option: str) -> list[str]:

@@ -349,8 +349,11 @@ class Driver:
         """Learn from a frame that came back."""
         rows = frame.rows + sum(len(addition.ids) for addition in drafted)
         self._speculator.router.traversed(
-            rows, landing.seconds - landing.queue_s, [timing.compute_s for timing in timings]
+            rows,
+            landing.seconds - landing.queue_s - landing.draft_s,
+            [timing.compute_s for timing in timings],
         )
+        self._speculator.self_draft_s = landing.draft_s / max(len(drafted), 1)
         for part in frame.work:
             generation = self._generations.get(part.session)
             if generation is not None and generation.session.generated:

@@ -21,10 +21,12 @@ class Flight:
         queue_s = sum(timing.queue_s for timing in timings)
         codec_s = sum(timing.codec_s for timing in timings)
         compute_s = sum(timing.compute_s for timing in timings)
+        draft_s = sum(timing.draft_s for timing in timings)
         seconds = now_s - self.sent_s
         return Landing(
             seconds=seconds,
-            wire_s=max(seconds - queue_s - codec_s - compute_s, 0.0),
+            wire_s=max(seconds - queue_s - codec_s - compute_s - draft_s, 0.0),
+            draft_s=draft_s,
             queue_s=queue_s,
             codec_s=codec_s,
             compute_s=compute_s,
@@ -41,6 +43,8 @@ class Landing:
     queue_s: float
     codec_s: float
     compute_s: float
+    draft_s: float
+    """Of that, the first stage's own drafting."""
     received_bytes: int
 
 
@@ -49,7 +53,7 @@ class Journey:
 
     def __init__(self) -> None:
         self.traversals = 0
-        self._wire_s = self._queue_s = self._codec_s = self._compute_s = 0.0
+        self._wire_s = self._queue_s = self._codec_s = self._compute_s = self._draft_s = 0.0
         self._received_bytes = 0
 
     def add(self, landing: Landing) -> None:
@@ -58,6 +62,7 @@ class Journey:
         self._queue_s += landing.queue_s
         self._codec_s += landing.codec_s
         self._compute_s += landing.compute_s
+        self._draft_s += landing.draft_s
         self._received_bytes += landing.received_bytes
 
     def mean(self, draft_s: float) -> Traversal:
@@ -67,6 +72,6 @@ class Journey:
             self._queue_s / count,
             self._codec_s / count,
             self._compute_s / count,
-            draft_s / count,
+            (draft_s + self._draft_s) / count,
             self._received_bytes / count,
         )

@@ -59,6 +59,8 @@ class RoutedSpeculator:
         self.free_tokens = 0
         """KV that nobody holds yet."""
         self.can_self_draft = False
+        self.self_draft_s = 0.0
+        """How long the first stage drafted for each session of the newest frame."""
         self._drafters: Mapping[str, Drafter] = {drafter.name: drafter for drafter in drafters}
         self._on_draft = on_draft
         self._courses: dict[int, Course] = {}
@@ -156,8 +158,7 @@ class RoutedSpeculator:
 
     def self_drafted(self, session: Session, count: int) -> None:
         if count:
-            # Their time is part of what the first stage reports as its own.
-            self.router.drafted(session.id, "self", 0.0, count)
+            self.router.drafted(session.id, "self", self.self_draft_s, count)
             self._note(session, "self", 0, count)
         else:
             self.router.missed(session.id, "self")

@@ -281,15 +281,20 @@ class StageHost:
             for opening in openings:
                 self._log_session("begins", opening.session, frame.chain)
             out = seat.runtime.step(work, openings, activations)
+            computed = time.perf_counter()
             if not isinstance(out, list):
                 drafted, out = seat.runtime.draft(work, out)
                 work = list(drafted)
         except Exception as error:
             self._report_failure(seat, frame, error)
             return
-        computed = time.perf_counter()
         timing = StageTiming(
-            self._node, started - arrived.received_s, computed - decoded, decoded - started, len(arrived.body)
+            self._node,
+            started - arrived.received_s,
+            computed - decoded,
+            decoded - started,
+            len(arrived.body),
+            draft_s=time.perf_counter() - computed,
         )
         if not isinstance(out, list):
             self._pass_on(seat, frame, work, openings, out, timing)

@@ -163,6 +163,8 @@ class StageTiming(msgspec.Struct, frozen=True, array_like=True):
     received_bytes: Number = 0
     codec: str = ""
     sent_bytes: Number = 0
+    draft_s: float = 0.0
+    """Of a first stage: how long it drafted, which `compute_s` leaves out."""
 
 
 class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag=9):
