@@ -184,6 +184,28 @@ def test_drivers_go_on_without_the_coordinator(tmp_path: Path, tiny: Path, alone
         assert_undisturbed(alone, start_streams(lab, alone, [None, a]))
 
 
+def test_drivers_go_on_while_the_coordinator_opens_its_models(
+    tmp_path: Path, tiny: Path, alone: Alone
+) -> None:
+    with swarm(tmp_path, tiny, layers=THREE, stages=3) as lab:
+        a = lab.add_driver()
+        lab.wait_driving(a)
+        talks = start_streams(lab, alone, [a])
+        for label in "abc":
+            lab.cluster.create_key(label)
+        before = lab.state.nodes[a.node].incarnation
+        lab.kill_cluster()
+        lab.open_cluster()
+        lab.wait_until(lambda: lab.state.nodes[a.node].incarnation > before, "it has registered again")
+        key = lab.cluster.create_key("d")
+        lab.wait_until(lambda: a.verify_key(key), "it has heard what the new coordinator has to say")
+        assert [model.name for model in a.swarm.models()] == [lab.model]
+        lab.serve()
+        assert_undisturbed(alone, talks)
+        lab.wait_driving(a)
+        assert_undisturbed(alone, start_streams(lab, alone, [None, a]))
+
+
 def test_memory_is_shared(tmp_path: Path, tiny: Path, alone: Alone) -> None:
     """Each driver has more to do than its share holds; none takes what is another's."""
     with swarm(tmp_path, tiny, layers=THREE, stages=3, kv_tokens=768) as lab:

@@ -127,6 +127,7 @@ def test_right_drafts_save_traversals(lab: LabSwarm, conformance: Conformance) -
     assert 0 < timings.accepted_tokens < timings.drafted_tokens
     assert timings.traversals < TOKENS - 1
     assert timings.traversal.received_bytes > 0
+    assert timings.traversal.codecs == ("exact",)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2], ids=["first", "middle", "last"])

@@ -103,6 +103,7 @@ def timings_of(outcomes: Sequence[Outcome]) -> TimingsReply | None:
         codec_s=slowest.codec_s,
         compute_s=slowest.compute_s,
         draft_s=slowest.draft_s,
+        codecs=list(slowest.codecs),
         bytes_per_token=slowest.received_bytes * total.traversals / max(total.generated_tokens, 1),
     )
 

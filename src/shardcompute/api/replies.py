@@ -72,6 +72,7 @@ class TimingsReply(ReplyBody):
     compute_s: float = 0.0
     draft_s: float = 0.0
     bytes_per_token: float = 0.0
+    codecs: list[str] = []
 
 
 class RankedToken(ReplyBody):

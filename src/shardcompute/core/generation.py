@@ -104,6 +104,8 @@ class Traversal:
     compute_s: float = 0.0
     draft_s: float = 0.0
     received_bytes: float = 0.0
+    codecs: tuple[str, ...] = ()
+    """The forms in which activations went from stage to stage."""
 
     @property
     def ring_s(self) -> float:

@@ -130,10 +130,12 @@ class OfferedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 class Introduce(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """To a driver: all that is served, who may ask for it (a `security.KeyBook`), from whom to get tokenizers, and
-    the chains that there are. Higher versions are newer."""
+    the chains that there are. Of a registration's orders those with higher versions are newer."""
 
     version: int
     models: list[OfferedModel]
+    wanted: list[str]
+    """Models to go on with: also those that a coordinator remembers and has not opened again yet."""
     keys: bytes
     origin: Peer
     chains: list[str]

@@ -81,9 +81,11 @@ class DriverMembers:
         """Tell one driver, or all of them, what is served and who may ask for it."""
         self._version += 1
         brief = self._brief()
+        requested = self._state().models
         order = Introduce(
             version=self._version,
             models=brief.models,
+            wanted=[name for name, each in requested.items() if each.is_wanted],
             keys=brief.keys,
             origin=self._origin,
             chains=[chain.id for chain in self._state().live_chains()],

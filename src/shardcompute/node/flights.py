@@ -31,6 +31,7 @@ class Flight:
             codec_s=codec_s,
             compute_s=compute_s,
             received_bytes=sum(timing.received_bytes for timing in timings),
+            codecs=frozenset(timing.codec for timing in timings if timing.codec),
         )
 
 
@@ -46,6 +47,7 @@ class Landing:
     draft_s: float
     """Of that, the first stage's own drafting."""
     received_bytes: int
+    codecs: frozenset[str]
 
 
 class Journey:
@@ -55,6 +57,7 @@ class Journey:
         self.traversals = 0
         self._wire_s = self._queue_s = self._codec_s = self._compute_s = self._draft_s = 0.0
         self._received_bytes = 0
+        self._codecs: frozenset[str] = frozenset()
 
     def add(self, landing: Landing) -> None:
         self.traversals += 1
@@ -64,6 +67,7 @@ class Journey:
         self._compute_s += landing.compute_s
         self._draft_s += landing.draft_s
         self._received_bytes += landing.received_bytes
+        self._codecs |= landing.codecs
 
     def mean(self, draft_s: float) -> Traversal:
         count = max(self.traversals, 1)
@@ -74,4 +78,5 @@ class Journey:
             self._compute_s / count,
             (draft_s + self._draft_s) / count,
             self._received_bytes / count,
+            tuple(sorted(self._codecs)),
         )

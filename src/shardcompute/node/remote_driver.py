@@ -139,6 +139,7 @@ class RemoteDriver:
         log.info("registered as %s, incarnation %d", self.node, incarnation)
         # Chains may have been retired while the coordinator could not tell us; it will say which there are.
         with self._lock:
+            self._version = 0  # a coordinator that was started again counts from the beginning
             self._doubtful = self.swarm.chains()
         for node in self.swarm.unreachable():
             self._link_broken(node)
@@ -184,7 +185,7 @@ class RemoteDriver:
             before = known.pop(offered.name, None)
             if before is None or before.created_s != offered.created_s:
                 self.swarm.add_model(self._open(offered, command.origin))
-        for name in known:
+        for name in known.keys() - command.wanted:
             self.swarm.remove_model(name)
 
     def _open(self, offered: OfferedModel, origin: Peer) -> SwarmModel:

@@ -8,12 +8,13 @@ known time only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import ssl
 import threading
 import time
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from shardcompute.core.errors import LinkClosedError, LinkError
 from shardcompute.wire.framing import Body, FrameReader, Part, pack_frame
@@ -177,6 +178,20 @@ class SocketLink:
         self.close()
 
 
+class _SecureSocket(ssl.SSLSocket):
+    """Closed at once when the peer has gone before TLS begins; Python would leave that to the collector, because the
+    socket that was given is already detached and the one in the making is nobody's."""
+
+    def getpeername(self) -> Any:
+        try:
+            return super().getpeername()
+        except OSError as error:
+            if hasattr(self, "_connected"):  # it is somebody's
+                raise
+            self.close()
+            raise ConnectionResetError(errno.ECONNRESET, "the peer has gone") from error
+
+
 def open_link(
     sock: socket.socket, address: str, server_name: str, ours: Hello, options: LinkOptions
 ) -> SocketLink:
@@ -187,6 +202,7 @@ def open_link(
         undo.callback(lambda: sock.close())
         if options.tls is not None:
             try:
+                options.tls.sslsocket_class = _SecureSocket
                 sock = options.tls.wrap_socket(
                     sock, server_hostname=server_name, do_handshake_on_connect=False
                 )
@@ -202,6 +218,7 @@ def wrap_answering(sock: socket.socket, options: LinkOptions) -> socket.socket:
     """The socket to hand to `answer_link`, under TLS if asked for; no bytes are exchanged yet."""
     if options.tls is None:
         return sock
+    options.tls.sslsocket_class = _SecureSocket
     return options.tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
 

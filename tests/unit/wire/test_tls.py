@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import gc
+import os
 import socket
 import ssl
+import struct
+import warnings
 from typing import Any
 
 import pytest
 
 from shardcompute.core.errors import LinkError
 from shardcompute.wire import Hello, LinkOptions, Ping, TcpTransport
+from shardcompute.wire.socket_link import open_link, wrap_answering
 from shardcompute.wire.streams import wait_until_ready
 from shardcompute.wire.tcp import split_address
 
@@ -94,3 +99,27 @@ def test_a_server_that_never_answers_is_given_up() -> None:
         url = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(LinkError, match="timed out"):
             TcpTransport().dial(url, ME, LinkOptions(tls=context, handshake_timeout_s=0.1))
+
+
+@pytest.mark.parametrize("is_answering", [True, False])
+def test_a_peer_that_goes_before_tls_begins_leaves_nothing_open(credentials: Any, is_answering: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    # Closed without lingering it resets the connection.
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    far.close()
+    fd = near.fileno()
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        if is_answering:
+            with pytest.raises(ConnectionResetError):
+                wrap_answering(near, LinkOptions(tls=credentials.server))
+        else:
+            options = LinkOptions(tls=credentials.client, server_name="node")
+            with pytest.raises(LinkError, match="TLS with"):
+                open_link(near, "tcp://near", "node", ME, options)
+        gc.collect()
+    assert heard == []
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
