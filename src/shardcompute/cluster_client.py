@@ -207,6 +207,7 @@ def _cached_tokens(chunk: Mapping[str, Any]) -> int:
 
 
 def _timings(told: Mapping[str, Any]) -> Timings:
+    times: dict[str, Any] = {name: float(told.get(name, 0.0)) for name in _TRIP}
     return Timings(
         queue_s=told["queue_s"],
         prefill_s=told["prefill_s"],
@@ -216,7 +217,7 @@ def _timings(told: Mapping[str, Any]) -> Timings:
         traversals=told.get("traversals", 0),
         drafted_tokens=told.get("drafted_tokens", 0),
         accepted_tokens=told.get("accepted_tokens", 0),
-        traversal=Traversal(**{name: float(told.get(name, 0.0)) for name in _TRIP}),
+        traversal=Traversal(**times, codecs=tuple(told.get("codecs", ()))),
     )
 
 
