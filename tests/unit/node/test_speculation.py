@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import GenerationRequest, Speculation
+from shardcompute.decoding.router import Round
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.chain_port import ChainShape, Resumption
 from shardcompute.node.driver import Driver, DriverLimits
+from shardcompute.node.session import Session
 from support.drafters import Oracle
 from support.fake_chain import PIPELINE, Caller, FakeChain, Letters, ask, continuation, submit
 
@@ -218,3 +220,25 @@ def test_a_session_that_ends_is_forgotten_by_its_drafter() -> None:
     chain.run(driver)
     assert caller.is_over
     assert oracle.forgotten == [generation]
+
+
+def test_a_free_drafter_that_is_sure_goes_before_a_better_one() -> None:
+    """The text repeats itself, so its own beginning tells how it goes on; the model need not be asked."""
+    oracle = Oracle(lambda prompt: [0, 1, 2] * 20, is_slow=True)
+    limits = DriverLimits(vocab_size=30, context_length=1000)
+    driver = Driver(cast(Tokenizer, Letters()), limits, drafters=[oracle])
+    asked: list[tuple[str, int]] = []
+    speculator = driver._speculator
+
+    def choose(session: int, wish: Speculation, available: list[str], load: object) -> Round:
+        asked.append((",".join(available), session))
+        return Round(available[0], 4, 1, "test")
+
+    speculator.router.choose = choose  # type: ignore[method-assign, assignment]
+    speculator.free_tokens = 1000
+    prompt = tuple([0, 1, 2] * 20)
+    session = Session(1, GenerationRequest(prompt, 50), [*prompt, 0], sent=len(prompt))
+    speculator.extend(session)
+    assert asked == [("ngram", 1)]
+    assert session.assumed[:2] == [1, 2]
+    driver.close()
