@@ -61,7 +61,7 @@ def _summary(category: str, rows: Sequence[Row], plain: Sequence[Row]) -> Summar
     first = rows[0]
     is_single = first.streams == 1
     speed = statistics.mean(row.tokens_per_s for row in rows) if is_single else _throughput(rows)
-    speedup = _median_speedup(rows, plain) if is_single else _ratio(speed, plain)
+    speedup = _speedup(rows, plain) if is_single else _ratio(speed, plain)
     traversals = _total(rows, "traversals")
     drafted = _total(rows, "drafted_tokens")
     accepted = _total(rows, "accepted_tokens")
@@ -96,10 +96,14 @@ def _ratio(speed: float, plain: Sequence[Row]) -> float | None:
     return speed / _throughput(plain) if plain else None
 
 
-def _median_speedup(rows: Sequence[Row], plain: Sequence[Row]) -> float | None:
+def _speedup(rows: Sequence[Row], plain: Sequence[Row]) -> float | None:
+    """Prompt by prompt against plain decoding: the median in a category, and the mean of those over categories."""
     base = {row.prompt: row.tokens_per_s for row in plain}
-    ratios = [row.tokens_per_s / base[row.prompt] for row in rows if base.get(row.prompt)]
-    return statistics.median(ratios) if ratios else None
+    ratios: dict[str, list[float]] = {}
+    for row in rows:
+        if base.get(row.prompt):
+            ratios.setdefault(row.category, []).append(row.tokens_per_s / base[row.prompt])
+    return statistics.mean(map(statistics.median, ratios.values())) if ratios else None
 
 
 def _traversal_s(rows: Sequence[Row]) -> float | None:
