@@ -175,6 +175,7 @@ class Driver:
             for generation in list(self._generations.values()):
                 self._end(generation)
                 generation.emit(CapacityError("the model is being shut down", hint="try again later"))
+            self._close_sessions(self._scheduler.prefixes.clear())
             self._port = None
             self._speculator.close()
 
