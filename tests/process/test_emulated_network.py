@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,9 +65,16 @@ def test_everything_arrives_even_with_loss_and_jitter(network: EmulatedNetwork) 
         connected(network, "a", "b") as (near, far),
         changed(network, Change(loss=0.02, jitter_ms=20)),
     ):
-        near.sendall(sent)
-        near.shutdown(socket.SHUT_WR)
+
+        def send() -> None:
+            near.sendall(sent)
+            near.shutdown(socket.SHUT_WR)
+
+        # Buffers need not hold all of it.
+        sender = threading.Thread(target=send)
+        sender.start()
         received = b"".join(iter(lambda: far.recv(65536), b""))
+        sender.join()
     assert received == sent
     assert network.conditions.path("a", "b").loss == 0
 
@@ -122,11 +130,16 @@ def test_programs_run_on_their_machine(network: EmulatedNetwork) -> None:
     assert done == {"a": "", "b": "", "c": "here\n"}
 
 
+STAY = ["sh", "-c", "echo here; exec sleep 600"]
+
+
 def test_closing_removes_machines_and_what_runs_on_them() -> None:
     with emulated(("a", "b")) as network:
         mine = {name for name in os.listdir(NAMESPACES) if name.startswith(f"scnet-{os.getpid()}-")}
-        started = subprocess.Popen(network.command("a", ["sleep", "600"]))
-        psutil.Process(started.pid)
+        started = subprocess.Popen(network.command("a", STAY), stdout=subprocess.PIPE)
+        assert started.stdout is not None
+        with started.stdout as output:
+            assert output.readline(), "it is there"
     assert started.wait(PATIENCE_S) == -signal.SIGKILL
     gone = {name for name in mine if not (NAMESPACES / name).exists()}
     assert {name for name in mine if name.endswith(("-a", "-b"))} & gone
@@ -138,14 +151,15 @@ CRASH = """
 import os, signal, subprocess, sys
 from shardcompute.sim import load_topology, open_network
 network = open_network(load_topology("lan"), ["a"], "namespaces")
-child = subprocess.Popen(network.command("a", ["sleep", "600"]))
+child = subprocess.Popen(network.command("a", sys.argv[1:]), stdout=subprocess.PIPE)
+child.stdout.readline()
 print(child.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def test_a_crash_leaves_nothing_behind(network: EmulatedNetwork) -> None:
-    crashed = subprocess.Popen([sys.executable, "-c", CRASH], stdout=subprocess.PIPE, text=True)
+    crashed = subprocess.Popen([sys.executable, "-c", CRASH, *STAY], stdout=subprocess.PIPE, text=True)
     assert crashed.stdout is not None
     with crashed.stdout as output:
         left = int(output.readline())
