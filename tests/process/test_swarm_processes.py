@@ -104,6 +104,7 @@ def test_others_join_from_their_own_folders_and_come_back(swarm: Swarm, tmp_path
         assert f"pid {guest.pid}" in twice.stderr
         assert guest.signal(signal.SIGINT) == 0
     assert guest.lines[-1] == "stopped"
+    swarm.wait_until(lambda: "guest" not in swarm.node_names().values())
 
 
 def test_folder_is_started_once(swarm: Swarm, smollm2_gguf: Path) -> None:
@@ -137,7 +138,7 @@ def test_logs_of_all_processes_without_secrets(swarm: Swarm) -> None:
 def test_doctor_finds_the_cluster_well(swarm: Swarm) -> None:
     done = run("doctor", "--data-dir", swarm.folder, "--json")
     findings = {finding["subject"]: finding for finding in json.loads(done.stdout)}
-    assert done.returncode == 0, findings
+    assert done.returncode == 0, [each for each in findings.values() if each["level"] == "bad"]
     assert f"pid {swarm.started.pid}" in findings["cluster"]["text"]
     assert {"HTTP API", "clock and coordinator", "secrets"} <= set(findings)
 
