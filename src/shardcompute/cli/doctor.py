@@ -106,7 +106,7 @@ def _check_nodes(url: str, api_key: str | None) -> Iterator[Finding]:
     except ShardComputeError as error:
         yield checks.Finding("nodes", error.message, error.hint or "see shardcompute logs coordinator")
         return
-    there = [node for node in view.nodes if node.status != "gone"]
+    there = [node for node in view.nodes if node.status not in ("gone", "lost")]
     addresses = [("links to the coordinator", view.url)]
     addresses += [(f"node {node.name}", node.address) for node in there if node.address]
     addresses += [(f"API of {node.name}", node.api_url) for node in there if node.api_url]
