@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -172,5 +173,6 @@ def outcome_json(outcome: WanOutcome, settings: Mapping[str, Any]) -> dict[str, 
         "stages": list(outcome.stages),
         "summaries": [asdict(summary) for summary in summarise(outcome.rows)],
         "mismatches": [asdict(mismatch) for mismatch in outcome.mismatches],
-        "rows": [asdict(row) for row in outcome.rows],
+        # Answers quote their prompts, and whose data those are is not ours to decide: a digest tells them apart.
+        "rows": [asdict(row) | {"text": sha256(row.text.encode()).hexdigest()} for row in outcome.rows],
     }
