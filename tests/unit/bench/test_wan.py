@@ -101,7 +101,7 @@ def test_the_command_fails_when_answers_differ(tmp_path: Path, monkeypatch: pyte
     assert "DIFFER" in done.stderr
     assert "prompt 1 (qa), auto" in done.stderr
     written = json.loads(file.read_text(encoding="utf-8"))
-    assert [each["text"] for each in written["rows"]] == ["yes", "no"]
+    assert len({each["text"] for each in written["rows"]}) == 2, "what differs can be told apart"
     assert len(written["mismatches"]) == 1
     assert written["summaries"]
 
