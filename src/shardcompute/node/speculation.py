@@ -6,6 +6,7 @@ nothing until the draft is there. Not thread-safe: every method is called under 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +16,12 @@ from dataclasses import dataclass, field
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import GenerationRequest, Speculation
+from shardcompute.core.sparing_log import SparingLog
 from shardcompute.decoding.drafting import GRADES, Draft, Drafter
 from shardcompute.decoding.router import PipeLoad, Round, Router
 from shardcompute.node.session import Session
 
+log = logging.getLogger(__name__)
 MOST_TOKENS = 16
 MOST_FRAMES = 8
 _SURE = GRADES - 2
@@ -66,6 +69,7 @@ class RoutedSpeculator:
         self._drafters: Mapping[str, Drafter] = {drafter.name: drafter for drafter in drafters}
         self._on_draft = on_draft
         self._courses: dict[int, Course] = {}
+        self._sparing = SparingLog(log)
         has_slow = any(drafter.is_slow for drafter in drafters)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="drafts") if has_slow else None
 
@@ -212,8 +216,9 @@ class RoutedSpeculator:
             began_s = time.perf_counter()
             try:
                 draft = drafter.propose(session.id, known, assumed, limit, opening)
-            except Exception:
+            except Exception as error:
                 # Plain decoding needs no draft; a drafter in trouble must not stop it.
+                self._sparing.warning(drafter.name, "the drafter %s failed: %r", drafter.name, error)
                 draft = Draft(())
             seconds = time.perf_counter() - began_s
 
