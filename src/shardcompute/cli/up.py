@@ -81,6 +81,7 @@ def up(
         "--kv-tokens": kv_tokens,
         "--self-draft": self_draft or None,
         "--draft-model": draft_model,
+        "--speculate": None if speculate is swarm_options.Drafting.AUTO else speculate,
         "--max-memory": max_memory,
     }
     if local:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shardcompute.decoding.accept import accept_drafts
 from shardcompute.decoding.grammar import GrammarCompiler, GrammarState, compiler_of, json_rule, rule_of
 from shardcompute.decoding.logprobs import score_token
 from shardcompute.decoding.noise import derive_seed, gumbel_noise
@@ -18,7 +17,6 @@ __all__ = [
     "StopMatcher",
     "StopResult",
     "TokenHistory",
-    "accept_drafts",
     "build_sampler",
     "choose_token",
     "compiler_of",

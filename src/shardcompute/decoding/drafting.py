@@ -1,7 +1,8 @@
 """What a drafter is: something that guesses how a session goes on, cheaply and often enough right.
 
-Guesses are verified by the model itself (see `accept`), so a drafter can make an answer faster or slower but never
-different. It says how sure it is by a grade; how much each grade is worth is measured, not believed.
+Guesses are verified by the model itself: one holds if it is what the last stage picks. So a drafter can make an answer
+faster or slower but never different. It says how sure it is by a grade; how much each grade is worth is measured, not
+believed.
 """
 
 from __future__ import annotations

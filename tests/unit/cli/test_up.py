@@ -106,6 +106,7 @@ def test_made_keys_differ() -> None:
         (("--api-key", "two words"), "API key"),
         (("--name", "Not A Name"), "cannot be the name of a cluster"),
         (("--local", "--wire", "int8"), "--wire"),
+        (("--local", "--speculate", "off"), "--speculate"),
         (("--wire", "int3"), "cannot be sent as 'int3'"),
     ],
 )
