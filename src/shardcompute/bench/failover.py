@@ -60,6 +60,9 @@ def _lose(bench: FailoverBench, server: Server, stage: int, how: str, say: Say) 
     undisturbed = server.stream(prompt, bench.tokens)
     _await_standby(server)
     chain = _chain(server)
+    if stage >= len(chain["stages"]):
+        say("this time fewer machines were enough: nothing to lose there (--max-memory settles how many)")
+        return []
     victim = chain["stages"][stage]["node"]
     worker = _process_of(server, victim)
     outcome: list[Stream | Exception] = []
