@@ -12,9 +12,14 @@ import pytest
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.node import draft_heads
 from shardcompute.node.draft_heads import DraftHeadStore
+from shardcompute.runtime import shard
+from shardcompute.runtime.ahead import AheadLimits
 from shardcompute.runtime.drafting import DraftLimits
 from shardcompute.runtime.lens_fit import fit_lenses
-from support.swarm import Alone, open_alone, open_tiny
+from shardcompute.security import Credentials
+from support.ahead import random_ahead
+from support.siege import Siege, siege
+from support.swarm import Alone, LabSwarm, open_alone, open_tiny
 from support.tiny_checkpoint import save_tiny_llama
 
 
@@ -32,17 +37,45 @@ def alone(tiny: Path) -> Iterator[Alone]:
 
 @pytest.fixture(scope="session")
 def heads(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
-    """Draft heads of the tiny model, for every cut."""
+    """Draft heads of the tiny model, for every cut and for the last stage."""
     folder = tmp_path_factory.mktemp("draft-heads")
     options = ExecutorOptions(kv_bytes=64 << 20, context_length=256, threads=1)
     with open_tiny(tiny) as checkpoint:
         layers = range(1, checkpoint.spec.layer_count)
-        DraftHeadStore(folder).save(checkpoint, fit_lenses(checkpoint, layers, options, tokens=256))
+        store = DraftHeadStore(folder)
+        store.save(checkpoint, fit_lenses(checkpoint, layers, options, tokens=256))
+        store.save_ahead(checkpoint, random_ahead(checkpoint.spec))
     return folder
+
+
+@pytest.fixture(scope="module")
+def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
+    with siege(tmp_path_factory.mktemp("hostile")) as besieged:
+        yield besieged
+
+
+@pytest.fixture
+def outlasts(besieged: Siege) -> Iterator[None]:
+    """The swarm is as it was after the test."""
+    with besieged.outlasted():
+        yield
+
+
+@pytest.fixture
+def lab(besieged: Siege) -> LabSwarm:
+    return besieged.lab
+
+
+@pytest.fixture
+def member(besieged: Siege) -> Credentials:
+    return besieged.member
 
 
 @pytest.fixture(scope="module")
 def bold() -> Iterator[None]:
     """A model of random weights is sure of nothing."""
-    with mock.patch.object(draft_heads, "DraftLimits", partial(DraftLimits, confidence=0.0)):
+    with (
+        mock.patch.object(draft_heads, "DraftLimits", partial(DraftLimits, confidence=0.0)),
+        mock.patch.object(shard, "AheadLimits", partial(AheadLimits, confidence=0.0)),
+    ):
         yield

@@ -22,9 +22,10 @@ from shardcompute.control.events import (
     NodeLost,
     ShardLoaded,
 )
-from shardcompute.control.state import Model, covers
+from shardcompute.control.state import covers
 from shardcompute.core.errors import CapacityError, ShardComputeError
 from shardcompute.node.journal import Journal
+from support.plain_model import plain_model
 from support.requests import greedy, mixture, prompts
 from support.swarm import Alone, LabSwarm, Talk, swarm
 
@@ -152,17 +153,7 @@ def test_without_workers_it_comes_back_and_says_so(tmp_path: Path, tiny: Path, a
 # The journal
 
 
-MODEL = Model(
-    name="m",
-    layer_bytes=(100,) * 6,
-    embedding_bytes=50,
-    head_bytes=50,
-    kv_bytes_per_token_and_layer=1,
-    kv_tokens=10,
-    hidden=8,
-    context_length=64,
-    weight_form="native",
-)
+MODEL = plain_model()
 
 
 def written_history(write: Callable[[Event], None]) -> None:

@@ -9,7 +9,6 @@ import contextlib
 import logging
 import socket
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,32 +38,11 @@ from shardcompute.wire.control import (
     ModelCard,
 )
 from support.papers import Papers, connect, connect_tls, dial_as, frame_bytes, hello_of, read_end
-from support.siege import BAD_JSON, PROMPT, Siege, receive, siege
+from support.siege import BAD_JSON, PROMPT, Siege, receive
 from support.swarm import LabSwarm, LabWorker
 
+pytestmark = pytest.mark.usefixtures("outlasts")
 IDLE_CONNECTIONS = 500
-
-
-@pytest.fixture(scope="module")
-def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
-    with siege(tmp_path_factory.mktemp("hostile")) as besieged:
-        yield besieged
-
-
-@pytest.fixture(autouse=True)
-def outlasts(besieged: Siege) -> Iterator[None]:
-    with besieged.outlasted():
-        yield
-
-
-@pytest.fixture
-def lab(besieged: Siege) -> LabSwarm:
-    return besieged.lab
-
-
-@pytest.fixture
-def member(besieged: Siege) -> Credentials:
-    return besieged.member
 
 
 @pytest.fixture

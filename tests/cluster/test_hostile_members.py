@@ -32,32 +32,11 @@ from shardcompute.wire.control import (
     TensorBytes,
 )
 from support.papers import dial_as, hello_of
-from support.siege import BAD_JSON, Siege, receive, siege
+from support.siege import BAD_JSON, receive
 from support.swarm import LabSwarm
 
+pytestmark = pytest.mark.usefixtures("outlasts")
 _marks = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
-    with siege(tmp_path_factory.mktemp("hostile")) as besieged:
-        yield besieged
-
-
-@pytest.fixture(autouse=True)
-def outlasts(besieged: Siege) -> Iterator[None]:
-    with besieged.outlasted():
-        yield
-
-
-@pytest.fixture
-def lab(besieged: Siege) -> LabSwarm:
-    return besieged.lab
-
-
-@pytest.fixture
-def member(besieged: Siege) -> Credentials:
-    return besieged.member
 
 
 # Members that lie about who they are

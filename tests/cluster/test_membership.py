@@ -9,24 +9,12 @@ import pytest
 from shardcompute.control import PlacementPolicy
 from shardcompute.core.errors import CapacityError, UnknownModelError
 from support.requests import greedy, mixture, prompts
-from support.swarm import SPREAD, STILL, Alone, LabSwarm, Talk, open_alone, swarm
+from support.streams import assert_undisturbed, start_streams
+from support.swarm import SPREAD, STILL, Alone, open_alone, swarm
 from support.tiny_checkpoint import save_tiny_llama
 
 KEEN = PlacementPolicy(latency_weight=0.0, machine_price=0.0, min_gain=0.1)
 """Every machine that makes many streams faster is taken in, also while the chain serves."""
-TOKENS = 200
-
-
-def start_streams(lab: LabSwarm, alone: Alone, count: int = 4, tokens: int = TOKENS) -> list[Talk]:
-    talks = [lab.start(request) for request in mixture(alone, count, tokens)]
-    lab.wait_until(lambda: all(talk.tokens for talk in talks), "tokens of all streams")
-    return talks
-
-
-def assert_undisturbed(lab: LabSwarm, alone: Alone, talks: list[Talk]) -> None:
-    for talk in talks:
-        assert talk.result() == alone.answer(talk.request)
-    lab.wait_quiet()
 
 
 def test_a_newcomer_that_pays_is_taken_in(tmp_path: Path, tiny: Path, alone: Alone) -> None:
@@ -61,7 +49,7 @@ def test_a_drained_machine_hands_over_before_it_goes(
         talks = start_streams(lab, alone)
         leaver = lab.stage(stage)
         lab.cluster.drain(leaver.node)
-        lab.wait_until(leaver.left.is_set, lambda: f"it may go: {lab.describe()}")
+        lab.wait_until(lambda: leaver.has_left, lambda: f"it may go: {lab.describe()}")
         assert leaver.sessions() == 0
         lab.kill(leaver)
         talks += start_streams(lab, alone, 2, 20)
@@ -77,9 +65,9 @@ def test_a_drained_machine_that_nobody_can_replace_stays(tmp_path: Path, tiny: P
         lab.cluster.drain(leaver.node)
         lab.wait_until(lambda: lab.state.nodes[leaver.node].status == "draining", "it is draining")
         assert_undisturbed(lab, alone, start_streams(lab, alone, tokens=30))
-        assert not leaver.left.is_set()
+        assert not leaver.has_left
         lab.add_worker(2)
-        lab.wait_until(leaver.left.is_set, lambda: f"it may go: {lab.describe()}")
+        lab.wait_until(lambda: leaver.has_left, lambda: f"it may go: {lab.describe()}")
         assert_undisturbed(lab, alone, start_streams(lab, alone, tokens=30))
 
 
@@ -202,7 +190,7 @@ def test_two_models_at_once(tmp_path: Path, tiny: Path, alone: Alone) -> None:
     ):
         second = Alone(service)
         talks = [(alone, talk) for talk in start_streams(lab, alone)]
-        talks += [(second, lab.start(request, "other")) for request in mixture(second, 4, TOKENS)]
+        talks += [(second, lab.start(request, "other")) for request in mixture(second, 4, 200)]
         for truth, talk in talks:
             assert talk.result() == truth.answer(talk.request)
         assert {chain.model for chain in lab.state.live_chains()} == {"tiny", "other"}

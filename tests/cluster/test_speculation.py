@@ -84,7 +84,7 @@ def assert_same(
 
 
 @pytest.mark.parametrize("kind", [greedy, sampled])
-@pytest.mark.parametrize("drafter", ["ngram", "model", "self", "auto"])
+@pytest.mark.parametrize("drafter", ["ngram", "model", "self", "ahead", "auto"])
 def test_every_drafter_at_several_depths(
     lab: LabSwarm,
     conformance: Conformance,
@@ -100,7 +100,7 @@ def test_every_drafter_at_several_depths(
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [greedy, sampled])
-@pytest.mark.parametrize("drafter", ["ngram", "model", "self"])
+@pytest.mark.parametrize("drafter", ["ngram", "model", "self", "ahead"])
 def test_every_drafter_at_every_depth(
     lab: LabSwarm,
     conformance: Conformance,
@@ -115,7 +115,8 @@ def test_every_drafter_at_every_depth(
 
 def test_log_probabilities_stop_strings_and_penalties(lab: LabSwarm, conformance: Conformance) -> None:
     requests = mixture(conformance.alone, 12, TOKENS)
-    assert_same(lab, conformance, requests, [Speculation("model", 4, 2), Speculation("self", 3)])
+    wishes = [Speculation("model", 4, 2), Speculation("self", 3), Speculation("ahead", 4)]
+    assert_same(lab, conformance, requests, wishes)
 
 
 def test_right_drafts_save_traversals(lab: LabSwarm, conformance: Conformance) -> None:
@@ -130,8 +131,20 @@ def test_right_drafts_save_traversals(lab: LabSwarm, conformance: Conformance) -
     assert timings.traversal.codecs == ("exact",)
 
 
+def test_the_last_stage_guesses_ahead(lab: LabSwarm, conformance: Conformance) -> None:
+    request = greedy(prompts(conformance.alone.service.tokenizer)[0], TOKENS)
+
+    def drafted() -> bool:
+        talk = lab.start(conformance.ask(request, Speculation("ahead", 4)))
+        assert talk.result() == conformance.alone.answer(request)
+        return talk.timings is not None and talk.timings.drafted_tokens > 0
+
+    # What it guesses with comes after its layers.
+    lab.wait_until(drafted, "guesses of the last stage")
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2], ids=["first", "middle", "last"])
-@pytest.mark.parametrize("drafter", ["model", "self", "ngram"])
+@pytest.mark.parametrize("drafter", ["model", "self", "ahead", "ngram"])
 def test_a_machine_dies_while_drafts_are_on_their_way(
     tmp_path: Path,
     tiny: Path,

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from shardcompute.api import create_app
 from shardcompute.api.metrics import GenerationMetrics
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin import ClusterAdmin
+from support.api_server import ApiServer
+from support.api_server import request as http
+from support.promtool import assert_sound, needs_promtool
 from support.requests import greedy, prompts
 from support.swarm import Alone, swarm
 
@@ -60,3 +64,28 @@ def test_a_lost_machine_is_counted(tmp_path: Path, tiny: Path, alone: Alone) -> 
         at_work = {stage.node for stage in lab.cluster.swarm.load().stages if stage.compute_s > 0}
         assert set(lab.chain().nodes) <= at_work
         assert all(f'node="{node}"' in text for node in at_work)
+
+
+@needs_promtool
+def test_promtool_reads_a_scrape_of_a_running_server(tmp_path: Path, tiny: Path) -> None:
+    """Answers plain and drafted, refused requests, and the loss of a machine: whatever the labels hold by then."""
+    with (
+        swarm(tmp_path, tiny, layers=(3, 3, 3), stages=2) as lab,
+        ClusterAdmin(lab.cluster, Settings(tmp_path)) as admin,
+        ApiServer(create_app(lab.cluster.swarm, admin=admin)) as api,
+    ):
+        scrape = http("/metrics", method="GET")
+        assert_sound(api.ask(scrape)[1].decode())  # nothing was asked yet
+        ask = {"prompt": "one two one two", "max_tokens": 8, "temperature": 0}
+        assert api.post("/v1/completions", ask)[0] == 200
+        assert api.post("/v1/completions", ask | {"speculation": {"drafter": "ngram"}})[0] == 200
+        assert api.post("/v1/completions", ask | {"model": 'no "such\\ model\n'})[0] == 404
+        assert api.post('/v1/no\\such"path', {})[0] == 404
+        lab.kill(lab.stage(1))
+        lab.wait_until(lambda: admin.health().incidents.lost_nodes == 1, "the loss")
+        lab.wait_serving(stages=2)
+        assert api.post("/v1/completions", ask)[0] == 200
+        status, text = api.ask(scrape)
+    assert status == 200
+    assert_sound(text.decode())
+    assert f'shardcompute_generations_total{{model_name="{lab.model}",reason="length"}} 3' in text.decode()

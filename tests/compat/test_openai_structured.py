@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
+from llguidance import LLParserLimits
 from pydantic import BaseModel, ConfigDict, Field
 
 from shardcompute.api import create_app
+from shardcompute.decoding import grammar
 from support.api_server import ApiServer
 from support.swarm import open_alone
 from support.tiny_checkpoint import save_tiny_llama
@@ -169,3 +171,15 @@ def test_other_servers_names_for_the_same(client: Any) -> None:
         assert completion.choices[0].message.content in expected
         text = client.completions.create(model="default", prompt="x", max_tokens=20, seed=1, extra_body=wish)
         assert text.choices[0].text in expected
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_its_grammar_breaks_off_is_an_error(
+    client: Any, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr(grammar, "_limits", lambda: LLParserLimits(max_lexer_states=60))
+    wish = {"guided_regex": f"(.*[ -~].{{40}}){{{5 + stream}}}"}  # one that was not compiled before
+    with pytest.raises(openai.APIError, match="broken off before its form was complete") as caught:
+        for _ in client.chat.completions.create(**ASK, stream=stream, extra_body=wish):
+            pass
+    assert caught.value.code == "grammar_too_complex"

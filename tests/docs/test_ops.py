@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from shardcompute.api.metric_table import all_rows
+from support.promtool import needs_promtool
 
 yaml = pytest.importorskip("yaml")
 OPS = Path(__file__).parents[2] / "ops"
@@ -79,10 +80,11 @@ def test_annotations_name_metrics_that_exist() -> None:
     assert set(METRIC.findall(text)) <= _known().keys() | histograms
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_accepts_the_rules() -> None:
+@needs_promtool
+@pytest.mark.parametrize(("kind", "file"), [("rules", "alerts.yml"), ("config", "prometheus.yml")])
+def test_promtool_accepts_the_file(kind: str, file: str) -> None:
     done = subprocess.run(
-        ["promtool", "check", "rules", OPS / "alerts.yml"], capture_output=True, text=True, check=False
+        ["promtool", "check", kind, OPS / file], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -45,11 +45,11 @@ from shardcompute.control.actions import (
     UnloadShard,
 )
 from shardcompute.control.cuts import cut_for_latency, cut_for_throughput, slowest_s
-from shardcompute.control.drivers import live_drivers
+from shardcompute.control.drivers import kv_share, live_drivers, round_trip_s
 from shardcompute.control.replacement import cut_for_price, move_seconds
 from shardcompute.control.rings import RingTable, choose_order
 from shardcompute.control.sizes import Sizes, memory_of, sizes_of
-from shardcompute.control.state import Assignment, Link, Shard, covers, is_loaded
+from shardcompute.control.state import Assignment, Chain, Link, Shard, covers, is_loaded
 from shardcompute.control.terms import Hops, hops_of, stage_s, weigh
 
 NAMES = "abcdef"
@@ -330,6 +330,8 @@ any_event: st.SearchStrategy[Event] = st.one_of(
     st.builds(happened.ChainRetired, chain_ids, st.just("why")),
     st.builds(happened.DriverAttached, chain_ids, epochs, node_ids, st.just(7), st.just(1)),
     st.builds(happened.DriverDetached, chain_ids, node_ids, st.just(7)),
+    st.builds(happened.DriverSeated, chain_ids, st.one_of(node_ids, st.just(""))),
+    st.builds(happened.SeatAvoided, chain_ids, node_ids, st.just(7)),
 )
 # A beginning after which the rest has something to bite on.
 SERVING: tuple[Event, ...] = (
@@ -435,6 +437,7 @@ class Cluster:
                 incarnation=old.incarnation + 1 if old else 1,
                 now_s=self.now_s,
                 seconds_per_byte=seconds_per_byte,
+                sessions=100 + NAMES.index(name),
             )
         )
 
@@ -533,13 +536,25 @@ class Cluster:
             assert sum(claims) <= node.memory_bytes
             assert all(shard.chain in self.state.chains for shard in node.shards)
         assert all(chain.status in ("ready", "broken") for chain in self.state.chains.values())
-        drivers = {(node.id, node.sessions) for node in live_drivers(self.state)} | {(self.state.driver, 0)}
         for chain in self.state.live_chains():
             if chain.status == "ready":
-                assert {(each.driver, each.sessions) for each in chain.drivers} == drivers
-                assert {each.epoch for each in chain.drivers} == {chain.epoch}
-                share = self.state.models[chain.model].model.kv_tokens // len(drivers)
-                assert {each.kv_tokens for each in chain.drivers} == {share}
+                self._check_drivers(chain)
+
+    def _check_drivers(self, chain: Chain) -> None:
+        drivers = {(node.id, node.sessions) for node in live_drivers(self.state)} | {(self.state.driver, 0)}
+        if chain.seat:
+            host = self.state.nodes[chain.seat]
+            assert host.status == "ready"
+            drivers.add((host.id, host.sessions))
+            home, there = (round_trip_s(self.state, chain, node) for node in (self.state.driver, host.id))
+            assert home is not None
+            assert there is not None
+            assert there < home
+        assert {(each.driver, each.sessions) for each in chain.drivers} == drivers
+        assert {each.epoch for each in chain.drivers} == {chain.epoch}
+        for each in chain.drivers:
+            assert each.kv_tokens == kv_share(self.state, chain, each.driver)
+        self.check_shares()
 
 
 @st.composite
@@ -556,6 +571,7 @@ def steps(draw: st.DrawFn) -> tuple[str, str, int, float]:
         "wait",
         "drive",
         "stop driving",
+        "measure",
     ]
     kind = draw(st.sampled_from(kinds))
     return (
@@ -585,7 +601,7 @@ def take(cluster: Cluster, step: tuple[str, str, int, float]) -> None:
     elif kind == "drain":
         cluster.tell(happened.NodeDrained(name))
     elif kind == "link":
-        other = NAMES[size % len(NAMES)]
+        other = [*NAMES, cluster.state.driver][size % (len(NAMES) + 1)]
         cluster.tell(
             happened.LinkMeasured(name, other, speed, 1e6, size % 5 > 0),
             happened.LinkBroken(name, other, cluster.now_s),
@@ -597,6 +613,12 @@ def take(cluster: Cluster, step: tuple[str, str, int, float]) -> None:
         cluster.tell(happened.ModelRequested(model, 1 + size % 2))
     elif kind == "drop":
         cluster.tell(happened.ModelDropped(f"m{size % 2}"))
+    elif kind == "measure":
+        # Far from the coordinator, or near it; and at some distance from each other.
+        for number, each in enumerate(NAMES):
+            cluster.tell(happened.LinkMeasured(each, cluster.state.driver, speed * (1 + size % 3), 1e6))
+            for other in NAMES[:number]:
+                cluster.tell(happened.LinkMeasured(each, other, 0.01 * size, 1e6))
     else:
         cluster.now_s += 5000.0
         for each in cluster.state.nodes.values():

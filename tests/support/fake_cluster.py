@@ -13,7 +13,6 @@ from shardcompute.control import (
     Action,
     ClusterState,
     Event,
-    Model,
     PlacementPolicy,
     Record,
     apply,
@@ -27,19 +26,10 @@ from shardcompute.node.request_log import RequestLog
 from shardcompute.node.service import Load
 from shardcompute.security import KeyBook, KeySummary, Role, TokenBook, TokenSummary
 from shardcompute.wire import StageTiming
+from support.plain_model import plain_model
 
 NOW_S = 1_000.0
-MODEL = Model(
-    name="org/tiny",
-    layer_bytes=(100,) * 6,
-    embedding_bytes=50,
-    head_bytes=50,
-    kv_bytes_per_token_and_layer=1,
-    kv_tokens=10,
-    hidden=8,
-    context_length=64,
-    weight_form="int8",
-)
+MODEL = plain_model(name="org/tiny")
 
 
 class FakeCoordinator:

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 from unittest import mock
 
 import pytest
@@ -22,8 +20,9 @@ from shardcompute.core.errors import LinkClosedError, LinkError
 from shardcompute.node import endpoint
 from shardcompute.wire import Hello, Link, LinkOptions, Message, TcpTransport
 from shardcompute.wire.framing import Body
-from shardcompute.wire.links import Admit, LinkStats
+from shardcompute.wire.links import Admit
 from shardcompute.wire.tcp import TcpListener
+from shardcompute.wire.wrapped import WrappedLink
 
 _DATA_ROLES = ("stage", "driver")
 
@@ -49,64 +48,35 @@ class Gate:
         return self._open.wait(timeout_s)
 
 
-class LabLink:
+class LabLink(WrappedLink):
     """One end of a real link, held by `owner`."""
 
     def __init__(self, link: Link, owner: str, role: str, network: LabNetwork) -> None:
-        self._link = link
+        super().__init__(link)
         self._network = network
         self._closed = threading.Event()
         self.owner = owner
-        self.role = link.role
-        self.peer = link.peer
         self.kind = role
         self.is_data = role in _DATA_ROLES
 
-    @property
-    def version(self) -> int:
-        return self._link.version
-
-    @property
-    def address(self) -> str:
-        return self._link.address
-
-    @property
-    def certificate(self) -> bytes | None:
-        return self._link.certificate
-
-    @property
-    def stats(self) -> LinkStats:
-        return self._link.stats
-
     def send(self, message: Message, body: Body = ()) -> None:
         self._pass()
-        self._link.send(message, body)
+        super().send(message, body)
 
     def receive(self, timeout_s: float | None = None) -> tuple[Message, memoryview]:
-        frame = self._link.receive(timeout_s)
+        frame = super().receive(timeout_s)
         self._pass()
         return frame
 
     def close(self) -> None:
         self._closed.set()
         self._network.forget(self)
-        self._link.close()
+        super().close()
 
     def _pass(self) -> None:
         while not self._network.gate_of(self.owner).wait(0.05):
             if self._closed.is_set():
                 raise LinkClosedError(f"the link to {self.peer!r} was closed here")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class LabListener:
@@ -188,10 +158,10 @@ class LabNetwork:
             self._dead.add(node)
             links = [link for link in self._links if link.owner == node]
             listeners = [listener for owner, listener in self._listeners.values() if owner == node]
-        for link in links:
-            link.close()
         for listener in listeners:
             listener.close()
+        for link in links:
+            link.close()
         self.thaw(node)
 
     def cut(self, a: str, b: str, *, is_lasting: bool = False) -> int:
@@ -208,8 +178,12 @@ class LabNetwork:
 
     def break_control(self, node: str) -> int:
         """The link of a node to its coordinator breaks. Returns how many there were."""
+        return self.break_links(node, "control")
+
+    def break_links(self, node: str, kind: str) -> int:
+        """All links of a kind that this node holds an end of break. Returns how many there were."""
         with self._lock:
-            links = [link for link in self._links if link.owner == node and link.kind == "control"]
+            links = [link for link in self._links if link.owner == node and link.kind == kind]
         for link in links:
             link.close()
         return len(links)

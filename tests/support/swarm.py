@@ -20,8 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from unittest import mock
 from urllib.parse import urlsplit
 
@@ -29,13 +28,14 @@ from shardcompute.control import ClusterState, HealthPolicy, PlacementPolicy
 from shardcompute.control.actions import ActivateChain
 from shardcompute.control.sizes import sizes_of
 from shardcompute.control.state import Chain, Model
+from shardcompute.core.closing import Closing
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.generation import Delta, FinishReason, GenerationRequest, Timings, TokenChoice
 from shardcompute.core.settings import load_settings
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node import cluster as cluster_room
-from shardcompute.node import remote_driver as driver_room
+from shardcompute.node import link_probe
 from shardcompute.node import worker as worker_room
 from shardcompute.node.chain_port import Resumption
 from shardcompute.node.cluster import Cluster, ClusterOptions
@@ -56,10 +56,13 @@ from shardcompute.wire import Link
 from support.lab_links import LabNetwork, wait_until
 
 KV_TOKENS = 4096
+RTT_S = 1e-4
 STILL = PlacementPolicy(latency_weight=1.0, min_gain=1e9)
 """As few machines as hold the model, the others stand by; a chain that serves is left alone."""
 SPREAD = PlacementPolicy(latency_weight=0.0, machine_price=0.0, min_gain=1e9)
 """Every machine takes part, whatever room it has."""
+HURRIED = HealthPolicy(restart_grace_s=2.0)
+"""Who is missing after the coordinator started again is soon given up."""
 DEADLINE_S = 45.0
 
 
@@ -140,7 +143,7 @@ class Activation:
 
 
 @dataclass
-class LabSwarm:
+class LabSwarm(Closing):
     """A running swarm. `close` (or leaving `swarm`) ends all of it."""
 
     folder: Path
@@ -149,7 +152,9 @@ class LabSwarm:
     form: str = "native"
     chains: int = 1
     log_bytes: int = 64 << 20
-    restart_grace_s: float = 2.0
+    health: HealthPolicy = HURRIED
+    home_rtt_s: float = RTT_S
+    """How far from the coordinator workers find themselves, which are near each other."""
     network: LabNetwork = field(default_factory=LabNetwork)
     workers: list[LabWorker] = field(default_factory=list)
     drivers: list[RemoteDriver] = field(default_factory=list)
@@ -161,15 +166,18 @@ class LabSwarm:
     def __post_init__(self) -> None:
         self._patches = contextlib.ExitStack()
         self._patches.enter_context(self.network.patched())
-        self._patches.enter_context(_constant_measurements())
+        self._patches.enter_context(_constant_measurements(self._reach))
         host = partial(StageHost, log_bytes=self.log_bytes)
         self._patches.enter_context(mock.patch.object(worker_room, "StageHost", host))
-        health = HealthPolicy(restart_grace_s=self.restart_grace_s)
-        initial = partial(ClusterState, health=health)
+        initial = partial(ClusterState, health=self.health)
         self._patches.enter_context(mock.patch.object(cluster_room, "ClusterState", initial))
         self._thread = threading.Thread(target=self._loop.run_forever, name="lab clients")
         self._thread.start()
         self.open_cluster()
+
+    def _reach(self, dial: Callable[[], Link]) -> LinkQuality:
+        with dial() as link:
+            return LinkQuality(self.home_rtt_s if link.peer == self.cluster.node else RTT_S, 1e9)
 
     # The cluster
 
@@ -299,6 +307,12 @@ class LabSwarm:
         self.network.kill(worker.node)
         worker.close()
 
+    def leave(self, worker: LabWorker, patience_s: float = DEADLINE_S) -> None:
+        """It is stopped politely."""
+        worker.leave(patience_s)
+        self.workers.remove(worker)
+        worker.close()
+
     def freeze(self, worker: LabWorker) -> None:
         """It keeps its sockets, and neither says nor hears anything."""
         self.network.freeze(worker.node)
@@ -339,6 +353,21 @@ class LabSwarm:
                 f"drivers {expected}: {[chain.drivers for chain in self.state.live_chains()]}; {self.describe()}"
             ),
         )
+
+    def host(self) -> LabWorker | None:
+        """The worker whose driver the coordinator hands the first chain's generations to; None while it has its own."""
+        far = self.cluster.swarm._far
+        driver = None if far is None else far.at(self.chain().id)
+        return None if driver is None else self.worker(driver.node)
+
+    def wait_hosted(self) -> LabWorker:
+        self.wait_until(
+            lambda: self.host() is not None,
+            lambda: f"a driver on a worker: {self.chain().drivers}; {self.describe()}",
+        )
+        host = self.host()
+        assert host is not None
+        return host
 
     def kill_driver(self, driver: RemoteDriver) -> None:
         self.drivers.remove(driver)
@@ -402,17 +431,6 @@ class LabSwarm:
         self._loop.close()
         self._patches.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 @contextmanager
 def swarm(
@@ -442,6 +460,7 @@ def swarm(
         placing=placing,
         wire=wire,
         draft_heads=draft_heads,
+        ahead_heads=draft_heads,
         open_drafters=open_drafters,
         patience_s=patience_s,
     )
@@ -489,16 +508,10 @@ class Alone:
 
 
 @contextmanager
-def _constant_measurements() -> Iterator[None]:
+def _constant_measurements(reach: Callable[[Callable[[], Link]], LinkQuality]) -> Iterator[None]:
     with (
         mock.patch.object(worker_room, "measure_seconds_per_byte", return_value=3e-12),
         mock.patch.object(worker_room, "measure_layer", return_value=1e-4),
-        mock.patch.object(worker_room, "probe_link", _reach),
-        mock.patch.object(driver_room, "probe_link", _reach),
+        mock.patch.object(link_probe, "probe_link", reach),
     ):
         yield
-
-
-def _reach(dial: Callable[[], Link]) -> LinkQuality:
-    with dial():
-        return LinkQuality(1e-4, 1e9)

@@ -17,7 +17,7 @@ from shardcompute.api.answer import answer, fingerprint, timings_of, usage_of, w
 from shardcompute.api.chat_prompt import encode_messages
 from shardcompute.api.chat_words import ChatWords
 from shardcompute.api.context import context_of, request_id_of, run_codec
-from shardcompute.api.errors import RequestError
+from shardcompute.api.errors import RequestError, unsupported
 from shardcompute.api.generations import Outcome
 from shardcompute.api.limits import read_body
 from shardcompute.api.logprobs import chat_logprobs
@@ -30,7 +30,7 @@ from shardcompute.api.replies import (
     ChatDelta,
     Usage,
 )
-from shardcompute.api.schemas import ChatCompletionRequest, NamedTool
+from shardcompute.api.schemas import ChatCompletionRequest, NamedTool, ToolDefinition
 from shardcompute.api.structured import check_grammar, refused_grammar, wanted_form
 from shardcompute.api.tools import Tool, ToolPlan, plan_tools
 from shardcompute.core.errors import UsageError
@@ -213,13 +213,16 @@ async def _hold_to_form(
 async def _offer_tools(body: ChatCompletionRequest, codec: TextCodec) -> ToolPlan | None:
     """What the model may call; None where it may call nothing."""
     choice = body.tool_choice or "auto"
+    if isinstance(choice, NamedTool) and (choice.type != "function" or choice.function is None):
+        message = f"A tool choice of type {choice.type!r} is not supported."
+        raise unsupported("tool_choice", message, hint='use "none", "auto", "required" or name a function')
     tools = _tools(body)
     if not tools or choice == "none":
         if choice in ("none", "auto"):
             return None
         message = "tool_choice asks for a call, but there are no tools."
         raise RequestError(message, hint="send tools", param="tool_choice", code="invalid_value")
-    named = choice.function.name if isinstance(choice, NamedTool) else None
+    named = choice.function.name if isinstance(choice, NamedTool) and choice.function is not None else None
     if named is not None and named not in {tool.name for tool in tools}:
         message = f"tool_choice names {named!r}, which is none of the tools."
         raise RequestError(message, hint="name one of them", param="tool_choice", code="invalid_value")
@@ -235,22 +238,25 @@ async def _offer_tools(body: ChatCompletionRequest, codec: TextCodec) -> ToolPla
 
 
 def _tools(body: ChatCompletionRequest) -> list[Tool]:
-    tools = [
-        Tool(
-            each.function.name,
-            each.function.description or "",
-            each.function.parameters or {"type": "object", "properties": {}},
-            bool(each.function.strict),
-        )
-        for each in body.tools or ()
-    ]
+    tools = [_tool(each, f"tools[{index}]") for index, each in enumerate(body.tools or ())]
     if len({tool.name for tool in tools}) < len(tools):
         raise RequestError("Two tools have the same name.", param="tools", code="invalid_value")
     return tools
 
 
+def _tool(given: ToolDefinition, where: str) -> Tool:
+    if given.type != "function":
+        message = f"A tool of type {given.type!r} is not supported."
+        raise unsupported(f"{where}.type", message, hint="send functions of your own")
+    function = given.function
+    if function is None:
+        raise RequestError(f"{where}.function is missing.", param=f"{where}.function", code="invalid_value")
+    parameters = function.parameters or {"type": "object", "properties": {}}
+    return Tool(function.name, function.description or "", parameters, bool(function.strict))
+
+
 def _refuse_what_chat_lacks(body: ChatCompletionRequest) -> None:
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
     if None not in (lengths := {body.max_tokens, body.max_completion_tokens}) and len(lengths) > 1:
         message = "max_tokens and max_completion_tokens contradict each other."

@@ -58,15 +58,16 @@ def _plain(message: ChatMessage, where: str) -> dict[str, Any]:
 def _text(content: str | list[ContentPart] | None, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    for index, part in enumerate(content):
-        param = f"{where}.content[{index}]"
-        if part.type != "text":
-            raise unsupported(
-                param, f"Content of type {part.type!r} is not supported.", hint="send text only"
-            )
-        if part.text is None:
-            raise RequestError(f"{param} has no text.", param=param, code="invalid_value")
-    return "\n".join(part.text or "" for part in content)
+    return "\n".join(_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
+
+
+def _part(part: ContentPart, param: str) -> str:
+    if part.type not in ("text", "refusal"):
+        raise unsupported(param, f"Content of type {part.type!r} is not supported.", hint="send text only")
+    text = part.text if part.type == "text" else part.refusal
+    if text is None:
+        raise RequestError(f"{param} has no {part.type}.", param=param, code="invalid_value")
+    return text
 
 
 def _arguments(text: str) -> Any:

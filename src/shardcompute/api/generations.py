@@ -16,6 +16,7 @@ from typing import Literal, Self
 
 from shardcompute.api.metrics import GenerationMetrics
 from shardcompute.api.parameters import Plan
+from shardcompute.api.structured import check_complete
 from shardcompute.core.errors import BackendError, CancelledError
 from shardcompute.core.generation import Delta, GenerationRequest, Timings, TokenChoice
 from shardcompute.node.service import Service
@@ -111,8 +112,12 @@ class Generations:
         try:
             deltas = self._service.generate(self.plan.model.name, request)
             try:
+                said: list[int] = []
                 async for delta in deltas:
                     watch.saw(delta)
+                    said += [choice.id for choice in delta.tokens]
+                    if delta.finish == "stop" and request.sampling.grammar is not None:
+                        await check_complete(self.plan.codec, request.sampling.grammar, said)
                     await self._queue.put((index, delta))
                     if delta.finish is not None:
                         ended_by = delta.finish

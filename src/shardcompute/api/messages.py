@@ -96,8 +96,10 @@ class MessagesDialect(Translation):
         self._is_in_block = False
 
     def opening(self) -> Iterable[ReplyBody]:
-        usage = MessagesUsage(input_tokens=self.plan.prompt_tokens, output_tokens=0)
-        yield MessageEvent(type="message_start", message=self._message([], None, None, usage))
+        # How much of the prompt was still known shows later; the usage at the end, which replaces this one, has it.
+        yield MessageEvent(
+            type="message_start", message=self._message([], None, None, self._usage(Outcome()))
+        )
 
     def translate(self, choice: ChatChunkChoice, outcome: Outcome) -> Iterator[ReplyBody]:
         if choice.delta.content:
@@ -151,7 +153,13 @@ class MessagesDialect(Translation):
         )
 
     def _usage(self, outcome: Outcome) -> MessagesUsage:
-        return MessagesUsage(input_tokens=self.plan.prompt_tokens, output_tokens=len(outcome.tokens))
+        cached = 0 if outcome.timings is None else outcome.timings.cached_tokens
+        return MessagesUsage(
+            input_tokens=self.plan.prompt_tokens - cached,
+            cache_creation_input_tokens=0,
+            cache_read_input_tokens=cached,
+            output_tokens=len(outcome.tokens),
+        )
 
     def _ending(self, finish: str, outcome: Outcome) -> tuple[StopReason, str | None]:
         stop = matched_stop(self.plan, outcome) if finish == "stop" else None

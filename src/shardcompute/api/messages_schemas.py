@@ -82,7 +82,7 @@ class MessagesRequest(CountRequest):
     stop_sequences: Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     temperature: float | None = Field(None, ge=0, le=1, description="1 when left out.")
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1, description="0: the likeliest token alone.")
     top_k: int | None = Field(None, ge=0, lt=2**31)
     output_config: OutputConfig | None = None
     metadata: dict[str, Any] | None = Field(None, description="Accepted and not used.")
@@ -100,7 +100,11 @@ class MessagesError(ReplyBody):
 
 
 class MessagesUsage(ReplyBody):
+    """A prompt's tokens are the sum of the three counts of input; nothing is charged for being cached."""
+
     input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
     output_tokens: int
 
 

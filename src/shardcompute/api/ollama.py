@@ -49,7 +49,7 @@ async def ollama_chat(request: Request) -> Response:
     fields = _fields(body) | {"messages": messages, "tools": body.tools or None}
     chat = limit(await open_conversation(request, fields), _most_tokens(body))
     dialect = OllamaDialect(chat, created_at, is_chat=True)
-    return await answer(request, context, chat.body, chat.plan, dialect, Lines())
+    return await answer(request, context, chat.body, chat.plan, dialect, Lines(dialect.silence()))
 
 
 async def ollama_generate(request: Request) -> Response:
@@ -68,15 +68,17 @@ async def ollama_generate(request: Request) -> Response:
     chat = await open_conversation(request, fields, text=body.prompt if body.raw else None)
     chat = limit(chat, _most_tokens(body))
     dialect = OllamaDialect(chat, created_at, is_chat=False)
-    return await answer(request, context, chat.body, chat.plan, dialect, Lines())
+    return await answer(request, context, chat.body, chat.plan, dialect, Lines(dialect.silence()))
 
 
 class Lines:
-    """One JSON object in each line."""
+    """One JSON object in each line; `silence` is what shows that a silent stream lives."""
 
     media_type = NDJSON
-    ping = b""
     ending = b""
+
+    def __init__(self, silence: ReplyBody) -> None:
+        self.ping = self.write(silence)
 
     def write(self, chunk: ReplyBody) -> bytes:
         return chunk.to_json() + b"\n"
@@ -94,6 +96,10 @@ class OllamaDialect(Translation):
         self._is_chat = is_chat
         self._calls: list[tuple[str, list[str]]] = []
         """Names and pieces of arguments: Ollama tells calls whole."""
+
+    def silence(self) -> ReplyBody:
+        """A piece that brings nothing."""
+        return self._piece("", (), done=False)
 
     def translate(self, choice: ChatChunkChoice, outcome: Outcome) -> Iterator[ReplyBody]:
         if choice.delta.content or choice.logprobs is not None:

@@ -20,7 +20,7 @@ class Options(BaseModel):
     )
     temperature: float | None = Field(None, ge=0, le=2, description="0.8 when left out.")
     top_k: int | None = Field(None, ge=-1, lt=2**31, description="40 when left out.")
-    top_p: float | None = Field(None, gt=0, le=1, description="0.9 when left out.")
+    top_p: float | None = Field(None, ge=0, le=1, description="0.9 when left out.")
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: StopText | Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None

@@ -75,10 +75,8 @@ def _operation(endpoint: Endpoint, schemas: dict[type[BaseModel], Any]) -> dict[
     elif endpoint.chunk is None:
         content["text/plain"] = {"schema": {"type": "string"}}
     if endpoint.chunk is not None:
-        content[endpoint.chunk_type] = {
-            "schema": {"type": "string"},
-            "x-event-schema": schemas[endpoint.chunk],
-        }
+        # No `schema`: readers disagree whether it would describe the whole stream or one event of it.
+        content[endpoint.chunk_type] = {"x-event-schema": schemas[endpoint.chunk]}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     error = {"description": "An error.", "content": {"application/json": {"schema": schemas[endpoint.error]}}}
     responses |= {str(status): error for status in (401, *endpoint.statuses)}

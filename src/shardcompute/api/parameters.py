@@ -38,6 +38,9 @@ REFUSED: Mapping[str, object] = MappingProxyType(
         "grammar": "",
         "guided_grammar": None,
         "length_penalty": 1,
+        "max_completion_tokens": None,
+        "max_new_tokens": None,
+        "max_output_tokens": None,
         "min_tokens": 0,
         "mirostat": 0,
         "modalities": ["text"],
@@ -47,6 +50,7 @@ REFUSED: Mapping[str, object] = MappingProxyType(
         "repeat_penalty": 1,
         "samplers": None,
         "skip_special_tokens": True,
+        "stop_sequences": [],
         "tfs_z": 1,
         "truncate_prompt_tokens": None,
         "typical_p": 1,
@@ -56,6 +60,20 @@ REFUSED: Mapping[str, object] = MappingProxyType(
     }
 )
 """Parameters of other servers that would change the answer, with the value that changes nothing."""
+
+
+_OWN_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("max_completion_tokens", "max_new_tokens", "max_output_tokens", "n_predict"), "use max_tokens"
+        ),
+        "functions": "use tools",
+        "function_call": "use tool_choice",
+        "repeat_penalty": "use repetition_penalty",
+        "stop_sequences": "use stop",
+    }
+)
+"""What to send instead, where there is such a thing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +110,8 @@ def refuse_unsupported(body: RequestBody) -> None:
     """Unknown fields are ignored, except where that would silently change the answer."""
     for name, value in (body.model_extra or {}).items():
         if name in REFUSED and value is not None and value != REFUSED[name]:
-            raise unsupported(name, f"The parameter {name} is not supported and would change the answer.")
+            message = f"The parameter {name} is not supported and would change the answer."
+            raise unsupported(name, message, hint=_OWN_NAMES.get(name, "leave it out"))
 
 
 def plan_generations(

@@ -73,7 +73,7 @@ class ResponsesRequest(RequestBody):
     instructions: str | None = None
     max_output_tokens: Count | None = Field(None, description="Up to the end of the context when left out.")
     temperature: float | None = Field(None, ge=0, le=2, description="1 when left out.")
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1, description="0: the likeliest token alone.")
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     include: list[str] | None = Field(None, description="`message.output_text.logprobs`; others are ignored.")
     stream: bool | None = None

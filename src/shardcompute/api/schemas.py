@@ -38,7 +38,7 @@ class SpeculationWish(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    drafter: Literal["auto", "off", "ngram", "model", "self"] = "auto"
+    drafter: Literal["auto", "off", "ngram", "model", "self", "ahead"] = "auto"
     tokens: int | None = Field(None, ge=1, le=16, description="Drafted tokens in a frame.")
     frames: int | None = Field(None, ge=1, le=8, description="Frames on their way at once.")
 
@@ -62,7 +62,7 @@ class GenerationBody(RequestBody):
     """Sampling and stop parameters of chat and plain completions alike."""
 
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; 1 when left out.")
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1, description="0: the likeliest token alone.")
     top_k: int | None = Field(None, ge=-1, lt=2**31, description="0 or -1: no limit.")
     min_p: float | None = Field(None, ge=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
@@ -96,8 +96,9 @@ class GenerationBody(RequestBody):
 class ContentPart(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
-    type: str = Field(description="`text`; other kinds are refused.")
+    type: str = Field(description="`text`, or `refusal` of the assistant's; other kinds are refused.")
     text: str | None = None
+    refusal: str | None = None
 
 
 class FunctionCall(BaseModel):
@@ -152,8 +153,8 @@ class FunctionDefinition(BaseModel):
 class ToolDefinition(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    type: Literal["function"]
-    function: FunctionDefinition
+    type: str = Field(description="`function`; other kinds are refused.")
+    function: FunctionDefinition | None = None
 
 
 class NamedFunction(BaseModel):
@@ -165,8 +166,8 @@ class NamedFunction(BaseModel):
 class NamedTool(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    type: Literal["function"]
-    function: NamedFunction
+    type: str = Field(description="`function`; other kinds are refused.")
+    function: NamedFunction | None = None
 
 
 class ChatCompletionRequest(GenerationBody):

@@ -1,10 +1,14 @@
-"""What form an answer must have: OpenAI's `response_format`, and the names that other servers have for the same."""
+"""What form an answer must have: OpenAI's `response_format`, and the names that other servers have for the same.
+
+A grammar that becomes too complex in the middle of an answer ends it where it stands. Such an answer must not pass for
+a whole one, so what ended by itself is compared with its grammar before it is called finished.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shardcompute.api.errors import RequestError, unsupported
@@ -14,6 +18,7 @@ from shardcompute.core.generation import MAX_GRAMMAR_CHARS, Grammar
 from shardcompute.decoding import compiler_of
 from shardcompute.node.service import TextCodec
 
+GRAMMAR_TOO_COMPLEX = "grammar_too_complex"
 _ANY_OBJECT = '{"type":"object"}'
 
 
@@ -38,6 +43,22 @@ async def check_grammar(codec: TextCodec, grammar: Grammar, param: str) -> None:
         await asyncio.to_thread(lambda: compiler_of(codec.vocabulary()).start(grammar))
     except UsageError as error:
         raise refused_grammar(error, param) from error
+
+
+async def check_complete(codec: TextCodec, grammar: Grammar, tokens: Sequence[int]) -> None:
+    """Raises where an answer that ended by itself, its last token included, is not all that its grammar asks for."""
+
+    def is_complete() -> bool:
+        state = compiler_of(codec.vocabulary()).start(grammar)
+        state.extend(tokens[:-1])
+        return state.is_complete
+
+    if tokens and tokens[-1] in codec.eos_ids and not await asyncio.to_thread(is_complete):
+        raise RequestError(
+            "The answer was broken off before its form was complete: the grammar became too complex to follow.",
+            hint="simplify the schema or the expression",
+            code=GRAMMAR_TOO_COMPLEX,
+        )
 
 
 def refused_grammar(error: UsageError, param: str) -> RequestError:

@@ -93,6 +93,20 @@ class MixedMatrix:
 Matrix = DenseMatrix | BlockMatrix | MixedMatrix
 
 
+def rows_of(matrix: Matrix, rows: Array) -> Matrix:
+    """These rows of a matrix, in its own form."""
+    if isinstance(matrix, DenseMatrix):
+        return DenseMatrix(matrix.values[rows])
+    if isinstance(matrix, MixedMatrix):
+        return MixedMatrix(_block_rows(matrix.blocks, rows), matrix.columns, matrix.values[rows])
+    return _block_rows(matrix, rows)
+
+
+def _block_rows(matrix: BlockMatrix, rows: Array) -> BlockMatrix:
+    shifts = None if matrix.shifts is None else matrix.shifts[rows]
+    return BlockMatrix(matrix.bits, matrix.block_size, matrix.codes[rows], matrix.scales[rows], shifts)
+
+
 def widen(values: Array) -> Float32:
     """float32 from float32, float16 or raw bfloat16 (uint16), exactly."""
     if values.dtype == np.uint16:

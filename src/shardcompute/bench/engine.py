@@ -9,9 +9,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from shardcompute.bench.report import Result, median_ratio
+from shardcompute.core.closing import Closing
 from shardcompute.core.errors import BackendError
 
 Say = Callable[[str], None]
@@ -33,7 +34,7 @@ class EngineBench:
     with_transformers: bool = True
 
 
-class Arm:
+class Arm(Closing):
     """A process that runs one engine; see `bench.arm`."""
 
     def __init__(self, name: str, arguments: Sequence[str]) -> None:
@@ -62,12 +63,6 @@ class Arm:
 
     def close(self) -> None:
         self._process.communicate()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def run_engine_bench(bench: EngineBench, say: Say) -> list[Result]:

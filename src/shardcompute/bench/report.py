@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -17,6 +17,8 @@ import psutil
 
 from shardcompute.core.errors import SourceError
 
+Say = Callable[[str], None]
+"""Told what is being measured now."""
 _PACKAGES = ("shardcompute", "numpy", "onnxruntime", "torch", "transformers")
 
 
@@ -47,8 +49,15 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-def write_json(path: Path, environment: Mapping[str, Any], results: Iterable[Result]) -> None:
-    content = {"environment": environment, "results": [result.as_json() for result in results]}
+def write_json(
+    path: Path,
+    environment: Mapping[str, Any],
+    results: Iterable[Result],
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """`more` is what a benchmark keeps besides its results."""
+    listed = [result.as_json() for result in results]
+    content = {"environment": environment, "results": listed, **(more or {})}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

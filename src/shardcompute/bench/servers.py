@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -18,9 +19,12 @@ from typing import Any
 import httpx
 
 from shardcompute.core.errors import BackendError
+from shardcompute.node.log_files import log_folder
 
 _READY_S = 120.0
 _STOP_S = 20.0
+_LOGGED = re.compile(r"\d{4}-\d\d-\d\dT\S+Z ")
+_ERROR = re.compile(r"\S+Z (ERROR|CRITICAL) ")
 
 
 @dataclass(slots=True)
@@ -57,6 +61,20 @@ class Server:
         answer.raise_for_status()
         state: dict[str, Any] = answer.json()
         return state
+
+    def complaints(self, most: int = 3) -> list[str]:
+        """The newest errors in the logs of its processes: the folder is gone when the server is."""
+        found = []
+        for log in log_folder(self.folder).glob("*.log"):
+            found += find_errors(log.read_text(encoding="utf-8", errors="replace").splitlines())
+        return sorted(found)[-most:]
+
+    def count_tokens(self, text: str) -> int:
+        """How long a text is for the model that is served."""
+        answer = self.client.post("/tokenize", json={"prompt": text})
+        answer.raise_for_status()
+        count: int = answer.json()["count"]
+        return count
 
     def stream(self, prompt: Sequence[int], tokens: int) -> Stream:
         """One greedy answer of exactly `tokens` tokens."""
@@ -112,6 +130,17 @@ class Server:
         return [result for result in results if isinstance(result, Stream)], elapsed
 
 
+def find_errors(lines: Sequence[str]) -> list[str]:
+    """What log lines say of errors: each with the last line of its traceback, which names the exception."""
+    blocks: list[list[str]] = []
+    for line in lines:
+        if _LOGGED.match(line) or not blocks:
+            blocks.append([line])
+        else:
+            blocks[-1].append(line)
+    return [" … ".join([first, *trace[-1:]]) for first, *trace in blocks if _ERROR.match(first)]
+
+
 @contextlib.contextmanager
 def serving(name: str, model: str, arguments: Sequence[str]) -> Iterator[Server]:
     """A server in a folder of its own, ready to answer."""
@@ -124,11 +153,12 @@ def serving(name: str, model: str, arguments: Sequence[str]) -> Iterator[Server]
         log = Path(folder, "bench.log")
         with log.open("w", encoding="utf-8") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True)
+        server = Server(name, f"http://127.0.0.1:{port}", Path(folder), process)
         try:
-            server = Server(name, f"http://127.0.0.1:{port}", Path(folder), process)
             _await_ready(server, log)
             yield server
         finally:
+            server.client.close()
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_STOP_S)

@@ -26,7 +26,14 @@ from shardcompute.sim import (
 )
 
 Say = Callable[[str], None]
-ARMS: Mapping[str, str] = {"plain": "off", "ngram": "ngram", "self": "self", "auto": "auto", "model": "model"}
+ARMS: Mapping[str, str] = {
+    "plain": "off",
+    "ngram": "ngram",
+    "self": "self",
+    "ahead": "ahead",
+    "model": "model",
+    "auto": "auto",
+}
 """Arms, and the drafter that each asks for."""
 PARALLEL_ARMS = ("plain", "auto")
 _WARM_TOKENS = 8

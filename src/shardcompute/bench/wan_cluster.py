@@ -21,14 +21,9 @@ from typing import Any
 
 import httpx
 
-from shardcompute.control.sizes import Sizes, sizes_of
+from shardcompute.bench.stages import memory_per_stage
 from shardcompute.core.errors import BackendError
-from shardcompute.core.settings import load_settings
-from shardcompute.node.dry_run import size_up
 from shardcompute.sim import EmulatedNetwork
-from shardcompute.weights.checkpoint import open_checkpoint
-from shardcompute.weights.reference import parse_reference
-from shardcompute.weights.sources import resolve
 
 _READY_S = 240.0
 _ANSWER_S = 600.0
@@ -64,6 +59,8 @@ class Answer:
     first_s: float = 0.0
     last_s: float = 0.0
     longest_gap_s: float = 0.0
+    pings: int = 0
+    """Signs of life in between, while there was nothing to say."""
     timings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -111,6 +108,7 @@ class WanCluster:
             if response.status_code != 200:
                 raise BackendError(f"status {response.status_code}: {response.read().decode()[:300]}")
             for line in response.iter_lines():
+                answer.pings += line.startswith(":")
                 if not line.startswith("data: {"):
                     continue
                 now = time.perf_counter()
@@ -126,13 +124,15 @@ class WanCluster:
                     on_piece(pieces)
         return answer
 
-    def ask_all(self, bodies: Sequence[Mapping[str, Any]]) -> tuple[list[Answer], float]:
-        """Several answers at once, and how long all of them took."""
+    def ask_all(
+        self, bodies: Sequence[Mapping[str, Any]], *, on_piece: Callable[[int], None] | None = None
+    ) -> tuple[list[Answer], float]:
+        """Several answers at once, and how long all of them took; `on_piece` hears of the pieces of each."""
         results: list[Answer | Exception] = [Answer() for _ in bodies]
 
         def ask(index: int) -> None:
             try:
-                results[index] = self.ask(bodies[index])
+                results[index] = self.ask(bodies[index], on_piece=on_piece)
             except Exception as error:
                 results[index] = error
 
@@ -184,7 +184,9 @@ def wan_cluster(network: EmulatedNetwork, serving: WanServing) -> Iterator[WanCl
     """Started and ready; ended when the block is left."""
     first, *others = network.machines
     stages = serving.stages or len(others)
-    memory = serving.max_memory_bytes or _share_of(serving, stages)
+    memory = serving.max_memory_bytes or memory_per_stage(
+        serving.model, serving.form, stages, kv_tokens=serving.kv_tokens, context=serving.context
+    )
     key = f"sk-sc-{secrets.token_hex(20)}"
     with contextlib.ExitStack() as stack:
         folder = Path(
@@ -209,35 +211,6 @@ def wan_cluster(network: EmulatedNetwork, serving: WanServing) -> Iterator[WanCl
         cluster = WanCluster(network, f"http://{network.host(first)}:{port}", key, workers)
         _await_ready(cluster, stages, folder)
         yield cluster
-
-
-def _share_of(serving: WanServing, stages: int) -> int:
-    """Memory with which the model fits on so many machines, and not on fewer."""
-    files = resolve(parse_reference(serving.model), load_settings())
-    with open_checkpoint(files) as checkpoint:
-        model = size_up(checkpoint, serving.form, kv_tokens=serving.kv_tokens, context_length=serving.context)
-    sizes = sizes_of(model)
-    enough = _least_memory(sizes, stages)
-    return enough + (_least_memory(sizes, stages - 1) - enough) // 3
-
-
-def _least_memory(sizes: Sizes, workers: int) -> int:
-    """The least memory of each of so many workers that hold the model together."""
-
-    def holds(memory: int) -> bool:
-        start = 0
-        for _ in range(workers):
-            fitting = [
-                s for s in range(start, sizes.layer_count + 1) if sizes.memory_bytes(start, s) <= memory
-            ]
-            start = max(fitting, default=start)
-        return start == sizes.layer_count
-
-    low, high = 0, sizes.total_bytes
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
 
 
 def _coordinator_command(

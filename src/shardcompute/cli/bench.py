@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from shardcompute.cli.bench_faults import faults
+from shardcompute.cli.bench_soak import prefix, soak
 from shardcompute.cli.bench_wan import wan
 
 if TYPE_CHECKING:
@@ -167,6 +169,9 @@ def failover(
 
 
 app.command()(wan)
+app.command()(soak)
+app.command()(prefix)
+app.command()(faults)
 
 
 @app.command()

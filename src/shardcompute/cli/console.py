@@ -11,9 +11,9 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -23,6 +23,10 @@ from rich.text import Text
 from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import load_settings
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Record = TypeVar("Record", bound="DataclassInstance")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -50,6 +54,23 @@ class Screen:
     def write_json(self, value: Any) -> None:
         """On one line, so that lines can be collected; spread out on a terminal."""
         self.write(json.dumps(value, indent=2 if self.out.is_terminal else None, ensure_ascii=False) + "\n")
+
+    def write_records(
+        self,
+        records: Sequence[Record],
+        headings: Sequence[str],
+        row: Callable[[Record], Sequence[str]],
+        *,
+        is_json: bool,
+        nothing: str,
+    ) -> None:
+        """Dataclasses, as JSON or under headings, or what to say of none."""
+        if is_json:
+            self.write_json([asdict(record) for record in records])
+        elif records:
+            self.write_table(headings, [row(record) for record in records])
+        else:
+            self.say(nothing)
 
     def write_table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Rows under headings; without headings, names and values."""

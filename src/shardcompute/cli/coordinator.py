@@ -21,6 +21,7 @@ def coordinator(
     advertise: swarm_options.Advertise = None,
     chains: swarm_options.Chains = None,
     prefer: swarm_options.Prefer = None,
+    driver_placement: swarm_options.DriverPlacement = None,
     wire: swarm_options.WireForm = None,
     kv_tokens: swarm_options.KvTokens = None,
     speculate: swarm_options.Speculate = swarm_options.Drafting.AUTO,
@@ -55,6 +56,7 @@ def coordinator(
         draft_heads=swarm_options.draft_heads_folder(settings) if self_draft else None,
         chains=chains,
         prefer=prefer,
+        seating=driver_placement,
         wire=wire,
         shape=shape,
     )

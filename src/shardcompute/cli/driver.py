@@ -156,6 +156,7 @@ def run_driver(plan: DriverPlan, member: Member, screen: Screen) -> NoReturn:
         stack.enter_context(tracing(load_settings(), serving.swarm.requests))
         foreground = _Foreground(plan, serving, held, screen)
         asyncio.run(foreground.serve())
+        serving.leave()
         code = foreground.exit_code()
     exit_at_once(code)
 
@@ -197,7 +198,7 @@ class _Foreground:
             )
             show_error(self._screen, refused)
             return refused.exit_code
-        released = "the coordinator has released this driver" if self._driver.left.is_set() else "stopped"
+        released = "the coordinator has released this driver" if self._driver.has_left else "stopped"
         self._screen.say(released)
         return 0
 
@@ -211,7 +212,7 @@ class _Foreground:
 
     async def _watch(self) -> None:
         has_greeted = False
-        while not (self._driver.refusal or self._driver.left.is_set()):
+        while not (self._driver.refusal or self._driver.has_left):
             if not has_greeted and self._driver.swarm.is_ready():
                 has_greeted = True
                 self._greet(self._driver.swarm.models()[0].name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,13 +50,13 @@ def list_keys(json: Json = False, url: Url = None, api_key: ApiKey = None, data_
     screen = open_screen()
     with open_cluster(url, api_key, data_dir) as client:
         keys = client.keys()
-    if json:
-        screen.write_json([dataclasses.asdict(key) for key in keys])
-    elif not keys:
-        screen.say("there is no key; shardcompute key create makes one")
-    else:
-        now_s = time.time()
-        screen.write_table(("ID", "LABEL", "STATE", "CREATED"), [_row(key, now_s) for key in keys])
+    screen.write_records(
+        keys,
+        ("ID", "LABEL", "STATE", "CREATED"),
+        partial(_row, now_s=time.time()),
+        is_json=json,
+        nothing="there is no key; shardcompute key create makes one",
+    )
 
 
 @app.command()

@@ -40,8 +40,7 @@ def _node_lines(old: Node | None, node: Node) -> Iterator[str]:
     was_live = old is not None and old.is_live
     if not node.is_live:
         if was_live:
-            why = f": {node.status_reason}" if node.status_reason else ""
-            yield f"{node.name} is {node.status}{why}"
+            yield f"{node.name} {_parting(node)}"
         return
     if old is None or not was_live or old.incarnation != node.incarnation:
         verb = "joined" if old is None else "is back"
@@ -61,11 +60,17 @@ def _node_lines(old: Node | None, node: Node) -> Iterator[str]:
             yield f"{node.name} could not load {refusal.model}: {refusal.reason}"
 
 
+def _parting(node: Node) -> str:
+    if node.status == "gone":
+        return "left"
+    return f"is {node.status}: {node.status_reason}" if node.status_reason else f"is {node.status}"
+
+
 def _driver_lines(old: Node | None, node: Node) -> Iterator[str]:
     was_live = old is not None and old.is_live
     if not node.is_live:
         if was_live:
-            yield f"the driver {node.name} is {node.status}: {node.status_reason}"
+            yield f"the driver {node.name} {_parting(node)}"
     elif not was_live:
         where = f", at {node.api_url}" if node.api_url else ""
         yield f"{node.name} {'joined' if old is None else 'is back'} as a driver{where}"

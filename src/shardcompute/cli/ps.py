@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 from shardcompute.cli.cluster_access import ApiKey, DataDir, Url, open_cluster
@@ -19,13 +18,8 @@ def ps(json: Json = False, url: Url = None, api_key: ApiKey = None, data_dir: Da
     screen = open_screen()
     with open_cluster(url, api_key, data_dir) as client:
         requests = client.requests()
-    if json:
-        screen.write_json([dataclasses.asdict(request) for request in requests])
-    elif not requests:
-        screen.say("nothing has been asked yet")
-    else:
-        headings = ("ID", "MODEL", "CHAIN", "STATE", "PROMPT", "ANSWER", "TIME", "SPEED")
-        screen.write_table(headings, [_row(request) for request in requests])
+    headings = ("ID", "MODEL", "CHAIN", "STATE", "PROMPT", "ANSWER", "TIME", "SPEED")
+    screen.write_records(requests, headings, _row, is_json=json, nothing="nothing has been asked yet")
 
 
 def _row(request: RequestView) -> tuple[str, ...]:

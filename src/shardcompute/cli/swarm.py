@@ -29,6 +29,8 @@ from shardcompute.cli.swarm_options import (
     LATENCY_WEIGHTS,
     Drafting,
     Preference,
+    Seating,
+    draft_heads_folder,
 )
 from shardcompute.core.generation import Speculation
 from shardcompute.core.settings import Settings
@@ -67,6 +69,7 @@ class SwarmPlan:
     draft_model: str | None = None
     chains: int | None = None
     prefer: Preference | None = None
+    seating: Seating | None = None
     wire: str | None = None
     workers: LocalWorkers | None = None
     shape: str | None = None
@@ -86,10 +89,14 @@ class SwarmPlan:
             advertise=self.advertise or reachable_host(self.host),
             kv_tokens=_or(self.kv_tokens, KV_TOKENS),
             draft_heads=self.draft_heads,
+            ahead_heads=draft_heads_folder(settings),
             speculation=Speculation(self.speculate.value),
             open_drafters=drafters_from(self.draft_model, settings, _or(self.context, CONTEXT)),
             context_length=_or(self.context, CONTEXT),
-            placing=PlacementPolicy(latency_weight=LATENCY_WEIGHTS[self.prefer or Preference.BALANCED]),
+            placing=PlacementPolicy(
+                latency_weight=LATENCY_WEIGHTS[self.prefer or Preference.BALANCED],
+                drivers=(self.seating or Seating.AUTO).value,
+            ),
             wire=check_wire(EXACT if self.wire is None else self.wire),
             transport=open_transport(self.shape),
         )
@@ -160,6 +167,7 @@ def _run(
         if plan.workers is not None:
             screen.say(f"starting {_count(plan.workers.count, 'worker')} on this machine")
             stack.enter_context(launch.running_workers(cluster, token, plan.workers, screen.say))
+            stack.callback(cluster.coordinator.stand_down)
         launch.serve_from_workers(cluster, served, plan.workers.count if plan.workers else 0)
         app = create_app(
             cluster.swarm,

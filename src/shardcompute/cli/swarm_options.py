@@ -103,6 +103,24 @@ Prefer = Annotated[
         rich_help_panel=_CLUSTER,
     ),
 ]
+
+
+class Seating(StrEnum):
+    """Where the driver of a chain may sit."""
+
+    AUTO = "auto"
+    HERE = "here"
+
+
+DriverPlacement = Annotated[
+    Seating | None,
+    typer.Option(
+        "--driver-placement",
+        help="Where tokens are scheduled: on this machine (here), or on a worker where that makes a token's way "
+        "round the ring clearly shorter (auto, the default).",
+        rich_help_panel=_CLUSTER,
+    ),
+]
 WireForm = Annotated[
     str | None,
     typer.Option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -74,15 +75,13 @@ def list_tokens(
     screen = open_screen()
     with open_cluster(url, api_key, data_dir) as client:
         tokens = client.tokens()
-    if json:
-        screen.write_json([dataclasses.asdict(token) for token in tokens])
-    elif not tokens:
-        screen.say("there is no token; shardcompute token create makes one")
-    else:
-        now_s = time.time()
-        screen.write_table(
-            ("ID", "STATE", "FOR", "USES", "EXPIRES"), [_row(token, now_s) for token in tokens]
-        )
+    screen.write_records(
+        tokens,
+        ("ID", "STATE", "FOR", "USES", "EXPIRES"),
+        partial(_row, now_s=time.time()),
+        is_json=json,
+        nothing="there is no token; shardcompute token create makes one",
+    )
 
 
 @app.command()

@@ -41,6 +41,7 @@ def up(
     advertise: swarm_options.Advertise = None,
     chains: swarm_options.Chains = None,
     prefer: swarm_options.Prefer = None,
+    driver_placement: swarm_options.DriverPlacement = None,
     wire: swarm_options.WireForm = None,
     kv_tokens: swarm_options.KvTokens = None,
     speculate: swarm_options.Speculate = swarm_options.Drafting.AUTO,
@@ -77,6 +78,7 @@ def up(
         "--advertise": advertise,
         "--chains": chains,
         "--prefer": prefer,
+        "--driver-placement": driver_placement,
         "--wire": wire,
         "--kv-tokens": kv_tokens,
         "--self-draft": self_draft or None,
@@ -128,6 +130,7 @@ def up(
         draft_heads=swarm_options.draft_heads_folder(settings) if self_draft else None,
         chains=chains,
         prefer=prefer,
+        seating=driver_placement,
         wire=wire,
         workers=own,
     )

@@ -22,7 +22,7 @@ from shardcompute.core.settings import load_settings
 
 if TYPE_CHECKING:
     from shardcompute.node.membership import Member
-    from shardcompute.node.worker import WorkerOptions
+    from shardcompute.node.worker import Worker, WorkerOptions
 
 _LOOK_S = 0.5
 
@@ -155,8 +155,18 @@ def _serve(member: Member, options: WorkerOptions, stop: Event, screen: Screen) 
                 )
                 show_error(screen, refused)
                 return refused.exit_code
-            if serving.left.is_set():
+            if serving.has_left:
                 screen.say("the coordinator has released this worker")
                 return 0
+        _take_leave(serving, screen)
     screen.say("stopped")
     return 0
+
+
+def _take_leave(serving: Worker, screen: Screen) -> None:
+    """Until others have taken over, or for a few seconds; another Ctrl-C ends that."""
+    try:
+        screen.say("leaving the cluster; Ctrl-C again leaves at once")
+        serving.leave()
+    except KeyboardInterrupt:
+        serving.leave(patience_s=0.0)

@@ -144,6 +144,8 @@ class AttachDriver(Struct, frozen=True, tag=True):
     address: str
     sessions: int
     kv_tokens: int
+    is_hosted: bool = False
+    """It is a worker that hosts the driver in the coordinator's place."""
 
     @property
     def key(self) -> tuple[object, ...]:

@@ -11,11 +11,12 @@ from shardcompute.control.events import (
     ChainReshaped,
     ChainRetired,
     Event,
+    NodeLost,
     StandbysChosen,
 )
 from shardcompute.control.health import next_health_events
 from shardcompute.control.placement import Placement, Unplaceable, choose_standbys, place, place_chains
-from shardcompute.control.replacement import Replacement, move_seconds, replace_stage
+from shardcompute.control.replacement import Replacement, hand_over, move_seconds, replace_stage
 from shardcompute.control.revisions import claimed_bytes
 from shardcompute.control.sizes import memory_of
 from shardcompute.control.state import Assignment, Chain, ClusterState, is_loaded
@@ -24,7 +25,22 @@ from shardcompute.control.terms import Offer, Request, weigh
 
 
 def who_is_in_doubt(state: ClusterState, now_s: float) -> Event | None:
-    return next(iter(next_health_events(state, now_s)), None)
+    events = next_health_events(state, now_s)
+    # Whoever is in doubt can stand in for nobody, so all doubts come before the first loss.
+    for event in sorted(events, key=lambda each: isinstance(each, NodeLost)):
+        if not isinstance(event, NodeLost) or not _is_worth_waiting_for(state, event.node, now_s):
+            return event
+    return None
+
+
+def _is_worth_waiting_for(state: ClusterState, id: str, now_s: float) -> bool:
+    """A machine that is only silent, and whose layers nobody could take over now: if it comes back its chains go on
+    where they were, and if it does not, nothing was lost by waiting."""
+    node = state.nodes[id]
+    if node.accusers or node.is_draining or now_s >= node.last_seen_s + state.health.given_up_after_s:
+        return False
+    chains = [chain for chain in state.live_chains() if id in chain.nodes]
+    return bool(chains) and all(isinstance(repair(state, chain, now_s), Unplaceable) for chain in chains)
 
 
 def which_chain_is_surplus(state: ClusterState, now_s: float) -> Event | None:
@@ -123,8 +139,7 @@ def better_shape(state: ClusterState, chain: Chain, now_s: float) -> Replacement
         return None
     request = survey(state, state.models[chain.model].model, now_s, chain=chain)
     if _is_draining(state, chain):
-        replacement = replace_stage(request, chain.stages, (), _loaded_standbys(state, chain))
-        return replacement if isinstance(replacement, Replacement) else None
+        return _relief(state, chain, request)
     if not set(chain.nodes) <= {offer.node for offer in request.offers}:
         return None
     best = place(request)
@@ -135,6 +150,20 @@ def better_shape(state: ClusterState, chain: Chain, now_s: float) -> Replacement
     pays = gain >= state.placing.min_gain and gain * state.placing.horizon_s > seconds
     fits = _fit_alongside(state, chain, _not_loaded(state, chain, best.assignments))
     return Replacement(best.assignments, moved, seconds, "improved") if pays and fits else None
+
+
+def _relief(state: ClusterState, chain: Chain, request: Request) -> Replacement | None:
+    """A shape without the draining nodes. One for which the others would have to stop is put off for one for which
+    they need not, unless that halves the speed."""
+    standbys = _loaded_standbys(state, chain)
+    best = replace_stage(request, chain.stages, (), standbys)
+    if isinstance(best, Unplaceable):
+        return None
+    if not _fit_alongside(state, chain, _not_loaded(state, chain, best.stages)):
+        gentle = hand_over(request, chain.stages, standbys)
+        if gentle and 2 * weigh(request, gentle.stages).score >= weigh(request, best.stages).score:
+            return gentle
+    return best
 
 
 def _is_draining(state: ClusterState, chain: Chain) -> bool:

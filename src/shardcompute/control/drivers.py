@@ -1,18 +1,21 @@
 """Drivers beside the coordinator's own: which chains they use, with how much of the memory, how far round.
 
-A chain's KV memory is shared out evenly. Whoever has too much gives up some before anybody gets more, and nothing
-is given while a driver that is gone still holds some. All of it follows from the state alone.
+Some are processes of their own and use every chain; one may be hosted by a worker, for one chain (`seats`). A chain's
+KV memory is shared out evenly, but for the coordinator's driver while another sits in its place. Whoever has too much
+gives up some before anybody gets more, and nothing is given while a driver that is gone still holds some. All of it
+follows from the state alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from math import inf
 
 from msgspec.structs import replace
 
 from shardcompute.control.actions import Action, AttachDriver, DetachDriver, ShareMemory
 from shardcompute.control.revisions import with_chain
+from shardcompute.control.seats import HOME, ring_s
 from shardcompute.control.state import Attachment, Chain, ClusterState, Node
 
 
@@ -22,9 +25,30 @@ def live_drivers(state: ClusterState) -> list[Node]:
     return [node for node in nodes if node.can_drive and node.is_live]
 
 
-def kv_share(state: ClusterState, model: str) -> int:
-    """KV tokens of each driver of a chain, the coordinator's own among them."""
-    return state.models[model].model.kv_tokens // (1 + len(live_drivers(state)))
+def drivers_beside(state: ClusterState, chain: Chain) -> list[Node]:
+    """All that should use this chain beside the coordinator's own driver."""
+    host = state.nodes.get(chain.seat)
+    return [*live_drivers(state), *([host] if host is not None and _hosts(chain, host) else [])]
+
+
+def _hosts(chain: Chain, node: Node) -> bool:
+    return node.id == chain.seat != HOME and node.is_live and node.can_host
+
+
+def kv_share(state: ClusterState, chain: Chain, driver: str) -> int:
+    """KV tokens that a driver of a chain should have.
+
+    Where another sits in its place the coordinator's own needs enough for one whole context, no more: it takes over
+    what a host leaves unfinished. All that it can spare is the host's.
+    """
+    model, others = state.models[chain.model].model, drivers_beside(state, chain)
+    even = model.kv_tokens // (1 + len(others))
+    if not any(_hosts(chain, node) for node in others):
+        return even
+    own = min(even, model.context_length)
+    if driver == state.driver:
+        return own
+    return model.kv_tokens - own - even * (len(others) - 1) if driver == chain.seat else even
 
 
 def driver_commands(state: ClusterState) -> Iterator[Action]:
@@ -35,32 +59,42 @@ def driver_commands(state: ClusterState) -> Iterator[Action]:
 
 
 def _commands_of(state: ClusterState, chain: Chain) -> Iterator[Action]:
-    share = kv_share(state, chain.model)
-    gone = [each for each in chain.drivers if not _is_there(state, each)]
+    beside = drivers_beside(state, chain)
+    shares = {driver: kv_share(state, chain, driver) for driver in (state.driver, *(n.id for n in beside))}
+    gone = [each for each in chain.drivers if not _is_there(state, chain, each)]
     current = [each for each in chain.drivers if each.epoch == chain.epoch and each not in gone]
-    greedy = [each for each in current if each.kv_tokens > share]
+    greedy = [each for each in current if each.kv_tokens > shares[each.driver]]
     for each in gone:
         yield DetachDriver(chain.id, chain.epoch, each.driver, each.sessions, chain.nodes)
     for each in greedy:
-        yield ShareMemory(chain.id, chain.epoch, each.driver, each.sessions, share)
+        yield ShareMemory(chain.id, chain.epoch, each.driver, each.sessions, shares[each.driver])
     if gone or greedy:
         return
     for each in current:
-        if each.kv_tokens < share:
-            yield ShareMemory(chain.id, chain.epoch, each.driver, each.sessions, share)
+        if each.kv_tokens < shares[each.driver]:
+            yield ShareMemory(chain.id, chain.epoch, each.driver, each.sessions, shares[each.driver])
     attached = {(each.driver, each.sessions) for each in current}
-    for node in live_drivers(state):
+    for node in beside:
         if node.is_answering and (node.id, node.sessions) not in attached:
             yield AttachDriver(
-                chain.id, chain.epoch, chain.model, node.id, node.address, node.sessions, share
+                chain.id,
+                chain.epoch,
+                chain.model,
+                node.id,
+                node.address,
+                node.sessions,
+                shares[node.id],
+                is_hosted=node.can_work,
             )
 
 
-def _is_there(state: ClusterState, attachment: Attachment) -> bool:
+def _is_there(state: ClusterState, chain: Chain, attachment: Attachment) -> bool:
     if attachment.driver == state.driver:
         return True
     node = state.nodes.get(attachment.driver)
-    return node is not None and node.is_live and node.sessions == attachment.sessions
+    if node is None or not node.is_live or node.sessions != attachment.sessions:
+        return False
+    return node.can_drive or _hosts(chain, node)
 
 
 def with_attachment(chain: Chain, attachment: Attachment) -> Chain:
@@ -73,7 +107,7 @@ def with_attachment(chain: Chain, attachment: Attachment) -> Chain:
 
 def loosen_drivers(state: ClusterState, a: str, b: str) -> ClusterState:
     """The link between two nodes broke: where one of them is a driver of the other's chain, it must be connected
-    anew. Nobody else is concerned."""
+    anew. Nobody else is concerned. A host's link to its own layers has two equal ends."""
     for chain in state.live_chains():
         loose = tuple(
             replace(each, epoch=0) if _is_between(state, chain, each, a, b) else each
@@ -86,15 +120,13 @@ def loosen_drivers(state: ClusterState, a: str, b: str) -> ClusterState:
 
 def _is_between(state: ClusterState, chain: Chain, each: Attachment, a: str, b: str) -> bool:
     """The coordinator's own driver is none of these: without it the chain itself needs a new epoch."""
-    other = {a, b} - {each.driver}
-    return each.driver != state.driver and each.driver in (a, b) and bool(other & set(chain.nodes))
+    if each.driver == state.driver or each.driver not in (a, b):
+        return False
+    return (b if each.driver == a else a) in chain.nodes
 
 
 def round_trip_s(state: ClusterState, chain: Chain, driver: str) -> float | None:
     """How long a row is on the wire from this driver through the chain and back, by what was measured; None where
     a link of it was not, or is closed."""
-    ring = (driver, *chain.nodes, driver)
-    links = [state.link(a, b) for a, b in pairwise(ring)]
-    if any(link is None or not link.is_open for link in links):
-        return None
-    return sum(link.rtt_s / 2 for link in links if link is not None)
+    seconds = ring_s(state, chain.nodes, driver)
+    return None if seconds is None or seconds == inf else seconds

@@ -119,6 +119,7 @@ class TokenRevoked(Struct, frozen=True, tag=True):
 class ModelRequested(Struct, frozen=True, tag=True):
     model: Model
     chain_count: int = 1
+    has_draft_model: bool = False
 
 
 class ModelDropped(Struct, frozen=True, tag=True):
@@ -218,6 +219,23 @@ class DriverDetached(Struct, frozen=True, tag=True):
     sessions: int
 
 
+class DriverSeated(Struct, frozen=True, tag=True):
+    """The chain's driver is to sit on this worker from now on, or ("") with the coordinator."""
+
+    chain: str
+    node: str
+    reason: str = ""
+
+
+class SeatAvoided(Struct, frozen=True, tag=True):
+    """This worker could not host the chain's driver, whose sessions would have had this range."""
+
+    chain: str
+    node: str
+    sessions: int
+    reason: str = ""
+
+
 class ChainFenced(Struct, frozen=True, tag=True):
     """The driver and all reachable workers drop frames of this epoch and earlier ones."""
 
@@ -268,11 +286,13 @@ Event = (
     | ChainFenced
     | ChainBroken
     | ChainRetired
+    | DriverSeated
+    | SeatAvoided
 )
 
 # Suspicion is undone by heartbeats, which are not written down, so neither is suspicion. Drivers are attached anew
 # after a restart, when all chains are connected anew.
-_FLEETING = (NodeSeen, NodeSuspected, ShardProgressed, DriverAttached, DriverDetached)
+_FLEETING = (NodeSeen, NodeSuspected, ShardProgressed, DriverAttached, DriverDetached, SeatAvoided)
 
 
 def is_journalled(event: Event) -> bool:

@@ -1,8 +1,8 @@
 """Who is suspected and who is lost, from silence and from broken links; time comes in as `now_s`.
 
-Silence first makes a node suspected (no new work, nothing moves), then lost (its stages are replaced). A
-reset control link, or two neighbours that cannot reach a node, make it suspected at once; a heartbeat
-clears it. A node that is lost must join anew.
+Silence first makes a node suspected (no new work, nothing moves), then lost (its stages are replaced; where
+nobody can replace them, `decisions` leaves it more time). A reset control link, or two neighbours that cannot
+reach a node, make it suspected at once; a heartbeat clears it. A node that is lost must join anew.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def next_deadline_s(state: ClusterState, now_s: float) -> float | None:
     for node in state.nodes.values():
         if node.is_live:
             suspected_s = node.last_seen_s + state.health.suspect_after_s
-            times.append(node.lease_until_s if node.status == "suspected" else suspected_s)
+            given_up_s = node.last_seen_s + state.health.given_up_after_s
+            lost_s = node.lease_until_s if node.lease_until_s > now_s else max(given_up_s, now_s)
+            times.append(lost_s if node.status == "suspected" else suspected_s)
             times.extend(refusal.until_s for refusal in node.refusals if refusal.until_s > now_s)
     return min(times, default=None)

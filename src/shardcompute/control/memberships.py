@@ -89,6 +89,8 @@ def _see(state: ClusterState, event: happened.NodeSeen) -> ClusterState:
     if node is None:
         return state
     seen_s = max(node.last_seen_s, event.now_s)
+    if _was_cut_off(state, seen_s):
+        state = _renew_leases(state, seen_s)
     return with_node(
         state,
         replace(
@@ -100,6 +102,22 @@ def _see(state: ClusterState, event: happened.NodeSeen) -> ClusterState:
             lease_until_s=seen_s + state.health.lost_after_s,
         ),
     )
+
+
+def _was_cut_off(state: ClusterState, now_s: float) -> bool:
+    """Nobody at all was heard of for a while: that was our own line, and says nothing about any of them."""
+    live = [node for node in state.nodes.values() if node.is_live]
+    return len(live) > 1 and all(now_s - node.last_seen_s >= state.health.suspect_after_s for node in live)
+
+
+def _renew_leases(state: ClusterState, now_s: float) -> ClusterState:
+    """Those who are heard of a moment later than the first are not to be lost for that."""
+    until_s = now_s + state.health.lost_after_s
+    nodes = {
+        id: replace(node, lease_until_s=max(node.lease_until_s, until_s)) if node.is_live else node
+        for id, node in state.nodes.items()
+    }
+    return replace(state, nodes=nodes)
 
 
 def _measure_node(state: ClusterState, event: happened.NodeMeasured) -> ClusterState:
@@ -130,8 +148,10 @@ def _measure_link(state: ClusterState, event: happened.LinkMeasured) -> ClusterS
 
 def _break_link(state: ClusterState, event: happened.LinkBroken) -> ClusterState:
     node = live_node(state, event.node)
-    if node is None or event.reporter == event.node:
+    if node is None:
         return state
+    if event.reporter == event.node:
+        return loosen_drivers(state, event.reporter, event.node)
     is_known = event.reporter in (COORDINATOR, state.driver)
     if not is_known and live_node(state, event.reporter) is None:
         return state

@@ -35,6 +35,7 @@ from shardcompute.control.decisions import (
 from shardcompute.control.drivers import driver_commands, kv_share
 from shardcompute.control.events import Event
 from shardcompute.control.placement import Unplaceable
+from shardcompute.control.seats import where_a_driver_belongs
 from shardcompute.control.sizes import memory_of
 from shardcompute.control.state import Assignment, Chain, ClusterState, Node, is_loaded
 from shardcompute.control.transitions import apply
@@ -44,6 +45,7 @@ _QUESTIONS: tuple[Callable[[ClusterState, float], Event | None], ...] = (
     which_chain_is_surplus,
     which_chain_needs_repair,
     which_chain_is_missing,
+    where_a_driver_belongs,
     which_chain_can_move,
     which_standbys_are_wanted,
 )
@@ -197,7 +199,7 @@ def _connections(state: ClusterState) -> Iterator[Action]:
                 StageAddress(stage.node, state.nodes[stage.node].address, stage.start, stage.stop)
                 for stage in chain.stages
             )
-            share = kv_share(state, chain.model)
+            share = kv_share(state, chain, state.driver)
             drafts = state.models[chain.model].model.can_self_draft and len(stages) > 1
             yield ConnectChain(chain.id, chain.epoch, chain.model, state.driver, stages, share, drafts)
 
@@ -210,7 +212,9 @@ def _activations(state: ClusterState) -> Iterator[Action]:
 
 
 def _releases(state: ClusterState) -> Iterator[Action]:
-    busy = {claim.node for chain in state.live_chains() for claim in chain.claims}
+    chains = state.live_chains()
+    busy = {claim.node for chain in chains for claim in chain.claims}
+    busy |= {attachment.driver for chain in chains for attachment in chain.drivers}
     for node in _answering(state):
         if node.is_draining and not node.shards and node.id not in busy:
             yield ReleaseNode(node.id, node.incarnation)

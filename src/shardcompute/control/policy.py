@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
+
+DriverPlacement = Literal["auto", "here"]
 
 
 class HealthPolicy(Struct, frozen=True):
@@ -14,6 +18,9 @@ class HealthPolicy(Struct, frozen=True):
     lost_after_reset_s: float = 0.5
     """A control link that was reset, and a neighbour that cannot reach the machine either, mean a dead process: how
     long we wait for it to dial again. Without such a neighbour, as long as after a last heartbeat."""
+    given_up_after_s: float = 10.0
+    """How long a machine that is silent, and no more than that, is waited for where no other can take its place:
+    heartbeats may be held up on a full line behind its own work, and losing it would only cost what it holds."""
     accusers: int = 2
     """How many neighbours must report a broken link before we suspect the machine behind it."""
     restart_grace_s: float = 10.0
@@ -45,3 +52,8 @@ class PlacementPolicy(Struct, frozen=True):
     """Moving weights must pay for itself within this time."""
     min_gain: float = 0.25
     """A serving chain is re-cut only for at least this much more worth."""
+    drivers: DriverPlacement = "auto"
+    """Where a chain's driver may sit: wherever the ring is clearly shorter, or with the coordinator alone."""
+    seat_min_gain: float = 0.1
+    seat_min_gain_s: float = 0.003
+    """A driver moves only for a token that is sooner by so much of its time, and by so many seconds."""

@@ -47,12 +47,27 @@ def replace_stage(
     usable = tuple(offer for offer in request.offers if offer.node not in gone)
     request = Request(request.model, usable, request.links, request.driver, request.policy)
     shapes = [(shape, "gap filled") for shape in _fillings(request, kept, gone)]
+    shapes += [(shape, "gap filled") for shape in _relocations(request, kept, gone)]
     shapes += [(shape, "re-split") for shape in _resplits(request, kept, gone)]
     fresh = place(request)
     if isinstance(fresh, Placement):
         shapes.append((fresh.assignments, "re-split"))
     candidates = [_replacement(request, shape, how) for shape, how in shapes if _is_possible(request, shape)]
     return fresh if isinstance(fresh, Unplaceable) and not candidates else _cheapest(request, candidates)
+
+
+def hand_over(
+    request: Request, stages: Sequence[Assignment], standbys: Iterable[Assignment] = ()
+) -> Replacement | None:
+    """The cheapest shape in which spare machines take over from those that are not offered and all others stay as
+    they are; None where there is none."""
+    offered = {offer.node for offer in request.offers}
+    gone = {stage.node for stage in stages if stage.node not in offered}
+    kept = _promote(stages, gone, [each for each in standbys if each.node in offered])
+    staying = {stage for stage in kept if stage.node not in gone}
+    shapes = [shape for shape in _fillings(request, kept, gone) if staying <= set(shape)]
+    found = [_replacement(request, shape, "gap filled") for shape in shapes if _is_possible(request, shape)]
+    return _cheapest(request, found) if found else None
 
 
 def move_seconds(request: Request, stages: Iterable[Assignment]) -> tuple[int, float]:
@@ -144,6 +159,17 @@ def _fillings(
         ][:_SHAPES_LIMIT]
     for shape in shapes:
         yield tuple(shape)
+
+
+def _relocations(
+    request: Request, stages: Sequence[Assignment], gone: set[str]
+) -> Iterator[tuple[Assignment, ...]]:
+    """Where no machine is spare: shapes in which one of them fills a gap and leaves its own layers to others."""
+    survivors = {stage.node for stage in stages} - gone
+    if any(offer.node not in survivors for offer in request.offers):
+        return
+    for node in sorted(survivors):
+        yield from _fillings(request, stages, gone | {node})
 
 
 def _fill_gap(request: Request, shape: list[Assignment], start: int, stop: int) -> Iterator[list[Assignment]]:

@@ -91,7 +91,8 @@ class Node(Struct, frozen=True, kw_only=True):
     codecs: tuple[str, ...] = ("exact",)
     """In which forms it can read activations."""
     sessions: int = 0
-    """Of a driver: the range in which its sessions are numbered, another one in each of its processes."""
+    """The range in which its driver numbers sessions, another one in each of its processes. A worker that has one can
+    host a driver; 0: it cannot."""
     api_url: str = ""
     """Of a driver: where it answers clients."""
 
@@ -110,6 +111,11 @@ class Node(Struct, frozen=True, kw_only=True):
     @property
     def can_drive(self) -> bool:
         return self.role == "driver"
+
+    @property
+    def can_host(self) -> bool:
+        """Whether it can run a chain's driver beside its layers."""
+        return self.can_work and self.sessions > 0
 
     def is_refusing(self, model: str, now_s: float) -> bool:
         return any(refusal.model == model and now_s < refusal.until_s for refusal in self.refusals)
@@ -162,6 +168,8 @@ class RequestedModel(Struct, frozen=True):
     model: Model
     chain_count: int
     is_wanted: bool = True
+    has_draft_model: bool = False
+    """A small model drafts for it in the coordinator's process, and nowhere else."""
 
 
 class Assignment(Struct, frozen=True):
@@ -198,6 +206,10 @@ class Chain(Struct, frozen=True, kw_only=True):
     reason: str = ""
     missing_bytes: int = 0
     drivers: tuple[Attachment, ...] = ()
+    seat: str = ""
+    """The worker that hosts the chain's driver; "": it sits with the coordinator."""
+    avoided: tuple[str, ...] = ()
+    """Workers that were to host it in this shape, and could not."""
 
     @property
     def is_live(self) -> bool:

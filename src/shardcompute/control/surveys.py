@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 from shardcompute.control.revisions import claimed_bytes
 from shardcompute.control.sizes import sizes_of
@@ -42,7 +43,43 @@ def survey(
         for b, link in sorted(state.links[a].items())
         if a in named and b in named
     )
-    return Request(model, offers, links, state.driver, state.placing)
+    driver = _driver_of(state, model, chain, [offer.node for offer in offers])
+    return Request(model, offers, links, driver, state.placing)
+
+
+def _driver_of(state: ClusterState, model: Model, chain: Chain | None, nodes: Sequence[str]) -> str:
+    """From where the hops of a chain count: from where its driver sits or, as long as it sits nowhere, would sit.
+
+    That is the worker which is nearest to the others, where the coordinator is clearly farther from them; the exact
+    seat follows from the chain's shape (`seats`).
+    """
+    requested, home = state.models.get(model.name), state.driver
+    must_stay = requested is not None and requested.has_draft_model
+    if state.placing.drivers == "here" or must_stay or _is_cut_off(state, home, nodes):
+        return home
+    if chain is not None and (chain.seat in nodes or chain.status == "ready"):
+        return chain.seat or home
+    home_s = _mean_rtt_s(state, home, nodes)
+    means = {node: _mean_rtt_s(state, node, nodes) for node in nodes if state.nodes[node].can_host}
+    known = {node: mean_s for node, mean_s in means.items() if mean_s is not None}
+    if home_s is None or not known:
+        return home
+    nearest = min(known, key=lambda node: (known[node], node))
+    wanted_s = max(state.placing.seat_min_gain_s, state.placing.seat_min_gain * home_s)
+    return nearest if home_s - known[nearest] >= wanted_s else home
+
+
+def _is_cut_off(state: ClusterState, home: str, nodes: Sequence[str]) -> bool:
+    """Whether the coordinator cannot reach some of them: a chain must begin and end where it can."""
+    links = (state.link(home, node) for node in nodes)
+    return any(link is not None and not link.is_open for link in links)
+
+
+def _mean_rtt_s(state: ClusterState, node: str, others: Sequence[str]) -> float | None:
+    """To all others; None where one was not measured, or is out of reach."""
+    links = [state.link(node, other) for other in others if other != node]
+    rtts = [link.rtt_s for link in links if link is not None and link.is_open]
+    return None if len(rtts) < len(links) else sum(rtts) / max(len(rtts), 1)
 
 
 def _offer(state: ClusterState, node: Node, model: Model, own_chain: str | None) -> Offer:

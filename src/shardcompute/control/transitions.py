@@ -23,6 +23,7 @@ from shardcompute.control.revisions import (
     trim_standbys,
     with_chain,
 )
+from shardcompute.control.seats import HOME
 from shardcompute.control.shards import SHARDS
 from shardcompute.control.state import Attachment, Chain, ClusterState, RequestedModel, covers, is_loaded
 
@@ -43,7 +44,7 @@ def _request(state: ClusterState, event: happened.ModelRequested) -> ClusterStat
         # Its shards have the wrong sizes or the wrong form: nothing of the old chains can be kept.
         for chain in state.live_chains(model.name):
             state = retire(state, chain, "the model was requested in another form")
-    requested = RequestedModel(model, event.chain_count)
+    requested = RequestedModel(model, event.chain_count, has_draft_model=event.has_draft_model)
     return replace(state, models={**state.models, model.name: requested})
 
 
@@ -78,6 +79,7 @@ def _reshape(state: ClusterState, event: happened.ChainReshaped) -> ClusterState
         is_interrupted=False,
         reason=event.reason,
         missing_bytes=0,
+        avoided=(),
     )
     return trim_standbys(with_chain(state, reshaped)) if _is_sound(state, reshaped) else state
 
@@ -113,7 +115,7 @@ def _make_ready(state: ClusterState, event: happened.ChainReady) -> ClusterState
     chain = _current(state, event.chain, event.epoch)
     if chain is None or chain.connected_epoch != event.epoch:
         return state
-    share = event.kv_tokens or kv_share(state, chain.model)
+    share = event.kv_tokens or kv_share(state, chain, state.driver)
     own = Attachment(state.driver, 0, event.epoch, share)
     return with_chain(state, with_attachment(replace(chain, status="ready", missing_bytes=0), own))
 
@@ -134,6 +136,24 @@ def _detach(state: ClusterState, event: happened.DriverDetached) -> ClusterState
         each for each in chain.drivers if (each.driver, each.sessions) != (event.driver, event.sessions)
     )
     return with_chain(state, replace(chain, drivers=left))
+
+
+def _seat(state: ClusterState, event: happened.DriverSeated) -> ClusterState:
+    chain, node = state.chains.get(event.chain), live_node(state, event.node)
+    if chain is None or not chain.is_live or (event.node != HOME and (node is None or not node.can_host)):
+        return state
+    return with_chain(state, replace(chain, seat=event.node))
+
+
+def _avoid(state: ClusterState, event: happened.SeatAvoided) -> ClusterState:
+    chain = state.chains.get(event.chain)
+    if chain is None or not chain.is_live:
+        return state
+    # Some stages may have let it in.
+    place = (event.node, event.sessions)
+    if all((each.driver, each.sessions) != place for each in chain.drivers):
+        chain = with_attachment(chain, Attachment(event.node, event.sessions, 0, 0))
+    return with_chain(state, replace(chain, avoided=tuple(sorted({*chain.avoided, event.node}))))
 
 
 def _current(state: ClusterState, chain_id: str, epoch: int) -> Chain | None:
@@ -186,6 +206,8 @@ _CHANGES: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     happened.ChainReady: _make_ready,
     happened.DriverAttached: _attach,
     happened.DriverDetached: _detach,
+    happened.DriverSeated: _seat,
+    happened.SeatAvoided: _avoid,
     happened.ChainFenced: _fence,
     happened.ChainBroken: _break,
     happened.ChainRetired: _retire,

@@ -49,7 +49,7 @@ class Sampling:
     """Give with each picked token the hidden state that it was picked from (embeddings)."""
 
 
-DrafterName = Literal["auto", "off", "ngram", "model", "self"]
+DrafterName = Literal["auto", "off", "ngram", "model", "self", "ahead"]
 
 
 @dataclass(frozen=True, slots=True)

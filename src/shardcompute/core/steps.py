@@ -30,6 +30,8 @@ class Work:
     """So many tokens the first stage may add of its own, after `ids`."""
     drafted: int = 0
     """So many of the last `ids` the first stage has added."""
+    ahead: int = 0
+    """So many tokens the last stage may guess, after those that it picks."""
 
     @property
     def segment(self) -> Segment:
@@ -43,6 +45,16 @@ class Drafted:
     session: int
     start: int
     ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """Tokens that the last stage guesses to stand at `start` and behind, and how sure it is (`decoding.drafting`)."""
+
+    session: int
+    start: int
+    ids: tuple[int, ...]
+    grade: int
 
 
 @dataclass(frozen=True, slots=True)

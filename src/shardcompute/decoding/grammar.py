@@ -107,6 +107,11 @@ class GrammarState:
     def __len__(self) -> int:
         return len(self._tokens)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer may end here. Tokens of an answer's end are not part of it."""
+        return self._valid == len(self._tokens) and self._matcher.is_accepting()
+
     def extend(self, tokens: Sequence[int]) -> None:
         """These tokens follow."""
         if tokens and self._valid == len(self._tokens):
@@ -136,7 +141,7 @@ class GrammarState:
             known = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[: logits.size]
             allowed[: known.size] = known
         if self._matcher.is_error():
-            # Too complex after all: the answer ends here, and the others of this batch go on.
+            # Too complex after all: the answer ends here, incomplete, and the others of this batch go on.
             log.info("a grammar broke off an answer: %s", _reason_of(self._matcher.get_error()))
         return np.where(allowed, logits, np.float32(-np.inf))
 

@@ -31,6 +31,8 @@ _MARGIN = 1.03
 """Speculation must promise this much more than plain decoding, and a further frame than one frame less."""
 _FREE_DRAFT_S = 2e-4
 """A draft token under this is made whenever there may be use for it: only its verification costs."""
+_ONE_FRAME = frozenset({"self", "ahead"})
+"""These draft where a frame is, so nothing can be drafted to follow it before it is back."""
 _FIRST_TOKENS = 4
 _PROBE_TOKENS = 2
 _PROBE_ACCEPTANCE = 0.9
@@ -143,6 +145,24 @@ class Router:
         self._rounds[name] = self._rounds.get(name, 0) + 1
         return chosen
 
+    def ask_ahead(self, session: int, wish: Speculation, drafter: str, load: PipeLoad) -> int:
+        """How many tokens a drafter is to have ready when the next frame comes back, where it must be told before."""
+        if wish.drafter not in ("auto", drafter) or wish.tokens == 0:
+            return 0
+        if wish.drafter == drafter and (wish.tokens is not None or not self._ring.is_known):
+            return wish.tokens or _FIRST_TOKENS
+        if not self._ring.is_known:
+            return 0
+        state = self._sessions.setdefault(session, _Session())
+        state.wish = wish
+        self._plan(session, state, (drafter,), load)
+        plan = state.plan_of(drafter)
+        if plan is None:
+            return 0
+        if wish.drafter == drafter or (plan.tokens and plan.rate >= _MARGIN * state.plain_rate):
+            return max(plan.tokens, 1)
+        return _PROBE_TOKENS if plan.can_pay and state.is_due(drafter, GRADES) else 0
+
     def worth(self, session: int, drafter: str, grade: int, count: int, load: PipeLoad) -> int:
         """How many of a draft's `count` tokens to send, now that its grade is known. Asked once for each draft."""
         state = self._sessions.setdefault(session, _Session())
@@ -201,9 +221,13 @@ class Router:
         self._sessions.setdefault(session, _Session()).offered(drafter, grade)
 
     def missed(self, session: int, drafter: str) -> None:
-        """The drafter had nothing to offer."""
-        self._sessions.setdefault(session, _Session()).offered(drafter, GRADES)
+        """The drafter that was chosen had nothing to offer."""
+        self.had_nothing(session, drafter)
         self._was_plain(drafter)
+
+    def had_nothing(self, session: int, drafter: str) -> None:
+        """The drafter had nothing to offer when it was asked beforehand."""
+        self._sessions.setdefault(session, _Session()).offered(drafter, GRADES)
 
     def traversed(self, rows: int, seconds: float, stage_compute_s: Sequence[float]) -> None:
         """A frame of so many rows is back; each stage says how long it computed."""
@@ -260,6 +284,7 @@ class Router:
         if state.planned_for == situation and state.rounds_left > 0 and planned.issuperset(names):
             state.rounds_left -= 1
             return
+        names = tuple(sorted(planned.union(names)))
         costs = self._costs(load)
         state.plain_rate = plain_rate(costs)
         state.plans = tuple(
@@ -297,7 +322,7 @@ class Router:
         for length in lengths:
             sent = [min(length, worth[grade]) if is_free else length for grade in range(GRADES)]
             promised = mix([(shares[grade], by_grade[grade][sent[grade]]) for grade in range(GRADES)])
-            for count in _frame_counts(wish, promised):
+            for count in (1,) if drafter in _ONE_FRAME else _frame_counts(wish, promised):
                 found = net_rate(costs, length, promised, count)
                 if found > rate * (_MARGIN if count > frames else 1.0):
                     tokens, frames, rate = length, count, found

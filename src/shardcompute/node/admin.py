@@ -13,10 +13,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from shardcompute.control.events import ModelRequested
 from shardcompute.control.state import ClusterState, Node
+from shardcompute.core.closing import Closing
 from shardcompute.core.errors import AuthError, ShardComputeError, UnknownModelError, UsageError
 from shardcompute.core.settings import Settings
 from shardcompute.node.catalogue import CatalogueEntry, list_catalogue
@@ -53,7 +54,7 @@ log = logging.getLogger(__name__)
 DAY_S = 86_400.0
 
 
-class ClusterAdmin:
+class ClusterAdmin(Closing):
     """Speaks for one cluster. Close it before the cluster."""
 
     def __init__(
@@ -72,12 +73,6 @@ class ClusterAdmin:
     def close(self) -> None:
         self._fetches.close()
         self._feed.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # To see
 
@@ -186,7 +181,8 @@ class ClusterAdmin:
         if served is None or not is_wanted or not self._cluster.swarm.serves(name):
             self._cluster.serve(checkpoint, form=form, chains=chains, progress=progress)
         else:
-            self._cluster.coordinator.post(ModelRequested(served.model, chains))
+            request = ModelRequested(served.model, chains, served.has_draft_model)
+            self._cluster.coordinator.post(request)
             checkpoint.close()
         for reference in orders[:1]:
             self._cluster.remember(ServedOrder(name, reference, form, chains))

@@ -13,7 +13,15 @@ from shardcompute.core.sparing_log import SparingLog
 from shardcompute.core.steps import Opening, Work
 from shardcompute.node.chain_port import ChainShape, Resumption
 from shardcompute.node.driver import Driver
-from shardcompute.node.frames import REPLAY, drafted_of, error_of, picked_of, replay_frame, step_frame
+from shardcompute.node.frames import (
+    REPLAY,
+    drafted_of,
+    error_of,
+    foreseen_of,
+    picked_of,
+    replay_frame,
+    step_frame,
+)
 from shardcompute.node.scheduler import Frame
 from shardcompute.wire import Link, LinkPump, Message, SessionClose, StageTiming, StepFailed, StepResult
 
@@ -194,7 +202,9 @@ class DriverLinks:
             else:
                 driver.step_failed(message.sequence, error_of(message))
             return
-        driver.take_results(message.sequence, picked_of(message), drafted_of(message), message.timings)
+        driver.take_results(
+            message.sequence, picked_of(message), drafted_of(message), message.timings, foreseen_of(message)
+        )
         if self._on_timings is not None:
             self._on_timings(message.chain, message.timings)
 

@@ -14,7 +14,9 @@ from shardcompute.control.events import (
     Event,
     LinkBroken,
     LinkMeasured,
+    NodeDrained,
     NodeJoined,
+    NodeLeft,
     NodeMeasured,
     ShardFailed,
     ShardLoaded,
@@ -33,7 +35,16 @@ _MOST_RANGES = 4096
 _MOST_CHARACTERS = 300
 _MOST_CODECS = 64
 _MOST_REASON_CHARACTERS = 1000
-_REPORTABLE = (LinkBroken, LinkMeasured, NodeMeasured, ShardFailed, ShardLoaded, ShardProgressed)
+_REPORTABLE = (
+    LinkBroken,
+    LinkMeasured,
+    NodeDrained,
+    NodeLeft,
+    NodeMeasured,
+    ShardFailed,
+    ShardLoaded,
+    ShardProgressed,
+)
 # From a hundred times faster than any memory to a byte in a second.
 _SECONDS_PER_BYTE = (1e-15, 1.0)
 _LAYER_S = (1e-9, 3600.0)

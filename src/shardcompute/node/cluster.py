@@ -26,9 +26,10 @@ from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.commands import OfferedModel
 from shardcompute.node.coordinator import Coordinator
-from shardcompute.node.draft_heads import DraftHeadStore
+from shardcompute.node.draft_heads import DraftHeadStore, ahead_attachments
 from shardcompute.node.driver_members import Brief
 from shardcompute.node.endpoint import Endpoint, receive_all
+from shardcompute.node.far_driver import FarDrivers
 from shardcompute.node.joining import Admission, Application, JoinDesk
 from shardcompute.node.journal import Journal
 from shardcompute.node.link_probe import answer_probes
@@ -83,6 +84,8 @@ class ClusterOptions:
     """How links are made, where not simply over TCP."""
     draft_heads: Path | None = None
     """Where fitted draft heads lie; None: first stages draft nothing themselves."""
+    ahead_heads: Path | None = None
+    """Where that lies which last stages guess with, besides what comes with the package."""
 
 
 class ServedOrder(msgspec.Struct, frozen=True):
@@ -139,12 +142,17 @@ class Cluster:
             self._endpoint.url,
             self._driver_lost_link,
             patience_s=options.patience_s,
+            far=FarDrivers(
+                lambda url: self._endpoint.dial(url, "generations"),
+                lambda chain, node: self.coordinator.lost_host(chain, node),
+            ),
         )
         self.coordinator = Coordinator(
             self.node,
             self._endpoint.url,
             self._journal,
             self.swarm,
+            dial=lambda url, node: self._endpoint.dial(url, "probe", node),
             initial=ClusterState(driver=self.node, placing=options.placing or PlacementPolicy()),
             revocations=lambda: self._revocations.to_bytes(),
             brief=self._brief,
@@ -177,12 +185,13 @@ class Cluster:
         tokenizer = checkpoint.tokenizer()
         store = None if options.draft_heads is None else DraftHeadStore(options.draft_heads)
         heads = {} if store is None else store.attachments(checkpoint)
+        ahead = ahead_attachments(checkpoint, options.ahead_heads)
         served = prepare_served(
             checkpoint,
             form,
             options.folder / "served",
             progress,
-            attachments={**attachments_of(tokenizer), TOKENIZER: pack_tokenizer(checkpoint), **heads},
+            attachments={**attachments_of(tokenizer), TOKENIZER: pack_tokenizer(checkpoint), **heads, **ahead},
         )
         drafters = options.open_drafters(tokenizer, checkpoint.spec.vocab_size)
         self._close_files(checkpoint.name)
@@ -199,13 +208,14 @@ class Cluster:
                 int(time.time()),
                 options.speculation,
                 drafters,
+                can_foresee=bool(ahead),
             )
         )
         model = describe_card(
             served.card, kv_tokens=options.kv_tokens, context_length=context, drafts=bool(heads)
         )
         self.coordinator.introduce()
-        self.coordinator.post(ModelRequested(model, chains))
+        self.coordinator.post(ModelRequested(model, chains, has_draft_model=bool(drafters)))
 
     def remember(self, order: ServedOrder) -> None:
         """Serve this again after a restart; until it is dropped."""
@@ -335,6 +345,7 @@ class Cluster:
                 context_length=model.context_length,
                 created_s=model.created_s,
                 speculation=model.speculation,
+                can_foresee=model.can_foresee,
             )
             for model in self.swarm.all_models()
         ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf, isfinite
 
 from shardcompute.control.drivers import round_trip_s
 from shardcompute.control.explain import explain_bottleneck, report_models
 from shardcompute.control.placement import PlacedStage, Placement
+from shardcompute.control.seats import seat_of, sits_at
 from shardcompute.control.sizes import memory_of, sizes_of
 from shardcompute.control.state import Assignment, Chain, ClusterState, Node, RequestedModel, is_loaded
 from shardcompute.control.surveys import survey
@@ -153,7 +155,14 @@ def _view_chain(state: ClusterState, chain: Chain, now_s: float, timings: Sequen
         predicted_tokens_per_s_many=plan.predicted_tokens_per_s_many if plan else None,
         bottleneck=explain_bottleneck(plan, names) if plan else "",
         drivers=_view_drivers(state, chain),
+        seat=sits_at(chain),
+        seat_reason=_explain_seat(state, chain, now_s, names),
     )
+
+
+def _explain_seat(state: ClusterState, chain: Chain, now_s: float, names: Mapping[str, str]) -> str:
+    told = seat_of(state, chain, now_s).told(names)
+    return told if sits_at(chain) == chain.seat else f"{told}; it is being moved"
 
 
 def _view_drivers(state: ClusterState, chain: Chain) -> tuple[DriverView, ...]:
@@ -221,6 +230,7 @@ def predict_chain(state: ClusterState, chain: Chain, now_s: float) -> Placement 
     """What a chain as it stands should do; None where a node or link of it is missing."""
     model = state.models[chain.model].model
     request = survey(state, model, now_s, chain=chain, has_draining=True, has_shared=True)
+    request = replace(request, driver=sits_at(chain) or state.driver)
     offers = {offer.node: offer for offer in request.offers}
     hops_s = hops_of(request).ring_s(chain.nodes)
     if not set(chain.nodes) <= offers.keys() or not isfinite(hops_s):

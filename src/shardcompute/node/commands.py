@@ -126,6 +126,7 @@ class OfferedModel(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     created_s: int
     speculation: Speculation
+    can_foresee: bool = False
 
 
 class Introduce(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -181,7 +182,29 @@ class Unservable(msgspec.Struct, frozen=True, tag=True):
     broken: list[str]
 
 
-WorkerCommand: TypeAlias = Load | Unload | Connect | Admit | Dismiss | FenceOff | Probe | Leave
+class HostDriver(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """To a worker: get ready to drive chains of this model, whose tokenizer comes from `origin`. Drivers of
+    other chains than these are over."""
+
+    model: OfferedModel
+    origin: Peer
+    chains: list[str]
+
+
+WorkerCommand: TypeAlias = (
+    Load
+    | Unload
+    | Connect
+    | Admit
+    | Dismiss
+    | FenceOff
+    | Probe
+    | Leave
+    | HostDriver
+    | Attach
+    | Share
+    | Retire
+)
 DriverCommand: TypeAlias = Introduce | Attach | Share | Retire | Unservable | FenceOff | Probe | Leave
 NodeCommand: TypeAlias = WorkerCommand | DriverCommand
 

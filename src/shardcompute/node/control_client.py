@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from shardcompute.control.events import Event, NodeJoined, encode_event
+from shardcompute.control.events import Event, NodeDrained, NodeJoined, NodeLeft, encode_event
 from shardcompute.core.errors import AuthError, LinkError, ShardComputeError
-from shardcompute.node.commands import NodeCommand, decode_command
+from shardcompute.node.commands import Leave, NodeCommand, decode_command
 from shardcompute.security.revocations import Revocations
 from shardcompute.wire import Link, LinkPump, Message, Refused
 from shardcompute.wire.control import Answer, Command, Happened, Heartbeat, Register, Registered
@@ -17,11 +17,13 @@ from shardcompute.wire.control import Answer, Command, Happened, Heartbeat, Regi
 log = logging.getLogger(__name__)
 _REGISTER_TIMEOUT_S = 10.0
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0)
+_GOODBYE_S = 1.0
 
 
 class ControlClient:
-    """Keeps the link. `describe` says what the node is and holds; `carry_out` does what it is told, in a thread
-    per command; `on_registered` hears the incarnation and the revocations, and may tell what was not heard before."""
+    """Keeps the link. `describe` says what the node is and holds; `carry_out` does what it is told, except to leave,
+    in a thread per command; `on_registered` hears the incarnation and the revocations, and may tell what was not
+    heard before."""
 
     def __init__(
         self,
@@ -40,6 +42,10 @@ class ControlClient:
         self._registered = threading.Event()
         self._lost = threading.Event()
         self._closing = threading.Event()
+        self._is_leaving = False
+        self._has_no_more = threading.Event()
+        self.left = threading.Event()
+        """Set once the coordinator has told this node to leave."""
         self._incarnation = 0
         self._heartbeat_s = 0.5
         self._refusal = ""
@@ -66,6 +72,18 @@ class ControlClient:
             except LinkError as error:
                 log.info("the coordinator did not hear of %s: %s", type(event).__name__, error.message)
 
+    def leave(self, node: str, patience_s: float = 0.0) -> None:
+        """Leave in order: ask to be relieved of all work and go on with it until that is so, for `patience_s` at most;
+        then say goodbye and wait a moment for that to be heard. The coordinator is not dialled again."""
+        self._is_leaving = True
+        if not self._registered.is_set():
+            return
+        if patience_s > 0:
+            self.tell(NodeDrained(node))
+            self._has_no_more.wait(patience_s)
+        self.tell(NodeLeft(node, self._incarnation))
+        self._lost.wait(_GOODBYE_S)
+
     def close(self) -> None:
         self._closing.set()
         self._lost.set()
@@ -74,7 +92,7 @@ class ControlClient:
 
     def _keep(self) -> None:
         attempt = 0
-        while not self._closing.is_set():
+        while not (self._closing.is_set() or self._is_leaving):
             try:
                 self._serve(self._dial(self._urls[attempt % len(self._urls)]))
                 attempt = 0
@@ -92,7 +110,7 @@ class ControlClient:
     def _serve(self, link: Link) -> None:
         self._lost.clear()
         self._registered.clear()
-        pump = LinkPump(link, self._take, lambda error: self._lost.set())
+        pump = LinkPump(link, self._take, self._link_ended)
         pump.start()
         self._pump = pump
         try:
@@ -107,6 +125,11 @@ class ControlClient:
             pump.close()
         if self._refusal:
             raise AuthError(self._refusal)
+
+    def _link_ended(self, error: LinkError) -> None:
+        self._lost.set()
+        if self._is_leaving:
+            self._has_no_more.set()
 
     def _take(self, message: Message, body: memoryview) -> None:
         if isinstance(message, Registered):
@@ -126,7 +149,12 @@ class ControlClient:
         started = time.monotonic()
         error, result = "", b""
         try:
-            result = self._carry_out(decode_command(message.action))
+            command = decode_command(message.action)
+            if isinstance(command, Leave):
+                self.left.set()
+                self._has_no_more.set()
+            else:
+                result = self._carry_out(command)
         except ShardComputeError as failure:
             error = str(failure)
         except Exception as failure:

@@ -1,12 +1,14 @@
-"""Draft heads: how a first stage comes to guess tokens itself (see `runtime.drafting`).
+"""Draft heads: how the first and the last stage come to guess tokens themselves (`runtime.drafting`, `runtime.ahead`).
 
-They are fitted once for a model, behind each layer at which it may be cut, and kept on the coordinator's disk. There
-they are attached to the model that is served, so that a first stage finds the one for its own cut beside its weights.
+They are fitted once for a model, for a first stage behind each layer at which it may be cut, for a last stage one for
+all, and kept on the coordinator's disk; that of the embedded model's last stage comes with the package. They are
+attached to the model that is served, so that a stage finds its own beside its weights.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.resources
 import logging
 import os
 import tempfile
@@ -15,18 +17,24 @@ from pathlib import Path
 
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.core.errors import CorruptModelError
-from shardcompute.models.spec import Stage
+from shardcompute.models.ahead import AheadWeights, decode_ahead, encode_ahead
+from shardcompute.models.spec import Stage, head_stage
 from shardcompute.node.weights_client import RemoteTensors, open_remote_head
+from shardcompute.runtime.ahead import AheadDrafter
 from shardcompute.runtime.drafting import DraftLimits, SelfDrafter
 from shardcompute.runtime.lens import Lens, decode_lens, encode_lens
+from shardcompute.runtime.shard import build_ahead
 from shardcompute.weights.attached import find_attachment, read_attachment
 from shardcompute.weights.card import Card
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.disk import disk_errors
-from shardcompute.weights.served import content_of, served_vocabulary
+from shardcompute.weights.served import content_of, served_vocabulary, shard_source
 
 log = logging.getLogger(__name__)
 _SUFFIX = ".lens"
+_AHEAD_FILE = "ahead.draft"
+AHEAD = "ahead"
+"""The name under which what a last stage guesses with is attached."""
 
 
 class DraftHeadStore:
@@ -61,6 +69,60 @@ class DraftHeadStore:
             else:
                 found[_attached_name(layer)] = content
         return found
+
+    def save_ahead(self, checkpoint: Checkpoint, weights: AheadWeights) -> Path:
+        """Keep what the last stage guesses with; where it is kept."""
+        path = self._folder / content_of(checkpoint) / _AHEAD_FILE
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, encode_ahead(weights))
+        return path
+
+
+def ahead_attachments(checkpoint: Checkpoint, folder: Path | None) -> dict[str, bytes]:
+    """What the last stage guesses with, where it was fitted and saved in the folder or comes with the package."""
+    path = None if folder is None else folder / content_of(checkpoint) / _AHEAD_FILE
+    if path is not None and path.exists():
+        with disk_errors(path):
+            content: bytes | None = path.read_bytes()
+    else:
+        content = packaged_ahead(checkpoint)
+    if content is None:
+        return {}
+    try:
+        decode_ahead(content, checkpoint.spec.hidden)
+    except CorruptModelError as error:
+        log.warning("%s is left out: %s", path, error)
+        return {}
+    return {AHEAD: content}
+
+
+def packaged_ahead(checkpoint: Checkpoint) -> bytes | None:
+    """What comes with the package for this model."""
+    file = importlib.resources.files("shardcompute") / "drafters" / f"{content_of(checkpoint)}.draft"
+    return file.read_bytes() if file.is_file() else None
+
+
+def ahead_bytes(card: Card) -> int:
+    """How much of a model's card is for guessing ahead; 0: nothing."""
+    stored = find_attachment(card.entries, AHEAD)
+    return 0 if stored is None else card.entries[stored].size_bytes
+
+
+def open_ahead(
+    card: Card, tensors: RemoteTensors, *, backend: str, options: ExecutorOptions, room_bytes: int
+) -> tuple[AheadDrafter, int] | None:
+    """What a last stage guesses with, and the memory that it takes; None where that is more than there is room for."""
+    content = read_attachment(tensors, AHEAD)
+    if content is None:
+        return None
+    weights = decode_ahead(content, card.spec.hidden)
+    share = len(weights.ids) / card.spec.vocab_size
+    size_bytes = len(content) + int(share * (card.head_bytes + card.embedding_bytes))
+    if size_bytes > room_bytes:
+        return None
+    source = shard_source(card, tensors, head_stage(card.spec))
+    return build_ahead(card.spec, source, weights, backend=backend, options=options), size_bytes
 
 
 def has_draft_head(card: Card, stage: Stage) -> bool:

@@ -23,7 +23,7 @@ from shardcompute.core.errors import (
     UsageError,
 )
 from shardcompute.core.generation import Delta, GenerationRequest, Speculation, Timings, TokenChoice
-from shardcompute.core.steps import Drafted, Picked, Work
+from shardcompute.core.steps import Drafted, Foreseen, Picked, Work
 from shardcompute.decoding import validate_sampling
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.decoding.ngram import NgramDrafter
@@ -49,6 +49,8 @@ class DriverLimits:
     max_waiting: int = 256
     speculation: Speculation = AUTO
     """For requests that do not say."""
+    can_foresee: bool = False
+    """Whether last stages can guess ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class Driver:
         self._scheduler = Scheduler(
             SchedulerLimits(max_sessions=limits.max_sessions), first_session, self._speculator
         )
+        self._speculator.can_foresee = limits.can_foresee
         self._generations: dict[int, _Generation] = {}
         self._in_flight: dict[int, Flight] = {}
         self._port: ChainPort | None = None
@@ -111,8 +114,9 @@ class Driver:
 
     # What users ask
 
-    def submit(self, request: GenerationRequest, emit: Emit) -> int:
-        """Start a generation; `emit` is called with each delta, or at last with an error.
+    def submit(self, request: GenerationRequest, emit: Emit, answered: Sequence[TokenChoice] = ()) -> int:
+        """Start a generation; `emit` is called with each delta, or at last with an error. Where another driver has
+        `answered` some of it already, this one goes on from there.
 
         Raises UsageError or PromptTooLongError for what cannot work, QueueFullError when too many wait.
         """
@@ -130,7 +134,14 @@ class Driver:
                 )
             session = self._scheduler.add(request)
             answer = Answer(request, self._tokenizer)
-            self._generations[session.id] = _Generation(session, answer, emit, time.monotonic())
+            generation = _Generation(session, answer, emit, time.monotonic())
+            self._generations[session.id] = generation
+            if answered:
+                session.known.extend(choice.id for choice in answered)
+                session.scored = session.prompt_length if request.prompt_logprobs is not None else 0
+                generation.first_token_s = generation.submitted_s
+                for choice in answered:
+                    answer.push(choice)
             self._fill()
         return session.id
 
@@ -256,8 +267,10 @@ class Driver:
         picked: Sequence[Picked],
         drafted: Sequence[Drafted] = (),
         timings: Sequence[StageTiming] = (),
+        foreseen: Sequence[Foreseen] = (),
     ) -> None:
-        """What a frame brought: picked tokens, what the first stage drafted, and how the stages spent their time."""
+        """What a frame brought: picked tokens, what the first stage drafted, how the stages spent their time, and what
+        the last one guesses to come next."""
         if any(result.choice.id >= self._limits.vocab_size for result in picked):
             self.step_failed(
                 sequence, BackendError("the last stage chose a token that the model does not have")
@@ -274,6 +287,7 @@ class Driver:
                 generation = self._generations.get(session.id)
                 if generation is not None:  # emitting the others' deltas may have cancelled it
                     self._extend(generation, result.choice, now)
+            self._foresee(flight.frame, foreseen, timings)
             self._fill()
 
     def step_failed(self, sequence: int, error: ShardComputeError) -> None:
@@ -354,11 +368,23 @@ class Driver:
             landing.seconds - landing.queue_s - landing.draft_s,
             [timing.compute_s for timing in timings],
         )
-        self._speculator.self_draft_s = landing.draft_s / max(len(drafted), 1)
+        if timings:
+            self._speculator.self_draft_s = timings[0].draft_s / max(len(drafted), 1)
         for part in frame.work:
             generation = self._generations.get(part.session)
             if generation is not None and generation.session.generated:
                 generation.journey.add(landing)
+
+    def _foresee(self, frame: Frame, foreseen: Sequence[Foreseen], timings: Sequence[StageTiming]) -> None:
+        """Keep what the last stage guessed for sessions that asked and are still here."""
+        guesses = {guessed.session: guessed for guessed in foreseen}
+        seconds = timings[-1].draft_s / max(len(guesses), 1) if timings else 0.0
+        for part in frame.work:
+            session = self._scheduler.running.get(part.session)
+            if part.ahead and session is not None:
+                guessed = guesses.get(part.session)
+                is_sound = guessed is None or all(token < self._limits.vocab_size for token in guessed.ids)
+                self._speculator.foreseen(session, guessed if is_sound else None, seconds)
 
     def _take_draft(self, session: int, take: Callable[[Session], None]) -> None:
         """A slow drafter has answered, from a thread of its own."""

@@ -1,4 +1,5 @@
-"""The drivers that are processes of their own: each is told by commands what the coordinator's own is told by calls.
+"""The drivers elsewhere, in processes of their own or hosted by workers: each is told by commands what the
+coordinator's own is told by calls.
 
 Attaching one to a chain that serves disturbs nobody: the stages let it in one by one, then it dials the first. What
 goes wrong with one of them is tried again, or ends with that driver; the chain goes on for the others.
@@ -6,6 +7,7 @@ goes wrong with one of them is tried again, or ends with that driver; the chain 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import Counter
@@ -15,8 +17,8 @@ from functools import partial
 
 from shardcompute.control.actions import AttachDriver, DetachDriver, ReportUnservable, ShareMemory
 from shardcompute.control.drivers import live_drivers
-from shardcompute.control.events import DriverAttached, DriverDetached, Event, LinkBroken
-from shardcompute.control.state import ClusterState
+from shardcompute.control.events import DriverAttached, DriverDetached, Event, LinkBroken, SeatAvoided
+from shardcompute.control.state import ClusterState, Node
 from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.node.chain_port import Resumption
 from shardcompute.node.commands import (
@@ -25,6 +27,7 @@ from shardcompute.node.commands import (
     Connected,
     Dismiss,
     FenceOff,
+    HostDriver,
     Introduce,
     NodeCommand,
     OfferedModel,
@@ -41,6 +44,9 @@ from shardcompute.node.rewiring import Wiring, await_answer
 from shardcompute.node.session_ranges import resumption_within
 
 log = logging.getLogger(__name__)
+_TOKENIZER_TIMEOUT_S = 60.0
+_MOST_FAILURES = 5
+"""So often in a row a worker may fail to host a driver before others are tried."""
 DriverAction = AttachDriver | ShareMemory | DetachDriver
 Ended = Callable[[DriverAction, Event | None], None]
 """Called in the coordinator's thread: what came of an action, None if it is to be tried again."""
@@ -74,6 +80,7 @@ class DriverMembers:
         self._later = later
         self._version = 0
         self._breaks: Counter[str] = Counter()
+        self._failures: Counter[tuple[str, str]] = Counter()
 
     # What the coordinator's own driver is told by calls
 
@@ -90,32 +97,47 @@ class DriverMembers:
             origin=self._origin,
             chains=[chain.id for chain in self._state().live_chains()],
         )
-        self._tell(order, [driver] if driver is not None else None)
+        told = [node.id for node in live_drivers(self._state())] if driver is None else [driver]
+        self._tell(order, told)
 
     def fence(self, chain: str, epoch: int) -> None:
-        self._tell(FenceOff(chain, epoch))
+        self._tell(FenceOff(chain, epoch), self._all())
 
     def retire(self, chain: str) -> None:
-        self._tell(Retire(chain))
+        self._tell(Retire(chain), self._all())
 
     def report_unservable(self, action: ReportUnservable, broken: Iterable[str]) -> None:
-        self._tell(Unservable(action.model, action.missing_bytes, list(action.reasons), list(broken)))
+        order = Unservable(action.model, action.missing_bytes, list(action.reasons), list(broken))
+        self._tell(order, self._all())
 
-    def _tell(self, command: NodeCommand, drivers: Iterable[str] | None = None) -> None:
-        told = [node.id for node in live_drivers(self._state())] if drivers is None else drivers
-        for driver in told:
+    def _all(self) -> list[str]:
+        """Who drives, or may: a worker that hosts nothing has nothing to do."""
+        nodes = self._state().nodes.values()
+        return [node.id for node in nodes if node.is_live and (node.can_drive or node.can_host)]
+
+    def _tell(self, command: NodeCommand, drivers: Iterable[str]) -> None:
+        for driver in drivers:
             self._members.command(driver, command, lambda _: None)
 
     # Coming and going
 
     def is_taken(self, node: str, sessions: int) -> bool:
         """Whether another driver numbers its sessions in this range."""
-        others = [each.sessions for each in live_drivers(self._state()) if each.id != node]
-        return sessions in (self._own.sessions, *others)
+        nodes = self._state().nodes.values()
+        others = [each.sessions for each in nodes if each.is_live and each.id != node]
+        return sessions > 0 and sessions in (self._own.sessions, *others)
 
     def broke(self, event: LinkBroken) -> None:
         """A link ended, perhaps one that was opened a moment ago for a driver that is being attached."""
         self._breaks.update((event.reporter, event.node))
+
+    def lost_host(self, chain: str, node: str) -> Event | None:
+        """The link over which this worker was handed generations ended; unless it is gone, it is attached anew."""
+        known = self._state().chains.get(chain)
+        for each in () if known is None else known.drivers:
+            if each.driver == node:
+                return DriverAttached(chain, 0, node, each.sessions, each.kv_tokens)
+        return None
 
     def start(self, action: DriverAction, wiring: Wiring, ended: Ended) -> None:
         """Carry out an action in a thread, because it waits for others."""
@@ -123,7 +145,7 @@ class DriverMembers:
 
         def finish(event: Event | None) -> None:
             has_held = isinstance(action, DetachDriver) or self._breaks[action.driver] == breaks
-            ended(action, event if has_held else None)
+            ended(action, self._judge(action, event if has_held else None))
 
         def run() -> None:
             event: Event | None = None
@@ -135,16 +157,33 @@ class DriverMembers:
 
         threading.Thread(target=run, name="driver", daemon=True).start()
 
+    def _judge(self, action: DriverAction, event: Event | None) -> Event | None:
+        """What came of an action; somebody who fails to host a driver again and again is not asked any more."""
+        if not isinstance(action, AttachDriver) or not action.is_hosted:
+            return event
+        place = (action.chain, action.driver)
+        self._failures[place] += 1
+        if event is None and self._failures[place] < _MOST_FAILURES:
+            return None
+        del self._failures[place]
+        return event or SeatAvoided(*place, action.sessions, "it could not be attached")
+
     def _carry_out(self, action: DriverAction, wiring: Wiring, state: ClusterState) -> Event:
         if wiring.epoch != action.epoch:
             raise LinkError(f"epoch {action.epoch} of chain {action.chain} is over")
         if isinstance(action, DetachDriver):
+            self._own.unseat_chain(action.chain, action.driver)
+            self._release(action, state.nodes.get(action.driver))
             dismiss = Dismiss(action.chain, action.sessions)
             for node, answer in [(node, self._members.ask(node, dismiss)) for node in action.nodes]:
                 await_answer(node, answer)
             return DriverDetached(action.chain, action.driver, action.sessions)
         if isinstance(action, AttachDriver):
+            if action.is_hosted:
+                self._prepare_host(action)
             self._attach(action, wiring)
+            if action.is_hosted:
+                self._own.seat_chain(action.chain, action.driver, action.address)
         elif action.driver == state.driver:
             own = Peer(action.driver, self._own.url)
             self._admit(wiring, action.chain, own, self._own.sessions, action.kv_tokens)
@@ -154,6 +193,20 @@ class DriverMembers:
             self._admit(wiring, action.chain, peer, action.sessions, action.kv_tokens)
             self._ask(action.driver, Share(action.chain, action.epoch, action.kv_tokens))
         return DriverAttached(action.chain, action.epoch, action.driver, action.sessions, action.kv_tokens)
+
+    def _prepare_host(self, action: AttachDriver) -> None:
+        offered = [model for model in self._brief().models if model.name == action.model]
+        if not offered:
+            raise LinkError(f"{action.model} is not served here yet")
+        seated = [chain.id for chain in self._state().live_chains() if chain.seat == action.driver]
+        order = HostDriver(model=offered[0], origin=self._origin, chains=seated)
+        await_answer(action.driver, self._members.ask(action.driver, order), _TOKENIZER_TIMEOUT_S)
+
+    def _release(self, action: DetachDriver, node: Node | None) -> None:
+        """A worker that is there and hosts the driver no longer is to forget it; one that is gone has."""
+        if node is not None and node.is_live and node.can_host and node.sessions == action.sessions:
+            with contextlib.suppress(LinkError):
+                self._ask(action.driver, Retire(action.chain))
 
     def _attach(self, action: AttachDriver, wiring: Wiring) -> None:
         peer = Peer(action.driver, action.address)

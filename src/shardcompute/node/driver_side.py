@@ -38,6 +38,14 @@ class DriverSide(Protocol):
         """The chain will not come back."""
         ...
 
+    def seat_chain(self, chain: str, node: str, url: str) -> None:
+        """The chain's driver sits on this worker from now on: hand generations over to it. Raises LinkError."""
+        ...
+
+    def unseat_chain(self, chain: str, node: str) -> None:
+        """It does not any more: go on here with what it has not finished."""
+        ...
+
     def report_unservable(self, action: ReportUnservable, broken: Collection[str]) -> None:
         """What is missing; `broken` are the model's chains that wait for it."""
         ...

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from shardcompute.control.explain import explain_bottleneck, explain_plan
 from shardcompute.control.placement import Placement, Unplaceable, place, place_chains
+from shardcompute.control.seats import Seat, choose_seat, seated
 from shardcompute.control.sizes import layer_work, sizes_of
 from shardcompute.control.state import ClusterState, Model
 from shardcompute.control.surveys import survey
@@ -76,22 +77,44 @@ def plan_model(state: ClusterState, model: Model, chains: int, now_s: float) -> 
     """Where `chains` chains of `model` would go if none of it were there yet."""
     others = {id: chain for id, chain in state.chains.items() if chain.model != model.name}
     state = replace(state, chains=others)
-    plans = place_chains(survey(state, model, now_s), chains)
+    request = survey(state, model, now_s)
+    plans = place_chains(request, chains)
     if isinstance(plans[0], Unplaceable):
-        shared = place(survey(state, model, now_s, has_shared=True))
+        request = survey(state, model, now_s, has_shared=True)
+        shared = place(request)
         plans = [shared if isinstance(shared, Placement) else plans[0]]
     names = {id: node.name for id, node in state.nodes.items()}
+    seats = [_seat(state, plan, model.name) for plan in plans]
+    plans = [
+        seated(plan, request, seat.node or state.driver)
+        if isinstance(plan, Placement) and seat is not None
+        else plan
+        for plan, seat in zip(plans, seats, strict=True)
+    ]
     return PlanView(
         model=model.name,
         form=model.weight_form,
         layer_count=model.layer_count,
         memory_bytes=sizes_of(model).total_bytes,
-        text="\n\n".join(explain_plan(plan, model, names) for plan in plans),
-        chains=tuple(_planned(plan, names) for plan in plans),
+        text="\n\n".join(
+            "\n".join([explain_plan(plan, model, names), *([seat.told(names)] if seat is not None else [])])
+            for plan, seat in zip(plans, seats, strict=True)
+        ),
+        chains=tuple(_planned(plan, names, seat) for plan, seat in zip(plans, seats, strict=True)),
     )
 
 
-def _planned(plan: Placement | Unplaceable, names: dict[str, str]) -> PlannedChain:
+def _seat(state: ClusterState, plan: Placement | Unplaceable, model: str) -> Seat | None:
+    """Where the driver would sit. A draft model drafts for every model that is served."""
+    if isinstance(plan, Unplaceable):
+        return None
+    others = (each for each in state.models.values() if each.has_draft_model)
+    requested = state.models.get(model) or next(others, None)
+    nodes = [stage.node for stage in plan.stages]
+    return choose_seat(state, nodes, requested, compute_s=sum(stage.step_s for stage in plan.stages))
+
+
+def _planned(plan: Placement | Unplaceable, names: dict[str, str], seat: Seat | None) -> PlannedChain:
     if isinstance(plan, Unplaceable):
         return PlannedChain(is_possible=False, reasons=plan.reasons, missing_bytes=plan.missing_bytes)
     return PlannedChain(
@@ -112,4 +135,6 @@ def _planned(plan: Placement | Unplaceable, names: dict[str, str]) -> PlannedCha
         predicted_tokens_per_s_one_stream=plan.predicted_tokens_per_s_one_stream,
         predicted_tokens_per_s_many=plan.predicted_tokens_per_s_many,
         bottleneck=explain_bottleneck(plan, names),
+        seat="" if seat is None else seat.node,
+        seat_reason="" if seat is None else seat.told(names),
     )

@@ -35,6 +35,7 @@ OnLink = Callable[[Link], None]
 """Serves a link until it ends, in a thread of its own."""
 # Fills long, lossy paths that others give up on; where the system lacks it, its own choice stays.
 _CONGESTION = "bbr"
+_NEAR = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 class Endpoint:
@@ -69,6 +70,8 @@ class Endpoint:
         )
         self.port = urlsplit(self._listener.address).port or 0
         self.url = f"tcp://{_bracketed(advertise or host)}:{self.port}"
+        # The way from a machine to itself, which its router may not know.
+        self._near_url = f"tcp://{_bracketed(_NEAR.get(host, host))}:{self.port}"
         self._thread = threading.Thread(target=self._accept_all, name="endpoint", daemon=True)
 
     def start(self) -> None:
@@ -78,7 +81,7 @@ class Endpoint:
     def dial(self, url: str, role: str, node: str | None = None, *, needs: Role | None = None) -> Link:
         """A link to the node at `url`; LinkError unless it is `node`, and may act as `needs`, where they are named."""
         options = LinkOptions(tls=self._credentials.client_context(), congestion=_CONGESTION)
-        link = self._transport.dial(url, self._hello(role), options)
+        link = self._transport.dial(self._near_url if url == self.url else url, self._hello(role), options)
         try:
             peer = read_peer(link.certificate)
             # What a node calls itself is only as good as its certificate.

@@ -7,9 +7,10 @@ from msgspec.structs import replace
 from shardcompute.core import errors
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.generation import TokenChoice
-from shardcompute.core.steps import Drafted, Opening, Picked, Prefix, Work
+from shardcompute.core.steps import Drafted, Foreseen, Opening, Picked, Prefix, Work
 from shardcompute.node.scheduler import Frame
 from shardcompute.wire import (
+    AheadIds,
     DraftedIds,
     RowResult,
     SegmentHeader,
@@ -64,6 +65,7 @@ def work_of(segment: SegmentHeader) -> Work:
         tuple(int(token) for token in unpack_ids(segment.targets)),
         segment.drafts,
         segment.drafted,
+        segment.ahead,
     )
 
 
@@ -114,6 +116,17 @@ def drafted_of(result: StepResult) -> list[Drafted]:
     ]
 
 
+def ahead_ids(foreseen: Foreseen) -> AheadIds:
+    return AheadIds(foreseen.session, foreseen.start, pack_ids(foreseen.ids), foreseen.grade)
+
+
+def foreseen_of(result: StepResult) -> list[Foreseen]:
+    return [
+        Foreseen(each.session, each.start, tuple(int(token) for token in unpack_ids(each.ids)), each.grade)
+        for each in result.ahead
+    ]
+
+
 def error_of(failed: StepFailed) -> ShardComputeError:
     """The error that a stage met, as the same kind of error here."""
     kind = getattr(errors, failed.code, ShardComputeError)
@@ -131,6 +144,7 @@ def segment_of(part: Work) -> SegmentHeader:
         pack_ids(part.targets),
         part.drafts,
         part.drafted,
+        part.ahead,
     )
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from shardcompute.control.events import LinkMeasured
 from shardcompute.core.errors import LinkError
+from shardcompute.node.commands import Peer
 from shardcompute.wire import Link, Ping, Pong
 from shardcompute.wire.control import TensorBytes
 
+log = logging.getLogger(__name__)
 _PINGS = 5
 _LOAD_BYTES = 1 << 20
 _MOST_LOAD_BYTES = 4 << 20
@@ -33,6 +37,19 @@ def answer_probes(link: Link) -> None:
             link.send(Pong(message.number, 0.0))
         else:
             raise LinkError(f"{type(message).__name__} came on a link for probes")
+
+
+def probe_links(
+    node: str, peers: Iterable[Peer], dial: Callable[[str, str, str], Link]
+) -> Iterator[LinkMeasured]:
+    """What `node` finds of its links to those whom it can reach; who cannot be is reported when a chain needs it."""
+    for peer in peers:
+        try:
+            quality = probe_link(partial(dial, peer.url, "probe", peer.node))
+        except LinkError as error:
+            log.info("%s cannot be probed: %s", peer.node, error.message)
+            continue
+        yield LinkMeasured(node, peer.node, quality.rtt_s, quality.bytes_per_s)
 
 
 def probe_link(dial: Callable[[], Link]) -> LinkQuality:

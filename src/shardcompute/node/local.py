@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import ShardComputeError, UsageError
-from shardcompute.core.steps import Drafted, Opening, Picked, Work, drafted_in
+from shardcompute.core.steps import Drafted, Foreseen, Opening, Picked, Work, drafted_in
 from shardcompute.node.driver import Driver
 from shardcompute.node.scheduler import Frame
 from shardcompute.runtime.stage import StageRuntime
@@ -49,20 +49,20 @@ class LocalChain:
 
     def _step(self, frame: Frame) -> None:
         try:
-            picked, drafted = self._compute(frame)
+            picked, drafted, foreseen = self._compute(frame)
         except ShardComputeError as error:
             self._driver.step_failed(frame.sequence, error)
         except Exception as error:
             self._driver.step_failed(frame.sequence, ShardComputeError(f"a step failed: {error!r}"))
         else:
-            self._driver.take_results(frame.sequence, picked, drafted)
+            self._driver.take_results(frame.sequence, picked, drafted, foreseen=foreseen)
 
-    def _compute(self, frame: Frame) -> tuple[list[Picked], list[Drafted]]:
+    def _compute(self, frame: Frame) -> tuple[list[Picked], list[Drafted], list[Foreseen]]:
         work: Sequence[Work] = frame.work
         rows: Array | None = None
         for stage in self._stages:
             passed = stage.step(work, frame.openings, rows)
             if isinstance(passed, list):
-                return passed, drafted_in(work)
+                return passed, drafted_in(work), stage.foresee(work, passed)
             work, rows = stage.draft(work, passed)
         raise UsageError("the last stage of a chain must pick tokens")

@@ -9,11 +9,11 @@ import queue
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 import psutil
 
 from shardcompute.backends.executor import Executor, ExecutorOptions
+from shardcompute.core.closing import Closing
 from shardcompute.core.errors import ShardComputeError, UnknownModelError, UsageError
 from shardcompute.core.generation import Delta, GenerationRequest
 from shardcompute.core.settings import Settings
@@ -49,7 +49,7 @@ class EngineOptions:
     use_graphs: bool = True
 
 
-class LocalService:
+class LocalService(Closing):
     """One model in this process. Leaving the block stops its thread and frees it."""
 
     def __init__(self, name: str, tokenizer: Tokenizer, driver: Driver, chain: LocalChain) -> None:
@@ -122,12 +122,6 @@ class LocalService:
     def close(self) -> None:
         self.driver.close()
         self._chain.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def open_model(

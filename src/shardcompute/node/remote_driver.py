@@ -11,32 +11,15 @@ import logging
 import platform
 import threading
 from dataclasses import dataclass
-from functools import partial
 
-from shardcompute.control.actions import ActivateChain, ReportUnservable
-from shardcompute.control.events import LinkBroken, LinkMeasured, NodeJoined
-from shardcompute.core.errors import AuthError, LinkError, UnknownModelError
-from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.chain_links import ChainAddress
-from shardcompute.node.chain_port import Resumption
-from shardcompute.node.commands import (
-    Attach,
-    FenceOff,
-    Introduce,
-    Leave,
-    NodeCommand,
-    OfferedModel,
-    Peer,
-    Probe,
-    Retire,
-    Share,
-    Unservable,
-)
+from shardcompute.control.events import LinkBroken, NodeJoined
+from shardcompute.core.errors import AuthError
+from shardcompute.node.commands import Introduce, NodeCommand, Probe
 from shardcompute.node.control_client import ControlClient
+from shardcompute.node.driver_orders import DriverOrders
 from shardcompute.node.endpoint import Endpoint, receive_all
-from shardcompute.node.link_probe import answer_probes, probe_link
-from shardcompute.node.swarm import Swarm, SwarmModel
-from shardcompute.node.tokenizer_client import fetch_tokenizer
+from shardcompute.node.link_probe import answer_probes, probe_links
+from shardcompute.node.swarm import Swarm
 from shardcompute.security.api_keys import KeyBook
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.names import Role
@@ -70,7 +53,6 @@ class RemoteDriver:
         self._keys = KeyBook()
         self._doubtful: set[str] = set()
         self._api_url = ""
-        self.left = threading.Event()
         self._endpoint = Endpoint(
             credentials,
             options.host,
@@ -82,6 +64,9 @@ class RemoteDriver:
         self.node = self._endpoint.node
         self.swarm = Swarm(
             lambda url: self._endpoint.dial(url, "driver"), self._endpoint.url, self._link_broken
+        )
+        self._orders = DriverOrders(
+            self.swarm, lambda peer: self._endpoint.dial(peer.url, "weights", peer.node)
         )
         self._control = ControlClient(
             lambda url: self._endpoint.dial(url, "control", needs=Role.COORDINATOR),
@@ -96,6 +81,15 @@ class RemoteDriver:
         """Register with the coordinator; clients find this driver's API at `api_url`."""
         self._api_url = api_url
         self._control.start()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the coordinator has released this driver."""
+        return self._control.left.is_set()
+
+    def leave(self) -> None:
+        """Say goodbye before `close`, so that what this driver holds of the chains is free at once."""
+        self._control.leave(self.node)
 
     @property
     def refusal(self) -> str:
@@ -153,21 +147,10 @@ class RemoteDriver:
         if isinstance(command, Introduce):
             with self._introducing:
                 self._learn(command)
-        elif isinstance(command, Attach):
-            self._attach(command)
-        elif isinstance(command, Share):
-            self.swarm.share_chain(command.chain, command.epoch, command.kv_tokens)
-        elif isinstance(command, FenceOff):
-            self.swarm.fence_chain(command.chain, command.epoch)
-        elif isinstance(command, Retire):
-            self.swarm.retire_chain(command.chain)
-        elif isinstance(command, Unservable):
-            action = ReportUnservable(command.model, command.missing_bytes, tuple(command.reasons))
-            self.swarm.report_unservable(action, command.broken)
         elif isinstance(command, Probe):
             self._probe(command)
-        elif isinstance(command, Leave):
-            self.left.set()
+        else:
+            self._orders.carry_out(command)
         return b""
 
     def _learn(self, command: Introduce) -> None:
@@ -180,47 +163,12 @@ class RemoteDriver:
             doubtful, self._doubtful = self._doubtful, set()
         for chain in doubtful - set(command.chains):
             self.swarm.retire_chain(chain)
-        known = {model.name: model for model in self.swarm.all_models()}
+        known = {model.name for model in self.swarm.all_models()}
         for offered in command.models:
-            before = known.pop(offered.name, None)
-            if before is None or before.created_s != offered.created_s:
-                self.swarm.add_model(self._open(offered, command.origin))
-        for name in known.keys() - command.wanted:
+            self._orders.learn(offered, command.origin)
+        for name in known - {offered.name for offered in command.models} - set(command.wanted):
             self.swarm.remove_model(name)
 
-    def _open(self, offered: OfferedModel, origin: Peer) -> SwarmModel:
-        return SwarmModel(
-            offered.name,
-            self._fetch_tokenizer(offered.name, origin),
-            offered.vocab_size,
-            offered.context_length,
-            offered.created_s,
-            offered.speculation,
-        )
-
-    def _fetch_tokenizer(self, model: str, origin: Peer) -> Tokenizer:
-        log.info("fetching the tokenizer of %s", model)
-        dial = partial(self._endpoint.dial, origin.url, "weights", origin.node)
-        return fetch_tokenizer(dial, origin.node, model)
-
-    def _attach(self, command: Attach) -> None:
-        if not self.swarm.serves(command.model):
-            raise UnknownModelError(f"the tokenizer of {command.model} is not here yet")
-        first = command.first
-        address = ChainAddress(
-            command.chain, command.epoch, first.node, first.url, tuple(command.nodes), command.drafts
-        )
-        self.swarm.open_address(address)
-        resumption = Resumption(command.lengths, command.has_new_first, frozenset(command.held))
-        action = ActivateChain(command.chain, command.epoch, command.model)
-        self.swarm.activate_chain(action, command.kv_tokens, None if command.is_new else resumption)
-
     def _probe(self, command: Probe) -> None:
-        """Measure what can be reached."""
-        for peer in command.peers:
-            try:
-                quality = probe_link(partial(self._endpoint.dial, peer.url, "probe", peer.node))
-            except LinkError as error:
-                log.info("%s cannot be probed: %s", peer.node, error.message)
-                continue
-            self._control.tell(LinkMeasured(self.node, peer.node, quality.rtt_s, quality.bytes_per_s))
+        for measured in probe_links(self.node, command.peers, self._endpoint.dial):
+            self._control.tell(measured)

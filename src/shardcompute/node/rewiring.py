@@ -83,10 +83,10 @@ def _orders(
     ]
 
 
-def await_answer(node: str, answer: queue.SimpleQueue[Answer]) -> bytes:
+def await_answer(node: str, answer: queue.SimpleQueue[Answer], timeout_s: float = _TIMEOUT_S) -> bytes:
     """What the node answered; LinkError if that is an error, or nothing in time."""
     try:
-        answered = answer.get(timeout=_TIMEOUT_S)
+        answered = answer.get(timeout=timeout_s)
     except queue.Empty:
         raise LinkError(f"{node} did not answer in time") from None
     if answered.error:

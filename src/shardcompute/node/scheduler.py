@@ -55,7 +55,7 @@ class Speculator(Protocol):
         ...
 
     def extend(self, session: Session) -> None:
-        """Add to `assumed`, or set `drafts` or `is_drafting`; or leave the session as it is."""
+        """Add to `assumed`, or set `drafts`, `ahead` or `is_drafting`; or leave the session as it is."""
         ...
 
     def committed(self, session: Session, was_assumed: bool, is_right: bool) -> None:
@@ -279,7 +279,7 @@ class Scheduler:
     def _send(self, session: Session, part: Work) -> None:
         session.sent = part.start + len(part.ids)
         session.flights[self._sequence] = part.drafts
-        session.drafts = 0
+        session.drafts = session.ahead = 0
         self._turns.remove(session.id)
         self._turns.append(session.id)
 
@@ -311,4 +311,5 @@ def _next_work(session: Session, room: int, wanted_room: int) -> Work | None:
     wanted = max(count - silent, 0)
     is_last = start + count == len(session.known) and not session.assumed
     drafts = min(session.drafts, max(wanted_room - wanted, 0)) if is_last else 0
-    return Work(session.id, start, session.tokens(start, start + count), wanted, drafts=drafts)
+    ahead = session.ahead if wanted and start + count == session.length else 0
+    return Work(session.id, start, session.tokens(start, start + count), wanted, drafts=drafts, ahead=ahead)

@@ -87,7 +87,8 @@ class Place:
         return [self.next, self.driver, *self.drivers.values()]
 
     def _is_stage_before(self, sender: str) -> bool:
-        return sender == self.previous and all(sender != driver.node for driver in self.drivers.values())
+        # Before the first stage comes the coordinator's driver. A stage may host another driver besides.
+        return sender == self.previous and sender != self.driver.node
 
 
 def sessions_in(frame: StepFrame) -> list[int]:

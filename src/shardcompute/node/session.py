@@ -27,6 +27,8 @@ class Session:
     sent: int = 0
     drafts: int = 0
     """So many tokens may the first stage draft after the next row that it is sent."""
+    ahead: int = 0
+    """So many tokens may the last stage guess, after those that it picks from the next rows."""
     is_drafting: bool = False
     """A drafter is at work; nothing is sent until it has answered."""
     flights: dict[int, int] = field(default_factory=dict)
@@ -113,7 +115,7 @@ class Session:
         self.assumed.clear()
         self.early.clear()
         self.flights.clear()
-        self.drafts = 0
+        self.drafts = self.ahead = 0
 
     def opening(self) -> Opening:
         request = self.request

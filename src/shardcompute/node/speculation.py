@@ -17,15 +17,17 @@ from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import GenerationRequest, Speculation
 from shardcompute.core.sparing_log import SparingLog
-from shardcompute.decoding.drafting import GRADES, Draft, Drafter
+from shardcompute.core.steps import Foreseen
+from shardcompute.decoding.drafting import Draft, Drafter
 from shardcompute.decoding.router import PipeLoad, Round, Router
+from shardcompute.node.foreseen import ForeseenDrafter
 from shardcompute.node.session import Session
 
 log = logging.getLogger(__name__)
 MOST_TOKENS = 16
 MOST_FRAMES = 8
-_SURE = GRADES - 2
-"""Drafts of this grade and above go before all others."""
+_SURE = 1
+"""Drafts of this grade and above that cost nothing go before all others."""
 _PLAIN = Round(None, 0, 1, "not asked yet")
 OnDraft = Callable[[int, Callable[[Session], None]], None]
 """Given a session and what is to be done with it, under the lock, now that its draft is there."""
@@ -63,10 +65,15 @@ class RoutedSpeculator:
         self.load = PipeLoad(0, 0, 1)
         self.free_tokens = 0
         """KV that nobody holds yet."""
+        self.can_foresee = False
+        """Whether the last stage can guess ahead."""
         self.can_self_draft = False
         self.self_draft_s = 0.0
         """How long the first stage drafted for each session of the newest frame."""
-        self._drafters: Mapping[str, Drafter] = {drafter.name: drafter for drafter in drafters}
+        self._foreseen = ForeseenDrafter()
+        self._drafters: Mapping[str, Drafter] = {
+            drafter.name: drafter for drafter in (*drafters, self._foreseen)
+        }
         self._on_draft = on_draft
         self._courses: dict[int, Course] = {}
         self._sparing = SparingLog(log)
@@ -75,7 +82,8 @@ class RoutedSpeculator:
 
     @property
     def available(self) -> list[str]:
-        return [*self._drafters, *(["self"] if self.can_self_draft else [])]
+        made = [name for name in self._drafters if name != self._foreseen.name or self.can_foresee]
+        return [*made, *(["self"] if self.can_self_draft else [])]
 
     def wish(self, request: GenerationRequest) -> Speculation:
         return request.speculation or self._default
@@ -84,7 +92,11 @@ class RoutedSpeculator:
         """UsageError for what cannot be done here."""
         wish = self.wish(request)
         if wish.drafter not in ("auto", "off") and wish.drafter not in self.available:
-            hints = {"model": "start with --draft-model", "self": "start with --self-draft"}
+            hints = {
+                "model": "start with --draft-model",
+                "self": "start with --self-draft",
+                "ahead": "fit it with `shardcompute draft-head train`, and start again",
+            }
             raise UsageError(
                 f"there is no drafter {wish.drafter!r} here",
                 hint=hints.get(wish.drafter, f"use one of: auto, off, {', '.join(self.available)}"),
@@ -126,6 +138,12 @@ class RoutedSpeculator:
         )
 
     def extend(self, session: Session) -> None:
+        self._extend(session)
+        if self.can_foresee and not session.flights:
+            wish = self.wish(session.request)
+            session.ahead = self.router.ask_ahead(session.id, wish, self._foreseen.name, self.load)
+
+    def _extend(self, session: Session) -> None:
         is_first = not session.assumed and session.sent == len(session.known) - 1
         if not is_first and (session.unsent or not self.can_extend(session)):
             return
@@ -140,7 +158,7 @@ class RoutedSpeculator:
         course.records.clear()
         if wish.drafter == "auto" and self._draft_surely(session, course, room):
             return
-        available = self.available
+        available = [name for name in self.available if self._may_have(name, session)]
         while available:
             course.round = self.router.choose(session.id, wish, available, self.load)
             if course.round.drafter is None or self._draft(session, course, room):
@@ -171,12 +189,24 @@ class RoutedSpeculator:
         else:
             self.router.missed(session.id, "self")
 
+    def foreseen(self, session: Session, guessed: Foreseen | None, seconds: float) -> None:
+        """What the last stage guesses to follow the session's last known token, which took it so long; None: it was
+        asked in vain."""
+        if guessed is None or not guessed.ids:
+            self.router.had_nothing(session.id, self._foreseen.name)
+        elif guessed.start == len(session.known) and not session.assumed:
+            self.router.drafted(session.id, self._foreseen.name, seconds, len(guessed.ids))
+            self._foreseen.take(guessed)
+
     # Inside
+
+    def _may_have(self, drafter: str, session: Session) -> bool:
+        return drafter != self._foreseen.name or self._foreseen.has(session.id, session.known)
 
     def _draft_surely(self, session: Session, course: Course, room: int) -> bool:
         """Let whoever drafts for nothing go first where it is sure of itself, whatever pays best in the mean."""
         for drafter in self._drafters.values():
-            if drafter.is_slow:
+            if drafter.is_slow or drafter is self._foreseen:
                 continue
             draft = drafter.propose(session.id, session.known, session.assumed, 1, session.opening())
             if draft.ids and draft.grade >= _SURE:
@@ -238,7 +268,8 @@ class RoutedSpeculator:
         course.draft_s += seconds
         count = len(draft.ids)
         if count:
-            self.router.drafted(session.id, drafter, seconds, count)
+            if drafter != self._foreseen.name:
+                self.router.drafted(session.id, drafter, seconds, count)
             if self.wish(session.request).tokens is None:
                 count = self.router.worth(session.id, drafter, draft.grade, count, self.load)
         else:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -20,11 +21,12 @@ import numpy as np
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.core.sparing_log import SparingLog
-from shardcompute.core.steps import Opening, Picked, Work, drafted_in
+from shardcompute.core.steps import Foreseen, Opening, Picked, Work, drafted_in
 from shardcompute.node.boundary_log import BoundaryLog, Chunk
 from shardcompute.node.commands import Connected, Wire
 from shardcompute.node.frames import (
     REPLAY,
+    ahead_ids,
     drafted_ids,
     opened_of,
     opening_of,
@@ -35,6 +37,7 @@ from shardcompute.node.frames import (
 from shardcompute.node.outgoing import Neighbour, OutgoingLinks
 from shardcompute.node.seat import Place, Seat, sessions_in
 from shardcompute.node.wire_choice import EXACT, choose_codec
+from shardcompute.runtime.ahead import AheadDrafter
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.wire import (
     Codec,
@@ -101,6 +104,15 @@ class StageHost:
                 self._runtimes[key] = runtime
                 return
         runtime.close()
+
+    def equip(self, key: ShardKey, ahead: AheadDrafter | None) -> None:
+        """Let a last stage guess ahead, after the step that may be running; None: no more."""
+        with self._lock:
+            runtime = self._runtimes.get(key)
+        if runtime is not None:
+            self._inbox.put(partial(runtime.guess_with, ahead))
+        elif ahead is not None:
+            ahead.close()
 
     def shards(self) -> dict[ShardKey, StageRuntime]:
         with self._lock:
@@ -282,9 +294,12 @@ class StageHost:
                 self._log_session("begins", opening.session, frame.chain)
             out = seat.runtime.step(work, openings, activations)
             computed = time.perf_counter()
+            foreseen: list[Foreseen] = []
             if not isinstance(out, list):
                 drafted, out = seat.runtime.draft(work, out)
                 work = list(drafted)
+            elif not frame.replay:
+                foreseen = seat.runtime.foresee(work, out)
         except Exception as error:
             self._report_failure(seat, frame, error)
             return
@@ -299,7 +314,7 @@ class StageHost:
         if not isinstance(out, list):
             self._pass_on(seat, frame, work, openings, out, timing)
         elif not frame.replay:
-            self._answer(seat, frame, work, out, timing)
+            self._answer(seat, frame, work, out, foreseen, timing)
 
     def _log_session(self, what: str, session: int, chain: str) -> None:
         """Stages know sessions by number alone; which request one belongs to is in the log of its driver."""
@@ -312,7 +327,13 @@ class StageHost:
         return find_codec(frame.codec).decode(body, frame.rows, frame.width)
 
     def _answer(
-        self, seat: Seat, frame: StepFrame, work: Sequence[Work], out: list[Picked], timing: StageTiming
+        self,
+        seat: Seat,
+        frame: StepFrame,
+        work: Sequence[Work],
+        out: list[Picked],
+        foreseen: Sequence[Foreseen],
+        timing: StageTiming,
     ) -> None:
         """The end of the chain: results straight to the driver."""
         rows = [result_row(picked) for picked in out]
@@ -324,6 +345,7 @@ class StageHost:
             [row for row, picked in zip(rows, out, strict=True) if picked.is_scored],
             [*frame.timings, timing],
             [drafted_ids(drafted) for drafted in drafted_in(work)],
+            [ahead_ids(guessed) for guessed in foreseen],
         )
         self._links.send(seat.driver_of(frame), result)
 

@@ -14,16 +14,17 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from shardcompute.control.actions import ActivateChain, ConnectChain, ReportUnservable
-from shardcompute.core.errors import CapacityError, ShardComputeError, UnknownModelError
+from shardcompute.core.errors import CapacityError, LinkError, ShardComputeError, UnknownModelError
 from shardcompute.core.generation import Delta, GenerationRequest, Speculation
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.chain_links import ChainAddress, DriverLinks
+from shardcompute.node.chain_links import ChainAddress, DriverLinks, OnTimings
 from shardcompute.node.chain_port import Resumption
 from shardcompute.node.driver import Driver, DriverLimits
+from shardcompute.node.far_driver import FarDrivers
+from shardcompute.node.relay import Relay
 from shardcompute.node.request_log import RequestLog
 from shardcompute.node.service import KvUse, Load, ServedModel
 from shardcompute.node.session_ranges import choose_range, first_session
@@ -46,6 +47,8 @@ class SwarmModel:
     """For requests that do not say."""
     drafters: Sequence[Drafter] = ()
     """Beside the one that every driver has."""
+    can_foresee: bool = False
+    """Whether last stages can guess ahead."""
 
 
 PATIENCE_S = 10.0
@@ -64,8 +67,16 @@ class Swarm:
         max_sessions: int = 64,
         max_waiting: int = 256,
         patience_s: float = PATIENCE_S,
+        far: FarDrivers | None = None,
+        on_step: OnTimings | None = None,
     ) -> None:
+        """`far` knows the chains whose driver sits on a worker; without it all of them are driven here. `on_step`
+        hears how stages spent their time on each step."""
         self.url = url
+        self._far = far
+        self._on_step = on_step
+        if far is not None:
+            far.on_step = self._keep_timings
         self.sessions = choose_range()
         self.requests = RequestLog(stage_times=lambda chain: self._timings.get(chain, ()))
         self._links = DriverLinks(dial, on_link_broken, self._keep_timings)
@@ -88,6 +99,10 @@ class Swarm:
     def all_models(self) -> list[SwarmModel]:
         with self._lock:
             return list(self._models.values())
+
+    def find_driver(self, chain: str) -> Driver | None:
+        with self._lock:
+            return self._drivers.get(chain)
 
     def chains(self) -> set[str]:
         """The chains that have a driver here."""
@@ -117,6 +132,8 @@ class Swarm:
             drivers, self._drivers = list(self._drivers.values()), {}
         for driver in drivers:
             driver.close()
+        if self._far is not None:
+            self._far.close()
         self._links.close()
 
     def drop_prefixes(self) -> None:
@@ -156,6 +173,7 @@ class Swarm:
                     self._max_sessions,
                     self._max_waiting,
                     model.speculation,
+                    model.can_foresee,
                 )
                 first = first_session(self.sessions)
                 driver = self._drivers[action.chain] = Driver(
@@ -191,6 +209,17 @@ class Swarm:
         self._links.forget(chain)
         if driver is not None:
             driver.close()
+        if self._far is not None:
+            self._far.unseat(chain)
+
+    def seat_chain(self, chain: str, node: str, url: str) -> None:
+        if self._far is None:
+            raise LinkError("this node hands no generations over")
+        self._far.seat(chain, node, url)
+
+    def unseat_chain(self, chain: str, node: str) -> None:
+        if self._far is not None:
+            self._far.unseat(chain, node)
 
     def report_unservable(self, action: ReportUnservable, broken: Collection[str]) -> None:
         why = "; ".join(action.reasons)
@@ -231,6 +260,9 @@ class Swarm:
         with self._lock:
             loads = {chain: driver.load() for chain, driver in self._drivers.items()}
             routers = {chain: driver.speculation() for chain, driver in self._drivers.items()}
+        if self._far is not None:
+            for chain in loads:
+                loads[chain], routers[chain] = self._far.load(chain, loads[chain], routers[chain])
         used = sum(load.used_tokens for load in loads.values())
         capacity = sum(load.capacity_tokens for load in loads.values())
         fraction = min(1.0, used / capacity) if capacity else 0.0
@@ -256,15 +288,15 @@ class Swarm:
                 loop.call_soon_threadsafe(deltas.put_nowait, delta)
 
         with self.requests.open(name, chain, len(request.prompt)) as entry:
-            generation = entry.session = driver.submit(request, emit)
-            log.debug(
-                "request %s is session %d of chain %s",
-                entry.id,
-                generation,
-                chain,
-                extra={"request": entry.id, "session": generation, "chain": chain},
-            )
-            entry.has_started = partial(driver.has_started, generation)
+
+            def begun(session: int) -> None:
+                entry.session = session
+                extra = {"request": entry.id, "session": session, "chain": chain}
+                log.debug("request %s is session %d of chain %s", entry.id, session, chain, extra=extra)
+
+            relay = Relay(chain, request, driver, emit, begun)
+            relay.start(None if self._far is None else self._far.at(chain))
+            entry.has_started = relay.has_started
             try:
                 while True:
                     delta = await deltas.get()
@@ -275,7 +307,7 @@ class Swarm:
                     if delta.finish is not None:
                         return
             finally:
-                driver.cancel(generation)
+                relay.cancel()
 
     def _find(self, name: str) -> SwarmModel:
         with self._lock:
@@ -300,12 +332,17 @@ class Swarm:
             drivers = [(chain, self._drivers[chain]) for chain in connected or chains]
         if not drivers:
             raise CapacityError(f"{model} is still being loaded", hint="try again in a few seconds")
-        return min(drivers, key=lambda each: _busyness(each[1]))
+        return min(drivers, key=lambda each: _busyness(each[1]) + self._far_count(each[0]))
+
+    def _far_count(self, chain: str) -> int:
+        return 0 if self._far is None else self._far.count(chain)
 
     def _keep_timings(self, chain: str, timings: Sequence[StageTiming]) -> None:
         self._traffic.count(timings, chain)
         with self._lock:
             self._timings[chain] = timings
+        if self._on_step is not None:
+            self._on_step(chain, timings)
 
 
 def _busyness(driver: Driver) -> int:

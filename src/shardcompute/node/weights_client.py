@@ -12,9 +12,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from shardcompute.backends.executor import Executor, ExecutorOptions
+from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CorruptModelError, LinkError, SourceError, UnknownModelError, UsageError
 from shardcompute.models.spec import Stage, head_stage
 from shardcompute.node.weight_pieces import (
@@ -93,7 +94,7 @@ def open_remote_head(
     return build_head(card.spec, source, backend=backend, is_normed=is_normed, options=options)
 
 
-class RemoteTensors:
+class RemoteTensors(Closing):
     """The tensors of a card. Reading may be done from any thread, one read at a time.
 
     Raises `CorruptModelError` for bytes that are wrong wherever they come from, `SourceError` if they come from
@@ -171,12 +172,6 @@ class RemoteTensors:
         self._recent = None
         for line in self._lines:
             line.say_goodbye()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # Fetching
 

@@ -6,7 +6,8 @@ import contextlib
 import logging
 import platform
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,6 @@ import psutil
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.control.events import (
     LinkBroken,
-    LinkMeasured,
     NodeJoined,
     NodeMeasured,
     ShardFailed,
@@ -31,7 +31,6 @@ from shardcompute.node.commands import (
     Connected,
     Dismiss,
     FenceOff,
-    Leave,
     Load,
     NodeCommand,
     Peer,
@@ -40,9 +39,10 @@ from shardcompute.node.commands import (
     encode_connected,
 )
 from shardcompute.node.control_client import ControlClient
-from shardcompute.node.draft_heads import has_draft_head, open_drafter
+from shardcompute.node.draft_heads import ahead_bytes, has_draft_head, open_ahead, open_drafter
+from shardcompute.node.driver_host import DriverHost
 from shardcompute.node.endpoint import Endpoint, receive_all
-from shardcompute.node.link_probe import answer_probes, probe_link
+from shardcompute.node.link_probe import answer_probes, probe_links
 from shardcompute.node.outgoing import Neighbour
 from shardcompute.node.probe import measure_layer, measure_seconds_per_byte
 from shardcompute.node.seat import Place
@@ -58,11 +58,12 @@ from shardcompute.version import VERSION
 from shardcompute.weights.card import Card
 from shardcompute.weights.served import served_vocabulary
 from shardcompute.weights.shard_cache import ShardCache
-from shardcompute.wire import CODECS, Link, Transport
+from shardcompute.wire import CODECS, Link, Message, StepFailed, StepResult, Transport
 
 log = logging.getLogger(__name__)
 _RETRY_DELAYS_S = (0.5, 1.0, 2.0)
 _ROOM_TIMEOUT_S = 10.0
+_RELIEF_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class WorkerOptions:
 class _Held:
     model: str
     size_bytes: int
+    ahead_bytes: int = 0
+    """Of what it guesses ahead with, which is given up where others need the memory."""
 
 
 class Worker:
@@ -99,7 +102,6 @@ class Worker:
         self._freed = threading.Condition(self._lock)
         self._loading = threading.Lock()
         self._closing = threading.Event()
-        self.left = threading.Event()
         self._cache = ShardCache(options.folder / "shards")
         self._weights = WeightsServer(CachedModels(self._cache))
         self._seconds_per_byte = measure_seconds_per_byte(options.threads)
@@ -111,12 +113,19 @@ class Worker:
                 "stage": self._serve_frames,
                 "driver": self._serve_frames,
                 "weights": self._serve_weights,
+                "generations": lambda link: self._driver_host.serve(link),
                 "probe": answer_probes,
             },
             advertise=options.advertise,
             transport=options.transport,
         )
         self.node = self._endpoint.node
+        self._driver_host = DriverHost(
+            self._endpoint.url,
+            lambda url: self._endpoint.dial(url, "driver"),
+            lambda peer: self._endpoint.dial(peer.url, "weights", peer.node),
+            self._link_broken,
+        )
         self._host = StageHost(self.node, lambda url: self._endpoint.dial(url, "stage"), self._link_broken)
         self._control = ControlClient(
             lambda url: self._endpoint.dial(url, "control", needs=Role.COORDINATOR),
@@ -129,6 +138,16 @@ class Worker:
         self._control.start()
 
     @property
+    def has_left(self) -> bool:
+        """Whether the coordinator has released this worker."""
+        return self._control.left.is_set()
+
+    def leave(self, patience_s: float = _RELIEF_S) -> None:
+        """Take leave before `close`: others take over what can be taken over meanwhile, so that those who are being
+        answered wait for a moment at most."""
+        self._control.leave(self.node, patience_s)
+
+    @property
     def refusal(self) -> str:
         return self._control.refusal
 
@@ -137,13 +156,20 @@ class Worker:
         with self._freed:
             self._freed.notify_all()
         self._control.close()
+        self._driver_host.close()
         self._host.close()
         self._endpoint.close()
 
     # What others ask over links
 
     def _serve_frames(self, link: Link) -> None:
-        receive_all(link, self._host.take)
+        receive_all(link, self._take)
+
+    def _take(self, message: Message, body: memoryview, sender: str) -> None:
+        if isinstance(message, StepResult | StepFailed):
+            self._driver_host.take(message, body, sender)
+        else:
+            self._host.take(message, body, sender)
 
     def _serve_weights(self, link: Link) -> None:
         self._weights.serve(link)
@@ -174,6 +200,7 @@ class Worker:
             cached=tuple(Holding(held.model, held.start, held.stop) for held in self._cache.holdings()),
             shards=shards,
             codecs=tuple(CODECS),
+            sessions=self._driver_host.sessions,
         )
 
     def _registered(self, incarnation: int, revocations: Revocations) -> None:
@@ -181,7 +208,7 @@ class Worker:
         log.info("registered as %s, incarnation %d", self.node, incarnation)
         # What was reported over the link before this one may not have arrived.
         self._tell_held()
-        for node in self._host.unreachable():
+        for node in self._host.unreachable() | self._driver_host.swarm.unreachable():
             self._link_broken(node)
 
     def _carry_out(self, command: NodeCommand) -> bytes:
@@ -204,6 +231,7 @@ class Worker:
             return encode_connected(self._connect(command, place))
         elif isinstance(command, FenceOff):
             self._host.fence(command.chain, command.epoch, forgets=command.forgets)
+            self._driver_host.carry_out(command)
         elif isinstance(command, Admit):
             driver = Neighbour(command.driver.node, command.driver.url)
             connected = self._host.admit(
@@ -214,8 +242,8 @@ class Worker:
             self._host.dismiss(command.chain, command.sessions)
         elif isinstance(command, Probe):
             self._probe(command)
-        elif isinstance(command, Leave):
-            self.left.set()
+        else:
+            self._driver_host.carry_out(command)
         return b""
 
     def _connect(self, command: Connect, place: Place) -> Connected:
@@ -266,10 +294,12 @@ class Worker:
         """What is no longer wanted here is unloaded in a moment; CapacityError if that does not suffice."""
 
         def used_bytes() -> int:
-            return sum(held.size_bytes for held in self._held.values())
+            return sum(held.size_bytes + held.ahead_bytes for held in self._held.values())
 
         can_fit = size_bytes <= self._memory_bytes
         with self._freed:
+            if used_bytes() + size_bytes > self._memory_bytes:
+                self._guess_no_more()
             if can_fit and self._freed.wait_for(
                 lambda: self._closing.is_set() or used_bytes() + size_bytes <= self._memory_bytes,
                 _ROOM_TIMEOUT_S,
@@ -308,8 +338,7 @@ class Worker:
             Supplier(each.node, partial(self._endpoint.dial, each.url, "weights", each.node), each is origin)
             for each in [*peers, origin]
         ]
-        tensors = RemoteTensors(card, sources, self._cache, progress=progress)
-        with contextlib.closing(tensors):
+        with contextlib.closing(RemoteTensors(card, sources, self._cache, progress=progress)) as tensors:
             backend = self._options.backend
             executor = open_remote_shard(
                 card, stage, tensors, backend=backend, options=options, drafts=drafts
@@ -331,16 +360,47 @@ class Worker:
         self._control.tell(
             NodeMeasured(node=self.node, incarnation=life, model=command.model, layer_s=layer_s)
         )
+        if stage.is_last and ahead_bytes(card):
+            # Not before the stage is there: a chain that waits for it can do without.
+            equip = partial(self._equip, key, card, sources, options)
+            threading.Thread(target=equip, name="ahead", daemon=True).start()
+
+    def _equip(
+        self, key: ShardKey, card: Card, sources: Sequence[Supplier], options: ExecutorOptions
+    ) -> None:
+        """Let a last stage guess ahead, where there is memory left for it."""
+        try:
+            with self._loading, contextlib.closing(RemoteTensors(card, sources, self._cache)) as tensors:
+                with self._lock:
+                    used = sum(held.size_bytes + held.ahead_bytes for held in self._held.values())
+                opened = open_ahead(
+                    card,
+                    tensors,
+                    backend=self._options.backend,
+                    options=options,
+                    room_bytes=self._memory_bytes - used,
+                )
+                if opened is None:
+                    log.info("no memory is left to guess ahead with %s", card.model)
+                    return
+                drafter, size_bytes = opened
+                with self._lock:
+                    held = self._held.get(key)
+                    if held is not None:
+                        self._held[key] = replace(held, ahead_bytes=size_bytes)
+                self._host.equip(key, drafter)
+        except ShardComputeError as error:
+            log.warning("nothing is guessed ahead with %s: %s", card.model, error)
+
+    def _guess_no_more(self) -> None:
+        for key, held in self._held.items():
+            if held.ahead_bytes:
+                self._held[key] = replace(held, ahead_bytes=0)
+                self._host.equip(key, None)
 
     def _probe(self, command: Probe) -> None:
-        """Measure what can be reached; what cannot is reported when a chain needs it."""
-        for peer in command.peers:
-            try:
-                quality = probe_link(partial(self._endpoint.dial, peer.url, "probe", peer.node))
-            except LinkError as error:
-                log.info("%s cannot be probed: %s", peer.node, error.message)
-                continue
-            self._control.tell(LinkMeasured(self.node, peer.node, quality.rtt_s, quality.bytes_per_s))
+        for measured in probe_links(self.node, command.peers, self._endpoint.dial):
+            self._control.tell(measured)
 
     def _unload(self, key: ShardKey) -> None:
         self._host.remove(key)

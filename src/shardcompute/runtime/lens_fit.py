@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count, islice, pairwise
-from typing import Final
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from shardcompute.decoding import Sampler, TokenHistory, build_sampler
 from shardcompute.models.spec import Stage
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.runtime.lens import Lens, LensSums
+from shardcompute.runtime.questions import ASKS, TOPICS
 from shardcompute.runtime.shard import open_shard
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.progress import NullProgress, Progress
@@ -32,47 +32,6 @@ _PASSAGE_TOKENS = 192
 _TEMPERATURES = (0.7, 1.0)
 _READER = -1
 """The session of passages; those of answers count from 0."""
-_TOPICS: Final = (
-    *(
-        "the tides",
-        "a market town in winter",
-        "sorting numbers",
-        "the history of printing",
-        "growing tomatoes",
-    ),
-    *("how money works", "the human heart", "a lighthouse keeper", "electric cars", "learning to swim"),
-    *(
-        "the planet Mars",
-        "a broken clock",
-        "football",
-        "the French Revolution",
-        "baking bread",
-        "black holes",
-    ),
-    *("a lost letter", "web servers", "dreams", "the stock market", "bees", "Shakespeare", "road safety"),
-    *(
-        "a family of foxes",
-        "vaccines",
-        "chess",
-        "an old bridge",
-        "climate",
-        "job interviews",
-        "the Roman army",
-    ),
-    *("prime numbers", "a journey by train", "jazz", "earthquakes", "a small business", "sleep", "volcanoes"),
-)
-_ASKS: Final = (
-    "Explain {} to a curious child.",
-    "Write a short story about {}.",
-    "List ten facts about {}, one per line.",
-    "Write a Python program that has to do with {} and explain how it works.",
-    "What would you tell a friend who asks about {}? Answer in a few paragraphs.",
-    "Write an email to a colleague about {}.",
-    "Summarise what is known about {} and what is still disputed.",
-    "Make up an exam question about {} and solve it step by step.",
-    "Translate a sentence about {} into French and German.",
-    "Write a dialogue in which two people argue about {}.",
-)
 
 
 def fit_lenses(
@@ -125,7 +84,7 @@ class _Fit:
         for start in range(0, len(ids), _PASSAGE_TOKENS):
             self._read(ids[start : start + _PASSAGE_TOKENS])
         tokens, done = tokens + len(ids), len(ids)
-        prompts = ((i, _TOPICS[i % len(_TOPICS)], _ASKS[i % len(_ASKS)]) for i in count())
+        prompts = ((i, TOPICS[i % len(TOPICS)], ASKS[i % len(ASKS)]) for i in count())
         while done < tokens:
             group = islice(prompts, _SESSIONS)
             self._answer([(number, ask.format(topic)) for number, topic, ask in group])

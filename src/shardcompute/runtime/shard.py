@@ -6,10 +6,13 @@ import importlib.util
 from dataclasses import replace
 
 from shardcompute.backends.executor import Executor, ExecutorOptions, Network
+from shardcompute.backends.matrix import rows_of
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import BackendError, UsageError
+from shardcompute.models.ahead import AheadNetwork, AheadWeights
 from shardcompute.models.decoder import Decoder, HeadNetwork, TensorSource
 from shardcompute.models.spec import ModelSpec, Stage, head_stage, whole
+from shardcompute.runtime.ahead import AheadDrafter, AheadLimits
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.quantise import WEIGHT_FORMS
 
@@ -61,6 +64,24 @@ def build_head(
     # It keeps nothing between steps: every row is the first of a session of its own.
     options = replace(options, kv_bytes=1 << 20, max_rows=options.max_wanted, context_length=PAGE_TOKENS)
     return _run_by(backend, HeadNetwork(spec, source, is_normed=is_normed), options)
+
+
+def build_ahead(
+    spec: ModelSpec, source: TensorSource, weights: AheadWeights, *, backend: str, options: ExecutorOptions
+) -> AheadDrafter:
+    """What guesses on from the final states of a last stage; `source` has the model's head and embedding."""
+    head, embedding = (rows_of(source.matrix(name), weights.ids) for name in ("head", "embedding"))
+    limits = AheadLimits(context_length=options.context_length, max_rows=options.max_wanted)
+    # Every row is the first of a session of its own, as for a head.
+    options = replace(options, kv_bytes=1 << 20, max_rows=options.max_wanted, context_length=PAGE_TOKENS)
+    return AheadDrafter(
+        _run_by(backend, AheadNetwork(spec, weights, head), options),
+        weights.ids,
+        embedding,
+        limits,
+        vocab_size=spec.vocab_size,
+        embedding_scale=spec.embedding_scale,
+    )
 
 
 def _run_by(backend: str, network: Network, options: ExecutorOptions) -> Executor:

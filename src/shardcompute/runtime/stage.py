@@ -1,6 +1,7 @@
 """One shard at work: sessions, KV and `step`, with the tail where the chain ends.
 
-A first stage may have a drafter: `draft` then adds to a step's rows those of tokens that it guesses.
+A first stage may have a drafter: `draft` then adds to a step's rows those of tokens that it guesses. So may a last
+one: `foresee` then guesses what follows the tokens that a step has picked.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import numpy as np
 from shardcompute.backends.executor import Executor, KvUsage
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import UsageError
-from shardcompute.core.steps import Opening, Picked, Work, segments_of
+from shardcompute.core.steps import Foreseen, Opening, Picked, Work, segments_of
 from shardcompute.models.vocabulary import Vocabulary
+from shardcompute.runtime.ahead import AheadDrafter
 from shardcompute.runtime.drafting import SelfDrafter
 from shardcompute.runtime.tail import Tail
 
@@ -29,13 +31,17 @@ class StageRuntime:
         is_first: bool,
         is_last: bool,
         drafter: SelfDrafter | None = None,
+        ahead: AheadDrafter | None = None,
         vocabulary: Callable[[], Vocabulary] | None = None,
     ) -> None:
         """A last stage asks for the `vocabulary` when a session has a grammar."""
         if drafter is not None and (is_last or not is_first):
             raise ValueError("only a first stage with others behind it can draft")
+        if ahead is not None and not is_last:
+            raise ValueError("only a last stage can guess ahead")
         self._executor = executor
         self._drafter = drafter
+        self._ahead = ahead
         self._is_first = is_first
         self._tail = Tail(vocabulary) if is_last else None
 
@@ -61,10 +67,27 @@ class StageRuntime:
             if self._drafter is not None:
                 self._drafter.follow(work, openings)
             return rows
-        keeps_hidden = self._tail.wants_hidden(work, openings)
+        keeps_hidden = self._guesses(work) or self._tail.wants_hidden(work, openings)
         out = self._executor.step(segments_of(work), inputs, keeps_hidden=keeps_hidden)
         self._tail.open(openings)
         return self._tail.pick(work, out, self._executor.hidden_rows() if keeps_hidden else None)
+
+    def foresee(self, work: Sequence[Work], picked: Sequence[Picked]) -> list[Foreseen]:
+        """Guesses of what follows the tokens that `step` has just picked, where they are asked for and can be made."""
+        if self._ahead is None or self._tail is None or not self._guesses(work):
+            return []
+        return self._ahead.foresee(work, picked, self._executor.hidden_rows(), self._tail)
+
+    def guess_with(self, ahead: AheadDrafter | None) -> None:
+        """From now on guess ahead with this; None: not at all."""
+        if self._tail is None and ahead is not None:
+            raise ValueError("only a last stage can guess ahead")
+        former, self._ahead = self._ahead, ahead
+        if former is not None:
+            former.close()
+
+    def _guesses(self, work: Sequence[Work]) -> bool:
+        return self._ahead is not None and any(part.ahead for part in work)
 
     def draft(self, work: Sequence[Work], rows: Array) -> tuple[Sequence[Work], Array]:
         """What `step` has just made of `work`, with the drafts that it asks for where this stage can draft."""
@@ -102,3 +125,5 @@ class StageRuntime:
         self._executor.close()
         if self._drafter is not None:
             self._drafter.close()
+        if self._ahead is not None:
+            self._ahead.close()

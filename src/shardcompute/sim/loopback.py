@@ -14,9 +14,8 @@ import threading
 from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from shardcompute.core.closing import Closing
 from shardcompute.sim.conditions import Change, Conditions, apply_change, initial_conditions
 from shardcompute.sim.network import Emulator
 from shardcompute.sim.shape_file import Shape, write_shape
@@ -25,7 +24,7 @@ from shardcompute.sim.topology import Topology
 _HOST = "127.0.0.1"
 
 
-class LoopbackNetwork:
+class LoopbackNetwork(Closing):
     def __init__(self, topology: Topology, machines: Sequence[str]) -> None:
         self.emulator = Emulator.LINKS
         self._conditions = initial_conditions(topology, machines)
@@ -80,14 +79,3 @@ class LoopbackNetwork:
 
     def _write(self) -> None:
         write_shape(self._file, Shape(self._conditions, dict(self._addresses)))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

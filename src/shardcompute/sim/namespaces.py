@@ -16,11 +16,10 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import reduce
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
+from shardcompute.core.closing import Closing
 from shardcompute.core.errors import BackendError
 from shardcompute.sim.conditions import Change, Conditions, apply_change, initial_conditions, to_json
 from shardcompute.sim.leftovers import namespace_name, remove_leftovers, remove_namespace
@@ -36,7 +35,7 @@ _PATIENCE_S = 20.0
 _numbers = itertools.count()
 
 
-class NamespaceNetwork:
+class NamespaceNetwork(Closing):
     def __init__(self, topology: Topology, machines: Sequence[str]) -> None:
         remove_leftovers()
         self.emulator = Emulator.NAMESPACES
@@ -154,17 +153,6 @@ class NamespaceNetwork:
             if other != index
         ]
         run_ip("-n", self._names[machine], "-batch", "-", text="\n".join(lines) + "\n")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def try_namespaces() -> str:

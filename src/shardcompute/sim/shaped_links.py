@@ -13,19 +13,20 @@ import random
 import threading
 import time
 from collections import deque
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import msgspec
 
+from shardcompute.core.closing import Closing
 from shardcompute.core.errors import LinkClosedError, LinkError
 from shardcompute.sim.conditions import Path
 from shardcompute.sim.lines import Line
 from shardcompute.sim.shape_file import Shape
 from shardcompute.wire import Admit, Hello, Link, LinkOptions, Listener, Message, Transport, WireLimits
 from shardcompute.wire.framing import Body, pack_frame
-from shardcompute.wire.links import DEFAULT_OPTIONS, LinkStats
+from shardcompute.wire.links import DEFAULT_OPTIONS
+from shardcompute.wire.wrapped import WrappedLink
 
 # What Linux lets a connection's send buffer grow to by default.
 _BUFFER_BYTES = 4 << 20
@@ -34,6 +35,7 @@ _LOOK_S = 0.02
 _LINGER_S = 2.0
 _OPENING_ROUND_TRIPS = 3
 _MARK = "@"
+_NO_WAY = Path(0.0)
 
 
 class Weather(Protocol):
@@ -52,10 +54,13 @@ class _Uplink:
         self._chance = random.Random()
 
     def path_to(self, peer: str) -> Path:
-        return self._weather.shape().conditions.path(self.machine, peer)
+        # What a machine sends to itself never leaves it.
+        return _NO_WAY if peer == self.machine else self._weather.shape().conditions.path(self.machine, peer)
 
     def arrival_s(self, peer: str, size_bytes: int) -> float:
         """When a frame that is sent now is there, were the path never cut."""
+        if peer == self.machine:
+            return time.monotonic()
         conditions = self._weather.shape().conditions
         path, port = conditions.path(self.machine, peer), conditions.port(self.machine)
         now_s = time.monotonic()
@@ -70,13 +75,12 @@ class _Uplink:
         return through_s + path.delay_s + extra_s
 
 
-class ShapedLink:
+class ShapedLink(WrappedLink):
     """One end of a link to a machine that is far away."""
 
     def __init__(self, link: Link, role: str, far: str, uplink: _Uplink, options: LinkOptions) -> None:
-        self.peer = link.peer
+        super().__init__(link)
         self.role = role
-        self._link = link
         self._far = far
         self._uplink = uplink
         self._limits: WireLimits = options.limits
@@ -89,22 +93,6 @@ class ShapedLink:
         self._end: LinkError | None = None
         self._thread = threading.Thread(target=self._deliver, name=f"wan to {far}", daemon=True)
         self._thread.start()
-
-    @property
-    def version(self) -> int:
-        return self._link.version
-
-    @property
-    def address(self) -> str:
-        return self._link.address
-
-    @property
-    def certificate(self) -> bytes | None:
-        return self._link.certificate
-
-    @property
-    def stats(self) -> LinkStats:
-        return self._link.stats
 
     def send(self, message: Message, body: Body = ()) -> None:
         size_bytes = sum(map(len, pack_frame(message, body, self._limits)))
@@ -125,9 +113,6 @@ class ShapedLink:
             self._queue.append((self._last_s, message, kept, size_bytes))
             self._queued_bytes += size_bytes
             self._changed.notify_all()
-
-    def receive(self, timeout_s: float | None = None) -> tuple[Message, memoryview]:
-        return self._link.receive(timeout_s)
 
     def close(self) -> None:
         """What is on its way has a moment to arrive, as it has in a socket that is closed."""
@@ -182,19 +167,8 @@ class ShapedLink:
             time.sleep(path.delay_s)
         return True
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class ShapedListener:
+class ShapedListener(Closing):
     def __init__(self, listener: Listener, uplink: _Uplink, options: LinkOptions) -> None:
         self._listener = listener
         self._uplink = uplink
@@ -211,17 +185,6 @@ class ShapedListener:
 
     def close(self) -> None:
         self._listener.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class ShapedTransport:

@@ -6,8 +6,9 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
+from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CorruptModelError
 from shardcompute.models.families import from_gguf, from_hf_config, rope_factors_tensor
 from shardcompute.models.layout import Layout
@@ -37,7 +38,7 @@ TOKENIZER_FILES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Closing):
     """An open model. Close it when all that is wanted has been read."""
 
     name: str
@@ -72,12 +73,6 @@ class Checkpoint:
     def close(self) -> None:
         self.tensors.close()
         self.files.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def open_checkpoint(files: ModelFiles) -> Checkpoint:

@@ -18,12 +18,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Self, TypeVar
+from typing import NoReturn, TypeVar
 from urllib.parse import quote
 
 import httpx
 import msgspec
 
+from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CorruptModelError, SourceError
 from shardcompute.core.settings import Settings
 from shardcompute.weights.bytes import check_range
@@ -77,7 +78,7 @@ class _TreeItem(msgspec.Struct):
     lfs: _LargeFile | None = None
 
 
-class Hub:
+class Hub(Closing):
     """A connection to the hub; safe to use from several threads. `sleep` waits between attempts."""
 
     def __init__(self, settings: Settings, *, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -95,12 +96,6 @@ class Hub:
 
     def close(self) -> None:
         self._client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def list_files(self, reference: HubReference) -> HubListing:
         """The files of a repository, at the commit that the reference's revision stands for now."""

@@ -12,8 +12,9 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
+from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CorruptModelError, UnknownModelError
 from shardcompute.core.settings import Settings
 from shardcompute.weights.bytes import ByteSource, LocalBytes, check_range
@@ -58,7 +59,7 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFiles:
+class ModelFiles(Closing):
     """One model's files. Leaving the block (or `close`) ends remote reading; sources must not be used after
     that.
 
@@ -108,12 +109,6 @@ class ModelFiles:
 
     def close(self) -> None:
         self.on_close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def resolve(

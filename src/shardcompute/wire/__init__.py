@@ -11,6 +11,7 @@ from shardcompute.wire.links import Admit, Link, LinkOptions, LinkStats, Listene
 from shardcompute.wire.messages import (
     VERSION_MAX,
     VERSION_MIN,
+    AheadIds,
     Credit,
     DraftedIds,
     Fence,
@@ -43,6 +44,7 @@ __all__ = [
     "VERSION_MAX",
     "VERSION_MIN",
     "Admit",
+    "AheadIds",
     "Body",
     "Codec",
     "Credit",

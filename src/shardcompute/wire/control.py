@@ -2,7 +2,8 @@
 
 Every node dials the coordinator and keeps that link (role "control"): it registers, sends heartbeats and what
 happened, and is told what to do. Commands and events are the control room's own values, encoded by it; this room
-only carries them. Weights are fetched over links of their own (role "weights"), so that they never delay a
+only carries them. Generations that a worker computes for the coordinator have messages and links of their own
+(`wire.generations`). Weights are fetched over links of their own (role "weights"), so that they never delay a
 heartbeat: a `ModelCard` says what a model consists of, then ranges of its tensors are asked for. Only
 `TensorBytes` has a body.
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 from typing import Annotated, TypeAlias
 
 import msgspec
+
+from shardcompute.wire.generations import GenerationMessage
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -103,4 +106,5 @@ ControlMessage: TypeAlias = (
     | FetchTensor
     | TensorBytes
     | FetchFailed
+    | GenerationMessage
 )

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from types import TracebackType
-from typing import Self
 from urllib.parse import urlsplit
 
+from shardcompute.core.closing import Closing
 from shardcompute.core.errors import LinkClosedError, LinkError, UsageError
 from shardcompute.wire.framing import PREFIX_BYTES, Body, pack_frame, unpack_header, unpack_prefix
 from shardcompute.wire.handshake import Introduction, answer, read_answer
@@ -62,7 +61,7 @@ class _Pipe:
             self._changed.notify_all()
 
 
-class InprocLink:
+class InprocLink(Closing):
     """One end of a pair."""
 
     certificate: bytes | None = None
@@ -122,19 +121,8 @@ class InprocLink:
         self._outgoing.finish(is_lost=True)
         self._incoming.finish(is_lost=True)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class InprocListener:
+class InprocListener(Closing):
     def __init__(
         self, transport: InprocTransport, url: str, ours: Hello, options: LinkOptions, admit: Admit | None
     ) -> None:
@@ -194,17 +182,6 @@ class InprocListener:
                 )
             self._ready.append(link)
             self._changed.notify_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class InprocTransport:

@@ -65,6 +65,7 @@ def _check_frame(frame: StepFrame, body_bytes: int, limits: WireLimits) -> None:
     for segment in frame.segments:
         rows += segment.count
         drafts += segment.drafts
+        _check_at_most("segment", segment.ahead, "tokens to guess", limits.max_rows)
         if segment.drafted and segment.drafted >= segment.wanted:
             raise LinkError(f"{segment.drafted} drafted rows cannot be judged by {segment.wanted} results")
         if segment.wanted > segment.count:
@@ -94,8 +95,9 @@ def _check_frame(frame: StepFrame, body_bytes: int, limits: WireLimits) -> None:
 def _check_result(result: StepResult, limits: WireLimits) -> None:
     _check_at_most("result", len(result.rows), "rows", limits.max_rows)
     _check_at_most("result", len(result.prompt_rows), "prompt rows", limits.max_rows)
-    drafted = sum(len(each.ids) for each in result.drafted)
+    drafted = sum(len(each.ids) for each in result.drafted) + sum(len(each.ids) for each in result.ahead)
     _check_at_most("result", len(result.drafted), "sessions with drafts", limits.max_segments)
+    _check_at_most("result", len(result.ahead), "sessions with guesses", limits.max_segments)
     _check_at_most("result", drafted, "bytes of drafts", limits.max_rows * ID_BYTES)
     alternatives = sum(len(row.alternatives) for row in (*result.rows, *result.prompt_rows))
     _check_at_most("result", alternatives, "alternatives", limits.max_ids)

@@ -91,7 +91,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, array_like=True):
     """A `core.batch.Segment` with the token ids of its rows, which the tail needs for its history.
 
     `targets`, where given, are token ids to score instead of picking, one for each wanted row. The first stage may add
-    `drafts` rows of its own; in what it sends on, the last `drafted` are such.
+    `drafts` rows of its own; in what it sends on, the last `drafted` are such. The last stage may guess `ahead` tokens.
     """
 
     session: Number
@@ -102,6 +102,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, array_like=True):
     targets: bytes = b""
     drafts: Position = 0
     drafted: Position = 0
+    ahead: Position = 0
 
     def segment(self) -> Segment:
         return Segment(self.session, self.start, self.count, self.wanted)
@@ -164,7 +165,7 @@ class StageTiming(msgspec.Struct, frozen=True, array_like=True):
     codec: str = ""
     sent_bytes: Number = 0
     draft_s: float = 0.0
-    """Of a first stage: how long it drafted, which `compute_s` leaves out."""
+    """Of a first or a last stage: how long it drafted, which `compute_s` leaves out."""
 
 
 class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag=9):
@@ -210,6 +211,15 @@ class DraftedIds(msgspec.Struct, frozen=True, array_like=True):
     ids: bytes
 
 
+class AheadIds(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens that the last stage guesses to stand at position `start` of a session and behind."""
+
+    session: Number
+    start: Position
+    ids: bytes
+    grade: Position = 0
+
+
 class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=11):
     """A step's choices, one row for each wanted one, and the log-probabilities of prompt tokens asked for."""
 
@@ -220,6 +230,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=11):
     prompt_rows: list[RowResult] = []
     timings: list[StageTiming] = []
     drafted: list[DraftedIds] = []
+    ahead: list[AheadIds] = []
 
 
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=12):

@@ -13,9 +13,9 @@ import socket
 import ssl
 import threading
 import time
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from shardcompute.core.closing import Closing
 from shardcompute.core.errors import LinkClosedError, LinkError
 from shardcompute.wire.framing import Body, FrameReader, Part, pack_frame
 from shardcompute.wire.handshake import Introduction, answer, introduce
@@ -27,7 +27,7 @@ from shardcompute.wire.streams import PlainStream, Stream, TlsStream
 _TLS_HINT = "check that both nodes belong to the same cluster and that their clocks are right"
 
 
-class SocketLink:
+class SocketLink(Closing):
     """Made by `open_link` and `answer_link`; until `introduced` it keeps to `deadline` and small limits."""
 
     def __init__(self, sock: socket.socket, address: str, options: LinkOptions, deadline: float) -> None:
@@ -165,17 +165,6 @@ class SocketLink:
 
     def _who(self) -> str:
         return f"{self.peer!r} at {self.address}" if self.peer else self.address
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class _SecureSocket(ssl.SSLSocket):

@@ -11,14 +11,14 @@ import contextlib
 import logging
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 from urllib.parse import urlsplit
 
+from shardcompute.core.closing import Closing
 from shardcompute.core.errors import LinkClosedError, LinkError, UsageError
 from shardcompute.core.sparing_log import SparingLog
 from shardcompute.wire.links import DEFAULT_OPTIONS, Admit, LinkOptions
@@ -39,6 +39,10 @@ _TCP_OPTIONS = (
     ("TCP_KEEPCNT", 3),
     ("TCP_USER_TIMEOUT", 30_000),
 )
+# Linux sends again ever later on a line that is silent, so that links would sleep on for as long as a blackout was.
+# Small frames are sent again at a steady pace at first, and all of them at least once a second (since Linux 6.15).
+_LINUX_OPTIONS = ((16, 1), (44, 1000))
+"""TCP_THIN_LINEAR_TIMEOUTS and TCP_RTO_MAX_MS, which Python has no names for."""
 
 
 class TcpTransport:
@@ -81,7 +85,7 @@ class _Pending:
             shut_down(self.sock)
 
 
-class TcpListener:
+class TcpListener(Closing):
     def __init__(self, sock: socket.socket, ours: Hello, options: LinkOptions, admit: Admit | None) -> None:
         self.address = join_address(sock.getsockname())
         self._sock = sock
@@ -204,26 +208,20 @@ class TcpListener:
         with self._changed:
             del self._pending[thread]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 def tune_socket(sock: socket.socket, congestion: str | None) -> None:
-    """No delay for small frames, keepalive, and the congestion control asked for if the system allows it."""
+    """No delay for small frames, keepalive, quick returns from blackouts, and the congestion control asked for, as far
+    as the system allows it."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _TCP_OPTIONS:
         option = getattr(socket, name, None)
         if option is not None:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    if sys.platform.startswith("linux"):
+        for number, value in _LINUX_OPTIONS:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, number, value)
     if congestion is not None and hasattr(socket, "TCP_CONGESTION"):
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode("ascii", "replace"))

@@ -47,7 +47,12 @@ assert kinds[-1] == "message_stop"
 with client.messages.stream(**GREEDY) as stream:
     assert "".join(stream.text_stream) == words
 
-assert client.messages.count_tokens(**ASK).input_tokens == message.usage.input_tokens
+whole, again = message.usage, final.usage
+assert client.messages.count_tokens(**ASK).input_tokens == whole.input_tokens + whole.cache_read_input_tokens
+assert again.cache_read_input_tokens > 0, "the second time the prompt is known"
+assert (
+    again.input_tokens + again.cache_read_input_tokens == whole.input_tokens + whole.cache_read_input_tokens
+)
 
 stop = words[3:5]
 stopped = client.messages.create(**GREEDY, stop_sequences=[stop])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,24 +17,7 @@ from shardcompute.core.errors import (
     UnknownModelError,
     UsageError,
 )
-
-
-class Bridge(httpx.BaseTransport):
-    """A synchronous way into an ASGI application."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        async def run() -> httpx.Response:
-            forwarded = httpx.Request(
-                request.method, request.url, headers=request.headers, content=request.read()
-            )
-            response = await httpx.ASGITransport(app=self._app).handle_async_request(forwarded)
-            body = await response.aread()
-            return httpx.Response(response.status_code, headers=response.headers, content=body)
-
-        return asyncio.run(run())
+from support.bridge import Bridge
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from shardcompute.node.service import Load
 from shardcompute.node.usage import CALLER
 from shardcompute.node.views import ClusterView
 from shardcompute.web import page_routes
+from support.bridge import Bridge
 from support.fake_cluster import NOW_S, FakeCluster, serving_cluster
 from support.tiny_checkpoint import save_tiny_llama
 
@@ -42,25 +43,6 @@ PATHS = {
     "/cluster/keys",
     "/cluster/keys/{key}",
 }
-
-
-class Bridge(httpx.BaseTransport):
-    """A synchronous way into an ASGI application, as if from `address`."""
-
-    def __init__(self, app: Any, address: str = "127.0.0.1") -> None:
-        self._app, self._address = app, address
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        async def run() -> httpx.Response:
-            forwarded = httpx.Request(
-                request.method, request.url, headers=request.headers, content=request.read()
-            )
-            transport = httpx.ASGITransport(app=self._app, client=(self._address, 1))
-            response = await transport.handle_async_request(forwarded)
-            body = await response.aread()
-            return httpx.Response(response.status_code, headers=response.headers, content=body)
-
-        return asyncio.run(run())
 
 
 @pytest.fixture

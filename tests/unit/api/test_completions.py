@@ -122,6 +122,7 @@ def test_a_stream_of_several_prompts_keeps_their_indices(complete: Any, service:
     ("fields", "param"),
     [
         ({"suffix": "x"}, "suffix"),
+        ({"max_completion_tokens": 5}, "max_completion_tokens"),
         ({"best_of": 2}, "best_of"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"prompt": []}, "prompt"),

@@ -8,6 +8,7 @@ import pytest
 
 from shardcompute.api import Limits, create_app
 from shardcompute.core.errors import BackendError, QueueFullError
+from shardcompute.core.generation import Timings
 
 PATH = "/v1/messages"
 ASK = {"model": "org/tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
@@ -16,6 +17,11 @@ TOOL = {"name": "weather", "description": "Of a city.", "input_schema": {"type":
 
 def prompt_of(service: Any) -> str:
     return bytes(service.requests[-1].prompt).decode()
+
+
+def usage(computed: int, cached: int, output: int) -> dict[str, int]:
+    counts = {"input_tokens": computed, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached}
+    return {**counts, "output_tokens": output}
 
 
 @pytest.fixture
@@ -33,7 +39,7 @@ def test_a_whole_message(post: Any, service: Any) -> None:
         "content": [{"type": "text", "text": "Hello"}],
         "stop_reason": "end_turn",
         "stop_sequence": None,
-        "usage": {"input_tokens": 7, "output_tokens": 5},
+        "usage": usage(7, 0, 5),
     }
     request = service.requests[0]
     assert request.max_tokens == 9
@@ -57,7 +63,7 @@ def test_the_order_of_a_stream(post: Any, fakes: Any) -> None:
     data = [data for _, data in events]
     assert data[0]["message"]["content"] == []
     assert data[0]["message"]["stop_reason"] is None
-    assert data[0]["message"]["usage"] == {"input_tokens": 7, "output_tokens": 0}
+    assert data[0]["message"]["usage"] == usage(7, 0, 0)
     assert data[1] == {
         "type": "content_block_start",
         "index": 0,
@@ -70,6 +76,15 @@ def test_the_order_of_a_stream(post: Any, fakes: Any) -> None:
     }
     assert data[5]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
     assert data[5]["usage"]["output_tokens"] == 5
+
+
+def test_cached_tokens_are_counted_apart(post: Any, service: Any, fakes: Any) -> None:
+    *pieces, last = fakes.say("Hello")
+    service.script = [*pieces, replace(last, timings=Timings(cached_tokens=4))]
+    assert post().json()["usage"] == usage(3, 4, 5)
+    events = dict(fakes.named_events(post(stream=True).text))
+    assert events["message_start"]["message"]["usage"] == usage(7, 0, 0)
+    assert events["message_delta"]["usage"] == usage(3, 4, 5)
 
 
 def test_what_ended_it(post: Any, service: Any, fakes: Any) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from shardcompute.core.settings import load_settings
 from shardcompute.node.admin import ClusterAdmin
 from shardcompute.node.service import HopTraffic, KvUse, Load, StageWork
 from support.fake_cluster import NOW_S, serving_cluster
+from support.promtool import assert_sound, needs_promtool
 
 parser = pytest.importorskip("prometheus_client.parser")
 
@@ -92,12 +91,6 @@ def test_names_follow_the_customs() -> None:
         assert any(name.startswith(("shardcompute_", "vllm:")) for name in row.names)
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@needs_promtool
 def test_promtool_accepts_it(text: str) -> None:
-    done = subprocess.run(
-        ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False
-    )
-    # It may only find that vLLM's names hold a colon, which Prometheus keeps for rules, and a few of its abbreviations.
-    ours = [line for line in done.stderr.splitlines() if line.startswith("shardcompute_")]
-    assert not [line for line in ours if "_perc" not in line], done.stderr
-    assert done.returncode in (0, 3), done.stderr
+    assert_sound(text)

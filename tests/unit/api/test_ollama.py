@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from shardcompute.api import create_app
+from shardcompute.api import Limits, create_app
 from shardcompute.core.errors import BackendError
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -52,6 +53,29 @@ def test_a_chat_streams_lines_by_default(chat: Any) -> None:
         "eval_count": 5,
         "eval_duration": 1_000_000_000,
     }
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "part", "nothing"),
+    [
+        ("/api/chat", {"messages": MESSAGES}, "message", {"role": "assistant", "content": ""}),
+        ("/api/generate", {"prompt": "hi"}, "response", ""),
+    ],
+)
+def test_empty_pieces_show_that_a_silent_stream_lives(
+    service: Any, fakes: Any, path: str, body: dict[str, Any], part: str, nothing: Any
+) -> None:
+    async def run() -> str:
+        prefill = asyncio.Event()
+        service.script = [prefill, *fakes.say("Hello")]
+        app = create_app(service, limits=Limits(ping_interval_s=0.001))
+        call = fakes.AsgiCall(app, path, {"model": "org/tiny", **body}, lambda *_: prefill.set())
+        await call.run()
+        return str(call.text)
+
+    first, *_, last = [json.loads(line) for line in asyncio.run(run()).splitlines()]
+    assert (first["done"], first[part]) == (False, nothing)
+    assert last["done"] is True
 
 
 def test_a_whole_chat(chat: Any, service: Any, fakes: Any) -> None:

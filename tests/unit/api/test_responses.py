@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shardcompute.core.errors import BackendError
-from shardcompute.core.generation import Delta
+from shardcompute.core.generation import Delta, Timings
 
 PATH = "/v1/responses"
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
@@ -99,6 +99,14 @@ def test_the_order_of_a_stream(post: Any, fakes: Any) -> None:
     assert data[8]["item"]["status"] == "completed"
     assert data[9]["response"]["output"] == [data[8]["item"]]
     assert data[9]["response"]["usage"]["total_tokens"] == 12
+
+
+def test_cached_tokens_are_told(post: Any, service: Any, fakes: Any) -> None:
+    *pieces, last = fakes.say("Hello")
+    service.script = [*pieces, replace(last, timings=Timings(cached_tokens=4))]
+    _, ended = fakes.named_events(post(stream=True).text)[-1]
+    for usage in (post().json()["usage"], ended["response"]["usage"]):
+        assert (usage["input_tokens"], usage["input_tokens_details"]) == (7, {"cached_tokens": 4})
 
 
 def test_an_empty_answer_is_a_message_too(post: Any, service: Any, fakes: Any) -> None:

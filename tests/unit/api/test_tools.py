@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcompute.api.tools import (
@@ -24,13 +24,17 @@ from shardcompute.api.tools.call_format import CallFormat
 from shardcompute.api.tools.events import merged
 from shardcompute.api.tools.generic import GenericFormat, explain
 from shardcompute.api.tools.hermes import HermesFormat
+from shardcompute.api.tools.listed import GRANITE, NEMOTRON, ListedFormat
 from shardcompute.api.tools.llama import LlamaFormat
 from shardcompute.api.tools.mistral import MistralFormat
+from shardcompute.api.tools.qwen_coder import QwenCoderFormat, in_json
 from shardcompute.core.errors import UsageError
 from shardcompute.decoding import compiler_of
 from shardcompute.models.vocabulary import Vocabulary
 
-HERMES, LLAMA, MISTRAL = HermesFormat(), LlamaFormat(), MistralFormat()
+HERMES, LLAMA, MISTRAL, CODER = HermesFormat(), LlamaFormat(), MistralFormat(), QwenCoderFormat()
+FORMATS: list[CallFormat] = [HERMES, LLAMA, MISTRAL, CODER, GRANITE, NEMOTRON]
+TOOLS = [Tool("weather"), Tool("time")]
 ARGUMENTS = '{"city": "M\\u00fcn\\"chen", "days": [1, {"a": "}"}]}'
 CALL = [CallStarted("weather"), CallArguments(ARGUMENTS)]
 OTHER = [CallStarted("time"), CallArguments("{}")]
@@ -78,11 +82,112 @@ CASES: list[tuple[CallFormat, str, list[Event]]] = [
         [Said("Well."), *CALL, *OTHER],
     ),
     (MISTRAL, "[TOOL", [Said("[TOOL")]),
+    # What models make of the formats that they were taught.
+    (
+        HERMES,
+        f'I think.\n</think>\n\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>\n\n ',
+        [Said("I think.\n</think>"), *CALL],
+    ),
+    (
+        HERMES,
+        f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n{{"name": "time", "arguments": null}}\n'
+        "</tool_call>\nThere.",
+        [*CALL, *OTHER, Said("There.")],
+    ),
+    (
+        HERMES,
+        f'<tool_call>[{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "time"}}]</tool_call>',
+        [*CALL, *OTHER],
+    ),
+    (
+        HERMES,
+        f'<tool_call>{{"type": "function", "function": {{"name": "weather", "arguments": {ARGUMENTS}}}}}</tool_call>',
+        [*CALL],
+    ),
+    (HERMES, '<tool_call>[{"nam', [Said('<tool_call>[{"nam')]),
+    (HERMES, "<tool_call> </tool_call> a", [Said("<tool_call> </tool_call> a")]),
+    (
+        LLAMA,
+        f'Let me see: {{"name": "weather", "parameters": {ARGUMENTS}}} Shall I go on?',
+        [Said("Let me see:"), *CALL, Said("Shall I go on?")],
+    ),
+    (
+        LLAMA,
+        f'{{"name": "weather", "parameters": {ARGUMENTS}}} ;\n{{"name": "time", "arguments": {{}}}}',
+        [*CALL, *OTHER],
+    ),
+    (
+        LLAMA,
+        f'[{{"name": "weather", "parameters": {ARGUMENTS}}}, {{"name": "time", "parameters": {{}}}}]\n',
+        [*CALL, *OTHER],
+    ),
+    (
+        LLAMA,
+        f'{{"type": "function", "function": "weather", "parameters": {ARGUMENTS}}}',
+        [*CALL],
+    ),
+    (LLAMA, f'{{"function": {{"name": "weather", "parameters": {ARGUMENTS}}}}}', [*CALL]),
+    (
+        LLAMA,
+        '{"answer": [{"name": "time", "parameters": {}}]} {"name": "time", "parameters": {}}',
+        [Said('{"answer": [{"name": "time", "parameters": {}}]}'), *OTHER],
+    ),
+    (LLAMA, 'if (a) { b["c"] }; [', [Said('if (a) { b["c"] }; [')]),
+    (
+        MISTRAL,
+        f'[TOOL_CALLS]  [ {{"name":"weather" , "arguments" : {ARGUMENTS}, "id": "a1b2c3d4e" }} ] So.',
+        [*CALL, Said("So.")],
+    ),
+    (MISTRAL, f"[TOOL_CALLS]weather{ARGUMENTS}[TOOL_CALLS]time{{}}", [*CALL, *OTHER]),
+    (MISTRAL, f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}, time[ARGS]{{}}", [*CALL, *OTHER]),
+    (MISTRAL, f'[TOOL_CALLS]{{"name": "weather", "arguments": {ARGUMENTS}}}', [*CALL]),
+    (MISTRAL, "[TOOL_CALLS] none of them", [Said("[TOOL_CALLS] none of them")]),
+    (
+        GRANITE,
+        f'Wait.\n<|tool_call|> [\n  {{"name": "weather", "arguments": {ARGUMENTS}}},\n  {{"name": "time", '
+        '"arguments": {}}\n]',
+        [Said("Wait."), *CALL, *OTHER],
+    ),
+    (GRANITE, f'<|tool_call|>[{{"name":"weather","arguments":{ARGUMENTS}}}]<|/tool_call|>', [*CALL]),
+    (
+        NEMOTRON,
+        f'<TOOLCALL>[{{"name": "weather", "arguments": {json.dumps(ARGUMENTS)}}}, {{"name": "time", '
+        '"arguments": "{}"}]</TOOLCALL>',
+        [*CALL, *OTHER],
+    ),
+    (CODER, "a < b <tool_call> <func", [Said("a < b <tool_call> <func")]),
+    (CODER, "<tool_call>no call</tool_call>", [Said("<tool_call>no call</tool_call>")]),
+    (
+        CODER,
+        "Sure.\n<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=text>\n\n"
+        'two\n  "lines" </b>\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=time>\n</function>\n'
+        "</tool_call>",
+        [
+            Said("Sure."),
+            CallStarted("weather"),
+            CallArguments(json.dumps({"city": "Oslo", "text": '\ntwo\n  "lines" </b>'})),
+            *OTHER,
+        ],
+    ),
+    (
+        CODER,
+        "<function=weather><parameter=city>Oslo</parameter></function> Done.",
+        [CallStarted("weather"), CallArguments('{"city": "Oslo"}'), Said("Done.")],
+    ),
+    (
+        CODER,
+        "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n1",
+        [CallStarted("weather"), CallArguments('{"city": "Oslo"')],
+    ),
 ]
 
 
 def read(call_format: CallFormat, pieces: list[str]) -> list[Event]:
-    reader = call_format.reader(frozenset({"weather", "time"}))
+    return read_with(call_format, TOOLS, pieces)
+
+
+def read_with(call_format: CallFormat, tools: list[Tool], pieces: list[str]) -> list[Event]:
+    reader = call_format.reader(tools)
     events = [event for piece in pieces for event in reader.push(piece)]
     return merged([*events, *reader.finish()])
 
@@ -95,13 +200,20 @@ def test_calls_are_read_whole_or_letter_by_letter(
     assert read(call_format, list(text)) == events
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_any_text_in_any_pieces_reads_the_same_and_is_never_lost(data: st.DataObject) -> None:
-    call_format = data.draw(st.sampled_from([HERMES, LLAMA, MISTRAL]))
+    call_format = data.draw(st.sampled_from(FORMATS))
     parts = [
         "<tool_call>",
         "</tool_call>",
         "[TOOL_CALLS]",
+        "<|tool_call|>",
+        "<|python_tag|>",
+        "<function=time>",
+        "<parameter=a>",
+        "</parameter>",
+        "</function>",
         "[",
         "]",
         "{",
@@ -117,12 +229,12 @@ def test_any_text_in_any_pieces_reads_the_same_and_is_never_lost(data: st.DataOb
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     events = read(call_format, pieces)
     assert events == read(call_format, [text])
-    if not any(mark in text for mark in ("<tool_call>", "[TOOL_CALLS]", "{")):
+    if not any(mark in text for mark in ("tool_call", "[TOOL_CALLS]", "<|python_tag|>", "<function=", "{")):
         assert "".join(e.text for e in events if isinstance(e, Said)) == text
 
 
 def test_arguments_are_passed_on_while_they_come() -> None:
-    reader = HERMES.reader(frozenset())
+    reader = HERMES.reader(())
     assert reader.push('<tool_call>\n{"name": "f", "arguments": {"a"') == [
         CallStarted("f"),
         CallArguments('{"a"'),
@@ -137,6 +249,10 @@ def test_arguments_are_passed_on_while_they_come() -> None:
         ("{{ messages }}", GenericFormat),
         ("{% if tools %}<tool_call>{% endif %}", HermesFormat),
         ("{% if tools %}<tool_call><function=x>{% endif %}", GenericFormat),
+        ("{% if tools %}<tool_call><function=x><parameter=y>{% endif %}", QwenCoderFormat),
+        ("{% if tools %}<tool_call>x<arg_key>y</arg_key>{% endif %}", GenericFormat),
+        ("{% if tools %}<|tool_call|>{% endif %}", ListedFormat),
+        ("{% if tools %}<TOOLCALL>[]</TOOLCALL>{% endif %}", ListedFormat),
         ("{% if tools %}<|python_tag|>{% endif %}", LlamaFormat),
         ("{% if tools %}[TOOL_CALLS]{% endif %}", MistralFormat),
         ("{% if tools %}<|channel|>{% endif %}", GenericFormat),
@@ -165,7 +281,17 @@ class Codec:
 
 
 @pytest.mark.parametrize(
-    "mark", ["<tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[TOOL_CALLS][ARGS]", "none"]
+    "mark",
+    [
+        "<tool_call>",
+        "<|python_tag|>",
+        "[TOOL_CALLS]",
+        "[TOOL_CALLS][ARGS]",
+        "<|tool_call|>",
+        "<TOOLCALL>",
+        "<tool_call><function=><parameter=>",
+        "none",
+    ],
 )
 @pytest.mark.parametrize("is_parallel", [True, False])
 def test_every_format_can_require_a_call(fakes: Any, mark: str, is_parallel: bool) -> None:
@@ -174,6 +300,119 @@ def test_every_format_can_require_a_call(fakes: Any, mark: str, is_parallel: boo
     grammar = plan.grammar(codec)
     assert grammar is not None
     assert plan_tools(codec, [WEATHER], named="weather").grammar(codec) is not None
+
+
+FORECAST = Tool(
+    "forecast",
+    "",
+    {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "unit": {"enum": ["celsius", "kelvin"]},
+            "days": {"type": "integer"},
+            "where": {"$ref": "#/$defs/place"},
+        },
+        "required": ["city", "days"],
+        "additionalProperties": False,
+        "$defs": {"place": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}},
+    },
+)
+
+
+def _call(**given: str) -> str:
+    parameters = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in given.items())
+    return f"<tool_call>\n<function=forecast>\n{parameters}</function>\n</tool_call>"
+
+
+AS_JSON = '{"name": "forecast", "arguments": {"city": "a", "days": 2}}'
+NO_DAYS = '{"name": "forecast", "arguments": {"city": "a"}}'
+CODER_TEMPLATE = "<tool_call><function=><parameter=>"
+
+
+@pytest.mark.parametrize(
+    ("template", "right", "wrong"),
+    [
+        ("<tool_call>", f"<tool_call>\n{AS_JSON}\n</tool_call>", f"<tool_call>\n{NO_DAYS}\n</tool_call>"),
+        ("[TOOL_CALLS]", f"[TOOL_CALLS][{AS_JSON}, {AS_JSON}]", f"[TOOL_CALLS][{NO_DAYS}]"),
+        ("<|tool_call|>", f"<|tool_call|>[{AS_JSON}, {AS_JSON}]", f"<|tool_call|>[{NO_DAYS}]"),
+        ("<TOOLCALL>", f"<TOOLCALL>[{AS_JSON}]</TOOLCALL>", f"<TOOLCALL>[{AS_JSON}]"),
+        (CODER_TEMPLATE, _call(city="a\n</b>", days="2"), _call(city="a")),
+        (CODER_TEMPLATE, _call(city="a", unit="kelvin", days="2"), _call(city="a", unit="K", days="2")),
+        (
+            CODER_TEMPLATE,
+            _call(city="", days="-2", where='{"x": 1}'),
+            _call(city="", days="-2", where="here"),
+        ),
+        (
+            CODER_TEMPLATE,
+            _call(city="a", days="2") + "\n" + _call(city="b", days="3"),
+            _call(city="a", days="x"),
+        ),
+    ],
+)
+def test_a_required_call_is_held_to_the_format_of_the_model(
+    fakes: Any, template: str, right: str, wrong: str
+) -> None:
+    codec: Any = Codec(fakes, f"{{{{ tools }}}}{template}")
+    plan = plan_tools(codec, [FORECAST], choice="required")
+    grammar = plan.grammar(codec)
+    assert grammar is not None
+    for text, is_right in ((right, True), (wrong, False)):
+        state = compiler_of(codec.vocabulary()).start(grammar)
+        state.extend(list(text.encode()))
+        assert state.is_complete == is_right
+    events = read_with(plan.format, [FORECAST], [right])
+    assert all(isinstance(event, CallStarted | CallArguments) for event in events)
+    for event in events:
+        if isinstance(event, CallArguments):
+            assert {"city", "days"} <= json.loads(event.text).keys()
+
+
+def test_words_before_a_call_of_the_coder_are_free(fakes: Any) -> None:
+    codec: Any = Codec(fakes, f"{{{{ tools }}}}{CODER_TEMPLATE}")
+    grammar = plan_tools(codec, [FORECAST]).grammar(codec)
+    assert grammar is not None
+    for text, is_right in (
+        ("Hm. <tool", True),
+        ("Hm. " + _call(city="a", days="2"), True),
+        ("<tool_call>x", False),
+    ):
+        state = compiler_of(codec.vocabulary()).start(grammar)
+        state.extend(list(text.encode()))
+        assert state.is_complete == is_right, text
+
+
+def test_a_strict_text_that_the_coder_cannot_be_held_to_is_refused(fakes: Any) -> None:
+    codec: Any = Codec(fakes, f"{{{{ tools }}}}{CODER_TEMPLATE}")
+    short = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}
+    assert plan_tools(codec, [Tool("f", "", short)], choice="required").grammar(codec) is not None
+    with pytest.raises(UsageError, match="cannot enforce"):
+        plan_tools(codec, [Tool("f", "", short, is_strict=True)], choice="required").grammar(codec)
+
+
+@pytest.mark.parametrize(
+    ("value", "schema", "expected"),
+    [
+        ("5", {"type": "integer"}, 5),
+        ("5", {"type": "number"}, 5),
+        ("5", {"type": "string"}, "5"),
+        ("5", {}, 5),
+        ("five", {"type": "integer"}, "five"),
+        ("true", {"type": "boolean"}, True),
+        ("False", {"type": "boolean"}, False),
+        ("null", {"type": ["string", "null"]}, None),
+        ("None", {"anyOf": [{"type": "integer"}, {"type": "null"}]}, None),
+        ("null", {"type": "string"}, "null"),
+        ("7", {"enum": ["7", "8"]}, "7"),
+        ('{"a": [1]}', {"type": "object"}, {"a": [1]}),
+        ('{"a": 1', {"type": "object"}, '{"a": 1'),
+        ('["a"]', None, ["a"]),
+        ("[" * 100_000, None, "[" * 100_000),
+    ],
+)
+def test_values_of_the_coder_become_json_by_their_schema(value: str, schema: Any, expected: Any) -> None:
+    assert json.loads(in_json(value, schema)) == expected
 
 
 def test_a_schema_that_cannot_be_enforced_is_refused_only_where_it_is_strict(fakes: Any) -> None:

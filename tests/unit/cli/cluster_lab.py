@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from collections.abc import Callable, Generator, Iterator
@@ -19,27 +18,10 @@ from shardcompute.cluster_client import ClusterClient
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin import ClusterAdmin
 from shardcompute.node.views import ClusterView
+from support.bridge import Bridge
 from support.fake_cluster import NOW_S, FakeCluster, serving_cluster
 
 HERE = ("--url", "http://127.0.0.1:8000")
-
-
-class Bridge(httpx.BaseTransport):
-    """A synchronous way into an ASGI application."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        async def run() -> httpx.Response:
-            forwarded = httpx.Request(
-                request.method, request.url, headers=request.headers, content=request.read()
-            )
-            response = await httpx.ASGITransport(app=self._app).handle_async_request(forwarded)
-            content = await response.aread()
-            return httpx.Response(response.status_code, headers=response.headers, content=content)
-
-        return asyncio.run(run())
 
 
 @dataclass

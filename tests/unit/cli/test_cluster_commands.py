@@ -82,6 +82,7 @@ def test_status_is_one_screen(cli: Cli, lab: Lab) -> None:
     assert row.count("|") == len(lab.admin.state().chains[0].stages) + 1
     assert "A 0-" in row
     assert any("bottleneck:" in line for line in lines)
+    assert any(line.startswith("  driver on the coordinator: ") for line in lines)
     assert any("expect" in line and "for many" in line for line in lines)
 
 
@@ -151,6 +152,7 @@ def test_plan(cli: Cli, lab: Lab) -> None:
     assert result.exit_code == 0
     assert "plan for org/tiny" in result.stdout
     assert "bottleneck" in result.stdout
+    assert "driver on the coordinator: " in result.stdout
     told = json.loads(cli("plan", "org/tiny", "--weights", "int8", "--json", *HERE).stdout)
     assert told["chains"][0]["is_possible"]
     assert cli("plan", "org/tiny", "--weights", "int8", "--chains", "4", *HERE).exit_code == 7

@@ -42,6 +42,7 @@ def test_workers_come_go_and_come_back() -> None:
     joined, lost = _state(), _state(_with(status="lost", status_reason="it was silent"))
     assert milestones(EMPTY, joined) == ["attic joined: 2 threads, 3.0 GiB of memory"]
     assert milestones(joined, lost) == ["attic is lost: it was silent"]
+    assert milestones(joined, _state(_with(status="gone", status_reason="left"))) == ["attic left"]
     assert milestones(lost, lost) == []
     assert milestones(lost, _state(_with(incarnation=2))) == ["attic is back: 2 threads, 3.0 GiB of memory"]
 
@@ -51,6 +52,8 @@ def test_drivers_come_and_go() -> None:
     lost = _state(_with(role="driver", status="lost", status_reason="it was silent"))
     assert milestones(EMPTY, driving) == ["attic joined as a driver, at http://attic:8000"]
     assert milestones(driving, lost) == ["the driver attic is lost: it was silent"]
+    gone = _state(_with(role="driver", status="gone", status_reason="left"))
+    assert milestones(driving, gone) == ["the driver attic left"]
     assert milestones(lost, driving) == ["attic is back as a driver, at http://attic:8000"]
     assert milestones(driving, driving) == []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -13,7 +14,9 @@ from shardcompute import api
 from shardcompute.cli import swarm_options
 from shardcompute.cli.addresses import address_towards, check_ports, is_loopback, reachable_host
 from shardcompute.cli.greeting import choose_keys, greeting, invitation
+from shardcompute.cli.swarm import SwarmPlan
 from shardcompute.core.errors import LinkError, UsageError
+from shardcompute.core.settings import load_settings
 from shardcompute.wire import CODECS
 
 from .conftest import Opening
@@ -159,3 +162,18 @@ def test_greeting_can_be_pasted() -> None:
 def test_help_names_every_codec() -> None:
     [option] = get_args(swarm_options.WireForm)[1:]
     assert {"auto", *CODECS} <= {word.strip("(),.:") for word in option.help.split()}
+
+
+@pytest.mark.parametrize(("given", "placement"), [(None, "auto"), ("auto", "auto"), ("here", "here")])
+def test_where_drivers_may_sit(given: str | None, placement: str, tmp_path: Path) -> None:
+    seating = None if given is None else swarm_options.Seating(given)
+    plan = SwarmPlan("", tmp_path, "127.0.0.1", 0, [], "native", seating=seating)
+    placing = plan.cluster_options(load_settings()).placing
+    assert placing is not None
+    assert placing.drivers == placement
+
+
+def test_a_single_process_has_nowhere_else_to_drive_from(cli: Cli) -> None:
+    result = cli("up", "--local", "--driver-placement", "here")
+    assert result.exit_code == 2
+    assert "--driver-placement only mean something for a cluster" in " ".join(result.stderr.split())

@@ -20,18 +20,9 @@ from shardcompute.control import (
 )
 from shardcompute.control import actions as to_do
 from shardcompute.control import events as happened
+from support.plain_model import plain_model
 
-MODEL = Model(
-    name="m",
-    layer_bytes=(100,) * 6,
-    embedding_bytes=50,
-    head_bytes=50,
-    kv_bytes_per_token_and_layer=1,
-    kv_tokens=10,
-    hidden=8,
-    context_length=64,
-    weight_form="int8",
-)
+MODEL = plain_model()
 
 
 class Cluster:

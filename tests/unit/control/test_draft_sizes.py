@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from shardcompute.control.sizes import sizes_of
-from shardcompute.control.state import Model
+from support.plain_model import plain_model
 
-PLAIN = Model(
-    name="m",
-    layer_bytes=(100,) * 4,
-    embedding_bytes=70,
-    head_bytes=50,
-    kv_bytes_per_token_and_layer=1,
-    kv_tokens=10,
-    hidden=8,
-    context_length=64,
-    weight_form="native",
-)
-DRAFTING = Model(**{name: getattr(PLAIN, name) for name in PLAIN.__struct_fields__} | {"draft_bytes": 55})
+PLAIN = plain_model(layer_bytes=(100,) * 4, embedding_bytes=70)
+DRAFTING = plain_model(layer_bytes=(100,) * 4, embedding_bytes=70, draft_bytes=55)
 
 
 def test_only_a_first_stage_with_others_behind_it_needs_more() -> None:

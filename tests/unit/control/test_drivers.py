@@ -61,7 +61,7 @@ def test_what_a_lost_driver_held_is_freed_first(serving: Serving) -> None:
     drive(cluster, "x", 7)
     cluster.settle()
     cluster.lose("x")
-    assert kv_share(cluster.state, "m") == 10
+    assert kv_share(cluster.state, cluster.state.chains["m#1"], "driver") == 10
     done = cluster.settle()
     assert [type(action) for action in done] == [to_do.DetachDriver, to_do.ShareMemory]
     assert attached(cluster) == {("driver", 0, 10)}

@@ -84,9 +84,8 @@ def test_silence_is_decided_and_repaired_in_one_go(serving: Callable[..., Any]) 
     cluster.settle()
     lost = cluster.shape()[0][0]
     cluster.now_s = 1.2
-    for node in cluster.state.nodes:
-        if node != lost:
-            cluster.tell(happened.NodeSeen(node, 1, 1.2))
+    for node in set(cluster.state.nodes) - {lost}:
+        cluster.tell(happened.NodeSeen(node, 1, 0.6), happened.NodeSeen(node, 1, 1.2))
     assert kinds(next_actions(cluster.state, 1.2)) == ["NodeSuspected"]
     assert kinds(next_actions(cluster.state, 1.8))[:3] == ["NodeSuspected", "NodeLost", "ChainReshaped"]
 
@@ -248,3 +247,19 @@ def test_a_chain_that_holds_nothing_is_still_fenced_before_it_is_forgotten(
     cluster.tell(happened.ChainPlanned("m#1", "m", (Assignment("a", 0, 6),)), happened.ModelDropped("m"))
     assert kinds(cluster.settle()) == ["ChainRetired", "FenceChain"]
     assert cluster.state.chains == {}
+
+
+def test_a_draining_node_is_replaced_by_a_spare_where_others_would_have_to_stop(
+    serving: Callable[..., Any],
+) -> None:
+    cluster = serving(400, 400)
+    before = cluster.shape()
+    # A quick machine with room for more than the draining one has, for which the other would have to move.
+    cluster.join("c", 600, seconds_per_byte=0.4)
+    cluster.settle()
+    assert cluster.shape() == before
+    cluster.tell(happened.NodeDrained(before[1][0]))
+    done = kinds(cluster.settle())
+    assert done.index("PrepareStandby") < done.index("ChainReshaped")
+    assert "LoadShard" not in done
+    assert cluster.shape() == [before[0], ("c", before[1][1], before[1][2])]

@@ -57,6 +57,15 @@ def test_a_spare_machine_fills_the_gap(model: Model) -> None:
     assert found.stages == (STAGES[0], Assignment("d", 2, 4), STAGES[2])
 
 
+def test_a_machine_with_little_to_do_fills_the_gap_and_the_others_stay(model: Model) -> None:
+    stages = (Assignment("a", 0, 2), Assignment("b", 2, 4), Assignment("c", 4, 5), Assignment("d", 5, 6))
+    held = {"b": ((2, 4),), "c": ((4, 5),), "d": ((5, 6),)}
+    terms = request(model, ("b", 280), ("c", 280), ("d", 280), **held)
+    found = replace_stage(terms, stages, {"a"})
+    assert found.stages == (Assignment("c", 0, 2), Assignment("b", 2, 4), Assignment("d", 4, 6))
+    assert found.how == "gap filled"
+
+
 def test_a_resplit_moves_as_little_as_memory_allows(model: Model) -> None:
     # The gap is larger than the room at either side of it, so layers must shift from a to d.
     stages = (Assignment("a", 0, 3), Assignment("b", 3, 4), Assignment("c", 4, 6))

@@ -152,6 +152,36 @@ def test_hostile_grammars_may_break_off_an_answer_but_nothing_else(grammar: Gram
     assert len(tokens) == 60 or tokens[-1] == EOS
 
 
+@pytest.mark.parametrize(
+    ("grammar", "text", "is_complete"),
+    [
+        (Grammar("regex", "ab?"), b"", False),
+        (Grammar("regex", "ab?"), b"a", True),
+        (Grammar("regex", "ab?"), b"ab", True),
+        (Grammar("regex", "ab?"), b"abc", False),
+        (schema_grammar(SCHEMA), b'{"name": "x", "ok": true', False),
+        (schema_grammar(SCHEMA), b'{"name": "x", "ok": true}', True),
+    ],
+)
+def test_an_answer_is_complete_or_not(grammar: Grammar, text: bytes, is_complete: bool) -> None:
+    state = start(grammar)
+    state.extend(list(text))
+    assert state.is_complete == is_complete
+
+
+def test_an_answer_that_was_broken_off_is_not_complete() -> None:
+    """Each of so many repetitions may begin at every letter: after some of them there is too much to remember."""
+    grammar, random = Grammar("regex", "(.*a.{200}){5}"), np.random.default_rng(1)
+    state, tokens = start(grammar), list[int]()
+    while EOS not in tokens and len(tokens) < 900:
+        tokens.append(EOS if allowed(state) == {EOS} else int(random.choice(list(b"ab"))))
+        state.extend(tokens[-1:])
+    assert tokens[-1] == EOS
+    replayed = start(grammar)
+    replayed.extend(tokens[:-1])
+    assert not replayed.is_complete
+
+
 def test_a_grammar_is_compiled_once() -> None:
     compiler = compiler_of(BYTES)
     assert compiler_of(BYTES) is compiler

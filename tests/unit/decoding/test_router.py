@@ -222,3 +222,32 @@ def test_the_snapshot_tells_times_acceptance_and_shares() -> None:
 def test_equal_stories_lead_to_equal_choices() -> None:
     first, second = (taught(measured(), 3) for _ in range(2))
     assert [choose(first) for _ in range(20)] == [choose(second) for _ in range(20)]
+
+
+def test_guesses_are_asked_for_beforehand_where_they_pay() -> None:
+    router = measured()
+    assert router.ask_ahead(1, AUTO, "ahead", ALONE) > 0
+    for _ in range(60):
+        router.verified(1, "ahead", 2, 4, 4)
+    eager = router.ask_ahead(1, AUTO, "ahead", ALONE)
+    assert eager >= 4
+    for wish in (Speculation("off"), Speculation("ngram"), Speculation("auto", tokens=0)):
+        assert router.ask_ahead(1, wish, "ahead", ALONE) == 0
+    assert router.ask_ahead(1, Speculation("ahead", tokens=3), "ahead", ALONE) == 3
+    assert Router().ask_ahead(1, AUTO, "ahead", ALONE) == 0
+    assert Router().ask_ahead(1, Speculation("ahead"), "ahead", ALONE) > 0
+
+
+def test_guesses_that_never_hold_are_asked_for_less_and_less() -> None:
+    router = measured()
+    for _ in range(200):
+        router.verified(1, "ahead", 2, 2, 0)
+    asked = [bool(router.ask_ahead(1, AUTO, "ahead", ALONE)) for _ in range(300)]
+    assert 0 < sum(asked[:100]) < 20
+    assert sum(asked[200:]) <= sum(asked[:100])
+
+
+def test_drafts_that_are_made_inside_the_ring_go_round_one_at_a_time() -> None:
+    for drafter in ("self", "ahead"):
+        router = taught(measured(), 4, drafter=drafter)
+        assert choose(router, AUTO, ALONE, drafter).frames == 1

@@ -84,6 +84,15 @@ def test_members_meet(open_endpoint: Open, endpoint: Endpoint, client: Credentia
         assert is_answered(link)
 
 
+def test_a_node_reaches_itself_where_its_own_address_leads_nowhere(server: Credentials) -> None:
+    with contextlib.closing(
+        Endpoint(server, "127.0.0.1", 0, {"echo": echo}, advertise="host.invalid")
+    ) as endpoint:
+        endpoint.start()
+        with endpoint.dial(endpoint.url, "echo", endpoint.node) as link:
+            assert is_answered(link)
+
+
 def test_messages_come_with_who_sent_them(
     open_endpoint: Open, server: Credentials, client: Credentials
 ) -> None:

@@ -21,7 +21,7 @@ from shardcompute.core.errors import (
     UnknownModelError,
 )
 from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
-from shardcompute.core.steps import Opening, Picked, Work
+from shardcompute.core.steps import Foreseen, Opening, Picked, Work
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.chain_port import ChainShape
 from shardcompute.node.driver import Driver, DriverLimits
@@ -49,6 +49,9 @@ class LetterStage:
     def release(self) -> None:
         self._free_steps = None
         self._gate.set()
+
+    def foresee(self, work: Sequence[Work], picked: Sequence[Picked]) -> list[Foreseen]:
+        return []
 
     def step(
         self, work: Sequence[Work], openings: Iterable[Opening], activations: Array | None

@@ -16,6 +16,7 @@ import pytest
 from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.backends.matrix import Float32
 from shardcompute.core.batch import Segment
+from shardcompute.core.closing import Closing
 from shardcompute.core.errors import (
     CorruptModelError,
     LinkClosedError,
@@ -78,7 +79,7 @@ def _no_threads_left() -> Iterator[None]:
 
 
 @dataclass
-class Tap:
+class Tap(Closing):
     """A link that counts, and that breaks after `breaks_after` answers."""
 
     link: Link
@@ -107,12 +108,6 @@ class Tap:
 
     def close(self) -> None:
         self.link.close()
-
-    def __enter__(self) -> Tap:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @dataclass

@@ -75,6 +75,19 @@ def test_frames_arrive_late_in_order_both_ways(ends: tuple[ShapedLink, ShapedLin
         assert [receiver.receive(PATIENCE_S)[0] for _ in range(19)] == [Ping(n, 0.0) for n in range(1, 20)]
 
 
+def test_what_a_machine_sends_to_itself_never_leaves_it(weather: Weather) -> None:
+    weather.change(Change(delay_ms=60_000, is_cut=True))
+    inner = InprocTransport()
+    machine = ShapedTransport(inner, "b", weather)
+    with (
+        machine.listen("inproc://b", hello("nb", "")) as listener,
+        machine.dial("inproc://b", hello("nb")) as near,
+        listener.accept(PATIENCE_S) as far,
+    ):
+        near.send(Ping(1, 0.0))
+        assert far.receive(PATIENCE_S)[0] == Ping(1, 0.0)
+
+
 def test_rate_is_that_of_the_uplink(ends: tuple[ShapedLink, ShapedLink], weather: Weather) -> None:
     near, far = ends
     weather.change(Change(machines=("a",), uplink_mbit=8))

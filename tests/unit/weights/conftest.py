@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from shardcompute.core.settings import Secret, Settings
+from shardcompute.weights.bytes import LocalBytes
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -173,6 +174,22 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         http.shutdown()
         thread.join()
         http.server_close()
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[[bytes], LocalBytes]]:
+    """Opens a file of these bytes."""
+    sources: list[LocalBytes] = []
+
+    def open_bytes(content: bytes) -> LocalBytes:
+        path = tmp_path / "model"
+        path.write_bytes(content)
+        sources.append(LocalBytes(path))
+        return sources[-1]
+
+    yield open_bytes
+    for source in sources:
+        source.close()
 
 
 @pytest.fixture

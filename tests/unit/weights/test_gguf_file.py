@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +25,6 @@ Q4_1 = gguf.GGMLQuantizationType.Q4_1
 Q4_K = gguf.GGMLQuantizationType.Q4_K
 
 Open = Callable[[bytes], LocalBytes]
-
-
-@pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Open]:
-    sources: list[LocalBytes] = []
-
-    def open_bytes(content: bytes) -> LocalBytes:
-        path = tmp_path / "model.gguf"
-        path.write_bytes(content)
-        sources.append(LocalBytes(path))
-        return sources[-1]
-
-    yield open_bytes
-    for source in sources:
-        source.close()
 
 
 def q4_k_blocks() -> np.ndarray[Any, Any]:

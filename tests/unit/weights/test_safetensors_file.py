@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +32,6 @@ TENSORS: dict[str, Any] = {
 }
 
 Open = Callable[[bytes], LocalBytes]
-
-
-@pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Open]:
-    sources: list[LocalBytes] = []
-
-    def open_bytes(content: bytes) -> LocalBytes:
-        path = tmp_path / "model.safetensors"
-        path.write_bytes(content)
-        sources.append(LocalBytes(path))
-        return sources[-1]
-
-    yield open_bytes
-    for source in sources:
-        source.close()
 
 
 def with_header(header: Any, data: bytes = b"", length: int | None = None) -> bytes:

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import socket
 import struct
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from shardcompute.core.errors import LinkClosedError, LinkError, UsageError
 from shardcompute.wire import Hello, LinkOptions, Ping, TcpTransport, WireLimits, pack_frame
 from shardcompute.wire.limits import HANDSHAKE_LIMITS
-from shardcompute.wire.tcp import TcpListener, join_address, split_address
+from shardcompute.wire.tcp import TcpListener, join_address, split_address, tune_socket
 
 ME = Hello(1, 1, "me", "worker", "home")
 LOOPBACK = "tcp://127.0.0.1:0"
@@ -238,3 +239,13 @@ def test_congestion_control_is_set_where_allowed_and_reported() -> None:
         assert far.stats.congestion == "reno"
         assert near.stats.congestion not in (None, "", "no-such-thing")
         assert near.stats.tls_version is None
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone can be told")
+def test_what_was_lost_is_sent_again_soon() -> None:
+    """However long the line was silent; older systems know only the first of the two."""
+    with socket.socket() as sock:
+        tune_socket(sock, None)
+        assert sock.getsockopt(socket.IPPROTO_TCP, 16) == 1
+        with contextlib.suppress(OSError):
+            assert sock.getsockopt(socket.IPPROTO_TCP, 44) == 1000

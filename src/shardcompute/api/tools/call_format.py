@@ -69,8 +69,8 @@ class CallFormat(Protocol):
     most_calls: int
     """In one answer, where a grammar counts them."""
 
-    def reader(self, names: frozenset[str]) -> CallReader:
-        """A reader of one answer of a model that knows tools of these names."""
+    def reader(self, tools: Sequence[Tool]) -> CallReader:
+        """A reader of one answer of a model that knows these tools."""
         ...
 
     def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
@@ -108,6 +108,13 @@ def object_rules(tools: Sequence[Tool], arguments_key: str, arguments: Arguments
         lines.append(f'call_{index}: {quoted(head)} arguments_{index} "}}"')
         lines.append(f"arguments_{index}: {arguments(tool)}")
     return "\n".join(lines)
+
+
+def listed_rules(mark: str, tools: Sequence[Tool], most: int, arguments: ArgumentsRule, end: str = "") -> str:
+    """Lark rules by which `calls` stands for the mark, a list of one to `most` calls as objects, and the end."""
+    more = f'(", " call){{0,{most - 1}}}' if most > 1 else ""
+    listed = f'calls: {mark} listed {end}\nlisted: "[" call {more} "]"'
+    return f"{listed}\n{object_rules(tools, 'arguments', arguments)}"
 
 
 def quoted(text: str) -> str:

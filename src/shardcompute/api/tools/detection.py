@@ -7,9 +7,13 @@ import re
 from shardcompute.api.tools.call_format import CallFormat
 from shardcompute.api.tools.generic import GenericFormat
 from shardcompute.api.tools.hermes import HermesFormat
+from shardcompute.api.tools.listed import GRANITE, NEMOTRON
 from shardcompute.api.tools.llama import LlamaFormat
 from shardcompute.api.tools.mistral import MistralFormat
+from shardcompute.api.tools.qwen_coder import QwenCoderFormat
 
+_OTHER_CALLS = re.compile("<function=|<arg_key>")
+"""Stand between Hermes' marks in formats that are not Hermes'."""
 _TAKES_TOOLS = re.compile(r"\btools\b")
 
 
@@ -19,8 +23,13 @@ def detect_format(template: str | None) -> CallFormat:
         return GenericFormat()
     if "[TOOL_CALLS]" in template:
         return MistralFormat(has_args_mark="[ARGS]" in template)
-    if "<tool_call>" in template and "<function=" not in template:
+    if "<tool_call>" in template and "<function=" in template and "<parameter=" in template:
+        return QwenCoderFormat()
+    if "<tool_call>" in template and not _OTHER_CALLS.search(template):
         return HermesFormat()
+    for listed in (GRANITE, NEMOTRON):
+        if listed.marks[0] in template:
+            return listed
     if "<|python_tag|>" in template or '{"name": function name, "parameters":' in template:
         return LlamaFormat()
     return GenericFormat()

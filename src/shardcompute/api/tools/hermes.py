@@ -19,15 +19,23 @@ from shardcompute.api.tools.events import Event, Said, merged, split_before
 from shardcompute.api.tools.json_calls import CallObject
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_BETWEEN = " \t\r\n,[]"
 
 
-class HermesReader:
-    """Text, calls between marks, text again. What stands between marks and is no call stays text."""
+class MarkedReader:
+    """Text, calls between marks, text again. What stands between marks and is no call stays text.
 
-    def __init__(self) -> None:
+    Several calls may stand between one pair of marks, with or without a list around them, and the closing mark may be
+    forgotten.
+    """
+
+    def __init__(self, open_mark: str = OPEN, close_mark: str = CLOSE) -> None:
+        self._open, self._close = open_mark, close_mark
         self._held = ""
+        self._is_inside = False
+        self._raw = ""
+        """What was read since the mark, as long as no call has come of it."""
         self._call: CallObject | None = None
-        self._is_closing = False
         self._has_called = False
 
     def push(self, text: str) -> list[Event]:
@@ -39,25 +47,26 @@ class HermesReader:
 
     def finish(self) -> list[Event]:
         events: list[Event] = []
-        if self._call is not None and self._call.name is None:
-            events.append(Said(OPEN + self._call.text))
-        elif not self._is_closing:
-            events.append(self._said(self._held))
-        self._held, self._call = "", None
+        if self._call is not None:
+            if self._call.name is None:
+                events.append(self._said(self._raw + self._call.text))
+        elif not self._is_inside or self._raw:
+            events.append(self._said(self._raw + self._held))
+        self._held, self._raw, self._call = "", "", None
         return merged(events)
 
     def _advance(self, events: list[Event]) -> bool:
         """One step; False when more text is needed."""
         if self._call is not None:
             return self._follow_call(self._call, events)
-        if self._is_closing:
-            return self._skip_close()
-        before, mark, behind = self._held.partition(OPEN)
+        if self._is_inside:
+            return self._find_call(events)
+        before, mark, behind = self._held.partition(self._open)
         if mark:
             events.append(self._said(before.rstrip()))
-            self._held, self._call = behind, CallObject()
+            self._held, self._raw, self._is_inside = behind, mark, True
             return True
-        certain = split_before(self._held, OPEN)
+        certain = split_before(self._held, self._open)
         events.append(self._said(self._held[:certain]))
         self._held = self._held[certain:]
         return False
@@ -68,26 +77,32 @@ class HermesReader:
         self._has_called = self._has_called and not text
         return Said(text)
 
+    def _find_call(self, events: list[Event]) -> bool:
+        """What comes between the marks: another call, or the end."""
+        start = self._held.lstrip(_BETWEEN)
+        skipped = self._held[: len(self._held) - len(start)]
+        if start.startswith("{"):
+            self._raw += skipped if self._raw else ""
+            self._held, self._call = start, CallObject()
+            return True
+        is_closed = start.startswith(self._close)
+        if not is_closed and self._close.startswith(start):
+            return False
+        if self._raw:
+            events.append(self._said(self._raw + skipped + (self._close if is_closed else "")))
+        self._held = start[len(self._close) :] if is_closed else start
+        self._raw, self._is_inside = "", False
+        return True
+
     def _follow_call(self, call: CallObject, events: list[Event]) -> bool:
         events.extend(call.push(self._held))
         self._held = call.rest
         if call.is_broken and call.name is None:
-            events.append(self._said(OPEN + call.text))
+            events.append(self._said(self._raw + call.text))
         if not call.is_whole and not call.is_broken:
             return False
-        self._call, self._is_closing = None, call.is_whole
+        self._call, self._raw, self._is_inside = None, "", call.is_whole
         self._has_called = call.name is not None
-        return True
-
-    def _skip_close(self) -> bool:
-        """The closing mark; a model that forgets it is forgiven."""
-        held = self._held.lstrip()
-        if held.startswith(CLOSE):
-            self._held, self._is_closing = held[len(CLOSE) :], False
-            return True
-        if CLOSE.startswith(held):
-            return False
-        self._is_closing = False
         return True
 
 
@@ -96,8 +111,8 @@ class HermesFormat:
     has_own_template = True
     most_calls = MOST_CALLS
 
-    def reader(self, names: frozenset[str]) -> HermesReader:
-        return HermesReader()
+    def reader(self, tools: Sequence[Tool]) -> MarkedReader:
+        return MarkedReader()
 
     def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
         marked = f'marked: {marks.term(OPEN)} "\\n" call "\\n" {marks.term(CLOSE)}'

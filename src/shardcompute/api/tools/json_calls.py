@@ -1,7 +1,9 @@
 """Calls written as JSON, read while they arrive.
 
 `JsonText` follows one JSON value to its end without building it. `CallObject` reads `{"name": …, "arguments": …}`,
-whose keys may come in any order, and passes the text of the arguments on as it comes once the name is known.
+whose keys may come in any order, and passes the text of the arguments on as it comes once the name is known. Models
+that repeat how tools are described to them, `{"type": "function", "function": {…}}`, or write the name as `function`,
+are understood too.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from collections.abc import Collection
 from shardcompute.api.tools.events import CallArguments, CallStarted, Event
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
-_KEYS = frozenset({"name", "type", "id", "function"}) | _ARGUMENTS
+_NAMES = frozenset({"name", "function"})
+_KEYS = frozenset({"type", "id"}) | _NAMES | _ARGUMENTS
 _SPACE = " \t\r\n"
 
 
@@ -72,6 +75,8 @@ class CallObject:
         self._value = JsonText()
         self._raw = ""
         self._key = ""
+        self._outer = 0
+        """Objects around this one."""
         self._waiting = ""
         self._has_arguments = False
 
@@ -92,6 +97,9 @@ class CallObject:
             return
         elif letter == "}" and self._expects in ("key", "comma"):
             self._end(events)
+        elif letter == "{" and self._expects == "value" and self._key == "function":
+            self._outer += 1
+            self._expects = "key"
         elif (self._expects == "{" and letter == "{") or (self._expects == "comma" and letter == ","):
             self._expects = "key"
         elif self._expects == "colon" and letter == ":":
@@ -123,7 +131,7 @@ class CallObject:
             self._step(letter, events)
 
     def _streams_arguments(self) -> bool:
-        return self._key in _ARGUMENTS and not self._has_arguments and not self._raw.startswith('"')
+        return self._key in _ARGUMENTS and not self._has_arguments and self._raw.startswith("{")
 
     def _end_key(self) -> None:
         self._key = _text_of(self._raw) or ""
@@ -132,7 +140,7 @@ class CallObject:
 
     def _end_value(self, events: list[Event]) -> None:
         self._expects = "comma"
-        if self._key == "name" and self.name is None:
+        if self._key in _NAMES and self.name is None:
             self.name = _text_of(self._raw)
             if not self.name:
                 self.is_broken = True
@@ -140,9 +148,10 @@ class CallObject:
             events.append(CallStarted(self.name))
             events.append(CallArguments(self._waiting))
         elif self._key in _ARGUMENTS and not self._has_arguments:
-            if self._raw.startswith('"'):
-                # Some models write the arguments as a string that holds JSON.
-                self._pass_on(_text_of(self._raw) or "", events)
+            if not self._raw.startswith("{"):
+                # Some models write the arguments as a string that holds JSON, or none as null.
+                text = _text_of(self._raw) if self._raw.startswith('"') else self._raw
+                self._pass_on("{}" if text in (None, "", "null") else text, events)
             self._has_arguments = True
 
     def _pass_on(self, text: str, events: list[Event]) -> None:
@@ -152,6 +161,10 @@ class CallObject:
             events.append(CallArguments(text))
 
     def _end(self, events: list[Event]) -> None:
+        if self._outer:
+            self._outer -= 1
+            self._expects = "comma"
+            return
         if self.name is None:
             self.is_broken = True
             return

@@ -1,7 +1,8 @@
-"""The format of Llama 3: the whole answer is a JSON object `{"name": …, "parameters": …}`, or several.
+"""The format of Llama 3: the answer is a JSON object `{"name": …, "parameters": …}`, or several.
 
 There is no mark that tells a call from an answer that happens to be JSON, so only an object that begins as a call
-of a tool that was offered is one. A model may put `<|python_tag|>` before it, and semicolons between several.
+of a tool that was offered is one. A model may put words or `<|python_tag|>` before it, semicolons between several, or
+a list around them.
 """
 
 from __future__ import annotations
@@ -9,22 +10,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardcompute.api.tools.call_format import ArgumentsRule, Marks, Tool, object_rules, random_letters
-from shardcompute.api.tools.events import CallStarted, Event, Said, merged
-from shardcompute.api.tools.json_calls import CallObject
+from shardcompute.api.tools.events import CallStarted, Event, Said, merged, split_before
+from shardcompute.api.tools.json_calls import CallObject, JsonText
 
 TAG = "<|python_tag|>"
+_BETWEEN = " \t\r\n;,[]"
 
 
 class LlamaReader:
-    """Calls until something else comes; from there on it is text."""
+    """Text and calls as they come. An object that is no call is text as a whole, whatever it holds."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
         self._held = ""
+        self._before = ""
+        """Text in front of what may be a call."""
         self._call: CallObject | None = None
         self._waiting: list[Event] = []
-        self._is_text = False
+        self._other: JsonText | None = None
         self._has_called = False
+        self._is_fresh = True
+        """Nothing was said yet, or since the last call."""
 
     def push(self, text: str) -> list[Event]:
         self._held += text
@@ -34,44 +40,73 @@ class LlamaReader:
         return merged(events)
 
     def finish(self) -> list[Event]:
-        held = self._held if self._call is None else self._call.text + self._held
-        if self._call is not None and self._call.name in self._names:
-            held = ""
+        held = self._held
+        if self._call is not None:
+            held = "" if self._is_known(self._call) else self._before + self._call.text
+        if self._is_fresh and self._has_called:
+            held = held.strip(_BETWEEN)
         self._held, self._call = "", None
-        return merged([Said(held.lstrip("; \t\r\n") if self._has_called else held)])
+        return merged([Said(held)])
 
     def _advance(self, events: list[Event]) -> bool:
-        if self._is_text:
-            events.append(Said(self._held))
-            self._held = ""
-            return False
         if self._call is not None:
             return self._follow_call(self._call, events)
-        start = self._held.lstrip("; \t\r\n" if self._has_called else " \t\r\n")
-        if start.startswith(TAG):
-            self._held = start[len(TAG) :]
-        elif start.startswith("{"):
-            self._held, self._call, self._waiting = start, CallObject(), []
-        elif TAG.startswith(start):
-            return False
-        else:
-            self._is_text = True
-        return True
+        if self._other is not None:
+            return self._follow_other(self._other, events)
+        start = min(
+            found for found in (self._held.find("{"), self._held.find(TAG), len(self._held)) if found >= 0
+        )
+        before, found = self._held[:start], self._held[start:]
+        if found.startswith(TAG):
+            self._say(before.rstrip(), events)
+            self._held = found[len(TAG) :]
+            return True
+        if found:
+            self._held, self._before, self._call, self._waiting = found, before, CallObject(), []
+            return True
+        certain = 0 if self._is_fresh and not before.strip(_BETWEEN) else split_before(before, TAG)
+        self._say(before[:certain], events)
+        self._held = before[certain:]
+        return False
+
+    def _say(self, text: str, events: list[Event]) -> None:
+        if self._is_fresh and self._has_called:
+            text = text.lstrip(_BETWEEN)
+        self._is_fresh = self._is_fresh and not text
+        events.append(Said(text))
+
+    def _is_known(self, call: CallObject) -> bool:
+        return call.name is not None and call.name in self._names
 
     def _follow_call(self, call: CallObject, events: list[Event]) -> bool:
         self._waiting += call.push(self._held)
         self._held = call.rest
-        if (call.is_broken and call.name is None) or (call.name is not None and call.name not in self._names):
-            self._held, self._is_text, self._call = call.text + self._held, True, None
-            return True
-        if call.name is None:
+        if call.name is None and not call.is_broken:
             return False
-        self._has_called = self._has_called or any(isinstance(each, CallStarted) for each in self._waiting)
+        if not self._is_known(call):
+            self._say(self._before, events)
+            self._held, self._call, self._other = call.text + self._held, None, JsonText()
+            return True
+        if any(isinstance(event, CallStarted) for event in self._waiting):
+            is_empty = self._is_fresh and not self._before.strip(_BETWEEN)
+            self._say("" if is_empty else self._before.rstrip(), events)
+            self._has_called = self._is_fresh = True
         events += self._waiting
         self._waiting = []
         if call.is_whole or call.is_broken:
             self._call = None
             return True
+        return False
+
+    def _follow_other(self, value: JsonText, events: list[Event]) -> bool:
+        for index, letter in enumerate(self._held):
+            value.takes(letter)
+            if value.is_whole:
+                self._say(self._held[: index + 1], events)
+                self._held, self._other = self._held[index + 1 :], None
+                return True
+        self._say(self._held, events)
+        self._held = ""
         return False
 
 
@@ -80,8 +115,8 @@ class LlamaFormat:
     has_own_template = True
     most_calls = 1
 
-    def reader(self, names: frozenset[str]) -> LlamaReader:
-        return LlamaReader(names)
+    def reader(self, tools: Sequence[Tool]) -> LlamaReader:
+        return LlamaReader(frozenset(tool.name for tool in tools))
 
     def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
         return f"calls: call\n{object_rules(tools, 'parameters', arguments)}"

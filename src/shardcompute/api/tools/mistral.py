@@ -14,7 +14,7 @@ from shardcompute.api.tools.call_format import (
     ArgumentsRule,
     Marks,
     Tool,
-    object_rules,
+    listed_rules,
     quoted,
     random_letters,
 )
@@ -24,16 +24,19 @@ from shardcompute.api.tools.json_calls import CallObject, JsonText
 OPEN, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _NAME = re.compile(r"\s*([^\s\[{]+)(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*(?=\{)")
 _NAME_CHARS = 512
+_BETWEEN = ", \t\r\n]"
 _ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 class MistralReader:
-    """Text up to the mark, then calls in either form."""
+    """Text up to the mark, then calls in either form. What follows a mark and is no call stays text."""
 
     def __init__(self) -> None:
         self._held = ""
         self._is_text = True
         self._is_list = False
+        self._has_called = False
+        """Since the mark."""
         self._call: CallObject | None = None
         self._arguments: JsonText | None = None
 
@@ -45,9 +48,13 @@ class MistralReader:
         return merged(events)
 
     def finish(self) -> list[Event]:
-        events: list[Event] = [Said(self._held)] if self._is_text else []
+        events: list[Event] = []
         if self._call is not None and self._call.name is None:
             events.append(Said(self._call.text))
+        elif self._is_text:
+            events.append(Said(self._held))
+        elif self._call is None and self._arguments is None and self._held.strip(_BETWEEN):
+            events.append(Said(self._held if self._has_called else OPEN + self._held))
         self._held = ""
         return merged(events)
 
@@ -58,17 +65,19 @@ class MistralReader:
             return self._follow_call(self._call, events)
         if self._arguments is not None:
             return self._follow_arguments(self._arguments, events)
-        held = self._held.lstrip(", \t\r\n]" if self._is_list else " \t\r\n")
+        held = self._held.lstrip(_BETWEEN)
         if held.startswith(OPEN):
-            self._held, self._is_list = held[len(OPEN) :], False
-        elif held.startswith("{") and self._is_list:
+            self._held, self._is_list, self._has_called = held[len(OPEN) :], False, False
+        elif held.startswith("{"):
             self._held, self._call = held, CallObject()
         elif held.startswith("[") and not self._is_list and not OPEN.startswith(held[:2]):
             self._held, self._is_list = held[1:], True
         elif not self._is_list and (found := _NAME.match(held)):
             events.append(CallStarted(found[1]))
-            self._held, self._arguments = held[found.end() :], JsonText()
-        elif held and (self._is_list or len(held) > _NAME_CHARS):
+            self._held, self._arguments, self._has_called = held[found.end() :], JsonText(), True
+        elif held and (self._is_list or len(held) > _NAME_CHARS) and not OPEN.startswith(held):
+            events.append(Said("" if self._has_called else OPEN))
+            self._held = held if self._has_called else self._held
             self._is_text = True
         else:
             return False
@@ -78,7 +87,7 @@ class MistralReader:
         before, mark, behind = self._held.partition(OPEN)
         if mark:
             events.append(Said(before.rstrip()))
-            self._held, self._is_text, self._is_list = behind, False, False
+            self._held, self._is_text, self._is_list, self._has_called = behind, False, False, False
             return True
         certain = split_before(self._held, OPEN)
         events.append(Said(self._held[:certain]))
@@ -90,6 +99,7 @@ class MistralReader:
         self._held = call.rest
         if call.is_broken and call.name is None:
             events.append(Said(call.text))
+        self._has_called = self._has_called or call.name is not None
         if call.is_whole or call.is_broken:
             self._call = None
             return True
@@ -117,14 +127,12 @@ class MistralFormat:
     def __init__(self, *, has_args_mark: bool = False) -> None:
         self._has_args_mark = has_args_mark
 
-    def reader(self, names: frozenset[str]) -> MistralReader:
+    def reader(self, tools: Sequence[Tool]) -> MistralReader:
         return MistralReader()
 
     def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
         if not self._has_args_mark:
-            more = f'(", " call){{0,{most - 1}}}' if most > 1 else ""
-            listed = f'calls: {marks.term(OPEN)} listed\nlisted: "[" call {more} "]"'
-            return f"{listed}\n{object_rules(tools, 'arguments', arguments)}"
+            return listed_rules(marks.term(OPEN), tools, most, arguments)
         lines = [f"calls: ({marks.term(OPEN)} call){{1,{most}}}"]
         lines.append(f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}")
         for index, tool in enumerate(tools):

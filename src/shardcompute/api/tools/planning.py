@@ -36,7 +36,7 @@ class ToolPlan:
     is_parallel: bool = True
 
     def reader(self) -> CallReader:
-        return self.format.reader(frozenset(tool.name for tool in self.tools))
+        return self.format.reader(self.tools)
 
     def grammar(self, codec: TextCodec, text_rule: str | None = None) -> Grammar | None:
         """What holds answers to the format: always where a call is required, otherwise where it can be done without

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardcompute.backends.executor import ExecutorOptions, KvUsage, Network
 from shardcompute.backends.kv import HostKv
-from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix, widen
+from shardcompute.backends.matrix import Array, Float32, Matrix, rows_of
 from shardcompute.backends.ort.graph import use_threads
 from shardcompute.backends.ort.ops import OrtOps
 from shardcompute.backends.ort.program import Graph, Run, TakeWanted, Value, assign_buffers, round_up
@@ -63,7 +63,7 @@ class OrtExecutor:
             raise UsageError(f"a step gives at most {self._options.max_wanted} rows of logits, not {wanted}")
         self._check_inputs(inputs, rows)
         self._kv.take(segments)
-        self._input.buffer[:rows] = inputs if self._table is None else _dense_rows(self._table, inputs)
+        self._input.buffer[:rows] = inputs if self._table is None else rows_of(self._table, inputs).to_dense()
         row = 0
         for segment in segments:
             self._positions[0, row : row + segment.count] = np.arange(segment.start, segment.stop)
@@ -145,19 +145,6 @@ class OrtExecutor:
             if isinstance(step, TakeWanted):
                 step.row_multiple = multiple
         return multiple
-
-
-def _dense_rows(table: Matrix, ids: Array) -> Float32:
-    if isinstance(table, DenseMatrix):
-        return widen(table.values[ids])
-    blocks = table if isinstance(table, BlockMatrix) else table.blocks
-    shifts = None if blocks.shifts is None else blocks.shifts[ids]
-    rows = BlockMatrix(
-        blocks.bits, blocks.block_size, blocks.codes[ids], blocks.scales[ids], shifts
-    ).to_dense()
-    if not isinstance(table, BlockMatrix):
-        rows[:, table.columns] += table.values[ids].astype(np.float32)
-    return rows
 
 
 def _probe_graph(step: Graph) -> int:

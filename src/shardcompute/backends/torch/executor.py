@@ -63,10 +63,14 @@ class TorchExecutor:
         return self._to_host(self.step_tensor(segments, tensor, keeps_hidden=keeps_hidden))
 
     def hidden_rows(self) -> Array:
+        rows: Array = self.hidden_tensor().cpu().numpy()
+        return rows
+
+    def hidden_tensor(self) -> torch.Tensor:
+        """`hidden_rows` where they were computed: on the device, not waited for."""
         if self._hidden is None:
             raise UsageError("the last step kept no hidden states")
-        rows: Array = self._hidden.cpu().numpy()
-        return rows
+        return self._hidden
 
     def step_tensor(
         self, segments: Sequence[Segment], inputs: torch.Tensor, *, keeps_hidden: bool = False

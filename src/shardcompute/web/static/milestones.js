@@ -26,7 +26,9 @@ export function milestones(before, after, served) {
 
 function* nodeLines(old, node) {
   if (!isLive(node)) {
-    if (isLive(old)) yield { text: `${node.name} is ${node.status}${node.status_reason ? `: ${node.status_reason}` : ""}`, tone: "bad" };
+    if (!isLive(old)) return;
+    if (node.status === "gone") yield { text: `${node.name} left`, tone: "warn" };
+    else yield { text: `${node.name} is ${node.status}${node.status_reason ? `: ${node.status_reason}` : ""}`, tone: "bad" };
     return;
   }
   if (!isLive(old)) {

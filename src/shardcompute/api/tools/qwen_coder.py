@@ -1,0 +1,216 @@
+"""The format of Qwen3-Coder and its kin, which is not JSON: `<tool_call>`, `<function=name>`, and each parameter as
+
+    <parameter=city>
+    Oslo
+    </parameter>
+
+then `</function>` and `</tool_call>`. A value is plain text; what it is in JSON is told by the tool's schema.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from shardcompute.api.tools.call_format import (
+    MOST_CALLS,
+    ArgumentsRule,
+    Marks,
+    Tool,
+    any_arguments,
+    quoted,
+    random_letters,
+)
+from shardcompute.api.tools.events import CallArguments, CallStarted, Event, Said, merged, split_before
+from shardcompute.api.tools.hermes import CLOSE, OPEN
+from shardcompute.core.errors import UsageError
+from shardcompute.decoding import json_rule
+
+FUNCTION, END_FUNCTION = "<function=", "</function>"
+PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
+_FUNCTION = re.compile(r"(?:<tool_call>\s*)?<function=([^<>\n]{1,128})>")
+_BEGUN = re.compile(r"(?:<tool_call>\s*)?<function=[^<>\n]{0,128}\Z|<tool_call>\s*(?:<[a-z=]{0,9})?\Z")
+_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+_DEFINITIONS = ("$defs", "definitions")
+_UNENFORCED = frozenset({"pattern", "minLength", "maxLength", "format"})
+
+
+class QwenCoderReader:
+    """Text, calls, text again. Models that leave `<tool_call>` out are understood."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._schemas = {tool.name: tool.parameters for tool in tools}
+        self._held = ""
+        self._name: str | None = None
+        self._given = 0
+        """Parameters of the call under way."""
+        self._has_called = False
+
+    def push(self, text: str) -> list[Event]:
+        self._held += text
+        events: list[Event] = []
+        while self._held and self._advance(events):
+            pass
+        return merged(events)
+
+    def finish(self) -> list[Event]:
+        events: list[Event] = []
+        if self._name is None:
+            self._say(self._held, events)
+        self._held = ""
+        return merged(events)
+
+    def _advance(self, events: list[Event]) -> bool:
+        if self._name is not None:
+            return self._follow_function(self._name, events)
+        if self._has_called and (rest := self._held.lstrip()).startswith(CLOSE):
+            self._held = rest[len(CLOSE) :]
+            return True
+        found = _FUNCTION.search(self._held)
+        if found:
+            self._say(self._held[: found.start()].rstrip(), events)
+            self._held, self._name, self._given, self._has_called = (
+                self._held[found.end() :],
+                found[1],
+                0,
+                True,
+            )
+            events.append(CallStarted(found[1]))
+            return True
+        begun = _BEGUN.search(self._held)
+        certain = len(self._held[: begun.start()].rstrip()) if begun else len(self._held)
+        if self._has_called:
+            certain = min(certain, split_before(self._held, CLOSE))
+        certain = min(certain, split_before(self._held, OPEN), split_before(self._held, FUNCTION))
+        self._say(self._held[:certain], events)
+        self._held = self._held[certain:]
+        return False
+
+    def _say(self, text: str, events: list[Event]) -> None:
+        """The line between two calls is not meant for anybody."""
+        text = text.lstrip() if self._has_called else text
+        self._has_called = self._has_called and not text
+        events.append(Said(text))
+
+    def _follow_function(self, name: str, events: list[Event]) -> bool:
+        self._held = self._held.lstrip()
+        if self._held.startswith(PARAMETER) and END_PARAMETER not in self._held:
+            return False
+        if found := _PARAMETER.match(self._held):
+            root = self._schemas.get(name, {})
+            schema = _followed((root.get("properties") or {}).get(found[1]), root)
+            written = f"{json.dumps(found[1])}: {in_json(found[2], schema)}"
+            events.append(CallArguments((", " if self._given else "{") + written))
+            self._held, self._given = self._held[found.end() :], self._given + 1
+            return True
+        if self._held.startswith((END_FUNCTION, CLOSE)):
+            events.append(CallArguments("}" if self._given else "{}"))
+            self._held, self._name = self._held.removeprefix(END_FUNCTION), None
+            return True
+        if any(mark.startswith(self._held) for mark in (PARAMETER, END_FUNCTION, CLOSE)):
+            return False
+        # Something else between the parameters: nobody could say what it is.
+        self._held = self._held[1:]
+        return True
+
+
+def in_json(value: str, schema: object) -> str:
+    """A parameter's text as JSON of its schema; where that leaves it open, as the JSON that it is, or as a string."""
+    allowed = _types_of(schema)
+    text = value.lower() if value in ("True", "False", "None", "Null") else value
+    try:
+        parsed = json.loads("null" if text == "none" else text)
+    except (ValueError, RecursionError):
+        return json.dumps(value, ensure_ascii=False)
+    kind = _NAMES.get(type(parsed), "array" if isinstance(parsed, list) else "object")
+    fits = kind in allowed or (kind == "integer" and "number" in allowed)
+    if ("string" in allowed and kind != "null") or (allowed and not fits):
+        return json.dumps(value, ensure_ascii=False)
+    return json.dumps(parsed, ensure_ascii=False)
+
+
+def _followed(schema: Any, root: Mapping[str, Any]) -> Any:
+    """What a schema refers to, where that is a definition beside it."""
+    where = schema.get("$ref") if isinstance(schema, Mapping) else None
+    if not isinstance(where, str):
+        return schema
+    _, kind, name = (*where.split("/"), "", "")[:3]
+    return (root.get(kind) or {}).get(name, schema) if kind in _DEFINITIONS else schema
+
+
+def _types_of(schema: object) -> set[str]:
+    """The types that a schema names; none where it leaves them open."""
+    if not isinstance(schema, Mapping):
+        return set()
+    named = schema.get("type")
+    found = {named} if isinstance(named, str) else set(named or ())
+    for branch in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        found |= _types_of(branch)
+    values = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]
+    return found or {_NAMES[type(value)] for value in values if type(value) in _NAMES}
+
+
+class QwenCoderFormat:
+    marks: tuple[str, ...] = (OPEN, CLOSE)
+    has_own_template = True
+    most_calls = MOST_CALLS
+
+    def reader(self, tools: Sequence[Tool]) -> QwenCoderReader:
+        return QwenCoderReader(tools)
+
+    def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
+        more = f'("\\n" marked){{0,{most - 1}}}' if most > 1 else ""
+        lines = [f"calls: marked {more}", f'marked: {marks.term(OPEN)} "\\n" call "\\n" {marks.term(CLOSE)}']
+        lines.append(f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}")
+        for index, tool in enumerate(tools):
+            lines += _call_rules(index, tool, is_open=arguments is any_arguments and not tool.is_strict)
+        end = quoted(f"\n{END_PARAMETER}\n")
+        lines += [f"words[suffix={end}]: /(.|\\n)*/", f"end: {end}"]
+        return "\n".join(lines)
+
+    def words_then_calls(self, marks: Marks, most: int) -> str | None:
+        more = f'("\\n" marked){{0,{most - 1}}}' if most > 1 else ""
+        rest = f'"\\n" call "\\n" {marks.term(CLOSE)} {more}'
+        text = "TEXT: /(.|\\n)*/"
+        if marks.is_token(OPEN):
+            return f"answer: TEXT | TEXT {marks.term(OPEN)} {rest}\n{text}"
+        return f'answer: TEXT | trigger {rest}\ntrigger[lazy]: TEXT "{OPEN}"\n{text}'
+
+    def new_id(self) -> str:
+        return f"call_{random_letters(24)}"
+
+    def known_id(self, call_id: str) -> str:
+        return call_id
+
+
+def _call_rules(index: int, tool: Tool, *, is_open: bool) -> Iterable[str]:
+    """Lark rules for one function: its parameters in the schema's order, or any where they are open."""
+    properties: Mapping[str, Any] = tool.parameters.get("properties") or {}
+    head = quoted(f"{FUNCTION}{tool.name}>\n")
+    if is_open or (not properties and tool.parameters.get("additionalProperties") not in (None, False)):
+        named = f'{quoted(PARAMETER)} /[^<>\\n]+/ ">\\n" words'
+        yield f"call_{index}: {head} ({named})* {quoted(END_FUNCTION)}"
+        return
+    required = tool.parameters.get("required") or ()
+    parts = [f"given_{index}_{i}{'' if key in required else '?'}" for i, key in enumerate(properties)]
+    yield f"call_{index}: {head} {' '.join(parts)} {quoted(END_FUNCTION)}"
+    shared = {key: tool.parameters[key] for key in _DEFINITIONS if key in tool.parameters}
+    for i, (key, schema) in enumerate(properties.items()):
+        yield f"given_{index}_{i}: {quoted(f'{PARAMETER}{key}>' + chr(10))} {_value_rule(schema, shared, tool)}"
+
+
+def _value_rule(schema: Any, shared: Mapping[str, Any], tool: Tool) -> str:
+    known = _followed(schema, tool.parameters)
+    if isinstance(known, Mapping):
+        choices = [known["const"]] if "const" in known else known.get("enum")
+        if choices and all(isinstance(choice, str) for choice in choices):
+            return f"({' | '.join(quoted(choice) for choice in choices)}) end"
+    if not isinstance(known, Mapping) or "string" in (allowed := _types_of(known)) or not allowed:
+        if tool.is_strict and isinstance(known, Mapping) and _UNENFORCED & known.keys():
+            message = f"The tool {tool.name!r} limits a text in ways that this model's format of calls cannot enforce."
+            raise UsageError(message, hint="leave strict out, or limit the text by enum")
+        return "words"
+    return f"{json_rule({**schema, **shared}, is_lenient=not tool.is_strict)} end"

@@ -1,0 +1,37 @@
+"""How much memory a worker may have so that a model takes a wished number of stages, no fewer."""
+
+from __future__ import annotations
+
+from shardcompute.control.sizes import Sizes, sizes_of
+from shardcompute.core.settings import load_settings
+from shardcompute.node.dry_run import size_up
+from shardcompute.weights.checkpoint import open_checkpoint
+from shardcompute.weights.reference import parse_reference
+from shardcompute.weights.sources import resolve
+
+
+def memory_per_stage(model: str, form: str, stages: int, *, kv_tokens: int, context: int) -> int:
+    """Bytes with which the model fits on so many machines, and not on fewer."""
+    with open_checkpoint(resolve(parse_reference(model), load_settings())) as checkpoint:
+        sizes = sizes_of(size_up(checkpoint, form, kv_tokens=kv_tokens, context_length=context))
+    enough = _least_memory(sizes, stages)
+    return enough + (_least_memory(sizes, stages - 1) - enough) // 3
+
+
+def _least_memory(sizes: Sizes, workers: int) -> int:
+    """The least memory of each of so many workers that hold the model together."""
+
+    def holds(memory: int) -> bool:
+        start = 0
+        for _ in range(workers):
+            fitting = [
+                s for s in range(start, sizes.layer_count + 1) if sizes.memory_bytes(start, s) <= memory
+            ]
+            start = max(fitting, default=start)
+        return start == sizes.layer_count
+
+    low, high = 0, sizes.total_bytes
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

@@ -1,0 +1,161 @@
+"""Where a chain's driver sits: with the coordinator, or on a worker from which the ring is clearly shorter.
+
+Follows from measured links alone. Whoever sits somewhere stays there until another seat is clearly better, so that
+two measurements of the same line never move a driver back and forth; an unmeasured link moves nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import inf
+
+from shardcompute.control.events import DriverSeated, Event
+from shardcompute.control.placement import Placement
+from shardcompute.control.policy import PlacementPolicy
+from shardcompute.control.state import Chain, ClusterState, RequestedModel
+from shardcompute.control.surveys import survey
+from shardcompute.control.terms import Request, hops_of, stage_s
+from shardcompute.control.words import format_seconds
+
+HOME = ""
+_LEAVING = 0.5
+"""A driver goes home once its seat gains less than this part of what made it sit there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a driver belongs, and why. Times are on the wire; None where a link of the ring was not measured."""
+
+    node: str
+    ring_s: float | None
+    home_s: float | None
+    reason: str
+
+    def told(self, names: Mapping[str, str]) -> str:
+        """For people, who call the nodes by these names."""
+        who = "the coordinator" if self.node == HOME else names.get(self.node, self.node)
+        return f"driver on {who}: {self.reason}"
+
+
+def ring_s(state: ClusterState, nodes: Sequence[str], driver: str) -> float | None:
+    """How long a row is on the wire from a driver through these nodes and back; infinity where a link is closed, None
+    where one was never measured."""
+    total_s = 0.0
+    for a, b in pairwise((driver, *nodes, driver)):
+        link = state.link(a, b)
+        if a == b:
+            continue
+        if link is None:
+            return None
+        total_s += link.rtt_s / 2 if link.is_open else inf
+    return total_s
+
+
+def where_a_driver_belongs(state: ClusterState, now_s: float) -> Event | None:
+    """A question of `planning`: of chains that serve, whose driver should move."""
+    for chain in state.live_chains():
+        if chain.status == "ready" and not chain.is_interrupted:
+            seat = seat_of(state, chain, now_s)
+            if seat.node != chain.seat:
+                return DriverSeated(chain.id, seat.node, seat.reason)
+    return None
+
+
+def seat_of(state: ClusterState, chain: Chain, now_s: float) -> Seat:
+    """Where a chain's driver belongs, given where it sits."""
+    requested = state.models[chain.model]
+    compute_s = _compute_s(state, chain, now_s)
+    return choose_seat(
+        state, chain.nodes, requested, compute_s=compute_s, current=chain.seat, avoided=chain.avoided
+    )
+
+
+def choose_seat(
+    state: ClusterState,
+    nodes: Sequence[str],
+    requested: RequestedModel | None,
+    *,
+    compute_s: float = 0.0,
+    current: str = HOME,
+    avoided: Collection[str] = (),
+) -> Seat:
+    """Where the driver of a chain along these nodes belongs; a token takes `compute_s` besides the wire."""
+    home_s = ring_s(state, nodes, state.driver)
+    if state.placing.drivers == "here":
+        return Seat(HOME, home_s, home_s, "it was told to stay there")
+    if requested is not None and requested.has_draft_model:
+        return Seat(HOME, home_s, home_s, "the draft model is there")
+    if not _is_tenable(state, current, avoided):
+        current = HOME
+    here_s = home_s if current == HOME else ring_s(state, nodes, current)
+    if home_s is None or here_s is None:
+        return Seat(current, here_s, home_s, "not all links of the ring are measured")
+    if current != HOME and not _pays(state.placing, here_s, home_s, compute_s, _LEAVING):
+        current, here_s = HOME, home_s
+    rings = _rings(state, nodes, avoided)
+    best = min(rings, key=lambda node: (rings[node], _from_home_s(state, node), node), default=HOME)
+    if best != HOME and _pays(state.placing, rings[best], here_s, compute_s):
+        current, here_s = best, rings[best]
+    if current == HOME:
+        return Seat(HOME, home_s, home_s, f"ring {format_seconds(home_s)}, nowhere else clearly shorter")
+    reason = f"ring {format_seconds(here_s)} instead of {format_seconds(home_s)}"
+    return Seat(current, here_s, home_s, reason)
+
+
+def sits_at(chain: Chain) -> str:
+    """The worker that drives a chain now: one that it was told to, and has been connected."""
+    is_there = any(each.driver == chain.seat and each.epoch == chain.epoch for each in chain.drivers)
+    return chain.seat if is_there else HOME
+
+
+def seated(plan: Placement, request: Request, driver: str) -> Placement:
+    """What a plan is predicted to do with its driver there."""
+    hops_s = hops_of(replace(request, driver=driver)).ring_s([stage.node for stage in plan.stages])
+    latency_s = max(sum(stage.step_s for stage in plan.stages) + hops_s, 1e-9)
+    return replace(plan, predicted_tokens_per_s_one_stream=1 / latency_s, hops_s=hops_s)
+
+
+def _is_tenable(state: ClusterState, node: str, avoided: Collection[str]) -> bool:
+    """Whether a driver can go on where it sits. A node in doubt will be either back or lost in a moment."""
+    if node == HOME:
+        return True
+    known = state.nodes.get(node)
+    if known is None or not known.can_host or node in avoided:
+        return False
+    return known.is_live and not known.is_draining and _from_home_s(state, node) < inf
+
+
+def _rings(state: ClusterState, nodes: Sequence[str], avoided: Collection[str]) -> dict[str, float]:
+    """By each worker that could host the driver now, how long the ring would be."""
+    rings: dict[str, float] = {}
+    for id in sorted(state.nodes):
+        node = state.nodes[id]
+        is_free = node.can_host and node.status == "ready" and id not in avoided
+        seconds = ring_s(state, nodes, id) if is_free else None
+        if seconds is not None and seconds < inf and _from_home_s(state, id) < inf:
+            rings[id] = seconds
+    return rings
+
+
+def _from_home_s(state: ClusterState, node: str) -> float:
+    """From the coordinator, which hands requests over and gets tokens back; infinity where that is not known."""
+    link = state.link(state.driver, node)
+    return link.rtt_s if link is not None and link.is_open else inf
+
+
+def _pays(policy: PlacementPolicy, then_s: float, now_s: float, compute_s: float, part: float = 1.0) -> bool:
+    gain_s = now_s - then_s
+    wanted_s = max(policy.seat_min_gain_s, policy.seat_min_gain * (now_s + compute_s))
+    return gain_s >= part * wanted_s
+
+
+def _compute_s(state: ClusterState, chain: Chain, now_s: float) -> float:
+    """Of one token, on all stages; 0 where a machine is not to be judged just now."""
+    model = state.models[chain.model].model
+    request = survey(state, model, now_s, chain=chain, has_draining=True, has_shared=True)
+    offers = {offer.node: offer for offer in request.offers}
+    if not set(chain.nodes) <= offers.keys():
+        return 0.0
+    return sum(stage_s(request.sizes, offers[each.node], each.start, each.stop) for each in chain.stages)

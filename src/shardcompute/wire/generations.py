@@ -1,0 +1,120 @@
+"""Messages of generations that are computed elsewhere (links of role "generations").
+
+The coordinator dials the worker that hosts a chain's driver and hands it whole requests; what comes back is each
+request's deltas in order, as the API would have got them from a driver in its own process. A generation is known by
+the number that its `Generate` has on this link. Requests and deltas are the core's own values as MessagePack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from shardcompute.core.errors import LinkError
+from shardcompute.core.generation import Delta, GenerationRequest
+
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+RELEASED = "Released"
+"""The code of a generation that the host gives back unfinished: whoever asked goes on with it elsewhere."""
+
+_requests = msgspec.msgpack.Decoder(GenerationRequest)
+_deltas = msgspec.msgpack.Decoder(Delta)
+
+
+class Generate(msgspec.Struct, frozen=True, array_like=True, tag=40):
+    """Compute this request with the driver of a chain that the receiver hosts."""
+
+    number: Number
+    chain: str
+    request: bytes
+
+
+class Begun(msgspec.Struct, frozen=True, array_like=True, tag=41):
+    """The request was taken, as this session of the chain."""
+
+    number: Number
+    session: Number
+
+
+class Generated(msgspec.Struct, frozen=True, array_like=True, tag=42):
+    """The next piece of an answer; the last one says how it ended."""
+
+    number: Number
+    delta: bytes
+
+
+class GenerationFailed(msgspec.Struct, frozen=True, array_like=True, tag=43):
+    """Nothing more comes; `code` is the name of a class in `core.errors`, or `RELEASED`."""
+
+    number: Number
+    code: str
+    message: str
+    hint: str = ""
+
+
+class CancelGeneration(msgspec.Struct, frozen=True, array_like=True, tag=44):
+    """Nobody waits for this any more."""
+
+    number: Number
+
+
+class StepTimed(msgspec.Struct, frozen=True, array_like=True, tag=45):
+    """How a chain's stages spent their time on one step: a list of `wire.messages.StageTiming`."""
+
+    chain: str
+    timings: bytes
+
+
+class HostLoad(msgspec.Struct, frozen=True, array_like=True, tag=46):
+    """How busy a chain's driver is, and what its router knows."""
+
+    chain: str
+    running: Number
+    waiting: Number
+    used_tokens: Number
+    capacity_tokens: Number
+    router: dict[str, float]
+
+
+GenerationMessage: TypeAlias = (
+    Generate | Begun | Generated | GenerationFailed | CancelGeneration | StepTimed | HostLoad
+)
+
+
+def pack_request(request: GenerationRequest) -> bytes:
+    """Raises LinkError where it has parts that cannot travel."""
+    try:
+        return msgspec.msgpack.encode(request, enc_hook=_plain)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise LinkError(f"a request cannot be sent: {error}", hint="numbers must fit 64 bits") from error
+
+
+def _plain(value: object) -> object:
+    """Mappings of any kind travel as plain ones."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"no message can hold a {type(value).__name__}")
+
+
+def unpack_request(packed: bytes) -> GenerationRequest:
+    """The request, as unchecked as it came: the driver judges it. Raises LinkError where it is none."""
+    try:
+        return _requests.decode(packed)
+    except (ValueError, RecursionError) as error:
+        raise LinkError(f"a request cannot be read: {error}", hint="run one release on all nodes") from error
+
+
+def pack_delta(delta: Delta) -> bytes:
+    return msgspec.msgpack.encode(delta)
+
+
+def unpack_delta(packed: bytes) -> Delta:
+    """Raises LinkError where it is none."""
+    try:
+        return _deltas.decode(packed)
+    except (ValueError, RecursionError) as error:
+        raise LinkError(
+            f"a piece of an answer cannot be read: {error}", hint="run one release on all nodes"
+        ) from error
