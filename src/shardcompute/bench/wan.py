@@ -48,7 +48,7 @@ class WanBench:
     per_category: int = 1
     tokens: int = 64
     streams: Sequence[int] = (1, 4, 8, 16)
-    arms: Sequence[str] = ("plain", "ngram", "self", "auto")
+    arms: Sequence[str] = ("plain", "ngram", "self", "ahead", "auto")
     workers: int = 3
     draft_model: str = ""
     emulator: Emulator = Emulator.AUTO

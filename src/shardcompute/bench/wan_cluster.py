@@ -226,6 +226,8 @@ def _coordinator_command(
         str(network.new_port(machine)),
     ]
     command += ["--api-key", key, "--weights", serving.form, "--prefer", "throughput"]
+    # The ring that is asked for goes through the first machine.
+    command += ["--driver-placement", "here"]
     command += ["--kv-tokens", str(serving.kv_tokens), "--context", str(serving.context)]
     return network.command(machine, [*command, *network.options(machine), *serving.options])
 

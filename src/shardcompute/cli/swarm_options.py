@@ -64,6 +64,7 @@ class Drafting(StrEnum):
     NGRAM = "ngram"
     MODEL = "model"
     SELF = "self"
+    AHEAD = "ahead"
 
 
 Speculate = Annotated[
