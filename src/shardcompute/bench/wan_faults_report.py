@@ -10,19 +10,18 @@ from shardcompute.bench.wan_faults import FaultRow
 
 
 def summarise(rows: Sequence[FaultRow]) -> list[Result]:
-    """For each fault, in the order in which they were tried: medians over answers, and the worst pause."""
+    """For each fault, in the order in which they were tried: medians over answers, and the worst of the pauses."""
     results: list[Result] = []
     for fault in dict.fromkeys(row.fault for row in rows):
         of_fault = [row for row in rows if row.fault == fault]
         labels = {"fault": fault}
         results += [
             Result("tokens_per_s", _median(row.tokens / row.disturbed_s for row in of_fault), "1/s", labels),
-            Result("against_undisturbed", _median(row.speed for row in of_fault), "ratio", labels),
+            Result("speed", _median(row.speed for row in of_fault), "of usual", labels),
             Result("longest_pause", max(row.disturbed_pause_s for row in of_fault), "s", labels),
-            Result("median_pause", _median(row.disturbed_pause_s for row in of_fault), "s", labels),
-            Result("undisturbed_pause", _median(row.undisturbed_pause_s for row in of_fault), "s", labels),
-            Result("pings", sum(row.pings for row in of_fault) / len(of_fault), "per answer", labels),
-            Result("epochs", _per_round(of_fault), "per round", labels),
+            Result("usual_pause", _median(row.undisturbed_pause_s for row in of_fault), "s", labels),
+            Result("pings", sum(row.pings for row in of_fault) / len(of_fault), "each", labels),
+            Result("epochs", _per_round(of_fault), "a round", labels),
             Result("whole_again", max(row.whole_again_s for row in of_fault), "s", labels),
             Result("same_text", sum(row.is_same for row in of_fault) / len(of_fault), "fraction", labels),
         ]

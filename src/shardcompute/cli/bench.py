@@ -243,7 +243,9 @@ def show_results(results: list[Result], rows: tuple[str, ...], columns: tuple[st
             headings.append(heading)
         key = tuple(str(result.labels.get(name, "")) for name in rows)
         cells.setdefault(key, {})[heading] = f"{result.value:.4g}"
-    table = Table(*rows)
+    table = Table()
+    for name in rows:
+        table.add_column(name, no_wrap=True)
     for heading in headings:
         table.add_column(heading, justify="right")
     for key, row in cells.items():

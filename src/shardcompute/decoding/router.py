@@ -56,6 +56,15 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """A draft that is there: whose, how sure, and of how many tokens."""
+
+    drafter: str
+    grade: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class PipeLoad:
     """How full the chain is: sessions that are answering now, frames on their way, stages."""
 
@@ -144,6 +153,39 @@ class Router:
         name = chosen.drafter or "plain"
         self._rounds[name] = self._rounds.get(name, 0) + 1
         return chosen
+
+    def compare(
+        self,
+        session: int,
+        wish: Speculation,
+        offers: Sequence[Offer],
+        load: PipeLoad,
+        others: Sequence[str] = (),
+    ) -> Round | None:
+        """Which of the drafts that are there already to send, and how much of it; None: better plain decoding, or one
+        of the `others`, who would have to draft first."""
+        if not offers or not self._ring.is_known or wish.tokens == 0:
+            return None
+        state = self._sessions.setdefault(session, _Session())
+        state.wish = wish
+        self._plan(session, state, (*(offer.drafter for offer in offers), *others), load)
+        costs = self._costs(load)
+        rates = [plan.rate for plan in state.plans if plan.drafter in others]
+        best, most = None, max([state.plain_rate * _MARGIN, *rates])
+        for offer in offers:
+            plan = state.plan_of(offer.drafter)
+            grade = min(max(offer.grade, 0), GRADES - 1)
+            tokens = min(offer.count, 0 if plan is None else plan.worth[grade])
+            if plan is None or tokens < 1:
+                continue
+            chances = self._acceptance.chances(session, offer.drafter, grade, tokens + 1)
+            rate = net_rate(costs, tokens, prospects(chances)[tokens], plan.frames)
+            if rate > most:
+                reason = f"promises {rate / state.plain_rate:.2f} of plain"
+                best, most = Round(offer.drafter, tokens, plan.frames, reason), rate
+        if best is not None and best.drafter is not None:
+            self._rounds[best.drafter] = self._rounds.get(best.drafter, 0) + 1
+        return best
 
     def ask_ahead(self, session: int, wish: Speculation, drafter: str, load: PipeLoad) -> int:
         """How many tokens a drafter is to have ready when the next frame comes back, where it must be told before."""

@@ -19,15 +19,13 @@ from shardcompute.core.generation import GenerationRequest, Speculation
 from shardcompute.core.sparing_log import SparingLog
 from shardcompute.core.steps import Foreseen
 from shardcompute.decoding.drafting import Draft, Drafter
-from shardcompute.decoding.router import PipeLoad, Round, Router
+from shardcompute.decoding.router import Offer, PipeLoad, Round, Router
 from shardcompute.node.foreseen import ForeseenDrafter
 from shardcompute.node.session import Session
 
 log = logging.getLogger(__name__)
 MOST_TOKENS = 16
 MOST_FRAMES = 8
-_SURE = 1
-"""Drafts of this grade and above that cost nothing go before all others."""
 _PLAIN = Round(None, 0, 1, "not asked yet")
 OnDraft = Callable[[int, Callable[[Session], None]], None]
 """Given a session and what is to be done with it, under the lock, now that its draft is there."""
@@ -156,7 +154,7 @@ class RoutedSpeculator:
             self._draft(session, course, room)
             return
         course.records.clear()
-        if wish.drafter == "auto" and self._draft_surely(session, course, room):
+        if wish.drafter == "auto" and self._draft_at_hand(session, course, room):
             return
         available = [name for name in self.available if self._may_have(name, session)]
         while available:
@@ -203,17 +201,25 @@ class RoutedSpeculator:
     def _may_have(self, drafter: str, session: Session) -> bool:
         return drafter != self._foreseen.name or self._foreseen.has(session.id, session.known)
 
-    def _draft_surely(self, session: Session, course: Course, room: int) -> bool:
-        """Let whoever drafts for nothing go first where it is sure of itself, whatever pays best in the mean."""
+    def _draft_at_hand(self, session: Session, course: Course, room: int) -> bool:
+        """Where drafts are there already, or cost nothing, take the one that promises most."""
+        offers = []
         for drafter in self._drafters.values():
-            if drafter.is_slow or drafter is self._foreseen:
-                continue
-            draft = drafter.propose(session.id, session.known, session.assumed, 1, session.opening())
-            if draft.ids and draft.grade >= _SURE:
-                wish = self.wish(session.request)
-                course.round = self.router.choose(session.id, wish, [drafter.name], self.load)
-                return self._draft(session, course, room)
-        return False
+            if not drafter.is_slow:
+                draft = drafter.propose(
+                    session.id, session.known, session.assumed, min(room, MOST_TOKENS), session.opening()
+                )
+                if draft.ids:
+                    offers.append(Offer(drafter.name, draft.grade, len(draft.ids)))
+        others = [
+            name for name in self.available if name not in self._drafters or self._drafters[name].is_slow
+        ]
+        wish = self.wish(session.request)
+        chosen = self.router.compare(session.id, wish, offers, self.load, others)
+        if chosen is None:
+            return False
+        course.round = chosen
+        return self._draft(session, course, room)
 
     def _draft(self, session: Session, course: Course, room: int) -> bool:
         """Have the round's drafter add to the session; False if it has nothing to offer."""

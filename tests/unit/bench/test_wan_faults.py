@@ -53,12 +53,12 @@ def test_medians_of_answers_and_the_worst_pause() -> None:
     assert [each.labels["fault"] for each in summarise(rows) if each.metric == "pings"] == ["loss", "jitter"]
     loss = figures(rows, "loss")
     assert loss["tokens_per_s"] == pytest.approx(8.0)
-    assert loss["against_undisturbed"] == pytest.approx(0.5)
-    assert (loss["longest_pause"], loss["median_pause"]) == (3.5, 2.5)
+    assert loss["speed"] == pytest.approx(0.5)
+    assert (loss["longest_pause"], loss["usual_pause"]) == (3.5, 0.1)
     assert loss["pings"] == pytest.approx(1.0)
     assert loss["same_text"] == pytest.approx(2 / 3)
     jitter = figures(rows, "jitter")
-    assert (jitter["against_undisturbed"], jitter["whole_again"], jitter["same_text"]) == (1.0, 1.5, 1.0)
+    assert (jitter["speed"], jitter["whole_again"], jitter["same_text"]) == (1.0, 1.5, 1.0)
     assert differing(rows) == [rows[2]]
 
 
@@ -189,7 +189,7 @@ def test_the_command_shows_figures_and_complains_of_texts(
     assert "1 of 2 answers DIFFER" in done.stderr
     assert (asked[0].faults, asked[0].streams) == (["loss", "blackout"], 2)
     written = json.loads(out.read_text())["results"]
-    assert {"metric": "epochs", "value": 1, "unit": "per round", "fault": "blackout"} in written
+    assert {"metric": "epochs", "value": 1, "unit": "a round", "fault": "blackout"} in written
 
 
 def test_every_fault_has_a_line_in_the_list() -> None:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from shardcompute.core.generation import Speculation
-from shardcompute.decoding.router import PipeLoad, Round, Router
+from shardcompute.decoding.router import Offer, PipeLoad, Round, Router
 
 ALONE = PipeLoad(sessions=1, frames_in_flight=0, stages=2)
 AUTO = Speculation()
@@ -251,3 +251,28 @@ def test_drafts_that_are_made_inside_the_ring_go_round_one_at_a_time() -> None:
     for drafter in ("self", "ahead"):
         router = taught(measured(), 4, drafter=drafter)
         assert choose(router, AUTO, ALONE, drafter).frames == 1
+
+
+def test_of_the_drafts_at_hand_the_one_that_promises_most_is_sent() -> None:
+    router = measured()
+    for _ in range(100):
+        router.verified(1, "ngram", 1, 4, 1)
+        router.verified(1, "ngram", 3, 4, 4)
+        router.verified(1, "ahead", 2, 4, 3)
+    guessed = Offer("ahead", 2, 4)
+    poor = router.compare(1, AUTO, [Offer("ngram", 1, 8), guessed], ALONE)
+    good = router.compare(1, AUTO, [Offer("ngram", 3, 8), guessed], ALONE)
+    assert poor is not None
+    assert good is not None
+    assert (poor.drafter, good.drafter) == ("ahead", "ngram")
+    assert poor.tokens <= 4
+    assert good.tokens == 8
+
+
+def test_drafts_at_hand_that_never_hold_are_not_sent() -> None:
+    router = measured()
+    for _ in range(200):
+        router.verified(1, "ngram", 0, 4, 0)
+    assert router.compare(1, AUTO, [Offer("ngram", 0, 4)], ALONE) is None
+    assert router.compare(1, AUTO, [], ALONE) is None
+    assert Router().compare(1, AUTO, [Offer("ngram", 3, 4)], ALONE) is None

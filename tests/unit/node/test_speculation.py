@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import GenerationRequest, Speculation
-from shardcompute.decoding.router import Round
+from shardcompute.decoding.router import PipeLoad
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.chain_port import ChainShape, Resumption
 from shardcompute.node.driver import Driver, DriverLimits
@@ -222,23 +222,36 @@ def test_a_session_that_ends_is_forgotten_by_its_drafter() -> None:
     assert oracle.forgotten == [generation]
 
 
-def test_a_free_drafter_that_is_sure_goes_before_a_better_one() -> None:
-    """The text repeats itself, so its own beginning tells how it goes on; the model need not be asked."""
-    oracle = Oracle(lambda prompt: [0, 1, 2] * 20, is_slow=True)
+def repeating(oracle: Oracle) -> tuple[Driver, Session]:
+    """A session whose text repeats itself, on a ring that is known to be slow."""
     limits = DriverLimits(vocab_size=30, context_length=1000)
     driver = Driver(cast(Tokenizer, Letters()), limits, drafters=[oracle])
-    asked: list[tuple[str, int]] = []
     speculator = driver._speculator
-
-    def choose(session: int, wish: Speculation, available: list[str], load: object) -> Round:
-        asked.append((",".join(available), session))
-        return Round(available[0], 4, 1, "test")
-
-    speculator.router.choose = choose  # type: ignore[method-assign, assignment]
     speculator.free_tokens = 1000
+    speculator.load = PipeLoad(1, 0, 2)
+    for rows in (1, 4, 16) * 20:
+        speculator.router.traversed(rows, 0.1, [0.002, 0.002])
     prompt = tuple([0, 1, 2] * 20)
-    session = Session(1, GenerationRequest(prompt, 50), [*prompt, 0], sent=len(prompt))
-    speculator.extend(session)
-    assert asked == [("ngram", 1)]
+    return driver, Session(1, GenerationRequest(prompt, 50), [*prompt, 0], sent=len(prompt))
+
+
+def test_a_free_draft_that_is_sure_goes_before_a_drafter_that_is_better_in_the_mean() -> None:
+    driver, session = repeating(Oracle(lambda prompt: [0, 1, 2] * 20, is_slow=True))
+    for _ in range(50):
+        driver._speculator.router.verified(1, "ngram", 3, 8, 8)
+        driver._speculator.router.verified(1, "model", 1, 4, 3)
+    driver._speculator.extend(session)
+    assert driver._speculator.course(1).round.drafter == "ngram"
     assert session.assumed[:2] == [1, 2]
+    driver.close()
+
+
+def test_a_slow_drafter_is_asked_where_the_draft_at_hand_is_poor() -> None:
+    driver, session = repeating(Oracle(lambda prompt: [0, 1, 2] * 20, is_slow=True))
+    for _ in range(100):
+        driver._speculator.router.verified(1, "ngram", 3, 8, 0)
+        driver._speculator.router.verified(1, "model", 1, 4, 4)
+    driver._speculator.extend(session)
+    assert driver._speculator.course(1).round.drafter == "model"
+    assert session.is_drafting
     driver.close()
