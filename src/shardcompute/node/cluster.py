@@ -191,7 +191,12 @@ class Cluster:
             form,
             options.folder / "served",
             progress,
-            attachments={**attachments_of(tokenizer), TOKENIZER: pack_tokenizer(checkpoint), **heads, **ahead},
+            attachments={
+                **attachments_of(tokenizer),
+                TOKENIZER: pack_tokenizer(checkpoint),
+                **heads,
+                **ahead,
+            },
         )
         drafters = options.open_drafters(tokenizer, checkpoint.spec.vocab_size)
         self._close_files(checkpoint.name)
