@@ -28,7 +28,8 @@ from shardcompute.core.steps import Opening, Picked, Work
 from shardcompute.models.spec import cut
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.chain_port import ChainShape
-from shardcompute.node.driver import Driver, DriverLimits
+from shardcompute.node.driver import Driver
+from shardcompute.node.driver_terms import DriverLimits
 from shardcompute.node.local import LocalChain
 from shardcompute.node.local_service import LocalService
 from shardcompute.runtime.shard import open_shard

@@ -18,7 +18,8 @@ from shardcompute.core.generation import Delta, GenerationRequest, Speculation, 
 from shardcompute.core.steps import Opening, Picked, Work
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.chain_port import ChainShape
-from shardcompute.node.driver import Driver, DriverLimits
+from shardcompute.node.driver import Driver
+from shardcompute.node.driver_terms import DriverLimits
 from shardcompute.node.scheduler import Frame
 
 LETTERS = 26

@@ -10,20 +10,20 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from shardcompute.control import ClusterState, Model, PlacementPolicy
+from shardcompute.control import ClusterState, PlacementPolicy
 from shardcompute.control.events import LinkBroken, ModelDropped, ModelRequested, NodeDrained
-from shardcompute.control.sizes import layer_work
 from shardcompute.core.errors import LinkError, UsageError
 from shardcompute.core.generation import Speculation
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.tokenizer import Tokenizer
+from shardcompute.node.card_sizes import describe_card
 from shardcompute.node.commands import OfferedModel
 from shardcompute.node.coordinator import Coordinator
 from shardcompute.node.draft_heads import DraftHeadStore, ahead_attachments
@@ -48,7 +48,6 @@ from shardcompute.security import (
     join_server_context,
 )
 from shardcompute.security.token_book import TokenSummary
-from shardcompute.weights.card import Card
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.progress import Progress
 from shardcompute.weights.served import ServedModel, attachments_of, prepare_served
@@ -385,32 +384,6 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(LinkError):
             self.close()
-
-
-def describe_card(card: Card, *, kv_tokens: int, context_length: int, drafts: bool = False) -> Model:
-    """The sizes of a model as it is served, for placement."""
-    spec = card.spec
-
-    def size_of(names: Iterable[str]) -> int:
-        return sum(card.entries[name].size_bytes for name in names)
-
-    layer_bytes = tuple(size_of(card.layer_tensors(layer)) for layer in range(spec.layer_count))
-    return Model(
-        name=card.model,
-        layer_bytes=layer_bytes,
-        work_bytes=layer_work(spec, layer_bytes),
-        embedding_bytes=size_of(card.stored_names(card.layout.model["embedding"])),
-        head_bytes=size_of(
-            name for part in ("head", "norm") for name in card.stored_names(card.layout.model[part])
-        ),
-        kv_bytes_per_token_and_layer=spec.kv_bytes_per_token_and_layer,
-        kv_tokens=kv_tokens,
-        hidden=spec.hidden,
-        context_length=context_length,
-        weight_form=card.form,
-        is_head_tied=spec.tied_head,
-        draft_bytes=card.draft_bytes if drafts else 0,
-    )
 
 
 def _open_authority(options: ClusterOptions) -> ClusterAuthority:

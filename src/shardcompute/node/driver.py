@@ -11,67 +11,30 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import (
     BackendError,
     CapacityError,
-    PromptTooLongError,
     QueueFullError,
     ShardComputeError,
-    UsageError,
 )
-from shardcompute.core.generation import Delta, GenerationRequest, Speculation, Timings, TokenChoice
+from shardcompute.core.generation import GenerationRequest, TokenChoice
 from shardcompute.core.steps import Drafted, Foreseen, Picked, Work
-from shardcompute.decoding import validate_sampling
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.decoding.ngram import NgramDrafter
 from shardcompute.decoding.router import PipeLoad
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.answer import Answer
 from shardcompute.node.chain_port import ChainPort, ChainShape, Resumption
-from shardcompute.node.flights import Flight, Journey, Landing
+from shardcompute.node.driver_terms import DriverLimits, DriverLoad, check_request
+from shardcompute.node.flights import Flight, Landing
+from shardcompute.node.generation import Emit, Generation
 from shardcompute.node.scheduler import Frame, Scheduler, SchedulerLimits
 from shardcompute.node.session import Session, round_to_pages
 from shardcompute.node.speculation import RoutedSpeculator
 from shardcompute.wire import StageTiming
-
-AUTO = Speculation()
-Emit = Callable[[Delta | ShardComputeError], None]
-
-
-@dataclass(frozen=True, slots=True)
-class DriverLimits:
-    vocab_size: int
-    context_length: int
-    max_sessions: int = 16
-    max_waiting: int = 256
-    speculation: Speculation = AUTO
-    """For requests that do not say."""
-    can_foresee: bool = False
-    """Whether last stages can guess ahead."""
-
-
-@dataclass(frozen=True, slots=True)
-class DriverLoad:
-    running: int
-    waiting: int
-    used_tokens: int
-    capacity_tokens: int
-
-
-@dataclass(slots=True)
-class _Generation:
-    """What the driver keeps beside the scheduler's session."""
-
-    session: Session
-    answer: Answer
-    emit: Emit
-    submitted_s: float
-    started_s: float = 0.0
-    first_token_s: float = 0.0
-    journey: Journey = field(default_factory=Journey)
 
 
 class Driver:
@@ -93,7 +56,7 @@ class Driver:
             SchedulerLimits(max_sessions=limits.max_sessions), first_session, self._speculator
         )
         self._speculator.can_foresee = limits.can_foresee
-        self._generations: dict[int, _Generation] = {}
+        self._generations: dict[int, Generation] = {}
         self._in_flight: dict[int, Flight] = {}
         self._port: ChainPort | None = None
         self._shape = ChainShape(0)
@@ -120,7 +83,7 @@ class Driver:
 
         Raises UsageError or PromptTooLongError for what cannot work, QueueFullError when too many wait.
         """
-        self._check(request)
+        check_request(request, self._limits)
         room = self._limits.context_length - len(request.prompt)
         request = replace(request, max_tokens=min(request.max_tokens, room))
         with self._lock:
@@ -134,7 +97,7 @@ class Driver:
                 )
             session = self._scheduler.add(request)
             answer = Answer(request, self._tokenizer)
-            generation = _Generation(session, answer, emit, time.monotonic())
+            generation = Generation(session, answer, emit, time.monotonic())
             self._generations[session.id] = generation
             if answered:
                 session.known.extend(choice.id for choice in answered)
@@ -411,7 +374,7 @@ class Driver:
                 ids = tuple(session.known[start : min(start + shape.max_rows, known)])
                 port.replay(Work(session.id, start, ids), opening if start == 0 else None)
 
-    def _extend(self, generation: _Generation, choice: TokenChoice, now: float) -> None:
+    def _extend(self, generation: Generation, choice: TokenChoice, now: float) -> None:
         session, request = generation.session, generation.session.request
         delta = generation.answer.push(choice)
         if generation.answer.count == 1:
@@ -420,11 +383,11 @@ class Driver:
                 scores = (session.scores[row] for row in range(session.prompt_length - 1))
                 delta = replace(delta, prompt=(TokenChoice(request.prompt[0]), *scores))
         if delta.finish is not None:
-            delta = replace(delta, timings=self._timings(generation, now))
+            delta = replace(delta, timings=generation.timings(self._speculator.course(session.id), now))
             self._end(generation)
         generation.emit(delta)
 
-    def _end(self, generation: _Generation) -> None:
+    def _end(self, generation: Generation) -> None:
         self._scheduler.remove(generation.session)
         self._generations.pop(generation.session.id, None)
         self._speculator.forget(generation.session.id)
@@ -469,34 +432,3 @@ class Driver:
             if opening.prefix is not None:
                 moved = [opening.prefix.source] if opening.prefix.is_moved else []
                 self._close_sessions([opening.session, *moved])
-
-    def _timings(self, generation: _Generation, now: float) -> Timings:
-        course = self._speculator.course(generation.session.id)
-        return Timings(
-            queue_s=generation.started_s - generation.submitted_s,
-            prefill_s=generation.first_token_s - generation.started_s,
-            decode_s=now - generation.first_token_s,
-            prompt_tokens=generation.session.prompt_length,
-            generated_tokens=generation.answer.count,
-            cached_tokens=generation.session.reused,
-            traversals=generation.journey.traversals,
-            drafted_tokens=course.drafted,
-            accepted_tokens=course.accepted,
-            traversal=generation.journey.mean(course.draft_s),
-        )
-
-    def _check(self, request: GenerationRequest) -> None:
-        limits = self._limits
-        if not request.prompt:
-            raise UsageError("the prompt is empty", hint="give at least one token of text")
-        if request.max_tokens < 1:
-            raise UsageError("max_tokens must be at least 1")
-        if max(request.prompt) >= limits.vocab_size or min(request.prompt) < 0:
-            raise UsageError(f"a prompt token is outside the vocabulary of {limits.vocab_size}")
-        if len(request.prompt) >= limits.context_length:
-            raise PromptTooLongError(
-                f"the prompt has {len(request.prompt)} tokens and the context holds {limits.context_length}, "
-                "with room for at least one more",
-                hint="shorten the prompt or start with a larger --context",
-            )
-        validate_sampling(request.sampling, limits.vocab_size)

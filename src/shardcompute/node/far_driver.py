@@ -13,7 +13,7 @@ import msgspec
 from shardcompute.core import errors
 from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.core.generation import Delta, GenerationRequest
-from shardcompute.node.driver import DriverLoad
+from shardcompute.node.driver_terms import DriverLoad
 from shardcompute.node.outbox import Outbox
 from shardcompute.wire import Link, Message, StageTiming
 from shardcompute.wire.generations import (

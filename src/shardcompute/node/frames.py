@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from shardcompute.core import errors
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.generation import TokenChoice
-from shardcompute.core.steps import Drafted, Foreseen, Opening, Picked, Prefix, Work
+from shardcompute.core.steps import Drafted, Foreseen, Opening, Picked, Prefix, Work, drafted_in
 from shardcompute.node.scheduler import Frame
 from shardcompute.wire import (
     AheadIds,
@@ -15,6 +17,7 @@ from shardcompute.wire import (
     RowResult,
     SegmentHeader,
     SessionOpen,
+    StageTiming,
     StepFailed,
     StepFrame,
     StepResult,
@@ -98,6 +101,32 @@ def result_row(picked: Picked) -> RowResult:
         list(choice.alternatives),
         choice.hidden,
     )
+
+
+def step_result(
+    frame: StepFrame,
+    work: Sequence[Work],
+    out: Sequence[Picked],
+    foreseen: Sequence[Foreseen],
+    timings: list[StageTiming],
+) -> StepResult:
+    """What the last stage tells the driver of a frame."""
+    rows = [(result_row(picked), picked.is_scored) for picked in out]
+    return StepResult(
+        frame.chain,
+        frame.epoch,
+        frame.sequence,
+        [row for row, is_scored in rows if not is_scored],
+        [row for row, is_scored in rows if is_scored],
+        timings,
+        [drafted_ids(drafted) for drafted in drafted_in(work)],
+        [ahead_ids(guessed) for guessed in foreseen],
+    )
+
+
+def step_failed(frame: StepFrame, error: Exception) -> StepFailed:
+    sessions = [segment.session for segment in frame.segments]
+    return StepFailed(frame.chain, frame.epoch, frame.sequence, sessions, type(error).__name__, str(error))
 
 
 def picked_of(result: StepResult) -> list[Picked]:

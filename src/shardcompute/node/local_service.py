@@ -20,7 +20,8 @@ from shardcompute.core.settings import Settings
 from shardcompute.models.spec import Stage, cut_layers
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.chain_port import ChainShape
-from shardcompute.node.driver import Driver, DriverLimits
+from shardcompute.node.driver import Driver
+from shardcompute.node.driver_terms import DriverLimits
 from shardcompute.node.local import LocalChain
 from shardcompute.node.service import Load, ServedModel
 from shardcompute.runtime.fallback import describe_fallback

@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
-from shardcompute.node.driver import Driver, Emit
+from shardcompute.node.driver import Driver
 from shardcompute.node.far_driver import FarDriver, OnSession
+from shardcompute.node.generation import Emit
 
 log = logging.getLogger(__name__)
 

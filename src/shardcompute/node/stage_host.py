@@ -21,22 +21,14 @@ import numpy as np
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.core.sparing_log import SparingLog
-from shardcompute.core.steps import Foreseen, Opening, Picked, Work, drafted_in
+from shardcompute.core.steps import Foreseen, Opening, Picked, Work
 from shardcompute.node.boundary_log import BoundaryLog, Chunk
-from shardcompute.node.commands import Connected, Wire
-from shardcompute.node.frames import (
-    REPLAY,
-    ahead_ids,
-    drafted_ids,
-    opened_of,
-    opening_of,
-    result_row,
-    segment_of,
-    work_of,
-)
+from shardcompute.node.commands import Connected
+from shardcompute.node.frames import opening_of, segment_of, step_failed, step_result, work_of
 from shardcompute.node.outgoing import Neighbour, OutgoingLinks
+from shardcompute.node.replays import replay_frames
 from shardcompute.node.seat import Place, Seat, sessions_in
-from shardcompute.node.wire_choice import EXACT, choose_codec
+from shardcompute.node.wire_choice import choose_codec
 from shardcompute.runtime.ahead import AheadDrafter
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.wire import (
@@ -45,14 +37,11 @@ from shardcompute.wire import (
     Message,
     SessionClose,
     StageTiming,
-    StepFailed,
     StepFrame,
-    StepResult,
     find_codec,
 )
 
 log = logging.getLogger(__name__)
-_REPLAY_ROWS = 256
 _WATCH_S = 1.0
 ShardKey = tuple[str, int, int]
 """(chain, first layer, layer behind the last)"""
@@ -336,17 +325,7 @@ class StageHost:
         timing: StageTiming,
     ) -> None:
         """The end of the chain: results straight to the driver."""
-        rows = [result_row(picked) for picked in out]
-        result = StepResult(
-            frame.chain,
-            frame.epoch,
-            frame.sequence,
-            [row for row, picked in zip(rows, out, strict=True) if not picked.is_scored],
-            [row for row, picked in zip(rows, out, strict=True) if picked.is_scored],
-            [*frame.timings, timing],
-            [drafted_ids(drafted) for drafted in drafted_in(work)],
-            [ahead_ids(guessed) for guessed in foreseen],
-        )
+        result = step_result(frame, work, out, foreseen, [*frame.timings, timing])
         self._links.send(seat.driver_of(frame), result)
 
     def _pass_on(
@@ -402,33 +381,14 @@ class StageHost:
     def _replay(self, seat: Seat) -> dict[int, int]:
         """Send the next stage what it would have got, had it been there from the start."""
         lengths = seat.log.lengths()
-        for work, opening, chunk in seat.log.replay(_REPLAY_ROWS):
-            codec, body = _body_of(chunk, seat.place.wire)
-            frame = StepFrame(
-                chain=seat.chain,
-                epoch=seat.place.epoch,
-                sequence=REPLAY,
-                segments=[segment_of(work)],
-                rows=len(chunk),
-                width=chunk.width,
-                codec=codec,
-                replay=True,
-                opens=[] if opening is None else [opened_of(opening)],
-            )
+        for frame, body in replay_frames(seat):
             self._links.send(seat.place.next, frame, body)
         return lengths
 
     def _report_failure(self, seat: Seat, frame: StepFrame, error: Exception) -> None:
         if not isinstance(error, ShardComputeError):
             log.exception("a step of chain %s failed", frame.chain)
-        failed = StepFailed(
-            frame.chain,
-            frame.epoch,
-            frame.sequence,
-            [segment.session for segment in frame.segments],
-            type(error).__name__,
-            str(error),
-        )
+        failed = step_failed(frame, error)
         driver = seat.driver_of(frame)
         if driver == seat.place.driver:
             self._links.open(driver)
@@ -446,11 +406,3 @@ class StageHost:
             seat.close(message.sessions)
             if not seat.place.is_last:
                 self._links.send(seat.place.next, message)
-
-
-def _body_of(chunk: Chunk, wire: Wire) -> tuple[str, list[memoryview]]:
-    """Logged rows as they were sent; a stage that cannot read that form gets the same values exactly."""
-    codec = find_codec(chunk.codec)
-    if chunk.codec in wire.codecs:
-        return chunk.codec, codec.wrap(chunk.rows)
-    return EXACT, find_codec(EXACT).encode(codec.rows.unpack(chunk.rows, chunk.width))

@@ -22,7 +22,8 @@ from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.chain_links import ChainAddress, DriverLinks, OnTimings
 from shardcompute.node.chain_port import Resumption
-from shardcompute.node.driver import Driver, DriverLimits
+from shardcompute.node.driver import Driver
+from shardcompute.node.driver_terms import DriverLimits
 from shardcompute.node.far_driver import FarDrivers
 from shardcompute.node.relay import Relay
 from shardcompute.node.request_log import RequestLog

@@ -64,7 +64,7 @@ class FitPlan:
     device: str = "auto"
     sessions: int = 0
     batch: int = 0
-    soft: float = 0.0
+    soft: float = 0.5
     context_length: int = 512
     threads: int = 1
     seed: int = 1
@@ -125,7 +125,7 @@ class _Fit:
         self._say = say
         self._device: Any = choose_device(_choose_device_name(plan.device))
         is_cuda = self._device.type == "cuda"
-        self._sessions = plan.sessions or (512 if is_cuda else 16)
+        self._sessions = plan.sessions or (self._most_sessions() if is_cuda else 16)
         self._batch = plan.batch or (4096 if is_cuda else 128)
         self._context_length = min(plan.context_length, self._spec.context_length)
         self._read_rows = max(8192 if is_cuda else 512, self._context_length)
@@ -313,6 +313,16 @@ class _Fit:
         stage = whole(spec)
         # Steps of so many rows would widen quantised matrices every time.
         return TorchExecutor(Decoder(spec, stage, self._checkpoint.source(stage, form="float32")), options)
+
+    def _most_sessions(self) -> int:
+        """As many as fill a part of the device: a step of 4,096 takes little longer than one of 512."""
+        import torch
+
+        spec = self._spec
+        room = _MEMORY_SHARE * torch.cuda.get_device_properties(self._device).total_memory
+        context = min(self._plan.context_length, spec.context_length)
+        each = context * spec.kv_bytes_per_token_and_layer * spec.layer_count // 2
+        return max(64, min(4096, int(room / each)))
 
     def _capacity(self) -> int:
         """Rows that the device's memory has room for, or that are asked for."""

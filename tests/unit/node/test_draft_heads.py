@@ -15,7 +15,8 @@ from shardcompute.core.generation import GenerationRequest, Sampling, Speculatio
 from shardcompute.models.spec import cut
 from shardcompute.node.chain_port import ChainShape
 from shardcompute.node.draft_heads import DraftHeadStore
-from shardcompute.node.driver import Driver, DriverLimits
+from shardcompute.node.driver import Driver
+from shardcompute.node.driver_terms import DriverLimits
 from shardcompute.node.local import LocalChain
 from shardcompute.node.local_service import LocalService
 from shardcompute.runtime.drafting import DraftLimits, SelfDrafter

@@ -13,7 +13,8 @@ from shardcompute.core.errors import (
 from shardcompute.core.generation import Delta, GenerationRequest, Sampling, TokenChoice
 from shardcompute.core.steps import Picked
 from shardcompute.node.chain_port import ChainShape
-from shardcompute.node.driver import Driver, DriverLoad
+from shardcompute.node.driver import Driver
+from shardcompute.node.driver_terms import DriverLoad
 from support.fake_chain import PIPELINE, SHAPE, FakeChain, ask, connected, continuation, make_driver, submit
 
 # A plain run

@@ -13,7 +13,8 @@ import pytest
 
 from shardcompute.core.errors import LinkError, PromptTooLongError, QueueFullError, UsageError
 from shardcompute.core.generation import GenerationRequest, Sampling, Speculation, TokenChoice
-from shardcompute.node.driver import Driver, DriverLoad
+from shardcompute.node.driver import Driver
+from shardcompute.node.driver_terms import DriverLoad
 from shardcompute.node.far_driver import FarDriver, FarDrivers
 from shardcompute.node.generation_desk import GenerationDesk
 from shardcompute.node.relay import Relay

@@ -24,7 +24,8 @@ from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
 from shardcompute.core.steps import Foreseen, Opening, Picked, Work
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.chain_port import ChainShape
-from shardcompute.node.driver import Driver, DriverLimits
+from shardcompute.node.driver import Driver
+from shardcompute.node.driver_terms import DriverLimits
 from shardcompute.node.local import LocalChain
 from shardcompute.node.local_service import LocalService, default_threads
 from shardcompute.runtime.stage import StageRuntime

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from shardcompute.core.generation import GenerationRequest
 from shardcompute.node.chain_port import Resumption
-from shardcompute.node.driver import Driver, DriverLimits
+from shardcompute.node.driver import Driver
+from shardcompute.node.driver_terms import DriverLimits
 from support.fake_chain import PIPELINE, Caller, FakeChain, ask, connected, continuation, submit
 
 SHARING = replace(PIPELINE, can_share=True)

@@ -16,7 +16,8 @@ from shardcompute.core.generation import GenerationRequest, Speculation
 from shardcompute.decoding.router import PipeLoad
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.chain_port import ChainShape, Resumption
-from shardcompute.node.driver import Driver, DriverLimits
+from shardcompute.node.driver import Driver
+from shardcompute.node.driver_terms import DriverLimits
 from shardcompute.node.session import Session
 from support.drafters import Oracle
 from support.fake_chain import PIPELINE, Caller, FakeChain, Letters, ask, continuation, submit
