@@ -34,9 +34,7 @@ from support.tiny_checkpoint import HIDDEN, save_tiny_llama
 SMALL = FitPlan(
     tokens=900, epochs=1, sessions=6, width=64, blocks=1, vocabulary=32, device="cpu", context_length=128
 )
-LONGER = FitPlan(
-    tokens=5000, epochs=4, soft=0.0, sessions=32, width=128, device="cpu", context_length=128
-)
+LONGER = FitPlan(tokens=5000, epochs=4, soft=0.0, sessions=32, width=128, device="cpu", context_length=128)
 
 
 @pytest.fixture(scope="module")
