@@ -28,7 +28,7 @@ from shardcompute.weights.attached import find_attachment, read_attachment
 from shardcompute.weights.card import Card
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.disk import disk_errors
-from shardcompute.weights.served import content_of, served_vocabulary, shard_source
+from shardcompute.weights.served import content_of, served_vocabulary, shard_source, weights_key
 
 log = logging.getLogger(__name__)
 _SUFFIX = ".lens"
@@ -98,9 +98,17 @@ def ahead_attachments(checkpoint: Checkpoint, folder: Path | None) -> dict[str, 
 
 
 def packaged_ahead(checkpoint: Checkpoint) -> bytes | None:
-    """What comes with the package for this model."""
-    file = importlib.resources.files("shardcompute") / "drafters" / f"{content_of(checkpoint)}.draft"
-    return file.read_bytes() if file.is_file() else None
+    """What comes with the package for these weights."""
+    spec = checkpoint.spec
+    shape = f"{spec.layer_count}-{spec.hidden}-{spec.vocab_size}-"
+    files = [
+        file
+        for file in (importlib.resources.files("shardcompute") / "drafters").iterdir()
+        if file.name.startswith(shape)
+    ]
+    # Only of a model that has the shape of one of these are weights looked at.
+    wanted = f"{shape}{weights_key(checkpoint)}.draft" if files else ""
+    return next((file.read_bytes() for file in files if file.name == wanted), None)
 
 
 def ahead_bytes(card: Card) -> int:

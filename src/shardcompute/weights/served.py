@@ -225,8 +225,19 @@ def content_of(checkpoint: Checkpoint) -> str:
             with disk_errors(files.folder / name):
                 found = (files.folder / name).stat()
             digest.update(f"{name} {found.st_size} {found.st_mtime_ns} ".encode())
+    _add_samples(checkpoint, digest)
+    return digest.hexdigest()
+
+
+def weights_key(checkpoint: Checkpoint) -> str:
+    """The same for the same weights, wherever they came from: told by samples of every tensor."""
+    digest = hashlib.sha256()
+    _add_samples(checkpoint, digest)
+    return digest.hexdigest()
+
+
+def _add_samples(checkpoint: Checkpoint, digest: hashlib._Hash) -> None:
     for name, entry in sorted(checkpoint.tensors.entries.items()):
         length = min(_SAMPLE_BYTES, entry.size_bytes)
         for offset in (0, (entry.size_bytes - length) // 2, entry.size_bytes - length):
             digest.update(checkpoint.tensors.read_bytes(name, offset, length))
-    return digest.hexdigest()

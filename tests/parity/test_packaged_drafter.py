@@ -1,0 +1,82 @@
+"""The drafter that comes with the package: made for the embedded model, often right, and never heard in the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardcompute.backends.executor import ExecutorOptions
+from shardcompute.core.generation import Sampling
+from shardcompute.core.settings import Settings
+from shardcompute.core.steps import Opening, Picked, Work
+from shardcompute.models.ahead import decode_ahead
+from shardcompute.models.spec import head_stage
+from shardcompute.node.draft_heads import packaged_ahead
+from shardcompute.runtime.shard import build_ahead, open_shard
+from shardcompute.runtime.stage import StageRuntime
+from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
+from shardcompute.weights.reference import parse_reference
+from shardcompute.weights.sources import resolve
+
+OPTIONS = ExecutorOptions(kv_bytes=64 << 20, max_rows=128, max_wanted=16, context_length=512)
+QUESTION = "Write a short Python function that adds two numbers, and explain how it works."
+TOKENS, GUESSES = 64, 6
+
+
+@pytest.fixture(scope="module")
+def checkpoint(smollm2_gguf: Path) -> Iterator[Checkpoint]:
+    files = resolve(parse_reference(str(smollm2_gguf)), Settings(data_dir=smollm2_gguf.parent))
+    with open_checkpoint(files) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def runtime(checkpoint: Checkpoint) -> Iterator[StageRuntime]:
+    content = packaged_ahead(checkpoint)
+    assert content is not None, "nothing comes with the package for the embedded model"
+    weights = decode_ahead(content, checkpoint.spec.hidden)
+    source = checkpoint.source(head_stage(checkpoint.spec))
+    ahead = build_ahead(checkpoint.spec, source, weights, backend="onnx", options=OPTIONS)
+    executor = open_shard(checkpoint, options=OPTIONS)
+    runtime = StageRuntime(executor, is_first=True, is_last=True, ahead=ahead)
+    yield runtime
+    runtime.close()
+
+
+def answer(runtime: StageRuntime, prompt: list[int], session: int, guesses: int) -> tuple[list[int], int]:
+    """The greedy answer with so many guesses to a step, and how many steps it took."""
+    opening = Opening(session, Sampling(temperature=0.0), len(prompt))
+    work, steps = Work(session, 0, tuple(prompt), 1, ahead=guesses), 0
+    known = list(prompt)
+    while len(known) < len(prompt) + TOKENS:
+        picked = runtime.step([work], [] if steps else [opening], None)
+        assert isinstance(picked, list)
+        steps += 1
+        known += _accepted(work, picked)
+        foreseen = runtime.foresee([work], picked)
+        drafts = foreseen[0].ids if foreseen else ()
+        assert not foreseen or foreseen[0].start == len(known)
+        ids = (known[-1], *drafts)
+        work = Work(session, len(known) - 1, ids, len(ids), ahead=guesses)
+    runtime.close_sessions([session])
+    return known[len(prompt) :][:TOKENS], steps
+
+
+def _accepted(work: Work, picked: list[Picked]) -> list[int]:
+    tokens = [picked[0].choice.id]
+    for draft, following in zip(work.ids[len(work.ids) - work.wanted + 1 :], picked[1:], strict=True):
+        if draft != tokens[-1]:
+            break
+        tokens.append(following.choice.id)
+    return tokens
+
+
+def test_guesses_save_steps_and_change_nothing(checkpoint: Checkpoint, runtime: StageRuntime) -> None:
+    prompt = checkpoint.tokenizer().encode_chat([{"role": "user", "content": QUESTION}])
+    plain, plain_steps = answer(runtime, prompt, 1, 0)
+    guessed, steps = answer(runtime, prompt, 2, GUESSES)
+    assert guessed == plain
+    assert plain_steps == TOKENS
+    assert steps < 0.6 * TOKENS, "two tokens in three come of guesses on such text"
