@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from shardcompute.core.steps import Opening
 
 GRADES = 4
@@ -23,6 +26,17 @@ class Draft:
 
     ids: tuple[int, ...]
     grade: int = 0
+
+
+def likelihood_of(token: int, logits: npt.NDArray[np.float32]) -> float:
+    """How likely a token is in the eyes of whoever made these logits."""
+    best = logits.max()
+    return float(np.exp(logits[token] - best) / np.exp(logits - best).sum())
+
+
+def grade_of(sureness: float, bounds: Sequence[float]) -> int:
+    """One higher for each bound, of which there are one fewer than grades, that is reached."""
+    return sum(sureness >= bound for bound in bounds)
 
 
 class Drafter(Protocol):

@@ -20,7 +20,7 @@ from shardcompute.core.errors import CapacityError, UsageError
 from shardcompute.core.generation import TokenChoice
 from shardcompute.core.settings import Settings
 from shardcompute.core.steps import Opening, Work
-from shardcompute.decoding.drafting import Draft, Drafter
+from shardcompute.decoding.drafting import Draft, Drafter, grade_of
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.runtime.shard import open_shard
 from shardcompute.runtime.stage import StageRuntime
@@ -113,7 +113,7 @@ class ModelDrafter:
             if len(ids) == limit or choice.id in self._limits.end_ids:
                 break
             choice = self._step(session, (choice.id,), opening)
-        return Draft(tuple(ids), _grade(math.exp(sureness / len(ids)))) if ids else Draft(())
+        return Draft(tuple(ids), grade_of(math.exp(sureness / len(ids)), _GRADE_BOUNDS)) if ids else Draft(())
 
     def _catch_up(self, session: int, tokens: list[int], known: int, opening: Opening) -> TokenChoice:
         """Compute what the session's KV lacks, from the first token that differs; the pick after the last one."""
@@ -232,7 +232,3 @@ def check_same_vocabulary(name: str, draft: Tokenizer, target: Tokenizer) -> Non
                 f"and {target.token_bytes(token)!r} in the model",
                 hint=hint,
             )
-
-
-def _grade(sureness: float) -> int:
-    return sum(sureness >= bound for bound in _GRADE_BOUNDS)

@@ -17,7 +17,7 @@ from shardcompute.backends.matrix import Array, Float32, Matrix, rows_of
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.steps import Foreseen, Picked, Work
-from shardcompute.decoding.drafting import GRADES
+from shardcompute.decoding.drafting import grade_of, likelihood_of
 from shardcompute.runtime.tail import Tail
 
 _GRADE_BOUNDS = (0.35, 0.6, 0.85)
@@ -147,10 +147,7 @@ class AheadDrafter:
 
     def _likelihood(self, logits: Float32, token: int | None) -> float:
         place = None if token is None else self._places.get(token)
-        if place is None:
-            return 0.0
-        best = logits.max()
-        return float(np.exp(logits[place] - best) / np.exp(logits - best).sum())
+        return 0.0 if place is None else likelihood_of(place, logits)
 
 
 def _accepted(part: Work, picked: Sequence[Picked]) -> int:
@@ -164,5 +161,5 @@ def _accepted(part: Work, picked: Sequence[Picked]) -> int:
 
 def _foreseen(growth: _Growth) -> Foreseen:
     start = growth.position - len(growth.ids) + 1
-    grade = min(sum(growth.first >= bound for bound in _GRADE_BOUNDS), GRADES - 1)
+    grade = grade_of(growth.first, _GRADE_BOUNDS)
     return Foreseen(growth.part.session, start, tuple(growth.ids), grade)

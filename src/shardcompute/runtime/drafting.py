@@ -19,6 +19,7 @@ from shardcompute.backends.matrix import Array, Float32
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.steps import Opening, Work
+from shardcompute.decoding.drafting import likelihood_of
 from shardcompute.models.vocabulary import Vocabulary
 from shardcompute.runtime.lens import Lens
 from shardcompute.runtime.tail import Tail
@@ -167,10 +168,5 @@ class SelfDrafter:
         return [
             (growth, token)
             for growth, token, row in zip(growing, tokens, logits, strict=True)
-            if _likelihood(row, token) >= self._limits.confidence
+            if likelihood_of(token, row) >= self._limits.confidence
         ]
-
-
-def _likelihood(logits: Array, token: int) -> float:
-    best = logits.max()
-    return float(np.exp(logits[token] - best) / np.exp(logits - best).sum())

@@ -115,21 +115,30 @@ class HermesFormat:
         return MarkedReader()
 
     def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
-        marked = f'marked: {marks.term(OPEN)} "\\n" call "\\n" {marks.term(CLOSE)}'
-        return f"calls: marked {_more(most)}\n{marked}\n{object_rules(tools, 'arguments', arguments)}"
+        return f"{marked_calls(marks, most)}\n{object_rules(tools, 'arguments', arguments)}"
 
     def words_then_calls(self, marks: Marks, most: int) -> str | None:
-        rest = f'"\\n" call "\\n" {marks.term(CLOSE)} {_more(most)}'
-        text = "TEXT: /(.|\\n)*/"
-        if marks.is_token(OPEN):
-            return f"answer: TEXT | TEXT {marks.term(OPEN)} {rest}\n{text}"
-        return f'answer: TEXT | trigger {rest}\ntrigger[lazy]: TEXT "{OPEN}"\n{text}'
+        return words_then_marked_calls(marks, most)
 
     def new_id(self) -> str:
         return f"call_{random_letters(24)}"
 
     def known_id(self, call_id: str) -> str:
         return call_id
+
+
+def marked_calls(marks: Marks, most: int) -> str:
+    """Lark rules by which `calls` stands for up to so many times `call` between marks."""
+    return f'calls: marked {_more(most)}\nmarked: {marks.term(OPEN)} "\\n" call "\\n" {marks.term(CLOSE)}'
+
+
+def words_then_marked_calls(marks: Marks, most: int) -> str:
+    """Lark rules by which `answer` stands for text, perhaps with such calls behind it."""
+    rest = f'"\\n" call "\\n" {marks.term(CLOSE)} {_more(most)}'
+    text = "TEXT: /(.|\\n)*/"
+    if marks.is_token(OPEN):
+        return f"answer: TEXT | TEXT {marks.term(OPEN)} {rest}\n{text}"
+    return f'answer: TEXT | trigger {rest}\ntrigger[lazy]: TEXT "{OPEN}"\n{text}'
 
 
 def _more(most: int) -> str:

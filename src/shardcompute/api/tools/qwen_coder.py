@@ -24,7 +24,7 @@ from shardcompute.api.tools.call_format import (
     random_letters,
 )
 from shardcompute.api.tools.events import CallArguments, CallStarted, Event, Said, merged, split_before
-from shardcompute.api.tools.hermes import CLOSE, OPEN
+from shardcompute.api.tools.hermes import CLOSE, OPEN, marked_calls, words_then_marked_calls
 from shardcompute.core.errors import UsageError
 from shardcompute.decoding import json_rule
 
@@ -162,8 +162,7 @@ class QwenCoderFormat:
         return QwenCoderReader(tools)
 
     def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
-        more = f'("\\n" marked){{0,{most - 1}}}' if most > 1 else ""
-        lines = [f"calls: marked {more}", f'marked: {marks.term(OPEN)} "\\n" call "\\n" {marks.term(CLOSE)}']
+        lines = [marked_calls(marks, most)]
         lines.append(f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}")
         for index, tool in enumerate(tools):
             lines += _call_rules(index, tool, is_open=arguments is any_arguments and not tool.is_strict)
@@ -172,12 +171,7 @@ class QwenCoderFormat:
         return "\n".join(lines)
 
     def words_then_calls(self, marks: Marks, most: int) -> str | None:
-        more = f'("\\n" marked){{0,{most - 1}}}' if most > 1 else ""
-        rest = f'"\\n" call "\\n" {marks.term(CLOSE)} {more}'
-        text = "TEXT: /(.|\\n)*/"
-        if marks.is_token(OPEN):
-            return f"answer: TEXT | TEXT {marks.term(OPEN)} {rest}\n{text}"
-        return f'answer: TEXT | trigger {rest}\ntrigger[lazy]: TEXT "{OPEN}"\n{text}'
+        return words_then_marked_calls(marks, most)
 
     def new_id(self) -> str:
         return f"call_{random_letters(24)}"
