@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 
 from shardcompute.core.settings import load_settings
-from shardcompute.node.local_state import CLUSTER_FILE, DRIVER_FILE, WORKER_FILE, read_running
+from shardcompute.node.process.pidfile import CLUSTER_FILE, DRIVER_FILE, WORKER_FILE, read_running
 
 
 def main() -> int:

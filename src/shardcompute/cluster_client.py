@@ -27,7 +27,7 @@ from shardcompute.core.generation import (
     Timings,
     Traversal,
 )
-from shardcompute.node.views import (
+from shardcompute.node.admin.views import (
     ClusterChange,
     ClusterView,
     FetchView,
@@ -111,7 +111,7 @@ class ClusterClient(Client):
     def revoke_key(self, key_id: str) -> None:
         self._ask("DELETE", f"/cluster/keys/{quote(key_id, safe='')}", dict[str, Any])
 
-    # As a model in this process would answer (see `node.local_service`)
+    # As a model in this process would answer (see `node.local.service`)
 
     def tokenize_chat(self, messages: Sequence[Mapping[str, Any]], *, model: str) -> list[int]:
         body = {"model": model, "messages": list(messages)}

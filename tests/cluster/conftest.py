@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 
 from shardcompute.backends.executor import ExecutorOptions
-from shardcompute.node import draft_heads
-from shardcompute.node.draft_heads import DraftHeadStore
+from shardcompute.node.weights import draft_heads
+from shardcompute.node.weights.draft_heads import DraftHeadStore
 from shardcompute.runtime import shard
 from shardcompute.runtime.ahead import AheadLimits
 from shardcompute.runtime.drafting import DraftLimits

@@ -16,7 +16,7 @@ import pytest
 
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.generation import GenerationRequest, Speculation
-from shardcompute.node.remote_driver import RemoteDriver
+from shardcompute.node.driver.standalone import RemoteDriver
 from support.lab_links import wait_until
 from support.requests import greedy, mixture, prompts, sampled
 from support.swarm import DEADLINE_S, Alone, Answer, LabSwarm, LabWorker, Talk, swarm

@@ -24,7 +24,7 @@ from shardcompute.control.events import (
 )
 from shardcompute.control.state import covers
 from shardcompute.core.errors import CapacityError, ShardComputeError
-from shardcompute.node.journal import Journal
+from shardcompute.node.coordinator.journal import Journal
 from support.plain_model import plain_model
 from support.requests import greedy, mixture, prompts
 from support.swarm import Alone, LabSwarm, Talk, swarm

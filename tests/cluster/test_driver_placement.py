@@ -14,9 +14,9 @@ from shardcompute.control.events import LinkMeasured
 from shardcompute.core.errors import CapacityError, PromptTooLongError
 from shardcompute.core.generation import GenerationRequest, Speculation
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.cluster_view import view_chains
-from shardcompute.node.dry_run import plan_model
-from shardcompute.node.session_ranges import range_of
+from shardcompute.node.admin.dry_run import plan_model
+from shardcompute.node.admin.view_builder import view_chains
+from shardcompute.node.rpc.session_ids import range_of
 from support.drafters import Oracle
 from support.requests import greedy, mixture
 from support.swarm import KV_TOKENS, Alone, LabSwarm, Talk, swarm

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcompute.node.remote_driver import RemoteDriver
+from shardcompute.node.driver.standalone import RemoteDriver
 from shardcompute.wire import SegmentHeader, StepFrame, pack_ids
 from support.requests import mixture
 from support.swarm import SPREAD, Alone, LabSwarm, Talk, swarm

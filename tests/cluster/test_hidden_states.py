@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shardcompute.core.generation import GenerationRequest, Sampling
 from shardcompute.core.settings import load_settings
-from shardcompute.node.local_service import EngineOptions, open_model
+from shardcompute.node.local.service import EngineOptions, open_model
 from support.requests import greedy, prompts
 from support.swarm import Alone, swarm
 from support.tiny_checkpoint import HIDDEN

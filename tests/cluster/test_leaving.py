@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from shardcompute.control import HealthPolicy
 from shardcompute.core.errors import CapacityError
-from shardcompute.node import worker as worker_room
+from shardcompute.node.worker import worker as worker_room
 from support.streams import assert_undisturbed, start_streams
 from support.swarm import SPREAD, STILL, Alone, LabSwarm, swarm
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shardcompute.core.settings import Settings
-from shardcompute.node.admin import ClusterAdmin
+from shardcompute.node.admin.admin import ClusterAdmin
 from support.requests import mixture
 from support.swarm import Alone, swarm
 from support.tiny_checkpoint import save_tiny_llama

@@ -9,7 +9,7 @@ import pytest
 
 from shardcompute.core.errors import ForbiddenError, LinkError
 from shardcompute.core.generation import GenerationRequest
-from shardcompute.node.joining import join_cluster
+from shardcompute.node.enrolment.joining import join_cluster
 from shardcompute.security import Role
 from support.papers import dial_as
 from support.swarm import Alone, LabSwarm, LabWorker, swarm

@@ -20,8 +20,8 @@ from shardcompute.api import create_app
 from shardcompute.control.events import NodeDrained, encode_event
 from shardcompute.core.errors import AuthError, LinkError, SourceError, UsageError
 from shardcompute.node.cluster import Cluster, ClusterOptions
-from shardcompute.node.launch import api_key_of
-from shardcompute.node.membership import join_from
+from shardcompute.node.enrolment.stored import join_from
+from shardcompute.node.process.launch import api_key_of
 from shardcompute.security import parse_token
 from support.papers import connect, dial_as
 from support.swarm import LabSwarm, swarm

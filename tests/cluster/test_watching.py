@@ -10,7 +10,7 @@ import pytest
 from shardcompute.api import create_app
 from shardcompute.api.metrics import GenerationMetrics
 from shardcompute.core.settings import Settings
-from shardcompute.node.admin import ClusterAdmin
+from shardcompute.node.admin.admin import ClusterAdmin
 from support.api_server import ApiServer
 from support.api_server import request as http
 from support.promtool import assert_sound, needs_promtool

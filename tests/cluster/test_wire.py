@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from shardcompute.core.generation import GenerationRequest
-from shardcompute.node import worker as worker_room
-from shardcompute.node.link_probe import LinkQuality
-from shardcompute.node.wire_choice import EXPECTED, QUALITY_BOUND
+from shardcompute.node.rpc.link_probe import LinkQuality
+from shardcompute.node.worker import worker as worker_room
+from shardcompute.node.worker.codec_choice import EXPECTED, QUALITY_BOUND
 from support import swarm as lab_room
 from support.requests import mixture
 from support.swarm import Alone, Answer, LabSwarm, swarm

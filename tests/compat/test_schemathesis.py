@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from shardcompute.api import create_app
 from shardcompute.core.settings import Settings
-from shardcompute.node.admin import ClusterAdmin
+from shardcompute.node.admin.admin import ClusterAdmin
 from support.fake_cluster import NOW_S, serving_cluster
 from support.swarm import open_alone
 from support.tiny_checkpoint import save_tiny_llama

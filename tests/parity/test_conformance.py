@@ -27,11 +27,11 @@ from shardcompute.core.settings import Settings
 from shardcompute.core.steps import Opening, Picked, Work
 from shardcompute.models.spec import cut
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.chain_port import ChainShape
-from shardcompute.node.driver import Driver
-from shardcompute.node.driver_terms import DriverLimits
-from shardcompute.node.local import LocalChain
-from shardcompute.node.local_service import LocalService
+from shardcompute.node.driver.chain_port import ChainShape
+from shardcompute.node.driver.driver import Driver
+from shardcompute.node.driver.limits import DriverLimits
+from shardcompute.node.local.chain import LocalChain
+from shardcompute.node.local.service import LocalService
 from shardcompute.runtime.shard import open_shard
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint

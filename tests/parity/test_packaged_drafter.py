@@ -13,7 +13,7 @@ from shardcompute.core.settings import Settings
 from shardcompute.core.steps import Opening, Picked, Work
 from shardcompute.models.ahead import decode_ahead
 from shardcompute.models.spec import head_stage
-from shardcompute.node.draft_heads import packaged_ahead
+from shardcompute.node.weights.draft_heads import packaged_ahead
 from shardcompute.runtime.shard import build_ahead, open_shard
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint

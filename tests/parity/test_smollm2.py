@@ -18,7 +18,7 @@ from shardcompute.bench.quality import measure_form
 from shardcompute.core.generation import GenerationRequest
 from shardcompute.core.settings import Settings
 from shardcompute.models.spec import Stage
-from shardcompute.node.local_service import EngineOptions, LocalService, open_model
+from shardcompute.node.local.service import EngineOptions, LocalService, open_model
 from shardcompute.runtime.shard import open_shard
 from shardcompute.weights.bytes import LocalBytes
 from shardcompute.weights.checkpoint import open_checkpoint

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from shardcompute.node.local_state import CLUSTER_FILE, Running, read_running
+from shardcompute.node.process.pidfile import CLUSTER_FILE, Running, read_running
 from support.swarms import FREE_PORTS, Swarm, run, started, swarm_of, wait_gone
 
 openai = pytest.importorskip("openai")
@@ -303,7 +303,8 @@ def test_worker_joins_over_a_network(smollm2_gguf: Path, tmp_path: Path, namespa
 
 def test_coordinator_needs_no_engine() -> None:
     code = (
-        "import sys, shardcompute.node.cluster, shardcompute.node.launch, shardcompute.node.admin, shardcompute.api\n"
+        "import sys, shardcompute.node.cluster, shardcompute.node.process.launch\n"
+        "import shardcompute.node.admin.admin, shardcompute.api\n"
         "print([name for name in ('onnxruntime', 'onnx', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -16,7 +16,7 @@ from shardcompute.bench.wan_cluster import Answer, WanCluster, WanServing, wan_c
 from shardcompute.bench.wan_faults import FAULTS, Fault, ask_amid, await_serving, epoch_of
 from shardcompute.core.generation import GenerationRequest, Sampling
 from shardcompute.core.settings import load_settings
-from shardcompute.node.local_service import EngineOptions, LocalService, open_model
+from shardcompute.node.local.service import EngineOptions, LocalService, open_model
 from shardcompute.sim import Change, Emulator, initial_conditions, ring_topology
 from shardcompute.sim.faults import changed, cut_off, partitioned
 from support.emulated import emulated

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardcompute.core.generation import Grammar, Speculation
-from shardcompute.node.local_service import LocalService
+from shardcompute.node.local.service import LocalService
 from support.schemas import Schema, held_to, schemas
 from support.swarm import answer_of, open_alone
 from support.tiny_checkpoint import save_tiny_llama

@@ -1,6 +1,6 @@
 """A cluster that is only seen: any number of machines and requests, made up, behind the real routes.
 
-Has what the routes need of a `node.admin.ClusterAdmin`; news go through the real feed.
+Has what the routes need of a `node.admin.admin.ClusterAdmin`; news go through the real feed.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from shardcompute.node.catalogue import CatalogueEntry
-from shardcompute.node.feed import Feed, Subscription
-from shardcompute.node.usage import UsageBook, UsageReport
-from shardcompute.node.views import (
+from shardcompute.node.admin.catalogue import CatalogueEntry
+from shardcompute.node.admin.feed import Feed, Subscription
+from shardcompute.node.admin.views import (
     ChainView,
     ClusterView,
     FetchView,
@@ -36,6 +35,7 @@ from shardcompute.node.views import (
     StageView,
     TokenView,
 )
+from shardcompute.node.telemetry.usage import UsageBook, UsageReport
 
 MIB = 1 << 20
 MODEL = "org/tiny"

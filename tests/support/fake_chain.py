@@ -17,10 +17,10 @@ from shardcompute.core.errors import CapacityError, ShardComputeError, UsageErro
 from shardcompute.core.generation import Delta, GenerationRequest, Speculation, TokenChoice
 from shardcompute.core.steps import Opening, Picked, Work
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.chain_port import ChainShape
-from shardcompute.node.driver import Driver
-from shardcompute.node.driver_terms import DriverLimits
-from shardcompute.node.scheduler import Frame
+from shardcompute.node.driver.chain_port import ChainShape
+from shardcompute.node.driver.driver import Driver
+from shardcompute.node.driver.limits import DriverLimits
+from shardcompute.node.driver.scheduler import Frame
 
 LETTERS = 26
 SHAPE = ChainShape(capacity_tokens=100 * PAGE_TOKENS, can_share=False)

@@ -1,6 +1,6 @@
 """A cluster without sockets: the control room's own state, everything it asks for done at once, real books.
 
-Has what `node.admin.ClusterAdmin` needs of a `node.cluster.Cluster`.
+Has what `node.admin.admin.ClusterAdmin` needs of a `node.cluster.Cluster`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from shardcompute.control import actions as to_do
 from shardcompute.control import events as happened
 from shardcompute.control.memberships import next_incarnation
 from shardcompute.node.cluster import ServedOrder
-from shardcompute.node.request_log import RequestLog
 from shardcompute.node.service import Load
+from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.security import KeyBook, KeySummary, Role, TokenBook, TokenSummary
 from shardcompute.wire import StageTiming
 from support.plain_model import plain_model

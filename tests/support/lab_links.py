@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 
 from shardcompute.core.errors import LinkClosedError, LinkError
-from shardcompute.node import endpoint
+from shardcompute.node.rpc import endpoint
 from shardcompute.wire import Hello, Link, LinkOptions, Message, TcpTransport
 from shardcompute.wire.framing import Body
 from shardcompute.wire.links import Admit

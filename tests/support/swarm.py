@@ -35,19 +35,19 @@ from shardcompute.core.settings import load_settings
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node import cluster as cluster_room
-from shardcompute.node import link_probe
-from shardcompute.node import worker as worker_room
-from shardcompute.node.chain_port import Resumption
+from shardcompute.node.admin.dry_run import size_up
 from shardcompute.node.cluster import Cluster, ClusterOptions
-from shardcompute.node.commands import Load
-from shardcompute.node.dry_run import size_up
-from shardcompute.node.joining import join_cluster
-from shardcompute.node.link_probe import LinkQuality
-from shardcompute.node.local_service import EngineOptions, LocalService, open_model
-from shardcompute.node.remote_driver import DriverOptions, RemoteDriver
-from shardcompute.node.stage_host import ShardKey, StageHost
-from shardcompute.node.swarm import Swarm
-from shardcompute.node.worker import Worker, WorkerOptions
+from shardcompute.node.driver.chain_port import Resumption
+from shardcompute.node.driver.pool import Swarm
+from shardcompute.node.driver.standalone import DriverOptions, RemoteDriver
+from shardcompute.node.enrolment.joining import join_cluster
+from shardcompute.node.local.service import EngineOptions, LocalService, open_model
+from shardcompute.node.rpc import link_probe
+from shardcompute.node.rpc.commands import Load
+from shardcompute.node.rpc.link_probe import LinkQuality
+from shardcompute.node.worker import worker as worker_room
+from shardcompute.node.worker.stage_server import ShardKey, StageHost
+from shardcompute.node.worker.worker import Worker, WorkerOptions
 from shardcompute.security import Credentials, Role, parse_token
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.reference import parse_reference

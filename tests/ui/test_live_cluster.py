@@ -14,8 +14,8 @@ import pytest
 
 from shardcompute.api import create_app
 from shardcompute.core.settings import load_settings
-from shardcompute.node.admin import ClusterAdmin
-from shardcompute.node.stage_host import ShardKey
+from shardcompute.node.admin.admin import ClusterAdmin
+from shardcompute.node.worker.stage_server import ShardKey
 from shardcompute.web import page_routes
 from support.api_server import ApiServer
 from support.browser import watched_page

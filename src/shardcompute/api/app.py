@@ -55,7 +55,7 @@ from shardcompute.core.errors import ShardComputeError
 from shardcompute.node.service import Service
 
 if TYPE_CHECKING:
-    from shardcompute.node.admin import ClusterAdmin
+    from shardcompute.node.admin.admin import ClusterAdmin
 
 _BODY_ERRORS = (400, 404, 408, 413, 415, 503)
 _GENERATION_ERRORS = (*_BODY_ERRORS, 429, 500)

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shardcompute.api.errors import RequestError, error_response
 from shardcompute.core.errors import UsageError
-from shardcompute.node.usage import CALLER
+from shardcompute.node.telemetry.usage import CALLER
 from shardcompute.security.api_keys import KEY_PREFIX, key_id_of
 
 CLUSTER_PATH = "/cluster/"

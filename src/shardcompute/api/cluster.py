@@ -1,4 +1,4 @@
-"""The cluster's own routes: what `node.admin` answers, over HTTP. Mounted where there is a cluster.
+"""The cluster's own routes: what `node.admin.admin` answers, over HTTP. Mounted where there is a cluster.
 
 They need a key like all others; without keys they answer this machine alone (see `auth.LocalGate`). What does not
 exist is a 404. Secrets are in the answer to their creation and in no other.
@@ -43,7 +43,7 @@ from shardcompute.core.errors import UnknownModelError, UsageError
 from shardcompute.security.names import Role
 
 if TYPE_CHECKING:
-    from shardcompute.node.admin import ClusterAdmin
+    from shardcompute.node.admin.admin import ClusterAdmin
 
 _ORDER_ERRORS = (400, 403, 404, 413, 415)
 _NAMING_ERRORS = (403, 404)

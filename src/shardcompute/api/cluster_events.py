@@ -1,6 +1,6 @@
 """A cluster's news as server-sent events: `state` first, then `change`s; `state` again for a slow reader.
 
-What is kept for one reader is bounded (see `node.feed`), so whoever stops reading costs nothing but a socket.
+What is kept for one reader is bounded (see `node.admin.feed`), so whoever stops reading costs nothing but a socket.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from shardcompute.api.sse import until_disconnect
-from shardcompute.node.views import ClusterView
+from shardcompute.node.admin.views import ClusterView
 
 if TYPE_CHECKING:
-    from shardcompute.node.admin import ClusterAdmin
-    from shardcompute.node.feed import News, Subscription
+    from shardcompute.node.admin.admin import ClusterAdmin
+    from shardcompute.node.admin.feed import News, Subscription
 
 
 class NewsStream(Response):

@@ -1,4 +1,4 @@
-"""Bodies of the cluster's routes. Replies are `node.views`, described here for OpenAPI and written by msgspec."""
+"""Bodies of the cluster's routes. Replies are `node.admin.views`, described here for OpenAPI and written by msgspec."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from shardcompute.api.replies import ReplyBody
-from shardcompute.node.catalogue import CatalogueEntry
-from shardcompute.node.usage import UsageReport
-from shardcompute.node.views import (
+from shardcompute.node.admin.catalogue import CatalogueEntry
+from shardcompute.node.admin.views import (
     ClusterChange,
     ClusterView,
     FetchView,
@@ -21,6 +20,7 @@ from shardcompute.node.views import (
     RequestView,
     TokenView,
 )
+from shardcompute.node.telemetry.usage import UsageReport
 
 Form = Literal["native", "float32", "int8", "int4", "mixed"]
 

@@ -28,7 +28,7 @@ from shardcompute.api.schemas import DetokenizeRequest, TokenizeRequest
 from shardcompute.node.service import ServedModel
 
 if TYPE_CHECKING:
-    from shardcompute.node.admin import ClusterAdmin
+    from shardcompute.node.admin.admin import ClusterAdmin
 
 
 async def list_models(request: Request) -> Response:

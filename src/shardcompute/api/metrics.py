@@ -13,7 +13,7 @@ from shardcompute.node.service import Load, Service
 from shardcompute.version import VERSION
 
 if TYPE_CHECKING:
-    from shardcompute.node.incidents import ClusterHealth
+    from shardcompute.node.admin.incidents import ClusterHealth
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

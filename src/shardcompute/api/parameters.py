@@ -18,7 +18,7 @@ from shardcompute.core.errors import CapacityError, PromptTooLongError, UnknownM
 from shardcompute.core.generation import GenerationRequest, Grammar, Sampling, Speculation
 from shardcompute.decoding import derive_seed
 from shardcompute.node.service import ServedModel, Service, TextCodec
-from shardcompute.node.usage import CALLER
+from shardcompute.node.telemetry.usage import CALLER
 
 SEED_BITS = 63
 

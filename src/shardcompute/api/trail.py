@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardcompute.api.errors import error_response
 from shardcompute.api.metrics import GenerationMetrics
-from shardcompute.node.request_log import REQUEST_ID
+from shardcompute.node.telemetry.request_log import REQUEST_ID
 
 CLIENT_LEFT_STATUS = 499
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")

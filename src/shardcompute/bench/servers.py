@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from shardcompute.core.errors import BackendError
-from shardcompute.node.log_files import log_folder
+from shardcompute.node.process.log_files import log_folder
 
 _READY_S = 120.0
 _STOP_S = 20.0

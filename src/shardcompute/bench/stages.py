@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardcompute.control.sizes import Sizes, sizes_of
 from shardcompute.core.settings import load_settings
-from shardcompute.node.dry_run import size_up
+from shardcompute.node.admin.dry_run import size_up
 from shardcompute.weights.checkpoint import open_checkpoint
 from shardcompute.weights.reference import parse_reference
 from shardcompute.weights.sources import resolve

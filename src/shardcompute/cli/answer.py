@@ -20,7 +20,7 @@ from shardcompute.core.generation import (
 )
 
 if TYPE_CHECKING:
-    from shardcompute.node.local_service import LocalService
+    from shardcompute.node.local.service import LocalService
 
 _SEED_BITS = 63
 

@@ -23,7 +23,7 @@ from shardcompute.cli.terminal import HISTORY_FILE, ReadLine, line_editing, read
 from shardcompute.core.errors import ShardComputeError, UsageError
 
 if TYPE_CHECKING:
-    from shardcompute.node.local_service import LocalService
+    from shardcompute.node.local.service import LocalService
 
 _PROMPT = ">>> "
 _CONTINUATION = "... "

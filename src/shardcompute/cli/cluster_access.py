@@ -58,7 +58,7 @@ class ClusterAddress:
 
 def find_cluster(url: str | None, api_key: str | None, data_dir: Path | None) -> ClusterAddress | None:
     """None where no --url is given and no cluster answers from the folder."""
-    from shardcompute.node.local_state import CLUSTER_FILE, read_running
+    from shardcompute.node.process.pidfile import CLUSTER_FILE, read_running
 
     if url is not None:
         if data_dir is not None:

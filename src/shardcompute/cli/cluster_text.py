@@ -10,7 +10,7 @@ from shardcompute.cli.console import aligned, wrapped
 from shardcompute.control.words import count_of, format_bytes, format_rate
 
 if TYPE_CHECKING:
-    from shardcompute.node.views import (
+    from shardcompute.node.admin.views import (
         ChainView,
         ClusterView,
         DriverView,

@@ -76,7 +76,7 @@ def _check_cluster(folder: Path) -> Iterator[Finding]:
     """A cluster that runs from here answers; the ports of one that does not are free."""
     from shardcompute.api.server import port_holder
     from shardcompute.cli import checks
-    from shardcompute.node.local_state import CLUSTER_FILE, read_running
+    from shardcompute.node.process.pidfile import CLUSTER_FILE, read_running
 
     running = read_running(folder / CLUSTER_FILE)
     if running is None:
@@ -136,8 +136,8 @@ def _check_member(folder: Path) -> Iterator[Finding]:
     """A worker or driver that has joined can reach its coordinator and has papers that are good."""
     from shardcompute.cli import checks
     from shardcompute.core.errors import ShardComputeError
-    from shardcompute.node.local_state import DRIVER_FILE
-    from shardcompute.node.membership import MEMBER_FILE, open_member
+    from shardcompute.node.enrolment.stored import MEMBER_FILE, open_member
+    from shardcompute.node.process.pidfile import DRIVER_FILE
     from shardcompute.security.certificates import parse_certificate
     from shardcompute.security.names import Role
 

@@ -21,7 +21,7 @@ def down(
 
     Requests that are being answered get a few seconds to end. A process that does not stop in time is killed.
     """
-    from shardcompute.node.local_state import (
+    from shardcompute.node.process.pidfile import (
         CLUSTER_FILE,
         DRIVER_FILE,
         WORKER_FILE,

@@ -74,8 +74,8 @@ def fit(
         open_checkpoint(resolve(reference, settings, progress)) as checkpoint,
     ):
         from shardcompute.backends.executor import ExecutorOptions
-        from shardcompute.node.draft_heads import DraftHeadStore
-        from shardcompute.node.local_service import default_threads
+        from shardcompute.node.local.service import default_threads
+        from shardcompute.node.weights.draft_heads import DraftHeadStore
         from shardcompute.runtime.lens_fit import fit_lenses
 
         spec = checkpoint.spec
@@ -166,8 +166,8 @@ def train(
         waiting(screen, f"opening {reference}") as progress,
         open_checkpoint(resolve(reference, settings, progress)) as checkpoint,
     ):
-        from shardcompute.node.draft_heads import DraftHeadStore
-        from shardcompute.node.local_service import default_threads
+        from shardcompute.node.local.service import default_threads
+        from shardcompute.node.weights.draft_heads import DraftHeadStore
         from shardcompute.runtime.ahead_fit import FitPlan, fit_ahead
 
         plan = FitPlan(
@@ -191,7 +191,7 @@ def train(
 def check_fitted(checkpoint: Checkpoint, folder: Path | None, model: str) -> None:
     """Raises UsageError where drafts are wanted and nothing was fitted for the model."""
     from shardcompute.core.errors import UsageError
-    from shardcompute.node.draft_heads import DraftHeadStore
+    from shardcompute.node.weights.draft_heads import DraftHeadStore
 
     if folder is not None and not DraftHeadStore(folder).attachments(checkpoint):
         raise UsageError(

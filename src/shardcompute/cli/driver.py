@@ -27,9 +27,9 @@ from shardcompute.core.errors import AuthError
 from shardcompute.core.settings import load_settings
 
 if TYPE_CHECKING:
-    from shardcompute.node.local_state import Claim
-    from shardcompute.node.membership import Member
-    from shardcompute.node.remote_driver import DriverOptions, RemoteDriver
+    from shardcompute.node.driver.standalone import DriverOptions, RemoteDriver
+    from shardcompute.node.enrolment.stored import Member
+    from shardcompute.node.process.pidfile import Claim
 
 _LOOK_S = 0.2
 
@@ -49,7 +49,7 @@ class DriverPlan:
     shape: str | None = None
 
     def options(self, member: Member) -> DriverOptions:
-        from shardcompute.node.remote_driver import DriverOptions
+        from shardcompute.node.driver.standalone import DriverOptions
 
         own = address_towards(member.control_urls[0])
         host = self.host or own
@@ -120,8 +120,8 @@ def driver(
     coordinator's own driver. One near the workers answers faster than one far away, and those who use it need not
     reach the coordinator's machine.
     """
-    from shardcompute.node.local_state import DRIVER_FILE, check_free
-    from shardcompute.node.membership import join_from, open_member
+    from shardcompute.node.enrolment.stored import join_from, open_member
+    from shardcompute.node.process.pidfile import DRIVER_FILE, check_free
     from shardcompute.security.names import Role
     from shardcompute.security.tokens import parse_token
 
@@ -141,10 +141,10 @@ def driver(
 
 def run_driver(plan: DriverPlan, member: Member, screen: Screen) -> NoReturn:
     """Until a signal or the coordinator asks to stop."""
-    from shardcompute.node.local_state import DRIVER_FILE, claim
-    from shardcompute.node.log_files import logging_to_file
-    from shardcompute.node.remote_driver import RemoteDriver
-    from shardcompute.node.traces import tracing
+    from shardcompute.node.driver.standalone import RemoteDriver
+    from shardcompute.node.process.log_files import logging_to_file
+    from shardcompute.node.process.pidfile import DRIVER_FILE, claim
+    from shardcompute.node.telemetry.traces import tracing
 
     with contextlib.ExitStack() as stack:
         held = stack.enter_context(claim(plan.folder / DRIVER_FILE, plan.name or ""))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardcompute.core import errors
 from shardcompute.core.errors import CancelledError, CapacityError, ShardComputeError, SourceError
-from shardcompute.node.views import ClusterView, FetchView, ModelView
+from shardcompute.node.admin.views import ClusterView, FetchView, ModelView
 from shardcompute.weights.progress import Progress
 
 

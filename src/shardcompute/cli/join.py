@@ -33,8 +33,8 @@ def join(
 
     The token is needed once: later, `shardcompute worker` with the same folder goes back to the same cluster.
     """
-    from shardcompute.node.local_state import WORKER_FILE, check_free
-    from shardcompute.node.membership import join_from
+    from shardcompute.node.enrolment.stored import join_from
+    from shardcompute.node.process.pidfile import WORKER_FILE, check_free
     from shardcompute.security.tokens import parse_token
 
     screen = open_screen()

@@ -15,7 +15,7 @@ from shardcompute.cli.durations import format_duration
 from shardcompute.cli.options import Json
 
 if TYPE_CHECKING:
-    from shardcompute.node.views import KeyView
+    from shardcompute.node.admin.views import KeyView
 
 app = typer.Typer(help="Make, list and revoke the API keys of clients.", no_args_is_help=True)
 

@@ -12,7 +12,7 @@ from shardcompute.cli.console import aligned, cut, wrapped
 from shardcompute.control.words import count_of, format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from shardcompute.node.views import ChainView, ClusterView, ModelView, NodeView, StageView
+    from shardcompute.node.admin.views import ChainView, ClusterView, ModelView, NodeView, StageView
 
 _LEGEND = "# serves, + loads, o stands by, - on its disk, . nothing"
 _LEAST_BLOCK = 3

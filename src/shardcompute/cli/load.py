@@ -23,7 +23,7 @@ from shardcompute.cli.progress import waiting
 from shardcompute.weights.reference import parse_reference
 
 if TYPE_CHECKING:
-    from shardcompute.node.views import ModelView
+    from shardcompute.node.admin.views import ModelView
 
 Model = Annotated[
     str,

@@ -36,7 +36,7 @@ def logs(
     data_dir: swarm_options.ClusterFolder = None,
 ) -> None:
     """Show the logs of the cluster's coordinator and local workers, in order of time."""
-    from shardcompute.node.log_files import log_folder
+    from shardcompute.node.process.log_files import log_folder
 
     screen = open_screen()
     folder = log_folder(swarm_options.cluster_folder(load_settings(), data_dir))

@@ -14,7 +14,7 @@ from shardcompute.core.errors import UsageError
 
 if TYPE_CHECKING:
     from shardcompute.cli.watching import Picture
-    from shardcompute.node.views import ClusterView, NodeView
+    from shardcompute.node.admin.views import ClusterView, NodeView
 
 _MAP_WIDTH = 80
 

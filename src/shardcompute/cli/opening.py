@@ -13,7 +13,7 @@ from shardcompute.weights.progress import Progress
 from shardcompute.weights.reference import parse_reference
 
 if TYPE_CHECKING:
-    from shardcompute.node.local_service import EngineOptions, LocalService
+    from shardcompute.node.local.service import EngineOptions, LocalService
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class OpenModel:
 def open_model(
     reference: str, settings: Settings, options: EngineOptions, progress: Progress
 ) -> LocalService:
-    from shardcompute.node import local_service
+    from shardcompute.node.local import service as local_service
 
     return local_service.open_model(reference, settings, options, progress)
 

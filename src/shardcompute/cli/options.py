@@ -18,7 +18,7 @@ from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import Speculation
 
 if TYPE_CHECKING:
-    from shardcompute.node.local_service import EngineOptions
+    from shardcompute.node.local.service import EngineOptions
 
 _SAMPLING = "Sampling"
 _ENGINE = "Engine"
@@ -218,7 +218,7 @@ def engine_options(
     stages: int,
 ) -> EngineOptions:
     """The engine that the options ask for; UsageError for what contradicts itself."""
-    from shardcompute.node.local_service import EngineOptions
+    from shardcompute.node.local.service import EngineOptions
 
     check_device(device, backend)
     return EngineOptions(

@@ -10,7 +10,7 @@ from shardcompute.cli.durations import format_duration
 from shardcompute.cli.options import Json
 
 if TYPE_CHECKING:
-    from shardcompute.node.views import RequestView
+    from shardcompute.node.admin.views import RequestView
 
 
 def ps(json: Json = False, url: Url = None, api_key: ApiKey = None, data_dir: DataDir = None) -> None:

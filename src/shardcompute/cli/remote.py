@@ -13,7 +13,7 @@ from shardcompute.weights.reference import parse_reference
 if TYPE_CHECKING:
     from shardcompute.cluster_client import ClusterClient
     from shardcompute.core.generation import Delta, GenerationRequest
-    from shardcompute.node.local_service import LocalService
+    from shardcompute.node.local.service import LocalService
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class RemoteTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """As much of `node.local_service.LocalService` as conversations use. Closing it closes the client."""
+    """As much of `node.local.service.LocalService` as conversations use. Closing it closes the client."""
 
     client: ClusterClient
     name: str
@@ -106,7 +106,7 @@ def find_remote(
 
 def _served_name(client: ClusterClient, reference: str) -> str:
     """A served model's own name, or what a model is called once it is served."""
-    from shardcompute.node.fetches import served_name
+    from shardcompute.node.admin.downloads import served_name
 
     if not reference or reference in client.models():
         return reference

@@ -12,7 +12,7 @@ from shardcompute.cli.opening import open_with_progress
 from shardcompute.core.settings import Settings
 
 if TYPE_CHECKING:
-    from shardcompute.node.local_service import EngineOptions, LocalService
+    from shardcompute.node.local.service import EngineOptions, LocalService
 
 
 def serve_locally(

@@ -165,7 +165,7 @@ def _join(
     command: str, token: str | None, parameters: dict[str, Any], settings: Settings, screen: Screen
 ) -> None:
     """Use the token now: what it leads to is kept in the member's folder, which must be there without one."""
-    from shardcompute.node.membership import join_from, open_member
+    from shardcompute.node.enrolment.stored import join_from, open_member
     from shardcompute.security.names import Role
     from shardcompute.security.tokens import parse_token
 

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from shardcompute.control.state import ClusterState
     from shardcompute.node.cluster import Cluster, ClusterOptions
-    from shardcompute.node.launch import LocalWorkers
-    from shardcompute.node.local_state import Claim
+    from shardcompute.node.process.launch import LocalWorkers
+    from shardcompute.node.process.pidfile import Claim
     from shardcompute.weights.checkpoint import Checkpoint
 
 _LOOK_S = 0.2
@@ -77,8 +77,8 @@ class SwarmPlan:
     def cluster_options(self, settings: Settings) -> ClusterOptions:
         from shardcompute.control import PlacementPolicy
         from shardcompute.node.cluster import ClusterOptions
-        from shardcompute.node.draft_model import drafters_from
-        from shardcompute.node.wire_choice import EXACT, check_wire
+        from shardcompute.node.driver.draft_model import drafters_from
+        from shardcompute.node.worker.codec_choice import EXACT, check_wire
 
         return ClusterOptions(
             folder=self.folder,
@@ -104,9 +104,9 @@ class SwarmPlan:
 
 def run_swarm(plan: SwarmPlan, screen: Screen, settings: Settings) -> None:
     """Until a signal asks to stop."""
-    from shardcompute.node.launch import check_cluster_name_of
-    from shardcompute.node.local_state import CLUSTER_FILE, claim
-    from shardcompute.node.log_files import logging_to_file
+    from shardcompute.node.process.launch import check_cluster_name_of
+    from shardcompute.node.process.log_files import logging_to_file
+    from shardcompute.node.process.pidfile import CLUSTER_FILE, claim
 
     check_keys(plan.keys)
     parse_reference(plan.model)  # a wrong name is said before anything is started
@@ -140,10 +140,10 @@ def _run(
     settings: Settings,
 ) -> None:
     from shardcompute.api import create_app
-    from shardcompute.node import launch
-    from shardcompute.node.admin import ClusterAdmin
+    from shardcompute.node.admin.admin import ClusterAdmin
     from shardcompute.node.cluster import Cluster
-    from shardcompute.node.traces import tracing
+    from shardcompute.node.process import launch
+    from shardcompute.node.telemetry.traces import tracing
     from shardcompute.security.tokens import parse_token
     from shardcompute.web import page_routes
 

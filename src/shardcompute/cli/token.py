@@ -16,7 +16,7 @@ from shardcompute.cli.durations import format_duration, parse_duration
 from shardcompute.cli.options import Json
 
 if TYPE_CHECKING:
-    from shardcompute.node.views import TokenView
+    from shardcompute.node.admin.views import TokenView
 
 app = typer.Typer(help="Make, list and revoke the tokens that machines join with.", no_args_is_help=True)
 

@@ -14,7 +14,7 @@ from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from shardcompute.node.launch import LocalWorkers
+    from shardcompute.node.process.launch import LocalWorkers
 
 
 def up(
@@ -147,7 +147,7 @@ def _own_workers(
 ) -> LocalWorkers:
     from dataclasses import replace
 
-    from shardcompute.node.launch import share_machine
+    from shardcompute.node.process.launch import share_machine
 
     shared = share_machine(count=count, threads=threads or settings.threads, max_memory_bytes=max_memory)
     return replace(shared, backend=backend.value, device=device)

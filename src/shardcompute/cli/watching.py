@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from shardcompute.cluster_client import ClusterClient
-    from shardcompute.node.views import ClusterView
+    from shardcompute.node.admin.views import ClusterView
 
 _RETRY_S = 1.0
 _PLAIN_WIDTH = 100

@@ -21,8 +21,8 @@ from shardcompute.core.errors import AuthError
 from shardcompute.core.settings import load_settings
 
 if TYPE_CHECKING:
-    from shardcompute.node.membership import Member
-    from shardcompute.node.worker import Worker, WorkerOptions
+    from shardcompute.node.enrolment.stored import Member
+    from shardcompute.node.worker.worker import Worker, WorkerOptions
 
 _LOOK_S = 0.5
 
@@ -70,8 +70,8 @@ class WorkerPlan:
         check_device(self.device, self.backend)
 
     def options(self, member: Member) -> WorkerOptions:
-        from shardcompute.node.local_service import default_threads
-        from shardcompute.node.worker import WorkerOptions
+        from shardcompute.node.local.service import default_threads
+        from shardcompute.node.worker.worker import WorkerOptions
 
         own = address_towards(member.control_urls[0])
         host = self.host or own
@@ -110,7 +110,7 @@ def worker(
 
     Finds its coordinator by itself, waits for it while it is away, and keeps the weights that it has fetched.
     """
-    from shardcompute.node.membership import MEMBER_FILE, join_from, open_member
+    from shardcompute.node.enrolment.stored import MEMBER_FILE, join_from, open_member
     from shardcompute.security.tokens import parse_token
 
     folder = swarm_options.worker_folder(load_settings(), data_dir)
@@ -122,8 +122,8 @@ def worker(
 
 def run_worker(plan: WorkerPlan, member: Member, screen: Screen, *, is_supervised: bool = False) -> NoReturn:
     """Until a signal, the coordinator or (`is_supervised`) the end of our parent asks to stop."""
-    from shardcompute.node.local_state import WORKER_FILE, claim
-    from shardcompute.node.log_files import logging_to_file, logging_to_stderr
+    from shardcompute.node.process.log_files import logging_to_file, logging_to_stderr
+    from shardcompute.node.process.pidfile import WORKER_FILE, claim
 
     with ExitStack() as stack:
         stop = stack.enter_context(stop_requested())
@@ -144,7 +144,7 @@ def run_worker(plan: WorkerPlan, member: Member, screen: Screen, *, is_supervise
 
 def _serve(member: Member, options: WorkerOptions, stop: Event, screen: Screen) -> int:
     """The exit code: 0 unless the coordinator will not have us any more."""
-    from shardcompute.node.worker import Worker
+    from shardcompute.node.worker.worker import Worker
 
     with closing(Worker(member.credentials, list(member.control_urls), options)) as serving:
         while not stop.wait(_LOOK_S):

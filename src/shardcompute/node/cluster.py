@@ -23,19 +23,19 @@ from shardcompute.core.errors import LinkError, UsageError
 from shardcompute.core.generation import Speculation
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.card_sizes import describe_card
-from shardcompute.node.commands import OfferedModel
-from shardcompute.node.coordinator import Coordinator
-from shardcompute.node.draft_heads import DraftHeadStore, ahead_attachments
-from shardcompute.node.driver_members import Brief
-from shardcompute.node.endpoint import Endpoint, receive_all
-from shardcompute.node.far_driver import FarDrivers
-from shardcompute.node.joining import Admission, Application, JoinDesk
-from shardcompute.node.journal import Journal
-from shardcompute.node.link_probe import answer_probes
-from shardcompute.node.swarm import PATIENCE_S, Swarm, SwarmModel
-from shardcompute.node.weights_server import WeightsServer
-from shardcompute.node.wire_choice import EXACT, check_wire
+from shardcompute.node.coordinator.coordinator import Coordinator
+from shardcompute.node.coordinator.driver_ports import Brief
+from shardcompute.node.coordinator.journal import Journal
+from shardcompute.node.coordinator.model_sizes import describe_card
+from shardcompute.node.driver.hosted_client import FarDrivers
+from shardcompute.node.driver.pool import PATIENCE_S, Swarm, SwarmModel
+from shardcompute.node.enrolment.joining import Admission, Application, JoinDesk
+from shardcompute.node.rpc.commands import OfferedModel
+from shardcompute.node.rpc.endpoint import Endpoint, receive_all
+from shardcompute.node.rpc.link_probe import answer_probes
+from shardcompute.node.weights.draft_heads import DraftHeadStore, ahead_attachments
+from shardcompute.node.weights.server import WeightsServer
+from shardcompute.node.worker.codec_choice import EXACT, check_wire
 from shardcompute.security import (
     ClusterAuthority,
     Credentials,
@@ -73,7 +73,7 @@ class ClusterOptions:
     context_length: int = 8192
     placing: PlacementPolicy | None = None
     wire: str = EXACT
-    """How activations travel between stages, see `wire_choice`."""
+    """How activations travel between stages, see `codec_choice`."""
     speculation: Speculation = field(default_factory=Speculation)
     patience_s: float = PATIENCE_S
     """So long streams wait for a model that no machines can serve any more."""

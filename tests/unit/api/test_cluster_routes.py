@@ -16,10 +16,10 @@ from shardcompute.control import events as happened
 from shardcompute.core.errors import AuthError, BackendError, QueueFullError, UnknownModelError, UsageError
 from shardcompute.core.generation import Delta, TokenChoice
 from shardcompute.core.settings import Settings
-from shardcompute.node.admin import ClusterAdmin
+from shardcompute.node.admin.admin import ClusterAdmin
+from shardcompute.node.admin.views import ClusterView
 from shardcompute.node.service import Load
-from shardcompute.node.usage import CALLER
-from shardcompute.node.views import ClusterView
+from shardcompute.node.telemetry.usage import CALLER
 from shardcompute.web import page_routes
 from support.bridge import Bridge
 from support.fake_cluster import NOW_S, FakeCluster, serving_cluster

@@ -11,7 +11,7 @@ from shardcompute.api.metric_table import all_rows
 from shardcompute.control import events as happened
 from shardcompute.core.generation import Delta, Timings, TokenChoice
 from shardcompute.core.settings import load_settings
-from shardcompute.node.admin import ClusterAdmin
+from shardcompute.node.admin.admin import ClusterAdmin
 from shardcompute.node.service import HopTraffic, KvUse, Load, StageWork
 from support.fake_cluster import NOW_S, serving_cluster
 from support.promtool import assert_sound, needs_promtool

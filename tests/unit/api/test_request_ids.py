@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardcompute.core.generation import Delta
-from shardcompute.node.request_log import REQUEST_ID
+from shardcompute.node.telemetry.request_log import REQUEST_ID
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 

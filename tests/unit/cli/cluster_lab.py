@@ -16,8 +16,8 @@ import pytest
 from shardcompute.api import create_app
 from shardcompute.cluster_client import ClusterClient
 from shardcompute.core.settings import Settings
-from shardcompute.node.admin import ClusterAdmin
-from shardcompute.node.views import ClusterView
+from shardcompute.node.admin.admin import ClusterAdmin
+from shardcompute.node.admin.views import ClusterView
 from support.bridge import Bridge
 from support.fake_cluster import NOW_S, FakeCluster, serving_cluster
 
@@ -80,7 +80,7 @@ def say_running(folder: Path, **fields: Any) -> None:
 @pytest.fixture
 def recognised(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process counts as one of ours, however the tests were started."""
-    monkeypatch.setattr("shardcompute.node.local_state._PROGRAM", "")
+    monkeypatch.setattr("shardcompute.node.process.pidfile._PROGRAM", "")
 
 
 def event(value: Any) -> str:

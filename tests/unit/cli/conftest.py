@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from shardcompute.cli import opening
 from shardcompute.cli.main import app
 from shardcompute.core.generation import Delta, GenerationRequest, Timings, TokenChoice
-from shardcompute.node.local_service import EngineOptions
+from shardcompute.node.local.service import EngineOptions
 from shardcompute.node.service import ServedModel
 
 from .cluster_lab import lab, recognised, server

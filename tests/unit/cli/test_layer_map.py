@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardcompute.cli.cluster_text import describe_cluster, describe_nodes, fit
 from shardcompute.cli.layer_map import block_sizes, bottleneck_of, draw_chain, draw_map
-from shardcompute.node.views import ChainView, ClusterView, ModelView, StageView
+from shardcompute.node.admin.views import ChainView, ClusterView, ModelView, StageView
 
 from .cluster_lab import Lab
 

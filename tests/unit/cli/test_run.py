@@ -10,7 +10,7 @@ import pytest
 
 from shardcompute.core.errors import CapacityError
 from shardcompute.core.generation import Sampling
-from shardcompute.node.local_service import EngineOptions
+from shardcompute.node.local.service import EngineOptions
 
 from .conftest import FakeTokenizer, Opening
 

@@ -128,7 +128,7 @@ def test_a_token_is_used_at_once_and_not_kept(
         joined.append((folder, token, role))
         return member
 
-    monkeypatch.setattr("shardcompute.node.membership.join_from", join_from)
+    monkeypatch.setattr("shardcompute.node.enrolment.stored.join_from", join_from)
     monkeypatch.setattr("shardcompute.security.tokens.parse_token", lambda text: text)
     assert cli("service", "install", "join", "sc1.abc", "--name", "box").exit_code == 0
     assert joined == [(home / "worker", "sc1.abc", "worker")]

@@ -15,7 +15,7 @@ from shardcompute.cli.cluster_text import describe_cluster
 from shardcompute.cli.console import Screen
 from shardcompute.control import events as happened
 from shardcompute.core.errors import SourceError
-from shardcompute.node.views import ClusterView
+from shardcompute.node.admin.views import ClusterView
 
 from .cluster_lab import HERE, Lab
 

@@ -9,7 +9,7 @@ import pytest
 
 from shardcompute.core.errors import LinkError
 from shardcompute.core.steps import Drafted, Work, drafted_in
-from shardcompute.node.frames import drafted_ids, drafted_of, segment_of, work_of
+from shardcompute.node.rpc.frames import drafted_ids, drafted_of, segment_of, work_of
 from shardcompute.wire import DraftedIds, SegmentHeader, StepFrame, StepResult, pack_ids
 from shardcompute.wire.limits import WireLimits, check_message
 

@@ -1,0 +1,287 @@
+"""Everything that people may ask of a running cluster: to see it, to plan, to load, to empty, to let in and out.
+
+    with ClusterAdmin(cluster, settings) as admin:
+        app = create_app(cluster.swarm, verify_key=admin.verify_key, admin=admin)
+
+Answers are plain values (see `views`). Methods may be called from any thread; `plan` may wait for the hub and the
+others for a disk at most, so an event loop calls them in a thread. What does not exist is a UsageError (a model:
+UnknownModelError).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from shardcompute.control.events import ModelRequested
+from shardcompute.control.state import ClusterState, Node
+from shardcompute.core.closing import Closing
+from shardcompute.core.errors import AuthError, ShardComputeError, UnknownModelError, UsageError
+from shardcompute.core.settings import Settings
+from shardcompute.node.admin.catalogue import CatalogueEntry, list_catalogue
+from shardcompute.node.admin.downloads import Fetches, check_order
+from shardcompute.node.admin.dry_run import open_headers, plan_model, size_up
+from shardcompute.node.admin.feed import Feed, Subscription
+from shardcompute.node.admin.incidents import ClusterHealth, IncidentLog, view_health
+from shardcompute.node.admin.view_builder import view_chains, view_links, view_models, view_nodes
+from shardcompute.node.admin.views import (
+    ClusterView,
+    FetchView,
+    KeyView,
+    LoadView,
+    NewKey,
+    NewToken,
+    NodeView,
+    PlanView,
+    RequestView,
+    TokenView,
+)
+from shardcompute.node.cluster import ServedOrder
+from shardcompute.node.telemetry.usage import UsageReport
+from shardcompute.security.names import Role
+from shardcompute.security.tokens import parse_token
+from shardcompute.version import VERSION
+from shardcompute.weights.checkpoint import Checkpoint
+from shardcompute.weights.progress import Progress
+from shardcompute.weights.reference import parse_reference
+
+if TYPE_CHECKING:
+    from shardcompute.node.cluster import Cluster
+
+log = logging.getLogger(__name__)
+DAY_S = 86_400.0
+
+
+class ClusterAdmin(Closing):
+    """Speaks for one cluster. Close it before the cluster."""
+
+    def __init__(
+        self, cluster: Cluster, settings: Settings, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._clock = clock
+        self._feed = Feed(self.state)
+        self._fetches = Fetches(settings, self._serve, self._feed.poke)
+        self._incidents = IncidentLog(cluster.coordinator.state)
+        cluster.coordinator.listen(self._incidents.saw)
+        cluster.coordinator.listen(lambda _: self._feed.poke())
+        self._feed.start()
+
+    def close(self) -> None:
+        self._fetches.close()
+        self._feed.close()
+
+    # To see
+
+    def state(self) -> ClusterView:
+        state, now_s, swarm = self._state, self._clock(), self._cluster.swarm
+        load = swarm.load()
+        return ClusterView(
+            name=self._cluster.name,
+            version=VERSION,
+            url=self._cluster.url,
+            driver=state.driver,
+            nodes=view_nodes(state, now_s),
+            links=view_links(state),
+            models=view_models(state, now_s),
+            chains=view_chains(state, now_s, swarm.timings()),
+            fetches=self._fetches.views(),
+            load=LoadView(
+                running=load.running,
+                waiting=load.waiting,
+                kv_used_fraction=load.kv_used_fraction,
+                tokens_per_s=swarm.requests.tokens_per_s(),
+            ),
+        )
+
+    def health(self) -> ClusterHealth:
+        """For whoever watches over it: counts by status, and incidents so far."""
+        sent_bytes = self._cluster.weights_sent_bytes()
+        return view_health(self._state, self._incidents.counts(), sent_bytes, self._clock())
+
+    def requests(self) -> tuple[RequestView, ...]:
+        """Generations that run, newest first, then the last ones that ended."""
+        return self._cluster.swarm.requests.views()
+
+    def requests_after(self, ended: int) -> tuple[tuple[RequestView, ...], int]:
+        """`requests` without the first `ended` that ended, and what to ask with next time."""
+        return self._cluster.swarm.requests.look(ended)
+
+    def usage(self) -> UsageReport:
+        """Tokens by API key and model since the start."""
+        return self._cluster.swarm.requests.usage.report()
+
+    def subscribe(self, wake: Callable[[], None]) -> Subscription:
+        """The state, then its changes; `wake` is called from another thread when there are some."""
+        return self._feed.subscribe(wake)
+
+    def unsubscribe(self, reader: Subscription) -> None:
+        self._feed.unsubscribe(reader)
+
+    # Models
+
+    def plan(self, model: str, form: str = "native", chains: int = 1) -> PlanView:
+        """What loading `model` would lead to. Reads headers at most."""
+        check_order(form, chains)
+        served = self._state.models.get(model)
+        if served is not None and served.model.weight_form == form:
+            return plan_model(self._state, served.model, chains, self._clock())
+        options = self._cluster.options
+        with open_headers(parse_reference(model), self._settings) as checkpoint:
+            sized = size_up(
+                checkpoint, form, kv_tokens=options.kv_tokens, context_length=options.context_length
+            )
+        return plan_model(self._state, sized, chains, self._clock())
+
+    def load_model(self, model: str, form: str = "native", chains: int = 1) -> FetchView:
+        """Serve another model, or this one in another form or by another number of chains.
+
+        Fetching it goes on behind the scenes; `state` says how far it has come.
+        """
+        return self._fetches.start(model, form, chains)
+
+    def catalogue(self) -> tuple[CatalogueEntry, ...]:
+        """The models on this disk."""
+        return list_catalogue(self._settings)
+
+    def pull_model(self, model: str) -> FetchView:
+        """Fetch a model to this disk without serving it; `state` says how far it has come."""
+        return self._fetches.pull(model)
+
+    def unload_model(self, name: str) -> None:
+        """Stop serving a model, or fetching it. Requests that it is answering end with an error."""
+        was_fetched = self._fetches.cancel(name)
+        served = self._state.models.get(name)
+        if served is not None and served.is_wanted:
+            self._cluster.drop(name)
+        elif not was_fetched:
+            known = ", ".join(name for name, each in self._state.models.items() if each.is_wanted)
+            raise UnknownModelError(
+                f"the model {name!r} is not served here", hint=f"served here: {known or 'none'}"
+            )
+
+    def restore(self, *, without: str = "") -> None:
+        """Serve again what people had asked for before the cluster was stopped, but for one model."""
+        for order in self._cluster.remembered():
+            if order.name == without:
+                continue
+            try:
+                self._fetches.start(order.reference, order.form, order.chains)
+            except ShardComputeError as error:
+                log.warning("%s is not served again: %s", order.name, error)
+
+    def _serve(self, checkpoint: Checkpoint, form: str, chains: int, progress: Progress) -> None:
+        name = checkpoint.name
+        orders = [view.model for view in self._fetches.views() if view.name == name and view.chains]
+        served = self._state.models.get(name)
+        is_wanted = served is not None and served.is_wanted and served.model.weight_form == form
+        if served is None or not is_wanted or not self._cluster.swarm.serves(name):
+            self._cluster.serve(checkpoint, form=form, chains=chains, progress=progress)
+        else:
+            request = ModelRequested(served.model, chains, served.has_draft_model)
+            self._cluster.coordinator.post(request)
+            checkpoint.close()
+        for reference in orders[:1]:
+            self._cluster.remember(ServedOrder(name, reference, form, chains))
+
+    # Nodes
+
+    def drain_node(self, node: str) -> NodeView:
+        """Move everything off a node (given by id, name or the start of its id), then let it leave."""
+        found = self._find_node(node)
+        if not found.is_live:
+            raise UsageError(f"{found.name} is {found.status} already", hint="there is nothing to move")
+        self._cluster.drain(found.id)
+        return self._view(found.id)
+
+    def revoke_node(self, node: str) -> NodeView:
+        """Throw a node out for good; it can only come back as a new machine with a new token."""
+        found = self._find_node(node)
+        if found.id == self._cluster.node:
+            raise UsageError("this is the coordinator itself", hint="stop the cluster instead")
+        self._cluster.revoke_node(found.id)
+        return self._view(found.id)
+
+    def _find_node(self, text: str) -> Node:
+        nodes = list(self._state.nodes.values())
+        live = [node for node in nodes if node.is_live]
+        for group in (live, nodes):
+            for matches in (
+                [node for node in group if node.id == text],
+                [node for node in group if node.name == text],
+                [node for node in group if text and node.id.startswith(text)],
+            ):
+                if len(matches) == 1:
+                    return matches[0]
+                if matches:
+                    ids = ", ".join(sorted(node.id for node in matches))
+                    raise UsageError(f"{text!r} could be any of {ids}", hint="give the whole id")
+        raise UsageError(f"there is no node {text!r}", hint="list the nodes to see their names and ids")
+
+    def _view(self, node: str) -> NodeView:
+        return next(view for view in view_nodes(self._state, self._clock()) if view.id == node)
+
+    # Who may come in
+
+    def create_token(
+        self, *, life_s: float = DAY_S, max_uses: int | None = None, role: Role | None = None
+    ) -> NewToken:
+        """For machines that join in this role; None: in any."""
+        roles = (Role.WORKER, Role.DRIVER) if role is None else (role,)
+        token = self._cluster.create_token(life_s=life_s, max_uses=max_uses, roles=roles)
+        token_id = parse_token(token).token_id
+        kept = next(view for view in self.tokens() if view.id == token_id)
+        return NewToken(id=kept.id, token=token, expires_at_s=kept.expires_at_s, max_uses=kept.max_uses)
+
+    def tokens(self) -> tuple[TokenView, ...]:
+        return tuple(
+            TokenView(
+                id=summary.token_id,
+                state=summary.state,
+                roles=tuple(sorted(role.value for role in summary.roles)),
+                created_at_s=summary.created_at_s,
+                expires_at_s=summary.expires_at_s,
+                max_uses=summary.max_uses,
+                used_by=summary.used_by,
+            )
+            for summary in self._cluster.tokens()
+        )
+
+    def revoke_token(self, token_id: str) -> None:
+        """Nobody joins with it any more; nodes that did stay."""
+        self._cluster.revoke_token(token_id)
+
+    def create_key(self, label: str) -> NewKey:
+        key = self._cluster.create_key(label)
+        kept = self._cluster.verify_key(key)
+        return NewKey(id=kept.key_id, key=key, label=kept.label)
+
+    def keys(self) -> tuple[KeyView, ...]:
+        summaries = self._cluster.keys()
+        return tuple(
+            KeyView(
+                id=summary.key_id,
+                label=summary.label,
+                created_at_s=summary.created_at_s,
+                is_revoked=summary.is_revoked,
+            )
+            for summary in summaries
+        )
+
+    def revoke_key(self, key_id: str) -> None:
+        self._cluster.revoke_key(key_id)
+
+    def verify_key(self, key: str) -> bool:
+        """Whether a request with this API key may come in."""
+        try:
+            self._cluster.verify_key(key)
+        except AuthError:
+            return False
+        return True
+
+    @property
+    def _state(self) -> ClusterState:
+        return self._cluster.coordinator.state

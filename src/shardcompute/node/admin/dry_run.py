@@ -1,0 +1,140 @@
+"""What loading a model would lead to: where it would run, why there, and how fast. Nothing is loaded.
+
+Sizes come from the model's headers and are those that placement works with (see `weights.served`): a form that
+shrinks the model counts by the bits of a weight, any other travels as the file has it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from msgspec.structs import replace
+
+from shardcompute.control.explain import explain_bottleneck, explain_plan
+from shardcompute.control.placement import Placement, Unplaceable, place, place_chains
+from shardcompute.control.seats import Seat, choose_seat, seated
+from shardcompute.control.sizes import layer_work, sizes_of
+from shardcompute.control.state import ClusterState, Model
+from shardcompute.control.surveys import survey
+from shardcompute.core.errors import UnknownModelError
+from shardcompute.core.settings import Settings
+from shardcompute.models.layout import TensorPlace
+from shardcompute.node.admin.views import LeftOut, PlannedChain, PlannedStage, PlanView
+from shardcompute.weights.cache import ModelCache
+from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
+from shardcompute.weights.loader import place_bytes
+from shardcompute.weights.reference import EmbeddedReference, ModelReference
+from shardcompute.weights.sources import resolve
+from shardcompute.weights.wheel import find_installed
+
+# Of the forms that round, with the scale (and shift) of each block.
+_BITS_PER_WEIGHT = {"int8": 9.0, "int4": 6.0, "mixed": 9.2}
+
+
+def open_headers(reference: ModelReference, settings: Settings) -> Checkpoint:
+    """The model's headers and config; of a model that is not here, no weights are fetched."""
+    if isinstance(reference, EmbeddedReference):
+        is_here = ModelCache(settings.data_dir).find(reference) or find_installed()
+        if not is_here:
+            raise UnknownModelError(
+                f"{reference} is not on this machine, and its headers come with all of it",
+                hint=f"fetch it first: shardcompute pull {reference}",
+            )
+    return open_checkpoint(resolve(reference, settings, fetch="lazy"))
+
+
+def size_up(checkpoint: Checkpoint, form: str, *, kv_tokens: int, context_length: int) -> Model:
+    """The sizes of a model in a form, from its headers alone."""
+    spec, layout = checkpoint.spec, checkpoint.layout
+
+    def stored(place: TensorPlace) -> int:
+        return place_bytes(checkpoint.tensors, place)
+
+    def rounded(place: TensorPlace) -> int:
+        is_matrix = len(place.shape) > 1
+        return round(math.prod(place.shape) * _BITS_PER_WEIGHT[form] / 8) if is_matrix else stored(place)
+
+    places = [place for part in (layout.model, *layout.layers) for place in part.values()]
+    shrinks = form in _BITS_PER_WEIGHT and sum(map(rounded, places)) < sum(map(stored, places))
+    size_of = rounded if shrinks else stored
+    layer_bytes = tuple(sum(map(size_of, layer.values())) for layer in layout.layers)
+    return Model(
+        name=checkpoint.name,
+        layer_bytes=layer_bytes,
+        work_bytes=layer_work(spec, layer_bytes),
+        embedding_bytes=size_of(layout.model["embedding"]),
+        head_bytes=size_of(layout.model["head"]) + size_of(layout.model["norm"]),
+        kv_bytes_per_token_and_layer=spec.kv_bytes_per_token_and_layer,
+        kv_tokens=kv_tokens,
+        hidden=spec.hidden,
+        context_length=min(context_length, spec.context_length),
+        weight_form=form,
+        is_head_tied=spec.tied_head,
+    )
+
+
+def plan_model(state: ClusterState, model: Model, chains: int, now_s: float) -> PlanView:
+    """Where `chains` chains of `model` would go if none of it were there yet."""
+    others = {id: chain for id, chain in state.chains.items() if chain.model != model.name}
+    state = replace(state, chains=others)
+    request = survey(state, model, now_s)
+    plans = place_chains(request, chains)
+    if isinstance(plans[0], Unplaceable):
+        request = survey(state, model, now_s, has_shared=True)
+        shared = place(request)
+        plans = [shared if isinstance(shared, Placement) else plans[0]]
+    names = {id: node.name for id, node in state.nodes.items()}
+    seats = [_seat(state, plan, model.name) for plan in plans]
+    plans = [
+        seated(plan, request, seat.node or state.driver)
+        if isinstance(plan, Placement) and seat is not None
+        else plan
+        for plan, seat in zip(plans, seats, strict=True)
+    ]
+    return PlanView(
+        model=model.name,
+        form=model.weight_form,
+        layer_count=model.layer_count,
+        memory_bytes=sizes_of(model).total_bytes,
+        text="\n\n".join(
+            "\n".join([explain_plan(plan, model, names), *([seat.told(names)] if seat is not None else [])])
+            for plan, seat in zip(plans, seats, strict=True)
+        ),
+        chains=tuple(_planned(plan, names, seat) for plan, seat in zip(plans, seats, strict=True)),
+    )
+
+
+def _seat(state: ClusterState, plan: Placement | Unplaceable, model: str) -> Seat | None:
+    """Where the driver would sit. A draft model drafts for every model that is served."""
+    if isinstance(plan, Unplaceable):
+        return None
+    others = (each for each in state.models.values() if each.has_draft_model)
+    requested = state.models.get(model) or next(others, None)
+    nodes = [stage.node for stage in plan.stages]
+    return choose_seat(state, nodes, requested, compute_s=sum(stage.step_s for stage in plan.stages))
+
+
+def _planned(plan: Placement | Unplaceable, names: dict[str, str], seat: Seat | None) -> PlannedChain:
+    if isinstance(plan, Unplaceable):
+        return PlannedChain(is_possible=False, reasons=plan.reasons, missing_bytes=plan.missing_bytes)
+    return PlannedChain(
+        is_possible=True,
+        reasons=plan.reasons,
+        stages=tuple(
+            PlannedStage(
+                node=stage.node,
+                name=names.get(stage.node, stage.node),
+                start=stage.start,
+                stop=stage.stop,
+                memory_bytes=stage.memory_bytes,
+                predicted_s=stage.step_s,
+            )
+            for stage in plan.stages
+        ),
+        left_out=tuple(LeftOut(node=node, name=names.get(node, node), why=why) for node, why in plan.unused),
+        predicted_tokens_per_s_one_stream=plan.predicted_tokens_per_s_one_stream,
+        predicted_tokens_per_s_many=plan.predicted_tokens_per_s_many,
+        bottleneck=explain_bottleneck(plan, names),
+        seat="" if seat is None else seat.node,
+        seat_reason="" if seat is None else seat.told(names),
+    )

@@ -1,0 +1,257 @@
+"""From what the coordinator believes to what people see; pure, so that any state can be looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf, isfinite
+
+from shardcompute.control.drivers import round_trip_s
+from shardcompute.control.explain import explain_bottleneck, report_models
+from shardcompute.control.placement import PlacedStage, Placement
+from shardcompute.control.seats import seat_of, sits_at
+from shardcompute.control.sizes import memory_of, sizes_of
+from shardcompute.control.state import Assignment, Chain, ClusterState, Node, RequestedModel, is_loaded
+from shardcompute.control.surveys import survey
+from shardcompute.control.terms import hops_of, stage_s, weigh
+from shardcompute.node.admin.views import (
+    CachedLayers,
+    ChainView,
+    DriverView,
+    HeldLayers,
+    LinkView,
+    LoadFailure,
+    LoadingLayers,
+    ModelView,
+    NodeView,
+    ServingStatus,
+    StageTimes,
+    StageView,
+)
+from shardcompute.wire import StageTiming
+
+Timings = Mapping[str, Sequence[StageTiming]]
+
+
+def view_nodes(state: ClusterState, now_s: float) -> tuple[NodeView, ...]:
+    return tuple(_view_node(state.nodes[id], now_s) for id in sorted(state.nodes))
+
+
+def _view_node(node: Node, now_s: float) -> NodeView:
+    return NodeView(
+        id=node.id,
+        name=node.name,
+        status=node.status,
+        status_reason=node.status_reason,
+        role=node.role,
+        device=node.device,
+        threads=node.threads,
+        version=node.version,
+        address=node.address,
+        memory_bytes=node.memory_bytes,
+        used_bytes=sum(shard.size_bytes for shard in node.shards),
+        is_draining=node.is_draining,
+        is_standby=node.is_standby,
+        layers=tuple(
+            HeldLayers(
+                chain=shard.chain,
+                model=shard.model,
+                start=shard.start,
+                stop=shard.stop,
+                size_bytes=shard.size_bytes,
+            )
+            for shard in node.shards
+        ),
+        loading=tuple(
+            LoadingLayers(chain=each.chain, start=each.start, stop=each.stop, fraction=each.fraction)
+            for each in node.loading
+        ),
+        cached=tuple(
+            CachedLayers(model=each.model, start=each.start, stop=each.stop) for each in node.cached
+        ),
+        failures=tuple(
+            LoadFailure(model=refusal.model, reason=refusal.reason, failures=refusal.failures)
+            for refusal in node.refusals
+            if now_s < refusal.until_s
+        ),
+        api_url=node.api_url,
+    )
+
+
+def view_links(state: ClusterState) -> tuple[LinkView, ...]:
+    return tuple(
+        LinkView(a=link.a, b=link.b, rtt_s=link.rtt_s, bytes_per_s=link.bytes_per_s, is_open=link.is_open)
+        for a in sorted(state.links)
+        for _, link in sorted(state.links[a].items())
+    )
+
+
+def view_models(state: ClusterState, now_s: float) -> tuple[ModelView, ...]:
+    reports = {report.model: report for report in report_models(state, now_s)}
+    views = []
+    for name in sorted(state.models):
+        report = reports.get(name)
+        views.append(
+            _view_model(state.models[name])
+            if report is None
+            else _view_model(
+                state.models[name],
+                status=report.status,
+                ready_chains=report.ready_chains,
+                missing_bytes=report.missing_bytes,
+                reasons=report.reasons,
+            )
+        )
+    return tuple(views)
+
+
+def _view_model(
+    requested: RequestedModel,
+    *,
+    status: ServingStatus = "unloading",
+    ready_chains: int = 0,
+    missing_bytes: int = 0,
+    reasons: tuple[str, ...] = (),
+) -> ModelView:
+    model = requested.model
+    return ModelView(
+        name=model.name,
+        status=status,
+        weight_form=model.weight_form,
+        layer_count=model.layer_count,
+        context_length=model.context_length,
+        kv_tokens=model.kv_tokens,
+        memory_bytes=sizes_of(model).total_bytes,
+        ready_chains=ready_chains,
+        wanted_chains=requested.chain_count if requested.is_wanted else 0,
+        missing_bytes=missing_bytes,
+        reasons=reasons,
+    )
+
+
+def view_chains(state: ClusterState, now_s: float, timings: Timings) -> tuple[ChainView, ...]:
+    """Chains that are not retired."""
+    return tuple(_view_chain(state, chain, now_s, timings.get(chain.id, ())) for chain in state.live_chains())
+
+
+def _view_chain(state: ClusterState, chain: Chain, now_s: float, timings: Sequence[StageTiming]) -> ChainView:
+    plan = predict_chain(state, chain, now_s)
+    seconds = {stage.node: stage.step_s for stage in plan.stages} if plan else {}
+    times = {timing.node: timing for timing in timings}
+    names = {id: node.name for id, node in state.nodes.items()}
+    return ChainView(
+        id=chain.id,
+        model=chain.model,
+        epoch=chain.epoch,
+        status=chain.status,
+        reason=chain.reason,
+        missing_bytes=chain.missing_bytes,
+        stages=tuple(
+            _view_stage(state, chain, stage, seconds.get(stage.node), times.get(stage.node))
+            for stage in chain.stages
+        ),
+        standbys=tuple(_view_stage(state, chain, standby) for standby in chain.standbys),
+        predicted_tokens_per_s_one_stream=plan.predicted_tokens_per_s_one_stream if plan else None,
+        predicted_tokens_per_s_many=plan.predicted_tokens_per_s_many if plan else None,
+        bottleneck=explain_bottleneck(plan, names) if plan else "",
+        drivers=_view_drivers(state, chain),
+        seat=sits_at(chain),
+        seat_reason=_explain_seat(state, chain, now_s, names),
+    )
+
+
+def _explain_seat(state: ClusterState, chain: Chain, now_s: float, names: Mapping[str, str]) -> str:
+    told = seat_of(state, chain, now_s).told(names)
+    return told if sits_at(chain) == chain.seat else f"{told}; it is being moved"
+
+
+def _view_drivers(state: ClusterState, chain: Chain) -> tuple[DriverView, ...]:
+    """Those that use the chain as it is now."""
+    views = [
+        DriverView(
+            node=each.driver,
+            kv_tokens=each.kv_tokens,
+            round_trip_s=round_trip_s(state, chain, each.driver),
+        )
+        for each in chain.drivers
+        if each.epoch == chain.epoch
+    ]
+    return tuple(
+        sorted(views, key=lambda view: (inf if view.round_trip_s is None else view.round_trip_s, view.node))
+    )
+
+
+def _view_stage(
+    state: ClusterState,
+    chain: Chain,
+    stage: Assignment,
+    predicted_s: float | None = None,
+    timing: StageTiming | None = None,
+) -> StageView:
+    return StageView(
+        node=stage.node,
+        start=stage.start,
+        stop=stage.stop,
+        memory_bytes=memory_of(state.models[chain.model].model, stage),
+        fraction=_loaded_fraction(state, chain, stage),
+        predicted_s=predicted_s,
+        timing=None if timing is None else _view_timing(timing),
+    )
+
+
+def _view_timing(timing: StageTiming) -> StageTimes:
+    return StageTimes(
+        queue_s=timing.queue_s,
+        compute_s=timing.compute_s,
+        codec_s=timing.codec_s,
+        received_bytes=timing.received_bytes,
+        codec=timing.codec,
+        sent_bytes=timing.sent_bytes,
+    )
+
+
+def _loaded_fraction(state: ClusterState, chain: Chain, stage: Assignment) -> float:
+    if is_loaded(state, chain, stage):
+        return 1.0
+    node = state.nodes.get(stage.node)
+    place = (chain.id, stage.start, stage.stop)
+    # Everything fetched is not everything loaded: 1 is said only of what answers.
+    return max(
+        (
+            min(each.fraction, 0.999)
+            for each in (node.loading if node else ())
+            if (each.chain, each.start, each.stop) == place
+        ),
+        default=0.0,
+    )
+
+
+def predict_chain(state: ClusterState, chain: Chain, now_s: float) -> Placement | None:
+    """What a chain as it stands should do; None where a node or link of it is missing."""
+    model = state.models[chain.model].model
+    request = survey(state, model, now_s, chain=chain, has_draining=True, has_shared=True)
+    request = replace(request, driver=sits_at(chain) or state.driver)
+    offers = {offer.node: offer for offer in request.offers}
+    hops_s = hops_of(request).ring_s(chain.nodes)
+    if not set(chain.nodes) <= offers.keys() or not isfinite(hops_s):
+        return None
+    worth = weigh(request, chain.stages)
+    return Placement(
+        stages=tuple(
+            PlacedStage(
+                stage.node,
+                stage.start,
+                stage.stop,
+                memory_of(model, stage),
+                stage_s(request.sizes, offers[stage.node], stage.start, stage.stop),
+            )
+            for stage in chain.stages
+        ),
+        predicted_tokens_per_s_one_stream=worth.one_stream,
+        predicted_tokens_per_s_many=worth.many_streams,
+        hops_s=hops_s,
+        score=worth.score,
+        reasons=(),
+        unused=(),
+        standbys=chain.standbys,
+    )

@@ -1,0 +1,94 @@
+"""How a chain gets its next shape: every stage is told its place, then the driver dials the first.
+
+Stages that are to be told what they missed must be in place before whoever tells them, so these come last.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from shardcompute.control.actions import ConnectChain, StageAddress
+from shardcompute.core.errors import LinkError
+from shardcompute.node.coordinator.driver_port import DriverSide
+from shardcompute.node.coordinator.session_recovery import Repair, plan_repair
+from shardcompute.node.driver.chain_port import Resumption
+from shardcompute.node.rpc.commands import Connect, Connected, NodeCommand, Wire, decode_connected
+from shardcompute.wire.control import Answer
+
+_TIMEOUT_S = 5.0
+Ask = Callable[[str, NodeCommand], "queue.SimpleQueue[Answer]"]
+WireOf = Callable[[str, str], Wire]
+"""How activations go from one node to another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """An epoch that was connected, and what its stages still knew."""
+
+    epoch: int
+    stages: tuple[StageAddress, ...]
+    kv_tokens: int
+    """Of the coordinator's own driver."""
+    resumption: Resumption | None
+    told: set[int] = field(default_factory=set)
+    """The drivers, by the range of their sessions, that have been told of it."""
+    drafts: bool = False
+
+
+def rewire(
+    action: ConnectChain, before: Sequence[StageAddress], driver: DriverSide, ask: Ask, wire_of: WireOf
+) -> Resumption | None:
+    """Connect a new epoch; `before` is the last shape that was in use. Returns what is still known of its sessions,
+    None for nothing. Raises LinkError. Waits for others: call it in a thread."""
+    repair = plan_repair(before, action.stages)
+    orders = _orders(action, driver, repair, wire_of)
+    answers: dict[int, Connected] = {}
+    for replays in (False, True):
+        asked = {
+            index: ask(action.stages[index].node, order)
+            for index, order in enumerate(orders)
+            if order.replays is replays
+        }
+        for index, answer in asked.items():
+            answers[index] = decode_connected(await_answer(action.stages[index].node, answer))
+    driver.open_chain(action)
+    return None if repair is None else repair.resumption([answers[i] for i in range(len(orders))])
+
+
+def _orders(
+    action: ConnectChain, driver: DriverSide, repair: Repair | None, wire_of: WireOf
+) -> list[Connect]:
+    ring = [*((stage.node, stage.address) for stage in action.stages), (action.driver, driver.url)]
+    return [
+        Connect(
+            chain=action.chain,
+            epoch=action.epoch,
+            start=stage.start,
+            stop=stage.stop,
+            next_node=ring[index + 1][0],
+            next_url=ring[index + 1][1],
+            previous_node=ring[index - 1][0],
+            driver_node=action.driver,
+            driver_url=driver.url,
+            driver_sessions=driver.sessions,
+            driver_kv_tokens=action.kv_tokens,
+            is_last=index == len(action.stages) - 1,
+            keeps_sessions=repair is not None and index not in repair.new,
+            replays=repair is not None and index + 1 in repair.new,
+            wire=wire_of(stage.node, ring[index + 1][0]),
+        )
+        for index, stage in enumerate(action.stages)
+    ]
+
+
+def await_answer(node: str, answer: queue.SimpleQueue[Answer], timeout_s: float = _TIMEOUT_S) -> bytes:
+    """What the node answered; LinkError if that is an error, or nothing in time."""
+    try:
+        answered = answer.get(timeout=timeout_s)
+    except queue.Empty:
+        raise LinkError(f"{node} did not answer in time") from None
+    if answered.error:
+        raise LinkError(f"{node}: {answered.error}")
+    return answered.result

@@ -1,0 +1,53 @@
+"""Which sessions survive when a chain gets a new shape: those whose KV is still there, or can be replayed.
+
+If the layers are cut as before and only machines changed, every stage that stayed goes on with its KV. A new stage is
+told by its predecessor's log what it missed; a new first stage is told by the driver. Two new stages side by side
+cannot be told: then the driver replays all tokens through the whole chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardcompute.control.actions import StageAddress
+from shardcompute.node.driver.chain_port import Resumption
+from shardcompute.node.rpc.commands import Connected
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A new shape that can go on with the sessions of the old one; `new` are the places with new machines."""
+
+    new: frozenset[int]
+
+    def resumption(self, connected: Sequence[Connected]) -> Resumption:
+        """What is left, now that all stages have answered.
+
+        A session goes on as far as every stage knows it, by its own KV or by its predecessor's replay. A stage that
+        has lost its sessions after all knows none.
+        """
+        lengths: dict[int, int] | None = None
+        for index, answer in enumerate(connected):
+            if index not in self.new:
+                lengths = _shorter(lengths, answer.held if answer.kept else {})
+            if index + 1 in self.new:
+                lengths = _shorter(lengths, answer.replayed)
+        held = frozenset(session for answer in connected for session in answer.held)
+        return Resumption(lengths, has_new_first=0 in self.new, held=held)
+
+
+def plan_repair(before: Sequence[StageAddress], after: Sequence[StageAddress]) -> Repair | None:
+    """How to go on from one shape to the next; None: everything must be computed again."""
+    if [(s.start, s.stop) for s in before] != [(s.start, s.stop) for s in after] or not before:
+        return None
+    new = frozenset(i for i, (old, now) in enumerate(zip(before, after, strict=True)) if old.node != now.node)
+    if any(index - 1 in new for index in new):
+        return None
+    return Repair(new)
+
+
+def _shorter(a: dict[int, int] | None, b: dict[int, int]) -> dict[int, int]:
+    if a is None:
+        return dict(b)
+    return {session: min(length, b[session]) for session, length in a.items() if session in b}

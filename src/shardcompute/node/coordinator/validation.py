@@ -1,0 +1,175 @@
+"""What a node says of itself, judged before the cluster's truth is built on it.
+
+A member may be broken or lie. What it claims is bounded here, so that placement computes with sane numbers, the
+journal stays small and people's terminals show plain text. Whether a claim is true shows later, in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from msgspec.structs import replace
+
+from shardcompute.control.events import (
+    Event,
+    LinkBroken,
+    LinkMeasured,
+    NodeDrained,
+    NodeJoined,
+    NodeLeft,
+    NodeMeasured,
+    ShardFailed,
+    ShardLoaded,
+    ShardProgressed,
+)
+from shardcompute.control.state import NodeRole
+from shardcompute.core.errors import UsageError
+from shardcompute.node.rpc.session_ids import MOST_RANGES
+from shardcompute.security.names import Role
+from shardcompute.wire.tcp import split_address
+
+_MOST_BYTES = 1 << 50
+_MOST_THREADS = 1 << 16
+_MOST_LAYERS = 1 << 14
+_MOST_RANGES = 4096
+_MOST_CHARACTERS = 300
+_MOST_CODECS = 64
+_MOST_REASON_CHARACTERS = 1000
+_REPORTABLE = (
+    LinkBroken,
+    LinkMeasured,
+    NodeDrained,
+    NodeLeft,
+    NodeMeasured,
+    ShardFailed,
+    ShardLoaded,
+    ShardProgressed,
+)
+# From a hundred times faster than any memory to a byte in a second.
+_SECONDS_PER_BYTE = (1e-15, 1.0)
+_LAYER_S = (1e-9, 3600.0)
+_OVERHEAD_S = (0.0, 3600.0)
+_RTT_S = (0.0, 3600.0)
+_BYTES_PER_S = (1.0, 1e15)
+
+
+def judge_join(event: NodeJoined) -> str | None:
+    """A reason to refuse a node that describes itself like this, or None."""
+    problems = [
+        _out_of("memory", event.memory_bytes, 0, _MOST_BYTES),
+        _out_of("threads", event.threads, 1, _MOST_THREADS),
+        _out_of("seconds per byte", event.seconds_per_byte, *_SECONDS_PER_BYTE),
+        _out_of("overhead", event.overhead_s, *_OVERHEAD_S),
+        _unwordly("name", event.name),
+        _unwordly("device", event.device),
+        _unwordly("version", event.version),
+        _no_address(event.address),
+        _unwordly("API's address", event.api_url or "-"),
+        _out_of("range of sessions", event.sessions, 0, MOST_RANGES - 1),
+        _no_driver(event),
+        _out_of("number of shards", len(event.cached) + len(event.shards), 0, _MOST_RANGES),
+        *(_no_range(held.model, held.start, held.stop) for held in event.cached[:_MOST_RANGES]),
+        *(_no_range(held.model, held.start, held.stop) for held in event.shards[:_MOST_RANGES]),
+        *(_unwordly("chain", held.chain) for held in event.shards[:_MOST_RANGES]),
+        *(_out_of("shard", held.size_bytes, 0, _MOST_BYTES) for held in event.shards[:_MOST_RANGES]),
+        _out_of("number of codecs", len(event.codecs), 0, _MOST_CODECS),
+        *(_unwordly("codec", codec) for codec in event.codecs[:_MOST_CODECS]),
+    ]
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def judge_role(role: NodeRole, admitted: Collection[Role]) -> str | None:
+    """A reason to refuse a node in a role that its certificate does not give it, or None."""
+    needed = {"worker": {Role.WORKER}, "driver": {Role.DRIVER}, "both": {Role.WORKER, Role.DRIVER}}[role]
+    lacking = needed - set(admitted)
+    return f"its certificate is not that of a {min(lacking)}" if lacking else None
+
+
+def sift_report(event: Event, node: str, driver: str, known: Collection[str]) -> Event:
+    """What `node` reports, as it is taken in. UsageError for what it may not report, or what cannot be.
+
+    A node may report what it did or saw itself, nothing else.
+    """
+    if not isinstance(event, _REPORTABLE):
+        raise UsageError("that is not its business")
+    if isinstance(event, LinkMeasured):
+        reporter = node if node in (event.a, event.b) else event.a
+    else:
+        reporter = event.reporter if isinstance(event, LinkBroken) else event.node
+    if reporter != node:
+        raise UsageError(f"it speaks for {reporter[:40]!r}")
+    reason = judge_report(event)
+    if reason is not None:
+        raise UsageError(reason)
+    if isinstance(event, LinkMeasured) and not {event.a, event.b} <= {driver, *known}:
+        raise UsageError("it names a node that nobody knows")
+    if isinstance(event, ShardFailed):
+        return replace(event, reason=event.reason[:_MOST_REASON_CHARACTERS])
+    if isinstance(event, LinkBroken) and event.node == driver:
+        # The driver is no member: its links are known by their other end.
+        return LinkBroken(driver, node, event.now_s)
+    return event
+
+
+def judge_report(event: Event) -> str | None:
+    """A reason to ignore what a node reports, or None."""
+    problems: list[str | None] = []
+    if isinstance(event, NodeMeasured):
+        problems = [
+            _out_of("seconds per byte", event.seconds_per_byte, *_SECONDS_PER_BYTE),
+            _out_of("overhead", event.overhead_s, *_OVERHEAD_S),
+            _out_of("time of a layer", event.layer_s, *_LAYER_S),
+            _unwordly("model", event.model or "-"),
+        ]
+    elif isinstance(event, ShardLoaded | ShardFailed):
+        problems = [_unwordly("chain", event.chain), _no_range(event.model, event.start, event.stop)]
+        if isinstance(event, ShardLoaded):
+            problems.append(_out_of("shard", event.size_bytes, 0, _MOST_BYTES))
+    elif isinstance(event, ShardProgressed):
+        problems = [_no_range(event.chain, event.start, event.stop)]
+    elif isinstance(event, LinkMeasured):
+        problems = [
+            _unwordly("node", event.a),
+            _unwordly("node", event.b),
+            _out_of("round trip", event.rtt_s, *_RTT_S),
+            _out_of("bandwidth", event.bytes_per_s, *_BYTES_PER_S),
+        ]
+    elif isinstance(event, LinkBroken):
+        problems = [_unwordly("node", event.node)]
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def _out_of(what: str, value: float | None, least: float, most: float) -> str | None:
+    # Not `least > value or …`: NaN is out of every range.
+    if value is None or least <= value <= most:
+        return None
+    shown = str(value) if abs(value) < 1e20 else "far too much"
+    return f"its {what} cannot be {shown}"
+
+
+def _unwordly(what: str, text: str) -> str | None:
+    """Names are shown to people: no control characters, no novels."""
+    is_plain = 0 < len(text) <= _MOST_CHARACTERS and text.isprintable()
+    return None if is_plain else f"its {what} is not a line of at most {_MOST_CHARACTERS} characters"
+
+
+def _no_range(name: str, start: int, stop: int) -> str | None:
+    if 0 <= start < stop <= _MOST_LAYERS:
+        return _unwordly("model", name)
+    return "it names layers that no model has"
+
+
+def _no_driver(event: NodeJoined) -> str | None:
+    if event.role != "driver" or not (event.memory_bytes or event.cached or event.shards):
+        return None
+    return "a driver holds no layers"
+
+
+def _no_address(url: str) -> str | None:
+    problem = _unwordly("address", url)
+    if problem is None:
+        try:
+            split_address(url)
+        except UsageError as error:
+            problem = error.message
+    return problem

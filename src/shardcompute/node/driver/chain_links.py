@@ -1,0 +1,226 @@
+"""The driver's side of chains on other machines: frames out to the first stage, results in from the last."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shardcompute.core.errors import LinkError
+from shardcompute.core.sparing_log import SparingLog
+from shardcompute.core.steps import Opening, Work
+from shardcompute.node.driver.chain_port import ChainShape, Resumption
+from shardcompute.node.driver.driver import Driver
+from shardcompute.node.driver.scheduler import Frame
+from shardcompute.node.rpc.frames import (
+    REPLAY,
+    drafted_of,
+    error_of,
+    foreseen_of,
+    picked_of,
+    replay_frame,
+    step_frame,
+)
+from shardcompute.wire import Link, LinkPump, Message, SessionClose, StageTiming, StepFailed, StepResult
+
+log = logging.getLogger(__name__)
+OnTimings = Callable[[str, Sequence[StageTiming]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainAddress:
+    """One epoch of a chain, as its driver sees it."""
+
+    chain: str
+    epoch: int
+    first_node: str
+    first_url: str
+    nodes: tuple[str, ...]
+    """All stages' nodes; results come from the last, failures from any of them."""
+    drafts: bool = False
+    """The first stage can draft."""
+
+    def shape(self, kv_tokens: int) -> ChainShape:
+        return ChainShape(kv_tokens, len(self.nodes), can_self_draft=self.drafts)
+
+
+class RemoteChain:
+    """A `ChainPort` to one epoch of a chain. Sending happens in a thread, so that a slow link blocks nobody."""
+
+    def __init__(
+        self, address: ChainAddress, link: Link, on_lost: Callable[[ChainAddress, LinkError], None]
+    ) -> None:
+        self.address = address
+        self._on_lost = on_lost
+        self._is_closed = False
+        self.is_lost = False
+        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._pump = LinkPump(link, self._ignore, self._lost)
+        self._pump.start()
+        self._thread = threading.Thread(target=self._send_all, name=f"chain {address.chain}", daemon=True)
+        self._thread.start()
+
+    def send(self, frame: Frame) -> None:
+        self._outbox.put(step_frame(self.address.chain, self.address.epoch, frame))
+
+    def close_sessions(self, sessions: Sequence[int]) -> None:
+        self._outbox.put(SessionClose(self.address.chain, list(sessions), self.address.epoch))
+
+    def replay(self, work: Work, opening: Opening | None) -> None:
+        self._outbox.put(replay_frame(self.address.chain, self.address.epoch, work, opening))
+
+    def close(self) -> None:
+        # The link first: whoever waits to send on it would wait for as long as the other side is stuck.
+        self._is_closed = True
+        self._pump.close()
+        self._outbox.put(None)
+        self._thread.join()
+
+    def _send_all(self) -> None:
+        while (message := self._outbox.get()) is not None:
+            try:
+                self._pump.offer(message, timeout_s=None)
+            except LinkError:
+                return
+
+    def _ignore(self, message: Message, body: memoryview) -> None:
+        log.debug("the first stage of %s sent %s", self.address.chain, type(message).__name__)
+
+    def _lost(self, error: LinkError) -> None:
+        if not self._is_closed:
+            self.is_lost = True
+            self._on_lost(self.address, error)
+
+
+class DriverLinks:
+    """Connects drivers with their chains' current epochs. Methods may be called from any thread."""
+
+    def __init__(
+        self,
+        dial: Callable[[str], Link],
+        on_link_broken: Callable[[str], None],
+        on_timings: OnTimings | None = None,
+    ) -> None:
+        self._dial = dial
+        self._on_link_broken = on_link_broken
+        self._on_timings = on_timings
+        self._lock = threading.Lock()
+        self._sparing = SparingLog(log)
+        self._ports: dict[str, RemoteChain] = {}
+        self._drivers: dict[str, Driver] = {}
+        self._is_closed = False
+
+    def open(self, address: ChainAddress) -> None:
+        """Dial the first stage of a new epoch. Raises LinkError."""
+        first, url = address.first_node, address.first_url
+        try:
+            link = self._dial(url)
+            if link.peer != first:
+                link.close()
+                raise LinkError(f"{link.peer} answered at {url}, where {first} was expected")
+        except LinkError:
+            self._on_link_broken(first)
+            raise
+        port = RemoteChain(address, link, self._lost)
+        with self._lock:
+            newest = self._ports.get(address.chain)
+            is_late = newest is not None and newest.address.epoch > address.epoch
+            is_late = is_late or self._is_closed
+            if not is_late:
+                self._ports[address.chain] = port
+        if is_late:
+            port.close()
+            raise LinkError(f"epoch {address.epoch} of chain {address.chain} is over")
+        if newest is not None:
+            newest.close()
+
+    def activate(
+        self, chain: str, epoch: int, driver: Driver, kv_tokens: int, resumption: Resumption | None
+    ) -> None:
+        """Let the driver use the epoch that was opened; it replays what it must."""
+        with self._lock:
+            port = self._ports.get(chain)
+            if port is None or port.address.epoch != epoch:
+                raise LinkError(f"epoch {epoch} of chain {chain} is not connected")
+            self._drivers[chain] = driver
+        driver.connect(port, port.address.shape(kv_tokens), resumption)
+
+    def share(self, chain: str, epoch: int, kv_tokens: int) -> None:
+        """Let the driver use more or less memory from now on."""
+        with self._lock:
+            port = self._ports.get(chain)
+            driver = self._drivers.get(chain)
+        if port is None or driver is None or port.address.epoch != epoch or port.is_lost:
+            raise LinkError(f"epoch {epoch} of chain {chain} is not connected")
+        driver.resize(port.address.shape(kv_tokens))
+
+    def unreachable(self) -> set[str]:
+        """The first stages of current epochs to which the link has ended."""
+        with self._lock:
+            return {port.address.first_node for port in self._ports.values() if port.is_lost}
+
+    def fence(self, chain: str, epoch: int) -> None:
+        """This epoch is over: the driver waits for the next."""
+        with self._lock:
+            port = self._ports.get(chain)
+            driver = self._drivers.get(chain)
+            if port is None or port.address.epoch > epoch:
+                return
+            del self._ports[chain]
+        if driver is not None:
+            driver.disconnect()
+        port.close()
+
+    def forget(self, chain: str) -> None:
+        """The chain will not come back."""
+        with self._lock:
+            port = self._ports.pop(chain, None)
+            self._drivers.pop(chain, None)
+        if port is not None:
+            port.close()
+
+    def take(self, message: Message, body: memoryview, sender: str) -> None:
+        """A message that node `sender` sent us; heard from the stages of its chain alone."""
+        if not isinstance(message, StepResult | StepFailed):
+            return
+        with self._lock:
+            port = self._ports.get(message.chain)
+            driver = self._drivers.get(message.chain)
+        if port is None or driver is None or port.address.epoch != message.epoch:
+            return
+        speakers = port.address.nodes if isinstance(message, StepFailed) else port.address.nodes[-1:]
+        if sender not in speakers:
+            self._sparing.warning(
+                sender, "%s sent a %s for chain %s", sender, type(message).__name__, message.chain
+            )
+            return
+        if isinstance(message, StepFailed):
+            if message.sequence == REPLAY:
+                driver.replay_failed(message.sessions)
+            else:
+                driver.step_failed(message.sequence, error_of(message))
+            return
+        driver.take_results(
+            message.sequence, picked_of(message), drafted_of(message), message.timings, foreseen_of(message)
+        )
+        if self._on_timings is not None:
+            self._on_timings(message.chain, message.timings)
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            ports, self._ports = list(self._ports.values()), {}
+        for port in ports:
+            port.close()
+
+    def _lost(self, address: ChainAddress, error: LinkError) -> None:
+        log.info("the link to the first stage of %s ended: %s", address.chain, error)
+        with self._lock:
+            port = self._ports.get(address.chain)
+            driver = self._drivers.get(address.chain)
+            is_current = port is not None and port.address == address
+        if is_current and driver is not None:
+            driver.disconnect()
+        self._on_link_broken(address.first_node)

@@ -1,0 +1,434 @@
+"""The head of a chain: sessions, batching, frames in flight, and what happens when the chain breaks.
+
+A driver holds no layers. It gives frames to a `ChainPort` and takes their results, in whatever order and from
+whatever thread they come. When the chain is lost it forgets what was computed, waits for the next shape, and
+computes every session's known tokens again: sampling is a pure function, so the answers go on as they would
+have. Deltas are emitted under the driver's lock, in order.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from shardcompute.core.batch import PAGE_TOKENS
+from shardcompute.core.errors import (
+    BackendError,
+    CapacityError,
+    QueueFullError,
+    ShardComputeError,
+)
+from shardcompute.core.generation import GenerationRequest, TokenChoice
+from shardcompute.core.steps import Drafted, Foreseen, Picked, Work
+from shardcompute.decoding.drafting import Drafter
+from shardcompute.decoding.ngram import NgramDrafter
+from shardcompute.decoding.router import PipeLoad
+from shardcompute.models.tokenizer import Tokenizer
+from shardcompute.node.driver.answer import Answer
+from shardcompute.node.driver.chain_port import ChainPort, ChainShape, Resumption
+from shardcompute.node.driver.flights import Flight, Landing
+from shardcompute.node.driver.generation import Emit, Generation
+from shardcompute.node.driver.limits import DriverLimits, DriverLoad, check_request
+from shardcompute.node.driver.scheduler import Frame, Scheduler, SchedulerLimits
+from shardcompute.node.driver.session import Session, round_to_pages
+from shardcompute.node.driver.speculator import RoutedSpeculator
+from shardcompute.wire import StageTiming
+
+
+class Driver:
+    """Serves generations over one chain. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        limits: DriverLimits,
+        *,
+        first_session: int = 1,
+        drafters: Sequence[Drafter] = (),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._lock = threading.RLock()
+        self._speculator = RoutedSpeculator((NgramDrafter(), *drafters), limits.speculation, self._take_draft)
+        self._scheduler = Scheduler(
+            SchedulerLimits(max_sessions=limits.max_sessions), first_session, self._speculator
+        )
+        self._speculator.can_foresee = limits.can_foresee
+        self._generations: dict[int, Generation] = {}
+        self._in_flight: dict[int, Flight] = {}
+        self._port: ChainPort | None = None
+        self._shape = ChainShape(0)
+        self._is_closed = False
+        self._patience: threading.Timer | None = None
+        """Runs while there is no chain, and none in sight."""
+        self._last_sent = 0
+        self._freed_after = 0
+        """The last frame that was sent before memory was freed: it, and those before it, may have lacked that."""
+        self._is_draining = False
+        """A frame failed: others under way may leave gaps, so none is sent until all of them have come back."""
+        self._ended: list[int] = []
+        """Sessions that ended while there was no chain to tell."""
+
+    @property
+    def context_length(self) -> int:
+        return self._limits.context_length
+
+    # What users ask
+
+    def submit(self, request: GenerationRequest, emit: Emit, answered: Sequence[TokenChoice] = ()) -> int:
+        """Start a generation; `emit` is called with each delta, or at last with an error. Where another driver has
+        `answered` some of it already, this one goes on from there.
+
+        Raises UsageError or PromptTooLongError for what cannot work, QueueFullError when too many wait.
+        """
+        check_request(request, self._limits)
+        room = self._limits.context_length - len(request.prompt)
+        request = replace(request, max_tokens=min(request.max_tokens, room))
+        with self._lock:
+            self._speculator.check(request)
+            if self._is_closed:
+                raise CapacityError("the driver is shutting down")
+            if len(self._scheduler.waiting) >= self._limits.max_waiting:
+                raise QueueFullError(
+                    f"{self._limits.max_waiting} requests are already waiting",
+                    hint="try again in a few seconds",
+                )
+            session = self._scheduler.add(request)
+            answer = Answer(request, self._tokenizer)
+            generation = Generation(session, answer, emit, time.monotonic())
+            self._generations[session.id] = generation
+            if answered:
+                session.known.extend(choice.id for choice in answered)
+                session.scored = session.prompt_length if request.prompt_logprobs is not None else 0
+                generation.first_token_s = generation.submitted_s
+                for choice in answered:
+                    answer.push(choice)
+            self._fill()
+        return session.id
+
+    def cancel(self, generation: int) -> None:
+        """Stop a generation and free its memory; nothing more is emitted."""
+        with self._lock:
+            known = self._generations.get(generation)
+            if known is not None:
+                self._end(known)
+                self._fill()
+
+    def has_started(self, generation: int) -> bool:
+        """Whether the chain works on this generation; not while it waits for a place."""
+        with self._lock:
+            known = self._generations.get(generation)
+            return known is not None and known.started_s > 0
+
+    def load(self) -> DriverLoad:
+        with self._lock:
+            return DriverLoad(
+                len(self._scheduler.running),
+                len(self._scheduler.waiting),
+                self._scheduler.used_tokens(),
+                self._shape.capacity_tokens,
+            )
+
+    def speculation(self) -> Mapping[str, float]:
+        """What the router knows (see `decoding.router`)."""
+        with self._lock:
+            return self._speculator.router.snapshot()
+
+    def drop_prefixes(self) -> None:
+        """Give up what is kept of ended sessions."""
+        with self._lock:
+            self._close_sessions(self._scheduler.prefixes.clear())
+
+    def close(self) -> None:
+        """End every generation with an error; nothing is sent any more."""
+        with self._lock:
+            self._is_closed = True
+            self._wait_no_longer()
+            for generation in list(self._generations.values()):
+                self._end(generation)
+                generation.emit(CapacityError("the model is being shut down", hint="try again later"))
+            self._close_sessions(self._scheduler.prefixes.clear())
+            self._port = None
+            self._speculator.close()
+
+    # What the chain tells
+
+    def connect(self, port: ChainPort, shape: ChainShape, resumption: Resumption | None = None) -> None:
+        """A chain is ready, for the first time or again. What it does not know any more is computed again."""
+        with self._lock:
+            self._wait_no_longer()
+            self._in_flight.clear()
+            # Also those whose end was told to a chain that broke before all stages heard of it.
+            held = resumption.held if resumption is not None else frozenset()
+            kept = self._scheduler.prefixes.clear()
+            ended = {*self._ended, *held, *kept} - self._scheduler.running.keys()
+            if ended:
+                port.close_sessions(sorted(ended))
+                self._ended = []
+            for session in self._scheduler.running.values():
+                self._resume(session, port, shape, resumption)
+            self._scheduler.limits = SchedulerLimits(
+                chunk_rows=shape.max_rows,
+                max_sessions=self._limits.max_sessions,
+                max_wanted=shape.max_wanted,
+                # One frame for each stage keeps all of them busy, and frames as large as that allows.
+                frames_in_flight=shape.stages,
+            )
+            self._speculator.can_self_draft = shape.can_self_draft
+            self._scheduler.shares_prefixes = shape.can_share
+            self._port, self._shape = port, shape
+            self._fill()
+
+    def resize(self, shape: ChainShape) -> None:
+        """The chain that is connected has more or less memory for us from now on; frames under way stay so."""
+        with self._lock:
+            self._shape = shape
+            while self._free_tokens() < 0 and (given_up := self._give_up()) is not None:
+                self._close_sessions([given_up])
+            self._fill()
+
+    def disconnect(self) -> None:
+        """The chain is lost: keep the sessions and wait for the next `connect`."""
+        with self._lock:
+            self._port = None
+            self._in_flight.clear()
+
+    def fail_later(self, error: ShardComputeError, patience_s: float) -> None:
+        """Unless a chain is connected by then, end every generation with this error."""
+        if patience_s <= 0:
+            self.fail_all(error)
+            return
+        with self._lock:
+            if self._patience is None and self._port is None and not self._is_closed:
+                self._patience = threading.Timer(patience_s, self._lose_patience, [error])
+                self._patience.daemon = True
+                self._patience.start()
+
+    def _lose_patience(self, error: ShardComputeError) -> None:
+        with self._lock:
+            if self._patience is threading.current_thread():
+                self._patience = None
+                self.fail_all(error)
+
+    def _wait_no_longer(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def fail_all(self, error: ShardComputeError) -> None:
+        """No chain will come soon: end every generation with this error."""
+        with self._lock:
+            for generation in list(self._generations.values()):
+                self._end(generation)
+                generation.emit(error)
+
+    def take_results(
+        self,
+        sequence: int,
+        picked: Sequence[Picked],
+        drafted: Sequence[Drafted] = (),
+        timings: Sequence[StageTiming] = (),
+        foreseen: Sequence[Foreseen] = (),
+    ) -> None:
+        """What a frame brought: picked tokens, what the first stage drafted, how the stages spent their time, and what
+        the last one guesses to come next."""
+        if any(result.choice.id >= self._limits.vocab_size for result in picked):
+            self.step_failed(
+                sequence, BackendError("the last stage chose a token that the model does not have")
+            )
+            return
+        with self._lock:
+            flight = self._in_flight.pop(sequence, None)
+            if flight is None:
+                return
+            now = time.monotonic()
+            landing = flight.landed(now, timings)
+            self._note(flight.frame, landing, drafted, timings)
+            for session, result in self._scheduler.take_results(sequence, picked, drafted):
+                generation = self._generations.get(session.id)
+                if generation is not None:  # emitting the others' deltas may have cancelled it
+                    self._extend(generation, result.choice, now)
+            self._foresee(flight.frame, foreseen, timings)
+            self._fill()
+
+    def step_failed(self, sequence: int, error: ShardComputeError) -> None:
+        """A step could not be computed: make room, or give its sessions the error. Others go on."""
+        with self._lock:
+            flight = self._in_flight.pop(sequence, None)
+            if flight is None:
+                return
+            self._is_draining = True
+            frame = flight.frame
+            has_shared = any(opening.prefix is not None for opening in frame.openings)
+            if has_shared or self._scheduler.is_void(frame):
+                self._scheduler.undo(frame)
+                self._drop_shared(frame)
+                self._fill()
+                return
+            if isinstance(error, CapacityError):
+                self._scheduler.undo(frame)
+                if len(self._scheduler.prefixes):
+                    self._close_sessions(self._scheduler.prefixes.clear())
+                victim = None if sequence <= self._freed_after else self._scheduler.preempt()
+                if victim is not None:
+                    self._close_sessions([victim.id])
+                if sequence <= self._freed_after:
+                    self._fill()
+                    return
+            for part in frame.work:
+                generation = self._generations.get(part.session)
+                if generation is not None:
+                    self._end(generation)
+                    generation.emit(error)
+            self._fill()
+
+    def replay_failed(self, sessions: Sequence[int]) -> None:
+        """A new stage could not be told of these sessions: they start again."""
+        with self._lock:
+            self._scheduler.start_again(sessions)
+            self._fill()
+
+    # Inside
+
+    def _fill(self) -> None:
+        """Send frames while there is work and room in the pipe."""
+        self._is_draining = self._is_draining and bool(self._in_flight)
+        if self._is_draining:
+            return
+        while self._port is not None and len(self._in_flight) < self._pipe_depth():
+            self._speculator.load = PipeLoad(
+                self._scheduler.answering(), len(self._in_flight), self._shape.stages
+            )
+            self._make_room()
+            free = self._speculator.free_tokens = self._free_tokens()
+            frame = self._scheduler.next_frame(free)
+            if frame is None:
+                return
+            now = time.monotonic()
+            for opening in frame.openings:
+                generation = self._generations[opening.session]
+                generation.started_s = generation.started_s or now
+            self._in_flight[frame.sequence] = Flight(frame, now)
+            self._last_sent = frame.sequence
+            self._port.send(frame)
+
+    def _pipe_depth(self) -> int:
+        """So many frames keep every stage busy: one for each, and as many as are on the wires between them."""
+        depth = self._speculator.router.pipe_depth(self._shape.stages)
+        if depth != self._scheduler.limits.frames_in_flight:
+            self._scheduler.limits = replace(self._scheduler.limits, frames_in_flight=depth)
+        return max(depth, self._speculator.most_frames())
+
+    def _note(
+        self, frame: Frame, landing: Landing, drafted: Sequence[Drafted], timings: Sequence[StageTiming]
+    ) -> None:
+        """Learn from a frame that came back."""
+        rows = frame.rows + sum(len(addition.ids) for addition in drafted)
+        self._speculator.router.traversed(
+            rows,
+            landing.seconds - landing.queue_s - landing.draft_s,
+            [timing.compute_s for timing in timings],
+        )
+        if timings:
+            self._speculator.self_draft_s = timings[0].draft_s / max(len(drafted), 1)
+        for part in frame.work:
+            generation = self._generations.get(part.session)
+            if generation is not None and generation.session.generated:
+                generation.journey.add(landing)
+
+    def _foresee(self, frame: Frame, foreseen: Sequence[Foreseen], timings: Sequence[StageTiming]) -> None:
+        """Keep what the last stage guessed for sessions that asked and are still here."""
+        guesses = {guessed.session: guessed for guessed in foreseen}
+        seconds = timings[-1].draft_s / max(len(guesses), 1) if timings else 0.0
+        for part in frame.work:
+            session = self._scheduler.running.get(part.session)
+            if part.ahead and session is not None:
+                guessed = guesses.get(part.session)
+                is_sound = guessed is None or all(token < self._limits.vocab_size for token in guessed.ids)
+                self._speculator.foreseen(session, guessed if is_sound else None, seconds)
+
+    def _take_draft(self, session: int, take: Callable[[Session], None]) -> None:
+        """A slow drafter has answered, from a thread of its own."""
+        with self._lock:
+            generation = self._generations.get(session)
+            if generation is not None:
+                take(generation.session)
+                self._fill()
+
+    def _resume(
+        self, session: Session, port: ChainPort, shape: ChainShape, resumption: Resumption | None
+    ) -> None:
+        """Go on where the chain still knows the session, from its last known token; start again where it does not."""
+        known = len(session.known) - 1
+        lengths = resumption.lengths if resumption is not None else {}
+        if not session.generated or (lengths is not None and lengths.get(session.id, 0) < known):
+            session.forget()
+            return
+        session.rewind(known)
+        if resumption is not None and resumption.has_new_first:
+            # All of its rows are told, also those that it once began with: nobody else's are there.
+            opening = replace(session.opening(), prefix=None)
+            for start in range(0, known, shape.max_rows):
+                ids = tuple(session.known[start : min(start + shape.max_rows, known)])
+                port.replay(Work(session.id, start, ids), opening if start == 0 else None)
+
+    def _extend(self, generation: Generation, choice: TokenChoice, now: float) -> None:
+        session, request = generation.session, generation.session.request
+        delta = generation.answer.push(choice)
+        if generation.answer.count == 1:
+            generation.first_token_s = now
+            if request.prompt_logprobs is not None:
+                scores = (session.scores[row] for row in range(session.prompt_length - 1))
+                delta = replace(delta, prompt=(TokenChoice(request.prompt[0]), *scores))
+        if delta.finish is not None:
+            delta = replace(delta, timings=generation.timings(self._speculator.course(session.id), now))
+            self._end(generation)
+        generation.emit(delta)
+
+    def _end(self, generation: Generation) -> None:
+        self._scheduler.remove(generation.session)
+        self._generations.pop(generation.session.id, None)
+        self._speculator.forget(generation.session.id)
+        shares = self._port is not None and self._scheduler.shares_prefixes
+        if not (shares and self._scheduler.prefixes.park(generation.session)):
+            self._close_sessions([generation.session.id])
+
+    def _close_sessions(self, sessions: Sequence[int]) -> None:
+        """Free what the chain holds of these."""
+        if not sessions:
+            return
+        self._freed_after = self._last_sent
+        if self._port is not None:
+            self._port.close_sessions(sessions)
+        else:
+            self._ended.extend(sessions)
+
+    def _free_tokens(self) -> int:
+        scheduler = self._scheduler
+        return self._shape.capacity_tokens - scheduler.used_tokens() - scheduler.prefixes.held_tokens
+
+    def _make_room(self) -> None:
+        """Give up what is kept of ended sessions where those under way, or the next one, need its memory."""
+        scheduler = self._scheduler
+        needed = PAGE_TOKENS * len(scheduler.running)
+        if scheduler.waiting:
+            needed += round_to_pages(len(scheduler.waiting[0].known) + 1)
+        while self._free_tokens() < needed and (evicted := scheduler.prefixes.evict()) is not None:
+            self._close_sessions([evicted])
+
+    def _give_up(self) -> int | None:
+        """The session whose memory is missed least: one that has ended, else the youngest; None for the last one."""
+        evicted = self._scheduler.prefixes.evict()
+        if evicted is not None:
+            return evicted
+        victim = self._scheduler.preempt()
+        return None if victim is None else victim.id
+
+    def _drop_shared(self, frame: Frame) -> None:
+        """Some stages may have begun these sessions with others' memory, some not: start again without."""
+        for opening in frame.openings:
+            if opening.prefix is not None:
+                moved = [opening.prefix.source] if opening.prefix.is_moved else []
+                self._close_sessions([opening.session, *moved])

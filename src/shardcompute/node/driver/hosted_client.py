@@ -1,0 +1,263 @@
+"""The coordinator's side of drivers that workers host: which chain's driver sits where, and what it was handed."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from shardcompute.core import errors
+from shardcompute.core.errors import LinkError, ShardComputeError
+from shardcompute.core.generation import Delta, GenerationRequest
+from shardcompute.node.driver.limits import DriverLoad
+from shardcompute.node.rpc.outbox import Outbox
+from shardcompute.wire import Link, Message, StageTiming
+from shardcompute.wire.generations import (
+    RELEASED,
+    Begun,
+    CancelGeneration,
+    Generate,
+    Generated,
+    GenerationFailed,
+    HostLoad,
+    StepTimed,
+    pack_request,
+    unpack_delta,
+)
+
+log = logging.getLogger(__name__)
+_MOST_CHAINS = 64
+_timings = msgspec.msgpack.Decoder(list[StageTiming])
+Take = Callable[[Delta | ShardComputeError | None], None]
+"""Told each delta, or at last an error; or None: nothing more comes, go on elsewhere."""
+OnSession = Callable[[int], None]
+"""Told under which number the chain's stages know a generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Handed:
+    chain: str
+    take: Take
+    on_session: OnSession
+
+
+class FarDriver:
+    """One worker's driver over one link. Methods may be called from any thread, and none of them waits for it."""
+
+    def __init__(
+        self,
+        node: str,
+        link: Link,
+        on_lost: Callable[[FarDriver], None],
+        on_step: Callable[[FarDriver, str, Sequence[StageTiming]], None],
+    ) -> None:
+        self.node = node
+        self.is_lost = False
+        self._on_lost = on_lost
+        self._on_step = on_step
+        self._loads: dict[str, HostLoad] = {}
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._handed: dict[int, _Handed] = {}
+        self._outbox = Outbox(link, self._heard, self._ended)
+        self._outbox.start()
+
+    def submit(self, chain: str, request: GenerationRequest, take: Take, on_session: OnSession) -> int:
+        """Hand a request over; raises LinkError where the link has ended."""
+        packed = pack_request(request)
+        with self._lock:
+            if self.is_lost:
+                raise LinkError(f"the link to the driver on {self.node} has ended")
+            number = next(self._numbers)
+            self._handed[number] = _Handed(chain, take, on_session)
+            # Before anybody can cancel it.
+            self._outbox.put(Generate(number, chain, packed))
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Nothing more of it is told."""
+        with self._lock:
+            known = self._handed.pop(number, None)
+        if known is not None:
+            self._outbox.put(CancelGeneration(number))
+
+    def count(self, chain: str) -> int:
+        """How many of a chain's generations are there."""
+        with self._lock:
+            return sum(handed.chain == chain for handed in self._handed.values())
+
+    def load(self, chain: str) -> HostLoad | None:
+        """How busy it was lately, and what its router knows; None before it has said so."""
+        with self._lock:
+            return self._loads.get(chain)
+
+    def take_back(self, chain: str) -> None:
+        """Have everything of a chain go on elsewhere."""
+        with self._lock:
+            numbers = [number for number, handed in self._handed.items() if handed.chain == chain]
+            back = [self._handed.pop(number).take for number in numbers]
+        for number in numbers:
+            self._outbox.put(CancelGeneration(number))
+        for take in back:
+            take(None)
+
+    def close(self) -> None:
+        self._outbox.close()
+
+    def _heard(self, message: Message) -> None:
+        if isinstance(message, Generated):
+            delta = unpack_delta(message.delta)
+            take = self._taker(message.number, is_last=delta.finish is not None)
+            if take is not None:
+                take(delta)
+        elif isinstance(message, GenerationFailed):
+            take = self._taker(message.number, is_last=True)
+            if take is not None:
+                take(None if message.code == RELEASED else _error_of(message))
+        elif isinstance(message, Begun):
+            with self._lock:
+                handed = self._handed.get(message.number)
+            if handed is not None:
+                handed.on_session(message.session)
+        elif isinstance(message, StepTimed):
+            self._on_step(self, message.chain, _timings_of(message))
+        elif isinstance(message, HostLoad):
+            with self._lock:
+                # Of no more chains than it was given, whatever it says.
+                if message.chain in self._loads or len(self._loads) < _MOST_CHAINS:
+                    self._loads[message.chain] = message
+        else:
+            raise LinkError(f"{type(message).__name__} came on a link for generations")
+
+    def _taker(self, number: int, *, is_last: bool) -> Take | None:
+        with self._lock:
+            known = self._handed.pop(number, None) if is_last else self._handed.get(number)
+        return None if known is None else known.take
+
+    def _ended(self, error: LinkError) -> None:
+        log.info("the link to the driver on %s ended: %s", self.node, error.message)
+        with self._lock:
+            self.is_lost = True
+            left, self._handed = list(self._handed.values()), {}
+        for handed in left:
+            handed.take(None)
+        self._on_lost(self)
+
+
+class FarDrivers:
+    """Where chains' drivers sit, of those that do not sit here. Methods may be called from any thread."""
+
+    def __init__(self, dial: Callable[[str], Link], on_lost: Callable[[str, str], None]) -> None:
+        """`on_lost` hears of a chain and the node that hosted its driver, when the link there ended."""
+        self._dial = dial
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+        self._seated: dict[str, FarDriver] = {}
+        self._is_closed = False
+        self.on_step: Callable[[str, Sequence[StageTiming]], None] = lambda chain, timings: None
+        """Hears how the stages of a chain that is driven elsewhere spent their time on a step."""
+
+    def seat(self, chain: str, node: str, url: str) -> None:
+        """From now on generations of this chain go there. Raises LinkError."""
+        with self._lock:
+            known = next((far for far in self._seated.values() if far.node == node and not far.is_lost), None)
+        far = known or self._open(node, url)
+        with self._lock:
+            former = self._seated.get(chain)
+            if not self._is_closed:
+                self._seated[chain] = far
+        if self._is_closed:
+            far.close()
+            raise LinkError("this node is closing")
+        if former is not None and former is not far:
+            self._leave(chain, former)
+
+    def unseat(self, chain: str, node: str | None = None) -> None:
+        """Bring a chain's generations back from this node, or from wherever they are."""
+        with self._lock:
+            far = self._seated.get(chain)
+            if far is None or node not in (None, far.node):
+                return
+            del self._seated[chain]
+        self._leave(chain, far)
+
+    def at(self, chain: str) -> FarDriver | None:
+        """Who computes a chain's generations; None: its driver here."""
+        with self._lock:
+            far = self._seated.get(chain)
+        return None if far is None or far.is_lost else far
+
+    def count(self, chain: str) -> int:
+        far = self.at(chain)
+        return 0 if far is None else far.count(chain)
+
+    def load(
+        self, chain: str, own: DriverLoad, router: Mapping[str, float]
+    ) -> tuple[DriverLoad, Mapping[str, float]]:
+        """How busy the drivers of a chain are, the one here and perhaps one elsewhere, and what the router knows of
+        the one that gets the requests."""
+        far = self.at(chain)
+        if far is None:
+            return own, router
+        known, count = far.load(chain), far.count(chain)
+        if known is None:
+            return replace(own, running=own.running + count), router
+        waiting = min(known.waiting, count)
+        both = DriverLoad(
+            own.running + count - waiting,
+            own.waiting + waiting,
+            own.used_tokens + known.used_tokens,
+            own.capacity_tokens + known.capacity_tokens,
+        )
+        return both, known.router
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            all_far, self._seated = set(self._seated.values()), {}
+        for far in all_far:
+            far.close()
+
+    def _open(self, node: str, url: str) -> FarDriver:
+        link = self._dial(url)
+        if link.peer != node:
+            link.close()
+            raise LinkError(f"{link.peer} answered at {url}, where {node} was expected")
+        return FarDriver(node, link, self._lost, self._timed)
+
+    def _leave(self, chain: str, far: FarDriver) -> None:
+        far.take_back(chain)
+        with self._lock:
+            is_used = far in self._seated.values()
+        if not is_used:
+            far.close()
+
+    def _timed(self, far: FarDriver, chain: str, timings: Sequence[StageTiming]) -> None:
+        if self.at(chain) is far:
+            self.on_step(chain, timings)
+
+    def _lost(self, far: FarDriver) -> None:
+        with self._lock:
+            chains = [chain for chain, each in self._seated.items() if each is far]
+            for chain in chains:
+                del self._seated[chain]
+        for chain in chains:
+            self._on_lost(chain, far.node)
+
+
+def _timings_of(message: StepTimed) -> list[StageTiming]:
+    try:
+        return _timings.decode(message.timings)
+    except (ValueError, RecursionError) as error:
+        raise LinkError(f"timings cannot be read: {error}", hint="run one release on all nodes") from error
+
+
+def _error_of(failed: GenerationFailed) -> ShardComputeError:
+    """The error that the host met, as the same kind of error here."""
+    kind = getattr(errors, failed.code, ShardComputeError)
+    is_ours = isinstance(kind, type) and issubclass(kind, ShardComputeError)
+    return (kind if is_ours else ShardComputeError)(failed.message, hint=failed.hint)

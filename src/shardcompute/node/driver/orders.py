@@ -1,0 +1,79 @@
+"""What the coordinator tells drivers that are not its own, carried out for all of one process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from shardcompute.control.actions import ActivateChain, ReportUnservable
+from shardcompute.core.errors import UnknownModelError
+from shardcompute.node.driver.chain_links import ChainAddress
+from shardcompute.node.driver.chain_port import Resumption
+from shardcompute.node.driver.pool import Swarm, SwarmModel
+from shardcompute.node.rpc.commands import (
+    Attach,
+    FenceOff,
+    NodeCommand,
+    OfferedModel,
+    Peer,
+    Retire,
+    Share,
+    Unservable,
+)
+from shardcompute.node.weights.tokenizer_client import fetch_tokenizer
+from shardcompute.wire import Link
+
+log = logging.getLogger(__name__)
+
+
+class DriverOrders:
+    """Orders for the drivers in `swarm`. `dial` opens a link for weights, over which tokenizers come."""
+
+    def __init__(self, swarm: Swarm, dial: Callable[[Peer], Link]) -> None:
+        self._swarm = swarm
+        self._dial = dial
+
+    def carry_out(self, command: NodeCommand) -> None:
+        """What is no order for a driver is left alone."""
+        if isinstance(command, Attach):
+            self._attach(command)
+        elif isinstance(command, Share):
+            self._swarm.share_chain(command.chain, command.epoch, command.kv_tokens)
+        elif isinstance(command, FenceOff):
+            self._swarm.fence_chain(command.chain, command.epoch)
+        elif isinstance(command, Retire):
+            self._swarm.retire_chain(command.chain)
+        elif isinstance(command, Unservable):
+            action = ReportUnservable(command.model, command.missing_bytes, tuple(command.reasons))
+            self._swarm.report_unservable(action, command.broken)
+
+    def learn(self, offered: OfferedModel, origin: Peer) -> None:
+        """Get ready to serve a model, unless that was done. LinkError or SourceError without its tokenizer."""
+        known = {model.name: model.created_s for model in self._swarm.all_models()}
+        if known.get(offered.name) == offered.created_s:
+            return
+        log.info("fetching the tokenizer of %s", offered.name)
+        self._swarm.add_model(
+            SwarmModel(
+                offered.name,
+                fetch_tokenizer(partial(self._dial, origin), origin.node, offered.name),
+                offered.vocab_size,
+                offered.context_length,
+                offered.created_s,
+                offered.speculation,
+                can_foresee=offered.can_foresee,
+            )
+        )
+
+    def _attach(self, command: Attach) -> None:
+        if not self._swarm.serves(command.model):
+            raise UnknownModelError(f"the tokenizer of {command.model} is not here yet")
+        first = command.first
+        address = ChainAddress(
+            command.chain, command.epoch, first.node, first.url, tuple(command.nodes), command.drafts
+        )
+        self._swarm.open_address(address)
+        resumption = Resumption(command.lengths, command.has_new_first, frozenset(command.held))
+        action = ActivateChain(command.chain, command.epoch, command.model)
+        self._swarm.activate_chain(action, command.kv_tokens, None if command.is_new else resumption)

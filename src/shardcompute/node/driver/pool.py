@@ -1,0 +1,359 @@
+"""Models served by chains of workers, as the API sees them (`node.service.Service`) and as the coordinator does.
+
+Each chain has a driver of its own; a request goes to the one with the least to do. A chain that is being repaired
+keeps its sessions: they go on when it is back. A model that nobody can serve any more fails its requests at once,
+with what is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from shardcompute.control.actions import ActivateChain, ConnectChain, ReportUnservable
+from shardcompute.core.errors import CapacityError, LinkError, ShardComputeError, UnknownModelError
+from shardcompute.core.generation import Delta, GenerationRequest, Speculation
+from shardcompute.decoding.drafting import Drafter
+from shardcompute.models.tokenizer import Tokenizer
+from shardcompute.node.driver.chain_links import ChainAddress, DriverLinks, OnTimings
+from shardcompute.node.driver.chain_port import Resumption
+from shardcompute.node.driver.driver import Driver
+from shardcompute.node.driver.hosted_client import FarDrivers
+from shardcompute.node.driver.limits import DriverLimits
+from shardcompute.node.driver.resumable import Relay
+from shardcompute.node.rpc.session_ids import choose_range, first_session
+from shardcompute.node.service import KvUse, Load, ServedModel
+from shardcompute.node.telemetry.request_log import RequestLog
+from shardcompute.node.telemetry.traffic import WireTraffic
+from shardcompute.wire import Link, Message, StageTiming
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmModel:
+    """A model that this swarm was asked to serve."""
+
+    name: str
+    tokenizer: Tokenizer
+    vocab_size: int
+    context_length: int
+    created_s: int
+    speculation: Speculation = field(default_factory=Speculation)
+    """For requests that do not say."""
+    drafters: Sequence[Drafter] = ()
+    """Beside the one that every driver has."""
+    can_foresee: bool = False
+    """Whether last stages can guess ahead."""
+
+
+PATIENCE_S = 10.0
+"""So long streams wait for a model that nobody can serve any more; new requests are refused at once."""
+
+
+class Swarm:
+    """Drivers of all chains. Methods may be called from any thread, `generate` from an event loop."""
+
+    def __init__(
+        self,
+        dial: Callable[[str], Link],
+        url: str,
+        on_link_broken: Callable[[str], None],
+        *,
+        max_sessions: int = 64,
+        max_waiting: int = 256,
+        patience_s: float = PATIENCE_S,
+        far: FarDrivers | None = None,
+        on_step: OnTimings | None = None,
+    ) -> None:
+        """`far` knows the chains whose driver sits on a worker; without it all of them are driven here. `on_step`
+        hears how stages spent their time on each step."""
+        self.url = url
+        self._far = far
+        self._on_step = on_step
+        if far is not None:
+            far.on_step = self._keep_timings
+        self.sessions = choose_range()
+        self.requests = RequestLog(stage_times=lambda chain: self._timings.get(chain, ()))
+        self._links = DriverLinks(dial, on_link_broken, self._keep_timings)
+        self._lock = threading.Lock()
+        self._models: dict[str, SwarmModel] = {}
+        self._drivers: dict[str, Driver] = {}
+        self._model_of: dict[str, str] = {}
+        self._connected: set[str] = set()
+        self._unservable: dict[str, CapacityError] = {}
+        self._patience_s = patience_s
+        self._timings: dict[str, Sequence[StageTiming]] = {}
+        self._traffic = WireTraffic()
+        self._max_sessions = max_sessions
+        self._max_waiting = max_waiting
+
+    def add_model(self, model: SwarmModel) -> None:
+        with self._lock:
+            self._models[model.name] = model
+
+    def all_models(self) -> list[SwarmModel]:
+        with self._lock:
+            return list(self._models.values())
+
+    def find_driver(self, chain: str) -> Driver | None:
+        with self._lock:
+            return self._drivers.get(chain)
+
+    def chains(self) -> set[str]:
+        """The chains that have a driver here."""
+        with self._lock:
+            return set(self._drivers)
+
+    def remove_model(self, name: str) -> None:
+        with self._lock:
+            self._models.pop(name, None)
+            self._unservable.pop(name, None)
+            # The chains stay until they are retired: somebody may want the model again before that.
+            drivers = [self._drivers[chain] for chain, model in self._model_of.items() if model == name]
+        for driver in drivers:
+            driver.fail_all(CapacityError(f"{name} is no longer served here", hint="load it again"))
+
+    def take(self, message: Message, body: memoryview, sender: str) -> None:
+        """What stages send."""
+        self._links.take(message, body, sender)
+
+    def timings(self) -> dict[str, Sequence[StageTiming]]:
+        """Of each chain's newest step, stage by stage."""
+        with self._lock:
+            return dict(self._timings)
+
+    def close(self) -> None:
+        with self._lock:
+            drivers, self._drivers = list(self._drivers.values()), {}
+        for driver in drivers:
+            driver.close()
+        if self._far is not None:
+            self._far.close()
+        self._links.close()
+
+    def drop_prefixes(self) -> None:
+        """Give up what is kept of ended sessions."""
+        with self._lock:
+            drivers = list(self._drivers.values())
+        for driver in drivers:
+            driver.drop_prefixes()
+
+    # For the coordinator (see `driver_port.DriverSide`)
+
+    def serves(self, model: str) -> bool:
+        with self._lock:
+            return model in self._models
+
+    def open_chain(self, action: ConnectChain) -> None:
+        first = action.stages[0]
+        nodes = tuple(stage.node for stage in action.stages)
+        self.open_address(
+            ChainAddress(action.chain, action.epoch, first.node, first.address, nodes, action.drafts)
+        )
+
+    def open_address(self, address: ChainAddress) -> None:
+        """Dial the first stage of a new epoch. Raises LinkError."""
+        self._links.open(address)
+
+    def activate_chain(self, action: ActivateChain, kv_tokens: int, resumption: Resumption | None) -> None:
+        with self._lock:
+            model = self._models.get(action.model)
+            if model is None:
+                raise CapacityError(f"{action.model} is not served here any more")
+            driver = self._drivers.get(action.chain)
+            if driver is None:
+                limits = DriverLimits(
+                    model.vocab_size,
+                    model.context_length,
+                    self._max_sessions,
+                    self._max_waiting,
+                    model.speculation,
+                    model.can_foresee,
+                )
+                first = first_session(self.sessions)
+                driver = self._drivers[action.chain] = Driver(
+                    model.tokenizer,
+                    limits,
+                    first_session=first,
+                    drafters=model.drafters,
+                )
+                self._model_of[action.chain] = action.model
+            self._unservable.pop(action.model, None)
+        self._links.activate(action.chain, action.epoch, driver, kv_tokens, resumption)
+        with self._lock:
+            self._connected.add(action.chain)
+
+    def share_chain(self, chain: str, epoch: int, kv_tokens: int) -> None:
+        self._links.share(chain, epoch, kv_tokens)
+
+    def unreachable(self) -> set[str]:
+        """The first stages of chains in use to which the link is lost."""
+        return self._links.unreachable()
+
+    def fence_chain(self, chain: str, epoch: int) -> None:
+        with self._lock:
+            self._connected.discard(chain)
+        self._links.fence(chain, epoch)
+
+    def retire_chain(self, chain: str) -> None:
+        with self._lock:
+            driver = self._drivers.pop(chain, None)
+            for known in (self._model_of, self._timings):
+                known.pop(chain, None)
+            self._connected.discard(chain)
+        self._links.forget(chain)
+        if driver is not None:
+            driver.close()
+        if self._far is not None:
+            self._far.unseat(chain)
+
+    def seat_chain(self, chain: str, node: str, url: str) -> None:
+        if self._far is None:
+            raise LinkError("this node hands no generations over")
+        self._far.seat(chain, node, url)
+
+    def unseat_chain(self, chain: str, node: str) -> None:
+        if self._far is not None:
+            self._far.unseat(chain, node)
+
+    def report_unservable(self, action: ReportUnservable, broken: Collection[str]) -> None:
+        why = "; ".join(action.reasons)
+        error = CapacityError(
+            f"{action.model} does not fit the machines there are: {_mib(action.missing_bytes)} are missing ({why})",
+            hint="join another machine, or give the workers more with --max-memory",
+        )
+        log.warning("%s", error)
+        with self._lock:
+            chains = {chain for chain, model in self._model_of.items() if model == action.model}
+            if not chains & self._connected:
+                self._unservable[action.model] = error
+                broken = chains
+            drivers = [self._drivers[chain] for chain in broken if chain in self._drivers]
+        for driver in drivers:
+            # Machines that are out of reach for a moment come back; those who wait for them may stall that long.
+            driver.fail_later(error, self._patience_s)
+
+    # For the API (see `service.Service`)
+
+    def models(self) -> Sequence[ServedModel]:
+        with self._lock:
+            return [ServedModel(m.name, m.context_length, m.created_s) for m in self._models.values()]
+
+    def codec(self, model: str) -> Tokenizer:
+        return self._find(model).tokenizer
+
+    def is_ready(self) -> bool:
+        """Whether requests are taken: also while a chain is being repaired, when they wait for it."""
+        with self._lock:
+            return bool(self._connected) or any(
+                model not in self._unservable
+                for chain, model in self._model_of.items()
+                if chain in self._drivers
+            )
+
+    def load(self) -> Load:
+        with self._lock:
+            loads = {chain: driver.load() for chain, driver in self._drivers.items()}
+            routers = {chain: driver.speculation() for chain, driver in self._drivers.items()}
+        if self._far is not None:
+            for chain in loads:
+                loads[chain], routers[chain] = self._far.load(chain, loads[chain], routers[chain])
+        used = sum(load.used_tokens for load in loads.values())
+        capacity = sum(load.capacity_tokens for load in loads.values())
+        fraction = min(1.0, used / capacity) if capacity else 0.0
+        return Load(
+            running=sum(load.running for load in loads.values()),
+            waiting=sum(load.waiting for load in loads.values()),
+            kv_used_fraction=fraction,
+            traffic=self._traffic.hops(),
+            routers=routers,
+            stages=self._traffic.stages(),
+            kv=[KvUse(chain, load.used_tokens, load.capacity_tokens) for chain, load in loads.items()],
+        )
+
+    async def generate(self, model: str, request: GenerationRequest) -> AsyncIterator[Delta]:
+        name = self._find(model).name
+        chain, driver = self._choose_driver(name)
+        loop = asyncio.get_running_loop()
+        deltas: asyncio.Queue[Delta | ShardComputeError] = asyncio.Queue()
+
+        def emit(delta: Delta | ShardComputeError) -> None:
+            # A loop that was closed has nobody waiting; the links' threads must go on for the others.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(deltas.put_nowait, delta)
+
+        with self.requests.open(name, chain, len(request.prompt)) as entry:
+
+            def begun(session: int) -> None:
+                entry.session = session
+                extra = {"request": entry.id, "session": session, "chain": chain}
+                log.debug("request %s is session %d of chain %s", entry.id, session, chain, extra=extra)
+
+            relay = Relay(chain, request, driver, emit, begun)
+            relay.start(None if self._far is None else self._far.at(chain))
+            entry.has_started = relay.has_started
+            try:
+                while True:
+                    delta = await deltas.get()
+                    if isinstance(delta, ShardComputeError):
+                        raise delta
+                    entry.saw(delta)
+                    yield delta
+                    if delta.finish is not None:
+                        return
+            finally:
+                relay.cancel()
+
+    def _find(self, name: str) -> SwarmModel:
+        with self._lock:
+            if name in self._models:
+                return self._models[name]
+            if name == "default" and self._models:
+                return next(iter(self._models.values()))
+            known = ", ".join(self._models)
+        raise UnknownModelError(
+            f"the model {name!r} is not served here", hint=f"use one of: {known or 'none yet'}"
+        )
+
+    def _choose_driver(self, model: str) -> tuple[str, Driver]:
+        """The least busy chain of the model and its driver; one being repaired only where there is no other."""
+        with self._lock:
+            if model in self._unservable:
+                raise self._unservable[model]
+            chains = [
+                chain for chain, name in self._model_of.items() if name == model and chain in self._drivers
+            ]
+            connected = [chain for chain in chains if chain in self._connected]
+            drivers = [(chain, self._drivers[chain]) for chain in connected or chains]
+        if not drivers:
+            raise CapacityError(f"{model} is still being loaded", hint="try again in a few seconds")
+        return min(drivers, key=lambda each: _busyness(each[1]) + self._far_count(each[0]))
+
+    def _far_count(self, chain: str) -> int:
+        return 0 if self._far is None else self._far.count(chain)
+
+    def _keep_timings(self, chain: str, timings: Sequence[StageTiming]) -> None:
+        self._traffic.count(timings, chain)
+        with self._lock:
+            self._timings[chain] = timings
+        if self._on_step is not None:
+            self._on_step(chain, timings)
+
+
+def _busyness(driver: Driver) -> int:
+    load = driver.load()
+    return load.running + load.waiting
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.0f} MiB"
+
+
+def now_s() -> int:
+    return int(time.time())

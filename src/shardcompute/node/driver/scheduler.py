@@ -1,0 +1,315 @@
+"""What goes into the next frame: pure bookkeeping, no I/O, no clock.
+
+Computed tokens catch up with known tokens, and that is all there is: a new session's known tokens are its
+prompt, and each picked token adds one. Drafts are tokens that are assumed ahead of being known (`session`); where
+they come from is a `Speculator`'s business. Sessions take turns; one with many tokens to compute gets what room
+the others leave, so that a long prompt delays nobody. A session that must make room (`preempt`) forgets what
+it computed and later computes it again, to the same bits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from shardcompute.core.generation import GenerationRequest
+from shardcompute.core.steps import Drafted, Opening, Picked, Work
+from shardcompute.node.driver.prefix_cache import PrefixStore
+from shardcompute.node.driver.session import Session, round_to_pages
+
+_PROMPT_SHARE = 4
+"""One row in so many is kept for prompts while others are answering."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One step for the whole chain."""
+
+    sequence: int
+    work: tuple[Work, ...]
+    openings: tuple[Opening, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(len(part.ids) for part in self.work)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """`chunk_rows`: the most rows of a frame; `shared_rows`: the most when some session is already answering."""
+
+    chunk_rows: int = 256
+    shared_rows: int = 64
+    max_sessions: int = 16
+    max_wanted: int = 64
+    frames_in_flight: int = 1
+
+
+class Speculator(Protocol):
+    """Where drafts come from. Called while a frame is put together, so it must be quick."""
+
+    def can_extend(self, session: Session) -> bool:
+        """Whether `extend` may add to a session of which every row has been sent."""
+        ...
+
+    def extend(self, session: Session) -> None:
+        """Add to `assumed`, or set `drafts`, `ahead` or `is_drafting`; or leave the session as it is."""
+        ...
+
+    def committed(self, session: Session, was_assumed: bool, is_right: bool) -> None:
+        """A token was picked; whether another one, or the same, had been assumed there."""
+        ...
+
+    def self_drafted(self, session: Session, count: int) -> None:
+        """The first stage has added so many tokens of its own."""
+        ...
+
+
+class PlainDecoding:
+    """A `Speculator` that never does."""
+
+    def can_extend(self, session: Session) -> bool:
+        return False
+
+    def extend(self, session: Session) -> None:
+        """Nothing is ever assumed."""
+
+    def committed(self, session: Session, was_assumed: bool, is_right: bool) -> None:
+        """Nothing is to be learned."""
+
+    def self_drafted(self, session: Session, count: int) -> None:
+        """Never asked for."""
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """Owns the sessions of one chain."""
+
+    limits: SchedulerLimits
+    first_id: int = 1
+    speculator: Speculator = field(default_factory=PlainDecoding)
+    prefixes: PrefixStore = field(default_factory=PrefixStore)
+    shares_prefixes: bool = False
+    """Whether the chain can begin a session with another's memory."""
+    running: dict[int, Session] = field(default_factory=dict)
+    waiting: deque[Session] = field(default_factory=deque)
+    _turns: deque[int] = field(default_factory=deque)
+    _sequence: int = 0
+    _added: int = 0
+
+    def add(self, request: GenerationRequest) -> Session:
+        session = Session(self.first_id + self._added, request, list(request.prompt))
+        self._added += 1
+        self.waiting.append(session)
+        return session
+
+    def remove(self, session: Session) -> None:
+        """The session is over, or nobody wants it any more."""
+        if self.running.pop(session.id, None) is not None:
+            self._turns.remove(session.id)
+        elif session in self.waiting:
+            self.waiting.remove(session)
+
+    def next_frame(self, free_tokens: int) -> Frame | None:
+        """The next step, or None when every session waits for results. `free_tokens` of KV bound new sessions."""
+        self._admit(free_tokens)
+        answering = [s for s in self._in_turn() if s.generated and self._is_due(s)]
+        computing = [s for s in self._in_turn() if not s.generated and s.unsent]
+        limits = self.limits
+        room = min(limits.chunk_rows, limits.shared_rows) if answering else limits.chunk_rows
+        reserved = -(-room // _PROMPT_SHARE) if computing else 0
+        work = self._answer(answering, room - reserved, limits.max_wanted - bool(reserved))
+        room -= sum(len(part.ids) for part in work)
+        wanted = limits.max_wanted - sum(part.wanted for part in work)
+        for session in computing:
+            part = _next_work(session, room, wanted)
+            if part is not None:
+                work.append(part)
+                room -= len(part.ids)
+                wanted -= part.wanted
+        if not work:
+            return None
+        self._sequence += 1
+        openings = tuple(
+            self._open(self.running[part.session]) for part in work if self._is_new(part.session)
+        )
+        for part in work:
+            self._send(self.running[part.session], part)
+        return Frame(self._sequence, tuple(work), openings)
+
+    def take_results(
+        self, sequence: int, picked: Iterable[Picked], drafted: Iterable[Drafted] = ()
+    ) -> list[tuple[Session, Picked]]:
+        """Results of a frame, for sessions that are still here; picked tokens become known.
+
+        What was sent before a session was rolled back does not count: it is told again.
+        """
+        for addition in drafted:
+            session = self.running.get(addition.session)
+            if session is not None and sequence in session.flights and addition.start == len(session.known):
+                session.assumed[:] = addition.ids
+                session.sent = session.length
+                self.speculator.self_drafted(session, len(addition.ids))
+        taken: list[tuple[Session, Picked]] = []
+        for result in picked:
+            session = self.running.get(result.session)
+            if session is None:
+                continue
+            if result.is_scored:
+                session.scores[result.position] = result.choice
+                while session.scored in session.scores:
+                    session.scored += 1
+            elif sequence > session.void_until and result.position >= len(session.known) - 1:
+                session.early[result.position] = result
+                taken.extend((session, each) for each in self._commit(session))
+        for session in self.running.values():
+            session.flights.pop(sequence, None)
+        return taken
+
+    def undo(self, frame: Frame) -> None:
+        """The frame was not computed: its tokens are to be sent again."""
+        for part in frame.work:
+            session = self.running.get(part.session)
+            if session is not None and frame.sequence > session.void_until:
+                session.roll_back(part.start, self._sequence)
+        for opening in frame.openings:
+            session = self.running.get(opening.session)
+            if session is not None and opening.prefix is not None:
+                session.forget()
+            elif session is not None and session.sent == 0:
+                session.is_opened = False
+
+    def is_void(self, frame: Frame) -> bool:
+        """Whether a session of the frame has left or was rolled back since: its rows then leave a gap, for which
+        the others in the frame are not to blame."""
+        sessions = [self.running.get(part.session) for part in frame.work]
+        return any(session is None or frame.sequence <= session.void_until for session in sessions)
+
+    def preempt(self) -> Session | None:
+        """Make room: the youngest session gives up its KV and starts again when there is room."""
+        if len(self.running) < 2:
+            return None
+        session = self.running[max(self.running)]
+        self.remove(session)
+        session.forget()
+        session.void_until = self._sequence
+        self.waiting.appendleft(session)
+        return session
+
+    def start_again(self, sessions: Iterable[int]) -> None:
+        """What was computed of these is gone: compute it again, whatever is on its way."""
+        for id in sessions:
+            session = self.running.get(id)
+            if session is not None:
+                session.forget()
+                session.void_until = self._sequence
+
+    def used_tokens(self) -> int:
+        """KV that the running sessions hold or will need next, in tokens of whole pages."""
+        return sum(session.held_tokens for session in self.running.values())
+
+    def answering(self) -> int:
+        """How many sessions have begun to answer."""
+        return sum(1 for session in self.running.values() if session.generated)
+
+    def _commit(self, session: Session) -> list[Picked]:
+        """Make known what follows the known tokens, as far as it is there."""
+        taken = []
+        while (result := session.early.pop(len(session.known) - 1, None)) is not None:
+            was_assumed = bool(session.assumed)
+            is_right = session.commit(result.choice.id)
+            if not is_right:
+                session.roll_back(len(session.known) - 1, self._sequence)
+            self.speculator.committed(session, was_assumed, is_right)
+            taken.append(result)
+        return taken
+
+    def _admit(self, free_tokens: int) -> None:
+        while self.waiting and len(self.running) < self.limits.max_sessions:
+            needed = round_to_pages(len(self.waiting[0].known) + 1)
+            if self.running and needed > free_tokens:
+                return
+            session = self.waiting.popleft()
+            free_tokens -= needed
+            self._begin(session)
+            self.running[session.id] = session
+            self._turns.append(session.id)
+
+    def _begin(self, session: Session) -> None:
+        request = session.request
+        # Rows that are scored or looked at have to be computed.
+        if self.shares_prefixes and request.prompt_logprobs is None and not request.sampling.wants_hidden:
+            prefix = self.prefixes.find(session, self.running.values())
+            if prefix is not None:
+                session.begin_with(prefix)
+
+    def _in_turn(self) -> list[Session]:
+        return [self.running[i] for i in self._turns]
+
+    def _is_due(self, session: Session) -> bool:
+        if session.is_drafting:
+            return False
+        return session.unsent > 0 or self.speculator.can_extend(session)
+
+    def _answer(self, answering: list[Session], room: int, wanted: int) -> list[Work]:
+        """Rows of sessions that are answering: with several frames in flight, each takes its share of the sessions
+        so that every stage has one."""
+        share = -(-len(self.running) // self.limits.frames_in_flight)
+        work: list[Work] = []
+        for session in answering:
+            if len(work) == share:
+                break
+            self.speculator.extend(session)
+            part = None if session.is_drafting else _next_work(session, room, wanted)
+            if part is not None:
+                work.append(part)
+                room -= len(part.ids)
+                wanted -= part.wanted + part.drafts
+        return work
+
+    def _is_new(self, session: int) -> bool:
+        return not self.running[session].is_opened
+
+    def _open(self, session: Session) -> Opening:
+        session.is_opened = True
+        return session.opening()
+
+    def _send(self, session: Session, part: Work) -> None:
+        session.sent = part.start + len(part.ids)
+        session.flights[self._sequence] = part.drafts
+        session.drafts = session.ahead = 0
+        self._turns.remove(session.id)
+        self._turns.append(session.id)
+
+
+def _next_work(session: Session, room: int, wanted_room: int) -> Work | None:
+    """As many of the session's unsent tokens as fit."""
+    count = min(session.unsent, max(room, 0))
+    start = session.sent
+    if count < 1:
+        return None
+    if start < session.scored:
+        # Computed again after a loss: what was scored then is not scored twice.
+        return Work(session.id, start, session.tokens(start, min(start + count, session.scored)))
+    last_of_prompt = session.prompt_length - 1
+    if session.request.prompt_logprobs is not None and start < last_of_prompt:
+        # Every prompt token but the first is scored after the row before it.
+        count = min(count, wanted_room, last_of_prompt - start)
+        if count < 1:
+            return None
+        targets = session.tokens(start + 1, start + 1 + count)
+        return Work(session.id, start, session.tokens(start, start + count), count, targets)
+    if session.request.prompt_logprobs is not None and session.scored < last_of_prompt:
+        return None  # the first token is announced together with the scores, so they must be there
+    # A token is wanted after the last known one and after each draft.
+    silent = max(len(session.known) - 1 - start, 0)
+    count = min(count, silent + wanted_room)
+    if count < 1:
+        return None
+    wanted = max(count - silent, 0)
+    is_last = start + count == len(session.known) and not session.assumed
+    drafts = min(session.drafts, max(wanted_room - wanted, 0)) if is_last else 0
+    ahead = session.ahead if wanted and start + count == session.length else 0
+    return Work(session.id, start, session.tokens(start, start + count), wanted, drafts=drafts, ahead=ahead)

@@ -1,0 +1,293 @@
+"""Drafts for the sessions of one driver: what the router finds worth trying, from the drafters that there are.
+
+A quick drafter answers while a frame is put together. A slow one works in a thread of its own; its session sends
+nothing until the draft is there. Not thread-safe: every method is called under the driver's lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from shardcompute.core.batch import PAGE_TOKENS
+from shardcompute.core.errors import UsageError
+from shardcompute.core.generation import GenerationRequest, Speculation
+from shardcompute.core.sparing_log import SparingLog
+from shardcompute.core.steps import Foreseen
+from shardcompute.decoding.drafting import Draft, Drafter
+from shardcompute.decoding.router import Offer, PipeLoad, Round, Router
+from shardcompute.node.driver.head_drafts import ForeseenDrafter
+from shardcompute.node.driver.session import Session
+
+log = logging.getLogger(__name__)
+MOST_TOKENS = 16
+MOST_FRAMES = 8
+_PLAIN = Round(None, 0, 1, "not asked yet")
+OnDraft = Callable[[int, Callable[[Session], None]], None]
+"""Given a session and what is to be done with it, under the lock, now that its draft is there."""
+
+
+@dataclass(slots=True)
+class _Record:
+    """Tokens drafted in one go, and how many of them have proved right."""
+
+    drafter: str
+    grade: int
+    count: int
+    accepted: int = 0
+
+
+@dataclass(slots=True)
+class Course:
+    """How a session has fared with drafts."""
+
+    round: Round = _PLAIN
+    records: deque[_Record] = field(default_factory=deque)
+    dry_at: int = -1
+    """At this length the drafter had nothing to offer."""
+    drafted: int = 0
+    accepted: int = 0
+    draft_s: float = 0.0
+
+
+class RoutedSpeculator:
+    """A `scheduler.Speculator` that asks a router what pays."""
+
+    def __init__(self, drafters: Sequence[Drafter], default: Speculation, on_draft: OnDraft) -> None:
+        self._default = default
+        self.router = Router()
+        self.load = PipeLoad(0, 0, 1)
+        self.free_tokens = 0
+        """KV that nobody holds yet."""
+        self.can_foresee = False
+        """Whether the last stage can guess ahead."""
+        self.can_self_draft = False
+        self.self_draft_s = 0.0
+        """How long the first stage drafted for each session of the newest frame."""
+        self._foreseen = ForeseenDrafter()
+        self._drafters: Mapping[str, Drafter] = {
+            drafter.name: drafter for drafter in (*drafters, self._foreseen)
+        }
+        self._on_draft = on_draft
+        self._courses: dict[int, Course] = {}
+        self._sparing = SparingLog(log)
+        has_slow = any(drafter.is_slow for drafter in drafters)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="drafts") if has_slow else None
+
+    @property
+    def available(self) -> list[str]:
+        made = [name for name in self._drafters if name != self._foreseen.name or self.can_foresee]
+        return [*made, *(["self"] if self.can_self_draft else [])]
+
+    def wish(self, request: GenerationRequest) -> Speculation:
+        return request.speculation or self._default
+
+    def check(self, request: GenerationRequest) -> None:
+        """UsageError for what cannot be done here."""
+        wish = self.wish(request)
+        if wish.drafter not in ("auto", "off") and wish.drafter not in self.available:
+            hints = {
+                "model": "start with --draft-model",
+                "self": "start with --self-draft",
+                "ahead": "fit it with `shardcompute draft-head train`, and start again",
+            }
+            raise UsageError(
+                f"there is no drafter {wish.drafter!r} here",
+                hint=hints.get(wish.drafter, f"use one of: auto, off, {', '.join(self.available)}"),
+            )
+        for what, value, most in (("tokens", wish.tokens, MOST_TOKENS), ("frames", wish.frames, MOST_FRAMES)):
+            if value is not None and not 1 <= value <= most:
+                raise UsageError(f"speculation.{what} is {value}", hint=f"use 1 to {most}")
+
+    def course(self, session: int) -> Course:
+        return self._courses.setdefault(session, Course())
+
+    def most_frames(self) -> int:
+        """Frames that some session may have under way."""
+        return max((course.round.frames for course in self._courses.values()), default=1)
+
+    def forget(self, session: int) -> None:
+        self._courses.pop(session, None)
+        self.router.forget(session)
+        for drafter in self._drafters.values():
+            if drafter.is_slow and self._thread is not None:
+                self._thread.submit(drafter.forget, session)
+            else:
+                drafter.forget(session)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    # For the scheduler
+
+    def can_extend(self, session: Session) -> bool:
+        course = self.course(session.id)
+        return (
+            bool(session.assumed)
+            and course.round.drafter in self._drafters
+            and len(session.flights) < course.round.frames
+            and course.dry_at != session.length
+            and self._room(session) > 0
+        )
+
+    def extend(self, session: Session) -> None:
+        self._extend(session)
+        if self.can_foresee and not session.flights:
+            wish = self.wish(session.request)
+            session.ahead = self.router.ask_ahead(session.id, wish, self._foreseen.name, self.load)
+
+    def _extend(self, session: Session) -> None:
+        is_first = not session.assumed and session.sent == len(session.known) - 1
+        if not is_first and (session.unsent or not self.can_extend(session)):
+            return
+        course = self.course(session.id)
+        room = self._room(session)
+        if session.drafts or course.dry_at == session.length or room < 1:
+            return
+        wish = self.wish(session.request)
+        if not is_first:
+            self._draft(session, course, room)
+            return
+        course.records.clear()
+        if wish.drafter == "auto" and self._draft_at_hand(session, course, room):
+            return
+        available = [name for name in self.available if self._may_have(name, session)]
+        while available:
+            course.round = self.router.choose(session.id, wish, available, self.load)
+            if course.round.drafter is None or self._draft(session, course, room):
+                return
+            # This one has nothing to offer; another may.
+            available = [name for name in available if name != course.round.drafter]
+            if wish.drafter != "auto":
+                return
+
+    def committed(self, session: Session, was_assumed: bool, is_right: bool) -> None:
+        course = self.course(session.id)
+        if not was_assumed or not course.records:
+            return
+        record = course.records[0]
+        if is_right:
+            record.accepted += 1
+            course.accepted += 1
+        if not is_right or record.accepted == record.count:
+            self.router.verified(session.id, record.drafter, record.grade, record.count, record.accepted)
+            course.records.popleft()
+        if not is_right:
+            course.records.clear()
+
+    def self_drafted(self, session: Session, count: int) -> None:
+        if count:
+            self.router.drafted(session.id, "self", self.self_draft_s, count)
+            self._note(session, "self", 0, count)
+        else:
+            self.router.missed(session.id, "self")
+
+    def foreseen(self, session: Session, guessed: Foreseen | None, seconds: float) -> None:
+        """What the last stage guesses to follow the session's last known token, which took it so long; None: it was
+        asked in vain."""
+        if guessed is None or not guessed.ids:
+            self.router.had_nothing(session.id, self._foreseen.name)
+        elif guessed.start == len(session.known) and not session.assumed:
+            self.router.drafted(session.id, self._foreseen.name, seconds, len(guessed.ids))
+            self._foreseen.take(guessed)
+
+    # Inside
+
+    def _may_have(self, drafter: str, session: Session) -> bool:
+        return drafter != self._foreseen.name or self._foreseen.has(session.id, session.known)
+
+    def _draft_at_hand(self, session: Session, course: Course, room: int) -> bool:
+        """Where drafts are there already, or cost nothing, take the one that promises most."""
+        offers = []
+        for drafter in self._drafters.values():
+            if not drafter.is_slow:
+                draft = drafter.propose(
+                    session.id, session.known, session.assumed, min(room, MOST_TOKENS), session.opening()
+                )
+                if draft.ids:
+                    offers.append(Offer(drafter.name, draft.grade, len(draft.ids)))
+        others = [
+            name for name in self.available if name not in self._drafters or self._drafters[name].is_slow
+        ]
+        wish = self.wish(session.request)
+        chosen = self.router.compare(session.id, wish, offers, self.load, others)
+        if chosen is None:
+            return False
+        course.round = chosen
+        return self._draft(session, course, room)
+
+    def _draft(self, session: Session, course: Course, room: int) -> bool:
+        """Have the round's drafter add to the session; False if it has nothing to offer."""
+        limit = min(course.round.tokens, room)
+        if course.round.drafter is None or limit < 1:
+            return False
+        drafter = self._drafters.get(course.round.drafter)
+        if drafter is None:
+            session.drafts = limit
+            return True
+        if drafter.is_slow:
+            self._draft_aside(session, drafter, limit)
+            return True
+        began_s = time.perf_counter()
+        draft = drafter.propose(session.id, session.known, session.assumed, limit, session.opening())
+        return self._take(session, drafter.name, draft, time.perf_counter() - began_s)
+
+    def _room(self, session: Session) -> int:
+        """How many more tokens may be assumed. The last one asked for is never drafted, it is picked; and drafts
+        are not worth making room for."""
+        wanted = session.request.max_tokens - session.generated - len(session.assumed) - 1
+        pages = self.free_tokens // PAGE_TOKENS * PAGE_TOKENS
+        return min(wanted, session.held_tokens + max(pages, 0) - session.length - 1)
+
+    def _draft_aside(self, session: Session, drafter: Drafter, limit: int) -> None:
+        session.is_drafting = True
+        known, assumed, opening = list(session.known), list(session.assumed), session.opening()
+
+        def work() -> None:
+            began_s = time.perf_counter()
+            try:
+                draft = drafter.propose(session.id, known, assumed, limit, opening)
+            except Exception as error:
+                # Plain decoding needs no draft; a drafter in trouble must not stop it.
+                self._sparing.warning(drafter.name, "the drafter %s failed: %r", drafter.name, error)
+                draft = Draft(())
+            seconds = time.perf_counter() - began_s
+
+            def take(session: Session) -> None:
+                session.is_drafting = False
+                if [*session.known, *session.assumed] == [*known, *assumed]:
+                    self._take(session, drafter.name, draft, seconds)
+
+            self._on_draft(session.id, take)
+
+        assert self._thread is not None
+        self._thread.submit(work)
+
+    def _take(self, session: Session, drafter: str, draft: Draft, seconds: float) -> bool:
+        """False if there is nothing worth sending."""
+        course = self.course(session.id)
+        course.draft_s += seconds
+        count = len(draft.ids)
+        if count:
+            if drafter != self._foreseen.name:
+                self.router.drafted(session.id, drafter, seconds, count)
+            if self.wish(session.request).tokens is None:
+                count = self.router.worth(session.id, drafter, draft.grade, count, self.load)
+        else:
+            self.router.missed(session.id, drafter)
+        if count < 1:
+            course.dry_at = session.length
+            return False
+        session.assumed.extend(draft.ids[:count])
+        self._note(session, drafter, draft.grade, count)
+        return True
+
+    def _note(self, session: Session, drafter: str, grade: int, count: int) -> None:
+        course = self.course(session.id)
+        course.records.append(_Record(drafter, grade, count))
+        course.drafted += count

@@ -1,0 +1,174 @@
+"""A driver in a process of its own: it holds no layers, serves the whole API, and uses the cluster's chains beside
+the coordinator's own driver.
+
+It needs none of a model's files: tokenizers come from the coordinator, as weights come to workers. While the
+coordinator is away it goes on with the chains it has.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import threading
+from dataclasses import dataclass
+
+from shardcompute.control.events import LinkBroken, NodeJoined
+from shardcompute.core.errors import AuthError
+from shardcompute.node.driver.orders import DriverOrders
+from shardcompute.node.driver.pool import Swarm
+from shardcompute.node.rpc.commands import Introduce, NodeCommand, Probe
+from shardcompute.node.rpc.control_client import ControlClient
+from shardcompute.node.rpc.endpoint import Endpoint, receive_all
+from shardcompute.node.rpc.link_probe import answer_probes, probe_links
+from shardcompute.security.api_keys import KeyBook
+from shardcompute.security.credentials import Credentials
+from shardcompute.security.names import Role
+from shardcompute.security.revocations import Revocations
+from shardcompute.version import VERSION
+from shardcompute.wire import Transport
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DriverOptions:
+    """Where a driver is reached by stages. Port 0: any free one."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    advertise: str = ""
+    name: str = ""
+    transport: Transport | None = None
+    """How links are made, where not simply over TCP."""
+
+
+class RemoteDriver:
+    """Drives from `start` on until it is closed. `swarm` is what the API serves from."""
+
+    def __init__(self, credentials: Credentials, control_urls: list[str], options: DriverOptions) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._introducing = threading.Lock()
+        self._version = 0
+        self._keys = KeyBook()
+        self._doubtful: set[str] = set()
+        self._api_url = ""
+        self._endpoint = Endpoint(
+            credentials,
+            options.host,
+            options.port,
+            {"stage": lambda link: receive_all(link, self.swarm.take), "probe": answer_probes},
+            advertise=options.advertise,
+            transport=options.transport,
+        )
+        self.node = self._endpoint.node
+        self.swarm = Swarm(
+            lambda url: self._endpoint.dial(url, "driver"), self._endpoint.url, self._link_broken
+        )
+        self._orders = DriverOrders(
+            self.swarm, lambda peer: self._endpoint.dial(peer.url, "weights", peer.node)
+        )
+        self._control = ControlClient(
+            lambda url: self._endpoint.dial(url, "control", needs=Role.COORDINATOR),
+            control_urls,
+            self._describe,
+            self._carry_out,
+            self._registered,
+        )
+        self._endpoint.start()
+
+    def start(self, api_url: str = "") -> None:
+        """Register with the coordinator; clients find this driver's API at `api_url`."""
+        self._api_url = api_url
+        self._control.start()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the coordinator has released this driver."""
+        return self._control.left.is_set()
+
+    def leave(self) -> None:
+        """Say goodbye before `close`, so that what this driver holds of the chains is free at once."""
+        self._control.leave(self.node)
+
+    @property
+    def refusal(self) -> str:
+        return self._control.refusal
+
+    def verify_key(self, key: str) -> bool:
+        """Whether the cluster knows this API key."""
+        with self._lock:
+            keys = self._keys
+        try:
+            keys.verify(key)
+        except AuthError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._control.close()
+        self.swarm.close()
+        self._endpoint.close()
+
+    # What is told to the coordinator
+
+    def _describe(self) -> NodeJoined:
+        return NodeJoined(
+            node=self.node,
+            name=self._options.name or platform.node() or self.node,
+            role="driver",
+            address=self._endpoint.url,
+            device="cpu",
+            memory_bytes=0,
+            threads=1,
+            version=VERSION,
+            incarnation=0,
+            now_s=0.0,
+            sessions=self.swarm.sessions,
+            api_url=self._api_url,
+        )
+
+    def _registered(self, incarnation: int, revocations: Revocations) -> None:
+        self._endpoint.heed(revocations)
+        log.info("registered as %s, incarnation %d", self.node, incarnation)
+        # Chains may have been retired while the coordinator could not tell us; it will say which there are.
+        with self._lock:
+            self._version = 0  # a coordinator that was started again counts from the beginning
+            self._doubtful = self.swarm.chains()
+        for node in self.swarm.unreachable():
+            self._link_broken(node)
+
+    def _link_broken(self, node: str) -> None:
+        self._control.tell(LinkBroken(self.node, node, 0.0))
+
+    # What the coordinator asks
+
+    def _carry_out(self, command: NodeCommand) -> bytes:
+        if isinstance(command, Introduce):
+            with self._introducing:
+                self._learn(command)
+        elif isinstance(command, Probe):
+            self._probe(command)
+        else:
+            self._orders.carry_out(command)
+        return b""
+
+    def _learn(self, command: Introduce) -> None:
+        # Commands run beside each other: an older one may come last.
+        if command.version < self._version:
+            return
+        self._version = command.version
+        with self._lock:
+            self._keys = KeyBook.from_bytes(command.keys)
+            doubtful, self._doubtful = self._doubtful, set()
+        for chain in doubtful - set(command.chains):
+            self.swarm.retire_chain(chain)
+        known = {model.name for model in self.swarm.all_models()}
+        for offered in command.models:
+            self._orders.learn(offered, command.origin)
+        for name in known - {offered.name for offered in command.models} - set(command.wanted):
+            self.swarm.remove_model(name)
+
+    def _probe(self, command: Probe) -> None:
+        for measured in probe_links(self.node, command.peers, self._endpoint.dial):
+            self._control.tell(measured)

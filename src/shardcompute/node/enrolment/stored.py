@@ -1,0 +1,119 @@
+"""The folder of a worker or driver: key and certificate (see `security`), and in `member.json` its coordinator."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from shardcompute.core.errors import AuthError, SourceError, UsageError
+from shardcompute.node.enrolment.joining import join_cluster
+from shardcompute.security.certificates import (
+    certificate_der,
+    fingerprint_of,
+    needs_renewal,
+    parse_certificate,
+)
+from shardcompute.security.credentials import Credentials
+from shardcompute.security.identity import NodeIdentity
+from shardcompute.security.names import Role
+from shardcompute.security.private_files import read_private, replace_private
+from shardcompute.security.tokens import JoinToken
+
+MEMBER_FILE = "member.json"
+_COMMANDS = {Role.WORKER: "join", Role.DRIVER: "driver"}
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node that has joined a cluster and knows where to go."""
+
+    credentials: Credentials
+    control_urls: tuple[str, ...]
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    control_urls: tuple[str, ...]
+
+
+def join_from(folder: Path, token: JoinToken, role: Role = Role.WORKER) -> Member:
+    """Join the token's cluster from `folder`, or renew what was joined before.
+
+    UsageError if the folder belongs to another cluster; otherwise as `joining.join_cluster`.
+    """
+    former = _credentials(folder)
+    if former is not None and authority_of(former) != token.fingerprint:
+        raise UsageError(
+            f"{folder} belongs to another cluster, {former.own.cluster!r}, not to that of the token",
+            hint="choose another --data-dir, or delete this one",
+        )
+    if former is not None:
+        _check_role(folder, former, role)
+    credentials, urls = join_cluster(token, folder, role)
+    return remember(folder, credentials, urls)
+
+
+def open_member(folder: Path, role: Role = Role.WORKER) -> Member:
+    """What was joined from `folder` before. UsageError if nothing was, AuthError if it has run out."""
+    credentials = _credentials(folder)
+    stored = _read(folder)
+    if credentials is None or stored is None:
+        raise UsageError(
+            f"no cluster has been joined from {folder}",
+            hint=f"run: shardcompute {_COMMANDS[role]} TOKEN, with the token that `shardcompute up` prints",
+        )
+    _check_role(folder, credentials, role)
+    if credentials.own.expires_at_s <= time.time():
+        raise AuthError(
+            f"the certificate in {folder} has run out",
+            hint="join again with a new token from the coordinator",
+        )
+    return Member(credentials, stored.control_urls)
+
+
+def is_enrolled(folder: Path, fingerprint: str) -> bool:
+    """Whether the folder holds good papers of the cluster with this authority."""
+    credentials = _credentials(folder)
+    return (
+        credentials is not None
+        and authority_of(credentials) == fingerprint
+        and not needs_renewal(credentials.certificate_pem, time.time())
+    )
+
+
+def remember(folder: Path, credentials: Credentials, urls: list[str]) -> Member:
+    """Write down where the coordinator is."""
+    stored = _Stored(tuple(urls))
+    replace_private(folder / MEMBER_FILE, msgspec.json.encode(stored))
+    return Member(credentials, stored.control_urls)
+
+
+def authority_of(credentials: Credentials) -> str:
+    """The fingerprint of the cluster that issued the papers."""
+    return fingerprint_of(certificate_der(parse_certificate(credentials.authority_pem)))
+
+
+def _check_role(folder: Path, credentials: Credentials, role: Role) -> None:
+    """A folder is one node, in one role: nobody is to count it twice."""
+    if role not in credentials.own.roles:
+        others = " and ".join(sorted(credentials.own.roles))
+        raise UsageError(f"{folder} belongs to a {others}, not to a {role}", hint="choose another --data-dir")
+
+
+def _credentials(folder: Path) -> Credentials | None:
+    try:
+        return Credentials.load(NodeIdentity.load(folder))
+    except FileNotFoundError:
+        return None
+
+
+def _read(folder: Path) -> _Stored | None:
+    path = folder / MEMBER_FILE
+    try:
+        return msgspec.json.decode(read_private(path), type=_Stored)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise SourceError(f"{path} is damaged: {error}", hint="join the cluster again") from error

@@ -1,0 +1,68 @@
+"""A chain inside this process: stages one after the other, in a thread of their own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+
+from shardcompute.backends.matrix import Array
+from shardcompute.core.errors import ShardComputeError, UsageError
+from shardcompute.core.steps import Drafted, Foreseen, Opening, Picked, Work, drafted_in
+from shardcompute.node.driver.driver import Driver
+from shardcompute.node.driver.scheduler import Frame
+from shardcompute.runtime.stage import StageRuntime
+
+
+class LocalChain:
+    """A `ChainPort` over stages in this process. `close` ends its thread and frees the stages."""
+
+    def __init__(self, stages: Sequence[StageRuntime], driver: Driver) -> None:
+        self._stages = stages
+        self._driver = driver
+        self._inbox: queue.SimpleQueue[Frame | tuple[int, ...] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="stages", daemon=True)
+        self._thread.start()
+
+    def send(self, frame: Frame) -> None:
+        self._inbox.put(frame)
+
+    def close_sessions(self, sessions: Sequence[int]) -> None:
+        self._inbox.put(tuple(sessions))
+
+    def replay(self, work: Work, opening: Opening | None) -> None:
+        """Never asked for: a chain in this process is not repaired."""
+
+    def close(self) -> None:
+        self._inbox.put(None)
+        self._thread.join()
+        for stage in self._stages:
+            stage.close()
+
+    def _serve(self) -> None:
+        while (item := self._inbox.get()) is not None:
+            if isinstance(item, Frame):
+                self._step(item)
+            else:
+                for stage in self._stages:
+                    stage.close_sessions(item)
+
+    def _step(self, frame: Frame) -> None:
+        try:
+            picked, drafted, foreseen = self._compute(frame)
+        except ShardComputeError as error:
+            self._driver.step_failed(frame.sequence, error)
+        except Exception as error:
+            self._driver.step_failed(frame.sequence, ShardComputeError(f"a step failed: {error!r}"))
+        else:
+            self._driver.take_results(frame.sequence, picked, drafted, foreseen=foreseen)
+
+    def _compute(self, frame: Frame) -> tuple[list[Picked], list[Drafted], list[Foreseen]]:
+        work: Sequence[Work] = frame.work
+        rows: Array | None = None
+        for stage in self._stages:
+            passed = stage.step(work, frame.openings, rows)
+            if isinstance(passed, list):
+                return passed, drafted_in(work), stage.foresee(work, passed)
+            work, rows = stage.draft(work, passed)
+        raise UsageError("the last stage of a chain must pick tokens")

@@ -1,0 +1,230 @@
+"""Opens a model in this process and serves it: to a caller line by line, or to the API as a `Service`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import psutil
+
+from shardcompute.backends.executor import Executor, ExecutorOptions
+from shardcompute.core.closing import Closing
+from shardcompute.core.errors import ShardComputeError, UnknownModelError, UsageError
+from shardcompute.core.generation import Delta, GenerationRequest
+from shardcompute.core.settings import Settings
+from shardcompute.models.spec import Stage, cut_layers
+from shardcompute.models.tokenizer import Tokenizer
+from shardcompute.node.driver.chain_port import ChainShape
+from shardcompute.node.driver.driver import Driver
+from shardcompute.node.driver.limits import DriverLimits
+from shardcompute.node.local.chain import LocalChain
+from shardcompute.node.service import Load, ServedModel
+from shardcompute.runtime.fallback import describe_fallback
+from shardcompute.runtime.shard import open_shard
+from shardcompute.runtime.stage import StageRuntime
+from shardcompute.weights.checkpoint import open_checkpoint, read_config, read_tokenizer
+from shardcompute.weights.progress import Progress
+from shardcompute.weights.reference import parse_reference
+from shardcompute.weights.sources import ModelFiles, resolve
+
+_KV_FRACTION = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How a model is run in this process. None: chosen from what the machine has."""
+
+    backend: str = "onnx"
+    form: str = "native"
+    device: str = "cpu"
+    threads: int | None = None
+    context_length: int | None = None
+    kv_bytes: int | None = None
+    stages: int = 1
+    max_sessions: int = 16
+    use_graphs: bool = True
+
+
+class LocalService(Closing):
+    """One model in this process. Leaving the block stops its thread and frees it."""
+
+    def __init__(self, name: str, tokenizer: Tokenizer, driver: Driver, chain: LocalChain) -> None:
+        self.name = name
+        self.tokenizer = tokenizer
+        self.driver = driver
+        self._chain = chain
+        self._created_s = int(time.time())
+
+    # For a caller in this process
+
+    def stream(self, request: GenerationRequest) -> Iterator[Delta]:
+        """Deltas until one has a finish; closing the iterator cancels the generation."""
+        deltas: queue.SimpleQueue[Delta | ShardComputeError] = queue.SimpleQueue()
+        generation = self.driver.submit(request, deltas.put)
+        try:
+            while True:
+                delta = deltas.get()
+                if isinstance(delta, ShardComputeError):
+                    raise delta
+                yield delta
+                if delta.finish is not None:
+                    return
+        finally:
+            self.driver.cancel(generation)
+
+    # For the API (see `node.service.Service`)
+
+    def models(self) -> Sequence[ServedModel]:
+        return [ServedModel(self.name, self.driver.context_length, self._created_s)]
+
+    def codec(self, model: str) -> Tokenizer:
+        self._check_name(model)
+        return self.tokenizer
+
+    def is_ready(self) -> bool:
+        return True
+
+    def load(self) -> Load:
+        load = self.driver.load()
+        fraction = min(1.0, load.used_tokens / max(1, load.capacity_tokens))
+        return Load(load.running, load.waiting, fraction, routers={"local": self.driver.speculation()})
+
+    async def generate(self, model: str, request: GenerationRequest) -> AsyncIterator[Delta]:
+        self._check_name(model)
+        loop = asyncio.get_running_loop()
+        deltas: asyncio.Queue[Delta | ShardComputeError] = asyncio.Queue()
+
+        def emit(delta: Delta | ShardComputeError) -> None:
+            # A loop that was closed has nobody waiting; the chain's thread must go on for the others.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(deltas.put_nowait, delta)
+
+        generation = self.driver.submit(request, emit)
+        try:
+            while True:
+                delta = await deltas.get()
+                if isinstance(delta, ShardComputeError):
+                    raise delta
+                yield delta
+                if delta.finish is not None:
+                    return
+        finally:
+            self.driver.cancel(generation)
+
+    def _check_name(self, model: str) -> None:
+        if model not in (self.name, "default"):
+            raise UnknownModelError(f"the model {model!r} is not served here", hint=f"use {self.name!r}")
+
+    def close(self) -> None:
+        self.driver.close()
+        self._chain.close()
+
+
+def open_model(
+    reference: str, settings: Settings, options: EngineOptions, progress: Progress | None = None
+) -> LocalService:
+    """Fetch what is missing, load the model and start its engine."""
+    files = resolve(parse_reference(reference), settings, progress)
+    if options.backend == "transformers":
+        with files:
+            return _open_fallback(files, options, settings)
+    with open_checkpoint(files) as checkpoint:
+        spec, tokenizer = checkpoint.spec, checkpoint.tokenizer()
+        executor_options = _executor_options(options, settings, spec.context_length)
+
+        def open_stage(stage: Stage, share: ExecutorOptions) -> Executor:
+            return open_shard(
+                checkpoint, stage=stage, backend=options.backend, form=options.form, options=share
+            )
+
+        stages = _open_stages(
+            checkpoint.name, tokenizer, spec.layer_count, options.stages, executor_options, open_stage
+        )
+        return _start(checkpoint.name, tokenizer, spec.vocab_size, stages, executor_options, options)
+
+
+def _open_fallback(files: ModelFiles, options: EngineOptions, settings: Settings) -> LocalService:
+    if options.form not in ("native", "float32"):
+        raise UsageError(
+            f"models run through transformers keep their weights; {options.form} is not possible",
+            hint="leave --weights away",
+        )
+    model = describe_fallback(files)
+    executor_options = _executor_options(options, settings, model.context_length)
+    tokenizer = read_tokenizer(files, read_config(files))
+
+    def open_stage(stage: Stage, share: ExecutorOptions) -> Executor:
+        return model.open_stage(stage.start, stage.stop, share)
+
+    stages = _open_stages(
+        files.name, tokenizer, model.layer_count, options.stages, executor_options, open_stage
+    )
+    return _start(files.name, tokenizer, model.vocab_size, stages, executor_options, options)
+
+
+def _executor_options(options: EngineOptions, settings: Settings, longest: int) -> ExecutorOptions:
+    return ExecutorOptions(
+        kv_bytes=options.kv_bytes or int(psutil.virtual_memory().available * _KV_FRACTION),
+        context_length=min(options.context_length or 8192, longest),
+        threads=options.threads or settings.threads or default_threads(),
+        device=options.device,
+        use_graphs=options.use_graphs,
+    )
+
+
+def _open_stages(
+    name: str,
+    tokenizer: Tokenizer,
+    layers: int,
+    count: int,
+    options: ExecutorOptions,
+    open_stage: Callable[[Stage, ExecutorOptions], Executor],
+) -> list[StageRuntime]:
+    """The model in `count` stages, each loaded; KV memory is shared out by their layers."""
+    if not 1 <= count <= layers:
+        raise UsageError(
+            f"{name} has {layers} layers and cannot be cut into {count} stages",
+            hint=f"use 1 to {layers} stages",
+        )
+    runtimes = []
+    for stage in cut_layers(layers, count):
+        share = replace(options, kv_bytes=options.kv_bytes * stage.count // layers)
+        runtimes.append(
+            StageRuntime(
+                open_stage(stage, share),
+                is_first=stage.is_first,
+                is_last=stage.is_last,
+                vocabulary=tokenizer.vocabulary,
+            )
+        )
+    return runtimes
+
+
+def _start(
+    name: str,
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    stages: list[StageRuntime],
+    executor_options: ExecutorOptions,
+    options: EngineOptions,
+) -> LocalService:
+    limits = DriverLimits(vocab_size, executor_options.context_length, max_sessions=options.max_sessions)
+    driver = Driver(tokenizer, limits)
+    chain = LocalChain(stages, driver)
+    capacity = min(stage.kv_usage().free_tokens for stage in stages)
+    driver.connect(
+        chain,
+        ChainShape(capacity, max_rows=executor_options.max_rows, max_wanted=executor_options.max_wanted),
+    )
+    return LocalService(name, tokenizer, driver, chain)
+
+
+def default_threads() -> int:
+    """As many as this process may use, counting cores rather than hyper-threads."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(usable, psutil.cpu_count(logical=False) or usable))

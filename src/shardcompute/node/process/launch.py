@@ -1,0 +1,199 @@
+"""Puts a cluster together on one machine: the coordinator in this process, workers in processes of their own.
+
+Nothing here is needed twice: a cluster that is started again from the same folder has the same authority, and its
+local workers the same keys.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from shardcompute.control.state import ClusterState
+from shardcompute.core.errors import AuthError, UsageError
+from shardcompute.node.cluster import Cluster, ClusterOptions
+from shardcompute.node.enrolment.stored import is_enrolled, join_from, remember
+from shardcompute.node.local.service import default_threads
+from shardcompute.node.process.supervisor import Program, Supervisor
+from shardcompute.security.authority import ClusterAuthority
+from shardcompute.security.credentials import Credentials
+from shardcompute.security.identity import NodeIdentity
+from shardcompute.security.names import check_cluster_name
+from shardcompute.security.private_files import read_private, replace_private
+from shardcompute.security.tokens import JoinToken
+from shardcompute.weights.checkpoint import Checkpoint
+
+KEY_FILE = "api.key"
+MOST_WORKERS = 3
+_WORKER_NEEDS_BYTES = 3 << 29
+_USABLE = 0.8
+_WORKERS_WITHIN_S = 20.0
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWorkers:
+    """The workers to run on this machine, and what each of them may use."""
+
+    count: int
+    threads: int
+    max_memory_bytes: int
+    backend: str = "onnx"
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a cluster is to serve."""
+
+    checkpoint: Checkpoint
+    form: str = "native"
+    chains: int = 1
+
+
+def choose_worker_count(available_bytes: int) -> int:
+    """Three, so that the loss of one is survived at once; fewer where memory is short."""
+    return max(1, min(MOST_WORKERS, available_bytes // _WORKER_NEEDS_BYTES))
+
+
+def share_machine(
+    *, count: int | None = None, threads: int | None = None, max_memory_bytes: int | None = None
+) -> LocalWorkers:
+    """What is not chosen is shared out evenly."""
+    available = int(psutil.virtual_memory().available)
+    workers = count or choose_worker_count(available)
+    return LocalWorkers(
+        workers,
+        threads or max(1, default_threads() // workers),
+        max_memory_bytes or int(available * _USABLE) // workers,
+    )
+
+
+def check_cluster_name_of(folder: Path, name: str) -> None:
+    """UsageError unless this can be the name of the cluster in `folder`: it is in every certificate."""
+    check_cluster_name(name)
+    try:
+        authority = ClusterAuthority.load(folder / "authority")
+    except FileNotFoundError:
+        return
+    if authority.name != name:
+        raise UsageError(
+            f"the cluster in {folder} is called {authority.name!r} and cannot be renamed",
+            hint="leave --name out, or choose another --data-dir for a new cluster",
+        )
+
+
+def api_key_of(cluster: Cluster) -> str:
+    """The key that this cluster made for its own API, now or when it was started first."""
+    path = cluster.options.folder / KEY_FILE
+    try:
+        key = read_private(path).decode("ascii").strip()
+        cluster.verify_key(key)
+    except (FileNotFoundError, UnicodeDecodeError, AuthError):
+        # Made anew if it was revoked meanwhile.
+        key = cluster.create_key("made by up")
+        replace_private(path, f"{key}\n".encode("ascii"))
+    return key
+
+
+def prepare(cluster: Cluster, served: Served) -> list[str]:
+    """Go on serving what was served when the cluster was stopped; models that it does not know where to find again
+    are dropped and named."""
+    former = [name for name, each in cluster.coordinator.state.models.items() if each.is_wanted]
+    known = {served.checkpoint.name, *(order.name for order in cluster.remembered())}
+    dropped = [name for name in former if name not in known]
+    for name in dropped:
+        cluster.drop(name)
+    if served.checkpoint.name in former:
+        # Workers come back with what they hold: the model has to be known before they do.
+        _serve(cluster, served)
+    return dropped
+
+
+def serve_from_workers(cluster: Cluster, served: Served, count: int) -> None:
+    """Serve a model, unless `prepare` did, once `count` workers are there: a plan should see all of them."""
+    if any(model.name == served.checkpoint.name for model in cluster.swarm.models()):
+        return
+    are_there = threading.Event()
+
+    def look(state: ClusterState) -> None:
+        if sum(node.can_work and node.is_live for node in state.nodes.values()) >= count:
+            are_there.set()
+
+    cluster.coordinator.listen(look)
+    look(cluster.coordinator.state)
+    are_there.wait(_WORKERS_WITHIN_S)
+    _serve(cluster, served)
+
+
+def _serve(cluster: Cluster, served: Served) -> None:
+    cluster.serve(served.checkpoint, form=served.form, chains=served.chains)
+
+
+@contextmanager
+def running_workers(
+    cluster: Cluster, token: JoinToken, workers: LocalWorkers, say: Callable[[str], None]
+) -> Iterator[Supervisor]:
+    """Local workers of a cluster, kept alive until the block ends."""
+    folder = cluster.options.folder
+    names = [f"worker-{number}" for number in range(1, workers.count + 1)]
+    _enrol(cluster, [folder / "workers" / name for name in names], token)
+    programs = [Program(name, _worker_command(cluster.options, name, workers)) for name in names]
+    with Supervisor(programs, folder, say=say) as supervisor:
+        yield supervisor
+
+
+def _worker_command(options: ClusterOptions, name: str, workers: LocalWorkers) -> tuple[str, ...]:
+    return (
+        sys.executable,
+        "-m",
+        "shardcompute",
+        "worker",
+        "--supervised",
+        *("--data-dir", str(options.folder / "workers" / name)),
+        *("--name", name),
+        *("--host", options.host),
+        *("--advertise", options.advertise or options.host),
+        *("--threads", str(workers.threads)),
+        *("--max-memory", str(workers.max_memory_bytes)),
+        *("--backend", workers.backend),
+        *("--device", workers.device),
+    )
+
+
+def cluster_port(cluster: Cluster) -> int:
+    return urlsplit(cluster.url).port or 0
+
+
+def join_port(token: JoinToken) -> int:
+    return int(token.addresses[0].rpartition(":")[2])
+
+
+def _enrol(cluster: Cluster, folders: list[Path], token: JoinToken) -> None:
+    """Join the local workers here, so that no token is ever on a command line."""
+    host = _ANY_ADDRESS.get(cluster.options.host, cluster.options.host)
+    near = replace(token, addresses=(f"{host}:{join_port(token)}",))
+    for folder in folders:
+        if not is_enrolled(folder, near.fingerprint):
+            _join_anew(folder, near)
+        credentials = Credentials.load(NodeIdentity.load(folder))
+        assert credentials is not None
+        # The port may be another one than last time.
+        remember(folder, credentials, [f"tcp://{host}:{cluster_port(cluster)}"])
+
+
+def _join_anew(folder: Path, token: JoinToken) -> None:
+    try:
+        join_from(folder, token)
+    except UsageError:
+        # Papers of a cluster that is no more: the worker becomes a new node.
+        shutil.rmtree(folder)
+        join_from(folder, token)

@@ -1,0 +1,236 @@
+"""What the coordinator tells workers and drivers to do. Each is answered when it is done."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from shardcompute.core.errors import LinkError
+from shardcompute.core.generation import Speculation
+
+
+class Peer(msgspec.Struct, frozen=True):
+    node: str
+    url: str
+
+
+class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Load layers `[start, stop)` of a model, with KV memory for `kv_tokens`. `drafts`: as a first stage that guesses
+    tokens itself, which takes the model's head besides."""
+
+    chain: str
+    model: str
+    start: int
+    stop: int
+    kv_tokens: int
+    context_length: int
+    sources: list[Peer]
+    drafts: bool = False
+
+
+class Unload(msgspec.Struct, frozen=True, tag=True):
+    chain: str
+    start: int
+    stop: int
+
+
+class Wire(msgspec.Struct, frozen=True):
+    """How activations go to the next stage: the cluster's `mode` (see `codec_choice`), the codecs that the next stage
+    can read, and what was measured of the link; `bytes_per_s` 0 where nothing was."""
+
+    mode: str = "exact"
+    codecs: tuple[str, ...] = ("exact",)
+    rtt_s: float = 0.0
+    bytes_per_s: float = 0.0
+
+
+class Connect(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Take a place in an epoch of a chain and open the link to whoever comes next.
+
+    `keeps_sessions`: this stage was in the epoch before and goes on with its KV. `replays`: whoever comes next is new
+    and gets what this stage has sent before. Frames are taken from `previous_node` (the driver, for the first stage)
+    alone. Answered with `Connected`.
+    """
+
+    chain: str
+    epoch: int
+    start: int
+    stop: int
+    next_node: str
+    next_url: str
+    previous_node: str
+    driver_node: str
+    driver_url: str
+    driver_sessions: int
+    driver_kv_tokens: int
+    is_last: bool
+    keeps_sessions: bool = False
+    replays: bool = False
+    wire: Wire = Wire()
+
+
+class Connected(msgspec.Struct, frozen=True):
+    """Whether the stage goes on with its sessions; which it holds, and which it replayed to the next, each with how
+    many tokens."""
+
+    kept: bool = False
+    replayed: dict[int, int] = {}
+    held: dict[int, int] = {}
+
+
+class Admit(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Let another driver use this epoch of a chain, with sessions of this range, or change its share of the memory.
+
+    Answered with `Connected`: what is held of its sessions.
+    """
+
+    chain: str
+    epoch: int
+    driver: Peer
+    sessions: int
+    kv_tokens: int
+
+
+class Dismiss(msgspec.Struct, frozen=True, tag=True):
+    """A driver is gone: take nothing of these sessions any more and free what they hold."""
+
+    chain: str
+    sessions: int
+
+
+class FenceOff(msgspec.Struct, frozen=True, tag=True):
+    """Drop frames of this epoch and earlier ones. `forgets`: free what is left of the sessions, too, because others
+    go on with them."""
+
+    chain: str
+    epoch: int
+    forgets: bool = False
+
+
+class Probe(msgspec.Struct, frozen=True, tag=True):
+    """Measure the links to these nodes and report them."""
+
+    peers: list[Peer]
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """Nothing of the cluster's is left here: the node may go."""
+
+
+class OfferedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that the cluster serves; its tokenizer travels like its weights (see `weights.tokenizer_pack`)."""
+
+    name: str
+    vocab_size: int
+    context_length: int
+    created_s: int
+    speculation: Speculation
+    can_foresee: bool = False
+
+
+class Introduce(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """To a driver: all that is served, who may ask for it (a `security.KeyBook`), from whom to get tokenizers, and
+    the chains that there are. Of a registration's orders those with higher versions are newer."""
+
+    version: int
+    models: list[OfferedModel]
+    wanted: list[str]
+    """Models to go on with: also those that a coordinator remembers and has not opened again yet."""
+    keys: bytes
+    origin: Peer
+    chains: list[str]
+
+
+class Attach(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """To a driver: use this epoch of a chain, whose stages expect you. For what is known of your sessions see
+    `driver.Resumption`; nothing is where `is_new`."""
+
+    chain: str
+    epoch: int
+    model: str
+    first: Peer
+    nodes: list[str]
+    kv_tokens: int
+    is_new: bool
+    lengths: dict[int, int] | None = None
+    has_new_first: bool = False
+    held: list[int] = []
+    drafts: bool = False
+
+
+class Share(msgspec.Struct, frozen=True, tag=True):
+    """To a driver: use so much of the chain's KV memory from now on."""
+
+    chain: str
+    epoch: int
+    kv_tokens: int
+
+
+class Retire(msgspec.Struct, frozen=True, tag=True):
+    """To a driver: the chain will not come back."""
+
+    chain: str
+
+
+class Unservable(msgspec.Struct, frozen=True, tag=True):
+    """To a driver: a model cannot be served, and what is missing; `broken` are its chains that wait for that."""
+
+    model: str
+    missing_bytes: int
+    reasons: list[str]
+    broken: list[str]
+
+
+class HostDriver(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """To a worker: get ready to drive chains of this model, whose tokenizer comes from `origin`. Drivers of
+    other chains than these are over."""
+
+    model: OfferedModel
+    origin: Peer
+    chains: list[str]
+
+
+WorkerCommand: TypeAlias = (
+    Load
+    | Unload
+    | Connect
+    | Admit
+    | Dismiss
+    | FenceOff
+    | Probe
+    | Leave
+    | HostDriver
+    | Attach
+    | Share
+    | Retire
+)
+DriverCommand: TypeAlias = Introduce | Attach | Share | Retire | Unservable | FenceOff | Probe | Leave
+NodeCommand: TypeAlias = WorkerCommand | DriverCommand
+
+
+def encode_command(command: NodeCommand) -> bytes:
+    return msgspec.json.encode(command)
+
+
+def encode_connected(connected: Connected) -> bytes:
+    return msgspec.json.encode(connected)
+
+
+def decode_connected(content: bytes) -> Connected:
+    try:
+        return msgspec.json.decode(content, type=Connected)
+    except (ValueError, RecursionError) as error:
+        raise LinkError(
+            f"an answer cannot be understood: {error}", hint="run one release on all nodes"
+        ) from error
+
+
+def decode_command(content: bytes) -> NodeCommand:
+    try:
+        command: NodeCommand = msgspec.json.decode(content, type=NodeCommand)
+    except (ValueError, RecursionError) as error:
+        raise LinkError(
+            f"a command cannot be understood: {error}", hint="run one release on all nodes"
+        ) from error
+    return command

@@ -1,0 +1,169 @@
+"""A node's link to its coordinator: registered, heard from, told what to do, and dialled again when it breaks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from shardcompute.control.events import Event, NodeDrained, NodeJoined, NodeLeft, encode_event
+from shardcompute.core.errors import AuthError, LinkError, ShardComputeError
+from shardcompute.node.rpc.commands import Leave, NodeCommand, decode_command
+from shardcompute.security.revocations import Revocations
+from shardcompute.wire import Link, LinkPump, Message, Refused
+from shardcompute.wire.control import Answer, Command, Happened, Heartbeat, Register, Registered
+
+log = logging.getLogger(__name__)
+_REGISTER_TIMEOUT_S = 10.0
+_BACKOFF_S = (0.2, 0.5, 1.0, 2.0)
+_GOODBYE_S = 1.0
+
+
+class ControlClient:
+    """Keeps the link. `describe` says what the node is and holds; `carry_out` does what it is told, except to leave,
+    in a thread per command; `on_registered` hears the incarnation and the revocations, and may tell what was not
+    heard before."""
+
+    def __init__(
+        self,
+        dial: Callable[[str], Link],
+        urls: Sequence[str],
+        describe: Callable[[], NodeJoined],
+        carry_out: Callable[[NodeCommand], bytes],
+        on_registered: Callable[[int, Revocations], None],
+    ) -> None:
+        self._dial = dial
+        self._urls = list(urls)
+        self._describe = describe
+        self._carry_out = carry_out
+        self._on_registered = on_registered
+        self._pump: LinkPump | None = None
+        self._registered = threading.Event()
+        self._lost = threading.Event()
+        self._closing = threading.Event()
+        self._is_leaving = False
+        self._has_no_more = threading.Event()
+        self.left = threading.Event()
+        """Set once the coordinator has told this node to leave."""
+        self._incarnation = 0
+        self._heartbeat_s = 0.5
+        self._refusal = ""
+        self._thread = threading.Thread(target=self._keep, name="control", daemon=True)
+
+    @property
+    def incarnation(self) -> int:
+        return self._incarnation
+
+    @property
+    def refusal(self) -> str:
+        """Why the coordinator will not have this node any more; "" while it will."""
+        return self._refusal
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def tell(self, event: Event) -> None:
+        """Report what happened; dropped while the coordinator is away (registration tells it again)."""
+        pump = self._pump
+        if pump is not None and self._registered.is_set():
+            try:
+                pump.offer(Happened(encode_event(event)), timeout_s=5.0)
+            except LinkError as error:
+                log.info("the coordinator did not hear of %s: %s", type(event).__name__, error.message)
+
+    def leave(self, node: str, patience_s: float = 0.0) -> None:
+        """Leave in order: ask to be relieved of all work and go on with it until that is so, for `patience_s` at most;
+        then say goodbye and wait a moment for that to be heard. The coordinator is not dialled again."""
+        self._is_leaving = True
+        if not self._registered.is_set():
+            return
+        if patience_s > 0:
+            self.tell(NodeDrained(node))
+            self._has_no_more.wait(patience_s)
+        self.tell(NodeLeft(node, self._incarnation))
+        self._lost.wait(_GOODBYE_S)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._lost.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _keep(self) -> None:
+        attempt = 0
+        while not (self._closing.is_set() or self._is_leaving):
+            try:
+                self._serve(self._dial(self._urls[attempt % len(self._urls)]))
+                attempt = 0
+            except AuthError as error:
+                self._refusal = error.message
+                return
+            except LinkError as error:
+                if self._refusal:
+                    return
+                if attempt == 0:
+                    log.warning("the coordinator cannot be reached: %s; trying again", error.message)
+                attempt += 1
+            self._closing.wait(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
+
+    def _serve(self, link: Link) -> None:
+        self._lost.clear()
+        self._registered.clear()
+        pump = LinkPump(link, self._take, self._link_ended)
+        pump.start()
+        self._pump = pump
+        try:
+            pump.offer(Register(encode_event(self._describe())), timeout_s=_REGISTER_TIMEOUT_S)
+            if not self._registered.wait(_REGISTER_TIMEOUT_S):
+                raise LinkError("the coordinator did not register this node in time")
+            while not self._closing.is_set() and not self._lost.wait(self._heartbeat_s):
+                pump.offer(Heartbeat(self._incarnation), timeout_s=self._heartbeat_s)
+        finally:
+            self._pump = None
+            self._registered.clear()
+            pump.close()
+        if self._refusal:
+            raise AuthError(self._refusal)
+
+    def _link_ended(self, error: LinkError) -> None:
+        self._lost.set()
+        if self._is_leaving:
+            self._has_no_more.set()
+
+    def _take(self, message: Message, body: memoryview) -> None:
+        if isinstance(message, Registered):
+            self._incarnation = message.incarnation
+            self._heartbeat_s = message.heartbeat_interval_s
+            revocations = (
+                Revocations.from_bytes(message.revocations) if message.revocations else Revocations()
+            )
+            self._registered.set()
+            self._on_registered(message.incarnation, revocations)
+        elif isinstance(message, Refused):
+            self._refusal = message.reason
+        elif isinstance(message, Command):
+            threading.Thread(target=self._obey, args=(message,), name="command", daemon=True).start()
+
+    def _obey(self, message: Command) -> None:
+        started = time.monotonic()
+        error, result = "", b""
+        try:
+            command = decode_command(message.action)
+            if isinstance(command, Leave):
+                self.left.set()
+                self._has_no_more.set()
+            else:
+                result = self._carry_out(command)
+        except ShardComputeError as failure:
+            error = str(failure)
+        except Exception as failure:
+            log.exception("a command failed")
+            error = repr(failure)
+        log.debug("command %d took %.3f s", message.number, time.monotonic() - started)
+        pump = self._pump
+        if pump is not None:
+            try:
+                pump.offer(Answer(message.number, error, result), timeout_s=5.0)
+            except LinkError:
+                log.info("the coordinator went away before command %d was answered", message.number)

@@ -1,0 +1,182 @@
+"""Between what rooms compute with (`core.steps`) and what travels (`wire.messages`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from shardcompute.core import errors
+from shardcompute.core.errors import ShardComputeError
+from shardcompute.core.generation import TokenChoice
+from shardcompute.core.steps import Drafted, Foreseen, Opening, Picked, Prefix, Work, drafted_in
+from shardcompute.node.driver.scheduler import Frame
+from shardcompute.wire import (
+    AheadIds,
+    DraftedIds,
+    RowResult,
+    SegmentHeader,
+    SessionOpen,
+    StageTiming,
+    StepFailed,
+    StepFrame,
+    StepResult,
+    open_session,
+    pack_ids,
+    unpack_ids,
+)
+
+REPLAY = 0
+"""The number of frames that only tell a stage what it missed; drivers count theirs from 1."""
+
+
+def step_frame(chain: str, epoch: int, frame: Frame) -> StepFrame:
+    """A driver's frame for the first stage: token ids alone."""
+    return StepFrame(
+        chain=chain,
+        epoch=epoch,
+        sequence=frame.sequence,
+        segments=[segment_of(part) for part in frame.work],
+        rows=frame.rows,
+        width=0,
+        codec="",
+        opens=[opened_of(opening) for opening in frame.openings],
+    )
+
+
+def replay_frame(chain: str, epoch: int, work: Work, opening: Opening | None) -> StepFrame:
+    """Tokens that a new first stage computes for their KV alone."""
+    return StepFrame(
+        chain=chain,
+        epoch=epoch,
+        sequence=REPLAY,
+        segments=[segment_of(work)],
+        rows=len(work.ids),
+        width=0,
+        codec="",
+        replay=True,
+        opens=[] if opening is None else [opened_of(opening)],
+    )
+
+
+def work_of(segment: SegmentHeader) -> Work:
+    return Work(
+        segment.session,
+        segment.start,
+        tuple(int(token) for token in unpack_ids(segment.ids)),
+        segment.wanted,
+        tuple(int(token) for token in unpack_ids(segment.targets)),
+        segment.drafts,
+        segment.drafted,
+        segment.ahead,
+    )
+
+
+def opened_of(opening: Opening) -> SessionOpen:
+    opened = open_session(opening.session, opening.sampling, opening.prompt_length, opening.prompt_logprobs)
+    prefix = opening.prefix
+    if prefix is None:
+        return opened
+    return replace(opened, prefix_source=prefix.source, prefix_length=prefix.length, is_moved=prefix.is_moved)
+
+
+def opening_of(opened: SessionOpen) -> Opening:
+    prefix = Prefix(opened.prefix_source, opened.prefix_length, opened.is_moved)
+    return Opening(
+        opened.session,
+        opened.sampling(),
+        opened.prompt_length,
+        opened.prompt_logprobs or 0,
+        prefix if opened.prefix_length else None,
+    )
+
+
+def result_row(picked: Picked) -> RowResult:
+    choice = picked.choice
+    return RowResult(
+        picked.session,
+        picked.position + 1,
+        choice.id,
+        choice.logprob,
+        list(choice.alternatives),
+        choice.hidden,
+    )
+
+
+def step_result(
+    frame: StepFrame,
+    work: Sequence[Work],
+    out: Sequence[Picked],
+    foreseen: Sequence[Foreseen],
+    timings: list[StageTiming],
+) -> StepResult:
+    """What the last stage tells the driver of a frame."""
+    rows = [(result_row(picked), picked.is_scored) for picked in out]
+    return StepResult(
+        frame.chain,
+        frame.epoch,
+        frame.sequence,
+        [row for row, is_scored in rows if not is_scored],
+        [row for row, is_scored in rows if is_scored],
+        timings,
+        [drafted_ids(drafted) for drafted in drafted_in(work)],
+        [ahead_ids(guessed) for guessed in foreseen],
+    )
+
+
+def step_failed(frame: StepFrame, error: Exception) -> StepFailed:
+    sessions = [segment.session for segment in frame.segments]
+    return StepFailed(frame.chain, frame.epoch, frame.sequence, sessions, type(error).__name__, str(error))
+
+
+def picked_of(result: StepResult) -> list[Picked]:
+    scored = [_picked(row, is_scored=True) for row in result.prompt_rows]
+    return scored + [_picked(row, is_scored=False) for row in result.rows]
+
+
+def drafted_ids(drafted: Drafted) -> DraftedIds:
+    return DraftedIds(drafted.session, drafted.start, pack_ids(drafted.ids))
+
+
+def drafted_of(result: StepResult) -> list[Drafted]:
+    return [
+        Drafted(each.session, each.start, tuple(int(token) for token in unpack_ids(each.ids)))
+        for each in result.drafted
+    ]
+
+
+def ahead_ids(foreseen: Foreseen) -> AheadIds:
+    return AheadIds(foreseen.session, foreseen.start, pack_ids(foreseen.ids), foreseen.grade)
+
+
+def foreseen_of(result: StepResult) -> list[Foreseen]:
+    return [
+        Foreseen(each.session, each.start, tuple(int(token) for token in unpack_ids(each.ids)), each.grade)
+        for each in result.ahead
+    ]
+
+
+def error_of(failed: StepFailed) -> ShardComputeError:
+    """The error that a stage met, as the same kind of error here."""
+    kind = getattr(errors, failed.code, ShardComputeError)
+    is_ours = isinstance(kind, type) and issubclass(kind, ShardComputeError)
+    return kind(failed.message) if is_ours else ShardComputeError(failed.message)
+
+
+def segment_of(part: Work) -> SegmentHeader:
+    return SegmentHeader(
+        part.session,
+        part.start,
+        len(part.ids),
+        part.wanted,
+        pack_ids(part.ids),
+        pack_ids(part.targets),
+        part.drafts,
+        part.drafted,
+        part.ahead,
+    )
+
+
+def _picked(row: RowResult, *, is_scored: bool) -> Picked:
+    choice = TokenChoice(row.token, row.logprob, tuple(row.alternatives), row.hidden)
+    return Picked(row.session, row.position - 1, choice, is_scored)

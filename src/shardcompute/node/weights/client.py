@@ -1,0 +1,290 @@
+"""Weights from afar: a `TensorFile` whose bytes come from the coordinator and from peers, piece by piece.
+
+`prefetch` brings all that a shard needs into the cache on disk, many pieces under way at once; reading then finds
+it there. Without a cache, or once the disk is full, each tensor is fetched when it is read and kept in memory
+until the next one. A whole tensor is believed only when its SHA-256 is what the origin says: if not, what peers
+sent of it is fetched again from others, and a peer whose bytes turn out to be wrong is not asked again. Parts
+of tensors, which tensor ranks read, come from the origin alone because their hash is not known.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from shardcompute.backends.executor import Executor, ExecutorOptions
+from shardcompute.core.closing import Closing
+from shardcompute.core.errors import CorruptModelError, LinkError, SourceError, UnknownModelError, UsageError
+from shardcompute.models.spec import Stage, head_stage
+from shardcompute.node.weights.pieces import (
+    PIECE_BYTES,
+    RETRY_DELAYS_S,
+    Piece,
+    PieceQueue,
+    SourceLine,
+    Supplier,
+    fetch_pieces,
+)
+from shardcompute.node.weights.stores import BufferStore, CacheStore, Incoming, Store
+from shardcompute.runtime.shard import build_executor, build_head
+from shardcompute.weights.bytes import check_range
+from shardcompute.weights.card import Card, decode_card, row_range
+from shardcompute.weights.loader import Rank
+from shardcompute.weights.served import shard_source
+from shardcompute.weights.shard_cache import CachedShard, ShardCache
+from shardcompute.weights.tensor_file import Span, TensorEntry
+from shardcompute.wire import Link
+from shardcompute.wire.control import FetchFailed, FetchModel, ModelCard
+
+log = logging.getLogger(__name__)
+OnProgress = Callable[[int, int], None]
+"""Told how many bytes are here and how many the shard needs, at every full percent."""
+
+
+def fetch_card(dial: Callable[[], Link], model: str, timeout_s: float = 60.0) -> Card:
+    """What `model` consists of, from whoever serves it."""
+    with dial() as link:
+        link.send(FetchModel(0, model))
+        try:
+            message, _ = link.receive(timeout_s)
+        except TimeoutError:
+            raise LinkError(
+                f"{link.peer} did not say within {timeout_s:g} s what {model} consists of",
+                hint="the node may be overloaded; try again",
+            ) from None
+        if isinstance(message, FetchFailed):
+            raise UnknownModelError(
+                f"{link.peer} cannot give {model}: {message.reason}", hint="check the model's name"
+            )
+        if not isinstance(message, ModelCard):
+            raise LinkError(
+                f"{link.peer} answered with {type(message).__name__} when asked for a model's card"
+            )
+        return decode_card(message.card)
+
+
+def open_remote_shard(
+    card: Card,
+    stage: Stage,
+    tensors: RemoteTensors,
+    *,
+    backend: str = "onnx",
+    options: ExecutorOptions,
+    rank: Rank | None = None,
+    drafts: bool = False,
+) -> Executor:
+    """Fetch a stage and load it; `tensors` may be closed afterwards. With `drafts` the head is fetched as well."""
+    tensors.prefetch(stage, rank, drafts=drafts)
+    source = shard_source(card, tensors, stage, rank)
+    return build_executor(card.spec, stage, source, backend=backend, options=options)
+
+
+def open_remote_head(
+    card: Card,
+    tensors: RemoteTensors,
+    *,
+    backend: str = "onnx",
+    is_normed: bool = False,
+    options: ExecutorOptions,
+) -> Executor:
+    """Load the head that was fetched with a stage that drafts."""
+    source = shard_source(card, tensors, head_stage(card.spec))
+    return build_head(card.spec, source, backend=backend, is_normed=is_normed, options=options)
+
+
+class RemoteTensors(Closing):
+    """The tensors of a card. Reading may be done from any thread, one read at a time.
+
+    Raises `CorruptModelError` for bytes that are wrong wherever they come from, `SourceError` if they come from
+    nowhere.
+    """
+
+    def __init__(
+        self,
+        card: Card,
+        sources: Sequence[Supplier],
+        cache: ShardCache | None = None,
+        *,
+        progress: OnProgress | None = None,
+        retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
+    ) -> None:
+        if not any(source.is_origin for source in sources):
+            raise UsageError(
+                "weights need an origin to be checked against", hint="name the coordinator as one"
+            )
+        self.name = f"{card.model} from {', '.join(source.name for source in sources)}"
+        self.entries: Mapping[str, TensorEntry] = card.entries
+        self.metadata: Mapping[str, Any] = {}
+        self._card = card
+        self._cache: CachedShard | None = None
+        self._is_caching = cache is not None
+        self._lines = [SourceLine(source, card.fingerprint, retry_delays_s) for source in sources]
+        self._on_progress = progress
+        self._told = -1
+        self._whole: set[str] = set()
+        self._recent: BufferStore | None = None
+        self._reading = threading.Lock()
+        self._counting = threading.Lock()
+        self._done_bytes = 0
+        self._total_bytes = 0
+        if cache is not None:
+            try:
+                self._cache = cache.open(card)
+            except SourceError as error:
+                self._stop_caching(error)
+
+    def prefetch(self, stage: Stage, rank: Rank | None = None, *, drafts: bool = False) -> None:
+        """Bring what a shard needs into the cache. What tensor ranks need parts of is fetched when it is read."""
+        whole, total = _needs(self._card, stage, rank or Rank(), drafts)
+        self._whole.update(whole)
+        self._done_bytes, self._total_bytes = 0, total
+        if self._cache is None or not self._is_caching:
+            self._count(0)
+            return
+        wanted = [name for name in whole if not self._cache.is_verified(name)]
+        self._count(self._verified_bytes(whole))
+        self._fetch([CacheStore(self._cache, self.entries[name]) for name in wanted])
+        self._done_bytes = self._verified_bytes(whole)
+
+    def read_bytes(self, name: str, offset: int, length: int) -> memoryview:
+        entry = self.entries[name]
+        check_range(name, entry.size_bytes, offset, length)
+        with self._reading:
+            if self._recent is not None and self._recent.entry.name == name:
+                return memoryview(bytearray(self._recent.content[offset : offset + length]))
+            found = self._read_cached(name, offset, length)
+            if found is not None:
+                return found
+            self._recent = None
+            if name not in self._whole or length == entry.size_bytes:
+                return self._fetch_range(entry, (offset, offset + length)).content
+            # It will be read in parts, but can be checked as a whole only.
+            self._recent = self._fetch_range(entry, (0, entry.size_bytes))
+            return memoryview(bytearray(self._recent.content[offset : offset + length]))
+
+    def read_rows(self, name: str, start: int = 0, stop: int | None = None) -> memoryview:
+        return self.read_bytes(name, *row_range(self.entries[name], start, stop))
+
+    def close(self) -> None:
+        """End the links."""
+        self._recent = None
+        for line in self._lines:
+            line.say_goodbye()
+
+    # Fetching
+
+    def _fetch_range(self, entry: TensorEntry, span: Span) -> BufferStore:
+        store = BufferStore(entry, span, self._cache, self._keep)
+        self._fetch([store])
+        return store
+
+    def _read_cached(self, name: str, offset: int, length: int) -> memoryview | None:
+        """From disk: a tensor that is wanted whole must have been checked, for a part there is no such check."""
+        if self._cache is None or (name in self._whole and not self._cache.is_verified(name)):
+            return None
+        return self._cache.read(name, offset, length)
+
+    def _verified_bytes(self, names: Sequence[str]) -> int:
+        cache = self._cache
+        return sum(self.entries[name].size_bytes for name in names if cache and cache.is_verified(name))
+
+    def _fetch(self, stores: Sequence[Store]) -> None:
+        """Fill the stores. Those on disk stay as they are, without complaint, when it is full."""
+        incoming = {store.entry.name: Incoming(store) for store in stores}
+        pieces: list[Piece] = []
+        for each in incoming.values():
+            missing = each.begin()
+            self._count(each.size_bytes - sum(stop - start for start, stop in missing))
+            pieces.extend(_pieces(each, missing))
+
+        def deliver(
+            queue: PieceQueue, line: SourceLine, piece: Piece, body: memoryview, digest: bytes
+        ) -> None:
+            each = incoming[piece.tensor]
+            if piece.start < piece.stop:
+                try:
+                    each.take(line, (piece.start, piece.stop), body)
+                except SourceError as error:
+                    self._stop_caching(error)
+                    queue.stop()
+                    return
+                self._count(len(body))
+            if each.arrived(piece, digest):
+                self._judge(each, queue)
+
+        fetch_pieces(self._lines, pieces, deliver)
+
+    def _judge(self, each: Incoming, queue: PieceQueue) -> None:
+        """All of a whole tensor has come: believe it, or fetch it again from others."""
+        entry = each.store.entry
+        if each.store.sha256() == each.expected:
+            for line in each.liars():
+                log.warning("%s sent wrong bytes of %s and is not asked again", line.source.name, entry.name)
+                line.drop()
+            self._confirm(each.store, each.expected)
+            return
+        if each.is_all_from_origins or not queue.exclude(each.peers, entry.name):
+            each.store.discard()
+            raise CorruptModelError(
+                f"{entry.name!r} of {self._card.model} arrived damaged: its SHA-256 is not {each.expected.hex()}",
+                hint="check the coordinator's disk and fetch the model there again",
+            )
+        self._count(-each.size_bytes)
+        queue.add(_pieces(each, each.begin_again()))
+
+    def _confirm(self, store: Store, digest: bytes) -> None:
+        try:
+            store.confirm(digest)
+        except SourceError as error:
+            self._stop_caching(error)
+
+    def _keep(self, name: str, start: int, content: memoryview) -> None:
+        """Put fetched bytes on disk for as long as there is room."""
+        if self._cache is not None and self._is_caching:
+            try:
+                self._cache.write(name, start, content)
+            except SourceError as error:
+                self._stop_caching(error)
+
+    def _stop_caching(self, error: SourceError) -> None:
+        with self._counting:
+            was_caching, self._is_caching = self._is_caching, False
+        if was_caching:
+            log.warning("weights are not kept on disk and will be fetched again next time: %s", error)
+
+    def _count(self, count_bytes: int) -> None:
+        with self._counting:
+            self._done_bytes += count_bytes
+            done, total = min(max(self._done_bytes, 0), self._total_bytes), self._total_bytes
+            told = 100 * done // total if total else 100
+            if self._on_progress is not None and told != self._told:
+                self._told = told
+                self._on_progress(done, total)
+
+
+def _needs(card: Card, stage: Stage, rank: Rank, drafts: bool) -> tuple[list[str], int]:
+    """The tensors that a shard needs whole, and the bytes that it needs in all, nearly where ranks cut rows."""
+    whole: dict[str, int] = {}
+    parts: dict[str, int] = {}
+    for place in [*card.stage_places(stage), *(card.head_places() if drafts else ())]:
+        for name in card.stored_names(place):
+            size = card.entries[name].size_bytes
+            if place.split == "rows" and rank.count > 1:
+                parts[name] = size // rank.count
+            else:
+                whole[name] = size
+    return list(whole), sum(whole.values()) + sum(size for name, size in parts.items() if name not in whole)
+
+
+def _pieces(each: Incoming, missing: Sequence[Span]) -> Iterator[Piece]:
+    """What to ask for: the missing ranges and, for a whole tensor, its hash."""
+    name = each.store.entry.name
+    for start, stop in missing:
+        while start < stop:
+            last = min(stop, (start // PIECE_BYTES + 1) * PIECE_BYTES)
+            yield Piece(name, start, last, needs_origin=not each.is_whole)
+            start = last
+    if each.is_whole and not each.expected:
+        yield Piece(name, 0, 0, needs_origin=True)

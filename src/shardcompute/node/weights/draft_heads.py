@@ -1,0 +1,171 @@
+"""Draft heads: how the first and the last stage come to guess tokens themselves (`runtime.drafting`, `runtime.ahead`).
+
+They are fitted once for a model, for a first stage behind each layer at which it may be cut, for a last stage one for
+all, and kept on the coordinator's disk; that of the embedded model's last stage comes with the package. They are
+attached to the model that is served, so that a stage finds its own beside its weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.resources
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from shardcompute.backends.executor import ExecutorOptions
+from shardcompute.core.errors import CorruptModelError
+from shardcompute.models.ahead import AheadWeights, decode_ahead, encode_ahead
+from shardcompute.models.spec import Stage, head_stage
+from shardcompute.node.weights.client import RemoteTensors, open_remote_head
+from shardcompute.runtime.ahead import AheadDrafter
+from shardcompute.runtime.drafting import DraftLimits, SelfDrafter
+from shardcompute.runtime.lens import Lens, decode_lens, encode_lens
+from shardcompute.runtime.shard import build_ahead
+from shardcompute.weights.attached import find_attachment, read_attachment
+from shardcompute.weights.card import Card
+from shardcompute.weights.checkpoint import Checkpoint
+from shardcompute.weights.disk import disk_errors
+from shardcompute.weights.served import content_of, served_vocabulary, shard_source, weights_key
+
+log = logging.getLogger(__name__)
+_SUFFIX = ".lens"
+_AHEAD_FILE = "ahead.draft"
+AHEAD = "ahead"
+"""The name under which what a last stage guesses with is attached."""
+
+
+class DraftHeadStore:
+    """Fitted draft heads in a folder: one folder for each model, told by its content, one file for each layer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def save(self, checkpoint: Checkpoint, lenses: Mapping[int, Lens]) -> Path:
+        """Keep these, beside those of other layers; where they are kept."""
+        folder = self._folder / content_of(checkpoint)
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for layer, lens in lenses.items():
+                _write(folder / f"{layer}{_SUFFIX}", encode_lens(lens))
+        return folder
+
+    def attachments(self, checkpoint: Checkpoint) -> dict[str, bytes]:
+        """All that were fitted for a model, under the names by which stages find them; damaged ones are left out."""
+        folder, spec = self._folder / content_of(checkpoint), checkpoint.spec
+        found: dict[str, bytes] = {}
+        for layer in range(1, spec.layer_count):
+            path = folder / f"{layer}{_SUFFIX}"
+            if not path.exists():
+                continue
+            with disk_errors(path):
+                content = path.read_bytes()
+            try:
+                decode_lens(content, spec.hidden)
+            except CorruptModelError as error:
+                log.warning("%s is left out: %s", path, error)
+            else:
+                found[_attached_name(layer)] = content
+        return found
+
+    def save_ahead(self, checkpoint: Checkpoint, weights: AheadWeights) -> Path:
+        """Keep what the last stage guesses with; where it is kept."""
+        path = self._folder / content_of(checkpoint) / _AHEAD_FILE
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, encode_ahead(weights))
+        return path
+
+
+def ahead_attachments(checkpoint: Checkpoint, folder: Path | None) -> dict[str, bytes]:
+    """What the last stage guesses with, where it was fitted and saved in the folder or comes with the package."""
+    path = None if folder is None else folder / content_of(checkpoint) / _AHEAD_FILE
+    if path is not None and path.exists():
+        with disk_errors(path):
+            content: bytes | None = path.read_bytes()
+    else:
+        content = packaged_ahead(checkpoint)
+    if content is None:
+        return {}
+    try:
+        decode_ahead(content, checkpoint.spec.hidden)
+    except CorruptModelError as error:
+        log.warning("%s is left out: %s", path, error)
+        return {}
+    return {AHEAD: content}
+
+
+def packaged_ahead(checkpoint: Checkpoint) -> bytes | None:
+    """What comes with the package for these weights."""
+    spec = checkpoint.spec
+    shape = f"{spec.layer_count}-{spec.hidden}-{spec.vocab_size}-"
+    files = [
+        file
+        for file in (importlib.resources.files("shardcompute") / "drafters").iterdir()
+        if file.name.startswith(shape)
+    ]
+    # Only of a model that has the shape of one of these are weights looked at.
+    wanted = f"{shape}{weights_key(checkpoint)}.draft" if files else ""
+    return next((file.read_bytes() for file in files if file.name == wanted), None)
+
+
+def ahead_bytes(card: Card) -> int:
+    """How much of a model's card is for guessing ahead; 0: nothing."""
+    stored = find_attachment(card.entries, AHEAD)
+    return 0 if stored is None else card.entries[stored].size_bytes
+
+
+def open_ahead(
+    card: Card, tensors: RemoteTensors, *, backend: str, options: ExecutorOptions, room_bytes: int
+) -> tuple[AheadDrafter, int] | None:
+    """What a last stage guesses with, and the memory that it takes; None where that is more than there is room for."""
+    content = read_attachment(tensors, AHEAD)
+    if content is None:
+        return None
+    weights = decode_ahead(content, card.spec.hidden)
+    share = len(weights.ids) / card.spec.vocab_size
+    size_bytes = len(content) + int(share * (card.head_bytes + card.embedding_bytes))
+    if size_bytes > room_bytes:
+        return None
+    source = shard_source(card, tensors, head_stage(card.spec))
+    return build_ahead(card.spec, source, weights, backend=backend, options=options), size_bytes
+
+
+def has_draft_head(card: Card, stage: Stage) -> bool:
+    """Whether a stage that ends here can be given a draft head."""
+    return find_attachment(card.entries, _attached_name(stage.stop)) is not None
+
+
+def open_drafter(
+    card: Card, stage: Stage, tensors: RemoteTensors, *, backend: str, options: ExecutorOptions
+) -> SelfDrafter:
+    """The drafter of a first stage for which there is a draft head."""
+    content = read_attachment(tensors, _attached_name(stage.stop))
+    if content is None:
+        raise CorruptModelError(f"{card.model} has no draft head behind layer {stage.stop}")
+    lens = decode_lens(content, card.spec.hidden)
+    vocabulary = served_vocabulary(tensors)
+    head = open_remote_head(card, tensors, backend=backend, is_normed=True, options=options)
+    limits = DraftLimits(
+        context_length=options.context_length, max_rows=options.max_rows, max_wanted=options.max_wanted
+    )
+    return SelfDrafter(head, limits, lens=lens, vocabulary=lambda: vocabulary)
+
+
+def _attached_name(layer: int) -> str:
+    return f"draft-head.{layer}"
+
+
+def _write(path: Path, content: bytes) -> None:
+    """All of it or nothing."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise

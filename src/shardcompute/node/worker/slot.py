@@ -1,0 +1,146 @@
+"""A stage in its place: whom it hears, whom it sends to, whom it answers, and what it keeps of whose sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from shardcompute.core.batch import PAGE_TOKENS
+from shardcompute.core.errors import CapacityError, LinkError
+from shardcompute.node.rpc.commands import Wire
+from shardcompute.node.rpc.session_ids import range_of, within
+from shardcompute.node.worker.activation_log import BoundaryLog
+from shardcompute.node.worker.peer_links import Neighbour
+from shardcompute.runtime.stage import StageRuntime
+from shardcompute.wire import StepFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a stage stands in one epoch of its chain."""
+
+    epoch: int
+    next: Neighbour
+    driver: Neighbour
+    """The coordinator's own, without which there is no chain."""
+    is_last: bool
+    previous: str
+    """The node whose frames are taken: the stage before, or the driver where this is the first."""
+    wire: Wire = field(default_factory=Wire)
+    drivers: Mapping[int, Neighbour] = field(default_factory=dict)
+    """Who is answered, by the range of the sessions."""
+    shares: Mapping[int, int] = field(default_factory=dict)
+    """KV tokens that each of them may use."""
+    dismissed: frozenset[int] = frozenset()
+    """Ranges of drivers that are gone: what still comes of them is dropped."""
+
+    def owner(self, sessions: Sequence[int]) -> Neighbour | None:
+        """The one driver whose sessions these are."""
+        ranges = {range_of(session) for session in sessions}
+        return self.drivers.get(ranges.pop()) if len(ranges) == 1 else None
+
+    def hears(self, sender: str, sessions: Sequence[int], *, is_replay: bool = False) -> bool:
+        """Whether rows of these sessions are taken from this node: from the stage before, where their driver is
+        known, or from that driver. A replay may tell of drivers that are yet to come back in this epoch."""
+        owner = self.owner(sessions)
+        if self._is_stage_before(sender):
+            are_welcome = not any(range_of(session) in self.dismissed for session in sessions)
+            return owner is not None or (is_replay and are_welcome)
+        return owner is not None and owner.node == sender
+
+    def may_end(self, sender: str, sessions: Sequence[int]) -> bool:
+        """Whether these sessions are over when this node says so."""
+        owner = self.owner(sessions)
+        return self._is_stage_before(sender) or (owner is not None and owner.node == sender)
+
+    def with_driver(self, sessions: int, driver: Neighbour, kv_tokens: int) -> Place:
+        return replace(
+            self,
+            drivers={**self.drivers, sessions: driver},
+            shares={**self.shares, sessions: kv_tokens},
+            dismissed=self.dismissed - {sessions},
+        )
+
+    def without_driver(self, sessions: int) -> Place:
+        return replace(
+            self,
+            drivers={key: driver for key, driver in self.drivers.items() if key != sessions},
+            shares={key: share for key, share in self.shares.items() if key != sessions},
+            dismissed=self.dismissed | {sessions},
+        )
+
+    def check_share(self, wanted: Mapping[int, int], held: Mapping[int, int]) -> None:
+        """CapacityError if one driver's sessions, with lengths as `wanted`, take more than its share. Whoever has the
+        chain alone may fill it."""
+        sessions = range_of(next(iter(wanted)))
+        share = self.shares.get(sessions, 0)
+        lengths = {**{id: held[id] for id in within(sessions, held)}, **wanted}
+        used = sum(-(-length // PAGE_TOKENS) * PAGE_TOKENS for length in lengths.values())
+        if used > share and len(self.drivers) > 1:
+            raise CapacityError(
+                f"{used} tokens are more than this driver's share of the memory, {share}",
+                hint="ask another driver, or start the cluster with more --kv-tokens",
+            )
+
+    def neighbours(self) -> list[Neighbour]:
+        """Everybody to whom something may have to be sent."""
+        return [self.next, self.driver, *self.drivers.values()]
+
+    def _is_stage_before(self, sender: str) -> bool:
+        # Before the first stage comes the coordinator's driver. A stage may host another driver besides.
+        return sender == self.previous and sender != self.driver.node
+
+
+def sessions_in(frame: StepFrame) -> list[int]:
+    """All that a frame has to do with: what one begins with is another's content."""
+    sources = [opened.prefix_source for opened in frame.opens if opened.prefix_length]
+    rows = [segment.session for segment in frame.segments]
+    return [*rows, *(opened.session for opened in frame.opens), *sources]
+
+
+@dataclass(slots=True)
+class Seat:
+    """A shard in its place, with what it has sent on to the next stage."""
+
+    chain: str
+    runtime: StageRuntime
+    place: Place
+    log: BoundaryLog
+    _newest: dict[int, int] = field(default_factory=dict)
+    """By the range of its sessions, the number of each driver's last frame."""
+
+    def driver_of(self, frame: StepFrame) -> Neighbour:
+        """Whom the frame's results go to. LinkError when it was dismissed meanwhile."""
+        owner = self.place.owner([segment.session for segment in frame.segments])
+        if owner is None:
+            raise LinkError(f"the driver of a frame of chain {frame.chain} is gone")
+        return owner
+
+    def is_outdated(self, frame: StepFrame) -> bool:
+        """What a driver sent before it dialled anew may come late, and would undo what it has sent since."""
+        if frame.width or frame.replay:
+            return False
+        driver = range_of(frame.segments[0].session)
+        newest = self._newest.get(driver, 0)
+        self._newest[driver] = max(frame.sequence, newest)
+        return frame.sequence <= newest
+
+    def check_share(self, frame: StepFrame) -> None:
+        """Of what a driver asks the first stage for; the others follow."""
+        if not frame.width and not frame.replay:
+            wanted = {segment.session: segment.start + segment.count for segment in frame.segments}
+            self.place.check_share(wanted, self.runtime.session_lengths())
+
+    def held(self, sessions: int) -> dict[int, int]:
+        """The sessions of a range that have memory here, and how many tokens of each."""
+        lengths = self.runtime.session_lengths()
+        return {session: lengths[session] for session in within(sessions, lengths)}
+
+    def close(self, sessions: Sequence[int]) -> None:
+        self.runtime.close_sessions(sessions)
+        for session in sessions:
+            self.log.forget(session)
+
+    def free(self, sessions: int) -> None:
+        """Forget all sessions of a range."""
+        self.close(within(sessions, {*self.runtime.session_lengths(), *self.log.lengths()}))

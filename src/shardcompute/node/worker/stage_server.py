@@ -1,0 +1,408 @@
+"""A worker's data plane: *receive, choose, step, send*, for every shard that it holds.
+
+One thread computes for all shards. Frames come in from whoever dialled us, go out over links that we dial: to
+the next stage or, from the last one, straight to the driver. Frames of an old epoch are dropped. A step that
+fails is reported to the driver; a link that fails is reported to the coordinator, which changes the chain.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from shardcompute.backends.matrix import Array
+from shardcompute.core.errors import LinkError, ShardComputeError
+from shardcompute.core.sparing_log import SparingLog
+from shardcompute.core.steps import Foreseen, Opening, Picked, Work
+from shardcompute.node.rpc.commands import Connected
+from shardcompute.node.rpc.frames import opening_of, segment_of, step_failed, step_result, work_of
+from shardcompute.node.worker.activation_log import BoundaryLog, Chunk
+from shardcompute.node.worker.codec_choice import choose_codec
+from shardcompute.node.worker.peer_links import Neighbour, OutgoingLinks
+from shardcompute.node.worker.replays import replay_frames
+from shardcompute.node.worker.slot import Place, Seat, sessions_in
+from shardcompute.runtime.ahead import AheadDrafter
+from shardcompute.runtime.stage import StageRuntime
+from shardcompute.wire import (
+    Codec,
+    Link,
+    Message,
+    SessionClose,
+    StageTiming,
+    StepFrame,
+    find_codec,
+)
+
+log = logging.getLogger(__name__)
+_WATCH_S = 1.0
+ShardKey = tuple[str, int, int]
+"""(chain, first layer, layer behind the last)"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    frame: StepFrame
+    body: memoryview
+    sender: str
+    received_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    message: SessionClose
+    sender: str
+
+
+class StageHost:
+    """Owns the shards of a worker and the links out of it. Methods may be called from any thread."""
+
+    def __init__(
+        self,
+        node: str,
+        dial: Callable[[str], Link],
+        on_link_broken: Callable[[str], None],
+        *,
+        log_bytes: int = 256 << 20,
+    ) -> None:
+        self._node = node
+        self._links = OutgoingLinks(dial, on_link_broken)
+        self._log_bytes = log_bytes
+        self._lock = threading.Lock()
+        self._sparing = SparingLog(log)
+        self._runtimes: dict[ShardKey, StageRuntime] = {}
+        self._seats: dict[str, Seat] = {}
+        self._fences: dict[str, int] = {}
+        self._is_closed = False
+        self._inbox: queue.SimpleQueue[_Arrived | _Ended | Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="stages", daemon=True)
+        self._thread.start()
+
+    # What the coordinator asks
+
+    def add(self, key: ShardKey, runtime: StageRuntime) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._runtimes[key] = runtime
+                return
+        runtime.close()
+
+    def equip(self, key: ShardKey, ahead: AheadDrafter | None) -> None:
+        """Let a last stage guess ahead, after the step that may be running; None: no more."""
+        with self._lock:
+            runtime = self._runtimes.get(key)
+        if runtime is not None:
+            self._inbox.put(partial(runtime.guess_with, ahead))
+        elif ahead is not None:
+            ahead.close()
+
+    def shards(self) -> dict[ShardKey, StageRuntime]:
+        with self._lock:
+            return dict(self._runtimes)
+
+    def remove(self, key: ShardKey) -> None:
+        """Free a shard, after the step that may be running."""
+        with self._lock:
+            runtime = self._runtimes.pop(key, None)
+            seat = self._seats.get(key[0])
+            if seat is not None and seat.runtime is runtime:
+                del self._seats[key[0]]
+        if runtime is not None:
+            self._links.keep_only(self._neighbours())
+            self._inbox.put(runtime.close)
+
+    def connect(self, key: ShardKey, place: Place, *, keeps_sessions: bool, replays: bool) -> Connected:
+        """Take the shard's place in its chain's new shape and open the link to whoever comes next.
+
+        Sessions of the epoch before are forgotten, and replayed by the driver, unless `keeps_sessions`. With
+        `replays` the next stage, which must have taken its place, is sent all that the log has. Raises LinkError.
+        """
+        seat, goes_on = self._take_seat(key, place, keeps_sessions)
+        if not goes_on:
+            self._inbox.put(seat.runtime.reset)
+        # A computing thread that waits to send to a neighbour of before would never come to the rest.
+        self._links.keep_only(self._neighbours())
+        self._links.open(place.next)
+        if not place.is_last:
+            self._links.open(place.driver)
+        done: queue.SimpleQueue[Connected | LinkError] = queue.SimpleQueue()
+        self._inbox.put(lambda: done.put(self._take_stock(seat, goes_on, replays and goes_on)))
+        return self._await(done)
+
+    def _take_seat(self, key: ShardKey, place: Place, keeps_sessions: bool) -> tuple[Seat, bool]:
+        """The shard in its new place, and whether it goes on with its sessions."""
+        chain = key[0]
+        with self._lock:
+            runtime = self._runtimes.get(key)
+            if runtime is None:
+                raise LinkError(f"layers {key[1]} to {key[2]} of chain {chain} are not loaded here")
+            if place.epoch < self._fences.get(chain, 0):
+                raise LinkError(f"epoch {place.epoch} of chain {chain} is over")
+            former = self._seats.get(chain)
+            goes_on = keeps_sessions and former is not None and former.runtime is runtime
+            log_ = former.log if goes_on and former is not None else BoundaryLog(self._log_bytes)
+            seat = self._seats[chain] = Seat(chain, runtime, place, log_)
+            self._fences[chain] = place.epoch
+        return seat, goes_on
+
+    def _await(self, done: queue.SimpleQueue[Connected | LinkError]) -> Connected:
+        while True:
+            try:
+                answer = done.get(timeout=_WATCH_S)
+            except queue.Empty:
+                if not self._thread.is_alive():
+                    raise LinkError("this node is closing") from None
+                continue
+            if isinstance(answer, LinkError):
+                raise answer
+            return answer
+
+    def unreachable(self) -> set[str]:
+        """The nodes to which the frames of current epochs should go and cannot."""
+        with self._lock:
+            places = [
+                seat.place
+                for chain, seat in self._seats.items()
+                if seat.place.epoch >= self._fences.get(chain, 0)
+            ]
+        expected = {each for place in places for each in (place.next, *place.drivers.values())}
+        return {each.node for each in expected if not self._links.has(each)}
+
+    def _neighbours(self) -> set[str]:
+        with self._lock:
+            places = [seat.place for seat in self._seats.values()]
+        return {neighbour.url for place in places for neighbour in place.neighbours()}
+
+    def admit(self, chain: str, epoch: int, sessions: int, driver: Neighbour, kv_tokens: int) -> Connected:
+        """Take another driver's frames too, or change its share; answers with what is held of its sessions.
+
+        Raises LinkError where it cannot be reached, or the epoch is over.
+        """
+        with self._lock:
+            seat = self._seats.get(chain)
+            if seat is None or seat.place.epoch != epoch or epoch < self._fences.get(chain, 0):
+                raise LinkError(f"epoch {epoch} of chain {chain} is over")
+            seat.place = seat.place.with_driver(sessions, driver, kv_tokens)
+        self._links.open(driver)
+        done: queue.SimpleQueue[Connected | LinkError] = queue.SimpleQueue()
+        self._inbox.put(lambda: done.put(Connected(True, {}, seat.held(sessions))))
+        return self._await(done)
+
+    def dismiss(self, chain: str, sessions: int) -> None:
+        """A driver is gone: take nothing more of its sessions and free what they hold."""
+        with self._lock:
+            seat = self._seats.get(chain)
+            if seat is None:
+                return
+            seat.place = seat.place.without_driver(sessions)
+        # A computing thread that waits to send to it would never come to the rest.
+        self._links.keep_only(self._neighbours())
+        self._inbox.put(lambda: seat.free(sessions))
+
+    def fence(self, chain: str, epoch: int, *, forgets: bool = False) -> None:
+        """Drop frames of this epoch and earlier ones, and perhaps what is left of their sessions."""
+        with self._lock:
+            self._fences[chain] = max(self._fences.get(chain, 0), epoch + 1)
+            seat = self._seats.get(chain)
+            if not forgets or seat is None or seat.place.epoch > epoch:
+                return
+            del self._seats[chain]
+        self._inbox.put(seat.runtime.reset)
+        self._links.keep_only(self._neighbours())
+
+    # What links bring
+
+    def take(self, message: Message, body: memoryview, sender: str) -> None:
+        """A message that node `sender` sent. Only the stage before and the driver of its chain are heard, and of
+        them only frames and the ends of sessions."""
+        if isinstance(message, StepFrame):
+            self._inbox.put(_Arrived(message, body, sender, time.perf_counter()))
+        elif isinstance(message, SessionClose):
+            self._inbox.put(_Ended(message, sender))
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+        self._inbox.put(None)
+        self._links.close()
+        self._thread.join()
+        with self._lock:
+            runtimes, self._runtimes = list(self._runtimes.values()), {}
+        for runtime in runtimes:
+            runtime.close()
+
+    # The computing thread
+
+    def _serve(self) -> None:
+        while (item := self._inbox.get()) is not None:
+            try:
+                if isinstance(item, _Arrived):
+                    self._step(item)
+                elif isinstance(item, _Ended):
+                    self._close_sessions(item)
+                else:
+                    item()
+            except LinkError as error:
+                log.warning("a frame could not be passed on: %s", error)
+            except Exception:
+                # One bad message must not end the work of all shards.
+                log.exception("a message of the chain could not be served")
+
+    def _step(self, arrived: _Arrived) -> None:
+        frame = arrived.frame
+        with self._lock:
+            seat = self._seats.get(frame.chain)
+            is_stale = frame.epoch < self._fences.get(frame.chain, 0)
+        if seat is None or is_stale or frame.epoch != seat.place.epoch:
+            return
+        if not seat.place.hears(arrived.sender, sessions_in(frame), is_replay=frame.replay):
+            self._sparing.warning(
+                arrived.sender,
+                "%s sent a frame for chain %s, in which it has no such place",
+                arrived.sender,
+                frame.chain,
+            )
+            return
+        if seat.is_outdated(frame):
+            return
+        started = time.perf_counter()
+        try:
+            seat.check_share(frame)
+            work = [work_of(segment) for segment in frame.segments]
+            openings = [opening_of(opened) for opened in frame.opens]
+            activations = self._decode(frame, arrived.body)
+            decoded = time.perf_counter()
+            for opening in openings:
+                self._log_session("begins", opening.session, frame.chain)
+            out = seat.runtime.step(work, openings, activations)
+            computed = time.perf_counter()
+            foreseen: list[Foreseen] = []
+            if not isinstance(out, list):
+                drafted, out = seat.runtime.draft(work, out)
+                work = list(drafted)
+            elif not frame.replay:
+                foreseen = seat.runtime.foresee(work, out)
+        except Exception as error:
+            self._report_failure(seat, frame, error)
+            return
+        timing = StageTiming(
+            self._node,
+            started - arrived.received_s,
+            computed - decoded,
+            decoded - started,
+            len(arrived.body),
+            draft_s=time.perf_counter() - computed,
+        )
+        if not isinstance(out, list):
+            self._pass_on(seat, frame, work, openings, out, timing)
+        elif not frame.replay:
+            self._answer(seat, frame, work, out, foreseen, timing)
+
+    def _log_session(self, what: str, session: int, chain: str) -> None:
+        """Stages know sessions by number alone; which request one belongs to is in the log of its driver."""
+        extra = {"session": session, "chain": chain}
+        log.debug("session %d of chain %s %s", session, chain, what, extra=extra)
+
+    def _decode(self, frame: StepFrame, body: memoryview) -> Array | None:
+        if frame.width == 0:
+            return None
+        return find_codec(frame.codec).decode(body, frame.rows, frame.width)
+
+    def _answer(
+        self,
+        seat: Seat,
+        frame: StepFrame,
+        work: Sequence[Work],
+        out: list[Picked],
+        foreseen: Sequence[Foreseen],
+        timing: StageTiming,
+    ) -> None:
+        """The end of the chain: results straight to the driver."""
+        result = step_result(frame, work, out, foreseen, [*frame.timings, timing])
+        self._links.send(seat.driver_of(frame), result)
+
+    def _pass_on(
+        self,
+        seat: Seat,
+        frame: StepFrame,
+        work: Sequence[Work],
+        openings: Sequence[Opening],
+        out: Array,
+        timing: StageTiming,
+    ) -> None:
+        """Log what the next stage gets, as it gets it, and send it on unless it has that already."""
+        started = time.perf_counter()
+        rows, width = out.shape
+        codec = self._choose_codec(seat.place, rows, width)
+        # The executor reuses its output; log and link keep what they are given.
+        packed = codec.rows.pack(np.array(out, dtype=np.float32))
+        seat.log.append(work, openings, Chunk(codec.rows.name, width, packed))
+        if frame.replay:
+            return
+        body = codec.wrap(packed)
+        sent = msgspec.structs.replace(
+            timing,
+            codec_s=timing.codec_s + time.perf_counter() - started,
+            codec=codec.name,
+            sent_bytes=sum(part.nbytes for part in body),
+        )
+        passed = StepFrame(
+            chain=frame.chain,
+            epoch=frame.epoch,
+            sequence=frame.sequence,
+            segments=[segment_of(part) for part in work],
+            rows=rows,
+            width=width,
+            codec=codec.name,
+            opens=frame.opens,
+            timings=[*frame.timings, sent],
+        )
+        self._links.send(seat.place.next, passed, body)
+
+    def _choose_codec(self, place: Place, rows: int, width: int) -> Codec:
+        rate = self._links.bytes_per_s(place.next)
+        return find_codec(choose_codec(place.wire, rows, width, bytes_per_s=rate))
+
+    def _take_stock(self, seat: Seat, goes_on: bool, replays: bool) -> Connected | LinkError:
+        """What is known here, after all that came before; for the new next stage, also told to it."""
+        held = seat.runtime.session_lengths() if goes_on else {}
+        try:
+            return Connected(goes_on, self._replay(seat) if replays else {}, held)
+        except LinkError as error:
+            return error
+
+    def _replay(self, seat: Seat) -> dict[int, int]:
+        """Send the next stage what it would have got, had it been there from the start."""
+        lengths = seat.log.lengths()
+        for frame, body in replay_frames(seat):
+            self._links.send(seat.place.next, frame, body)
+        return lengths
+
+    def _report_failure(self, seat: Seat, frame: StepFrame, error: Exception) -> None:
+        if not isinstance(error, ShardComputeError):
+            log.exception("a step of chain %s failed", frame.chain)
+        failed = step_failed(frame, error)
+        driver = seat.driver_of(frame)
+        if driver == seat.place.driver:
+            self._links.open(driver)
+        self._links.send(driver, failed)
+
+    def _close_sessions(self, ended: _Ended) -> None:
+        message = ended.message
+        with self._lock:
+            seat = self._seats.get(message.chain)
+        # Of an old epoch it may be news of a session that has begun again since.
+        is_current = seat is not None and message.epoch in (0, seat.place.epoch)
+        if seat is not None and is_current and seat.place.may_end(ended.sender, message.sessions):
+            for session in message.sessions:
+                self._log_session("has ended", session, message.chain)
+            seat.close(message.sessions)
+            if not seat.place.is_last:
+                self._links.send(seat.place.next, message)

@@ -1,0 +1,455 @@
+"""What a cluster tells about itself, and what may be asked of it, over a cluster without sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shardcompute.control import events as happened
+from shardcompute.core.errors import CapacityError, QueueFullError, SourceError, UnknownModelError, UsageError
+from shardcompute.core.generation import Delta, Timings, TokenChoice
+from shardcompute.core.settings import Settings
+from shardcompute.node.admin.admin import ClusterAdmin
+from shardcompute.node.admin.downloads import Fetches
+from shardcompute.node.admin.feed import Feed
+from shardcompute.node.admin.views import ClusterChange, ClusterView, LoadView, apply_change, changes_between
+from shardcompute.node.telemetry.request_log import RequestLog
+from shardcompute.wire import StageTiming
+from support.fake_cluster import MODEL, NOW_S, FakeCluster, serving_cluster
+
+
+@pytest.fixture
+def settings(tmp_path: Any) -> Settings:
+    return Settings(data_dir=tmp_path, offline=True)
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return serving_cluster(500, 500)
+
+
+@pytest.fixture
+def admin(cluster: FakeCluster, settings: Settings) -> Iterator[ClusterAdmin]:
+    with ClusterAdmin(cluster, settings, clock=lambda: NOW_S) as admin:  # type: ignore[arg-type]
+        yield admin
+
+
+# The state
+
+
+def test_state_shows_nodes_and_chains(admin: ClusterAdmin, cluster: FakeCluster) -> None:
+    cluster.swarm.newest["org/tiny#1"] = [StageTiming("b", 0.1, 0.2, 0.3, 40)]
+    cluster.coordinator.post(happened.LinkMeasured("b", "a", 0.01, 1e6))
+    state = admin.state()
+    assert [(node.id, node.name, node.status) for node in state.nodes] == [
+        ("a", "A", "ready"),
+        ("b", "B", "ready"),
+    ]
+    (model,) = state.models
+    assert (model.name, model.status, model.ready_chains, model.wanted_chains) == (
+        "org/tiny",
+        "serving",
+        1,
+        1,
+    )
+    (chain,) = state.chains
+    assert (chain.id, chain.epoch, chain.status) == ("org/tiny#1", 1, "ready")
+    assert [(stage.node, stage.start, stage.stop) for stage in chain.stages] == [("a", 0, 3), ("b", 3, 6)]
+    assert all(stage.is_loaded for stage in chain.stages)
+    timing = {stage.node: stage.timing for stage in chain.stages}
+    assert timing["a"] is None
+    assert timing["b"] is not None
+    assert (timing["b"].compute_s, timing["b"].received_bytes) == (0.2, 40)
+    assert [node.used_bytes for node in state.nodes] == [stage.memory_bytes for stage in chain.stages]
+    assert [(link.a, link.b, link.rtt_s) for link in state.links] == [("a", "b", 0.01)]
+
+
+def test_state_predicts_and_names_the_bottleneck(admin: ClusterAdmin) -> None:
+    (chain,) = admin.state().chains
+    # 300 bytes in each stage, 50 in the head, a second for each byte.
+    assert chain.predicted_tokens_per_s_one_stream == pytest.approx(1 / 650, rel=1e-3)
+    assert chain.predicted_tokens_per_s_many == pytest.approx(1 / 350, rel=1e-3)
+    assert "bottleneck: B" in chain.bottleneck
+    assert [stage.predicted_s for stage in chain.stages] == [300, 350]
+
+
+def test_a_chain_that_lost_a_node_is_not_predicted(admin: ClusterAdmin, cluster: FakeCluster) -> None:
+    cluster.coordinator.post(happened.NodeLost("a", 1, "died", NOW_S))
+    (chain,) = admin.state().chains
+    assert chain.predicted_tokens_per_s_one_stream is None
+    assert chain.bottleneck == ""
+    assert [stage.fraction for stage in chain.stages] == [0.0, 1.0]
+
+
+def test_loading_is_shown_and_is_never_complete_before_it_is(settings: Settings) -> None:
+    cluster = FakeCluster()
+    cluster.join("a")
+    cluster.coordinator.post(happened.ModelRequested(MODEL, 1))
+    cluster.coordinator.post(
+        happened.ChainPlanned("org/tiny#1", "org/tiny", (happened.Assignment("a", 0, 6),))
+    )
+    cluster.coordinator.post(happened.ShardProgressed("a", 1, "org/tiny#1", 0, 6, 1.0))
+    with ClusterAdmin(cluster, settings, clock=lambda: NOW_S) as admin:  # type: ignore[arg-type]
+        state = admin.state()
+    assert not state.chains[0].stages[0].is_loaded
+    assert state.nodes[0].loading[0].fraction == 1.0
+    assert state.models[0].status == "loading"
+
+
+def test_a_model_that_does_not_fit_says_what_is_missing(settings: Settings) -> None:
+    cluster = serving_cluster(300)
+    with ClusterAdmin(cluster, settings, clock=lambda: NOW_S) as admin:  # type: ignore[arg-type]
+        (model,) = admin.state().models
+    assert model.status == "unservable"
+    assert model.missing_bytes > 0
+    assert model.reasons
+
+
+# Requests
+
+
+def test_requests_are_followed_from_the_queue_to_their_end() -> None:
+    now = [0.0]
+    log = RequestLog(clock=lambda: now[0], wall_clock=lambda: 5.0)
+    with log.open("m", "m#1", 4) as entry:
+        started = False
+        entry.has_started = lambda: started
+        assert log.views()[0].state == "waiting"
+        started = True
+        assert log.views()[0].state == "prefill"
+        now[0] = 2.0
+        entry.saw(Delta("a", (TokenChoice(1),)))
+        now[0] = 4.0
+        entry.saw(Delta("bc", (TokenChoice(2), TokenChoice(3))))
+        (live,) = log.views()
+        assert (live.state, live.generated_tokens, live.tokens_per_s) == ("decode", 3, 1.0)
+        assert log.tokens_per_s() == 3 / 5
+        entry.saw(Delta(finish="stop", timings=Timings(0.5, 1.5, 2.0, 4, 3)))
+    now[0] = 50.0
+    (done,) = log.views()
+    assert (done.state, done.finish, done.queue_s, done.elapsed_s) == ("done", "stop", 0.5, 4.0)
+    assert log.tokens_per_s() == 0.0
+
+
+def test_requests_end_as_their_blocks_do() -> None:
+    log = RequestLog()
+    with pytest.raises(CapacityError), log.open("m", "m#1", 1):
+        raise CapacityError("no room", hint="wait")
+    with pytest.raises(GeneratorExit), log.open("m", "m#1", 1):
+        raise GeneratorExit
+    assert [(view.state, view.error) for view in log.views()] == [("cancelled", ""), ("failed", "no room")]
+
+
+def test_only_the_last_requests_are_kept_and_all_that_run() -> None:
+    log = RequestLog(size=2)
+    running = [log.open("m", "m#1", 1) for _ in range(3)]
+    for _ in range(5):
+        with log.open("m", "m#1", 1):
+            pass
+    assert [view.id for view in log.views()] == ["3", "2", "1", "8", "7"]
+    running[0].__exit__(None, None, None)
+    assert [view.id for view in log.views()] == ["3", "2", "1", "8"]
+
+
+# The feed
+
+
+def _numbered(count: int) -> ClusterView:
+    return ClusterView(name="home", version="1", url="", driver="d", load=LoadView(running=count))
+
+
+def test_changes_put_together_give_the_state(admin: ClusterAdmin, cluster: FakeCluster) -> None:
+    views = [admin.state()]
+    for event in (
+        happened.NodeDrained("a"),
+        happened.LinkMeasured("a", "b", 0.1, 1.0),
+        happened.NodeLost("b", 1, "died", NOW_S),
+        happened.ModelDropped("org/tiny"),
+    ):
+        cluster.coordinator.post(event)
+        cluster.coordinator.settle()
+        views.append(admin.state())
+    for old, new in pairwise(views):
+        change = changes_between(old, new)
+        assert not change.is_empty
+        assert apply_change(old, change) == new
+        assert changes_between(new, new).is_empty
+    assert "chains" in changes_between(views[0], views[-1]).gone
+
+
+def test_the_feed_tells_the_state_then_changes() -> None:
+    count = [0]
+    feed = Feed(lambda: _numbered(count[0]))
+    woken: list[int] = []
+    reader = feed.subscribe(lambda: woken.append(1))
+    assert reader.take() == [_numbered(0)]
+    feed.publish()
+    assert (reader.take(), woken) == ([], [])
+    for count[0] in (1, 2):
+        feed.publish()
+    assert [news.load for news in reader.take()] == [LoadView(running=1), LoadView(running=2)]
+    assert len(woken) == 2
+    feed.unsubscribe(reader)
+    count[0] = 3
+    feed.publish()
+    assert len(woken) == 2
+
+
+def test_a_slow_reader_gets_the_newest_state_instead_of_a_backlog() -> None:
+    count = [0]
+    feed = Feed(lambda: _numbered(count[0]), capacity=3)
+    slow, quick = feed.subscribe(lambda: None), feed.subscribe(lambda: None)
+    slow.take()
+    for count[0] in range(1, 10):
+        feed.publish()
+        assert len(quick.take()) == 1
+    assert slow.take() == [_numbered(9)]
+    count[0] = 10
+    feed.publish()
+    assert isinstance(slow.take()[0], ClusterChange)
+
+
+def test_there_is_a_limit_to_readers() -> None:
+    feed = Feed(lambda: _numbered(0), most_readers=1)
+    reader = feed.subscribe(lambda: None)
+    with pytest.raises(QueueFullError):
+        feed.subscribe(lambda: None)
+    feed.unsubscribe(reader)
+    feed.subscribe(lambda: None)
+
+
+def test_what_the_coordinator_learns_wakes_readers(admin: ClusterAdmin, cluster: FakeCluster) -> None:
+    woken = threading.Event()
+    reader = admin.subscribe(woken.set)
+    reader.take()
+    cluster.coordinator.post(happened.NodeDrained("a"))
+    assert woken.wait(30)
+    (change,) = reader.take()
+    assert [node.is_draining for node in change.nodes] == [True]
+    admin.unsubscribe(reader)
+
+
+# Models
+
+
+def test_plan_of_a_served_model(admin: ClusterAdmin, cluster: FakeCluster) -> None:
+    before = cluster.coordinator.state
+    plan = admin.plan("org/tiny", "int8")
+    (chain,) = plan.chains
+    assert chain.is_possible
+    assert [(stage.name, stage.start, stage.stop) for stage in chain.stages] == [("A", 0, 3), ("B", 3, 6)]
+    assert chain.predicted_tokens_per_s_one_stream == pytest.approx(1 / 650, rel=1e-3)
+    assert "plan for org/tiny" in plan.text
+    assert "bottleneck" in plan.text
+    assert cluster.coordinator.state is before
+
+
+def test_plan_of_several_chains_says_what_is_missing(admin: ClusterAdmin) -> None:
+    first, second = admin.plan("org/tiny", "int8", chains=2).chains
+    assert first.is_possible
+    assert not second.is_possible
+    assert second.missing_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "form", "chains", "message"),
+    [
+        ("org/tiny", "int3", 1, "weight form"),
+        ("org/tiny", "int8", 0, "at least one chain"),
+        ("not a model", "int8", 1, "not the name of a model"),
+    ],
+)
+def test_orders_that_cannot_be_meant(
+    admin: ClusterAdmin, model: str, form: str, chains: int, message: str
+) -> None:
+    for ask in (admin.plan, admin.load_model):
+        with pytest.raises(UsageError, match=message):
+            ask(model, form, chains)
+    assert admin.state().fetches == ()
+
+
+def test_plan_fetches_nothing_of_the_default_model(
+    admin: ClusterAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardcompute.node.admin.dry_run.find_installed", lambda: None)
+    with pytest.raises(UnknownModelError, match="not on this machine"):
+        admin.plan("smollm2")
+
+
+def _checkpoint(name: str = "org/new") -> Any:
+    closed: list[bool] = []
+    return SimpleNamespace(name=name, close=lambda: closed.append(True), closed=closed)
+
+
+def _fetches(settings: Settings, open: Any, served: list[Any]) -> Fetches:
+    def serve(checkpoint: Any, form: str, chains: int, progress: object) -> None:
+        served.append((checkpoint.name, form, chains))
+
+    return Fetches(settings, serve, lambda: None, open=open)
+
+
+def test_a_fetch_tells_how_far_it_is_and_then_serves(settings: Settings) -> None:
+    go, seen, served = threading.Event(), threading.Event(), []
+
+    def open(reference: object, settings: Settings, progress: Any) -> Any:
+        progress.start("model.gguf", 100)
+        progress.advance(30)
+        seen.set()
+        assert go.wait(30)
+        return _checkpoint()
+
+    fetches = _fetches(settings, open, served)
+    first = fetches.start("org/new", "int8", 2)
+    assert (first.model, first.name, first.status) == ("org/new", "org/new", "fetching")
+    assert seen.wait(30)
+    (view,) = fetches.views()
+    assert (view.doing, view.done_bytes, view.total_bytes) == ("model.gguf", 30, 100)
+    assert fetches.start("org/new", "int8", 2) == view
+    with pytest.raises(UsageError, match="already being fetched"):
+        fetches.start("org/new", "int4", 2)
+    go.set()
+    fetches.join()
+    assert fetches.views() == ()
+    assert served == [("org/new", "int8", 2)]
+
+
+@pytest.mark.parametrize("error", [SourceError("no hub", hint="check the network"), ZeroDivisionError("x")])
+def test_a_fetch_that_fails_stays_until_it_is_tried_again(
+    settings: Settings, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    outcomes: list[Any] = [error, _checkpoint()]
+
+    def open(*_: object) -> Any:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    served: list[Any] = []
+    fetches = _fetches(settings, open, served)
+    fetches.start("org/new", "native", 1)
+    fetches.join()
+    (view,) = fetches.views()
+    assert view.status == "failed"
+    assert ("no hub" if isinstance(error, SourceError) else "ZeroDivisionError") in view.error
+    assert len(caplog.records) == (0 if isinstance(error, SourceError) else 1)
+    fetches.start("org/new", "native", 1)
+    fetches.join()
+    assert fetches.views() == ()
+    assert len(served) == 1
+
+
+def test_a_fetch_can_be_called_off(settings: Settings) -> None:
+    go, checkpoint, served = threading.Event(), _checkpoint(), []
+
+    def open(reference: object, settings: Settings, progress: Any) -> Any:
+        assert go.wait(30)
+        return checkpoint
+
+    fetches = _fetches(settings, open, served)
+    fetches.start("org/new", "native", 1)
+    threads = fetches._threads()
+    assert fetches.cancel("org/new")
+    assert not fetches.cancel("org/new")
+    go.set()
+    threads[0].join()
+    assert (served, checkpoint.closed) == ([], [True])
+
+
+def test_more_chains_of_a_served_model_need_no_second_opening(
+    admin: ClusterAdmin, cluster: FakeCluster
+) -> None:
+    again, other = _checkpoint("org/tiny"), _checkpoint("org/tiny")
+    admin._serve(again, "int8", 2, None)  # type: ignore[arg-type]
+    assert cluster.coordinator.state.models["org/tiny"].chain_count == 2
+    assert (cluster.served, again.closed) == ([], [True])
+    admin._serve(other, "int4", 1, None)  # type: ignore[arg-type]
+    assert (cluster.served, other.closed) == ([("org/tiny", "int4", 1)], [])
+
+
+def test_unload_drops_what_is_served_and_nothing_else(admin: ClusterAdmin, cluster: FakeCluster) -> None:
+    with pytest.raises(UnknownModelError, match="org/tiny"):
+        admin.unload_model("org/other")
+    admin.unload_model("org/tiny")
+    assert admin.state().models[0].status == "unloading"
+    cluster.coordinator.settle()
+    assert admin.state().models == ()
+    with pytest.raises(UnknownModelError):
+        admin.unload_model("org/tiny")
+
+
+# Nodes
+
+
+def test_drain_moves_layers_and_lets_the_node_leave(settings: Settings) -> None:
+    cluster = serving_cluster(500, 500, 500)
+    with ClusterAdmin(cluster, settings, clock=lambda: NOW_S) as admin:  # type: ignore[arg-type]
+        used = {stage.node for stage in admin.state().chains[0].stages}
+        node = min(used)
+        assert admin.drain_node(node.upper()).is_draining
+        cluster.coordinator.settle()
+        state = admin.state()
+        assert {stage.node for stage in state.chains[0].stages} == {"a", "b", "c"} - {node}
+        assert {view.id: view.status for view in state.nodes}[node] == "gone"
+        with pytest.raises(UsageError, match="gone already"):
+            admin.drain_node(node)
+
+
+def test_revoked_nodes_are_gone_at_once(admin: ClusterAdmin, cluster: FakeCluster) -> None:
+    assert admin.revoke_node("a").status == "gone"
+    assert cluster.revoked == ["a"]
+    assert admin.state().chains[0].status == "recovering"
+
+
+def test_nodes_are_found_by_id_name_and_beginning(admin: ClusterAdmin, cluster: FakeCluster) -> None:
+    cluster.join("ncafe01", name="laptop")
+    cluster.join("ncafe02", name="laptop")
+    assert admin.drain_node("ncafe01").id == "ncafe01"
+    with pytest.raises(UsageError, match="ncafe01, ncafe02"):
+        admin.drain_node("laptop")
+    with pytest.raises(UsageError, match="could be any of"):
+        admin.drain_node("ncafe")
+    for unknown in ("nobody", ""):
+        with pytest.raises(UsageError, match="no node"):
+            admin.drain_node(unknown)
+    cluster.coordinator.post(happened.NodeLost("ncafe02", 1, "died", NOW_S))
+    assert admin.drain_node("laptop").id == "ncafe01"
+
+
+def test_the_coordinator_is_not_thrown_out(admin: ClusterAdmin, cluster: FakeCluster) -> None:
+    cluster.join("head")
+    with pytest.raises(UsageError, match="coordinator itself"):
+        admin.revoke_node("head")
+    assert cluster.revoked == []
+
+
+# Who may come in
+
+
+def test_tokens_are_told_once(admin: ClusterAdmin) -> None:
+    new = admin.create_token(life_s=3600, max_uses=2)
+    (kept,) = admin.tokens()
+    assert (kept.id, kept.state, kept.expires_at_s, kept.max_uses) == (new.id, "valid", 3600, 2)
+    assert new.token not in repr((new, kept))
+    admin.revoke_token(new.id)
+    assert admin.tokens()[0].state == "revoked"
+    with pytest.raises(UsageError):
+        admin.revoke_token("feed")
+
+
+def test_keys_open_until_they_are_revoked(admin: ClusterAdmin) -> None:
+    new = admin.create_key("phone")
+    (kept,) = admin.keys()
+    assert (kept.id, kept.label, kept.is_revoked) == (new.id, "phone", False)
+    assert new.key not in repr((new, kept))
+    assert admin.verify_key(new.key)
+    assert not admin.verify_key(f"{new.key}x")
+    admin.revoke_key(new.id)
+    assert not admin.verify_key(new.key)
+    with pytest.raises(UsageError):
+        admin.revoke_key("nothing1")

@@ -1,0 +1,309 @@
+"""Generations that another node's driver computes: handed over, answered in order, taken back, taken over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import msgspec
+import pytest
+
+from shardcompute.core.errors import LinkError, PromptTooLongError, QueueFullError, UsageError
+from shardcompute.core.generation import GenerationRequest, Sampling, Speculation, TokenChoice
+from shardcompute.node.driver.driver import Driver
+from shardcompute.node.driver.hosted_client import FarDriver, FarDrivers
+from shardcompute.node.driver.hosted_server import GenerationDesk
+from shardcompute.node.driver.limits import DriverLoad
+from shardcompute.node.driver.resumable import Relay
+from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, InprocLink, InprocTransport, Ping, StageTiming
+from shardcompute.wire.generations import unpack_delta, unpack_request
+from support.fake_chain import Caller, FakeChain, ask, connected, continuation, make_driver
+from support.lab_links import wait_until
+
+CHAIN = "m#1"
+HOST = Hello(VERSION_MIN, VERSION_MAX, "host", "", "home")
+HOME = Hello(VERSION_MIN, VERSION_MAX, "coordinator", "generations", "home")
+
+
+@dataclass
+class Hosting:
+    """A host with one chain, the coordinator's view of it, and a driver with the same chain at home."""
+
+    drivers: FarDrivers
+    host: Driver
+    there: FakeChain
+    home: Driver
+    here: FakeChain
+    links: list[InprocLink] = field(default_factory=list)
+    lost: list[tuple[str, str]] = field(default_factory=list)
+    hosted: dict[str, Driver] = field(default_factory=dict)
+    desks: list[GenerationDesk] = field(default_factory=list)
+
+    def start(self, request: GenerationRequest) -> tuple[Relay, Caller]:
+        caller = Caller()
+        relay = Relay(CHAIN, request, self.home, caller, lambda session: None)
+        relay.start(self.drivers.at(CHAIN))
+        return relay, caller
+
+    def run_there(self, tokens: int, caller: Caller) -> None:
+        """So many tokens more of one generation are computed by the host, and have arrived."""
+        wanted = computed = len(caller.tokens)
+        wanted += tokens
+        while computed < wanted:
+            wait_for(lambda: self.there.compute() or bool(self.there.computed))
+            outcome = self.there.computed[0][1]
+            assert isinstance(outcome, list), outcome
+            computed += sum(not picked.is_scored for picked in outcome)
+            self.there.deliver(self.host)
+        wait_for(lambda: len(caller.tokens) >= wanted)
+
+
+@contextmanager
+def hosting() -> Iterator[Hosting]:
+    (host, there), (home, here) = connected(), connected()
+    transport = InprocTransport()
+    listener = transport.listen("inproc://host", HOST)
+    threads: list[threading.Thread] = []
+
+    def dial(url: str) -> InprocLink:
+        link = transport.dial(url, HOME)
+        desk = GenerationDesk(listener.accept(), find)
+        thread = threading.Thread(target=desk.serve)
+        thread.start()
+        threads.append(thread)
+        lab.desks.append(desk)
+        lab.links.append(link)
+        return link
+
+    def find(chain: str) -> Driver:
+        if chain not in lab.hosted:
+            raise LinkError("it is not here")
+        return lab.hosted[chain]
+
+    drivers = FarDrivers(dial, lambda chain, node: lab.lost.append((chain, node)))
+    lab = Hosting(drivers, host, there, home, here, hosted={CHAIN: host})
+    lab.drivers.seat(CHAIN, "host", "inproc://host")
+    try:
+        yield lab
+    finally:
+        drivers.close()
+        listener.close()
+        for thread in threads:
+            thread.join()
+
+
+def wait_for(condition: object) -> None:
+    assert callable(condition)
+    wait_until(condition, "what the test waits for", 10.0)
+
+
+@pytest.fixture
+def lab() -> Iterator[Hosting]:
+    with hosting() as lab:
+        yield lab
+
+
+def test_a_host_answers_as_the_driver_here_would(lab: Hosting) -> None:
+    request = ask(stop=("zz",), speculation=Speculation("off"))
+    _, caller = lab.start(request)
+    lab.run_there(6, caller)
+    assert caller.tokens == continuation(request.prompt, 6)
+    assert [delta.finish for delta in caller.deltas] == [None] * 5 + ["length"]
+    assert caller.deltas[-1].timings is not None
+    assert lab.here.frames == []
+
+
+def test_requests_and_answers_travel_whole() -> None:
+    sampling = Sampling(
+        temperature=0.5, logit_bias=MappingProxyType({3: -1.0}), seed=(1 << 64) - 1, logprobs=2
+    )
+    request = ask(sampling=sampling, stop_ids=frozenset({7}), scope="mine", shown_ids=frozenset({9}))
+    with hosting() as lab:
+        seen: list[GenerationRequest] = []
+        submit = lab.host.submit
+        lab.host.submit = lambda request, emit, *rest: (seen.append(request), submit(request, emit, *rest))[1]  # type: ignore[method-assign]
+        _, caller = lab.start(request)
+        lab.run_there(1, caller)
+    assert seen == [replace(request, sampling=replace(sampling, logit_bias={3: -1.0}))]
+
+
+@pytest.mark.parametrize("received", [0, 1, 4])
+def test_what_a_host_leaves_unfinished_goes_on_here(lab: Hosting, received: int) -> None:
+    _, caller = lab.start(ask())
+    lab.run_there(received, caller)
+    lab.links[0].sever()
+    wait_for(lambda: lab.lost == [(CHAIN, "host")])
+    wait_for(lambda: bool(lab.here.frames))
+    assert lab.here.frames[0].rows == 5 + received, "all that is known is computed at once"
+    lab.here.run(lab.home)
+    assert caller.tokens == continuation(ask().prompt, 6)
+    assert caller.text == "".join(chr(97 + token) for token in caller.tokens)
+    timings = caller.deltas[-1].timings
+    assert timings is not None
+    assert timings.generated_tokens == 6
+    assert min(timings.queue_s, timings.prefill_s, timings.decode_s) >= 0
+    assert lab.drivers.at(CHAIN) is None
+    wait_for(lambda: lab.host.load().running == 0)
+
+
+def test_a_prompt_is_not_scored_twice(lab: Hosting) -> None:
+    _, caller = lab.start(ask(prompt_logprobs=1))
+    lab.run_there(2, caller)
+    assert len(caller.deltas[0].prompt) == 5
+    lab.drivers.unseat(CHAIN)
+    assert [part.targets for frame in lab.here.frames for part in frame.work] == [()]
+    lab.here.run(lab.home)
+    assert caller.tokens == continuation(ask().prompt, 6)
+    assert all(delta.prompt == () for delta in caller.deltas[1:])
+
+
+def test_a_stop_string_may_span_the_change(lab: Hosting) -> None:
+    letters = "".join(chr(97 + token) for token in continuation(ask().prompt, 6))
+    _, caller = lab.start(ask(stop=(letters[1:4],)))
+    lab.run_there(3, caller)
+    lab.drivers.unseat(CHAIN)
+    lab.here.run(lab.home)
+    assert caller.text == letters[:1]
+    assert caller.deltas[-1].finish == "stop"
+
+
+def test_a_driver_that_moves_gives_back_what_it_has_not_finished(lab: Hosting) -> None:
+    _, caller = lab.start(ask())
+    lab.run_there(2, caller)
+    lab.desks[0].release(CHAIN)
+    lab.host.close()
+    wait_for(lambda: bool(lab.here.frames))
+    lab.here.run(lab.home)
+    assert caller.error is None
+    assert caller.tokens == continuation(ask().prompt, 6)
+    assert lab.lost == []
+
+
+def test_a_chain_that_the_host_does_not_know_is_computed_here(lab: Hosting) -> None:
+    lab.hosted.clear()
+    _, caller = lab.start(ask())
+    wait_for(lambda: bool(lab.here.frames))
+    lab.here.run(lab.home)
+    assert caller.tokens == continuation(ask().prompt, 6)
+
+
+def test_whoever_leaves_is_not_computed_for(lab: Hosting) -> None:
+    relay, caller = lab.start(ask(max_tokens=500))
+    lab.run_there(1, caller)
+    assert relay.has_started()
+    far = lab.drivers.at(CHAIN)
+    assert far is not None
+    assert (far.count(CHAIN), lab.drivers.count(CHAIN)) == (1, 1)
+    relay.cancel()
+    assert far.count(CHAIN) == 0
+    wait_for(lambda: lab.host.load().running == 0)
+    lab.links[0].sever()
+    wait_for(lambda: bool(lab.lost))
+    assert lab.here.frames == []
+    assert len(caller.tokens) == 1
+
+
+def test_errors_come_back_as_what_they_were(lab: Hosting) -> None:
+    _, too_long = lab.start(ask(2000))
+    wait_for(lambda: too_long.is_over)
+    assert isinstance(too_long.error, PromptTooLongError)
+    assert too_long.error.hint
+    _, wrong = lab.start(ask(sampling=Sampling(temperature=-1.0)))
+    wait_for(lambda: wrong.is_over)
+    assert isinstance(wrong.error, UsageError)
+    lab.hosted[CHAIN] = make_driver(max_waiting=0)
+    _, full = lab.start(ask())
+    wait_for(lambda: full.is_over)
+    assert isinstance(full.error, QueueFullError)
+
+
+def test_an_error_of_a_driver_that_takes_over_reaches_the_caller(lab: Hosting) -> None:
+    _, caller = lab.start(ask())
+    lab.run_there(1, caller)
+    lab.home.close()
+    lab.drivers.unseat(CHAIN)
+    assert caller.error is not None
+
+
+def test_chains_of_one_host_share_a_link(lab: Hosting) -> None:
+    lab.hosted["m#2"] = lab.host
+    lab.drivers.seat("m#2", "host", "inproc://host")
+    assert len(lab.links) == 1
+    lab.drivers.unseat("m#2", "somebody else")
+    assert lab.drivers.at("m#2") is lab.drivers.at(CHAIN)
+    lab.drivers.unseat(CHAIN, "host")
+    assert lab.drivers.at(CHAIN) is None
+    far = lab.drivers.at("m#2")
+    assert isinstance(far, FarDriver)
+    assert not far.is_lost, "another chain needs the link"
+    lab.drivers.unseat("m#2")
+    assert far.is_lost
+    assert lab.lost == [], "nobody lost it"
+
+
+def test_another_node_than_expected_is_no_host(lab: Hosting) -> None:
+    with pytest.raises(LinkError, match="was expected"):
+        lab.drivers.seat("m#2", "another", "inproc://host")
+    assert lab.drivers.at("m#2") is None
+
+
+def test_nonsense_ends_the_link(lab: Hosting) -> None:
+    far = lab.drivers.at(CHAIN)
+    assert far is not None
+    far._outbox.put(Ping(1, 0.0))
+    wait_for(lambda: lab.lost == [(CHAIN, "host")])
+    for unpack in (unpack_request, unpack_delta):
+        with pytest.raises(LinkError):
+            unpack(b"\x93")
+
+
+def test_a_driver_goes_on_from_what_another_has_answered() -> None:
+    driver, chain = connected()
+    answered = [TokenChoice(token) for token in continuation(ask().prompt, 4)]
+    caller = Caller()
+    session = driver.submit(ask(), caller, answered)
+    chain.run(driver)
+    assert caller.tokens == continuation(ask().prompt, 6)[4:]
+    assert [len(part.ids) for part in chain.sent_to(session)] == [9, 1]
+    opening = chain.frames[0].openings[0]
+    assert opening.prompt_length == 5, "what was answered is no prompt"
+
+
+def test_what_stages_did_is_heard_of_chains_that_sit_there(lab: Hosting) -> None:
+    steps: list[tuple[str, list[str]]] = []
+    lab.drivers.on_step = lambda chain, timings: steps.append((chain, [each.node for each in timings]))
+    packed = msgspec.msgpack.encode([StageTiming("a", 0.1), StageTiming("b")])
+    lab.desks[0].timed(CHAIN, packed)
+    _, caller = lab.start(ask())
+    lab.run_there(1, caller)
+    lab.hosted["m#2"] = lab.host
+    far = lab.drivers.at(CHAIN)
+    assert far is not None
+    other = Caller()
+    far.submit("m#2", ask(), other, lambda session: None)
+    wait_for(lambda: lab.host.load().running + lab.host.load().waiting == 2)
+    lab.desks[0].timed("m#2", packed)
+    lab.desks[0].timed(CHAIN, packed)
+    wait_for(lambda: bool(steps))
+    assert steps == [(CHAIN, ["a", "b"])], (
+        "not before it had something to do, and not of a chain that sits elsewhere"
+    )
+
+
+def test_how_busy_a_host_is(lab: Hosting) -> None:
+    own = DriverLoad(1, 2, 3, 4)
+    assert lab.drivers.load("m#2", own, {"x": 1.0}) == (own, {"x": 1.0})
+    _, caller = lab.start(ask())
+    assert lab.drivers.load(CHAIN, own, {"x": 1.0}) == (DriverLoad(2, 2, 3, 4), {"x": 1.0})
+    lab.run_there(1, caller)
+    lab.desks[0]._report()
+    far = lab.drivers.at(CHAIN)
+    assert far is not None
+    wait_for(lambda: far.load(CHAIN) is not None)
+    there = lab.host.load()
+    load, router = lab.drivers.load(CHAIN, own, {"x": 1.0})
+    assert load == DriverLoad(2, 2, 3 + there.used_tokens, 4 + there.capacity_tokens)
+    assert router == lab.host.speculation()
