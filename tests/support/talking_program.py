@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardcompute.cli.answer import AnswerOptions
-from shardcompute.cli.chat import Chat
+from shardcompute.cli.chat.answer import AnswerOptions
+from shardcompute.cli.chat.conversation import Chat
+from shardcompute.cli.chat.terminal import read_terminal_line
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.terminal import read_terminal_line
 from shardcompute.core.generation import Delta, GenerationRequest, Sampling, Timings
 
 ENDLESS = "talk on"

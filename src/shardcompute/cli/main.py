@@ -9,20 +9,23 @@ from typing import Annotated
 
 import typer
 
-from shardcompute.cli import bench, draft_head, models, service
-from shardcompute.cli.cluster_commands import mount_cluster_commands
-from shardcompute.cli.completing import completion
-from shardcompute.cli.coordinator import coordinator
-from shardcompute.cli.doctor import doctor
-from shardcompute.cli.down import down
-from shardcompute.cli.driver import driver
+from shardcompute.cli.chat.run import run
+from shardcompute.cli.cluster.commands import mount_cluster_commands
+from shardcompute.cli.cluster.completion import completion
 from shardcompute.cli.exits import GuardedGroup
-from shardcompute.cli.join import join
-from shardcompute.cli.logs import logs
-from shardcompute.cli.run import run
-from shardcompute.cli.show import show
-from shardcompute.cli.up import up
-from shardcompute.cli.worker import worker
+from shardcompute.cli.models import draft_head
+from shardcompute.cli.models import store as models
+from shardcompute.cli.models.show import show
+from shardcompute.cli.serve import service
+from shardcompute.cli.serve.coordinator import coordinator
+from shardcompute.cli.serve.down import down
+from shardcompute.cli.serve.driver import driver
+from shardcompute.cli.serve.join import join
+from shardcompute.cli.serve.up import up
+from shardcompute.cli.serve.worker import worker
+from shardcompute.cli.tools import bench
+from shardcompute.cli.tools.doctor import doctor
+from shardcompute.cli.tools.logs import logs
 
 app = typer.Typer(
     name="shardcompute",

@@ -27,8 +27,8 @@ from shardcompute.bench.soak_report import (
     summary_lines,
 )
 from shardcompute.bench.soak_requests import ROUND, Ask, Kind, RequestMix, is_of_schema
-from shardcompute.cli import bench_soak
 from shardcompute.cli.main import app
+from shardcompute.cli.tools import bench_soak
 from shardcompute.core.errors import UsageError
 
 MIB = 1 << 20
@@ -291,7 +291,7 @@ def test_the_command_fails_when_something_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mib: object, code: int
 ) -> None:
     monkeypatch.setattr("shardcompute.bench.soak.run_soak_bench", lambda bench, say: outcome(watched(mib)))
-    monkeypatch.setattr("shardcompute.cli.bench.model_path", lambda model: model)
+    monkeypatch.setattr("shardcompute.cli.tools.bench.model_path", lambda model: model)
     file = tmp_path / "out" / "soak.json"
     done = CliRunner().invoke(app, ["bench", "soak", "--json", str(file)])
     assert done.exit_code == code, done.output

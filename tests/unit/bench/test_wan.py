@@ -12,8 +12,8 @@ from shardcompute.bench.wan import Row, WanBench, WanOutcome, find_mismatches
 from shardcompute.bench.wan_cluster import WanServing
 from shardcompute.bench.wan_prompts import pick_prompts, read_prompts
 from shardcompute.bench.wan_report import HEADINGS, MEAN, cells_of, outcome_json, summarise
-from shardcompute.cli import bench_wan
 from shardcompute.cli.main import app
+from shardcompute.cli.tools import bench_wan
 from shardcompute.core.errors import SourceError, UsageError
 
 PARTS = {"wire_s": 0.08, "stage_queue_s": 0.001, "codec_s": 0.002, "compute_s": 0.017, "draft_s": 0.004}

@@ -10,8 +10,8 @@ from typing import Any, Self
 import pytest
 from typer.testing import CliRunner
 
-from shardcompute.cli import opening
 from shardcompute.cli.main import app
+from shardcompute.cli.models import opening
 from shardcompute.core.generation import Delta, GenerationRequest, Timings, TokenChoice
 from shardcompute.node.local.service import EngineOptions
 from shardcompute.node.service import ServedModel

@@ -83,7 +83,7 @@ def test_debug_shows_where_something_unforeseen_happened(cli: Cli, monkeypatch: 
     def fail() -> None:
         raise ZeroDivisionError("unforeseen")
 
-    monkeypatch.setattr("shardcompute.cli.models.load_settings", fail)
+    monkeypatch.setattr("shardcompute.cli.models.store.load_settings", fail)
     brief, full = cli("list"), cli("--debug", "list")
     assert brief.exit_code == full.exit_code == 1
     assert "Traceback" not in brief.stderr

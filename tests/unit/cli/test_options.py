@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardcompute.cli.options import Backend, WeightForm
+from shardcompute.cli.options.common import Backend, WeightForm
 from shardcompute.cli.sizes import format_age, parse_size
 from shardcompute.core.errors import UsageError
 from shardcompute.runtime.shard import BACKENDS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardcompute.backends.executor import ExecutorOptions
-from shardcompute.cli.draft_head import check_fitted
+from shardcompute.cli.models.draft_head import check_fitted
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import GenerationRequest, Sampling, Speculation
 from shardcompute.models.spec import cut

@@ -1,0 +1,169 @@
+"""`shardcompute run`: ask a model something, or talk to it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shardcompute.cli.chat.answer import (
+    AnswerOptions,
+    as_json,
+    as_messages,
+    check_chat_template,
+    describe_timings,
+    make_request,
+    take_answer,
+)
+from shardcompute.cli.chat.conversation import Chat
+from shardcompute.cli.chat.prompt import (
+    has_terminal_input,
+    join_prompt,
+    read_piped,
+    split_arguments,
+    standard_input,
+)
+from shardcompute.cli.chat.remote import find_remote
+from shardcompute.cli.chat.terminal import read_terminal_line
+from shardcompute.cli.cluster.access import ApiKey, Url
+from shardcompute.cli.cluster.completion import complete_fetched
+from shardcompute.cli.console import Screen, open_screen
+from shardcompute.cli.models.opening import OpenModel, open_with_progress
+from shardcompute.cli.options import common as options
+from shardcompute.cli.options.common import Backend, WeightForm, engine_options
+from shardcompute.core.errors import UsageError
+from shardcompute.core.generation import Sampling
+from shardcompute.core.settings import load_settings
+
+
+def run(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="Model: smollm2 (the default), a folder, a .gguf file or org/repo.",
+            autocompletion=complete_fetched,
+        ),
+    ] = None,
+    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to ask.")] = None,
+    max_tokens: options.MaxTokens = 512,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    repeat_penalty: options.RepeatPenalty = 1.0,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    system: options.System = None,
+    raw: options.Raw = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one object with the answer, its tokens and timings.")
+    ] = False,
+    speculate: options.Speculate = None,
+    verbose: options.Verbose = False,
+    weights: options.Weights = WeightForm.NATIVE,
+    backend: options.BackendName = Backend.ONNX,
+    device: options.Device = "cpu",
+    threads: options.Threads = None,
+    context: options.Context = None,
+    kv_memory: options.KvMemory = None,
+    stages: options.Stages = 1,
+    local: Annotated[
+        bool, typer.Option("--local", help="Answer in this process, even if a cluster could.")
+    ] = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Ask a model something, or talk to it.
+
+    A cluster answers if one runs on this machine and serves the model, or the one at --url; otherwise, and with
+    --local or any engine option, this process does.
+
+    The answer is streamed to stdout. What is piped into stdin is the prompt, or follows PROMPT after an empty
+    line. Without either, on a terminal, a conversation begins; /help in it tells more.
+
+    An argument that stands alone is taken for the model if it is an existing path, or one word that has a
+    slash in it, ends in .gguf or is the default's name; otherwise it is the prompt for the default model. To be
+    sure, give both.
+    """
+    answer_options = AnswerOptions(
+        max_tokens=max_tokens,
+        sampling=Sampling(temperature, top_k, top_p, min_p, repeat_penalty),
+        seed=seed,
+        stop=tuple(stop or ()),
+        system=system,
+        is_raw=raw,
+        speculation=options.wish_for(speculate),
+    )
+    screen, settings = open_screen(), load_settings()
+    reference, question = _read_question(screen, model, prompt, is_json=json)
+    engine = engine_options(
+        weights=weights,
+        backend=backend,
+        device=device,
+        threads=threads,
+        context=context,
+        kv_memory=kv_memory,
+        stages=stages,
+    )
+    is_quiet = question is not None and not verbose
+    remote = find_remote(
+        reference,
+        is_local=local,
+        has_engine=engine != type(engine)(),
+        url=url,
+        api_key=api_key,
+        say=lambda text: None if is_quiet else screen.say(text, "dim"),
+    )
+    if remote is None:
+        opened = open_with_progress(reference, settings, engine, screen, is_quiet=is_quiet)
+    else:
+        opened = OpenModel(remote.as_service(), load_s=0.0)
+    with opened.service:
+        check_chat_template(opened.service, answer_options)
+        if question is None:
+            talk = Chat(opened.service, answer_options, screen, settings.data_dir, is_verbose=verbose)
+            talk.hold(read_terminal_line)
+        else:
+            _answer(opened, answer_options, question, screen, is_json=json, is_verbose=verbose)
+
+
+def _read_question(
+    screen: Screen, model: str | None, prompt: str | None, *, is_json: bool
+) -> tuple[str, str | None]:
+    """The model's reference and the whole prompt; no prompt means a conversation."""
+    reference, asked = split_arguments(model, prompt)
+    stdin = standard_input()
+    if asked is None and has_terminal_input(stdin):
+        if is_json:
+            raise UsageError("--json needs a prompt", hint="give one as an argument or pipe it in")
+        return reference, None
+    return reference, join_prompt(asked, read_piped(stdin, screen.say))
+
+
+def _answer(
+    opened: OpenModel,
+    answer_options: AnswerOptions,
+    question: str,
+    screen: Screen,
+    *,
+    is_json: bool,
+    is_verbose: bool,
+) -> None:
+    service = opened.service
+    request = make_request(service, answer_options, as_messages(answer_options, question))
+    reply = take_answer(service, request, _ignore if is_json else screen.write)
+    if not is_json and not reply.text.endswith("\n"):
+        screen.write("\n")
+    if reply.finish == "cancelled":
+        raise KeyboardInterrupt
+    if is_json:
+        described = as_json(service.name, request, reply, opened.load_s)
+        # A server tells text, not ids.
+        screen.write_json(described if reply.token_ids else {**described, "token_ids": None})
+    if is_verbose:
+        screen.say(describe_timings(reply, opened.load_s), "dim")
+
+
+def _ignore(text: str) -> None:
+    """The whole answer is printed at its end."""

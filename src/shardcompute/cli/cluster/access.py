@@ -1,0 +1,101 @@
+"""Finds the cluster that a command talks to: the one on this machine, or the one at --url."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from shardcompute.cli.options.cluster import cluster_folder
+from shardcompute.core.errors import UsageError
+from shardcompute.core.settings import load_settings
+
+if TYPE_CHECKING:
+    from shardcompute.cluster_client import ClusterClient
+
+_WHERE = "Where"
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="HTTP address of a cluster; by default the cluster on this machine.",
+        rich_help_panel=_WHERE,
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        metavar="KEY",
+        help="Its API key; that of the cluster on this machine is known.",
+        rich_help_panel=_WHERE,
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        metavar="FOLDER",
+        help="Folder of the cluster on this machine, if it is not the usual one.",
+        rich_help_panel=_WHERE,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterAddress:
+    """`is_here`: it runs on this machine, so that both mean the same by a path."""
+
+    url: str
+    api_key: str | None
+    is_here: bool
+
+
+def find_cluster(url: str | None, api_key: str | None, data_dir: Path | None) -> ClusterAddress | None:
+    """None where no --url is given and no cluster answers from the folder."""
+    from shardcompute.node.process.pidfile import CLUSTER_FILE, read_running
+
+    if url is not None:
+        if data_dir is not None:
+            raise UsageError("--url and --data-dir name two clusters", hint="give one of them")
+        return ClusterAddress(_check_url(url), api_key, is_here=False)
+    running = read_running(cluster_folder(load_settings(), data_dir) / CLUSTER_FILE)
+    if running is None or not running.api_url:
+        return None
+    return ClusterAddress(running.api_url, api_key or running.api_key or None, is_here=True)
+
+
+def require_cluster(url: str | None, api_key: str | None, data_dir: Path | None) -> ClusterAddress:
+    address = find_cluster(url, api_key, data_dir)
+    if address is None:
+        raise UsageError(
+            "no cluster runs on this machine, or it is still starting",
+            hint="start one with: shardcompute up; or give --url",
+        )
+    return address
+
+
+def connect(address: ClusterAddress) -> ClusterClient:
+    from shardcompute.cluster_client import ClusterClient
+
+    return ClusterClient(address.url, api_key=address.api_key)
+
+
+def open_cluster(url: str | None, api_key: str | None, data_dir: Path | None) -> ClusterClient:
+    return connect(require_cluster(url, api_key, data_dir))
+
+
+def _check_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address or not url.isprintable() or " " in url:
+        raise UsageError(f"{url!r} is not an HTTP address", hint="write it like http://192.168.1.5:8000")
+    return url.rstrip("/").removesuffix("/v1")

@@ -1,0 +1,99 @@
+"""What shells may offer for a word that is being typed, and the scripts that make them ask.
+
+Names come from this machine's disk and from the cluster that runs on it, never from further away: nobody waits for
+Tab. Whatever goes wrong means that there is nothing to offer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardcompute.cli.console import open_screen
+
+if TYPE_CHECKING:
+    from shardcompute.cluster_client import ClusterClient
+
+_PATIENCE_S = 1.0
+
+
+class Shell(StrEnum):
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def completion(
+    shell: Annotated[Shell, typer.Argument(metavar="|".join(Shell), help="The shell to write it for.")],
+) -> None:
+    """Print a script that makes a shell complete commands, options, and names of models and nodes.
+
+    For bash: eval "$(shardcompute completion bash)" in ~/.bashrc. For zsh the same in ~/.zshrc, behind compinit. For
+    fish: shardcompute completion fish > ~/.config/fish/completions/shardcompute.fish.
+    `shardcompute --install-completion` does it for the shell that it runs in.
+    """
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
+    script = get_completion_script(
+        prog_name="shardcompute", complete_var="_SHARDCOMPUTE_COMPLETE", shell=shell.value
+    )
+    open_screen().write(f"{script}\n")
+
+
+def complete_fetched(incomplete: str) -> list[str]:
+    """Models on this machine's disk, and the embedded one."""
+    return _matching(incomplete, _fetched)
+
+
+def complete_served(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Models that the cluster on this machine serves."""
+    return _matching(incomplete, lambda: _ask(ctx, lambda client: client.models()))
+
+
+def complete_nodes(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of nodes of the cluster on this machine; ids where names are not typed so far."""
+
+    def names(client: ClusterClient) -> list[str]:
+        there = [node for node in client.state().nodes if node.status != "gone"]
+        by_name = [node.name for node in there]
+        return (
+            by_name if any(name.startswith(incomplete) for name in by_name) else [node.id for node in there]
+        )
+
+    return _matching(incomplete, lambda: _ask(ctx, names))
+
+
+def _matching(incomplete: str, names: Callable[[], Iterable[str]]) -> list[str]:
+    with contextlib.suppress(Exception):
+        return sorted({name for name in names() if name.startswith(incomplete)})
+    return []
+
+
+def _fetched() -> list[str]:
+    from shardcompute.core.settings import load_settings
+    from shardcompute.weights.cache import ModelCache
+
+    return [
+        "smollm2",
+        *(str(entry.reference) for entry in ModelCache(load_settings().data_dir).list_entries()),
+    ]
+
+
+def _ask(ctx: typer.Context, question: Callable[[ClusterClient], list[str]]) -> list[str]:
+    from shardcompute.cli.cluster.access import find_cluster
+    from shardcompute.cluster_client import ClusterClient
+
+    given: dict[str, Any] = ctx.params
+    if given.get("url"):
+        return []
+    folder = given.get("data_dir")
+    address = find_cluster(None, given.get("api_key"), Path(folder) if folder else None)
+    if address is None:
+        return []
+    with ClusterClient(address.url, api_key=address.api_key, timeout_s=_PATIENCE_S) as client:
+        return question(client)

@@ -1,0 +1,93 @@
+"""`shardcompute load` and `unload`: what a cluster serves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardcompute.cli.cluster.access import (
+    ApiKey,
+    ClusterAddress,
+    DataDir,
+    Url,
+    connect,
+    open_cluster,
+    require_cluster,
+)
+from shardcompute.cli.cluster.completion import complete_fetched, complete_served
+from shardcompute.cli.console import open_screen
+from shardcompute.cli.options import common as options
+from shardcompute.cli.options.common import WeightForm
+from shardcompute.cli.progress import waiting
+from shardcompute.weights.reference import parse_reference
+
+if TYPE_CHECKING:
+    from shardcompute.node.admin.views import ModelView
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="Model: smollm2, a folder, a .gguf file or org/repo.",
+        autocompletion=complete_fetched,
+    ),
+]
+Chains = Annotated[
+    int,
+    typer.Option("--chains", metavar="N", min=1, max=64, help="Copies of it, each on machines of its own."),
+]
+
+
+def load(
+    model: Model,
+    weights: options.Weights = WeightForm.NATIVE,
+    chains: Chains = 1,
+    url: Url = None,
+    api_key: ApiKey = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Have a cluster serve another model, and wait until it does.
+
+    The cluster fetches what it lacks. Ctrl-C stops the waiting, not the loading; unload takes it back. A model
+    that is served already can be given other weights or another number of chains.
+    """
+    from shardcompute.cli.cluster.following import follow_load
+
+    screen = open_screen()
+    address = require_cluster(url, api_key, data_dir)
+    with connect(address) as client:
+        order = client.load_model(name_for(address, model), form=weights.value, chains=chains)
+        with waiting(screen, f"loading {order.name}") as progress:
+            served = follow_load(client.watch(), order, progress)
+    screen.say(_outcome(served))
+    for reason in served.reasons:
+        screen.say(reason, "yellow")
+
+
+def unload(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Its name as `status` tells it.", autocompletion=complete_served
+        ),
+    ],
+    url: Url = None,
+    api_key: ApiKey = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Have a cluster stop serving a model, or fetching it; requests that it is answering end."""
+    screen = open_screen()
+    with open_cluster(url, api_key, data_dir) as client:
+        client.unload_model(model)
+    screen.say(f"{model} is not served any more")
+
+
+def name_for(address: ClusterAddress, model: str) -> str:
+    """A path means to a cluster on this machine what it means here."""
+    return str(parse_reference(model)) if address.is_here else model
+
+
+def _outcome(model: ModelView) -> str:
+    chains = "chain" if model.wanted_chains == 1 else "chains"
+    return f"{model.name} is served by {model.ready_chains} of {model.wanted_chains} {chains}"

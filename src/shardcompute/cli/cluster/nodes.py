@@ -1,0 +1,77 @@
+"""`shardcompute nodes`: the machines of a cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardcompute.cli.cluster.access import ApiKey, DataDir, Url, open_cluster
+from shardcompute.cli.console import open_screen
+from shardcompute.cli.options.common import Json, Watch
+from shardcompute.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from shardcompute.cli.cluster.watching import Picture
+    from shardcompute.node.admin.views import ClusterView, NodeView
+
+_MAP_WIDTH = 80
+
+
+def nodes(
+    json: Json = False,
+    map: Annotated[
+        bool, typer.Option("--map", help="Draw which layers are where, and what slows a chain down.")
+    ] = False,
+    everyone: Annotated[bool, typer.Option("--all", help="List nodes that have left, too.")] = False,
+    watch: Watch = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+    data_dir: DataDir = None,
+) -> None:
+    """The machines of a cluster: how they are, what they offer, which layers they hold.
+
+    With --map every chain is a row of blocks, each as wide as the layers that its machine holds. With --json --watch
+    every change is a line.
+    """
+    from shardcompute.cli.cluster import watching
+
+    if json and map:
+        raise UsageError("--map is for people, --json for programs", hint="give one of the two")
+    if everyone and map:
+        raise UsageError("nodes that have left hold no layers to draw", hint="give --all or --map")
+    screen = open_screen()
+    picture = _picture(is_map=map, has_everyone=everyone)
+    with open_cluster(url, api_key, data_dir) as client:
+        if watch:
+            watching.watch(client, picture, screen, is_json=json)
+            return
+        view = client.state()
+    listed = _listed(view, everyone)
+    if not listed and not json:
+        screen.say("no machine has joined yet; shardcompute token create makes a token to join with")
+        return
+    watching.show_once(view, picture, screen, is_json=json)
+    if not json:
+        for node in listed:
+            for failure in node.failures:
+                screen.say(f"{node.name} could not load {failure.model}: {failure.reason}", "yellow")
+
+
+def _picture(*, is_map: bool, has_everyone: bool) -> Picture:
+    from shardcompute.cli.cluster.layer_map import draw_map
+    from shardcompute.cli.cluster.text import describe_nodes, fit
+    from shardcompute.cli.cluster.watching import Picture
+
+    def lines(view: ClusterView, width: int, height: int | None) -> list[str]:
+        if is_map:
+            # What is piped is read later, in windows that nobody knows.
+            return fit(draw_map(view, width if height else min(width, _MAP_WIDTH)), height)
+        return fit(describe_nodes(_listed(view, has_everyone), width), height)
+
+    return Picture(lines, lambda view: [dataclasses.asdict(node) for node in _listed(view, has_everyone)])
+
+
+def _listed(view: ClusterView, has_everyone: bool) -> list[NodeView]:
+    return [node for node in view.nodes if has_everyone or node.status != "gone"]

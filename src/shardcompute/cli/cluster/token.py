@@ -1,0 +1,109 @@
+"""`shardcompute token …`: what machines join with."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardcompute.cli.cluster.access import ApiKey, DataDir, Url, open_cluster
+from shardcompute.cli.console import open_screen
+from shardcompute.cli.durations import format_duration, parse_duration
+from shardcompute.cli.options.common import Json
+
+if TYPE_CHECKING:
+    from shardcompute.node.admin.views import TokenView
+
+app = typer.Typer(help="Make, list and revoke the tokens that machines join with.", no_args_is_help=True)
+
+
+class TokenRole(StrEnum):
+    """What a machine becomes that joins."""
+
+    WORKER = "worker"
+    DRIVER = "driver"
+
+
+@app.command()
+def create(
+    expires: Annotated[
+        float,
+        typer.Option(
+            "--expires",
+            metavar="TIME",
+            parser=parse_duration,
+            help="How long it is good for, such as 30m, 1h or 7d.",
+        ),
+    ] = "1d",  # type: ignore[assignment] # Typer gives defaults to the parser, too
+    uses: Annotated[
+        int | None, typer.Option("--uses", metavar="N", min=1, help="Machines that may join with it.")
+    ] = None,
+    role: Annotated[
+        TokenRole | None,
+        typer.Option("--role", help="What machines may be that join with it; by default either."),
+    ] = None,
+    json: Json = False,
+    url: Url = None,
+    api_key: ApiKey = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Make a token and print it. It is shown this once."""
+    screen = open_screen()
+    with open_cluster(url, api_key, data_dir) as client:
+        token = client.create_token(
+            expires_s=expires, max_uses=uses, role=None if role is None else role.value
+        )
+    if json:
+        screen.write_json(dataclasses.asdict(token))
+        return
+    machines = "any number of machines" if uses is None else f"{uses} machine{'' if uses == 1 else 's'}"
+    screen.say(f"token {token.id}, good for {format_duration(expires)} and {machines}; on each of them run:")
+    screen.say("")
+    command = "driver" if role is TokenRole.DRIVER else "join"
+    screen.write(f"shardcompute {command} {token.token}\n")
+
+
+@app.command("list")
+def list_tokens(
+    json: Json = False, url: Url = None, api_key: ApiKey = None, data_dir: DataDir = None
+) -> None:
+    """All tokens; what they open with is not among what is known of them."""
+    screen = open_screen()
+    with open_cluster(url, api_key, data_dir) as client:
+        tokens = client.tokens()
+    screen.write_records(
+        tokens,
+        ("ID", "STATE", "FOR", "USES", "EXPIRES"),
+        partial(_row, now_s=time.time()),
+        is_json=json,
+        nothing="there is no token; shardcompute token create makes one",
+    )
+
+
+@app.command()
+def revoke(
+    token: Annotated[str, typer.Argument(metavar="ID", help="The token's id, as list tells it.")],
+    url: Url = None,
+    api_key: ApiKey = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Let nobody join with a token any more. Machines that did stay."""
+    screen = open_screen()
+    with open_cluster(url, api_key, data_dir) as client:
+        client.revoke_token(token)
+    screen.say(f"nobody joins with token {token} any more")
+
+
+def _row(token: TokenView, now_s: float) -> tuple[str, ...]:
+    left_s = token.expires_at_s - now_s
+    return (
+        token.id,
+        token.state,
+        " or ".join(sorted(token.roles)),
+        f"{len(token.used_by)} of {'any' if token.max_uses is None else token.max_uses}",
+        f"in {format_duration(left_s)}" if left_s > 0 else f"{format_duration(-left_s)} ago",
+    )

@@ -1,0 +1,148 @@
+"""`shardcompute pull`, `list` and `rm`: the models on this machine's disk."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardcompute.cli.chat.prompt import has_terminal_input, standard_input
+from shardcompute.cli.cluster.completion import complete_fetched
+from shardcompute.cli.console import Screen, open_screen
+from shardcompute.cli.options.common import Json
+from shardcompute.cli.progress import waiting
+from shardcompute.cli.sizes import format_age
+from shardcompute.core.errors import CancelledError, UsageError
+from shardcompute.core.settings import load_settings
+from shardcompute.weights.disk import format_bytes
+from shardcompute.weights.reference import EmbeddedReference, HubReference, parse_reference
+
+if TYPE_CHECKING:
+    from shardcompute.weights.cache import CacheEntry
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="Model: smollm2, org/repo, org/repo@revision or org/repo:QUANT.",
+        autocompletion=complete_fetched,
+    ),
+]
+
+
+def pull(model: Model) -> None:
+    """Fetch a model, or go on fetching it.
+
+    Files that are already here are not fetched again, and a fetch that was interrupted goes on where it
+    stopped.
+    """
+    from shardcompute.weights.cache import ModelCache
+    from shardcompute.weights.sources import resolve
+
+    screen, settings = open_screen(), load_settings()
+    reference = parse_reference(model)
+    was_here = not isinstance(reference, EmbeddedReference | HubReference) or (
+        ModelCache(settings.data_dir).find(reference) is not None
+    )
+    try:
+        with (
+            waiting(screen, f"fetching {reference}", is_quiet=was_here) as progress,
+            resolve(reference, settings, progress) as files,
+        ):
+            size, folder = format_bytes(files.total_bytes), files.folder
+    except KeyboardInterrupt:
+        raise CancelledError(
+            f"{reference} is not complete", hint=f"shardcompute pull {reference} goes on where this stopped"
+        ) from None
+    screen.say(f"{reference} {'was already' if was_here else 'is now'} on this machine: {size} in {folder}")
+
+
+def list_models(json: Json = False) -> None:
+    """The models that were fetched."""
+    from shardcompute.weights.cache import ModelCache
+
+    screen = open_screen()
+    entries = ModelCache(load_settings().data_dir).list_entries()
+    if json:
+        screen.write_json([_as_json(entry) for entry in entries])
+        return
+    if not entries:
+        screen.say("no model has been fetched yet; shardcompute pull smollm2 fetches the default")
+        return
+    now = datetime.datetime.now(datetime.UTC)
+    screen.write_table(
+        ("NAME", "REFERENCE", "SIZE", "KIND", "AGE"), [_as_row(entry, now) for entry in entries]
+    )
+    for entry in entries:
+        if entry.is_damaged:
+            screen.say(f"{entry.reference} is damaged: {entry.damage}; {entry.hint}", "yellow")
+
+
+def rm(
+    model: Model,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a fetched model, or what was fetched of it so far."""
+    from shardcompute.weights.cache import ModelCache
+
+    screen = open_screen()
+    cache = ModelCache(load_settings().data_dir)
+    reference = parse_reference(model)
+    entry = cache.find(reference)
+    # A quantisation may be kept as the choice for its whole repository.
+    kept = reference if entry is None else entry.reference
+    if entry is not None and not yes and not _is_confirmed(screen, entry):
+        screen.say("nothing was deleted")
+        return
+    freed = cache.remove(kept)
+    screen.say(f"deleted {kept}, {format_bytes(freed)}")
+
+
+def _is_confirmed(screen: Screen, entry: CacheEntry) -> bool:
+    if not has_terminal_input(standard_input()):
+        raise UsageError(
+            f"{entry.reference} would be deleted without asking", hint="add --yes if you mean it"
+        )
+    screen.err.print(f"delete {entry.reference}, {format_bytes(entry.size_bytes)}? [y/N] ", end="")
+    try:
+        answer = input()
+    except EOFError:
+        return False
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _name(entry: CacheEntry) -> str:
+    if isinstance(entry.reference, HubReference):
+        return entry.reference.repo
+    from shardcompute.weights.wheel import SMOLLM2
+
+    return SMOLLM2.name
+
+
+def _kind(entry: CacheEntry) -> str:
+    if entry.manifest is None:
+        return "damaged"
+    return "gguf" if any(file.name.endswith(".gguf") for file in entry.manifest.files) else "safetensors"
+
+
+def _as_row(entry: CacheEntry, now: datetime.datetime) -> tuple[str, ...]:
+    age = "?"
+    if entry.manifest is not None:
+        age = format_age((now - datetime.datetime.fromisoformat(entry.manifest.created)).total_seconds())
+    return _name(entry), str(entry.reference), format_bytes(entry.size_bytes), _kind(entry), age
+
+
+def _as_json(entry: CacheEntry) -> dict[str, Any]:
+    manifest = entry.manifest
+    return {
+        "name": _name(entry),
+        "reference": str(entry.reference),
+        "size_bytes": entry.size_bytes,
+        "kind": _kind(entry),
+        "created": manifest.created if manifest else None,
+        "commit": manifest.commit if manifest else None,
+        "quant": manifest.quant if manifest else None,
+        "folder": str(entry.path),
+        "damage": entry.damage,
+    }

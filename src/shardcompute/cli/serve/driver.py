@@ -1,0 +1,226 @@
+"""`shardcompute driver`: the API of a cluster on another machine, beside the coordinator's own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from shardcompute.cli.console import Screen, open_screen
+from shardcompute.cli.exits import show_error
+from shardcompute.cli.serve.addresses import (
+    address_towards,
+    check_ports,
+    is_any_address,
+    is_loopback,
+    reachable_host,
+)
+from shardcompute.cli.serve.greeting import check_keys, greeting
+from shardcompute.cli.serve.shaping import Shape, open_transport
+from shardcompute.cli.serve.stopping import exit_at_once
+from shardcompute.cli.serve.worker import Host, Port
+from shardcompute.core.errors import AuthError
+from shardcompute.core.settings import load_settings
+
+if TYPE_CHECKING:
+    from shardcompute.node.driver.standalone import DriverOptions, RemoteDriver
+    from shardcompute.node.enrolment.stored import Member
+    from shardcompute.node.process.pidfile import Claim
+
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class DriverPlan:
+    """Where a driver is reached: by stages at `host`, by clients at `api_host`."""
+
+    folder: Path
+    host: str | None
+    port: int
+    advertise: str | None
+    name: str | None
+    api_host: str
+    api_port: int
+    keys: list[str]
+    shape: str | None = None
+
+    def options(self, member: Member) -> DriverOptions:
+        from shardcompute.node.driver.standalone import DriverOptions
+
+        own = address_towards(member.control_urls[0])
+        host = self.host or own
+        return DriverOptions(
+            host=host,
+            port=self.port,
+            advertise=self.advertise or (own if is_any_address(host) else host),
+            name=self.name or "",
+            transport=open_transport(self.shape),
+        )
+
+
+def driver(
+    token: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TOKEN",
+            help="A token of `shardcompute token create`; not needed in a folder that has joined before.",
+        ),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-dir",
+            metavar="FOLDER",
+            help="Folder of the driver, by default `driver` in the data folder. Each folder is a driver of its own.",
+        ),
+    ] = None,
+    api_host: Annotated[
+        str,
+        typer.Option(
+            "--api-host", metavar="ADDRESS", help="Address of the HTTP API; 0.0.0.0 for other machines too."
+        ),
+    ] = "127.0.0.1",
+    api_port: Annotated[
+        int,
+        typer.Option(
+            "--api-port", metavar="N", min=0, max=65535, help="Port of the HTTP API; 0 for any free one."
+        ),
+    ] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api-key",
+            metavar="KEY",
+            help="Key that clients must send; may be repeated. The cluster's own keys are accepted too.",
+        ),
+    ] = None,
+    host: Host = None,
+    port: Port = 0,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            "--advertise", metavar="HOST", help="Name or address under which other nodes reach this driver."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name", metavar="NAME", help="What people call this driver, by default the machine's name."
+        ),
+    ] = None,
+    shape: Shape = None,
+) -> None:
+    """Serve a cluster's models over HTTP from this machine too, until Ctrl-C.
+
+    A driver holds no layers: it talks to clients and sends their tokens round the cluster's workers, beside the
+    coordinator's own driver. One near the workers answers faster than one far away, and those who use it need not
+    reach the coordinator's machine.
+    """
+    from shardcompute.node.enrolment.stored import join_from, open_member
+    from shardcompute.node.process.pidfile import DRIVER_FILE, check_free
+    from shardcompute.security.names import Role
+    from shardcompute.security.tokens import parse_token
+
+    screen = open_screen()
+    folder = (data_dir or load_settings().data_dir / "driver").absolute()
+    plan = DriverPlan(
+        folder, host, port, advertise, name, api_host, api_port, check_keys(api_key or []), shape
+    )
+    check_free(folder / DRIVER_FILE)
+    if token is None:
+        member = open_member(folder, Role.DRIVER)
+    else:
+        member = join_from(folder, parse_token(token), Role.DRIVER)
+        screen.say(f"joined {member.credentials.own.cluster} as {member.credentials.identity.node_id}")
+    run_driver(plan, member, screen)
+
+
+def run_driver(plan: DriverPlan, member: Member, screen: Screen) -> NoReturn:
+    """Until a signal or the coordinator asks to stop."""
+    from shardcompute.node.driver.standalone import RemoteDriver
+    from shardcompute.node.process.log_files import logging_to_file
+    from shardcompute.node.process.pidfile import DRIVER_FILE, claim
+    from shardcompute.node.telemetry.traces import tracing
+
+    with contextlib.ExitStack() as stack:
+        held = stack.enter_context(claim(plan.folder / DRIVER_FILE, plan.name or ""))
+        stack.enter_context(logging_to_file(plan.folder, "driver"))
+        options = plan.options(member)
+        check_ports([(plan.api_host, plan.api_port), (options.host, options.port)])
+        serving = RemoteDriver(member.credentials, list(member.control_urls), options)
+        stack.enter_context(contextlib.closing(serving))
+        stack.enter_context(tracing(load_settings(), serving.swarm.requests))
+        foreground = _Foreground(plan, serving, held, screen)
+        asyncio.run(foreground.serve())
+        serving.leave()
+        code = foreground.exit_code()
+    exit_at_once(code)
+
+
+class _Foreground:
+    """Serves the API and says what happens meanwhile."""
+
+    def __init__(self, plan: DriverPlan, driver: RemoteDriver, held: Claim, screen: Screen) -> None:
+        self._plan = plan
+        self._driver = driver
+        self._held = held
+        self._screen = screen
+        self._host, self._port = plan.api_host, plan.api_port
+        self._stop = asyncio.Event()
+
+    async def serve(self) -> None:
+        from shardcompute.api import create_app, serve
+
+        plan = self._plan
+        needs_key = bool(plan.keys) or not is_loopback(plan.api_host)
+        app = create_app(
+            self._driver.swarm,
+            api_keys=plan.keys or None,
+            verify_key=self._driver.verify_key if needs_key else None,
+        )
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(self._watch())
+            try:
+                await serve(app, plan.api_host, plan.api_port, on_listening=self._listening, stop=self._stop)
+            finally:
+                watcher.cancel()
+
+    def exit_code(self) -> int:
+        """0 unless the coordinator will not have us any more."""
+        if self._driver.refusal:
+            refused = AuthError(
+                f"the coordinator refuses this driver: {self._driver.refusal}",
+                hint="ask for a new token and join again",
+            )
+            show_error(self._screen, refused)
+            return refused.exit_code
+        released = "the coordinator has released this driver" if self._driver.has_left else "stopped"
+        self._screen.say(released)
+        return 0
+
+    def _listening(self, host: str, port: int) -> None:
+        self._host, self._port = reachable_host(host), port
+        near = "127.0.0.1" if is_any_address(host) else reachable_host(host)
+        self._held.update(api_url=f"http://{near}:{port}")
+        url = f"http://{self._host}:{port}"
+        self._screen.say(f"the API listens at {url}; Ctrl-C stops it")
+        self._driver.start(url)
+
+    async def _watch(self) -> None:
+        has_greeted = False
+        while not (self._driver.refusal or self._driver.has_left):
+            if not has_greeted and self._driver.swarm.is_ready():
+                has_greeted = True
+                self._greet(self._driver.swarm.models()[0].name)
+            await asyncio.sleep(_LOOK_S)
+        self._stop.set()
+
+    def _greet(self, model: str) -> None:
+        for line in greeting(model, self._host, self._port, self._plan.keys):
+            self._screen.say(line)
+        if not self._plan.keys and not is_loopback(self._plan.api_host):
+            self._screen.say("Clients need an API key of the cluster, such as that which `up` has printed.")

@@ -1,0 +1,303 @@
+"""A cluster in the foreground: coordinator and HTTP API in this process, local workers beside it.
+
+`up` and `coordinator` are this with different plans. What happens in the cluster is said line by line, what is
+being fetched also in a status line on terminals; the greeting comes with the first chain that serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardcompute.cli.console import Screen
+from shardcompute.cli.models.draft_head import check_fitted
+from shardcompute.cli.options.cluster import (
+    CLUSTER_PORT,
+    CONTEXT,
+    JOIN_PORT,
+    KV_TOKENS,
+    LATENCY_WEIGHTS,
+    Drafting,
+    Preference,
+    Seating,
+    draft_heads_folder,
+)
+from shardcompute.cli.progress import waiting
+from shardcompute.cli.serve.addresses import check_ports, is_any_address, is_loopback, reachable_host
+from shardcompute.cli.serve.greeting import check_keys, greeting, invitation
+from shardcompute.cli.serve.shaping import open_transport
+from shardcompute.cli.serve.stopping import terminating_as_interrupt
+from shardcompute.core.generation import Speculation
+from shardcompute.core.settings import Settings
+from shardcompute.weights.reference import parse_reference
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from shardcompute.control.state import ClusterState
+    from shardcompute.node.cluster import Cluster, ClusterOptions
+    from shardcompute.node.process.launch import LocalWorkers
+    from shardcompute.node.process.pidfile import Claim
+    from shardcompute.weights.checkpoint import Checkpoint
+
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmPlan:
+    """What to start. `workers` None: none on this machine. Other Nones: the defaults that the options name."""
+
+    model: str
+    folder: Path
+    host: str
+    port: int
+    keys: list[str]
+    form: str
+    name: str | None = None
+    cluster_port: int | None = None
+    join_port: int | None = None
+    advertise: str | None = None
+    context: int | None = None
+    kv_tokens: int | None = None
+    draft_heads: Path | None = None
+    speculate: Drafting = Drafting.AUTO
+    draft_model: str | None = None
+    chains: int | None = None
+    prefer: Preference | None = None
+    seating: Seating | None = None
+    wire: str | None = None
+    workers: LocalWorkers | None = None
+    shape: str | None = None
+
+    def cluster_options(self, settings: Settings) -> ClusterOptions:
+        from shardcompute.control import PlacementPolicy
+        from shardcompute.node.cluster import ClusterOptions
+        from shardcompute.node.driver.draft_model import drafters_from
+        from shardcompute.node.worker.codec_choice import EXACT, check_wire
+
+        return ClusterOptions(
+            folder=self.folder,
+            name=self.name or "home",
+            host=self.host,
+            port=_or(self.cluster_port, CLUSTER_PORT),
+            join_port=_or(self.join_port, JOIN_PORT),
+            advertise=self.advertise or reachable_host(self.host),
+            kv_tokens=_or(self.kv_tokens, KV_TOKENS),
+            draft_heads=self.draft_heads,
+            ahead_heads=draft_heads_folder(settings),
+            speculation=Speculation(self.speculate.value),
+            open_drafters=drafters_from(self.draft_model, settings, _or(self.context, CONTEXT)),
+            context_length=_or(self.context, CONTEXT),
+            placing=PlacementPolicy(
+                latency_weight=LATENCY_WEIGHTS[self.prefer or Preference.BALANCED],
+                drivers=(self.seating or Seating.AUTO).value,
+            ),
+            wire=check_wire(EXACT if self.wire is None else self.wire),
+            transport=open_transport(self.shape),
+        )
+
+
+def run_swarm(plan: SwarmPlan, screen: Screen, settings: Settings) -> None:
+    """Until a signal asks to stop."""
+    from shardcompute.node.process.launch import check_cluster_name_of
+    from shardcompute.node.process.log_files import logging_to_file
+    from shardcompute.node.process.pidfile import CLUSTER_FILE, claim
+
+    check_keys(plan.keys)
+    parse_reference(plan.model)  # a wrong name is said before anything is started
+    if plan.name is not None:
+        check_cluster_name_of(plan.folder, plan.name)
+    with terminating_as_interrupt(), claim(plan.folder / CLUSTER_FILE, plan.name or "") as held:
+        options = plan.cluster_options(settings)
+        check_ports([(plan.host, plan.port), (plan.host, options.port), (plan.host, options.join_port)])
+        with logging_to_file(plan.folder, "coordinator"):
+            checkpoint = _open(plan.model, screen, settings)
+            check_fitted(checkpoint, plan.draft_heads, plan.model)
+            _run(plan, options, checkpoint, held, screen, settings)
+    screen.say("stopped")
+
+
+def _open(model: str, screen: Screen, settings: Settings) -> Checkpoint:
+    from shardcompute.weights.checkpoint import open_checkpoint
+    from shardcompute.weights.sources import resolve
+
+    reference = parse_reference(model)
+    with waiting(screen, f"opening {reference}") as progress:
+        return open_checkpoint(resolve(reference, settings, progress))
+
+
+def _run(
+    plan: SwarmPlan,
+    options: ClusterOptions,
+    checkpoint: Checkpoint,
+    held: Claim,
+    screen: Screen,
+    settings: Settings,
+) -> None:
+    from shardcompute.api import create_app
+    from shardcompute.node.admin.admin import ClusterAdmin
+    from shardcompute.node.cluster import Cluster
+    from shardcompute.node.process import launch
+    from shardcompute.node.telemetry.traces import tracing
+    from shardcompute.security.tokens import parse_token
+    from shardcompute.web import page_routes
+
+    served = launch.Served(checkpoint, plan.form, plan.chains or 1)
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(Cluster(options))
+        stack.enter_context(tracing(settings, cluster.swarm.requests))
+        admin = stack.enter_context(ClusterAdmin(cluster, settings))
+        for name in launch.prepare(cluster, served):
+            screen.say(f"{name} is not served any more")
+        admin.restore(without=checkpoint.name)
+        invited = cluster.create_token()
+        token = parse_token(invited)
+        keys = plan.keys if plan.keys or is_loopback(plan.host) else [launch.api_key_of(cluster)]
+        held.update(
+            name=token.cluster,
+            api_key=keys[0] if keys else "",
+            cluster_port=launch.cluster_port(cluster),
+            join_port=launch.join_port(token),
+        )
+        if plan.workers is not None:
+            screen.say(f"starting {_count(plan.workers.count, 'worker')} on this machine")
+            stack.enter_context(launch.running_workers(cluster, token, plan.workers, screen.say))
+            stack.callback(cluster.coordinator.stand_down)
+        launch.serve_from_workers(cluster, served, plan.workers.count if plan.workers else 0)
+        app = create_app(
+            cluster.swarm,
+            api_keys=plan.keys or None,
+            verify_key=admin.verify_key if keys else None,
+            admin=admin,
+            page=page_routes(),
+        )
+        asyncio.run(_Foreground(plan, cluster, app, keys, invited, held, screen).serve())
+        screen.say("stopping")
+
+
+class _Foreground:
+    """Serves the API and says what happens meanwhile."""
+
+    def __init__(
+        self,
+        plan: SwarmPlan,
+        cluster: Cluster,
+        app: Starlette,
+        keys: list[str],
+        invited: str,
+        held: Claim,
+        screen: Screen,
+    ) -> None:
+        self._plan = plan
+        self._cluster = cluster
+        self._app = app
+        self._keys = keys
+        self._invited = invited
+        self._held = held
+        self._screen = screen
+        self._host, self._port = plan.host, plan.port
+        self._has_greeted = False
+        self._complaint: tuple[str, ...] = ()
+
+    async def serve(self) -> None:
+        from shardcompute.api import serve
+
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(self._watch())
+            try:
+                await serve(self._app, self._plan.host, self._plan.port, on_listening=self._listening)
+            finally:
+                watcher.cancel()
+
+    def _listening(self, host: str, port: int) -> None:
+        self._host, self._port = self._plan.advertise or reachable_host(host), port
+        # Commands on this machine need no network.
+        near = "127.0.0.1" if is_any_address(host) else reachable_host(host)
+        self._held.update(api_url=f"http://{near}:{port}")
+        if self._plan.workers is None:
+            self._say_all([f"the API listens at http://{self._host}:{port}", *self._invitation()])
+
+    async def _watch(self) -> None:
+        from shardcompute.cli.serve.milestones import activity, milestones
+        from shardcompute.control.state import ClusterState
+
+        seen = ClusterState()
+        with _status(self._screen) as show:
+            while True:
+                state = self._cluster.coordinator.state
+                self._say_all(milestones(seen, state))
+                show(activity(state))
+                if not self._has_greeted:
+                    self._greet_or_complain(state)
+                seen = state
+                await asyncio.sleep(_LOOK_S)
+
+    def _greet_or_complain(self, state: ClusterState) -> None:
+        if self._cluster.swarm.is_ready():
+            self._has_greeted = True
+            name = self._cluster.swarm.models()[0].name
+            self._say_all(greeting(name, self._host, self._port, self._keys))
+            if any(getattr(route, "path", None) == "/" for route in self._app.routes):
+                self._screen.say(f"The dashboard is at http://{self._host}:{self._port}/")
+            self._say_all([*self._invitation(), "Ctrl-C stops it."])
+            return
+        self._complain(state)
+
+    def _complain(self, state: ClusterState) -> None:
+        """Say what is missing, once everybody who was started is there."""
+        from shardcompute.control.explain import report_models
+
+        expected = self._plan.workers.count if self._plan.workers is not None else 1
+        if sum(node.is_live and node.can_work for node in state.nodes.values()) < expected:
+            return
+        for report in report_models(state, time.monotonic()):
+            if report.status == "unservable" and report.reasons != self._complaint:
+                self._complaint = report.reasons
+                self._say_all([f"{report.model} does not fit yet:", *(f"  {r}" for r in report.reasons)])
+                self._say_all(self._invitation())
+
+    def _invitation(self) -> list[str]:
+        return invitation(self._invited, self._plan.host)
+
+    def _say_all(self, lines: list[str]) -> None:
+        for line in lines:
+            self._screen.say(line)
+
+
+class _StatusLine:
+    """The last line of a terminal, which says what is going on."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._status = screen.err.status("") if screen.is_live else None
+        self._is_shown = False
+
+    def __call__(self, text: str) -> None:
+        if self._status is None:
+            return
+        if text:
+            self._status.update(text)
+        if bool(text) is not self._is_shown:
+            self._is_shown = bool(text)
+            (self._status.start if text else self._status.stop)()
+
+
+@contextlib.contextmanager
+def _status(screen: Screen) -> Iterator[_StatusLine]:
+    line = _StatusLine(screen)
+    try:
+        yield line
+    finally:
+        line("")
+
+
+def _or(given: int | None, default: int) -> int:
+    return default if given is None else given
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,0 +1,179 @@
+"""`shardcompute bench wan`: one model, machines far apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from shardcompute.core.errors import UsageError
+from shardcompute.sim import Emulator
+
+if TYPE_CHECKING:
+    from shardcompute.bench.wan import Mismatch, WanOutcome
+    from shardcompute.bench.wan_cluster import WanServing
+
+MISMATCHED = 1
+_SHOWN_MISMATCHES = 10
+
+
+def wan(
+    data: Annotated[Path, typer.Option(help="Spec-Bench's questions as JSON lines.")],
+    model: Annotated[
+        str,
+        typer.Option("--model", help="Model: a folder, a .gguf file, org/repo, or nothing for the default."),
+    ] = "",
+    weights: Annotated[str, typer.Option(help="Weight form.")] = "native",
+    ring_ms: Annotated[
+        str, typer.Option(help="Times once round the ring in ms, separated by commas.")
+    ] = "20,80,200",
+    mbit: Annotated[
+        float, typer.Option(min=0.1, help="Mbit/s of every machine's line, up and down.")
+    ] = 100.0,
+    per_category: Annotated[int, typer.Option(min=1, help="Prompts of each category.")] = 1,
+    tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 64,
+    streams: Annotated[str, typer.Option(help="Streams at once, separated by commas.")] = "1,4,8,16",
+    arms: Annotated[
+        str, typer.Option(help="Arms: plain, ngram, self, ahead, model, auto; several streams: plain, auto.")
+    ] = "plain,ngram,self,ahead,auto",
+    workers: Annotated[int, typer.Option(min=2, max=16, help="Stages, each on a machine of its own.")] = 3,
+    draft_model: Annotated[
+        str, typer.Option("--draft-model", help="A model of the same vocabulary for the arm called model.")
+    ] = "",
+    max_memory: Annotated[
+        str, typer.Option(help="Memory of each worker, such as 150M; by default what its share needs.")
+    ] = "",
+    emulator: Annotated[
+        Emulator,
+        typer.Option(help="Network namespaces (root on Linux: real TCP), or shaped links (anywhere)."),
+    ] = Emulator.AUTO,
+    thin: Annotated[
+        bool, typer.Option("--thin", help="Instead: a 2,000-token prompt over 10 Mbit/s uplinks, by --wire.")
+    ] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="With --thin: how often both arms take their turn.")] = 3,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw pictures into this folder.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write raw results to this file.")] = None,
+) -> None:
+    """Machines far apart: plain decoding against drafts, on an emulated network.
+
+    Exit code 1 if any arm answers a prompt differently from the others.
+    """
+    from shardcompute.bench.wan_plots import check_plotting
+
+    if plot is not None:
+        check_plotting()
+    serving = _serving(model, weights, max_memory)
+    if thin:
+        _run_thin(serving, data, rounds, workers, emulator, json_file)
+        return
+    from shardcompute.bench.wan import WanBench, run_wan_bench
+    from shardcompute.cli.tools.bench import Progress
+
+    bench = WanBench(
+        serving,
+        data,
+        ring_ms=[float(part) for part in _numbers(ring_ms, "--ring-ms")],
+        mbit=mbit,
+        per_category=per_category,
+        tokens=tokens,
+        streams=[int(part) for part in _numbers(streams, "--streams")],
+        arms=arms.split(","),
+        workers=workers,
+        draft_model=draft_model,
+        emulator=emulator,
+    )
+    with Progress() as say:
+        outcome = run_wan_bench(bench, say)
+    settings = {
+        "model": model,
+        "weights": weights,
+        "mbit": mbit,
+        "tokens": tokens,
+        "workers": workers,
+        "draft_model": draft_model,
+    }
+    _show(outcome)
+    _keep(outcome, settings, plot, json_file)
+    if outcome.mismatches:
+        _complain(outcome.mismatches, len(outcome.rows))
+        raise typer.Exit(MISMATCHED)
+
+
+def _run_thin(
+    serving: WanServing, data: Path, rounds: int, workers: int, emulator: Emulator, json_file: Path | None
+) -> None:
+    from shardcompute.bench.wan_thin import ThinBench, run_thin_bench
+    from shardcompute.cli.tools.bench import Progress, show_results, write_results
+
+    bench = ThinBench(serving, data, rounds=rounds, workers=workers, emulator=emulator)
+    with Progress() as say:
+        results = run_thin_bench(bench, say)
+    show_results(results, rows=("wire",), columns=())
+    write_results(json_file, results)
+
+
+def _serving(model: str, weights: str, max_memory: str) -> WanServing:
+    from shardcompute.bench.wan_cluster import WanServing
+    from shardcompute.cli.sizes import parse_size
+    from shardcompute.cli.tools.bench import model_path
+    from shardcompute.weights.reference import EMBEDDED_NAMES
+
+    memory = parse_size(max_memory) if max_memory else 0
+    model_path(model)  # so that nobody has to fetch it over the emulated network
+    return WanServing(model or EMBEDDED_NAMES[0], weights, max_memory_bytes=memory)
+
+
+def _numbers(text: str, option: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    for part in parts:
+        if not part.replace(".", "", 1).isdigit() or (option == "--streams" and not part.isdigit()):
+            raise UsageError(f"{option} has {part!r}, which is no number", hint="write numbers with commas")
+    return parts
+
+
+def _show(outcome: WanOutcome) -> None:
+    from shardcompute.bench.wan_report import HEADINGS, cells_of, summarise
+
+    table = Table(title=f"{len(outcome.stages)} stages, {outcome.emulator}")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading in ("category", "arm") else "right")
+    previous = None
+    for summary in summarise(outcome.rows):
+        here = (summary.ring_ms, summary.streams, summary.category)
+        if previous not in (None, here):
+            table.add_section()
+        previous = here
+        table.add_row(*cells_of(summary))
+    Console(width=140).print(table)
+
+
+def _keep(
+    outcome: WanOutcome, settings: dict[str, object], plot: Path | None, json_file: Path | None
+) -> None:
+    from shardcompute.bench.report import describe_environment
+    from shardcompute.bench.wan_plots import plot_wan
+    from shardcompute.bench.wan_report import outcome_json, summarise, write_rows
+
+    said = Console(stderr=True)
+    if json_file is not None:
+        write_rows(json_file, describe_environment(), outcome_json(outcome, settings))
+        said.print(f"raw results: {json_file}", highlight=False)
+    if plot is not None:
+        for path in plot_wan(summarise(outcome.rows), plot):
+            said.print(f"picture: {path}", highlight=False)
+
+
+def _complain(mismatches: Sequence[Mismatch], answers: int) -> None:
+    said = Console(stderr=True)
+    said.print(
+        f"{len(mismatches)} of {answers} answers DIFFER from the first one to their prompt:", style="red"
+    )
+    for wrong in mismatches[:_SHOWN_MISMATCHES]:
+        where = f"prompt {wrong.prompt} ({wrong.category}), {wrong.arm}, {wrong.streams} streams, {wrong.ring_ms:g} ms"
+        said.print(f"  {where}", highlight=False, markup=False)
+        said.print(f"    got      {wrong.text!r}", highlight=False, markup=False)
+        said.print(f"    expected {wrong.expected!r}", highlight=False, markup=False)

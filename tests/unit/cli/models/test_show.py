@@ -1,0 +1,180 @@
+"""`show` reads what a file says about its model, also of models that cannot be run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import pre_tokenizers
+
+from shardcompute.cli.models import description
+from shardcompute.models.spec import Experts, Layer, ModelSpec, Rope
+
+Cli = Callable[..., Any]
+TOKENS = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
+HIDDEN, LAYERS, HEADS, KV_HEADS, WIDE = 32, 2, 4, 2, 64
+
+
+def _tensors() -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (len(TOKENS), HIDDEN),
+        "output_norm.weight": (HIDDEN,),
+    }
+    for layer in range(LAYERS):
+        shapes |= {
+            f"blk.{layer}.{name}.weight": shape
+            for name, shape in {
+                "attn_norm": (HIDDEN,),
+                "attn_q": (HIDDEN, HIDDEN),
+                "attn_k": (HIDDEN // 2, HIDDEN),
+                "attn_v": (HIDDEN // 2, HIDDEN),
+                "attn_output": (HIDDEN, HIDDEN),
+                "ffn_norm": (HIDDEN,),
+                "ffn_gate": (WIDE, HIDDEN),
+                "ffn_up": (WIDE, HIDDEN),
+                "ffn_down": (HIDDEN, WIDE),
+            }.items()
+        }
+    return shapes
+
+
+def _write(path: Path, *, architecture: str = "llama", chat_template: str | None = "{{ messages }}") -> Path:
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(128)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(WIDE)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([1] * len(TOKENS))
+    writer.add_token_merges(["a b"])
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
+    for name, shape in _tensors().items():
+        writer.add_tensor(name, np.zeros(shape, np.float32 if len(shape) == 1 else np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_model_is_described(cli: Cli, tmp_path: Path) -> None:
+    path = _write(tmp_path / "tiny.gguf")
+    shown = json.loads(cli("show", str(path), "--json").stdout)
+    shapes = _tensors().values()
+    assert shown["problem"] is None
+    assert (shown["name"], shown["kind"], shown["file"]) == ("tiny", "gguf", str(path))
+    assert shown["size_bytes"] == path.stat().st_size
+    assert shown["has_chat_template"] is True
+    shape = shown["shape"]
+    assert (shape["family"], shape["layers"], shape["hidden"]) == ("llama", 2, 32)
+    assert (shape["heads"], shape["kv_heads"], shape["head_dim"]) == (4, 2, 8)
+    assert (shape["context_length"], shape["vocabulary"]) == (128, 257)
+    assert shape["parameters"] == sum(int(np.prod(shape)) for shape in shapes)
+    assert shape["notes"] == ["rope over all entries of a head, base 10,000", "the head shares the embedding"]
+    counts = {kind["name"]: (kind["tensors"], kind["size_bytes"]) for kind in shown["weight_types"]}
+    assert counts == {
+        "F16": (15, 2 * sum(int(np.prod(s)) for s in shapes if len(s) == 2)),
+        "F32": (5, 4 * sum(s[0] for s in shapes if len(s) == 1)),
+    }
+    per_token = 2 * 4 * 2 * 8 * 2
+    assert shown["memory"]["kv_bytes_per_token"] == per_token
+    assert shown["memory"]["kv_bytes"] == per_token * 128
+
+
+def test_description_for_people(cli: Cli, tmp_path: Path) -> None:
+    result = cli("show", str(_write(tmp_path / "tiny.gguf", chat_template=None)))
+    assert result.exit_code == 0
+    rows = dict(line.split("  ", 1) for line in result.stdout.splitlines())
+    assert rows["layers"].strip() == "2"
+    assert rows["context"].strip() == "128 tokens"
+    assert rows["chat template"].strip() == "no"
+    assert "cannot run" not in rows
+
+
+def test_unsupported_architecture_is_described_with_the_reason(cli: Cli, tmp_path: Path) -> None:
+    path = str(_write(tmp_path / "new.gguf", architecture="mamba"))
+    result = cli("show", path)
+    assert result.exit_code == 0
+    assert "cannot run    GGUF metadata: general.architecture 'mamba' is not supported" in result.stdout
+    shown = json.loads(cli("show", path, "--json").stdout)
+    assert (shown["architecture"], shown["shape"]) == ("mamba", None)
+    assert [kind["name"] for kind in shown["weight_types"]] == ["F16", "F32"]
+    assert shown["hint"]
+
+
+def test_unsupported_folder_is_described_with_the_reason(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    save_file({"w": np.zeros((2, 2), np.float32)}, tmp_path / "model.safetensors")
+    shown = json.loads(cli("show", str(tmp_path), "--json").stdout)
+    assert shown["architecture"] == "bert"
+    assert "bert" in shown["problem"]
+    assert shown["weight_types"] == [{"name": "F32", "tensors": 1, "size_bytes": 16}]
+
+
+def test_number_format_that_no_kernel_takes_is_a_problem(
+    cli: Cli,
+    tmp_path: Path,
+) -> None:
+    path = _write(tmp_path / "tiny.gguf")
+    raw = path.read_bytes()
+    name = b"blk.0.attn_q.weight"
+    at = raw.index(name) + len(name) + 4 + 2 * 8  # behind the rank and the two sizes lies the type
+    assert raw[at : at + 4] == (1).to_bytes(4, "little")
+    path.write_bytes(raw[:at] + int(gguf.GGMLQuantizationType.I16).to_bytes(4, "little") + raw[at + 4 :])
+    shown = json.loads(cli("show", str(path), "--json").stdout)
+    assert "I16 numbers, which cannot be run" in shown["problem"]
+    assert shown["shape"]["layers"] == 2
+
+
+def test_damaged_file_is_an_error(cli: Cli, tmp_path: Path) -> None:
+    path = _write(tmp_path / "tiny.gguf")
+    path.write_bytes(path.read_bytes()[:100])
+    result = cli("show", str(path))
+    assert (result.exit_code, result.stdout) == (5, "")
+
+
+def test_missing_model_is_an_error(cli: Cli, tmp_path: Path) -> None:
+    assert cli("show", str(tmp_path / "none.gguf")).exit_code == 3
+
+
+def test_what_is_special_is_noted() -> None:
+    spec = ModelSpec(
+        family="odd",
+        layers=(Layer(window=16), Layer(rope=None, is_sparse=True), Layer(rope=1, window=16)),
+        hidden=32,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        intermediate=64,
+        vocab_size=10,
+        context_length=64,
+        ropes=(Rope((1.0, 0.1)), Rope((1.0, 0.1, 0.02, 0.001), amplitude=1.25)),
+        norm_eps=1e-6,
+        attention_scale=0.5,
+        qk_norm="head",
+        logit_softcap=30.0,
+        has_sinks=True,
+        experts=Experts(8, 2, 16),
+    )
+    assert description._notes(spec) == [
+        "rope over 4 of 8 entries of a head, base 100",
+        "rope over all entries of a head, scaled, amplitude 1.25",
+        "1 of 3 layers do not rotate",
+        "2 of 3 layers see 16 positions",
+        "1 of 3 layers have 8 experts, 2 per token",
+        "queries and keys are normalised",
+        "scores are capped",
+        "attention has sinks",
+    ]

@@ -1,0 +1,173 @@
+"""Services: files that managers understand, no secret where others can read it, and clear refusals."""
+
+from __future__ import annotations
+
+import json
+import plistlib
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shardcompute.cli.serve import service
+from shardcompute.cli.serve.service_files import Launchd, Systemd, describe_service, quote_systemd
+from shardcompute.core.errors import UsageError
+from shardcompute.core.settings import Settings
+
+Cli = Callable[..., Any]
+SECRET = "sk-very-secret"
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's home on a machine with systemd."""
+    folder = tmp_path / "user"
+    monkeypatch.setattr(service, "find_system", lambda: Systemd(folder / "units"))
+    return folder
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    called: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> SimpleNamespace:
+        called.append(command)
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(service.subprocess, "run", run)
+    return called
+
+
+def test_secrets_stay_out_of_what_others_read(
+    cli: Cli, home: Path, user: Path, calls: list[list[str]]
+) -> None:
+    installed = cli("service", "install", "up", "--host", "0.0.0.0", "--api-key", SECRET)
+    assert installed.exit_code == 0
+    assert "systemctl --user enable --now shardcompute-up.service" in installed.stderr
+    unit = user / "units" / "shardcompute-up.service"
+    text = unit.read_text()
+    assert '"service" "exec" "up"' in text
+    assert f'Environment="SHARDCOMPUTE_HOME={home}"' in text
+    holders = [
+        path for path in (*home.rglob("*"), *user.rglob("*")) if path.is_file() and SECRET in path.read_text()
+    ]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in holders] == [0o600]
+    listed = cli("service", "status")
+    assert "shardcompute up --host 0.0.0.0 --api-key …" in listed.stdout
+    (told,) = json.loads(cli("service", "status", "--json").stdout)
+    assert (told["name"], told["is_running"], told["file"]) == ("up", True, str(unit))
+    assert SECRET not in installed.output + listed.output + json.dumps(told)
+    assert cli("service", "uninstall", "up").exit_code == 0
+    assert calls[-1] == ["systemctl", "--user", "disable", "--now", "shardcompute-up.service"]
+    assert not unit.exists()
+    assert not holders[0].exists()
+    assert cli("service", "uninstall", "up").exit_code == 2
+    assert "there is no service" in cli("service", "status").stderr
+
+
+@pytest.mark.parametrize("where", ["before", "behind"])
+def test_print_changes_nothing(cli: Cli, home: Path, user: Path, where: str) -> None:
+    arguments = ["--print", "up"] if where == "before" else ["up", "--print"]
+    result = cli("service", "install", *arguments, "--api-key", SECRET)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("[Unit]\n")
+    assert SECRET not in result.output
+    assert not user.exists()
+    assert not (home / "services").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["run"], "cannot run as a service"),
+        (["up", "--hosst", "x"], "No such option"),
+        (["up", "--port", "many"], "as an integer"),
+        (["up", "--data-dir", "somewhere"], "depends on where the service is started"),
+        (["join"], "no cluster has been joined"),
+        (["join", "nonsense"], "unexpected extra argument"),
+        (["join", "sc1.nonsense"], "token"),
+        (["driver", "nonsense"], "that is no token"),
+    ],
+)
+def test_what_could_not_run_is_not_installed(
+    cli: Cli, user: Path, arguments: list[str], complaint: str
+) -> None:
+    result = cli("service", "install", *arguments)
+    assert result.exit_code in (2, 10)
+    assert complaint in " ".join(result.stderr.replace("│", " ").split())
+    assert not user.exists()
+
+
+def test_what_was_installed_runs_in_the_same_process(
+    cli: Cli, home: Path, user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[Any] = []
+    monkeypatch.setattr("shardcompute.cli.serve.foreground.run_swarm", lambda plan, *_: plans.append(plan))
+    cli("service", "install", "up", "--no-workers", "--port", "0", "--api-key", SECRET)
+    assert cli("service", "exec", "up").exit_code == 0
+    assert (plans[0].keys, plans[0].port, plans[0].workers) == ([SECRET], 0, None)
+    (home / "services" / "up.key").write_text("[")
+    assert cli("service", "exec", "up").exit_code == 6
+    assert cli("service", "exec", "driver").exit_code == 2
+
+
+def test_a_token_is_used_at_once_and_not_kept(
+    cli: Cli, home: Path, user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined: list[Any] = []
+    member = SimpleNamespace(
+        credentials=SimpleNamespace(
+            own=SimpleNamespace(cluster="home"), identity=SimpleNamespace(node_id="n1")
+        )
+    )
+
+    def join_from(folder: Path, token: str, role: str) -> Any:
+        joined.append((folder, token, role))
+        return member
+
+    monkeypatch.setattr("shardcompute.node.enrolment.stored.join_from", join_from)
+    monkeypatch.setattr("shardcompute.security.tokens.parse_token", lambda text: text)
+    assert cli("service", "install", "join", "sc1.abc", "--name", "box").exit_code == 0
+    assert joined == [(home / "worker", "sc1.abc", "worker")]
+    kept = json.loads((home / "services" / "join.key").read_text())
+    assert kept == {"command": "worker", "arguments": ["--name", "box"]}
+
+
+def test_systems_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(service.find_system("darwin"), Launchd)
+    monkeypatch.setattr(service.shutil, "which", lambda name: "/usr/bin/systemctl")
+    assert isinstance(service.find_system("linux"), Systemd)
+    monkeypatch.setattr(service.shutil, "which", lambda name: None)
+    for platform in ("linux", "win32"):
+        with pytest.raises(UsageError, match="neither systemd nor launchd"):
+            service.find_system(platform)
+
+
+def test_launchd_reads_what_was_meant(tmp_path: Path) -> None:
+    system = Launchd(tmp_path, 501)
+    settings = Settings(data_dir=tmp_path / 'a "b" & c', offline=True, threads=3)
+    told = plistlib.loads(system.render(describe_service("up", settings, ("/opt/<python>",))).encode())
+    assert told["ProgramArguments"] == ["/opt/<python>", "service", "exec", "up"]
+    assert told["EnvironmentVariables"] == {
+        "SHARDCOMPUTE_HOME": str(settings.data_dir),
+        "SHARDCOMPUTE_OFFLINE": "1",
+        "SHARDCOMPUTE_THREADS": "3",
+    }
+    assert system.next_steps("up")[0].startswith("launchctl bootstrap gui/501 ")
+
+
+def test_units_quote_what_systemd_would_interpret(tmp_path: Path) -> None:
+    settings = Settings(data_dir=Path('/data/$HOME 100% "x"\\y'))
+    text = Systemd(tmp_path).render(describe_service("up", settings, ("/opt/$x/python",)))
+    assert 'Environment="SHARDCOMPUTE_HOME=/data/$HOME 100%% \\"x\\"\\\\y"' in text
+    assert 'ExecStart="/opt/$$x/python" "service"' in text
+    with pytest.raises(UsageError, match="unit file"):
+        quote_systemd("two\nlines")
+
+
+def test_secrets_are_masked_however_they_are_written() -> None:
+    arguments = ["--api-key", "a", "--api-key=b", "--port", "1"]
+    assert service.mask_secrets(arguments) == ["--api-key", "…", "--api-key=…", "--port", "1"]

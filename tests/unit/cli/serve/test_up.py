@@ -1,0 +1,179 @@
+"""`up --local` says what it serves, and asks for keys where strangers could connect; options fit together."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from shardcompute import api
+from shardcompute.cli.options import cluster as swarm_options
+from shardcompute.cli.serve.addresses import address_towards, check_ports, is_loopback, reachable_host
+from shardcompute.cli.serve.foreground import SwarmPlan
+from shardcompute.cli.serve.greeting import choose_keys, greeting, invitation
+from shardcompute.core.errors import LinkError, UsageError
+from shardcompute.core.settings import load_settings
+from shardcompute.wire import CODECS
+
+from ..conftest import Opening
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What would be served, instead of serving it."""
+    seen: dict[str, Any] = {}
+
+    def create_app(service: object, *, api_keys: list[str] | None, page: object) -> str:
+        seen["keys"] = api_keys
+        return "app"
+
+    async def serve(app: object, host: str, port: int, *, on_listening: Callable[[str, int], None]) -> None:
+        seen["address"] = (host, port)
+        on_listening(host, port or 4321)
+
+    monkeypatch.setattr(api, "create_app", create_app)
+    monkeypatch.setattr(api, "serve", serve)
+    return seen
+
+
+def test_up_serves_and_says_where(cli: Cli, opened: Opening, served: dict[str, Any]) -> None:
+    result = cli("up", "--local", "org/repo", "--port", "0", "--stages", "2")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert served == {"keys": None, "address": ("127.0.0.1", 0)}
+    assert opened.references == ["org/repo"]
+    assert opened.options[0].stages == 2
+    said = result.stderr
+    assert said.index("opening org/repo") < said.index("fake is ready at http://127.0.0.1:4321")
+    assert said.endswith("stopped\n")
+    assert opened.service.is_closed
+
+
+def test_other_machines_need_a_key_which_is_made(cli: Cli, opened: Opening, served: dict[str, Any]) -> None:
+    result = cli("up", "--local", "--host", "0.0.0.0", "--port", "0")
+    [key] = served["keys"]
+    assert len(key) > 20
+    assert f"API key: {key}\n" in result.stderr
+
+
+def test_keys_that_were_given_are_asked_for(cli: Cli, opened: Opening, served: dict[str, Any]) -> None:
+    cli("up", "--local", "--api-key", "one", "--api-key", "two", "--port", "0")
+    assert served["keys"] == ["one", "two"]
+
+
+def test_busy_port_is_said_before_the_model_is_opened(cli: Cli, opened: Opening) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = cli("up", "--local", "--port", str(port))
+    assert result.exit_code == 2
+    assert f"Port {port} is already in use by " in result.stderr
+    assert opened.references == []
+
+
+@pytest.mark.parametrize("key", ["", "two words", "schlüssel", "tab\t"])
+def test_keys_that_no_header_can_carry(cli: Cli, opened: Opening, key: str) -> None:
+    result = cli("up", "--local", "--api-key", key)
+    assert result.exit_code == 2
+    assert "API key" in result.stderr
+    assert opened.references == []
+
+
+def test_loopback() -> None:
+    assert all(map(is_loopback, ["127.0.0.1", "127.8.8.8", "::1", "localhost"]))
+    assert not any(map(is_loopback, ["0.0.0.0", "::", "192.168.1.5", "example.org", ""]))
+
+
+def test_made_keys_differ() -> None:
+    assert choose_keys("127.0.0.1", []) == []
+    assert choose_keys("0.0.0.0", ["mine"]) == ["mine"]
+    assert choose_keys("0.0.0.0", []) != choose_keys("0.0.0.0", [])
+    with pytest.raises(UsageError):
+        choose_keys("0.0.0.0", [""])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--local", "--workers", "2", "--chains", "2"), "--workers and --chains"),
+        (("--local", "--no-workers"), "--no-workers"),
+        (("--local", "--data-dir", "here"), "--data-dir"),
+        (("--stages", "2"), "--stages"),
+        (("--kv-memory", "1G"), "--kv-memory"),
+        (("--no-workers", "--max-memory", "1G"), "--max-memory"),
+        (("--device", "cuda"), "the onnx backend computes on the cpu"),
+        (("--api-key", "two words"), "API key"),
+        (("--name", "Not A Name"), "cannot be the name of a cluster"),
+        (("--local", "--wire", "int8"), "--wire"),
+        (("--local", "--speculate", "off"), "--speculate"),
+        (("--wire", "int3"), "cannot be sent as 'int3'"),
+    ],
+)
+def test_options_without_effect_are_refused(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
+    result = cli("up", "--port", "0", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_ports_are_wanted_together() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    check_ports([("127.0.0.1", port), ("127.0.0.1", 0)])
+    with pytest.raises(UsageError, match=f"Port {port} is already in use"):
+        check_ports([("127.0.0.1", port), ("127.0.0.1", port)])
+
+
+def test_address_towards() -> None:
+    assert address_towards("tcp://127.0.0.1:7420") == "127.0.0.1"
+    with pytest.raises(LinkError):
+        address_towards("tcp://name.invalid:7420")
+
+
+def test_invitation_says_who_can_use_it() -> None:
+    assert "  shardcompute join sc1.x" in invitation("sc1.x", "0.0.0.0")
+    near = invitation("sc1.x", "127.0.0.1")
+    assert "--host 0.0.0.0" in near[0]
+    assert "  shardcompute join sc1.x --data-dir FOLDER" in near
+
+
+def test_reachable_host() -> None:
+    assert reachable_host("127.0.0.1") == "127.0.0.1"
+    assert reachable_host("::1") == "[::1]"
+    assert reachable_host("0.0.0.0") != "0.0.0.0"
+
+
+def test_greeting_can_be_pasted() -> None:
+    lines = greeting("it's", "127.0.0.1", 8000, ["key"])
+    [curl] = [shlex.split(line) for line in lines if "curl" in line]
+    assert curl[:2] == ["curl", "http://127.0.0.1:8000/v1/chat/completions"]
+    assert "Authorization: Bearer key" in curl
+    assert '"model": "it\'s"' in curl[-1]
+    start = next(i for i, line in enumerate(lines) if "import Client" in line)
+    code = "\n".join(line[2:] for line in lines[start : start + 3])
+    compile(code, "snippet", "exec")
+    assert "api_key='key'" in code
+    assert not any("Authorization" in line or "api_key" in line for line in greeting("m", "h", 1, []))
+
+
+def test_help_names_every_codec() -> None:
+    [option] = get_args(swarm_options.WireForm)[1:]
+    assert {"auto", *CODECS} <= {word.strip("(),.:") for word in option.help.split()}
+
+
+@pytest.mark.parametrize(("given", "placement"), [(None, "auto"), ("auto", "auto"), ("here", "here")])
+def test_where_drivers_may_sit(given: str | None, placement: str, tmp_path: Path) -> None:
+    seating = None if given is None else swarm_options.Seating(given)
+    plan = SwarmPlan("", tmp_path, "127.0.0.1", 0, [], "native", seating=seating)
+    placing = plan.cluster_options(load_settings()).placing
+    assert placing is not None
+    assert placing.drivers == placement
+
+
+def test_a_single_process_has_nowhere_else_to_drive_from(cli: Cli) -> None:
+    result = cli("up", "--local", "--driver-placement", "here")
+    assert result.exit_code == 2
+    assert "--driver-placement only mean something for a cluster" in " ".join(result.stderr.split())
