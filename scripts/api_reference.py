@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardcompute.api.app import ENDPOINTS
-from shardcompute.api.cluster import CLUSTER_ENDPOINTS
+from shardcompute.api.cluster.routes import CLUSTER_ENDPOINTS
 from shardcompute.api.openapi import describe
 
 OPENING = """\

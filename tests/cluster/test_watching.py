@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardcompute.api import create_app
-from shardcompute.api.metrics import GenerationMetrics
+from shardcompute.api.metrics.collector import GenerationMetrics
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin.admin import ClusterAdmin
 from support.api_server import ApiServer

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shardcompute.api.metric_table import all_rows
+from shardcompute.api.metrics.table import all_rows
 from support.promtool import needs_promtool
 
 yaml = pytest.importorskip("yaml")

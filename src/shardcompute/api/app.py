@@ -17,21 +17,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from shardcompute.api import endpoints
+from shardcompute.api.anthropic.messages import MESSAGES_ENDPOINTS
 from shardcompute.api.auth import OPEN_PATHS, ApiKeys, KeyGate, LocalGate, Verifier
-from shardcompute.api.chat import create_chat_completion
-from shardcompute.api.cluster import CLUSTER_ENDPOINTS
-from shardcompute.api.completions import create_completion
+from shardcompute.api.body import Limits
+from shardcompute.api.cluster.routes import CLUSTER_ENDPOINTS
 from shardcompute.api.context import ApiContext, package_version, request_id_of
-from shardcompute.api.embeddings import EMBEDDINGS_ENDPOINTS
 from shardcompute.api.errors import error_response, status_of
-from shardcompute.api.limits import Limits
-from shardcompute.api.messages import MESSAGES_ENDPOINTS
-from shardcompute.api.metrics import GenerationMetrics
-from shardcompute.api.ollama import OLLAMA_ENDPOINTS
-from shardcompute.api.ollama_embeddings import OLLAMA_EMBEDDING_ENDPOINTS
-from shardcompute.api.ollama_models import OLLAMA_MODEL_ENDPOINTS
-from shardcompute.api.openapi import Endpoint, describe
-from shardcompute.api.replies import (
+from shardcompute.api.generation.chat import create_chat_completion
+from shardcompute.api.generation.embeddings import EMBEDDINGS_ENDPOINTS
+from shardcompute.api.generation.replies import (
     ChatChunk,
     ChatCompletion,
     Completion,
@@ -42,15 +36,21 @@ from shardcompute.api.replies import (
     TokenizeReply,
     VersionReply,
 )
-from shardcompute.api.responses import RESPONSES_ENDPOINTS
-from shardcompute.api.schemas import (
+from shardcompute.api.generation.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
-from shardcompute.api.tokenizer_info import TOKENIZER_ENDPOINTS
-from shardcompute.api.trail import RequestTrail
+from shardcompute.api.metrics.collector import GenerationMetrics
+from shardcompute.api.middleware import RequestTrail
+from shardcompute.api.ollama.chat import OLLAMA_ENDPOINTS
+from shardcompute.api.ollama.embeddings import OLLAMA_EMBEDDING_ENDPOINTS
+from shardcompute.api.ollama.models import OLLAMA_MODEL_ENDPOINTS
+from shardcompute.api.openai.completions import create_completion
+from shardcompute.api.openai.responses import RESPONSES_ENDPOINTS
+from shardcompute.api.openai.tokenizer_info import TOKENIZER_ENDPOINTS
+from shardcompute.api.openapi import Endpoint, describe
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.node.service import Service
 

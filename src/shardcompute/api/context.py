@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from shardcompute.api.limits import Limits
-from shardcompute.api.metrics import GenerationMetrics
+from shardcompute.api.body import Limits
+from shardcompute.api.metrics.collector import GenerationMetrics
 from shardcompute.node.service import Service
 
 _LONG_TEXT_CHARACTERS = 16_384

@@ -9,14 +9,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shardcompute.api.answer import json_response
-from shardcompute.api.chat_prompt import encode_messages
+from shardcompute.api.body import read_body
 from shardcompute.api.context import context_of, package_version, run_codec
 from shardcompute.api.errors import RETRY_AFTER_S, RequestError
-from shardcompute.api.limits import read_body
-from shardcompute.api.metrics import CONTENT_TYPE
-from shardcompute.api.parameters import check_ids, choose_model
-from shardcompute.api.replies import (
+from shardcompute.api.generation.answer import json_response
+from shardcompute.api.generation.chat_prompt import encode_messages
+from shardcompute.api.generation.parameters import check_ids, choose_model
+from shardcompute.api.generation.replies import (
     DetokenizeReply,
     HealthReply,
     ModelCard,
@@ -24,7 +23,8 @@ from shardcompute.api.replies import (
     TokenizeReply,
     VersionReply,
 )
-from shardcompute.api.schemas import DetokenizeRequest, TokenizeRequest
+from shardcompute.api.generation.schemas import DetokenizeRequest, TokenizeRequest
+from shardcompute.api.metrics.collector import CONTENT_TYPE
 from shardcompute.node.service import ServedModel
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shardcompute.api.replies import ErrorReply
+from shardcompute.api.generation.replies import ErrorReply
 
 _REF = "#/components/schemas/{model}"
 

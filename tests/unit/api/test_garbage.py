@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardcompute.api import create_app
-from shardcompute.api.embeddings import EmbeddingsRequest
-from shardcompute.api.messages_schemas import MessagesRequest
-from shardcompute.api.ollama_schemas import OllamaChatRequest, OllamaGenerateRequest
-from shardcompute.api.responses_schemas import ResponsesRequest
-from shardcompute.api.schemas import ChatCompletionRequest, CompletionRequest
+from shardcompute.api.anthropic.schemas import MessagesRequest
+from shardcompute.api.generation.embeddings import EmbeddingsRequest
+from shardcompute.api.generation.schemas import ChatCompletionRequest, CompletionRequest
+from shardcompute.api.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
+from shardcompute.api.openai.responses_schemas import ResponsesRequest
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 VALUES = st.recursive(

@@ -1,0 +1,305 @@
+"""Anthropic's Messages API, translated to and from chat completions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from shardcompute.api.anthropic.schemas import (
+    Block,
+    CountRequest,
+    InputDelta,
+    InputMessage,
+    Message,
+    MessageEnd,
+    MessageEvent,
+    MessagesError,
+    MessagesRequest,
+    MessagesUsage,
+    OutputConfig,
+    StopReason,
+    TextBlock,
+    TextDelta,
+    TokenCount,
+    Tool,
+    ToolChoice,
+    ToolUseBlock,
+)
+from shardcompute.api.body import read_body
+from shardcompute.api.context import context_of, request_id_of
+from shardcompute.api.errors import MESSAGES_PATH, RequestError, shape_error, unsupported
+from shardcompute.api.generation.answer import answer, json_response
+from shardcompute.api.generation.chat import Chat
+from shardcompute.api.generation.conversation import (
+    Translation,
+    limit,
+    matched_stop,
+    named_event,
+    open_conversation,
+)
+from shardcompute.api.generation.generations import Outcome
+from shardcompute.api.generation.replies import ChatChunkChoice, ChatCompletion, ReplyBody
+from shardcompute.api.openapi import Endpoint
+
+_SKIPPED = frozenset({"thinking", "redacted_thinking"})
+_REASONS: dict[str, StopReason] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+async def create_message(request: Request) -> Response:
+    context = context_of(request)
+    body = await read_body(request, MessagesRequest, context.limits)
+    chat = await open_conversation(
+        request,
+        _prompt_fields(body)
+        | {
+            "stop": body.stop_sequences,
+            "stream": body.stream,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k,
+            "response_format": _response_format(body.output_config),
+        },
+    )
+    chat = limit(chat, body.max_tokens)
+    dialect = MessagesDialect(chat, f"msg_{request_id_of(request)}")
+    return await answer(request, context, chat.body, chat.plan, dialect, MessageEvents())
+
+
+async def count_message_tokens(request: Request) -> Response:
+    body = await read_body(request, CountRequest, context_of(request).limits)
+    chat = await open_conversation(request, _prompt_fields(body))
+    return json_response(TokenCount(input_tokens=chat.plan.prompt_tokens))
+
+
+class MessageEvents:
+    """Events with names and no word at the end."""
+
+    media_type = "text/event-stream"
+    ping = named_event("ping", b'{"type":"ping"}')
+    ending = b""
+
+    def write(self, chunk: ReplyBody) -> bytes:
+        assert isinstance(chunk, MessageEvent)
+        return named_event(chunk.type, chunk.to_json())
+
+    def write_error(self, error: Exception, request_id: str) -> bytes:
+        body = shape_error(error, request_id=request_id, path=MESSAGES_PATH)
+        return named_event("error", json.dumps(body).encode())
+
+
+class MessagesDialect(Translation):
+    """Words a chat as a message of content blocks: text first, then one block for each tool call."""
+
+    def __init__(self, chat: Chat, message_id: str) -> None:
+        super().__init__(chat)
+        self._id = message_id
+        self._blocks = 0
+        self._is_in_text = False
+        self._is_in_block = False
+
+    def opening(self) -> Iterable[ReplyBody]:
+        # How much of the prompt was still known shows later; the usage at the end, which replaces this one, has it.
+        yield MessageEvent(
+            type="message_start", message=self._message([], None, None, self._usage(Outcome()))
+        )
+
+    def translate(self, choice: ChatChunkChoice, outcome: Outcome) -> Iterator[ReplyBody]:
+        if choice.delta.content:
+            if not self._is_in_text:
+                yield from self._start(TextBlock(type="text", text=""))
+            yield self._delta(TextDelta(type="text_delta", text=choice.delta.content))
+        for call in choice.delta.tool_calls or ():
+            if call.id is not None:
+                name = (call.function.name if call.function is not None else None) or ""
+                yield from self._start(ToolUseBlock(type="tool_use", id=call.id, name=name, input={}))
+            if call.function is not None and call.function.arguments:
+                yield self._delta(InputDelta(type="input_json_delta", partial_json=call.function.arguments))
+        if choice.finish_reason is not None:
+            yield from self._stop()
+            reason, stop = self._ending(choice.finish_reason, outcome)
+            yield MessageEvent(
+                type="message_delta",
+                delta=MessageEnd(stop_reason=reason, stop_sequence=stop),
+                usage=self._usage(outcome),
+            )
+            yield MessageEvent(type="message_stop")
+
+    def translate_whole(self, completion: ChatCompletion, outcome: Outcome) -> ReplyBody:
+        choice = completion.choices[0]
+        content: list[TextBlock | ToolUseBlock] = []
+        if choice.message.content:
+            content.append(TextBlock(type="text", text=choice.message.content))
+        for call in choice.message.tool_calls or ():
+            arguments = _parsed(call.function.arguments)
+            content.append(
+                ToolUseBlock(type="tool_use", id=call.id, name=call.function.name, input=arguments)
+            )
+        return self._message(content, *self._ending(choice.finish_reason, outcome), self._usage(outcome))
+
+    def _message(
+        self,
+        content: list[TextBlock | ToolUseBlock],
+        reason: StopReason | None,
+        stop: str | None,
+        usage: MessagesUsage,
+    ) -> Message:
+        return Message(
+            id=self._id,
+            type="message",
+            role="assistant",
+            model=self.plan.model.name,
+            content=content,
+            stop_reason=reason,
+            stop_sequence=stop,
+            usage=usage,
+        )
+
+    def _usage(self, outcome: Outcome) -> MessagesUsage:
+        cached = 0 if outcome.timings is None else outcome.timings.cached_tokens
+        return MessagesUsage(
+            input_tokens=self.plan.prompt_tokens - cached,
+            cache_creation_input_tokens=0,
+            cache_read_input_tokens=cached,
+            output_tokens=len(outcome.tokens),
+        )
+
+    def _ending(self, finish: str, outcome: Outcome) -> tuple[StopReason, str | None]:
+        stop = matched_stop(self.plan, outcome) if finish == "stop" else None
+        return ("stop_sequence", stop) if stop is not None else (_REASONS[finish], None)
+
+    def _start(self, block: TextBlock | ToolUseBlock) -> Iterator[ReplyBody]:
+        yield from self._stop()
+        self._is_in_block, self._is_in_text = True, isinstance(block, TextBlock)
+        yield MessageEvent(type="content_block_start", index=self._blocks, content_block=block)
+
+    def _delta(self, delta: TextDelta | InputDelta) -> MessageEvent:
+        return MessageEvent(type="content_block_delta", index=self._blocks, delta=delta)
+
+    def _stop(self) -> Iterator[ReplyBody]:
+        if self._is_in_block:
+            yield MessageEvent(type="content_block_stop", index=self._blocks)
+            self._blocks += 1
+        self._is_in_block = self._is_in_text = False
+
+
+def _prompt_fields(body: CountRequest) -> dict[str, Any]:
+    messages: list[dict[str, Any]] = []
+    if body.system:
+        messages.append({"role": "system", "content": _text(body.system, "system")})
+    for index, message in enumerate(body.messages):
+        messages += _chat_messages(message, f"messages[{index}]")
+    if body.messages[-1].role == "assistant":
+        reason = "A conversation that ends with the assistant's words cannot be continued from there."
+        raise unsupported("messages", reason, hint="end it with a message of the user")
+    return {
+        "model": body.model,
+        "messages": messages,
+        "tools": [_chat_tool(tool, index) for index, tool in enumerate(body.tools)] if body.tools else None,
+        "tool_choice": None if body.tool_choice is None else _chat_tool_choice(body.tool_choice),
+        "parallel_tool_calls": None
+        if body.tool_choice is None or body.tool_choice.disable_parallel_tool_use is None
+        else not body.tool_choice.disable_parallel_tool_use,
+    }
+
+
+def _chat_messages(message: InputMessage, where: str) -> list[dict[str, Any]]:
+    """A message's results of tools are messages of their own in chat, and come before its text."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    texts: list[Block] = []
+    calls: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    for index, block in enumerate(message.content):
+        param = f"{where}.content[{index}]"
+        if block.type == "tool_use":
+            function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
+            calls.append({"id": _named(block.id, f"{param}.id"), "type": "function", "function": function})
+        elif block.type == "tool_result":
+            text = _text(block.content or "", f"{param}.content")
+            call_id = _named(block.tool_use_id, f"{param}.tool_use_id")
+            results.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        elif block.type not in _SKIPPED:
+            texts.append(block)
+    own: dict[str, Any] = {"role": message.role, "content": _text(texts, where)}
+    if calls:
+        own["tool_calls"] = calls
+    return [*results, own] if texts or calls or not results else results
+
+
+def _text(content: str | Sequence[Block], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    for block in content:
+        if block.type != "text":
+            message = f"Content of type {block.type!r} is not supported."
+            raise unsupported(where, message, hint="send text only")
+        if block.text is None:
+            raise RequestError(f"A block of {where} has no text.", param=where, code="invalid_value")
+    return "\n".join(block.text or "" for block in content)
+
+
+def _named(value: str | None, param: str) -> str:
+    if not value:
+        raise RequestError(f"{param} is missing.", param=param, code="invalid_value")
+    return value
+
+
+def _chat_tool(tool: Tool, index: int) -> dict[str, Any]:
+    if tool.type not in (None, "custom"):
+        message = f"The tool {tool.type!r} would have to run on the server, and none does."
+        raise unsupported(f"tools[{index}]", message, hint="send tools of your own")
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema or {"type": "object"}}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": function}
+
+
+def _chat_tool_choice(choice: ToolChoice) -> str | dict[str, Any]:
+    if choice.type == "tool":
+        return {"type": "function", "function": {"name": _named(choice.name, "tool_choice.name")}}
+    return {"any": "required"}.get(choice.type, choice.type)
+
+
+def _response_format(config: OutputConfig | None) -> dict[str, Any] | None:
+    if config is None or config.format is None:
+        return None
+    schema = {"name": "answer", "schema": config.format.json_schema, "strict": True}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _parsed(arguments: str) -> dict[str, Any]:
+    """A call's arguments as Anthropic's clients take them: an object, whatever the model wrote."""
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        parsed = None
+    return parsed if isinstance(parsed, dict) else {"arguments": arguments}
+
+
+MESSAGES_ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(
+        "POST",
+        MESSAGES_PATH,
+        create_message,
+        "Answer a conversation (Anthropic's shape).",
+        body=MessagesRequest,
+        reply=Message,
+        chunk=MessageEvent,
+        error=MessagesError,
+        statuses=(400, 404, 408, 413, 415, 429, 500, 503),
+    ),
+    Endpoint(
+        "POST",
+        f"{MESSAGES_PATH}/count_tokens",
+        count_message_tokens,
+        "How many tokens a conversation takes.",
+        body=CountRequest,
+        reply=TokenCount,
+        error=MessagesError,
+        statuses=(400, 404, 408, 413, 415, 503),
+    ),
+)

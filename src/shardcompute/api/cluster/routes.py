@@ -1,0 +1,304 @@
+"""The cluster's own routes: what `node.admin.admin` answers, over HTTP. Mounted where there is a cluster.
+
+They need a key like all others; without keys they answer this machine alone (see `auth.LocalGate`). What does not
+exist is a 404. Secrets are in the answer to their creation and in no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from shardcompute.api.body import read_body
+from shardcompute.api.cluster.events import NewsStream
+from shardcompute.api.cluster.schemas import (
+    CatalogueList,
+    Deleted,
+    EmptyBody,
+    FetchReply,
+    KeyList,
+    KeyOrder,
+    ModelOrder,
+    NewKeyReply,
+    NewsReply,
+    NewTokenReply,
+    NodeReply,
+    PlanReply,
+    PullOrder,
+    RequestList,
+    StateReply,
+    TokenList,
+    TokenOrder,
+    UsageReply,
+)
+from shardcompute.api.context import context_of
+from shardcompute.api.errors import RequestError
+from shardcompute.api.openapi import Endpoint
+from shardcompute.core.errors import UnknownModelError, UsageError
+from shardcompute.security.names import Role
+
+if TYPE_CHECKING:
+    from shardcompute.node.admin.admin import ClusterAdmin
+
+_ORDER_ERRORS = (400, 403, 404, 413, 415)
+_NAMING_ERRORS = (403, 404)
+_MOST_DIGITS = 15
+Result = TypeVar("Result")
+
+
+async def cluster_state(request: Request) -> Response:
+    return _reply(await asyncio.to_thread(_admin(request).state))
+
+
+async def cluster_events(request: Request) -> Response:
+    return NewsStream(_admin(request), ping_interval_s=context_of(request).limits.ping_interval_s)
+
+
+async def cluster_requests(request: Request) -> Response:
+    data, ended = _admin(request).requests_after(_count_of(request, "after"))
+    return _reply({"data": data, "ended": ended})
+
+
+async def cluster_usage(request: Request) -> Response:
+    return _reply(_admin(request).usage())
+
+
+async def cluster_catalogue(request: Request) -> Response:
+    return _reply({"data": await asyncio.to_thread(_admin(request).catalogue)})
+
+
+async def pull_model(request: Request) -> Response:
+    order = await read_body(request, PullOrder, context_of(request).limits)
+    return _reply(await asyncio.to_thread(_admin(request).pull_model, order.model))
+
+
+async def plan_model(request: Request) -> Response:
+    order = await read_body(request, ModelOrder, context_of(request).limits)
+    return _reply(await asyncio.to_thread(_admin(request).plan, order.model, order.form, order.chains))
+
+
+async def load_model(request: Request) -> Response:
+    order = await read_body(request, ModelOrder, context_of(request).limits)
+    return _reply(await asyncio.to_thread(_admin(request).load_model, order.model, order.form, order.chains))
+
+
+async def unload_model(request: Request) -> Response:
+    return await _delete(request, "model", _admin(request).unload_model)
+
+
+async def drain_node(request: Request) -> Response:
+    await read_body(request, EmptyBody, context_of(request).limits)
+    return _reply(await _find(_admin(request).drain_node, request.path_params["node"]))
+
+
+async def revoke_node(request: Request) -> Response:
+    return _reply(await _find(_admin(request).revoke_node, request.path_params["node"]))
+
+
+async def create_token(request: Request) -> Response:
+    order = await read_body(request, TokenOrder, context_of(request).limits)
+    admin = _admin(request)
+    return _reply(
+        await asyncio.to_thread(
+            lambda: admin.create_token(
+                life_s=float(order.expires_s),
+                max_uses=order.max_uses,
+                role=None if order.role is None else Role(order.role),
+            )
+        )
+    )
+
+
+async def list_tokens(request: Request) -> Response:
+    return _reply({"data": _admin(request).tokens()})
+
+
+async def revoke_token(request: Request) -> Response:
+    return await _delete(request, "token", _admin(request).revoke_token)
+
+
+async def create_key(request: Request) -> Response:
+    order = await read_body(request, KeyOrder, context_of(request).limits)
+    return _reply(await asyncio.to_thread(_admin(request).create_key, order.label))
+
+
+async def list_keys(request: Request) -> Response:
+    return _reply({"data": _admin(request).keys()})
+
+
+async def revoke_key(request: Request) -> Response:
+    return await _delete(request, "key", _admin(request).revoke_key)
+
+
+def _admin(request: Request) -> ClusterAdmin:
+    admin: ClusterAdmin = request.app.state.admin
+    return admin
+
+
+def _count_of(request: Request, name: str) -> int:
+    """A whole number of the query, 0 where it is left out."""
+    given = request.query_params.get(name, "0")
+    if not (given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS):
+        raise RequestError(f"{name} is not a whole number.", param=name, code="invalid_value")
+    return int(given)
+
+
+def _reply(value: Any) -> Response:
+    # A browser or proxy that kept one of these would keep secrets, or show a cluster that is no more.
+    return Response(
+        msgspec.json.encode(value), media_type="application/json", headers={"cache-control": "no-store"}
+    )
+
+
+async def _delete(request: Request, what: str, delete: Callable[[str], None]) -> Response:
+    name = request.path_params[what]
+    await _find(delete, name)
+    return _reply({"id": name, "deleted": True})
+
+
+async def _find(work: Callable[[str], Result], name: str) -> Result:
+    """Runs what a path names in a thread; what it does not find is a 404."""
+    try:
+        return await asyncio.to_thread(work, name)
+    except UnknownModelError:
+        raise
+    except UsageError as error:
+        raise RequestError(error.message, hint=error.hint, code="not_found", status=404) from error
+
+
+CLUSTER_ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(
+        "GET",
+        "/cluster/state",
+        cluster_state,
+        "Nodes, links, models, chains and what is being fetched.",
+        reply=StateReply,
+        statuses=(403,),
+    ),
+    Endpoint(
+        "GET",
+        "/cluster/events",
+        cluster_events,
+        "The state, then its changes, until the client leaves.",
+        chunk=NewsReply,
+        statuses=(403, 429),
+    ),
+    Endpoint(
+        "GET",
+        "/cluster/requests",
+        cluster_requests,
+        "Generations that run, and the last ones that ended; with `after`, without the first that many.",
+        reply=RequestList,
+        statuses=(400, 403),
+        counts=("after",),
+    ),
+    Endpoint(
+        "GET",
+        "/cluster/usage",
+        cluster_usage,
+        "Tokens by API key and model, by the minute for an hour and by the hour for a week.",
+        reply=UsageReply,
+        statuses=(403,),
+    ),
+    Endpoint(
+        "GET",
+        "/cluster/catalogue",
+        cluster_catalogue,
+        "The models on the coordinator's disk.",
+        reply=CatalogueList,
+        statuses=(403,),
+    ),
+    Endpoint(
+        "POST",
+        "/cluster/pulls",
+        pull_model,
+        "Fetch a model without serving it. Goes on behind the scenes; the state says how far it has come.",
+        body=PullOrder,
+        reply=FetchReply,
+        statuses=_ORDER_ERRORS,
+    ),
+    Endpoint(
+        "POST",
+        "/cluster/plan",
+        plan_model,
+        "What loading a model would lead to. Nothing is loaded.",
+        body=ModelOrder,
+        reply=PlanReply,
+        statuses=(*_ORDER_ERRORS, 502),
+    ),
+    Endpoint(
+        "POST",
+        "/cluster/models",
+        load_model,
+        "Serve another model. Goes on behind the scenes; the state says how far it has come.",
+        body=ModelOrder,
+        reply=FetchReply,
+        statuses=_ORDER_ERRORS,
+    ),
+    Endpoint(
+        "DELETE",
+        "/cluster/models/{model:path}",
+        unload_model,
+        "Stop serving a model, or fetching it.",
+        reply=Deleted,
+        statuses=_NAMING_ERRORS,
+    ),
+    Endpoint(
+        "POST",
+        "/cluster/nodes/{node}/drain",
+        drain_node,
+        "Move everything off a node, then let it leave.",
+        body=EmptyBody,
+        reply=NodeReply,
+        statuses=_ORDER_ERRORS,
+    ),
+    Endpoint(
+        "DELETE",
+        "/cluster/nodes/{node}",
+        revoke_node,
+        "Throw a node out for good.",
+        reply=NodeReply,
+        statuses=_NAMING_ERRORS,
+    ),
+    Endpoint(
+        "POST",
+        "/cluster/tokens",
+        create_token,
+        "A new join token. Its secret is told this once.",
+        body=TokenOrder,
+        reply=NewTokenReply,
+        statuses=_ORDER_ERRORS,
+    ),
+    Endpoint("GET", "/cluster/tokens", list_tokens, "All join tokens.", reply=TokenList, statuses=(403,)),
+    Endpoint(
+        "DELETE",
+        "/cluster/tokens/{token}",
+        revoke_token,
+        "Nobody joins with this token any more; nodes that did stay.",
+        reply=Deleted,
+        statuses=_NAMING_ERRORS,
+    ),
+    Endpoint(
+        "POST",
+        "/cluster/keys",
+        create_key,
+        "A new API key. It is told this once.",
+        body=KeyOrder,
+        reply=NewKeyReply,
+        statuses=_ORDER_ERRORS,
+    ),
+    Endpoint("GET", "/cluster/keys", list_keys, "All API keys.", reply=KeyList, statuses=(403,)),
+    Endpoint(
+        "DELETE",
+        "/cluster/keys/{key}",
+        revoke_key,
+        "This API key opens nothing any more.",
+        reply=Deleted,
+        statuses=_NAMING_ERRORS,
+    ),
+)

@@ -1,0 +1,79 @@
+"""From a conversation's messages to the prompt that the model's chat template makes of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from shardcompute.api.context import run_codec
+from shardcompute.api.errors import RequestError, unsupported
+from shardcompute.api.generation.schemas import ChatMessage, ContentPart
+from shardcompute.api.tools import Tool, encode_with_tools
+from shardcompute.core.errors import UsageError
+from shardcompute.node.service import TextCodec
+
+
+async def encode_messages(
+    codec: TextCodec,
+    messages: Sequence[ChatMessage],
+    *,
+    add_generation_prompt: bool,
+    tools: Sequence[Tool] = (),
+) -> list[int]:
+    """The prompt for the messages, of a model that is told of `tools`."""
+    plain = [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    characters = sum(len(message["content"]) for message in plain)
+    try:
+        return await run_codec(
+            lambda: encode_with_tools(codec, plain, tools, add_generation_prompt=add_generation_prompt),
+            characters=characters,
+        )
+    except UsageError as error:
+        raise RequestError(error.message, hint=error.hint, param="messages", code="invalid_value") from error
+
+
+def _plain(message: ChatMessage, where: str) -> dict[str, Any]:
+    """The message as chat templates expect it: text content, `system` for `developer`, parsed arguments."""
+    plain: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": _text(message.content, where),
+    }
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": call.type,
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return plain
+
+
+def _text(content: str | list[ContentPart] | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
+
+
+def _part(part: ContentPart, param: str) -> str:
+    if part.type not in ("text", "refusal"):
+        raise unsupported(param, f"Content of type {part.type!r} is not supported.", hint="send text only")
+    text = part.text if part.type == "text" else part.refusal
+    if text is None:
+        raise RequestError(f"{param} has no {part.type}.", param=param, code="invalid_value")
+    return text
+
+
+def _arguments(text: str) -> Any:
+    """Templates write arguments out as JSON themselves, so they want them parsed where they can be."""
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return parsed if isinstance(parsed, dict) else text

@@ -1,0 +1,223 @@
+"""From a body's parameters to complete `GenerationRequest`s, whichever dialect the body speaks.
+
+Defaults are OpenAI's: temperature 1, top_p 1. Without a seed the server draws one of 63 bits for each prompt;
+with one, a prompt's answer does not depend on the other prompts of the request.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from shardcompute.api.body import Limits
+from shardcompute.api.errors import RequestError, unsupported
+from shardcompute.api.generation.schemas import GenerationBody, RequestBody
+from shardcompute.core.errors import CapacityError, PromptTooLongError, UnknownModelError, UsageError
+from shardcompute.core.generation import GenerationRequest, Grammar, Sampling, Speculation
+from shardcompute.decoding import derive_seed
+from shardcompute.node.service import ServedModel, Service, TextCodec
+from shardcompute.node.telemetry.usage import CALLER
+
+SEED_BITS = 63
+
+REFUSED: Mapping[str, object] = MappingProxyType(
+    {
+        "allowed_token_ids": None,
+        "audio": None,
+        "bad_words": [],
+        "chat_template": None,
+        "chat_template_kwargs": {},
+        "continue_final_message": False,
+        "documents": [],
+        "dry_multiplier": 0,
+        "dynatemp_range": 0,
+        "function_call": "none",
+        "functions": [],
+        "grammar": "",
+        "guided_grammar": None,
+        "length_penalty": 1,
+        "max_completion_tokens": None,
+        "max_new_tokens": None,
+        "max_output_tokens": None,
+        "min_tokens": 0,
+        "mirostat": 0,
+        "modalities": ["text"],
+        "n_predict": None,
+        "no_repeat_ngram_size": 0,
+        "prompt_logprobs": None,
+        "repeat_penalty": 1,
+        "samplers": None,
+        "skip_special_tokens": True,
+        "stop_sequences": [],
+        "tfs_z": 1,
+        "truncate_prompt_tokens": None,
+        "typical_p": 1,
+        "use_beam_search": False,
+        "web_search_options": None,
+        "xtc_probability": 0,
+    }
+)
+"""Parameters of other servers that would change the answer, with the value that changes nothing."""
+
+
+_OWN_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("max_completion_tokens", "max_new_tokens", "max_output_tokens", "n_predict"), "use max_tokens"
+        ),
+        "functions": "use tools",
+        "function_call": "use tool_choice",
+        "repeat_penalty": "use repetition_penalty",
+        "stop_sequences": "use stop",
+    }
+)
+"""What to send instead, where there is such a thing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The generations that answer one request: `n` for each prompt, prompt by prompt."""
+
+    model: ServedModel
+    codec: TextCodec
+    requests: tuple[GenerationRequest, ...]
+    choices_per_prompt: int
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(request.prompt) for request in self.requests[:: self.choices_per_prompt])
+
+
+def choose_model(service: Service, name: str | None) -> ServedModel:
+    """The model called `name`, or the only one there is (also as "default"); CapacityError while it is loading."""
+    if not service.is_ready():
+        raise CapacityError("The model is still loading.", hint="try again in a moment")
+    served = service.models()
+    if (not name or name == "default") and len(served) == 1:
+        return served[0]
+    names = ", ".join(model.name for model in served)
+    if not name:
+        raise RequestError("The request names no model.", hint=f"name one of: {names}", param="model")
+    for model in served:
+        if model.name == name:
+            return model
+    raise UnknownModelError(f"The model {name!r} is not served here.", hint=f"served here: {names}")
+
+
+def refuse_unsupported(body: RequestBody) -> None:
+    """Unknown fields are ignored, except where that would silently change the answer."""
+    for name, value in (body.model_extra or {}).items():
+        if name in REFUSED and value is not None and value != REFUSED[name]:
+            message = f"The parameter {name} is not supported and would change the answer."
+            raise unsupported(name, message, hint=_OWN_NAMES.get(name, "leave it out"))
+
+
+def plan_generations(
+    model: ServedModel,
+    codec: TextCodec,
+    body: GenerationBody,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    prompt_param: str,
+    limits: Limits,
+    grammar: Grammar | None = None,
+    shown_ids: frozenset[int] = frozenset(),
+) -> Plan:
+    """`max_tokens` None means up to the end of the context."""
+    choices = body.n or 1
+    if len(prompts) * choices > limits.max_choices:
+        message = f"{len(prompts)} prompts with n = {choices} are more than {limits.max_choices} answers."
+        raise RequestError(message, hint="split the request", param="n" if choices > 1 else prompt_param)
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    stop_ids = frozenset(body.stop_token_ids or ()) | (frozenset() if body.ignore_eos else codec.eos_ids)
+    requests = []
+    for prompt in prompts:
+        room = _check_prompt(prompt, max_tokens, model, prompt_param)
+        seed = body.seed if body.seed is not None else secrets.randbits(SEED_BITS)
+        for choice in range(choices):
+            request = GenerationRequest(
+                prompt=tuple(prompt),
+                max_tokens=room if max_tokens is None else max_tokens,
+                sampling=_sampling(
+                    body, codec, seed=derive_seed(seed, choice), logprobs=logprobs, grammar=grammar
+                ),
+                stop=stop,
+                stop_ids=stop_ids,
+                include_stop=bool(body.include_stop_str_in_output),
+                prompt_logprobs=prompt_logprobs,
+                speculation=_speculation(body),
+                scope=f"{CALLER.get()} {body.cache_salt or ''}",
+                shown_ids=shown_ids,
+            )
+            requests.append(request)
+    return Plan(model, codec, tuple(requests), choices)
+
+
+def check_ids(codec: TextCodec, ids: Iterable[int], param: str) -> None:
+    """Ids without a token, padding of the vocabulary included, are the client's mistake, not ours."""
+    for token_id in set(ids):
+        try:
+            is_known = codec.token_bytes(token_id) != b""
+        except (LookupError, ValueError, OverflowError, UsageError):
+            is_known = False
+        if not is_known:
+            message = f"{param}: the model has no token {token_id}."
+            raise RequestError(message, hint="use ids from /tokenize", param=param, code="invalid_value")
+
+
+def _check_prompt(prompt: Sequence[int], max_tokens: int | None, model: ServedModel, param: str) -> int:
+    """How many tokens of answer the context has room for."""
+    if not prompt:
+        raise RequestError("The prompt has no tokens.", hint="send at least one", param=param)
+    room = model.context_length - len(prompt)
+    if room < (max_tokens or 1):
+        asked = "" if max_tokens is None else f" and max_tokens is {max_tokens}"
+        raise PromptTooLongError(
+            f"The prompt has {len(prompt)} tokens{asked}; the context is {model.context_length}.",
+            hint="shorten the prompt or lower max_tokens",
+        )
+    return room
+
+
+def _sampling(
+    body: GenerationBody, codec: TextCodec, *, seed: int, logprobs: int | None, grammar: Grammar | None
+) -> Sampling:
+    return Sampling(
+        temperature=_given(body.temperature, 1.0),
+        top_k=max(body.top_k or 0, 0),
+        top_p=_given(body.top_p, 1.0),
+        min_p=_given(body.min_p, 0.0),
+        repetition_penalty=_given(body.repetition_penalty, 1.0),
+        presence_penalty=_given(body.presence_penalty, 0.0),
+        frequency_penalty=_given(body.frequency_penalty, 0.0),
+        logit_bias=_logit_bias(body.logit_bias or {}, codec),
+        seed=seed,
+        logprobs=logprobs,
+        grammar=grammar,
+    )
+
+
+def _speculation(body: GenerationBody) -> Speculation | None:
+    wish = body.speculation
+    return None if wish is None else Speculation(wish.drafter, wish.tokens, wish.frames)
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _logit_bias(bias: Mapping[str, float], codec: TextCodec) -> Mapping[int, float]:
+    by_id: dict[int, float] = {}
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise RequestError(
+                f"logit_bias: {key!r} is no token id.", param="logit_bias", code="invalid_value"
+            )
+        by_id[int(key)] = value
+    check_ids(codec, by_id, "logit_bias")
+    return MappingProxyType(by_id)

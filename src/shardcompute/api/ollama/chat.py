@@ -1,0 +1,276 @@
+"""Ollama's `/api/chat` and `/api/generate`, translated to and from chat completions.
+
+Answers stream as lines of JSON unless `stream` is false. Defaults are Ollama's (temperature 0.8, top_k 40, top_p
+0.9), except that nothing is penalised for being repeated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from shardcompute.api.body import read_body
+from shardcompute.api.context import context_of
+from shardcompute.api.errors import OLLAMA_PATH, shape_error, unsupported
+from shardcompute.api.generation.answer import answer, json_response
+from shardcompute.api.generation.chat import Chat
+from shardcompute.api.generation.conversation import Translation, limit, open_conversation
+from shardcompute.api.generation.generations import Outcome
+from shardcompute.api.generation.replies import ChatChunkChoice, ChatCompletion, ChatLogprobs, ReplyBody
+from shardcompute.api.ollama.models import find_model, own_name, written_time
+from shardcompute.api.ollama.schemas import (
+    OllamaChatReply,
+    OllamaChatRequest,
+    OllamaError,
+    OllamaGenerateReply,
+    OllamaGenerateRequest,
+    OllamaMessage,
+    OllamaReplyMessage,
+    OllamaRequest,
+    Options,
+)
+from shardcompute.api.openapi import Endpoint
+
+NDJSON = "application/x-ndjson"
+_NEUTRAL = {"mirostat": 0, "typical_p": 1, "tfs_z": 1}
+
+
+async def ollama_chat(request: Request) -> Response:
+    context = context_of(request)
+    body = await read_body(request, OllamaChatRequest, context.limits)
+    created_at = written_time(context.wall_clock())
+    if not body.messages:
+        return _loaded(request, body, created_at, is_chat=True)
+    messages = [_chat_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
+    fields = _fields(body) | {"messages": messages, "tools": body.tools or None}
+    chat = limit(await open_conversation(request, fields), _most_tokens(body))
+    dialect = OllamaDialect(chat, created_at, is_chat=True)
+    return await answer(request, context, chat.body, chat.plan, dialect, Lines(dialect.silence()))
+
+
+async def ollama_generate(request: Request) -> Response:
+    context = context_of(request)
+    body = await read_body(request, OllamaGenerateRequest, context.limits)
+    for name in ("suffix", "template", "images", "context"):
+        if getattr(body, name):
+            raise unsupported(name, f"{name} is not supported.")
+    created_at = written_time(context.wall_clock())
+    if not body.prompt:
+        return _loaded(request, body, created_at, is_chat=False)
+    messages = [{"role": "user", "content": body.prompt}]
+    if body.system:
+        messages.insert(0, {"role": "system", "content": body.system})
+    fields = _fields(body) | {"messages": messages}
+    chat = await open_conversation(request, fields, text=body.prompt if body.raw else None)
+    chat = limit(chat, _most_tokens(body))
+    dialect = OllamaDialect(chat, created_at, is_chat=False)
+    return await answer(request, context, chat.body, chat.plan, dialect, Lines(dialect.silence()))
+
+
+class Lines:
+    """One JSON object in each line; `silence` is what shows that a silent stream lives."""
+
+    media_type = NDJSON
+    ending = b""
+
+    def __init__(self, silence: ReplyBody) -> None:
+        self.ping = self.write(silence)
+
+    def write(self, chunk: ReplyBody) -> bytes:
+        return chunk.to_json() + b"\n"
+
+    def write_error(self, error: Exception, request_id: str) -> bytes:
+        return json.dumps(shape_error(error, request_id=request_id, path=OLLAMA_PATH)).encode() + b"\n"
+
+
+class OllamaDialect(Translation):
+    """Words a chat as messages (`/api/chat`) or as bare text (`/api/generate`)."""
+
+    def __init__(self, chat: Chat, created_at: str, *, is_chat: bool) -> None:
+        super().__init__(chat)
+        self._created_at = created_at
+        self._is_chat = is_chat
+        self._calls: list[tuple[str, list[str]]] = []
+        """Names and pieces of arguments: Ollama tells calls whole."""
+
+    def silence(self) -> ReplyBody:
+        """A piece that brings nothing."""
+        return self._piece("", (), done=False)
+
+    def translate(self, choice: ChatChunkChoice, outcome: Outcome) -> Iterator[ReplyBody]:
+        if choice.delta.content or choice.logprobs is not None:
+            yield self._piece(choice.delta.content or "", (), done=False, logprobs=choice.logprobs)
+        for call in choice.delta.tool_calls or ():
+            function = call.function
+            if function is None:
+                continue
+            if call.id is not None:
+                self._calls.append((function.name or "", []))
+            if function.arguments and self._calls:
+                self._calls[-1][1].append(function.arguments)
+        if choice.finish_reason is not None:
+            if self._calls:
+                calls = [(name, "".join(pieces)) for name, pieces in self._calls]
+                yield self._piece("", calls, done=False)
+            yield self._piece("", (), done=True, **_ending(self._reason(choice.finish_reason), outcome))
+
+    def translate_whole(self, completion: ChatCompletion, outcome: Outcome) -> ReplyBody:
+        choice = completion.choices[0]
+        calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]
+        ending = _ending(self._reason(choice.finish_reason), outcome)
+        return self._piece(choice.message.content or "", calls, done=True, logprobs=choice.logprobs, **ending)
+
+    def _reason(self, finish: str) -> str:
+        return "length" if finish == "length" else "stop"
+
+    def _piece(
+        self, text: str, calls: Any, *, done: bool, logprobs: ChatLogprobs | None = None, **ending: Any
+    ) -> ReplyBody:
+        if logprobs is not None:
+            ending["logprobs"] = [token.model_dump() for token in logprobs.content]
+        kept = {"model": self.plan.model.name, "created_at": self._created_at, "done": done, **ending}
+        if not self._is_chat:
+            return OllamaGenerateReply(response=text, **kept)
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if calls:
+            message["tool_calls"] = [
+                {"function": {"name": name, "arguments": _parsed(arguments)}} for name, arguments in calls
+            ]
+        return OllamaChatReply(message=OllamaReplyMessage(**message), **kept)
+
+
+def _ending(reason: str, outcome: Outcome) -> dict[str, Any]:
+    """Why and after how long it ended, in nanoseconds."""
+    ending: dict[str, Any] = {"done_reason": reason, "eval_count": len(outcome.tokens)}
+    timings = outcome.timings
+    if timings is not None:
+        ending |= {
+            "total_duration": _nanoseconds(timings.queue_s + timings.prefill_s + timings.decode_s),
+            "load_duration": 0,
+            "prompt_eval_count": timings.prompt_tokens,
+            "prompt_eval_duration": _nanoseconds(timings.prefill_s),
+            "eval_duration": _nanoseconds(timings.decode_s),
+        }
+    return ending
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _loaded(request: Request, body: OllamaRequest, created_at: str, *, is_chat: bool) -> Response:
+    """An empty question asks for the model to be loaded, which it is."""
+    model = find_model(context_of(request).service, body.model)
+    kept: dict[str, Any] = {"model": model.name, "created_at": created_at}
+    kept |= {"done": True, "done_reason": "load"}
+    if is_chat:
+        message = OllamaReplyMessage(role="assistant", content="")
+        return json_response(OllamaChatReply(message=message, **kept))
+    return json_response(OllamaGenerateReply(response="", **kept))
+
+
+def _fields(body: OllamaRequest) -> dict[str, Any]:
+    """What chat and generate have in common, by the names that chat completions know."""
+    options = body.options or Options.model_validate({})
+    for name, neutral in _NEUTRAL.items():
+        given = getattr(options, name)
+        if given is not None and given != neutral:
+            raise unsupported(f"options.{name}", f"The option {name} is not supported.")
+    return {
+        "model": own_name(body.model),
+        "stream": body.stream is not False,
+        "temperature": 0.8 if options.temperature is None else options.temperature,
+        "top_k": 40 if options.top_k is None else options.top_k,
+        "top_p": 0.9 if options.top_p is None else options.top_p,
+        "min_p": options.min_p,
+        "seed": options.seed,
+        "stop": options.stop,
+        "repetition_penalty": options.repeat_penalty,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "logprobs": body.logprobs,
+        "top_logprobs": body.top_logprobs if body.logprobs else None,
+        "response_format": _response_format(body.format),
+    }
+
+
+def _most_tokens(body: OllamaRequest) -> int | None:
+    asked = None if body.options is None else body.options.num_predict
+    return asked if asked is not None and asked > 0 else None
+
+
+def _response_format(wish: str | Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if not wish:
+        return None
+    if isinstance(wish, str):
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(wish), "strict": True}}
+
+
+def _chat_message(message: OllamaMessage, where: str) -> dict[str, Any]:
+    if message.images:
+        raise unsupported(f"{where}.images", "Images are not supported.", hint="send text only")
+    plain: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.role == "tool":
+        plain |= {"name": message.tool_name, "tool_call_id": message.tool_name or "call"}
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {
+                "id": call.id or call.function.name,
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": json.dumps(call.function.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    return plain
+
+
+def _parsed(arguments: str) -> dict[str, Any]:
+    """A call's arguments as Ollama's clients take them: an object, whatever the model wrote."""
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        parsed = None
+    return parsed if isinstance(parsed, dict) else {"arguments": arguments}
+
+
+def _endpoint(
+    path: str, run: Any, summary: str, body: type[OllamaRequest], reply: type[ReplyBody]
+) -> Endpoint:
+    return Endpoint(
+        "POST",
+        path,
+        run,
+        summary,
+        body=body,
+        reply=reply,
+        chunk=reply,
+        chunk_type=NDJSON,
+        error=OllamaError,
+        statuses=(400, 404, 408, 413, 415, 429, 500, 503),
+    )
+
+
+OLLAMA_ENDPOINTS: tuple[Endpoint, ...] = (
+    _endpoint(
+        "/api/chat",
+        ollama_chat,
+        "Answer a conversation (Ollama's shape).",
+        OllamaChatRequest,
+        OllamaChatReply,
+    ),
+    _endpoint(
+        "/api/generate",
+        ollama_generate,
+        "Answer a prompt (Ollama's shape).",
+        OllamaGenerateRequest,
+        OllamaGenerateReply,
+    ),
+)

@@ -1,0 +1,111 @@
+"""Ollama's `/api/embed` and the older `/api/embeddings`; `embeddings` says what the vectors are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from shardcompute.api.body import read_body
+from shardcompute.api.context import context_of
+from shardcompute.api.errors import unsupported
+from shardcompute.api.generation.answer import json_response
+from shardcompute.api.generation.embeddings import MAX_INPUTS, Vector, embed, encode_input
+from shardcompute.api.generation.replies import ReplyBody
+from shardcompute.api.generation.schemas import RequestBody
+from shardcompute.api.generation.sse import until_disconnect
+from shardcompute.api.ollama.models import find_model
+from shardcompute.api.ollama.schemas import OllamaError
+from shardcompute.api.openapi import Endpoint
+
+
+class EmbedRequest(RequestBody):
+    input: str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_INPUTS)]
+    truncate: bool | None = Field(None, description="Cut what is too long; true when left out.")
+    dimensions: int | None = Field(None, ge=1, description="Refused: vectors have the model's own width.")
+    options: dict[str, Any] | None = Field(None, description="Accepted and not used.")
+    keep_alive: str | int | float | None = Field(None, description="Accepted and not used.")
+
+
+class EmbeddingRequest(RequestBody):
+    prompt: str
+    options: dict[str, Any] | None = Field(None, description="Accepted and not used.")
+    keep_alive: str | int | float | None = Field(None, description="Accepted and not used.")
+
+
+class EmbedReply(ReplyBody):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class EmbeddingReply(ReplyBody):
+    embedding: list[float]
+
+
+async def ollama_embed(request: Request) -> Response:
+    context = context_of(request)
+    body = await read_body(request, EmbedRequest, context.limits)
+    if body.dimensions is not None:
+        raise unsupported("dimensions", "Vectors have the model's own width and are not cut.")
+    started_s = context.clock()
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    name, count, vectors = await _embed(request, body.model, texts, cuts=body.truncate is not False)
+    return json_response(
+        EmbedReply(
+            model=name,
+            embeddings=[vector.tolist() for vector in vectors],
+            total_duration=round((context.clock() - started_s) * 1e9),
+            load_duration=0,
+            prompt_eval_count=count,
+        )
+    )
+
+
+async def ollama_embeddings(request: Request) -> Response:
+    body = await read_body(request, EmbeddingRequest, context_of(request).limits)
+    if not body.prompt:
+        return json_response(EmbeddingReply(embedding=[]))
+    _, _, vectors = await _embed(request, body.model, [body.prompt], cuts=True)
+    return json_response(EmbeddingReply(embedding=vectors[0].tolist()))
+
+
+async def _embed(
+    request: Request, name: str | None, texts: list[str], *, cuts: bool
+) -> tuple[str, int, list[Vector]]:
+    """The model's name, the tokens of all texts, and their vectors."""
+    service = context_of(request).service
+    model = find_model(service, name)
+    codec = service.codec(model.name)
+    prompts = [await encode_input(codec, model, text, cuts=cuts) for text in texts]
+    vectors = await until_disconnect(request.receive, embed(request, model, prompts))
+    return model.name, sum(len(prompt) for prompt in prompts), vectors
+
+
+_ERRORS = (400, 404, 408, 413, 415, 429, 500, 503)
+OLLAMA_EMBEDDING_ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(
+        "POST",
+        "/api/embed",
+        ollama_embed,
+        "Vectors of texts (Ollama's shape).",
+        body=EmbedRequest,
+        reply=EmbedReply,
+        error=OllamaError,
+        statuses=_ERRORS,
+    ),
+    Endpoint(
+        "POST",
+        "/api/embeddings",
+        ollama_embeddings,
+        "The vector of a text (Ollama's older shape).",
+        body=EmbeddingRequest,
+        reply=EmbeddingReply,
+        error=OllamaError,
+        statuses=_ERRORS,
+    ),
+)

@@ -1,0 +1,188 @@
+"""What Ollama's clients ask about models and the server. Models are loaded and removed elsewhere."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Literal
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from shardcompute.api.body import read_body
+from shardcompute.api.context import context_of, package_version
+from shardcompute.api.errors import RequestError
+from shardcompute.api.generation.answer import json_response
+from shardcompute.api.generation.parameters import choose_model
+from shardcompute.api.generation.replies import VersionReply
+from shardcompute.api.ollama.schemas import (
+    ModelDetails,
+    ModelName,
+    OllamaError,
+    OllamaModel,
+    OllamaModelReply,
+    OllamaModels,
+    PullReply,
+    RunningModel,
+    RunningModels,
+)
+from shardcompute.api.openapi import Endpoint
+from shardcompute.node.service import ServedModel, Service
+
+_TAG = ":latest"
+_FAMILY = "shardcompute"
+_FAR_FUTURE_S = 100 * 365 * 86_400
+_BODY_ERRORS = (400, 404, 408, 413, 415, 503)
+_DETAILS = ModelDetails(
+    parent_model="", format="", family=_FAMILY, families=[_FAMILY], parameter_size="", quantization_level=""
+)
+"""Machines of a swarm may hold one model in several forms; what is not known is left empty."""
+
+
+async def ollama_tags(request: Request) -> Response:
+    served = context_of(request).service.models()
+    return json_response(OllamaModels(models=[OllamaModel(**_listing(model)) for model in served]))
+
+
+async def ollama_ps(request: Request) -> Response:
+    context = context_of(request)
+    # Models stay until they are unloaded.
+    expires_at = written_time(context.wall_clock() + _FAR_FUTURE_S)
+    running = [
+        RunningModel(
+            **_listing(model), expires_at=expires_at, size_vram=0, context_length=model.context_length
+        )
+        for model in context.service.models()
+    ]
+    return json_response(RunningModels(models=running))
+
+
+async def ollama_show(request: Request) -> Response:
+    context = context_of(request)
+    body = await read_body(request, ModelName, context.limits)
+    model = find_model(context.service, body.model or body.name)
+    return json_response(
+        OllamaModelReply(
+            modelfile=f"FROM {model.name}\n",
+            parameters="",
+            template="",
+            details=_DETAILS,
+            model_info={
+                "general.architecture": _FAMILY,
+                "general.basename": model.name,
+                f"{_FAMILY}.context_length": model.context_length,
+            },
+            capabilities=["completion", "tools", "embedding"],
+            modified_at=written_time(model.created_s),
+        )
+    )
+
+
+async def ollama_version(request: Request) -> Response:
+    return json_response(VersionReply(version=package_version()))
+
+
+async def ollama_pull(request: Request) -> Response:
+    """Clients pull what they are about to use: fine where it is served, and not a way to load another model."""
+    context = context_of(request)
+    body = await read_body(request, ModelName, context.limits)
+    find_model(context.service, body.model or body.name)
+    return json_response(PullReply(status="success"))
+
+
+async def ollama_refusal(request: Request) -> Response:
+    await read_body(request, ModelName, context_of(request).limits)
+    raise RequestError(
+        "Models are not made, copied or removed through this API.",
+        hint="use `shardcompute load`, `shardcompute unload` or `shardcompute rm`",
+        code="unsupported",
+    )
+
+
+def find_model(service: Service, name: str | None) -> ServedModel:
+    return choose_model(service, own_name(name))
+
+
+def own_name(name: str | None) -> str | None:
+    """Ollama's clients put a tag behind names that have none."""
+    return name.removesuffix(_TAG) if name is not None else None
+
+
+def written_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _listing(model: ServedModel) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "model": model.name,
+        "modified_at": written_time(model.created_s),
+        "size": 0,
+        "digest": "",
+        "details": _DETAILS,
+    }
+
+
+def _refused(method: Literal["POST", "DELETE"], path: str) -> Endpoint:
+    return Endpoint(
+        method,
+        path,
+        partial(ollama_refusal),  # known by its path, as all operations need names of their own
+        "Refused: models are loaded and removed elsewhere.",
+        body=ModelName,
+        reply=PullReply,
+        error=OllamaError,
+        statuses=_BODY_ERRORS,
+    )
+
+
+OLLAMA_MODEL_ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(
+        "GET",
+        "/api/tags",
+        ollama_tags,
+        "The models served here (Ollama's shape).",
+        reply=OllamaModels,
+        error=OllamaError,
+    ),
+    Endpoint(
+        "GET",
+        "/api/ps",
+        ollama_ps,
+        "The models in memory (Ollama's shape).",
+        reply=RunningModels,
+        error=OllamaError,
+    ),
+    Endpoint(
+        "GET",
+        "/api/version",
+        ollama_version,
+        "The version of the server (Ollama's shape).",
+        reply=VersionReply,
+        error=OllamaError,
+    ),
+    Endpoint(
+        "POST",
+        "/api/show",
+        ollama_show,
+        "One model (Ollama's shape).",
+        body=ModelName,
+        reply=OllamaModelReply,
+        error=OllamaError,
+        statuses=_BODY_ERRORS,
+    ),
+    Endpoint(
+        "POST",
+        "/api/pull",
+        ollama_pull,
+        "Success for a model that is served; others cannot be fetched this way.",
+        body=ModelName,
+        reply=PullReply,
+        error=OllamaError,
+        statuses=_BODY_ERRORS,
+    ),
+    _refused("POST", "/api/create"),
+    _refused("POST", "/api/copy"),
+    _refused("POST", "/api/push"),
+    _refused("DELETE", "/api/delete"),
+)

@@ -1,0 +1,169 @@
+"""Bodies of Ollama's API: what clients send and what they are answered."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shardcompute.api.generation.replies import ReplyBody
+from shardcompute.api.generation.schemas import MAX_STOPS, MAX_TOP_LOGPROBS, RequestBody, StopText
+
+
+class Options(BaseModel):
+    """Ollama's names. What is not listed concerns the loading of models and is ignored."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    num_predict: int | None = Field(
+        None, ge=-2, lt=2**31, description="-1 and -2: up to the end of the context."
+    )
+    temperature: float | None = Field(None, ge=0, le=2, description="0.8 when left out.")
+    top_k: int | None = Field(None, ge=-1, lt=2**31, description="40 when left out.")
+    top_p: float | None = Field(None, ge=0, le=1, description="0.9 when left out.")
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: StopText | Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
+    repeat_penalty: float | None = Field(None, gt=0, le=10, description="1, which changes nothing.")
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    mirostat: int | None = Field(None, description="Only 0.")
+    typical_p: float | None = Field(None, description="Only 1.")
+    tfs_z: float | None = Field(None, description="Only 1.")
+
+
+class OllamaRequest(RequestBody):
+    stream: bool | None = Field(None, description="true when left out.")
+    options: Options | None = None
+    format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="`json` or a JSON schema.")
+    keep_alive: str | int | float | None = Field(None, description="Accepted and not used.")
+    think: bool | str | None = Field(None, description="Accepted and not used: the model decides.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+
+
+class CalledFunction(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class OllamaCall(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    id: str | None = None
+    function: CalledFunction
+
+
+class OllamaMessage(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    images: list[Any] | None = Field(None, description="Refused.")
+    tool_calls: list[OllamaCall] | None = None
+    tool_name: str | None = None
+
+
+class OllamaChatRequest(OllamaRequest):
+    messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] = Field(default_factory=list)
+    tools: list[dict[str, Any]] | None = None
+
+
+class OllamaGenerateRequest(OllamaRequest):
+    prompt: str = ""
+    suffix: str | None = Field(None, description="Refused.")
+    system: str | None = None
+    template: str | None = Field(None, description="Refused.")
+    raw: bool | None = Field(None, description="Without the chat template.")
+    images: list[Any] | None = Field(None, description="Refused.")
+    context: Any = Field(None, description="Refused: send the conversation to /api/chat.")
+
+
+class ModelName(RequestBody):
+    name: str | None = Field(None, description="The older name of model.")
+
+
+class Kept(ReplyBody):
+    """When and for how long, in nanoseconds as Ollama has it."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: Literal["stop", "length", "load"] | None = None
+    total_duration: int | None = None
+    load_duration: int | None = None
+    prompt_eval_count: int | None = None
+    prompt_eval_duration: int | None = None
+    eval_count: int | None = None
+    eval_duration: int | None = None
+    logprobs: list[dict[str, Any]] | None = None
+
+
+class OllamaReplyMessage(ReplyBody):
+    role: Literal["assistant"]
+    content: str
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class OllamaChatReply(Kept):
+    """A whole answer, and each line of a streamed one."""
+
+    message: OllamaReplyMessage
+
+
+class OllamaGenerateReply(Kept):
+    """A whole answer, and each line of a streamed one."""
+
+    response: str
+
+
+class OllamaError(ReplyBody):
+    error: str
+
+
+class ModelDetails(ReplyBody):
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class OllamaModel(ReplyBody):
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: ModelDetails
+
+
+class RunningModel(OllamaModel):
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class OllamaModels(ReplyBody):
+    models: list[OllamaModel]
+
+
+class RunningModels(ReplyBody):
+    models: list[RunningModel]
+
+
+class OllamaModelReply(ReplyBody):
+    modelfile: str
+    parameters: str
+    template: str
+    details: ModelDetails
+    model_info: dict[str, str | int]
+    capabilities: list[str]
+    modified_at: str
+
+
+class PullReply(ReplyBody):
+    status: Literal["success"]

@@ -1,0 +1,172 @@
+"""Bodies of OpenAI's Responses API: what clients send and what they are answered."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shardcompute.api.generation.replies import ChosenToken, ReplyBody
+from shardcompute.api.generation.schemas import MAX_TOP_LOGPROBS, Count, RequestBody
+
+
+class InputPart(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: str = Field(description="`input_text` or `output_text`; media are refused.")
+    text: str | None = None
+    refusal: str | None = None
+
+
+class InputItem(BaseModel):
+    """An item of the input, as loose as its many kinds: which fields it needs depends on `type`."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: str | None = Field(
+        None, description="`message` when left out; or `function_call`, `function_call_output`, `reasoning`."
+    )
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | Annotated[list[InputPart], Field(fail_fast=True)] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | Annotated[list[InputPart], Field(fail_fast=True)] | None = None
+
+
+class ResponseTool(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: str = Field(description="`function`; tools that run on a server are refused.")
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolSelection(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: str
+    name: str | None = None
+
+
+class TextFormat(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", populate_by_name=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextWish(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    format: TextFormat | None = None
+    verbosity: str | None = Field(None, description="Accepted and not used.")
+
+
+class ResponsesRequest(RequestBody):
+    input: str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Count | None = Field(None, description="Up to the end of the context when left out.")
+    temperature: float | None = Field(None, ge=0, le=2, description="1 when left out.")
+    top_p: float | None = Field(None, ge=0, le=1, description="0: the likeliest token alone.")
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    include: list[str] | None = Field(None, description="`message.output_text.logprobs`; others are ignored.")
+    stream: bool | None = None
+    text: TextWish | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: str | ToolSelection | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: dict[str, str] | None = Field(None, description="Given back and not used.")
+    user: str | None = Field(None, description="Accepted and not used.")
+    store: bool | None = Field(None, description="Responses are not kept: true is refused.")
+    previous_response_id: str | None = Field(None, description="Refused: responses are not kept.")
+    truncation: str | None = Field(None, description='Only "disabled".')
+    background: bool | None = Field(None, description="true is refused.")
+
+
+class OutputText(ReplyBody):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[dict[str, Any]]
+    logprobs: list[ChosenToken]
+
+
+class OutputMessage(ReplyBody):
+    type: Literal["message"]
+    id: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class OutputCall(ReplyBody):
+    type: Literal["function_call"]
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: Literal["in_progress", "completed", "incomplete"]
+
+
+class IncompleteDetails(ReplyBody):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponsesUsage(ReplyBody):
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class ResponseError(ReplyBody):
+    code: str
+    message: str
+
+
+class ResponseReply(ReplyBody):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    model: str
+    output: list[OutputMessage | OutputCall]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    store: Literal[False]
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: ResponsesUsage | None
+    metadata: dict[str, str]
+
+
+class ResponseEvent(ReplyBody):
+    """One event of a stream; which fields it has depends on `type`."""
+
+    type: str
+    sequence_number: int
+    response: ResponseReply | None = None
+    output_index: int | None = None
+    content_index: int | None = None
+    item_id: str | None = None
+    item: OutputMessage | OutputCall | None = None
+    part: OutputText | None = None
+    delta: str | None = None
+    text: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    logprobs: list[ChosenToken] | None = None
