@@ -44,13 +44,13 @@ from shardcompute.control.actions import (
     ShareMemory,
     UnloadShard,
 )
-from shardcompute.control.cuts import cut_for_latency, cut_for_throughput, slowest_s
 from shardcompute.control.drivers import kv_share, live_drivers, round_trip_s
-from shardcompute.control.replacement import cut_for_price, move_seconds
-from shardcompute.control.rings import RingTable, choose_order
+from shardcompute.control.placement.cost_model import Hops, hops_of, stage_s, weigh
+from shardcompute.control.placement.cuts import cut_for_latency, cut_for_throughput, slowest_s
+from shardcompute.control.placement.replacement import cut_for_price, move_seconds
+from shardcompute.control.placement.rings import RingTable, choose_order
 from shardcompute.control.sizes import Sizes, memory_of, sizes_of
 from shardcompute.control.state import Assignment, Chain, Link, Shard, covers, is_loaded
-from shardcompute.control.terms import Hops, hops_of, stage_s, weigh
 
 NAMES = "abcdef"
 

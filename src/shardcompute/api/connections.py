@@ -16,7 +16,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from shardcompute.core.sparing_log import SparingLog
+from shardcompute.core.rate_limited_log import SparingLog
 
 _log = logging.getLogger(__name__)
 _sparing = SparingLog(_log)

@@ -12,15 +12,15 @@ from shardcompute.control.actions import Action, Record
 from shardcompute.control.events import Event, decode_event, encode_event, is_journalled
 from shardcompute.control.explain import ModelReport, explain_plan, report_models
 from shardcompute.control.health import needs_rejoin, next_deadline_s, next_health_events
-from shardcompute.control.memberships import next_incarnation
-from shardcompute.control.placement import Placement, Unplaceable, place, place_chains
+from shardcompute.control.node_transitions import next_incarnation
+from shardcompute.control.placement.cost_model import Offer, Request
+from shardcompute.control.placement.place import Placement, Unplaceable, place, place_chains
+from shardcompute.control.placement.replacement import Replacement, replace_stage
+from shardcompute.control.placement.request import survey
 from shardcompute.control.planning import decide, next_actions, next_commands
 from shardcompute.control.policy import HealthPolicy, PlacementPolicy
-from shardcompute.control.replacement import Replacement, replace_stage
 from shardcompute.control.sizes import describe_model
 from shardcompute.control.state import COORDINATOR, ClusterState, Model
-from shardcompute.control.surveys import survey
-from shardcompute.control.terms import Offer, Request
 from shardcompute.control.transitions import apply
 
 __all__ = [

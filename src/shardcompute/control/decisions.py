@@ -15,13 +15,13 @@ from shardcompute.control.events import (
     StandbysChosen,
 )
 from shardcompute.control.health import next_health_events
-from shardcompute.control.placement import Placement, Unplaceable, choose_standbys, place, place_chains
-from shardcompute.control.replacement import Replacement, hand_over, move_seconds, replace_stage
-from shardcompute.control.revisions import claimed_bytes
+from shardcompute.control.placement.cost_model import Offer, Request, weigh
+from shardcompute.control.placement.place import Placement, Unplaceable, choose_standbys, place, place_chains
+from shardcompute.control.placement.replacement import Replacement, hand_over, move_seconds, replace_stage
+from shardcompute.control.placement.request import survey
 from shardcompute.control.sizes import memory_of
 from shardcompute.control.state import Assignment, Chain, ClusterState, is_loaded
-from shardcompute.control.surveys import survey
-from shardcompute.control.terms import Offer, Request, weigh
+from shardcompute.control.state_updates import claimed_bytes
 
 
 def who_is_in_doubt(state: ClusterState, now_s: float) -> Event | None:

@@ -14,9 +14,9 @@ from math import inf
 from msgspec.structs import replace
 
 from shardcompute.control.actions import Action, AttachDriver, DetachDriver, ShareMemory
-from shardcompute.control.revisions import with_chain
-from shardcompute.control.seats import HOME, ring_s
+from shardcompute.control.driver_placement import HOME, ring_s
 from shardcompute.control.state import Attachment, Chain, ClusterState, Node
+from shardcompute.control.state_updates import with_chain
 
 
 def live_drivers(state: ClusterState) -> list[Node]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardcompute.control.decisions import place_next_chain
-from shardcompute.control.placement import Placement, Unplaceable
+from shardcompute.control.placement.place import Placement, Unplaceable
 from shardcompute.control.state import ClusterState, Model
-from shardcompute.control.words import count_of, format_bytes, format_rate, format_seconds
+from shardcompute.core.units import count_of, format_bytes, format_rate, format_seconds
 
 ModelStatus = Literal["serving", "loading", "recovering", "unservable"]
 

@@ -32,10 +32,10 @@ from shardcompute.control.decisions import (
     which_standbys_are_wanted,
     who_is_in_doubt,
 )
+from shardcompute.control.driver_placement import where_a_driver_belongs
 from shardcompute.control.drivers import driver_commands, kv_share
 from shardcompute.control.events import Event
-from shardcompute.control.placement import Unplaceable
-from shardcompute.control.seats import where_a_driver_belongs
+from shardcompute.control.placement.place import Unplaceable
 from shardcompute.control.sizes import memory_of
 from shardcompute.control.state import Assignment, Chain, ClusterState, Node, is_loaded
 from shardcompute.control.transitions import apply

@@ -13,19 +13,19 @@ from typing import Any
 from msgspec.structs import replace
 
 from shardcompute.control import events as happened
+from shardcompute.control.driver_placement import HOME
 from shardcompute.control.drivers import kv_share, with_attachment
 from shardcompute.control.events import Event
-from shardcompute.control.memberships import MEMBERSHIP
-from shardcompute.control.revisions import (
+from shardcompute.control.node_transitions import MEMBERSHIP
+from shardcompute.control.shard_transitions import SHARDS
+from shardcompute.control.state import Attachment, Chain, ClusterState, RequestedModel, covers, is_loaded
+from shardcompute.control.state_updates import (
     forget_retired,
     live_node,
     retire,
     trim_standbys,
     with_chain,
 )
-from shardcompute.control.seats import HOME
-from shardcompute.control.shards import SHARDS
-from shardcompute.control.state import Attachment, Chain, ClusterState, RequestedModel, covers, is_loaded
 
 
 def apply(state: ClusterState, event: Event) -> ClusterState:

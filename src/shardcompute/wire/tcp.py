@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import LinkClosedError, LinkError, UsageError
-from shardcompute.core.sparing_log import SparingLog
+from shardcompute.core.rate_limited_log import SparingLog
 from shardcompute.wire.links import DEFAULT_OPTIONS, Admit, LinkOptions
 from shardcompute.wire.messages import Hello
 from shardcompute.wire.socket_link import SocketLink, answer_link, open_link, shut_down, wrap_answering

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shardcompute.cli.console import aligned, cut, wrapped
-from shardcompute.control.words import count_of, format_bytes, format_rate, format_seconds
+from shardcompute.core.units import count_of, format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from shardcompute.node.admin.views import ChainView, ClusterView, ModelView, NodeView, StageView

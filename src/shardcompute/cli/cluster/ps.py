@@ -23,7 +23,7 @@ def ps(json: Json = False, url: Url = None, api_key: ApiKey = None, data_dir: Da
 
 
 def _row(request: RequestView) -> tuple[str, ...]:
-    from shardcompute.control.words import format_rate
+    from shardcompute.core.units import format_rate
 
     how = request.error or (request.finish if request.state == "done" else "")
     return (

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shardcompute.cli.console import aligned, wrapped
-from shardcompute.control.words import count_of, format_bytes, format_rate
+from shardcompute.core.units import count_of, format_bytes, format_rate
 
 if TYPE_CHECKING:
     from shardcompute.node.admin.views import (

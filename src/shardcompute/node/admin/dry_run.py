@@ -10,12 +10,12 @@ import math
 
 from msgspec.structs import replace
 
+from shardcompute.control.driver_placement import Seat, choose_seat, seated
 from shardcompute.control.explain import explain_bottleneck, explain_plan
-from shardcompute.control.placement import Placement, Unplaceable, place, place_chains
-from shardcompute.control.seats import Seat, choose_seat, seated
+from shardcompute.control.placement.place import Placement, Unplaceable, place, place_chains
+from shardcompute.control.placement.request import survey
 from shardcompute.control.sizes import layer_work, sizes_of
 from shardcompute.control.state import ClusterState, Model
-from shardcompute.control.surveys import survey
 from shardcompute.core.errors import UnknownModelError
 from shardcompute.core.settings import Settings
 from shardcompute.models.layout import TensorPlace

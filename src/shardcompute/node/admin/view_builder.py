@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf, isfinite
 
+from shardcompute.control.driver_placement import seat_of, sits_at
 from shardcompute.control.drivers import round_trip_s
 from shardcompute.control.explain import explain_bottleneck, report_models
-from shardcompute.control.placement import PlacedStage, Placement
-from shardcompute.control.seats import seat_of, sits_at
+from shardcompute.control.placement.cost_model import hops_of, stage_s, weigh
+from shardcompute.control.placement.place import PlacedStage, Placement
+from shardcompute.control.placement.request import survey
 from shardcompute.control.sizes import memory_of, sizes_of
 from shardcompute.control.state import Assignment, Chain, ClusterState, Node, RequestedModel, is_loaded
-from shardcompute.control.surveys import survey
-from shardcompute.control.terms import hops_of, stage_s, weigh
 from shardcompute.node.admin.views import (
     CachedLayers,
     ChainView,

@@ -20,10 +20,10 @@ from shardcompute.control.events import (
     ShardFailed,
     decode_event,
 )
-from shardcompute.control.memberships import next_incarnation
+from shardcompute.control.node_transitions import next_incarnation
 from shardcompute.control.state import COORDINATOR
 from shardcompute.core.errors import LinkError, UsageError
-from shardcompute.core.sparing_log import SparingLog
+from shardcompute.core.rate_limited_log import SparingLog
 from shardcompute.node.coordinator.driver_ports import DriverMembers
 from shardcompute.node.coordinator.executor import Deeds, Truth
 from shardcompute.node.coordinator.liveness import Doors

@@ -24,7 +24,7 @@ from shardcompute.control.events import (
     is_journalled,
 )
 from shardcompute.control.state import ClusterState
-from shardcompute.core.sparing_log import SparingLog
+from shardcompute.core.rate_limited_log import SparingLog
 from shardcompute.node.coordinator.clock import SteadyClock
 from shardcompute.node.coordinator.control_server import Reception
 from shardcompute.node.coordinator.driver_port import DriverSide

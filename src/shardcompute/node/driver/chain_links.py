@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardcompute.core.errors import LinkError
-from shardcompute.core.sparing_log import SparingLog
+from shardcompute.core.rate_limited_log import SparingLog
 from shardcompute.core.steps import Opening, Work
 from shardcompute.node.driver.chain_port import ChainShape, Resumption
 from shardcompute.node.driver.driver import Driver

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import GenerationRequest, Speculation
-from shardcompute.core.sparing_log import SparingLog
+from shardcompute.core.rate_limited_log import SparingLog
 from shardcompute.core.steps import Foreseen
 from shardcompute.decoding.drafting import Draft, Drafter
 from shardcompute.decoding.router import Offer, PipeLoad, Round, Router

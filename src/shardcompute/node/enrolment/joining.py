@@ -21,7 +21,7 @@ import msgspec
 
 from shardcompute.core import errors
 from shardcompute.core.errors import AuthError, LinkError, ShardComputeError
-from shardcompute.core.sparing_log import SparingLog
+from shardcompute.core.rate_limited_log import SparingLog
 from shardcompute.security.bootstrap import answer_join, open_join
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.identity import NodeIdentity

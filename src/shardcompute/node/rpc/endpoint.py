@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from shardcompute.core.errors import LinkClosedError, LinkError, ShardComputeError
-from shardcompute.core.sparing_log import SparingLog
+from shardcompute.core.rate_limited_log import SparingLog
 from shardcompute.security.certificates import check_peer, read_peer
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.names import Role

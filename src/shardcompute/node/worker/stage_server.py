@@ -20,7 +20,7 @@ import numpy as np
 
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import LinkError, ShardComputeError
-from shardcompute.core.sparing_log import SparingLog
+from shardcompute.core.rate_limited_log import SparingLog
 from shardcompute.core.steps import Foreseen, Opening, Picked, Work
 from shardcompute.node.rpc.commands import Connected
 from shardcompute.node.rpc.frames import opening_of, segment_of, step_failed, step_result, work_of

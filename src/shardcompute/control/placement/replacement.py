@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 
-from shardcompute.control.placement import Placement, Unplaceable, place
+from shardcompute.control.placement.cost_model import Offer, Request, stage_s, weigh
+from shardcompute.control.placement.place import Placement, Unplaceable, place
 from shardcompute.control.sizes import Sizes
 from shardcompute.control.state import Assignment, covers
-from shardcompute.control.terms import Offer, Request, stage_s, weigh
 
 _SHAPES_LIMIT = 64
 """Several gaps at once multiply; what is dropped here a re-split still finds."""

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from math import inf
 
+from shardcompute.control.placement.cost_model import Offer, stage_s
 from shardcompute.control.sizes import Sizes
-from shardcompute.control.terms import Offer, stage_s
 
 _SLACK = 1 + 1e-9
 """So that a bound which was itself a stage's time admits that stage in spite of rounding."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import inf
 
-from shardcompute.control.terms import Hops
+from shardcompute.control.placement.cost_model import Hops
 
 EXACT_LIMIT = 10
 

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from shardcompute.control import events as happened
 from shardcompute.control.drivers import loosen_drivers
 from shardcompute.control.policy import HealthPolicy
-from shardcompute.control.revisions import claimed_bytes, interrupt, live_node, trim_standbys, with_node
 from shardcompute.control.state import (
     COORDINATOR,
     ClusterState,
@@ -21,6 +20,7 @@ from shardcompute.control.state import (
     hops,
     is_loaded,
 )
+from shardcompute.control.state_updates import claimed_bytes, interrupt, live_node, trim_standbys, with_node
 
 
 def next_incarnation(state: ClusterState, node_id: str) -> int:

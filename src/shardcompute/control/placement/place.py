@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 
-from shardcompute.control.cuts import fill
-from shardcompute.control.search import Found, Search, best_cut, filling_orders
+from shardcompute.control.placement.cost_model import Offer, Request, hops_of, stage_s
+from shardcompute.control.placement.cuts import fill
+from shardcompute.control.placement.search import Found, Search, best_cut, filling_orders
 from shardcompute.control.state import Assignment
-from shardcompute.control.terms import Offer, Request, hops_of, stage_s
-from shardcompute.control.words import count_of, format_bytes, format_rate
+from shardcompute.core.units import count_of, format_bytes, format_rate
 
 
 @dataclass(frozen=True, slots=True)

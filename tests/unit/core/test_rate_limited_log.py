@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from shardcompute.core.sparing_log import SparingLog
+from shardcompute.core.rate_limited_log import SparingLog
 
 
 class Clock:

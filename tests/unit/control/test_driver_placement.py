@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from shardcompute.control import PlacementPolicy, decode_event, encode_event, next_actions
 from shardcompute.control import actions as to_do
 from shardcompute.control import events as happened
+from shardcompute.control.driver_placement import choose_seat, seat_of, sits_at
 from shardcompute.control.drivers import kv_share, round_trip_s
-from shardcompute.control.seats import choose_seat, seat_of, sits_at
 
 from .conftest import MODEL, Cluster
 

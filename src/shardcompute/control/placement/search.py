@@ -14,12 +14,18 @@ from functools import partial
 from itertools import permutations
 from math import exp, inf, log
 
-from shardcompute.control.cuts import cut_for_latency, cut_for_throughput, cut_within, fill, slowest_s
+from shardcompute.control.placement.cost_model import Offer, Request, Worth, hops_of, stage_s, weigh, worth_of
+from shardcompute.control.placement.cuts import (
+    cut_for_latency,
+    cut_for_throughput,
+    cut_within,
+    fill,
+    slowest_s,
+)
+from shardcompute.control.placement.rings import EXACT_LIMIT, RingTable, choose_order
 from shardcompute.control.policy import PlacementPolicy
-from shardcompute.control.rings import EXACT_LIMIT, RingTable, choose_order
 from shardcompute.control.sizes import Sizes
 from shardcompute.control.state import Assignment
-from shardcompute.control.terms import Offer, Request, Worth, hops_of, stage_s, weigh, worth_of
 
 _ALL_ORDERS_LIMIT = 5
 _BOUNDS = 5

@@ -12,12 +12,12 @@ from itertools import pairwise
 from math import inf
 
 from shardcompute.control.events import DriverSeated, Event
-from shardcompute.control.placement import Placement
+from shardcompute.control.placement.cost_model import Request, hops_of, stage_s
+from shardcompute.control.placement.place import Placement
+from shardcompute.control.placement.request import survey
 from shardcompute.control.policy import PlacementPolicy
 from shardcompute.control.state import Chain, ClusterState, RequestedModel
-from shardcompute.control.surveys import survey
-from shardcompute.control.terms import Request, hops_of, stage_s
-from shardcompute.control.words import format_seconds
+from shardcompute.core.units import format_seconds
 
 HOME = ""
 _LEAVING = 0.5

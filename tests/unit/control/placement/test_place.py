@@ -16,7 +16,7 @@ from shardcompute.control import (
     place_chains,
 )
 from shardcompute.control import place as choose
-from shardcompute.control.cuts import cut_for_latency
+from shardcompute.control.placement.cuts import cut_for_latency
 from shardcompute.control.sizes import sizes_of
 from shardcompute.control.state import Assignment, Link
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from shardcompute.control.revisions import claimed_bytes
+from shardcompute.control.placement.cost_model import Offer, Request
 from shardcompute.control.sizes import sizes_of
 from shardcompute.control.state import Chain, ClusterState, Model, Node
-from shardcompute.control.terms import Offer, Request
+from shardcompute.control.state_updates import claimed_bytes
 
 
 def survey(
