@@ -20,10 +20,10 @@ from shardcompute.core.settings import Settings
 from shardcompute.models.spec import Stage
 from shardcompute.node.local.service import EngineOptions, LocalService, open_model
 from shardcompute.runtime.shard import open_shard
-from shardcompute.weights.bytes import LocalBytes
 from shardcompute.weights.checkpoint import open_checkpoint
-from shardcompute.weights.reference import parse_reference
-from shardcompute.weights.sources import ModelFiles, resolve
+from shardcompute.weights.formats.bytes import LocalBytes
+from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import ModelFiles, resolve
 from support.prompts import PROMPTS
 
 TOKENS = 64
@@ -182,7 +182,7 @@ from shardcompute.core.settings import Settings
 from shardcompute.models.spec import Stage
 from shardcompute.runtime.shard import open_shard
 from shardcompute.weights.checkpoint import open_checkpoint
-from shardcompute.weights.reference import parse_reference
+from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources import resolve
 
 def peak():

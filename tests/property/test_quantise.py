@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, Float32, Matrix, MixedMatrix
-from shardcompute.weights.quantise import convert
+from shardcompute.weights.formats.quantise import convert
 
 FORMS = st.sampled_from(["int8", "int4"])
 

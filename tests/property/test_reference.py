@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcompute.core.errors import UsageError
-from shardcompute.weights.cache import _key_of, _reference_of
-from shardcompute.weights.reference import HubReference, parse_hub_reference, parse_reference
+from shardcompute.weights.sources.cache import _key_of, _reference_of
+from shardcompute.weights.sources.reference import HubReference, parse_hub_reference, parse_reference
 
 _WORDS = st.text("abZ09_.-/@:+~= \\\x00\n", max_size=24)
 _NAMES = st.from_regex(r"[a-zA-Z0-9_]{1,8}([.-][a-zA-Z0-9_]{1,8})?", fullmatch=True)

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from shardcompute.core.errors import ShardComputeError
-from shardcompute.weights.bytes import check_range
-from shardcompute.weights.gguf_file import open_gguf
-from shardcompute.weights.safetensors_file import open_safetensors, open_sharded
-from shardcompute.weights.tensor_file import (
+from shardcompute.weights.formats.bytes import check_range
+from shardcompute.weights.formats.gguf_file import open_gguf
+from shardcompute.weights.formats.safetensors_file import open_safetensors, open_sharded
+from shardcompute.weights.formats.tensor_file import (
     SingleTensorFile,
     TensorFile,
     read_expert_matrix,

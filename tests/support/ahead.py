@@ -7,7 +7,7 @@ import numpy as np
 from shardcompute.backends.matrix import DenseMatrix, Float32, Matrix
 from shardcompute.models.ahead import AheadBlock, AheadWeights
 from shardcompute.models.spec import ModelSpec
-from shardcompute.weights.quantise import convert
+from shardcompute.weights.formats.quantise import convert
 
 
 def random_ahead(spec: ModelSpec, *, width: int = 32, blocks: int = 2, seed: int = 5) -> AheadWeights:

@@ -29,7 +29,7 @@ from shardcompute.core.errors import UsageError
 from shardcompute.models.spec import Stage
 from shardcompute.runtime.shard import open_shard
 from shardcompute.weights.checkpoint import open_checkpoint
-from shardcompute.weights.sources import ModelFiles
+from shardcompute.weights.sources.resolve import ModelFiles
 from shardcompute.wire import CODECS, Codec, find_codec
 
 _CONTEXT = 512

@@ -24,7 +24,7 @@ from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.runtime.shard import open_shard
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.loader import stored_bytes
-from shardcompute.weights.sources import ModelFiles
+from shardcompute.weights.sources.resolve import ModelFiles
 
 Say = Callable[[str], None]
 _ROWS = 512

@@ -10,14 +10,14 @@ from rich import progress as bars
 from rich.console import RenderableType
 
 from shardcompute.cli.console import Screen, without_controls
-from shardcompute.weights.progress import Progress
+from shardcompute.weights.sources.progress import Progress
 
 _STEP_PERCENT = 10
 _PAUSE_S = 5.0
 
 
 class BarProgress:
-    """A bar for each task under the line of what is going on; see `weights.progress.Progress`."""
+    """A bar for each task under the line of what is going on; see `weights.sources.progress.Progress`."""
 
     def __init__(self, display: bars.Progress) -> None:
         self._display = display

@@ -115,7 +115,7 @@ class AheadNetwork:
 
 
 def encode_ahead(weights: AheadWeights) -> bytes:
-    """Matrices must be in 8-bit blocks (`weights.quantise`)."""
+    """Matrices must be in 8-bit blocks (`weights.formats.quantise`)."""
     blocks = weights.blocks
     width = blocks[0].down.shape[1] if blocks else _BLOCK_SIZE
     shape = {"hidden": len(weights.norm), "blocks": len(blocks), "width": width, "ids": len(weights.ids)}

@@ -49,8 +49,8 @@ from shardcompute.security import (
 )
 from shardcompute.security.token_book import TokenSummary
 from shardcompute.weights.checkpoint import Checkpoint
-from shardcompute.weights.progress import Progress
 from shardcompute.weights.served import ServedModel, attachments_of, prepare_served
+from shardcompute.weights.sources.progress import Progress
 from shardcompute.weights.tokenizer_pack import TOKENIZER, pack_tokenizer
 from shardcompute.wire import Link, Transport
 

@@ -27,8 +27,8 @@ from shardcompute.models.decoder import Decoder
 from shardcompute.models.spec import Stage, head_stage, whole
 from shardcompute.runtime.ahead_scripts import write_scripts
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
-from shardcompute.weights.progress import NullProgress, Progress
-from shardcompute.weights.quantise import convert
+from shardcompute.weights.formats.quantise import convert
+from shardcompute.weights.sources.progress import NullProgress, Progress
 
 if TYPE_CHECKING:
     from shardcompute.backends.torch import TorchExecutor
@@ -370,8 +370,8 @@ def _percents(shares: Sequence[float]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fit and write one file; plain lines to standard output."""
     from shardcompute.core.settings import load_settings
-    from shardcompute.weights.reference import parse_reference
     from shardcompute.weights.sources import resolve
+    from shardcompute.weights.sources.reference import parse_reference
 
     defaults = FitPlan()
     parser = argparse.ArgumentParser(prog="python -m shardcompute.runtime.ahead_fit", description=__doc__)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.core.errors import BackendError, UnsupportedModelError
-from shardcompute.weights.sources import ModelFiles
+from shardcompute.weights.sources.resolve import ModelFiles
 
 
 @dataclass(frozen=True, slots=True)

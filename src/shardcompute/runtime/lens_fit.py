@@ -23,7 +23,7 @@ from shardcompute.runtime.lens import Lens, LensSums
 from shardcompute.runtime.questions import ASKS, TOPICS
 from shardcompute.runtime.shard import open_shard
 from shardcompute.weights.checkpoint import Checkpoint
-from shardcompute.weights.progress import NullProgress, Progress
+from shardcompute.weights.sources.progress import NullProgress, Progress
 
 _SESSIONS = 16
 _ANSWER_TOKENS = 128

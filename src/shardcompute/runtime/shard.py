@@ -14,7 +14,7 @@ from shardcompute.models.decoder import Decoder, HeadNetwork, TensorSource
 from shardcompute.models.spec import ModelSpec, Stage, head_stage, whole
 from shardcompute.runtime.ahead import AheadDrafter, AheadLimits
 from shardcompute.weights.checkpoint import Checkpoint
-from shardcompute.weights.quantise import WEIGHT_FORMS
+from shardcompute.weights.formats.quantise import WEIGHT_FORMS
 
 BACKENDS: tuple[str, ...] = ("onnx", "torch", "numpy", "transformers")
 """The last one runs models that have no spec of ours, see `runtime.fallback`."""

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shardcompute.core.errors import CorruptModelError
-from shardcompute.weights.bytes import check_range
-from shardcompute.weights.tensor_file import TensorEntry, TensorFile
+from shardcompute.weights.formats.bytes import check_range
+from shardcompute.weights.formats.tensor_file import TensorEntry, TensorFile
 
 _MARK = "@"
 

@@ -23,8 +23,8 @@ from shardcompute.core.errors import CorruptModelError
 from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.models.spec import ModelSpec, Stage
 from shardcompute.weights.attached import is_attachment
-from shardcompute.weights.gguf_blocks import BLOCK_LAYOUTS
-from shardcompute.weights.tensor_file import TensorEntry
+from shardcompute.weights.formats.gguf_blocks import BLOCK_LAYOUTS
+from shardcompute.weights.formats.tensor_file import TensorEntry
 
 Kind = Literal["checkpoint", "packed"]
 PARTS = ("codes", "scales", "shifts", "columns", "values")

@@ -14,7 +14,9 @@ from shardcompute.models.families import from_gguf, from_hf_config, rope_factors
 from shardcompute.models.layout import Layout
 from shardcompute.models.spec import ModelSpec, Stage
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.weights.gguf_file import open_gguf
+from shardcompute.weights.formats.gguf_file import open_gguf
+from shardcompute.weights.formats.safetensors_file import open_safetensors, open_sharded
+from shardcompute.weights.formats.tensor_file import TensorFile, read_vector
 from shardcompute.weights.loader import (
     Rank,
     ShardTensors,
@@ -22,9 +24,7 @@ from shardcompute.weights.loader import (
     place_bytes,
     stage_bytes,
 )
-from shardcompute.weights.safetensors_file import open_safetensors, open_sharded
-from shardcompute.weights.sources import ModelFiles
-from shardcompute.weights.tensor_file import TensorFile, read_vector
+from shardcompute.weights.sources.resolve import ModelFiles
 
 ReadText = Callable[[str], str | None]
 """The text of a file by its name, None where there is no such file."""

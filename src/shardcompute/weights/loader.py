@@ -13,8 +13,8 @@ import numpy as np
 from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.models.layout import Layout, TensorPlace
-from shardcompute.weights.quantise import convert
-from shardcompute.weights.tensor_file import (
+from shardcompute.weights.formats.quantise import convert
+from shardcompute.weights.formats.tensor_file import (
     Span,
     TensorFile,
     find_entry,

@@ -23,9 +23,9 @@ from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float3
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.weights.card import PARTS
-from shardcompute.weights.disk import disk_errors
+from shardcompute.weights.formats.tensor_file import Span, TensorFile, find_entry
 from shardcompute.weights.loader import Rank, rank_span, read_place, read_vector_place
-from shardcompute.weights.tensor_file import Span, TensorFile, find_entry
+from shardcompute.weights.sources.disk import disk_errors
 
 # JSON around one entry's name: type, shape and offsets of 64-bit numbers.
 _ENTRY_BYTES = 200

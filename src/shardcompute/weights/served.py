@@ -21,16 +21,16 @@ from shardcompute.models.spec import Stage, whole
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.models.vocabulary import Vocabulary, decode_vocabulary, encode_vocabulary
 from shardcompute.weights.attached import AttachedTensors, read_attachment
-from shardcompute.weights.bytes import LocalBytes
 from shardcompute.weights.card import Card, make_card
 from shardcompute.weights.checkpoint import Checkpoint
-from shardcompute.weights.disk import check_room, disk_errors, hold_lock
+from shardcompute.weights.formats.bytes import LocalBytes
+from shardcompute.weights.formats.quantise import WEIGHT_FORMS
+from shardcompute.weights.formats.safetensors_file import open_safetensors
+from shardcompute.weights.formats.tensor_file import TensorFile
 from shardcompute.weights.loader import Rank, ShardTensors, check_stage, place_bytes
 from shardcompute.weights.pack import PackedTensors, PackWriter
-from shardcompute.weights.progress import NullProgress, Progress
-from shardcompute.weights.quantise import WEIGHT_FORMS
-from shardcompute.weights.safetensors_file import open_safetensors
-from shardcompute.weights.tensor_file import TensorFile
+from shardcompute.weights.sources.disk import check_room, disk_errors, hold_lock
+from shardcompute.weights.sources.progress import NullProgress, Progress
 
 VOCABULARY = "vocabulary"
 """The attachment that the last stage of a chain makes grammar masks with."""

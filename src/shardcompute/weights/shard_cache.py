@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from shardcompute.core.errors import CorruptModelError, SourceError, UsageError
-from shardcompute.weights.bytes import check_range
 from shardcompute.weights.card import Card, decode_card, encode_card, row_range
-from shardcompute.weights.disk import check_room, disk_errors
-from shardcompute.weights.tensor_file import Span, TensorEntry
+from shardcompute.weights.formats.bytes import check_range
+from shardcompute.weights.formats.tensor_file import Span, TensorEntry
+from shardcompute.weights.sources.disk import check_room, disk_errors
 
 _CARD_FILE = "card"
 _DIGEST_BYTES = 32

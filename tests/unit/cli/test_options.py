@@ -8,7 +8,7 @@ from shardcompute.cli.options.common import Backend, WeightForm
 from shardcompute.cli.sizes import format_age, parse_size
 from shardcompute.core.errors import UsageError
 from shardcompute.runtime.shard import BACKENDS
-from shardcompute.weights.quantise import WEIGHT_FORMS
+from shardcompute.weights.formats.quantise import WEIGHT_FORMS
 
 
 def test_names_are_those_of_their_rooms() -> None:

@@ -27,8 +27,8 @@ from shardcompute.runtime.ahead_fit import Fit, FitPlan, fit_ahead
 from shardcompute.runtime.ahead_scripts import write_scripts
 from shardcompute.runtime.questions import ask
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
-from shardcompute.weights.reference import parse_reference
 from shardcompute.weights.sources import resolve
+from shardcompute.weights.sources.reference import parse_reference
 from support.tiny_checkpoint import HIDDEN, save_tiny_llama
 
 SMALL = FitPlan(

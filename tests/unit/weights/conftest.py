@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from shardcompute.core.settings import Secret, Settings
-from shardcompute.weights.bytes import LocalBytes
+from shardcompute.weights.formats.bytes import LocalBytes
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -11,10 +11,10 @@ from safetensors.numpy import save_file
 from shardcompute.core.errors import CorruptModelError
 from shardcompute.models.vocabulary import Vocabulary, encode_vocabulary
 from shardcompute.weights.attached import AttachedTensors, is_attachment, read_attachment
-from shardcompute.weights.bytes import LocalBytes
-from shardcompute.weights.safetensors_file import open_safetensors
+from shardcompute.weights.formats.bytes import LocalBytes
+from shardcompute.weights.formats.safetensors_file import open_safetensors
+from shardcompute.weights.formats.tensor_file import TensorFile
 from shardcompute.weights.served import VOCABULARY, served_vocabulary
-from shardcompute.weights.tensor_file import TensorFile
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from shardcompute.core.errors import (
 from shardcompute.core.settings import Settings
 from shardcompute.models.spec import Stage, whole
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
-from shardcompute.weights.reference import parse_reference
-from shardcompute.weights.sources import MemoryBytes, ModelFiles, resolve
+from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import MemoryBytes, ModelFiles, resolve
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

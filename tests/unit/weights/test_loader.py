@@ -17,8 +17,9 @@ from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.models.families.places import layer_slots, model_slots
 from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.models.spec import Experts, Layer, ModelSpec, Rope
-from shardcompute.weights.bytes import LocalBytes
-from shardcompute.weights.gguf_file import open_gguf
+from shardcompute.weights.formats.bytes import LocalBytes
+from shardcompute.weights.formats.gguf_file import open_gguf
+from shardcompute.weights.formats.tensor_file import TensorFile
 from shardcompute.weights.loader import (
     Rank,
     ShardTensors,
@@ -28,7 +29,6 @@ from shardcompute.weights.loader import (
     stage_bytes,
     stored_bytes,
 )
-from shardcompute.weights.tensor_file import TensorFile
 
 RANDOM = np.random.default_rng(5)
 TYPES = ("F32", "F16", "Q4_0", "Q4_1", "Q8_0")

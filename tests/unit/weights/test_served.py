@@ -17,16 +17,16 @@ from shardcompute.core.settings import Settings
 from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.models.spec import whole
 from shardcompute.weights import served as served_module
-from shardcompute.weights.bytes import LocalBytes
 from shardcompute.weights.card import decode_card, encode_card
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
+from shardcompute.weights.formats.bytes import LocalBytes
+from shardcompute.weights.formats.quantise import convert
+from shardcompute.weights.formats.safetensors_file import open_safetensors
 from shardcompute.weights.loader import Rank, ShardTensors
 from shardcompute.weights.pack import PackedTensors, PackWriter
-from shardcompute.weights.quantise import convert
-from shardcompute.weights.reference import parse_reference
-from shardcompute.weights.safetensors_file import open_safetensors
 from shardcompute.weights.served import prepare_served, shard_source
 from shardcompute.weights.sources import resolve
+from shardcompute.weights.sources.reference import parse_reference
 from support.tiny import save_tiny
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from shardcompute.core.errors import CorruptModelError, DiskFullError, SourceError, UsageError
 from shardcompute.models.layout import Layout, TensorPlace
-from shardcompute.weights import disk
 from shardcompute.weights.card import Card, make_card
+from shardcompute.weights.formats.tensor_file import TensorEntry
 from shardcompute.weights.shard_cache import CachedShard, CachedTensors, Held, ShardCache
-from shardcompute.weights.tensor_file import TensorEntry
+from shardcompute.weights.sources import disk
 from support.networks import plain_spec
 
 LAYERS = 4

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import BinaryIO, TextIO
 
 from shardcompute.core.errors import UsageError
-from shardcompute.weights.reference import EMBEDDED_NAMES
+from shardcompute.weights.sources.reference import EMBEDDED_NAMES
 
 _STDIN_LIMIT_BYTES = 16 << 20
 _PATIENCE_S = 2.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from shardcompute.cli.cluster.access import connect, find_cluster
 from shardcompute.core.errors import CapacityError, UnknownModelError, UsageError
-from shardcompute.weights.reference import parse_reference
+from shardcompute.weights.sources.reference import parse_reference
 
 if TYPE_CHECKING:
     from shardcompute.cluster_client import ClusterClient

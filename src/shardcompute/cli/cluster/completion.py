@@ -76,7 +76,7 @@ def _matching(incomplete: str, names: Callable[[], Iterable[str]]) -> list[str]:
 
 def _fetched() -> list[str]:
     from shardcompute.core.settings import load_settings
-    from shardcompute.weights.cache import ModelCache
+    from shardcompute.weights.sources.cache import ModelCache
 
     return [
         "smollm2",

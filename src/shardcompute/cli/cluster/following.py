@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shardcompute.core import errors
 from shardcompute.core.errors import CancelledError, CapacityError, ShardComputeError, SourceError
 from shardcompute.node.admin.views import ClusterView, FetchView, ModelView
-from shardcompute.weights.progress import Progress
+from shardcompute.weights.sources.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)

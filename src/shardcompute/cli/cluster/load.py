@@ -20,7 +20,7 @@ from shardcompute.cli.console import open_screen
 from shardcompute.cli.options import common as options
 from shardcompute.cli.options.common import WeightForm
 from shardcompute.cli.progress import waiting
-from shardcompute.weights.reference import parse_reference
+from shardcompute.weights.sources.reference import parse_reference
 
 if TYPE_CHECKING:
     from shardcompute.node.admin.views import ModelView

@@ -13,12 +13,12 @@ from typing import Any
 from shardcompute.core.errors import UnsupportedModelError
 from shardcompute.models.layout import Layout
 from shardcompute.models.spec import ModelSpec, Rope, whole
-from shardcompute.weights.bytes import ByteSource
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
-from shardcompute.weights.gguf_file import open_gguf
-from shardcompute.weights.safetensors_file import open_safetensors, open_sharded
-from shardcompute.weights.sources import ModelFiles
-from shardcompute.weights.tensor_file import TensorFile, read_expert_matrix, read_matrix
+from shardcompute.weights.formats.bytes import ByteSource
+from shardcompute.weights.formats.gguf_file import open_gguf
+from shardcompute.weights.formats.safetensors_file import open_safetensors, open_sharded
+from shardcompute.weights.formats.tensor_file import TensorFile, read_expert_matrix, read_matrix
+from shardcompute.weights.sources.resolve import ModelFiles
 
 _USUAL_CONTEXT = 8192
 

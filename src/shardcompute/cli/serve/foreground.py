@@ -34,7 +34,7 @@ from shardcompute.cli.serve.shaping import open_transport
 from shardcompute.cli.serve.stopping import terminating_as_interrupt
 from shardcompute.core.generation import Speculation
 from shardcompute.core.settings import Settings
-from shardcompute.weights.reference import parse_reference
+from shardcompute.weights.sources.reference import parse_reference
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

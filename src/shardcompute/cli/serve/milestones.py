@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardcompute.control.state import Chain, ClusterState, Loading, Node
-from shardcompute.weights.disk import format_bytes
+from shardcompute.weights.sources.disk import format_bytes
 
 _STEPS = 4
 """How often a load is told of on its way."""

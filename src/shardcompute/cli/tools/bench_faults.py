@@ -50,7 +50,7 @@ def faults(
     from shardcompute.bench.wan_faults import FAULTS, FaultBench, run_fault_bench
     from shardcompute.bench.wan_faults_report import differing, raw_results, summarise
     from shardcompute.cli.tools.bench import Progress, model_path, show_results, write_results
-    from shardcompute.weights.reference import EMBEDDED_NAMES
+    from shardcompute.weights.sources.reference import EMBEDDED_NAMES
 
     if is_list:
         for name, fault in FAULTS.items():

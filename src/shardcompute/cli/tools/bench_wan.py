@@ -120,7 +120,7 @@ def _serving(model: str, weights: str, max_memory: str) -> WanServing:
     from shardcompute.bench.wan_cluster import WanServing
     from shardcompute.cli.sizes import parse_size
     from shardcompute.cli.tools.bench import model_path
-    from shardcompute.weights.reference import EMBEDDED_NAMES
+    from shardcompute.weights.sources.reference import EMBEDDED_NAMES
 
     memory = parse_size(max_memory) if max_memory else 0
     model_path(model)  # so that nobody has to fetch it over the emulated network

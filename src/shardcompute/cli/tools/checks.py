@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from shardcompute.weights.disk import format_bytes
+from shardcompute.weights.sources.disk import format_bytes
 
 PACKAGES = ("shardcompute", "numpy", "onnxruntime", "tokenizers", "cryptography", "starlette", "uvicorn")
 _LEAST_PYTHON = (3, 11)

@@ -44,8 +44,8 @@ from shardcompute.security.names import Role
 from shardcompute.security.tokens import parse_token
 from shardcompute.version import VERSION
 from shardcompute.weights.checkpoint import Checkpoint
-from shardcompute.weights.progress import Progress
-from shardcompute.weights.reference import parse_reference
+from shardcompute.weights.sources.progress import Progress
+from shardcompute.weights.sources.reference import parse_reference
 
 if TYPE_CHECKING:
     from shardcompute.node.cluster import Cluster

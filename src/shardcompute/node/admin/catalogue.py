@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin.downloads import served_name
-from shardcompute.weights.cache import CacheEntry, ModelCache
-from shardcompute.weights.reference import EmbeddedReference
-from shardcompute.weights.wheel import SMOLLM2, find_installed
+from shardcompute.weights.sources.cache import CacheEntry, ModelCache
+from shardcompute.weights.sources.reference import EmbeddedReference
+from shardcompute.weights.sources.wheel import SMOLLM2, find_installed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

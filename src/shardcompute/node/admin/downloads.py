@@ -17,19 +17,19 @@ from shardcompute.core.errors import CancelledError, ShardComputeError, UsageErr
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin.views import FetchView
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
-from shardcompute.weights.quantise import WEIGHT_FORMS
-from shardcompute.weights.reference import (
+from shardcompute.weights.formats.quantise import WEIGHT_FORMS
+from shardcompute.weights.sources import resolve
+from shardcompute.weights.sources.reference import (
     EmbeddedReference,
     FolderReference,
     GgufReference,
     ModelReference,
     parse_reference,
 )
-from shardcompute.weights.sources import resolve
-from shardcompute.weights.wheel import SMOLLM2
+from shardcompute.weights.sources.wheel import SMOLLM2
 
 if TYPE_CHECKING:
-    from shardcompute.weights.progress import Progress
+    from shardcompute.weights.sources.progress import Progress
 
 log = logging.getLogger(__name__)
 Open = Callable[[ModelReference, Settings, "Progress"], Checkpoint]

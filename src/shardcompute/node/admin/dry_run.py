@@ -20,12 +20,12 @@ from shardcompute.core.errors import UnknownModelError
 from shardcompute.core.settings import Settings
 from shardcompute.models.layout import TensorPlace
 from shardcompute.node.admin.views import LeftOut, PlannedChain, PlannedStage, PlanView
-from shardcompute.weights.cache import ModelCache
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.loader import place_bytes
-from shardcompute.weights.reference import EmbeddedReference, ModelReference
 from shardcompute.weights.sources import resolve
-from shardcompute.weights.wheel import find_installed
+from shardcompute.weights.sources.cache import ModelCache
+from shardcompute.weights.sources.reference import EmbeddedReference, ModelReference
+from shardcompute.weights.sources.wheel import find_installed
 
 # Of the forms that round, with the scale (and shift) of each block.
 _BITS_PER_WEIGHT = {"int8": 9.0, "int4": 6.0, "mixed": 9.2}

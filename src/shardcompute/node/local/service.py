@@ -28,9 +28,9 @@ from shardcompute.runtime.fallback import describe_fallback
 from shardcompute.runtime.shard import open_shard
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.checkpoint import open_checkpoint, read_config, read_tokenizer
-from shardcompute.weights.progress import Progress
-from shardcompute.weights.reference import parse_reference
-from shardcompute.weights.sources import ModelFiles, resolve
+from shardcompute.weights.sources.progress import Progress
+from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import ModelFiles, resolve
 
 _KV_FRACTION = 0.25
 

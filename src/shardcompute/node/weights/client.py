@@ -29,12 +29,12 @@ from shardcompute.node.weights.pieces import (
 )
 from shardcompute.node.weights.stores import BufferStore, CacheStore, Incoming, Store
 from shardcompute.runtime.shard import build_executor, build_head
-from shardcompute.weights.bytes import check_range
 from shardcompute.weights.card import Card, decode_card, row_range
+from shardcompute.weights.formats.bytes import check_range
+from shardcompute.weights.formats.tensor_file import Span, TensorEntry
 from shardcompute.weights.loader import Rank
 from shardcompute.weights.served import shard_source
 from shardcompute.weights.shard_cache import CachedShard, ShardCache
-from shardcompute.weights.tensor_file import Span, TensorEntry
 from shardcompute.wire import Link
 from shardcompute.wire.control import FetchFailed, FetchModel, ModelCard
 

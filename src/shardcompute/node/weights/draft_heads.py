@@ -27,8 +27,8 @@ from shardcompute.runtime.shard import build_ahead
 from shardcompute.weights.attached import find_attachment, read_attachment
 from shardcompute.weights.card import Card
 from shardcompute.weights.checkpoint import Checkpoint
-from shardcompute.weights.disk import disk_errors
 from shardcompute.weights.served import content_of, served_vocabulary, shard_source, weights_key
+from shardcompute.weights.sources.disk import disk_errors
 
 log = logging.getLogger(__name__)
 _SUFFIX = ".lens"

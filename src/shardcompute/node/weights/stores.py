@@ -9,8 +9,8 @@ from typing import Protocol
 
 from shardcompute.core.errors import LinkError
 from shardcompute.node.weights.pieces import Piece, SourceLine
+from shardcompute.weights.formats.tensor_file import Span, TensorEntry
 from shardcompute.weights.shard_cache import CachedShard
-from shardcompute.weights.tensor_file import Span, TensorEntry
 
 _DIGEST_BYTES = 32
 

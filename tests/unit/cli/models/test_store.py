@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from shardcompute.weights import sources
-from shardcompute.weights.cache import CachedReference, FileRecord, ModelCache
-from shardcompute.weights.progress import NullProgress
-from shardcompute.weights.reference import EmbeddedReference, HubReference
+from shardcompute.weights.sources import resolve as sources
+from shardcompute.weights.sources.cache import CachedReference, FileRecord, ModelCache
+from shardcompute.weights.sources.progress import NullProgress
+from shardcompute.weights.sources.reference import EmbeddedReference, HubReference
 
 Cli = Callable[..., Any]
 

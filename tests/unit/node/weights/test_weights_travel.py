@@ -33,15 +33,14 @@ from shardcompute.node.weights.client import RemoteTensors, fetch_card, open_rem
 from shardcompute.node.weights.pieces import Supplier
 from shardcompute.node.weights.server import MAX_REQUEST_BYTES, CachedModels, WeightsServer
 from shardcompute.runtime.shard import open_shard
-from shardcompute.weights import disk
 from shardcompute.weights.card import Card
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
+from shardcompute.weights.formats.tensor_file import TensorFile
 from shardcompute.weights.loader import Rank
-from shardcompute.weights.reference import parse_reference
 from shardcompute.weights.served import ServedModel, prepare_served, shard_source
 from shardcompute.weights.shard_cache import ShardCache
-from shardcompute.weights.sources import resolve
-from shardcompute.weights.tensor_file import TensorFile
+from shardcompute.weights.sources import disk, resolve
+from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, Link, Ping, Pong, default_transports
 from shardcompute.wire.control import FetchFailed, FetchModel, FetchTensor, Heartbeat, TensorBytes
 from support.tiny import VOCABULARY, save_tiny

@@ -22,10 +22,10 @@ from pathlib import Path
 import msgspec
 
 from shardcompute.core.errors import UnknownModelError, UsageError
-from shardcompute.weights.choice import is_safe_name
-from shardcompute.weights.disk import check_room, disk_errors, hold_lock
-from shardcompute.weights.progress import NullProgress, Progress
-from shardcompute.weights.reference import (
+from shardcompute.weights.sources.choice import is_safe_name
+from shardcompute.weights.sources.disk import check_room, disk_errors, hold_lock
+from shardcompute.weights.sources.progress import NullProgress, Progress
+from shardcompute.weights.sources.reference import (
     DEFAULT_REVISION,
     EmbeddedReference,
     HubReference,

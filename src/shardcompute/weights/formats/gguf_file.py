@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
-from shardcompute.weights.bytes import ByteSource
-from shardcompute.weights.tensor_file import SingleTensorFile, TensorEntry
+from shardcompute.weights.formats.bytes import ByteSource
+from shardcompute.weights.formats.tensor_file import SingleTensorFile, TensorEntry
 
 _CHUNK_BYTES = 1 << 20
 _MAX_HEADER_BYTES = 1 << 28

@@ -17,20 +17,20 @@ from typing import Literal
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CorruptModelError, UnknownModelError
 from shardcompute.core.settings import Settings
-from shardcompute.weights.bytes import ByteSource, LocalBytes, check_range
-from shardcompute.weights.cache import CachedReference, CacheEntry, FileRecord, ModelCache
-from shardcompute.weights.choice import FileChoice, WeightKind, choose_files
-from shardcompute.weights.disk import disk_errors
-from shardcompute.weights.hub import Hub, HubListing
-from shardcompute.weights.progress import NullProgress, Progress
-from shardcompute.weights.reference import (
+from shardcompute.weights.formats.bytes import ByteSource, LocalBytes, check_range
+from shardcompute.weights.sources.cache import CachedReference, CacheEntry, FileRecord, ModelCache
+from shardcompute.weights.sources.choice import FileChoice, WeightKind, choose_files
+from shardcompute.weights.sources.disk import disk_errors
+from shardcompute.weights.sources.hub import Hub, HubListing
+from shardcompute.weights.sources.progress import NullProgress, Progress
+from shardcompute.weights.sources.reference import (
     EmbeddedReference,
     FolderReference,
     GgufReference,
     HubReference,
     ModelReference,
 )
-from shardcompute.weights.wheel import SMOLLM2, find_installed, provide_embedded
+from shardcompute.weights.sources.wheel import SMOLLM2, find_installed, provide_embedded
 
 __all__ = ["Fetch", "MemoryBytes", "ModelFiles", "NullProgress", "Progress", "resolve"]
 

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from shardcompute.backends.matrix import BlockMatrix
-from shardcompute.weights.gguf_blocks import BLOCK_LAYOUTS, BlockLayout
+from shardcompute.weights.formats.gguf_blocks import BLOCK_LAYOUTS, BlockLayout
 
 # Where each type keeps its float16 numbers, so that random blocks get sane ones.
 HALVES = {

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from shardcompute.core.errors import CorruptModelError
-from shardcompute.weights.bytes import ByteSource
-from shardcompute.weights.tensor_file import SingleTensorFile, TensorEntry, find_entry
+from shardcompute.weights.formats.bytes import ByteSource
+from shardcompute.weights.formats.tensor_file import SingleTensorFile, TensorEntry, find_entry
 
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_ELEMENTS = 1 << 56

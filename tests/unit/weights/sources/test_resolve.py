@@ -20,18 +20,18 @@ from shardcompute.core.errors import (
     UsageError,
 )
 from shardcompute.core.settings import Settings
-from shardcompute.weights import sources
-from shardcompute.weights.cache import CacheEntry, FileRecord, ModelCache
-from shardcompute.weights.hub import HubBytes
-from shardcompute.weights.progress import NullProgress
-from shardcompute.weights.reference import (
+from shardcompute.weights.sources import resolve as sources
+from shardcompute.weights.sources.cache import CacheEntry, FileRecord, ModelCache
+from shardcompute.weights.sources.hub import HubBytes
+from shardcompute.weights.sources.progress import NullProgress
+from shardcompute.weights.sources.reference import (
     EmbeddedReference,
     FolderReference,
     GgufReference,
     HubReference,
     parse_reference,
 )
-from shardcompute.weights.sources import ModelFiles, resolve
+from shardcompute.weights.sources.resolve import ModelFiles, resolve
 
 Usage = namedtuple("Usage", "total used free")
 WEIGHTS = bytes(range(200))

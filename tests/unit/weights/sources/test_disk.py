@@ -14,8 +14,15 @@ from pathlib import Path
 import pytest
 
 from shardcompute.core.errors import CorruptModelError, DiskFullError, SourceError
-from shardcompute.weights import disk
-from shardcompute.weights.disk import PartialFile, check_room, disk_errors, format_bytes, hash_file, hold_lock
+from shardcompute.weights.sources import disk
+from shardcompute.weights.sources.disk import (
+    PartialFile,
+    check_room,
+    disk_errors,
+    format_bytes,
+    hash_file,
+    hold_lock,
+)
 
 CONTENT = b"0123456789"
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -115,7 +122,7 @@ def test_room_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 HOLDER = """
 import sys
 from pathlib import Path
-from shardcompute.weights.disk import hold_lock
+from shardcompute.weights.sources.disk import hold_lock
 with hold_lock(Path(sys.argv[1]), lambda: None):
     print("held", flush=True)
     sys.stdin.read()

@@ -27,11 +27,11 @@ import msgspec
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CorruptModelError, SourceError
 from shardcompute.core.settings import Settings
-from shardcompute.weights.bytes import check_range
-from shardcompute.weights.disk import PartialFile, disk_errors, hash_file
-from shardcompute.weights.progress import Progress
-from shardcompute.weights.reference import HubReference
-from shardcompute.weights.retry import BusyError, check_status, retry
+from shardcompute.weights.formats.bytes import check_range
+from shardcompute.weights.sources.disk import PartialFile, disk_errors, hash_file
+from shardcompute.weights.sources.progress import Progress
+from shardcompute.weights.sources.reference import HubReference
+from shardcompute.weights.sources.retry import BusyError, check_status, retry
 
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 _LISTING_LIMIT_BYTES = 32 << 20

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from shardcompute.core.errors import CorruptModelError, UnknownModelError, UnsupportedModelError, UsageError
-from shardcompute.weights.choice import FileChoice, choose_files, is_safe_name, quant_of
+from shardcompute.weights.sources.choice import FileChoice, choose_files, is_safe_name, quant_of
 
 
 def _choose(*names: str, quant: str | None = None, index: object = None) -> FileChoice:

@@ -14,9 +14,9 @@ from safetensors.numpy import save
 
 from shardcompute.backends.matrix import DenseMatrix
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
-from shardcompute.weights.bytes import LocalBytes
-from shardcompute.weights.safetensors_file import open_safetensors, open_sharded
-from shardcompute.weights.tensor_file import read_expert_matrix, read_matrix, read_vector
+from shardcompute.weights.formats.bytes import LocalBytes
+from shardcompute.weights.formats.safetensors_file import open_safetensors, open_sharded
+from shardcompute.weights.formats.tensor_file import read_expert_matrix, read_matrix, read_vector
 
 RANDOM = np.random.default_rng(0)
 MATRIX = RANDOM.standard_normal((6, 8)).astype(np.float32)
@@ -165,7 +165,7 @@ def test_lies_are_found(opened: Open, fault: str) -> None:
 
 
 def test_headers_have_a_limit_whatever_the_file_holds(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardcompute.weights.safetensors_file._MAX_HEADER_BYTES", 10)
+    monkeypatch.setattr("shardcompute.weights.formats.safetensors_file._MAX_HEADER_BYTES", 10)
     with pytest.raises(CorruptModelError, match="claims a header of 11 bytes"):
         open_safetensors(opened(with_header(b"{}" + b" " * 9)))
     assert not open_safetensors(opened(with_header(b"{}" + b" " * 8))).entries

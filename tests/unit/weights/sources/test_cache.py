@@ -9,9 +9,15 @@ from pathlib import Path
 import pytest
 
 from shardcompute.core.errors import UnknownModelError, UsageError
-from shardcompute.weights.cache import MANIFEST_FILE, CachedReference, CacheEntry, FileRecord, ModelCache
-from shardcompute.weights.progress import NullProgress
-from shardcompute.weights.reference import EmbeddedReference, FolderReference, HubReference
+from shardcompute.weights.sources.cache import (
+    MANIFEST_FILE,
+    CachedReference,
+    CacheEntry,
+    FileRecord,
+    ModelCache,
+)
+from shardcompute.weights.sources.progress import NullProgress
+from shardcompute.weights.sources.reference import EmbeddedReference, FolderReference, HubReference
 
 REFERENCE = HubReference("org/repo")
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, Float32, Matrix, MixedMatrix, widen
 from shardcompute.core.errors import CorruptModelError, UsageError
-from shardcompute.weights.quantise_int4 import BLOCK_SIZE, block_importance, fit_blocks
+from shardcompute.weights.formats.quantise_int4 import BLOCK_SIZE, block_importance, fit_blocks
 
 WEIGHT_FORMS: tuple[str, ...] = ("native", "float32", "int8", "int4", "mixed")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardcompute.core.errors import CorruptModelError, SourceError, UnknownModelError
-from shardcompute.weights.bytes import LocalBytes
+from shardcompute.weights.formats.bytes import LocalBytes
 
 
 @pytest.fixture

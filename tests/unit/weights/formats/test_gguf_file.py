@@ -13,10 +13,10 @@ import pytest
 
 from shardcompute.backends.matrix import BlockMatrix, DenseMatrix
 from shardcompute.core.errors import CorruptModelError, ShardComputeError, UnsupportedModelError
-from shardcompute.weights import tensor_file
-from shardcompute.weights.bytes import LocalBytes
-from shardcompute.weights.gguf_file import GGML_TYPES, open_gguf
-from shardcompute.weights.tensor_file import read_expert_matrix, read_matrix, read_vector
+from shardcompute.weights.formats import tensor_file
+from shardcompute.weights.formats.bytes import LocalBytes
+from shardcompute.weights.formats.gguf_file import GGML_TYPES, open_gguf
+from shardcompute.weights.formats.tensor_file import read_expert_matrix, read_matrix, read_vector
 
 RANDOM = np.random.default_rng(0)
 MATRIX = RANDOM.standard_normal((10, 256)).astype(np.float32)
@@ -133,7 +133,7 @@ def test_other_numbers_are_refused_by_name(opened: Open, written: bytes) -> None
 
 
 def test_only_the_header_is_read(opened: Open, written: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardcompute.weights.gguf_file._CHUNK_BYTES", 64)
+    monkeypatch.setattr("shardcompute.weights.formats.gguf_file._CHUNK_BYTES", 64)
     source = opened(written)
     file = open_gguf(source)
     header_bytes = min(entry.offset for entry in file.entries.values())
@@ -259,9 +259,9 @@ def test_a_type_without_a_decoder_is_named(opened: Open) -> None:
 def test_headers_have_a_limit_whatever_the_file_holds(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     content = build([pair("a", 9, array(0, 40, bytes(40)))])
     assert open_gguf(opened(content)).metadata["a"] == [0] * 40
-    monkeypatch.setattr("shardcompute.weights.gguf_file._MAX_ARRAY_LENGTH", 39)
+    monkeypatch.setattr("shardcompute.weights.formats.gguf_file._MAX_ARRAY_LENGTH", 39)
     with pytest.raises(CorruptModelError, match="array of 40 elements"):
         open_gguf(opened(content))
-    monkeypatch.setattr("shardcompute.weights.gguf_file._MAX_HEADER_BYTES", 30)
+    monkeypatch.setattr("shardcompute.weights.formats.gguf_file._MAX_HEADER_BYTES", 30)
     with pytest.raises(CorruptModelError, match="absurdly long header"):
         open_gguf(opened(content))

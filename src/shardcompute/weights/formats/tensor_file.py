@@ -17,8 +17,8 @@ import numpy as np
 
 from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix, widen
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
-from shardcompute.weights.bytes import ByteSource
-from shardcompute.weights.gguf_blocks import BLOCK_LAYOUTS, BlockLayout
+from shardcompute.weights.formats.bytes import ByteSource
+from shardcompute.weights.formats.gguf_blocks import BLOCK_LAYOUTS, BlockLayout
 
 Span = tuple[int, int]
 

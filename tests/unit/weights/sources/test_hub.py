@@ -13,11 +13,11 @@ import pytest
 
 from shardcompute.core.errors import CorruptModelError, DiskFullError, SourceError, UnknownModelError
 from shardcompute.core.settings import Secret, Settings
-from shardcompute.weights import disk
-from shardcompute.weights.hub import Hub
-from shardcompute.weights.progress import NullProgress
-from shardcompute.weights.reference import HubReference
-from shardcompute.weights.retry import ATTEMPTS, CONNECT_ATTEMPTS
+from shardcompute.weights.sources import disk
+from shardcompute.weights.sources.hub import Hub
+from shardcompute.weights.sources.progress import NullProgress
+from shardcompute.weights.sources.reference import HubReference
+from shardcompute.weights.sources.retry import ATTEMPTS, CONNECT_ATTEMPTS
 
 REPO = HubReference("org/repo")
 CONTENT = bytes(range(256)) * 40

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardcompute.core.errors import UsageError
-from shardcompute.weights.reference import (
+from shardcompute.weights.sources.reference import (
     EmbeddedReference,
     FolderReference,
     GgufReference,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, Float32, Matrix, MixedMatrix
 from shardcompute.core.errors import CorruptModelError, UsageError
-from shardcompute.weights.quantise import WEIGHT_FORMS, convert
+from shardcompute.weights.formats.quantise import WEIGHT_FORMS, convert
 
 
 def random_weights(rows: int, width: int, seed: int = 0) -> Float32:
