@@ -6,8 +6,8 @@ import psutil
 import pytest
 
 from shardcompute.bench.prefix import PrefixBench, run_prefix_bench
-from shardcompute.bench.soak import SoakBench, find_processes, run_soak_bench
-from shardcompute.bench.soak_requests import Kind
+from shardcompute.bench.soak.requests import Kind
+from shardcompute.bench.soak.run import SoakBench, find_processes, run_soak_bench
 from support.tiny_checkpoint import CONTEXT, save_tiny_llama
 
 

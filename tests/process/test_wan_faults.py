@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from shardcompute.bench.wan_cluster import Answer, WanCluster, WanServing, wan_cluster
-from shardcompute.bench.wan_faults import FAULTS, Fault, ask_amid, await_serving, epoch_of
+from shardcompute.bench.wan.cluster import Answer, WanCluster, WanServing, wan_cluster
+from shardcompute.bench.wan.faults import FAULTS, Fault, ask_amid, await_serving, epoch_of
 from shardcompute.core.generation import GenerationRequest, Sampling
 from shardcompute.core.settings import load_settings
 from shardcompute.node.local.service import EngineOptions, LocalService, open_model

@@ -11,7 +11,7 @@ from rich.console import Console
 from shardcompute.sim import Emulator
 
 if TYPE_CHECKING:
-    from shardcompute.bench.wan_faults import FaultRow
+    from shardcompute.bench.wan.faults import FaultRow
 
 DIFFERENT = 1
 
@@ -46,9 +46,9 @@ def faults(
 
     Exit code 1 if any answer differs from the undisturbed one.
     """
-    from shardcompute.bench.wan_cluster import WanServing
-    from shardcompute.bench.wan_faults import FAULTS, FaultBench, run_fault_bench
-    from shardcompute.bench.wan_faults_report import differing, raw_results, summarise
+    from shardcompute.bench.wan.cluster import WanServing
+    from shardcompute.bench.wan.faults import FAULTS, FaultBench, run_fault_bench
+    from shardcompute.bench.wan.faults_report import differing, raw_results, summarise
     from shardcompute.cli.tools.bench import Progress, model_path, show_results, write_results
     from shardcompute.weights.sources.reference import EMBEDDED_NAMES
 

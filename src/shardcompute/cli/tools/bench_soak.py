@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from shardcompute.bench.soak_report import SoakOutcome
+    from shardcompute.bench.soak.report import SoakOutcome
 
 NOT_WELL = 1
 Model = Annotated[
@@ -39,8 +39,8 @@ def soak(
     Exit code 1 if the memory, descriptors or threads of a process grow, or if any request failed.
     """
     from shardcompute.bench.report import describe_environment, write_json
-    from shardcompute.bench.soak import SoakBench, run_soak_bench
-    from shardcompute.bench.soak_report import raw_of, results_of
+    from shardcompute.bench.soak.report import raw_of, results_of
+    from shardcompute.bench.soak.run import SoakBench, run_soak_bench
     from shardcompute.cli.tools.bench import Progress, model_path
 
     bench = SoakBench(model_path(model), weights, workers, streams, minutes, every, data)
@@ -57,7 +57,7 @@ def soak(
 
 
 def _show(outcome: SoakOutcome) -> None:
-    from shardcompute.bench.soak_report import HEADINGS, cells_of, summary_lines
+    from shardcompute.bench.soak.report import HEADINGS, cells_of, summary_lines
 
     requests = Table("kind", "done", "failed", "cancelled")
     for kind, tally in (*outcome.tallies.items(), ("all", outcome.total)):

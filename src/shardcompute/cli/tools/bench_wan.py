@@ -14,8 +14,8 @@ from shardcompute.core.errors import UsageError
 from shardcompute.sim import Emulator
 
 if TYPE_CHECKING:
-    from shardcompute.bench.wan import Mismatch, WanOutcome
-    from shardcompute.bench.wan_cluster import WanServing
+    from shardcompute.bench.wan.cluster import WanServing
+    from shardcompute.bench.wan.run import Mismatch, WanOutcome
 
 MISMATCHED = 1
 _SHOWN_MISMATCHES = 10
@@ -62,7 +62,7 @@ def wan(
 
     Exit code 1 if any arm answers a prompt differently from the others.
     """
-    from shardcompute.bench.wan_plots import check_plotting
+    from shardcompute.bench.wan.plots import check_plotting
 
     if plot is not None:
         check_plotting()
@@ -70,7 +70,7 @@ def wan(
     if thin:
         _run_thin(serving, data, rounds, workers, emulator, json_file)
         return
-    from shardcompute.bench.wan import WanBench, run_wan_bench
+    from shardcompute.bench.wan.run import WanBench, run_wan_bench
     from shardcompute.cli.tools.bench import Progress
 
     bench = WanBench(
@@ -106,7 +106,7 @@ def wan(
 def _run_thin(
     serving: WanServing, data: Path, rounds: int, workers: int, emulator: Emulator, json_file: Path | None
 ) -> None:
-    from shardcompute.bench.wan_thin import ThinBench, run_thin_bench
+    from shardcompute.bench.wan.thin import ThinBench, run_thin_bench
     from shardcompute.cli.tools.bench import Progress, show_results, write_results
 
     bench = ThinBench(serving, data, rounds=rounds, workers=workers, emulator=emulator)
@@ -117,7 +117,7 @@ def _run_thin(
 
 
 def _serving(model: str, weights: str, max_memory: str) -> WanServing:
-    from shardcompute.bench.wan_cluster import WanServing
+    from shardcompute.bench.wan.cluster import WanServing
     from shardcompute.cli.sizes import parse_size
     from shardcompute.cli.tools.bench import model_path
     from shardcompute.weights.sources.reference import EMBEDDED_NAMES
@@ -136,7 +136,7 @@ def _numbers(text: str, option: str) -> list[str]:
 
 
 def _show(outcome: WanOutcome) -> None:
-    from shardcompute.bench.wan_report import HEADINGS, cells_of, summarise
+    from shardcompute.bench.wan.report import HEADINGS, cells_of, summarise
 
     table = Table(title=f"{len(outcome.stages)} stages, {outcome.emulator}")
     for heading in HEADINGS:
@@ -155,8 +155,8 @@ def _keep(
     outcome: WanOutcome, settings: dict[str, object], plot: Path | None, json_file: Path | None
 ) -> None:
     from shardcompute.bench.report import describe_environment
-    from shardcompute.bench.wan_plots import plot_wan
-    from shardcompute.bench.wan_report import outcome_json, summarise, write_rows
+    from shardcompute.bench.wan.plots import plot_wan
+    from shardcompute.bench.wan.report import outcome_json, summarise, write_rows
 
     said = Console(stderr=True)
     if json_file is not None:

@@ -1,7 +1,7 @@
 """`bench soak`: a cluster of real processes under mixed load for a while; does anything grow, slow down or fail?
 
 Streams are clients that ask one request after another. Every process is looked at all along; what the looks mean is
-in `soak_report`.
+in `report`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import psutil
 from shardcompute.bench.questions import QUESTIONS, system_prompt
 from shardcompute.bench.report import Say
 from shardcompute.bench.servers import Server, serving
-from shardcompute.bench.soak_report import WARM_UP, Sample, SoakOutcome, Tally
-from shardcompute.bench.soak_requests import Ask, Kind, RequestMix, is_of_schema
+from shardcompute.bench.soak.report import WARM_UP, Sample, SoakOutcome, Tally
+from shardcompute.bench.soak.requests import Ask, Kind, RequestMix, is_of_schema
 from shardcompute.bench.stages import memory_per_stage
-from shardcompute.bench.wan_prompts import read_prompts
+from shardcompute.bench.wan.prompts import read_prompts
 from shardcompute.core.errors import BackendError, UsageError
 
 _LEAST_SAMPLES = 10

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner
 
-from shardcompute.bench import wan_faults
-from shardcompute.bench.wan_cluster import Answer, WanCluster, WanServing
-from shardcompute.bench.wan_faults import FAULTS, Fault, FaultBench, FaultRow, ask_amid, await_serving
-from shardcompute.bench.wan_faults_report import differing, raw_results, summarise
+from shardcompute.bench.wan import faults as wan_faults
+from shardcompute.bench.wan.cluster import Answer, WanCluster, WanServing
+from shardcompute.bench.wan.faults import FAULTS, Fault, FaultBench, FaultRow, ask_amid, await_serving
+from shardcompute.bench.wan.faults_report import differing, raw_results, summarise
 from shardcompute.cli.main import app
 from shardcompute.core.errors import BackendError, UsageError
 

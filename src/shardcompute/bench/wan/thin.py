@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardcompute.bench.report import Result, median_ratio
-from shardcompute.bench.wan import emulated_homes
-from shardcompute.bench.wan_cluster import WanCluster, WanServing, wan_cluster
-from shardcompute.bench.wan_prompts import read_prompts
+from shardcompute.bench.wan.cluster import WanCluster, WanServing, wan_cluster
+from shardcompute.bench.wan.prompts import read_prompts
+from shardcompute.bench.wan.run import emulated_homes
 from shardcompute.core.errors import UsageError
 from shardcompute.sim import Emulator, initial_conditions, load_topology
 

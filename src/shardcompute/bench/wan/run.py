@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shardcompute.bench.wan_cluster import Answer, WanCluster, WanServing, wan_cluster
-from shardcompute.bench.wan_prompts import Prompt, pick_prompts, read_prompts
+from shardcompute.bench.wan.cluster import Answer, WanCluster, WanServing, wan_cluster
+from shardcompute.bench.wan.prompts import Prompt, pick_prompts, read_prompts
 from shardcompute.core.errors import UsageError
 from shardcompute.sim import (
     EmulatedNetwork,

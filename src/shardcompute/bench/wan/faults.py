@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardcompute.bench.questions import QUESTIONS
-from shardcompute.bench.wan import emulated_homes
-from shardcompute.bench.wan_cluster import Answer, WanCluster, WanServing, wan_cluster
+from shardcompute.bench.wan.cluster import Answer, WanCluster, WanServing, wan_cluster
+from shardcompute.bench.wan.run import emulated_homes
 from shardcompute.core.errors import BackendError, UsageError
 from shardcompute.sim import Change, Emulator, initial_conditions, ring_topology
 from shardcompute.sim.faults import changed, cut_off, flapping, slowed

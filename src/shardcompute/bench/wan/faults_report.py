@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from shardcompute.bench.report import Result
-from shardcompute.bench.wan_faults import FaultRow
+from shardcompute.bench.wan.faults import FaultRow
 
 
 def summarise(rows: Sequence[FaultRow]) -> list[Result]:

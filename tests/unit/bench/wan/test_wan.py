@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from shardcompute.bench.wan import Row, WanBench, WanOutcome, find_mismatches
-from shardcompute.bench.wan_cluster import WanServing
-from shardcompute.bench.wan_prompts import pick_prompts, read_prompts
-from shardcompute.bench.wan_report import HEADINGS, MEAN, cells_of, outcome_json, summarise
+from shardcompute.bench.wan.cluster import WanServing
+from shardcompute.bench.wan.prompts import pick_prompts, read_prompts
+from shardcompute.bench.wan.report import HEADINGS, MEAN, cells_of, outcome_json, summarise
+from shardcompute.bench.wan.run import Row, WanBench, WanOutcome, find_mismatches
 from shardcompute.cli.main import app
 from shardcompute.cli.tools import bench_wan
 from shardcompute.core.errors import SourceError, UsageError
@@ -93,7 +93,7 @@ def test_answers_that_differ_are_found() -> None:
 def test_the_command_fails_when_answers_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row("plain"), row("auto", text="no")]
     outcome = WanOutcome("links", rows, find_mismatches(rows), ["one", "two"])
-    monkeypatch.setattr("shardcompute.bench.wan.run_wan_bench", lambda bench, say: outcome)
+    monkeypatch.setattr("shardcompute.bench.wan.run.run_wan_bench", lambda bench, say: outcome)
     monkeypatch.setattr(bench_wan, "_serving", lambda *arguments: WanServing("model"))
     file = tmp_path / "out" / "wan.json"
     done = CliRunner().invoke(app, ["bench", "wan", "--data", "x.jsonl", "--json", str(file)])
@@ -146,7 +146,7 @@ def test_data_that_is_none(tmp_path: Path) -> None:
 
 def test_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from shardcompute.bench.wan_plots import plot_wan
+    from shardcompute.bench.wan.plots import plot_wan
 
     rows = [row("plain", 1), row("auto", 1, decode_s=3.0), row("plain", 3), row("auto", 3)]
     paths = plot_wan(summarise(rows), tmp_path)

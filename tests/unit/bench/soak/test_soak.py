@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from shardcompute.bench.questions import QUESTIONS, system_prompt
 from shardcompute.bench.servers import find_errors
-from shardcompute.bench.soak import SoakBench, choose_kv_tokens, count_generated, judge
-from shardcompute.bench.soak_report import (
+from shardcompute.bench.soak.report import (
     HEADINGS,
     Pace,
     Sample,
@@ -26,7 +25,8 @@ from shardcompute.bench.soak_report import (
     slope,
     summary_lines,
 )
-from shardcompute.bench.soak_requests import ROUND, Ask, Kind, RequestMix, is_of_schema
+from shardcompute.bench.soak.requests import ROUND, Ask, Kind, RequestMix, is_of_schema
+from shardcompute.bench.soak.run import SoakBench, choose_kv_tokens, count_generated, judge
 from shardcompute.cli.main import app
 from shardcompute.cli.tools import bench_soak
 from shardcompute.core.errors import UsageError
@@ -290,7 +290,9 @@ def test_memory_for_conversations_is_what_the_streams_need() -> None:
 def test_the_command_fails_when_something_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mib: object, code: int
 ) -> None:
-    monkeypatch.setattr("shardcompute.bench.soak.run_soak_bench", lambda bench, say: outcome(watched(mib)))
+    monkeypatch.setattr(
+        "shardcompute.bench.soak.run.run_soak_bench", lambda bench, say: outcome(watched(mib))
+    )
     monkeypatch.setattr("shardcompute.cli.tools.bench.model_path", lambda model: model)
     file = tmp_path / "out" / "soak.json"
     done = CliRunner().invoke(app, ["bench", "soak", "--json", str(file)])

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardcompute.bench.wan_report import MEAN, PARTS, Summary
+from shardcompute.bench.wan.report import MEAN, PARTS, Summary
 from shardcompute.core.errors import BackendError
 
 _WIDTH = 0.8

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from shardcompute.bench.wan import Row, WanOutcome
+from shardcompute.bench.wan.run import Row, WanOutcome
 from shardcompute.core.errors import SourceError
 
 PARTS = ("wire_s", "stage_queue_s", "codec_s", "compute_s", "draft_s")
