@@ -10,12 +10,12 @@ from unittest import mock
 import pytest
 
 from shardcompute.backends.executor import ExecutorOptions
+from shardcompute.draft_training.lens_fit import fit_lenses
 from shardcompute.node.weights import draft_heads
 from shardcompute.node.weights.draft_heads import DraftHeadStore
 from shardcompute.runtime import shard
-from shardcompute.runtime.ahead import AheadLimits
 from shardcompute.runtime.drafting import DraftLimits
-from shardcompute.runtime.lens_fit import fit_lenses
+from shardcompute.runtime.head_drafter import AheadLimits
 from shardcompute.security import Credentials
 from support.ahead import random_ahead
 from support.siege import Siege, siege

@@ -11,7 +11,7 @@ from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.core.generation import Sampling
 from shardcompute.core.settings import Settings
 from shardcompute.core.steps import Opening, Picked, Work
-from shardcompute.models.ahead import decode_ahead
+from shardcompute.models.head_draft import decode_ahead
 from shardcompute.models.spec import head_stage
 from shardcompute.node.weights.draft_heads import packaged_ahead
 from shardcompute.runtime.shard import build_ahead, open_shard

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardcompute.backends.matrix import DenseMatrix, Float32, Matrix
-from shardcompute.models.ahead import AheadBlock, AheadWeights
+from shardcompute.models.head_draft import AheadBlock, AheadWeights
 from shardcompute.models.spec import ModelSpec
 from shardcompute.weights.formats.quantise import convert
 

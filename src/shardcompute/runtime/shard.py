@@ -9,10 +9,10 @@ from shardcompute.backends.executor import Executor, ExecutorOptions, Network
 from shardcompute.backends.matrix import rows_of
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import BackendError, UsageError
-from shardcompute.models.ahead import AheadNetwork, AheadWeights
 from shardcompute.models.decoder import Decoder, HeadNetwork, TensorSource
+from shardcompute.models.head_draft import AheadNetwork, AheadWeights
 from shardcompute.models.spec import ModelSpec, Stage, head_stage, whole
-from shardcompute.runtime.ahead import AheadDrafter, AheadLimits
+from shardcompute.runtime.head_drafter import AheadDrafter, AheadLimits
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.formats.quantise import WEIGHT_FORMS
 

@@ -16,8 +16,8 @@ from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import UsageError
 from shardcompute.core.steps import Foreseen, Opening, Picked, Work, segments_of
 from shardcompute.models.vocabulary import Vocabulary
-from shardcompute.runtime.ahead import AheadDrafter
 from shardcompute.runtime.drafting import SelfDrafter
+from shardcompute.runtime.head_drafter import AheadDrafter
 from shardcompute.runtime.tail import Tail
 
 

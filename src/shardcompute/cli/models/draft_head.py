@@ -75,9 +75,9 @@ def fit(
         open_checkpoint(resolve(reference, settings, progress)) as checkpoint,
     ):
         from shardcompute.backends.executor import ExecutorOptions
+        from shardcompute.draft_training.lens_fit import fit_lenses
         from shardcompute.node.local.service import default_threads
         from shardcompute.node.weights.draft_heads import DraftHeadStore
-        from shardcompute.runtime.lens_fit import fit_lenses
 
         spec = checkpoint.spec
         kv_bytes = _KV_TOKENS * spec.kv_bytes_per_token_and_layer * spec.layer_count
@@ -167,9 +167,9 @@ def train(
         waiting(screen, f"opening {reference}") as progress,
         open_checkpoint(resolve(reference, settings, progress)) as checkpoint,
     ):
+        from shardcompute.draft_training.fit import FitPlan, fit_ahead
         from shardcompute.node.local.service import default_threads
         from shardcompute.node.weights.draft_heads import DraftHeadStore
-        from shardcompute.runtime.ahead_fit import FitPlan, fit_ahead
 
         plan = FitPlan(
             minutes=minutes,

@@ -1,4 +1,4 @@
-"""What the last stage guessed along with its picks (`runtime.ahead`), as a drafter: kept until it is asked for."""
+"""What the last stage guessed along with its picks (`runtime.head_drafter`), as a drafter: kept until it is asked for."""
 
 from __future__ import annotations
 

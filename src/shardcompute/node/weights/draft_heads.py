@@ -1,4 +1,4 @@
-"""Draft heads: how the first and the last stage come to guess tokens themselves (`runtime.drafting`, `runtime.ahead`).
+"""Draft heads: how the first and the last stage come to guess tokens themselves (`runtime.drafting`, `runtime.head_drafter`).
 
 They are fitted once for a model, for a first stage behind each layer at which it may be cut, for a last stage one for
 all, and kept on the coordinator's disk; that of the embedded model's last stage comes with the package. They are
@@ -17,11 +17,11 @@ from pathlib import Path
 
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.core.errors import CorruptModelError
-from shardcompute.models.ahead import AheadWeights, decode_ahead, encode_ahead
+from shardcompute.models.head_draft import AheadWeights, decode_ahead, encode_ahead
 from shardcompute.models.spec import Stage, head_stage
 from shardcompute.node.weights.client import RemoteTensors, open_remote_head
-from shardcompute.runtime.ahead import AheadDrafter
 from shardcompute.runtime.drafting import DraftLimits, SelfDrafter
+from shardcompute.runtime.head_drafter import AheadDrafter
 from shardcompute.runtime.lens import Lens, decode_lens, encode_lens
 from shardcompute.runtime.shard import build_ahead
 from shardcompute.weights.attached import find_attachment, read_attachment

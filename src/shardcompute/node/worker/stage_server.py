@@ -29,7 +29,7 @@ from shardcompute.node.worker.codec_choice import choose_codec
 from shardcompute.node.worker.peer_links import Neighbour, OutgoingLinks
 from shardcompute.node.worker.replays import replay_frames
 from shardcompute.node.worker.slot import Place, Seat, sessions_in
-from shardcompute.runtime.ahead import AheadDrafter
+from shardcompute.runtime.head_drafter import AheadDrafter
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.wire import (
     Codec,

@@ -12,6 +12,7 @@ from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.cli.models.draft_head import check_fitted
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import GenerationRequest, Sampling, Speculation
+from shardcompute.draft_training.lens_fit import fit_lenses
 from shardcompute.models.spec import cut
 from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
@@ -21,7 +22,6 @@ from shardcompute.node.local.service import LocalService
 from shardcompute.node.weights.draft_heads import DraftHeadStore
 from shardcompute.runtime.drafting import DraftLimits, SelfDrafter
 from shardcompute.runtime.lens import decode_lens
-from shardcompute.runtime.lens_fit import fit_lenses
 from shardcompute.runtime.shard import open_head, open_shard
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.checkpoint import Checkpoint

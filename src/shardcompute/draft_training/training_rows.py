@@ -13,9 +13,9 @@ import torch
 from torch.nn import functional
 
 from shardcompute.backends.matrix import Array
-from shardcompute.backends.talk import Conversation
 from shardcompute.backends.torch.executor import TorchExecutor
 from shardcompute.core.batch import Segment
+from shardcompute.draft_training.dialogue import Conversation
 
 _HALF_LIMIT = 65_504.0
 _SCORED_ROWS = 2048

@@ -1,4 +1,4 @@
-"""Trains the network that guesses on from a model's last hidden state (`models.ahead` says what it computes).
+"""Trains the network that guesses on from a model's last hidden state (`models.head_draft` says what it computes).
 
 It is unrolled over the true text: from the state of a row and the tokens that followed it guesses the states of the
 next rows, and is taught by what the model's own head makes of them, which is compared with the model's choices.
@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from shardcompute.backends.matrix import Float32
-from shardcompute.backends.torch.lessons import Lessons
+from shardcompute.draft_training.training_rows import Lessons
 
 STEPS = 5
 _FADE = 0.8

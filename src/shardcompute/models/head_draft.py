@@ -7,7 +7,7 @@ row's final state, the model's own head makes a token of that, and so on:
     u = join · z; for each block: u = u + down · (silu(gate · n) ∘ up · n), n the norm of u
     the next state is the norm of u; its logits are those of a few thousand common tokens
 
-It is fitted to the text of one model (`runtime.ahead_fit`) and kept as one file, in 8-bit blocks.
+It is fitted to the text of one model (`draft_training.fit`) and kept as one file, in 8-bit blocks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Fits the network that drafts on the last stage (`models.ahead`) where a whole model and torch are at hand.
+"""Fits the network that drafts on the last stage (`models.head_draft`) where a whole model and torch are at hand.
 
 The model talks to itself, reads what it said, and the network learns from the states that it had meanwhile.
-`python -m shardcompute.runtime.ahead_fit MODEL FILE` does it in a batch job, without what a terminal needs.
+`python -m shardcompute.draft_training.fit MODEL FILE` does it in a batch job, without what a terminal needs.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import numpy as np
 
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.backends.matrix import DenseMatrix, Float32, Matrix
-from shardcompute.backends.talk import Conversation
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import BackendError, ShardComputeError, UsageError
-from shardcompute.models.ahead import AheadBlock, AheadWeights, decode_ahead, encode_ahead
+from shardcompute.draft_training.dialogue import Conversation
+from shardcompute.draft_training.scripts import write_scripts
 from shardcompute.models.decoder import Decoder
+from shardcompute.models.head_draft import AheadBlock, AheadWeights, decode_ahead, encode_ahead
 from shardcompute.models.spec import Stage, head_stage, whole
-from shardcompute.runtime.ahead_scripts import write_scripts
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.formats.quantise import convert
 from shardcompute.weights.sources.progress import NullProgress, Progress
 
 if TYPE_CHECKING:
     from shardcompute.backends.torch import TorchExecutor
-    from shardcompute.backends.torch.ahead_training import AheadNet, Examination, Fixed
-    from shardcompute.backends.torch.lessons import Lessons
-    from shardcompute.backends.torch.talking import Talk
+    from shardcompute.draft_training.self_play import Talk
+    from shardcompute.draft_training.training import AheadNet, Examination, Fixed
+    from shardcompute.draft_training.training_rows import Lessons
 
 Say = Callable[[str], None]
 _TALK_SHARE = 0.4
@@ -131,7 +131,7 @@ class _Fit:
         self._read_rows = max(8192 if is_cuda else 512, self._context_length)
 
     def run(self, text: str) -> Fit:
-        from shardcompute.backends.torch.ahead_training import examine
+        from shardcompute.draft_training.training import examine
 
         lessons = self._collect(text)
         if lessons.rows < _FEWEST_TOKENS:
@@ -162,8 +162,8 @@ class _Fit:
         """Have the model talk and read."""
         import torch
 
-        from shardcompute.backends.torch.lessons import Lessons
-        from shardcompute.backends.torch.talking import Talk
+        from shardcompute.draft_training.self_play import Talk
+        from shardcompute.draft_training.training_rows import Lessons
 
         self._progress.start(f"{self._checkpoint.name} talks to itself", None)
         try:
@@ -228,7 +228,7 @@ class _Fit:
     def _train(self, lessons: Lessons, fixed: Fixed) -> tuple[AheadNet, float]:
         import torch
 
-        from shardcompute.backends.torch.ahead_training import TrainingPlan, new_net, train
+        from shardcompute.draft_training.training import TrainingPlan, new_net, train
 
         plan = self._plan
         learned, _ = lessons.split()
@@ -255,7 +255,7 @@ class _Fit:
     def _examine(
         self, examine: Callable[..., Examination], weights: AheadWeights, lessons: Lessons, fixed: Fixed
     ) -> Examination:
-        from shardcompute.backends.torch.ahead_training import STEPS, load_net
+        from shardcompute.draft_training.training import STEPS, load_net
 
         _, held_out = lessons.split()
         blocks = [(block.norm, block.gate_up.to_dense(), block.down.to_dense()) for block in weights.blocks]
@@ -278,7 +278,7 @@ class _Fit:
     def _borrow(self, ids: Any) -> Fixed:
         import torch
 
-        from shardcompute.backends.torch.ahead_training import Fixed
+        from shardcompute.draft_training.training import Fixed
 
         places = torch.full((self._spec.vocab_size,), -1, dtype=torch.int64, device=self._device)
         known = torch.from_numpy(ids).long().to(self._device)
@@ -374,7 +374,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from shardcompute.weights.sources.reference import parse_reference
 
     defaults = FitPlan()
-    parser = argparse.ArgumentParser(prog="python -m shardcompute.runtime.ahead_fit", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m shardcompute.draft_training.fit", description=__doc__)
     parser.add_argument("model", help="a folder, a .gguf file or any other name of a model")
     parser.add_argument("file", type=Path, help="where to write what was fitted")
     parser.add_argument("--text", type=Path, help="a file of text to learn from as well")

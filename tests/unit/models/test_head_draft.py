@@ -12,7 +12,7 @@ from shardcompute.backends.matrix import Float32, rows_of
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import CorruptModelError
 from shardcompute.core.settings import Settings
-from shardcompute.models.ahead import AheadNetwork, AheadWeights, decode_ahead, encode_ahead
+from shardcompute.models.head_draft import AheadNetwork, AheadWeights, decode_ahead, encode_ahead
 from shardcompute.models.spec import head_stage
 from shardcompute.runtime.shard import _run_by
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint

@@ -11,7 +11,7 @@ from shardcompute.backends.matrix import Array, DenseMatrix
 from shardcompute.core.batch import Segment
 from shardcompute.core.generation import Sampling, TokenChoice
 from shardcompute.core.steps import Foreseen, Opening, Picked, Work
-from shardcompute.runtime.ahead import AheadDrafter, AheadLimits
+from shardcompute.runtime.head_drafter import AheadDrafter, AheadLimits
 from shardcompute.runtime.tail import Tail
 
 VOCABULARY, HIDDEN, CONTEXT = 40, 4, 64

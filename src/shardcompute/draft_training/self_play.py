@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from shardcompute.backends.talk import Conversation, Said, Script
 from shardcompute.backends.torch.executor import TorchExecutor
 from shardcompute.core.batch import Segment
+from shardcompute.draft_training.dialogue import Conversation, Said, Script
 
 _LOOP_TOKENS = 32
 _LONGEST_LOOP = 64

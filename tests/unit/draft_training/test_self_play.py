@@ -10,10 +10,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from shardcompute.backends.talk import Conversation, Given, Said, Script  # noqa: E402
-from shardcompute.backends.torch.lessons import Lessons, Span  # noqa: E402
-from shardcompute.backends.torch.talking import Talk  # noqa: E402
 from shardcompute.core.batch import Segment, wanted_rows  # noqa: E402
+from shardcompute.draft_training.dialogue import Conversation, Given, Said, Script  # noqa: E402
+from shardcompute.draft_training.self_play import Talk  # noqa: E402
+from shardcompute.draft_training.training_rows import Lessons, Span  # noqa: E402
 
 VOCABULARY = 40
 HIDDEN = 4

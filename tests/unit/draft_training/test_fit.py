@@ -16,16 +16,16 @@ from safetensors.numpy import load_file, save_file
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.backends.matrix import DenseMatrix
 from shardcompute.backends.numpy_ops import NumpyExecutor
-from shardcompute.backends.talk import Given, Said
-from shardcompute.backends.torch.ahead_training import load_net
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import BackendError, UsageError
 from shardcompute.core.settings import Settings
-from shardcompute.models.ahead import AheadNetwork, decode_ahead, encode_ahead
-from shardcompute.runtime import ahead_fit
-from shardcompute.runtime.ahead_fit import Fit, FitPlan, fit_ahead
-from shardcompute.runtime.ahead_scripts import write_scripts
-from shardcompute.runtime.questions import ask
+from shardcompute.draft_training import fit as ahead_fit
+from shardcompute.draft_training.dialogue import Given, Said
+from shardcompute.draft_training.fit import Fit, FitPlan, fit_ahead
+from shardcompute.draft_training.questions import ask
+from shardcompute.draft_training.scripts import write_scripts
+from shardcompute.draft_training.training import load_net
+from shardcompute.models.head_draft import AheadNetwork, decode_ahead, encode_ahead
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources import resolve
 from shardcompute.weights.sources.reference import parse_reference

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-from shardcompute.backends.talk import Given, Said, Script
 from shardcompute.core.errors import UsageError
+from shardcompute.draft_training.dialogue import Given, Said, Script
+from shardcompute.draft_training.questions import FOLLOW_UPS, ask, fill
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.runtime.questions import FOLLOW_UPS, ask, fill
 
 _MARK = "⁂QZXJ⁂"
 _QUESTION_TOKENS = 96

@@ -17,10 +17,10 @@ from shardcompute.core.batch import Segment
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import Sampling
 from shardcompute.decoding import Sampler, TokenHistory, build_sampler
+from shardcompute.draft_training.questions import ASKS, TOPICS
 from shardcompute.models.spec import Stage
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.runtime.lens import Lens, LensSums
-from shardcompute.runtime.questions import ASKS, TOPICS
 from shardcompute.runtime.shard import open_shard
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.sources.progress import NullProgress, Progress
