@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from shardcompute.core.settings import load_settings
-from shardcompute.weights.sources import resolve
 from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import resolve
 
 DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 

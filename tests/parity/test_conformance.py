@@ -35,8 +35,8 @@ from shardcompute.node.local.service import LocalService
 from shardcompute.runtime.shard import open_shard
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
-from shardcompute.weights.sources import resolve
 from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import resolve
 from support.prompts import PROMPTS
 
 FORMS = ("native", "int8", "float32")

@@ -17,8 +17,8 @@ from shardcompute.core.settings import Settings
 from shardcompute.models.spec import cut
 from shardcompute.runtime.shard import open_shard
 from shardcompute.weights.checkpoint import open_checkpoint
-from shardcompute.weights.sources import resolve
 from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import resolve
 from support.tiny import FAMILIES, VOCABULARY, reference_logits, save_tiny
 from support.tiny_gguf import ARCHITECTURES, tiny_gguf, write_gguf
 

@@ -17,8 +17,8 @@ from shardcompute.node.weights.draft_heads import packaged_ahead
 from shardcompute.runtime.shard import build_ahead, open_shard
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
-from shardcompute.weights.sources import resolve
 from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import resolve
 
 OPTIONS = ExecutorOptions(kv_bytes=64 << 20, max_rows=128, max_wanted=16, context_length=512)
 QUESTION = "Write a short Python function that adds two numbers, and explain how it works."

@@ -183,7 +183,7 @@ from shardcompute.models.spec import Stage
 from shardcompute.runtime.shard import open_shard
 from shardcompute.weights.checkpoint import open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
-from shardcompute.weights.sources import resolve
+from shardcompute.weights.sources.resolve import resolve
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -50,8 +50,8 @@ from shardcompute.node.worker.stage_server import ShardKey, StageHost
 from shardcompute.node.worker.worker import Worker, WorkerOptions
 from shardcompute.security import Credentials, Role, parse_token
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
-from shardcompute.weights.sources import resolve
 from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import resolve
 from shardcompute.wire import Link
 from support.lab_links import LabNetwork, wait_until
 

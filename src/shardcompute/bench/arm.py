@@ -34,8 +34,8 @@ class OurEngine:
         from shardcompute.core.settings import load_settings
         from shardcompute.runtime.shard import open_shard
         from shardcompute.weights.checkpoint import open_checkpoint
-        from shardcompute.weights.sources import resolve
         from shardcompute.weights.sources.reference import parse_reference
+        from shardcompute.weights.sources.resolve import resolve
 
         with open_checkpoint(resolve(parse_reference(path), load_settings())) as checkpoint:
             options = ExecutorOptions(kv_bytes=2 << 30, context_length=2048, threads=threads)

@@ -6,8 +6,8 @@ from shardcompute.control.sizes import Sizes, sizes_of
 from shardcompute.core.settings import load_settings
 from shardcompute.node.admin.dry_run import size_up
 from shardcompute.weights.checkpoint import open_checkpoint
-from shardcompute.weights.sources import resolve
 from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import resolve
 
 
 def memory_per_stage(model: str, form: str, stages: int, *, kv_tokens: int, context: int) -> int:

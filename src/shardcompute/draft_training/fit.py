@@ -370,8 +370,8 @@ def _percents(shares: Sequence[float]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fit and write one file; plain lines to standard output."""
     from shardcompute.core.settings import load_settings
-    from shardcompute.weights.sources import resolve
     from shardcompute.weights.sources.reference import parse_reference
+    from shardcompute.weights.sources.resolve import resolve
 
     defaults = FitPlan()
     parser = argparse.ArgumentParser(prog="python -m shardcompute.draft_training.fit", description=__doc__)

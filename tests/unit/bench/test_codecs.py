@@ -9,8 +9,8 @@ import pytest
 from shardcompute.bench.codecs import CodecBench, cut_evenly, run_codec_bench
 from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import load_settings
-from shardcompute.weights.sources import resolve
 from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import resolve
 from support.tiny_checkpoint import HIDDEN, save_tiny_llama
 
 

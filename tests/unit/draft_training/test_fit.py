@@ -27,8 +27,8 @@ from shardcompute.draft_training.scripts import write_scripts
 from shardcompute.draft_training.training import load_net
 from shardcompute.models.head_draft import AheadNetwork, decode_ahead, encode_ahead
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
-from shardcompute.weights.sources import resolve
 from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import resolve
 from support.tiny_checkpoint import HIDDEN, save_tiny_llama
 
 SMALL = FitPlan(

@@ -16,8 +16,8 @@ from shardcompute.models.head_draft import AheadNetwork, AheadWeights, decode_ah
 from shardcompute.models.spec import head_stage
 from shardcompute.runtime.shard import _run_by
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
-from shardcompute.weights.sources import resolve
 from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import resolve
 from support.ahead import random_ahead
 from support.tiny_checkpoint import save_tiny_llama
 

@@ -22,8 +22,8 @@ from shardcompute.runtime.drafting import DraftLimits, SelfDrafter
 from shardcompute.runtime.shard import open_head, open_shard
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
-from shardcompute.weights.sources import resolve
 from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import resolve
 from support.tiny_checkpoint import save_tiny_llama
 
 LAYERS, CUT, CONTEXT = 4, 3, 128

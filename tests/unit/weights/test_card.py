@@ -16,8 +16,8 @@ from shardcompute.core.settings import Settings
 from shardcompute.models.spec import Stage, whole
 from shardcompute.weights.card import Card, decode_card, encode_card, make_card
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
-from shardcompute.weights.sources import resolve
 from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import resolve
 from support.tiny import save_tiny
 
 

@@ -25,8 +25,8 @@ from shardcompute.weights.formats.safetensors_file import open_safetensors
 from shardcompute.weights.loader import Rank, ShardTensors
 from shardcompute.weights.pack import PackedTensors, PackWriter
 from shardcompute.weights.served import prepare_served, shard_source
-from shardcompute.weights.sources import resolve
 from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import resolve
 from support.tiny import save_tiny
 
 

@@ -10,8 +10,8 @@ from shardcompute.core.errors import CorruptModelError
 from shardcompute.core.settings import load_settings
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
-from shardcompute.weights.sources import resolve
 from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import resolve
 from shardcompute.weights.tokenizer_pack import pack_tokenizer, unpack_tokenizer
 from support.tiny_checkpoint import save_tiny_llama
 

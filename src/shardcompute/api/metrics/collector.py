@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from shardcompute.api.metrics import table as table
+from shardcompute.api.metrics import table
 from shardcompute.api.metrics.kinds import Counter, Gauge, Gauges, Histogram, Metric
 from shardcompute.api.metrics.table import MetricRow
 from shardcompute.core.generation import Delta

@@ -66,7 +66,7 @@ def fit(
     will make of its output. What is fitted lies in the data folder, where `up --self-draft` finds it.
     """
     from shardcompute.weights.checkpoint import open_checkpoint
-    from shardcompute.weights.sources import resolve
+    from shardcompute.weights.sources.resolve import resolve
 
     screen, settings = open_screen(), load_settings()
     reference = parse_reference(model)
@@ -159,7 +159,7 @@ def train(
     at this as a CPU. What was trained lies in the data folder, where `up` finds it.
     """
     from shardcompute.weights.checkpoint import open_checkpoint
-    from shardcompute.weights.sources import resolve
+    from shardcompute.weights.sources.resolve import resolve
 
     screen, settings = open_screen(), load_settings()
     reference = parse_reference(model)

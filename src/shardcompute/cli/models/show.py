@@ -37,7 +37,7 @@ def show(
     described as far as possible, with the reason.
     """
     from shardcompute.cli.models.description import describe
-    from shardcompute.weights.sources import resolve
+    from shardcompute.weights.sources.resolve import resolve
 
     screen, settings = open_screen(), load_settings()
     reference = parse_reference(model)

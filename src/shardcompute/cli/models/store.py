@@ -37,8 +37,8 @@ def pull(model: Model) -> None:
     Files that are already here are not fetched again, and a fetch that was interrupted goes on where it
     stopped.
     """
-    from shardcompute.weights.sources import resolve
     from shardcompute.weights.sources.cache import ModelCache
+    from shardcompute.weights.sources.resolve import resolve
 
     screen, settings = open_screen(), load_settings()
     reference = parse_reference(model)

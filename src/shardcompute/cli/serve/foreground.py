@@ -124,7 +124,7 @@ def run_swarm(plan: SwarmPlan, screen: Screen, settings: Settings) -> None:
 
 def _open(model: str, screen: Screen, settings: Settings) -> Checkpoint:
     from shardcompute.weights.checkpoint import open_checkpoint
-    from shardcompute.weights.sources import resolve
+    from shardcompute.weights.sources.resolve import resolve
 
     reference = parse_reference(model)
     with waiting(screen, f"opening {reference}") as progress:

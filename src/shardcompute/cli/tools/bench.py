@@ -66,8 +66,8 @@ def quality(
     """Perplexity, LAMBADA accuracy and size of every weight form."""
     from shardcompute.bench.quality import run_quality_bench
     from shardcompute.core.settings import load_settings
-    from shardcompute.weights.sources import resolve
     from shardcompute.weights.sources.reference import parse_reference
+    from shardcompute.weights.sources.resolve import resolve
 
     settings = load_settings()
     reference = parse_reference(model)
@@ -93,8 +93,8 @@ def codecs(
     """What each form of activations costs between stages: bytes, time, and what it does to the text."""
     from shardcompute.bench.codecs import CodecBench, run_codec_bench
     from shardcompute.core.settings import load_settings
-    from shardcompute.weights.sources import resolve
     from shardcompute.weights.sources.reference import parse_reference
+    from shardcompute.weights.sources.resolve import resolve
     from shardcompute.wire import CODECS
 
     settings = load_settings()
@@ -201,8 +201,8 @@ def gpu(
 def model_path(model: str) -> str:
     """The model's file or folder, fetched if it must be, so that every arm reads the same."""
     from shardcompute.core.settings import load_settings
-    from shardcompute.weights.sources import resolve
     from shardcompute.weights.sources.reference import parse_reference
+    from shardcompute.weights.sources.resolve import resolve
 
     files = resolve(parse_reference(model), load_settings())
     folder = files.folder or Path()

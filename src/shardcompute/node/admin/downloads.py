@@ -18,7 +18,6 @@ from shardcompute.core.settings import Settings
 from shardcompute.node.admin.views import FetchView
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.formats.quantise import WEIGHT_FORMS
-from shardcompute.weights.sources import resolve
 from shardcompute.weights.sources.reference import (
     EmbeddedReference,
     FolderReference,
@@ -26,6 +25,7 @@ from shardcompute.weights.sources.reference import (
     ModelReference,
     parse_reference,
 )
+from shardcompute.weights.sources.resolve import resolve
 from shardcompute.weights.sources.wheel import SMOLLM2
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from shardcompute.models.layout import TensorPlace
 from shardcompute.node.admin.views import LeftOut, PlannedChain, PlannedStage, PlanView
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.loader import place_bytes
-from shardcompute.weights.sources import resolve
 from shardcompute.weights.sources.cache import ModelCache
 from shardcompute.weights.sources.reference import EmbeddedReference, ModelReference
+from shardcompute.weights.sources.resolve import resolve
 from shardcompute.weights.sources.wheel import find_installed
 
 # Of the forms that round, with the scale (and shift) of each block.

@@ -25,9 +25,9 @@ from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.runtime.shard import open_shard
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.checkpoint import open_checkpoint
-from shardcompute.weights.sources import resolve
 from shardcompute.weights.sources.progress import Progress
 from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import resolve
 
 _UNSURE = 0.2
 """A token whose best alternative is less likely than this, for the small model, ends the draft before it."""

@@ -1,4 +1,4 @@
-"""What the last stage guessed along with its picks (`runtime.head_drafter`), as a drafter: kept until it is asked for."""
+"""Head drafts at the driver: what last stages guessed along with their picks, kept until a session wants it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draft heads: how the first and the last stage come to guess tokens themselves (`runtime.drafting`, `runtime.head_drafter`).
+"""Draft heads: how the first and the last stage come to guess tokens themselves (`runtime.drafting`, `head_drafter`).
 
 They are fitted once for a model, for a first stage behind each layer at which it may be cut, for a last stage one for
 all, and kept on the coordinator's disk; that of the embedded model's last stage comes with the package. They are

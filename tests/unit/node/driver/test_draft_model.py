@@ -22,8 +22,8 @@ from shardcompute.node.driver.draft_model import (
 from shardcompute.runtime.shard import open_shard
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
-from shardcompute.weights.sources import resolve
 from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import resolve
 from support.tiny_checkpoint import save_tiny_llama
 
 PAGE_BYTES = 64 * 2 * 2 * 2 * 16 * 4  # tokens · layers · keys and values · heads · width · float32

@@ -39,8 +39,9 @@ from shardcompute.weights.formats.tensor_file import TensorFile
 from shardcompute.weights.loader import Rank
 from shardcompute.weights.served import ServedModel, prepare_served, shard_source
 from shardcompute.weights.shard_cache import ShardCache
-from shardcompute.weights.sources import disk, resolve
+from shardcompute.weights.sources import disk
 from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import resolve
 from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, Link, Ping, Pong, default_transports
 from shardcompute.wire.control import FetchFailed, FetchModel, FetchTensor, Heartbeat, TensorBytes
 from support.tiny import VOCABULARY, save_tiny
