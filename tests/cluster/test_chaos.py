@@ -16,7 +16,7 @@ import pytest
 
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.generation import GenerationRequest, Speculation
-from shardcompute.node.driver.standalone import RemoteDriver
+from shardcompute.node.driver.standalone import StandaloneDriver
 from support.lab_links import wait_until
 from support.requests import greedy, mixture, prompts, sampled
 from support.swarm import DEADLINE_S, Alone, Answer, LabSwarm, LabWorker, Talk, swarm
@@ -54,7 +54,7 @@ class Chaos:
         self.random = random.Random(seed)
         self.done: list[str] = []
         self._requests = wishes(alone)
-        self._talks: dict[Talk, RemoteDriver | None] = {}
+        self._talks: dict[Talk, StandaloneDriver | None] = {}
         """Who was asked: one of the other drivers, or the coordinator's own."""
         self._excused: set[Talk] = set()
         self._frozen: list[LabWorker] = []
@@ -99,7 +99,7 @@ class Chaos:
             pass
         return [talk for talk in self._talks if talk not in self._excused]
 
-    def _excuse(self, driver: RemoteDriver | None) -> None:
+    def _excuse(self, driver: StandaloneDriver | None) -> None:
         """Whoever is being answered by a driver that dies will not be."""
         self._excused.update(
             talk for talk, asked in self._talks.items() if asked is driver and not talk.is_over

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcompute.node.driver.standalone import RemoteDriver
+from shardcompute.node.driver.standalone import StandaloneDriver
 from shardcompute.wire import SegmentHeader, StepFrame, pack_ids
 from support.requests import mixture
 from support.swarm import SPREAD, Alone, LabSwarm, Talk, swarm
@@ -18,7 +18,7 @@ THREE = (2, 2, 2)
 STREAMING, TOKENS, ARRIVED = 3, 100, 5
 
 
-def start_streams(lab: LabSwarm, alone: Alone, drivers: Sequence[RemoteDriver | None]) -> list[Talk]:
+def start_streams(lab: LabSwarm, alone: Alone, drivers: Sequence[StandaloneDriver | None]) -> list[Talk]:
     """The same requests, greedy and sampled, at several drivers (None: the coordinator's own), well under way."""
     talks = [
         lab.start(each, driver=driver) for driver in drivers for each in mixture(alone, STREAMING, TOKENS)
@@ -35,7 +35,7 @@ def assert_undisturbed(alone: Alone, talks: Sequence[Talk]) -> None:
         assert talk.result() == alone.answer(talk.request)
 
 
-def sessions_of(lab: LabSwarm, driver: RemoteDriver) -> list[int]:
+def sessions_of(lab: LabSwarm, driver: StandaloneDriver) -> list[int]:
     """How many of its sessions hold memory, on each worker."""
     return [
         sum(session >> 32 == driver.swarm.sessions for session in runtime.session_lengths())

@@ -30,12 +30,12 @@ from shardcompute.wire import (
     pack_ids,
 )
 from shardcompute.wire.control import (
+    CardReply,
     Command,
     FetchFailed,
     FetchModel,
     FetchTensor,
-    Happened,
-    ModelCard,
+    NodeEvent,
 )
 from support.papers import Papers, connect, connect_tls, dial_as, frame_bytes, hello_of, read_end
 from support.siege import BAD_JSON, PROMPT, Siege, receive
@@ -200,7 +200,7 @@ def test_frames_of_somebody_who_has_no_place_in_the_chain(
 ) -> None:
     """Neither a member nor another stage of the same chain may send the first stage anything to compute."""
     first = lab.stage(0)
-    first._host._sparing = type(first._host._sparing)(logging.getLogger("forged"))
+    first._host._limited_log = type(first._host._limited_log)(logging.getLogger("forged"))
     for number, sender in enumerate((member, lab.stage(-1)._endpoint._credentials)):
         with dial_as(sender, first._endpoint.url, role) as link:
             link.send(forged_frame(lab, session=77 + number))
@@ -292,13 +292,13 @@ def test_weights_that_cannot_be_had(lab: LabSwarm, member: Credentials) -> None:
                 assert reply.number == 1
                 assert len(reply.reason) < 5000
             link.send(FetchModel(2, model))
-            assert receive(link, ModelCard).number == 2
+            assert receive(link, CardReply).number == 2
 
 
 def test_other_messages_on_a_link_for_weights(lab: LabSwarm, member: Credentials) -> None:
     for link, _ in weights_links(lab, member):
         with link:
-            link.send(Happened(b"{}"))
+            link.send(NodeEvent(b"{}"))
             with pytest.raises(LinkError, match="ended the link"):
                 link.receive(20)
 

@@ -24,9 +24,9 @@ from shardcompute.wire import (
     Refused,
 )
 from shardcompute.wire.control import (
-    Answer,
     Command,
-    Happened,
+    CommandReply,
+    NodeEvent,
     Register,
     Registered,
     TensorBytes,
@@ -121,7 +121,7 @@ def test_absurd_claims(lab: LabSwarm, member: Credentials, claim: dict[str, Any]
 
 
 @pytest.mark.parametrize("content", BAD_JSON.values(), ids=BAD_JSON)
-@pytest.mark.parametrize("kind", [Register, Happened])
+@pytest.mark.parametrize("kind", [Register, NodeEvent])
 def test_events_that_are_none_end_their_link_alone(
     lab: LabSwarm, member: Credentials, kind: type, content: bytes
 ) -> None:
@@ -150,11 +150,11 @@ def reports(lab: LabSwarm, link: Link, member: Credentials, *events: Event) -> N
     """Tell the coordinator; afterwards it has looked at all of it."""
     node = member.identity.node_id
     for event in events:
-        link.send(Happened(encode_event(event)))
+        link.send(NodeEvent(encode_event(event)))
     mark = f"mark {next(_marks)}"
     incarnation = lab.state.nodes[node].incarnation
     link.send(
-        Happened(encode_event(happened.ShardFailed(node, incarnation, "none", mark, 0, 1, "a mark", 0.0)))
+        NodeEvent(encode_event(happened.ShardFailed(node, incarnation, "none", mark, 0, 1, "a mark", 0.0)))
     )
     lab.wait_until(
         lambda: any(refusal.model == mark for refusal in lab.state.nodes[node].refusals), "the last report"
@@ -240,10 +240,10 @@ def test_answers_to_commands_of_others_and_other_nonsense(
     node = member.identity.node_id
     members = lab.cluster.coordinator._members
     [asked] = [each for each in members.all() if each.node == lab.workers[0].node]
-    answers: list[Answer] = []
+    answers: list[CommandReply] = []
     members._waiting[1 << 41] = (asked.pump, answers.append)
     for number in (*range(200), 1 << 41):
-        link.send(Answer(number, "I refuse for all of them", b"\xff"))
+        link.send(CommandReply(number, "I refuse for all of them", b"\xff"))
     link.send(Registered(99, 0.0, b"\xff"))
     link.send(Command(1, b"{}"))
     link.send(TensorBytes(1, 3), (b"abc",))

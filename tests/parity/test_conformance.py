@@ -24,7 +24,7 @@ from shardcompute.core.batch import PAGE_TOKENS, Segment
 from shardcompute.core.errors import CapacityError
 from shardcompute.core.generation import GenerationRequest, Sampling, TokenChoice
 from shardcompute.core.settings import Settings
-from shardcompute.core.steps import Opening, Picked, Work
+from shardcompute.core.steps import Opening, Picked, SessionRows
 from shardcompute.models.spec import cut
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.chain_port import ChainShape
@@ -122,7 +122,7 @@ class SharedStage(StageRuntime):
     refusals = 0
 
     def step(
-        self, work: Sequence[Work], openings: Iterable[Opening], activations: Array | None
+        self, work: Sequence[SessionRows], openings: Iterable[Opening], activations: Array | None
     ) -> Array | list[Picked]:
         try:
             return super().step(work, openings, activations)

@@ -10,7 +10,7 @@ import pytest
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.core.generation import Sampling
 from shardcompute.core.settings import Settings
-from shardcompute.core.steps import Opening, Picked, Work
+from shardcompute.core.steps import Opening, Picked, SessionRows
 from shardcompute.models.head_draft import decode_ahead
 from shardcompute.models.spec import head_stage
 from shardcompute.node.weights.draft_heads import packaged_ahead
@@ -48,7 +48,7 @@ def runtime(checkpoint: Checkpoint) -> Iterator[StageRuntime]:
 def answer(runtime: StageRuntime, prompt: list[int], session: int, guesses: int) -> tuple[list[int], int]:
     """The greedy answer with so many guesses to a step, and how many steps it took."""
     opening = Opening(session, Sampling(temperature=0.0), len(prompt))
-    work, steps = Work(session, 0, tuple(prompt), 1, ahead=guesses), 0
+    work, steps = SessionRows(session, 0, tuple(prompt), 1, ahead=guesses), 0
     known = list(prompt)
     while len(known) < len(prompt) + TOKENS:
         picked = runtime.step([work], [] if steps else [opening], None)
@@ -59,12 +59,12 @@ def answer(runtime: StageRuntime, prompt: list[int], session: int, guesses: int)
         drafts = foreseen[0].ids if foreseen else ()
         assert not foreseen or foreseen[0].start == len(known)
         ids = (known[-1], *drafts)
-        work = Work(session, len(known) - 1, ids, len(ids), ahead=guesses)
+        work = SessionRows(session, len(known) - 1, ids, len(ids), ahead=guesses)
     runtime.close_sessions([session])
     return known[len(prompt) :][:TOKENS], steps
 
 
-def _accepted(work: Work, picked: list[Picked]) -> list[int]:
+def _accepted(work: SessionRows, picked: list[Picked]) -> list[int]:
     tokens = [picked[0].choice.id]
     for draft, following in zip(work.ids[len(work.ids) - work.wanted + 1 :], picked[1:], strict=True):
         if draft != tokens[-1]:

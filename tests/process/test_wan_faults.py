@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shardcompute.bench.wan.cluster import Answer, WanCluster, WanServing, wan_cluster
+from shardcompute.bench.wan.cluster import TimedAnswer, WanCluster, WanServing, wan_cluster
 from shardcompute.bench.wan.faults import FAULTS, Fault, ask_amid, await_serving, epoch_of
 from shardcompute.core.generation import GenerationRequest, Sampling
 from shardcompute.core.settings import load_settings
@@ -80,7 +80,7 @@ class Bystander:
             self._expected[wish] = "".join(delta.text for delta in deltas)
         return self._expected[wish]
 
-    def ask_amid(self, fault: Fault, stage: str, wishes: Sequence[Wish] = WISHES[:1]) -> list[Answer]:
+    def ask_amid(self, fault: Fault, stage: str, wishes: Sequence[Wish] = WISHES[:1]) -> list[TimedAnswer]:
         """Right answers, although the fault came about."""
         self._asked += 1
         bodies = [wish.body(self._alone, f"{self._asked}") for wish in wishes]

@@ -14,7 +14,7 @@ from shardcompute.control import (
     ClusterState,
     Event,
     Model,
-    Offer,
+    NodeCapacity,
     Placement,
     PlacementPolicy,
     Record,
@@ -45,12 +45,12 @@ from shardcompute.control.actions import (
     UnloadShard,
 )
 from shardcompute.control.drivers import kv_share, live_drivers, round_trip_s
-from shardcompute.control.placement.cost_model import Hops, hops_of, stage_s, weigh
+from shardcompute.control.placement.cost_model import Hops, hops_of, score, stage_s
 from shardcompute.control.placement.cuts import cut_for_latency, cut_for_throughput, slowest_s
 from shardcompute.control.placement.replacement import cut_for_price, move_seconds
 from shardcompute.control.placement.rings import RingTable, choose_order
 from shardcompute.control.sizes import Sizes, memory_of, sizes_of
-from shardcompute.control.state import Assignment, Chain, Link, Shard, covers, is_loaded
+from shardcompute.control.state import Assignment, Chain, MeasuredLink, Shard, covers, is_loaded
 
 NAMES = "abcdef"
 
@@ -83,7 +83,7 @@ models = st.builds(
 def requests(draw: st.DrawFn, most: int = 4) -> Request:
     count = draw(st.integers(1, most))
     offers = tuple(
-        Offer(
+        NodeCapacity(
             name,
             draw(st.integers(0, 40)),
             draw(st.sampled_from([0.5, 1.0, 3.0])),
@@ -95,7 +95,7 @@ def requests(draw: st.DrawFn, most: int = 4) -> Request:
     )
     ends = [*NAMES[:count], "driver"]
     links = tuple(
-        Link(a, b, draw(st.sampled_from([0.1, 2.0, 30.0])), 1e6, draw(st.integers(0, 9)) > 0)
+        MeasuredLink(a, b, draw(st.sampled_from([0.1, 2.0, 30.0])), 1e6, draw(st.integers(0, 9)) > 0)
         for a, b in combinations(sorted(ends), 2)
         if draw(st.booleans())
     )
@@ -110,7 +110,7 @@ def every_cut(count: int, layers: int) -> list[tuple[int, ...]]:
     return [(0, *inner, layers) for inner in combinations(range(1, layers), count - 1)]
 
 
-def fits(order: tuple[Offer, ...], sizes: Sizes, edges: tuple[int, ...]) -> bool:
+def fits(order: tuple[NodeCapacity, ...], sizes: Sizes, edges: tuple[int, ...]) -> bool:
     return all(
         sizes.memory_bytes(edges[i], edges[i + 1]) <= offer.memory_bytes for i, offer in enumerate(order)
     )
@@ -169,7 +169,7 @@ def test_placement_is_sound_and_no_shape_is_worth_more(request: Request) -> None
     used, unused = placement.nodes, {node for node, _ in placement.unused}
     assert used | unused == {offer.node for offer in request.offers}
     assert not used & unused
-    best = max(weigh(request, shape).score for shape in shapes)
+    best = max(score(request, shape).score for shape in shapes)
     if request.policy.latency_weight in (0.0, 1.0):
         assert placement.score >= best * (1 - 1e-6)
     else:
@@ -198,7 +198,7 @@ def test_a_machine_with_the_missing_bytes_makes_it_possible(request: Request) ->
     request = replace(request, links=())
     plan = place(request)
     if isinstance(plan, Unplaceable):
-        helper = Offer("z", plan.missing_bytes, 1.0)
+        helper = NodeCapacity("z", plan.missing_bytes, 1.0)
         assert isinstance(place(replace(request, offers=(*request.offers, helper))), Placement)
 
 
@@ -216,7 +216,7 @@ def test_copies_never_share_a_machine(request: Request, count: int) -> None:
 @given(st.lists(st.sampled_from([1.0, 2.0, 5.0, 9.0]), min_size=15, max_size=15), st.integers(1, 5))
 def test_ring_is_the_shortest_of_all(times: list[float], count: int) -> None:
     ends = [*NAMES[:5], "driver"]
-    links = [Link(a, b, t, 1e6) for (a, b), t in zip(combinations(ends, 2), times, strict=True)]
+    links = [MeasuredLink(a, b, t, 1e6) for (a, b), t in zip(combinations(ends, 2), times, strict=True)]
     hops = Hops(links, "driver", 16, PlacementPolicy())
     nodes = list(NAMES[:count])
     order = choose_order(nodes, hops)
@@ -330,8 +330,8 @@ any_event: st.SearchStrategy[Event] = st.one_of(
     st.builds(happened.ChainRetired, chain_ids, st.just("why")),
     st.builds(happened.DriverAttached, chain_ids, epochs, node_ids, st.just(7), st.just(1)),
     st.builds(happened.DriverDetached, chain_ids, node_ids, st.just(7)),
-    st.builds(happened.DriverSeated, chain_ids, st.one_of(node_ids, st.just(""))),
-    st.builds(happened.SeatAvoided, chain_ids, node_ids, st.just(7)),
+    st.builds(happened.DriverPlaced, chain_ids, st.one_of(node_ids, st.just(""))),
+    st.builds(happened.DriverHostAvoided, chain_ids, node_ids, st.just(7)),
 )
 # A beginning after which the rest has something to bite on.
 SERVING: tuple[Event, ...] = (

@@ -15,7 +15,7 @@ from typing import Any, cast
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import CapacityError, ShardComputeError, UsageError
 from shardcompute.core.generation import Delta, GenerationRequest, Speculation, TokenChoice
-from shardcompute.core.steps import Opening, Picked, Work
+from shardcompute.core.steps import Opening, Picked, SessionRows
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
@@ -59,7 +59,7 @@ class FakeChain:
     frames: list[Frame] = field(default_factory=list)
     closed: list[int] = field(default_factory=list)
     computed: list[Outcome] = field(default_factory=list)
-    replayed: list[tuple[Work, Opening | None]] = field(default_factory=list)
+    replayed: list[tuple[SessionRows, Opening | None]] = field(default_factory=list)
     most_rows: int = 0
     forgets_sources: bool = False
     _inbox: deque[Frame | tuple[int, ...]] = field(default_factory=deque)
@@ -75,7 +75,7 @@ class FakeChain:
         self.closed.extend(sessions)
         self._inbox.append(tuple(sessions))
 
-    def replay(self, work: Work, opening: Opening | None) -> None:
+    def replay(self, work: SessionRows, opening: Opening | None) -> None:
         self.replayed.append((work, opening))
 
     @property
@@ -116,7 +116,7 @@ class FakeChain:
         """This frame is never computed."""
         self._inbox.remove(frame)
 
-    def sent_to(self, session: int) -> list[Work]:
+    def sent_to(self, session: int) -> list[SessionRows]:
         return [part for frame in self.frames for part in frame.work if part.session == session]
 
     def _adopt(self, frame: Frame) -> None:
@@ -155,7 +155,7 @@ class FakeChain:
             tokens = self._tokens.setdefault(part.session, [])
             tokens[part.start :] = part.ids
 
-    def _pick(self, part: Work) -> list[Picked]:
+    def _pick(self, part: SessionRows) -> list[Picked]:
         if part.session not in self._opened:
             raise UsageError(f"session {part.session} was never opened")
         stop = part.start + len(part.ids)

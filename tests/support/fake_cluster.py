@@ -22,7 +22,7 @@ from shardcompute.control import actions as to_do
 from shardcompute.control import events as happened
 from shardcompute.control.node_transitions import next_incarnation
 from shardcompute.node.cluster import ServedOrder
-from shardcompute.node.service import Load
+from shardcompute.node.service import ServiceLoad
 from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.security import KeyBook, KeySummary, Role, TokenBook, TokenSummary
 from shardcompute.wire import StageTiming
@@ -86,11 +86,11 @@ class FakeCoordinator:
 class FakeSwarm:
     def __init__(self) -> None:
         self.requests = RequestLog(clock=lambda: NOW_S, wall_clock=lambda: 0.0)
-        self.busy = Load(0, 0, 0.0)
+        self.busy = ServiceLoad(0, 0, 0.0)
         self.unopened: set[str] = set()
         self.newest: dict[str, Sequence[StageTiming]] = {}
 
-    def load(self) -> Load:
+    def load(self) -> ServiceLoad:
         return self.busy
 
     def serves(self, model: str) -> bool:

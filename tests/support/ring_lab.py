@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shardcompute.core.generation import Speculation
-from shardcompute.decoding.router import PipeLoad, Round, Router
+from shardcompute.decoding.router import DraftPlan, PipeLoad, Router
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class _Answering:
     era: int = 0
     under_way: list[_Part] = field(default_factory=list)
     busy_until: float = 0.0
-    round: Round = Round(None, 0, 1, "not asked yet")  # noqa: RUF009
+    round: DraftPlan = DraftPlan(None, 0, 1, "not asked yet")  # noqa: RUF009
 
     def hardness_at(self, position: int) -> float:
         while len(self.hardness) <= position:

@@ -38,15 +38,15 @@ from shardcompute.node import cluster as cluster_room
 from shardcompute.node.admin.dry_run import size_up
 from shardcompute.node.cluster import Cluster, ClusterOptions
 from shardcompute.node.driver.chain_port import Resumption
-from shardcompute.node.driver.pool import Swarm
-from shardcompute.node.driver.standalone import DriverOptions, RemoteDriver
+from shardcompute.node.driver.pool import DriverPool
+from shardcompute.node.driver.standalone import StandaloneDriver, StandaloneOptions
 from shardcompute.node.enrolment.joining import join_cluster
 from shardcompute.node.local.service import EngineOptions, LocalService, open_model
 from shardcompute.node.rpc import link_probe
-from shardcompute.node.rpc.commands import Load
+from shardcompute.node.rpc.commands import LoadLayers
 from shardcompute.node.rpc.link_probe import LinkQuality
 from shardcompute.node.worker import worker as worker_room
-from shardcompute.node.worker.stage_server import ShardKey, StageHost
+from shardcompute.node.worker.stage_server import ShardKey, StageServer
 from shardcompute.node.worker.worker import Worker, WorkerOptions
 from shardcompute.security import Credentials, Role, parse_token
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
@@ -121,7 +121,7 @@ class LabWorker(Worker):
         self.folder = options.folder
         super().__init__(credentials, urls, options)
 
-    def _load_now(self, command: Load, key: ShardKey) -> None:
+    def _load_now(self, command: LoadLayers, key: ShardKey) -> None:
         self.loads.append(key)
         super()._load_now(command, key)
 
@@ -157,7 +157,7 @@ class LabSwarm(Closing):
     """How far from the coordinator workers find themselves, which are near each other."""
     network: LabNetwork = field(default_factory=LabNetwork)
     workers: list[LabWorker] = field(default_factory=list)
-    drivers: list[RemoteDriver] = field(default_factory=list)
+    drivers: list[StandaloneDriver] = field(default_factory=list)
     activations: list[Activation] = field(default_factory=list)
     cluster: Cluster = field(init=False)
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
@@ -167,8 +167,8 @@ class LabSwarm(Closing):
         self._patches = contextlib.ExitStack()
         self._patches.enter_context(self.network.patched())
         self._patches.enter_context(_constant_measurements(self._reach))
-        host = partial(StageHost, log_bytes=self.log_bytes)
-        self._patches.enter_context(mock.patch.object(worker_room, "StageHost", host))
+        host = partial(StageServer, log_bytes=self.log_bytes)
+        self._patches.enter_context(mock.patch.object(worker_room, "StageServer", host))
         initial = partial(ClusterState, health=self.health)
         self._patches.enter_context(mock.patch.object(cluster_room, "ClusterState", initial))
         self._thread = threading.Thread(target=self._loop.run_forever, name="lab clients")
@@ -326,19 +326,19 @@ class LabSwarm(Closing):
 
     # Drivers beside the coordinator's own
 
-    def add_driver(self) -> RemoteDriver:
+    def add_driver(self) -> StandaloneDriver:
         """Another driver, not yet in use."""
         self._joined += 1
         return self.open_driver(self.folder / f"driver-{self._joined}")
 
-    def open_driver(self, folder: Path) -> RemoteDriver:
+    def open_driver(self, folder: Path) -> StandaloneDriver:
         credentials, urls = join_cluster(self._token, folder, Role.DRIVER)
-        driver = RemoteDriver(credentials, urls, DriverOptions(name=folder.name))
+        driver = StandaloneDriver(credentials, urls, StandaloneOptions(name=folder.name))
         self.drivers.append(driver)
         driver.start()
         return driver
 
-    def wait_driving(self, *drivers: RemoteDriver) -> None:
+    def wait_driving(self, *drivers: StandaloneDriver) -> None:
         """These, and nobody else, use all chains beside the coordinator's own driver."""
         expected = {(self.cluster.node, 0), *((each.node, each.swarm.sessions) for each in drivers)}
         self.wait_until(
@@ -369,7 +369,7 @@ class LabSwarm(Closing):
         assert host is not None
         return host
 
-    def kill_driver(self, driver: RemoteDriver) -> None:
+    def kill_driver(self, driver: StandaloneDriver) -> None:
         self.drivers.remove(driver)
         self.network.kill(driver.node)
         driver.close()
@@ -377,7 +377,7 @@ class LabSwarm(Closing):
     # Clients
 
     def start(
-        self, request: GenerationRequest, model: str | None = None, driver: RemoteDriver | None = None
+        self, request: GenerationRequest, model: str | None = None, driver: StandaloneDriver | None = None
     ) -> Talk:
         """Ask the coordinator's own driver, or another one."""
         talk = Talk(request)
@@ -388,7 +388,7 @@ class LabSwarm(Closing):
     def ask(self, request: GenerationRequest, model: str | None = None) -> Answer:
         return self.start(request, model).result()
 
-    async def _follow(self, service: Swarm, talk: Talk, model: str) -> None:
+    async def _follow(self, service: DriverPool, talk: Talk, model: str) -> None:
         try:
             async for delta in service.generate(model, talk.request):
                 talk.took(delta)

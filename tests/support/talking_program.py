@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shardcompute.cli.chat.answer import AnswerOptions
-from shardcompute.cli.chat.conversation import Chat
+from shardcompute.cli.chat.conversation import Conversation
 from shardcompute.cli.chat.terminal import read_terminal_line
 from shardcompute.cli.console import open_screen
 from shardcompute.core.generation import Delta, GenerationRequest, Sampling, Timings
@@ -44,7 +44,9 @@ class Echo:
 def main() -> None:
     service: Any = Echo()
     options = AnswerOptions(16, Sampling(), None, (), None, is_raw=False)
-    Chat(service, options, open_screen(), Path(sys.argv[1]), is_verbose=False).hold(read_terminal_line)
+    Conversation(service, options, open_screen(), Path(sys.argv[1]), is_verbose=False).hold(
+        read_terminal_line
+    )
     print("left in order")
 
 

@@ -31,8 +31,8 @@ from shardcompute.api.generation.replies import (
     Completion,
     DetokenizeReply,
     HealthReply,
-    ModelCard,
     ModelList,
+    ModelObject,
     TokenizeReply,
     VersionReply,
 )
@@ -50,7 +50,7 @@ from shardcompute.api.ollama.models import OLLAMA_MODEL_ENDPOINTS
 from shardcompute.api.openai.completions import create_completion
 from shardcompute.api.openai.responses import RESPONSES_ENDPOINTS
 from shardcompute.api.openai.tokenizer_info import TOKENIZER_ENDPOINTS
-from shardcompute.api.openapi import Endpoint, describe
+from shardcompute.api.openapi import ApiRoute, describe
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.node.service import Service
 
@@ -61,17 +61,17 @@ _BODY_ERRORS = (400, 404, 408, 413, 415, 503)
 _GENERATION_ERRORS = (*_BODY_ERRORS, 429, 500)
 _log = logging.getLogger(__name__)
 
-ENDPOINTS: tuple[Endpoint, ...] = (
-    Endpoint("GET", "/v1/models", endpoints.list_models, "The models served here.", reply=ModelList),
-    Endpoint(
+ENDPOINTS: tuple[ApiRoute, ...] = (
+    ApiRoute("GET", "/v1/models", endpoints.list_models, "The models served here.", reply=ModelList),
+    ApiRoute(
         "GET",
         "/v1/models/{model:path}",
         endpoints.get_model,
         "One model.",
-        reply=ModelCard,
+        reply=ModelObject,
         statuses=(404, 503),
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         "/v1/chat/completions",
         create_chat_completion,
@@ -81,7 +81,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         chunk=ChatChunk,
         statuses=_GENERATION_ERRORS,
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         "/v1/completions",
         create_completion,
@@ -91,7 +91,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         chunk=Completion,
         statuses=_GENERATION_ERRORS,
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         "/tokenize",
         endpoints.tokenize,
@@ -100,7 +100,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         reply=TokenizeReply,
         statuses=_BODY_ERRORS,
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         "/detokenize",
         endpoints.detokenize,
@@ -109,11 +109,11 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         reply=DetokenizeReply,
         statuses=_BODY_ERRORS,
     ),
-    Endpoint(
+    ApiRoute(
         "GET", "/health", endpoints.health, "200 once a model is loaded.", reply=HealthReply, statuses=(503,)
     ),
-    Endpoint("GET", "/version", endpoints.version, "The version of the server.", reply=VersionReply),
-    Endpoint("GET", "/metrics", endpoints.metrics, "Metrics in Prometheus' text form."),
+    ApiRoute("GET", "/version", endpoints.version, "The version of the server.", reply=VersionReply),
+    ApiRoute("GET", "/metrics", endpoints.metrics, "Metrics in Prometheus' text form."),
     *TOKENIZER_ENDPOINTS,
     *EMBEDDINGS_ENDPOINTS,
     *RESPONSES_ENDPOINTS,

@@ -16,10 +16,10 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from shardcompute.core.rate_limited_log import SparingLog
+from shardcompute.core.rate_limited_log import RateLimitedLog
 
 _log = logging.getLogger(__name__)
-_sparing = SparingLog(_log)
+_limited_log = RateLimitedLog(_log)
 _LEAST_CONNECTIONS = 64
 _MOST_CONNECTIONS = 4096
 
@@ -68,7 +68,7 @@ class BoundedConnection(H11Protocol):
             self.transport.abort()
 
     def _unsupported_upgrade_warning(self) -> None:
-        _sparing.info("upgrade", "a client asked for another protocol than HTTP")
+        _limited_log.info("upgrade", "a client asked for another protocol than HTTP")
 
     def _watch_head(self) -> None:
         """Between requests a timer runs until the next one's head is whole."""
@@ -84,7 +84,7 @@ class BoundedConnection(H11Protocol):
             self.transport.abort()
 
     def _make_room(self) -> None:
-        _sparing.warning("most", "more than %d connections to the API", self.most_connections)
+        _limited_log.warning("most", "more than %d connections to the API", self.most_connections)
         idle = [
             (each._head_timer.when(), index, each)
             for index, each in enumerate(self.connections)
@@ -107,7 +107,7 @@ class _NoRequests(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.msg != "Invalid HTTP request received.":
             return True
-        _sparing.info("invalid", "something that is no HTTP request came to the API")
+        _limited_log.info("invalid", "something that is no HTTP request came to the API")
         return False
 
 

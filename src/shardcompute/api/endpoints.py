@@ -18,8 +18,8 @@ from shardcompute.api.generation.parameters import check_ids, choose_model
 from shardcompute.api.generation.replies import (
     DetokenizeReply,
     HealthReply,
-    ModelCard,
     ModelList,
+    ModelObject,
     TokenizeReply,
     VersionReply,
 )
@@ -95,8 +95,8 @@ async def metrics(request: Request) -> Response:
     return Response(context.metrics.render(context.service, cluster), headers={"content-type": CONTENT_TYPE})
 
 
-def _card(model: ServedModel) -> ModelCard:
-    return ModelCard(
+def _card(model: ServedModel) -> ModelObject:
+    return ModelObject(
         id=model.name,
         object="model",
         created=model.created_s,

@@ -18,7 +18,7 @@ _REF = "#/components/schemas/{model}"
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ApiRoute:
     """One route: where it is, what runs, and what goes in and out."""
 
     method: Literal["GET", "POST", "DELETE"]
@@ -42,7 +42,7 @@ class Endpoint:
         return self.path.replace(":path}", "}")
 
 
-def describe(endpoints: Sequence[Endpoint], *, version: str, has_keys: bool) -> dict[str, Any]:
+def describe(endpoints: Sequence[ApiRoute], *, version: str, has_keys: bool) -> dict[str, Any]:
     """The OpenAPI document; `has_keys` says that requests need a bearer key."""
     kinds: list[tuple[type[BaseModel], JsonSchemaMode]] = []
     for endpoint in endpoints:
@@ -68,7 +68,7 @@ def describe(endpoints: Sequence[Endpoint], *, version: str, has_keys: bool) -> 
     return document
 
 
-def _operation(endpoint: Endpoint, schemas: dict[type[BaseModel], Any]) -> dict[str, Any]:
+def _operation(endpoint: ApiRoute, schemas: dict[type[BaseModel], Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if endpoint.reply is not None:
         content["application/json"] = {"schema": schemas[endpoint.reply]}

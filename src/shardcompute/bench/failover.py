@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 
 from shardcompute.bench.report import Result
-from shardcompute.bench.servers import Server, Stream, serving
+from shardcompute.bench.servers import Server, StreamedReply, serving
 from shardcompute.core.errors import BackendError
 from shardcompute.security import NodeIdentity
 
@@ -65,7 +65,7 @@ def _lose(bench: FailoverBench, server: Server, stage: int, how: str, say: Say) 
         return []
     victim = chain["stages"][stage]["node"]
     worker = _process_of(server, victim)
-    outcome: list[Stream | Exception] = []
+    outcome: list[StreamedReply | Exception] = []
     events: dict[str, float] = {}
     lost_s = [0.0]
 

@@ -50,7 +50,7 @@ class PrefixBench:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class PrefixReply:
     """One answer as a client saw it, with what the server's usage says."""
 
     arm: str
@@ -64,9 +64,9 @@ class Reply:
 @dataclass(frozen=True, slots=True)
 class PrefixOutcome:
     stages: int
-    replies: Sequence[Reply]
+    replies: Sequence[PrefixReply]
 
-    def of(self, arm: str) -> list[Reply]:
+    def of(self, arm: str) -> list[PrefixReply]:
         """By question."""
         return sorted((each for each in self.replies if each.arm == arm), key=lambda each: each.question)
 
@@ -97,7 +97,7 @@ def run_prefix_bench(bench: PrefixBench, say: Say) -> PrefixOutcome:
     with serving("cluster", bench.model_path, arguments) as server:
         system = system_prompt(bench.prompt_tokens, server.count_tokens)
         salts = {"warm": secrets.token_hex(8)}
-        replies: list[Reply] = []
+        replies: list[PrefixReply] = []
         # The first request of each arm is for the machine, and has the warm arm remember the system prompt.
         for turn in range(bench.rounds + 1):
             for arm in ARMS if turn % 2 else reversed(ARMS):
@@ -145,7 +145,7 @@ def _body(system: str, question: str, tokens: int, salt: str) -> dict[str, Any]:
     }
 
 
-def _ask(server: Server, body: Mapping[str, Any], arm: str, question: int) -> Reply:
+def _ask(server: Server, body: Mapping[str, Any], arm: str, question: int) -> PrefixReply:
     text, first_s, usage = "", 0.0, None
     started = time.perf_counter()
     with server.client.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -165,4 +165,4 @@ def _ask(server: Server, body: Mapping[str, Any], arm: str, question: int) -> Re
     if usage is None or not text:
         raise BackendError("an answer came without text or without usage")
     cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return Reply(arm, question, first_s, text, usage["prompt_tokens"], cached)
+    return PrefixReply(arm, question, first_s, text, usage["prompt_tokens"], cached)

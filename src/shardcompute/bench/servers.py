@@ -28,7 +28,7 @@ _ERROR = re.compile(r"\S+Z (ERROR|CRITICAL) ")
 
 
 @dataclass(slots=True)
-class Stream:
+class StreamedReply:
     """One streamed answer as a client saw it: when each token came (seconds after the request), and the text."""
 
     arrivals_s: list[float] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Server:
         count: int = answer.json()["count"]
         return count
 
-    def stream(self, prompt: Sequence[int], tokens: int) -> Stream:
+    def stream(self, prompt: Sequence[int], tokens: int) -> StreamedReply:
         """One greedy answer of exactly `tokens` tokens."""
         body = {
             "prompt": list(prompt),
@@ -87,7 +87,7 @@ class Server:
             "logprobs": 0,
             "speculation": {"drafter": "off"},
         }
-        result = Stream()
+        result = StreamedReply()
         started = time.perf_counter()
         with self.client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
@@ -107,9 +107,9 @@ class Server:
                 result.timings = chunk.get("timings") or result.timings
         return result
 
-    def streams(self, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[list[Stream], float]:
+    def streams(self, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[list[StreamedReply], float]:
         """Several answers at once, and how long all of them took."""
-        results: list[Stream | Exception] = [Stream() for _ in prompts]
+        results: list[StreamedReply | Exception] = [StreamedReply() for _ in prompts]
 
         def ask(index: int) -> None:
             try:
@@ -127,7 +127,7 @@ class Server:
         failures = [result for result in results if isinstance(result, Exception)]
         if failures:
             raise failures[0]
-        return [result for result in results if isinstance(result, Stream)], elapsed
+        return [result for result in results if isinstance(result, StreamedReply)], elapsed
 
 
 def find_errors(lines: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardcompute.bench.report import Result, median_ratio
-from shardcompute.bench.servers import Server, Stream, serving
+from shardcompute.bench.servers import Server, StreamedReply, serving
 
 Say = Callable[[str], None]
 _PARTS = ("compute_s", "stage_queue_s", "codec_s", "wire_s")
@@ -51,7 +51,7 @@ def run_swarm_bench(bench: SwarmBench, say: Say) -> list[Result]:
 
 def _compare(bench: SwarmBench, arms: Sequence[Server], count: int, say: Say) -> list[Result]:
     speeds: dict[str, list[float]] = {arm.name: [] for arm in arms}
-    seen: dict[str, list[Stream]] = {arm.name: [] for arm in arms}
+    seen: dict[str, list[StreamedReply]] = {arm.name: [] for arm in arms}
     for number in range(bench.rounds):
         for arm in arms:
             say(f"{count} streams, {arm.name}: round {number + 1} of {bench.rounds}")
@@ -84,7 +84,7 @@ def _compare(bench: SwarmBench, arms: Sequence[Server], count: int, say: Say) ->
     return results
 
 
-def _part_of_a_step(part: str, streams: Sequence[Stream], count: int) -> Result:
+def _part_of_a_step(part: str, streams: Sequence[StreamedReply], count: int) -> Result:
     """Where the time of a frame's way round the chain went, in the mean over answers."""
     seconds = statistics.mean(stream.timings.get(part, 0.0) for stream in streams)
     return Result(f"step_{part.removesuffix('_s')}", seconds, "s", {"arm": "swarm", "streams": count})

@@ -13,10 +13,10 @@ from shardcompute.control.events import Event, decode_event, encode_event, is_jo
 from shardcompute.control.explain import ModelReport, explain_plan, report_models
 from shardcompute.control.health import needs_rejoin, next_deadline_s, next_health_events
 from shardcompute.control.node_transitions import next_incarnation
-from shardcompute.control.placement.cost_model import Offer, Request
+from shardcompute.control.placement.cost_model import NodeCapacity, Request
 from shardcompute.control.placement.place import Placement, Unplaceable, place, place_chains
 from shardcompute.control.placement.replacement import Replacement, replace_stage
-from shardcompute.control.placement.request import survey
+from shardcompute.control.placement.request import placement_request
 from shardcompute.control.planning import decide, next_actions, next_commands
 from shardcompute.control.policy import HealthPolicy, PlacementPolicy
 from shardcompute.control.sizes import describe_model
@@ -31,7 +31,7 @@ __all__ = [
     "HealthPolicy",
     "Model",
     "ModelReport",
-    "Offer",
+    "NodeCapacity",
     "Placement",
     "PlacementPolicy",
     "Record",
@@ -53,7 +53,7 @@ __all__ = [
     "next_incarnation",
     "place",
     "place_chains",
+    "placement_request",
     "replace_stage",
     "report_models",
-    "survey",
 ]

@@ -15,10 +15,10 @@ from shardcompute.control.events import (
     StandbysChosen,
 )
 from shardcompute.control.health import next_health_events
-from shardcompute.control.placement.cost_model import Offer, Request, weigh
+from shardcompute.control.placement.cost_model import NodeCapacity, Request, score
 from shardcompute.control.placement.place import Placement, Unplaceable, choose_standbys, place, place_chains
 from shardcompute.control.placement.replacement import Replacement, hand_over, move_seconds, replace_stage
-from shardcompute.control.placement.request import survey
+from shardcompute.control.placement.request import placement_request
 from shardcompute.control.sizes import memory_of
 from shardcompute.control.state import Assignment, Chain, ClusterState, is_loaded
 from shardcompute.control.state_updates import claimed_bytes
@@ -84,7 +84,7 @@ def repair(state: ClusterState, chain: Chain, now_s: float) -> Replacement | Unp
     model = state.models[chain.model].model
 
     def attempt(has_draining: bool) -> Replacement | Unplaceable:
-        request = survey(state, model, now_s, chain=chain, has_draining=has_draining)
+        request = placement_request(state, model, now_s, chain=chain, has_draining=has_draining)
         return replace_stage(request, chain.stages, (), _loaded_standbys(state, chain))
 
     without = attempt(has_draining=False)
@@ -113,9 +113,9 @@ def which_chain_is_missing(state: ClusterState, now_s: float) -> Event | None:
 def place_next_chain(state: ClusterState, name: str, count: int, now_s: float) -> Placement | Unplaceable:
     """A placement for the next of `count` chains to come, on machines of its own if that can be."""
     model = state.models[name].model
-    placement = place_chains(survey(state, model, now_s), count)[0]
+    placement = place_chains(placement_request(state, model, now_s), count)[0]
     if isinstance(placement, Unplaceable):
-        shared = place(survey(state, model, now_s, has_shared=True))
+        shared = place(placement_request(state, model, now_s, has_shared=True))
         return shared if isinstance(shared, Placement) else placement
     return placement
 
@@ -137,7 +137,7 @@ def better_shape(state: ClusterState, chain: Chain, now_s: float) -> Replacement
     """The shape a serving chain should move to: off a draining node, or to one that pays for the move."""
     if chain.status != "ready" or _is_waiting(state, chain):
         return None
-    request = survey(state, state.models[chain.model].model, now_s, chain=chain)
+    request = placement_request(state, state.models[chain.model].model, now_s, chain=chain)
     if _is_draining(state, chain):
         return _relief(state, chain, request)
     if not set(chain.nodes) <= {offer.node for offer in request.offers}:
@@ -145,7 +145,7 @@ def better_shape(state: ClusterState, chain: Chain, now_s: float) -> Replacement
     best = place(request)
     if isinstance(best, Unplaceable):
         return None
-    gain = best.score / weigh(request, chain.stages).score - 1
+    gain = best.score / score(request, chain.stages).score - 1
     moved, seconds = move_seconds(request, best.assignments)
     pays = gain >= state.placing.min_gain and gain * state.placing.horizon_s > seconds
     fits = _fit_alongside(state, chain, _not_loaded(state, chain, best.assignments))
@@ -161,7 +161,7 @@ def _relief(state: ClusterState, chain: Chain, request: Request) -> Replacement 
         return None
     if not _fit_alongside(state, chain, _not_loaded(state, chain, best.stages)):
         gentle = hand_over(request, chain.stages, standbys)
-        if gentle and 2 * weigh(request, gentle.stages).score >= weigh(request, best.stages).score:
+        if gentle and 2 * score(request, gentle.stages).score >= score(request, best.stages).score:
             return gentle
     return best
 
@@ -204,7 +204,7 @@ def _wanted_standbys(state: ClusterState, now_s: float) -> dict[str, tuple[Assig
         if target is not None:
             standbys = tuple(stage for stage in target.stages if stage not in chain.stages)
         elif chain.status == "ready" and not _is_waiting(state, chain):
-            request = survey(state, model, now_s, chain=chain)
+            request = placement_request(state, model, now_s, chain=chain)
             standbys = choose_standbys(request, chain.stages, _spares(request, chain, free))
         else:
             standbys = chain.standbys
@@ -215,9 +215,9 @@ def _wanted_standbys(state: ClusterState, now_s: float) -> dict[str, tuple[Assig
     return wanted
 
 
-def _spares(request: Request, chain: Chain, free: dict[str, int]) -> list[Offer]:
+def _spares(request: Request, chain: Chain, free: dict[str, int]) -> list[NodeCapacity]:
     return [
-        Offer(offer.node, free[offer.node], offer.seconds_per_byte, is_standby=offer.is_standby)
+        NodeCapacity(offer.node, free[offer.node], offer.seconds_per_byte, is_standby=offer.is_standby)
         for offer in request.offers
         if offer.node not in chain.nodes
     ]

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
-from shardcompute.control.events import DriverSeated, Event
+from shardcompute.control.events import DriverPlaced, Event
 from shardcompute.control.placement.cost_model import Request, hops_of, stage_s
 from shardcompute.control.placement.place import Placement
-from shardcompute.control.placement.request import survey
+from shardcompute.control.placement.request import placement_request
 from shardcompute.control.policy import PlacementPolicy
 from shardcompute.control.state import Chain, ClusterState, RequestedModel
 from shardcompute.core.units import format_seconds
@@ -25,7 +25,7 @@ _LEAVING = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class DriverPlacement:
     """Where a driver belongs, and why. Times are on the wire; None where a link of the ring was not measured."""
 
     node: str
@@ -57,22 +57,22 @@ def where_a_driver_belongs(state: ClusterState, now_s: float) -> Event | None:
     """A question of `planning`: of chains that serve, whose driver should move."""
     for chain in state.live_chains():
         if chain.status == "ready" and not chain.is_interrupted:
-            seat = seat_of(state, chain, now_s)
+            seat = driver_placement_of(state, chain, now_s)
             if seat.node != chain.seat:
-                return DriverSeated(chain.id, seat.node, seat.reason)
+                return DriverPlaced(chain.id, seat.node, seat.reason)
     return None
 
 
-def seat_of(state: ClusterState, chain: Chain, now_s: float) -> Seat:
+def driver_placement_of(state: ClusterState, chain: Chain, now_s: float) -> DriverPlacement:
     """Where a chain's driver belongs, given where it sits."""
     requested = state.models[chain.model]
     compute_s = _compute_s(state, chain, now_s)
-    return choose_seat(
+    return choose_driver_placement(
         state, chain.nodes, requested, compute_s=compute_s, current=chain.seat, avoided=chain.avoided
     )
 
 
-def choose_seat(
+def choose_driver_placement(
     state: ClusterState,
     nodes: Sequence[str],
     requested: RequestedModel | None,
@@ -80,18 +80,18 @@ def choose_seat(
     compute_s: float = 0.0,
     current: str = HOME,
     avoided: Collection[str] = (),
-) -> Seat:
+) -> DriverPlacement:
     """Where the driver of a chain along these nodes belongs; a token takes `compute_s` besides the wire."""
     home_s = ring_s(state, nodes, state.driver)
     if state.placing.drivers == "here":
-        return Seat(HOME, home_s, home_s, "it was told to stay there")
+        return DriverPlacement(HOME, home_s, home_s, "it was told to stay there")
     if requested is not None and requested.has_draft_model:
-        return Seat(HOME, home_s, home_s, "the draft model is there")
+        return DriverPlacement(HOME, home_s, home_s, "the draft model is there")
     if not _is_tenable(state, current, avoided):
         current = HOME
     here_s = home_s if current == HOME else ring_s(state, nodes, current)
     if home_s is None or here_s is None:
-        return Seat(current, here_s, home_s, "not all links of the ring are measured")
+        return DriverPlacement(current, here_s, home_s, "not all links of the ring are measured")
     if current != HOME and not _pays(state.placing, here_s, home_s, compute_s, _LEAVING):
         current, here_s = HOME, home_s
     rings = _rings(state, nodes, avoided)
@@ -99,9 +99,11 @@ def choose_seat(
     if best != HOME and _pays(state.placing, rings[best], here_s, compute_s):
         current, here_s = best, rings[best]
     if current == HOME:
-        return Seat(HOME, home_s, home_s, f"ring {format_seconds(home_s)}, nowhere else clearly shorter")
+        return DriverPlacement(
+            HOME, home_s, home_s, f"ring {format_seconds(home_s)}, nowhere else clearly shorter"
+        )
     reason = f"ring {format_seconds(here_s)} instead of {format_seconds(home_s)}"
-    return Seat(current, here_s, home_s, reason)
+    return DriverPlacement(current, here_s, home_s, reason)
 
 
 def sits_at(chain: Chain) -> str:
@@ -154,7 +156,7 @@ def _pays(policy: PlacementPolicy, then_s: float, now_s: float, compute_s: float
 def _compute_s(state: ClusterState, chain: Chain, now_s: float) -> float:
     """Of one token, on all stages; 0 where a machine is not to be judged just now."""
     model = state.models[chain.model].model
-    request = survey(state, model, now_s, chain=chain, has_draining=True, has_shared=True)
+    request = placement_request(state, model, now_s, chain=chain, has_draining=True, has_shared=True)
     offers = {offer.node: offer for offer in request.offers}
     if not set(chain.nodes) <= offers.keys():
         return 0.0

@@ -219,7 +219,7 @@ class DriverDetached(Struct, frozen=True, tag=True):
     sessions: int
 
 
-class DriverSeated(Struct, frozen=True, tag=True):
+class DriverPlaced(Struct, frozen=True, tag=True):
     """The chain's driver is to sit on this worker from now on, or ("") with the coordinator."""
 
     chain: str
@@ -227,7 +227,7 @@ class DriverSeated(Struct, frozen=True, tag=True):
     reason: str = ""
 
 
-class SeatAvoided(Struct, frozen=True, tag=True):
+class DriverHostAvoided(Struct, frozen=True, tag=True):
     """This worker could not host the chain's driver, whose sessions would have had this range."""
 
     chain: str
@@ -286,13 +286,13 @@ Event = (
     | ChainFenced
     | ChainBroken
     | ChainRetired
-    | DriverSeated
-    | SeatAvoided
+    | DriverPlaced
+    | DriverHostAvoided
 )
 
 # Suspicion is undone by heartbeats, which are not written down, so neither is suspicion. Drivers are attached anew
 # after a restart, when all chains are connected anew.
-_FLEETING = (NodeSeen, NodeSuspected, ShardProgressed, DriverAttached, DriverDetached, SeatAvoided)
+_FLEETING = (NodeSeen, NodeSuspected, ShardProgressed, DriverAttached, DriverDetached, DriverHostAvoided)
 
 
 def is_journalled(event: Event) -> bool:

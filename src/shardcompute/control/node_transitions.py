@@ -14,7 +14,7 @@ from shardcompute.control.state import (
     COORDINATOR,
     ClusterState,
     LayerTime,
-    Link,
+    MeasuredLink,
     Node,
     NodeStatus,
     hops,
@@ -141,7 +141,7 @@ def _measure_link(state: ClusterState, event: happened.LinkMeasured) -> ClusterS
     if event.a == event.b or event.rtt_s < 0 or event.bytes_per_s <= 0:
         return state
     a, b = sorted((event.a, event.b))
-    link = Link(a, b, event.rtt_s, event.bytes_per_s, event.is_open)
+    link = MeasuredLink(a, b, event.rtt_s, event.bytes_per_s, event.is_open)
     state = replace(state, links={**state.links, a: {**state.links.get(a, {}), b: link}})
     return state if event.is_open else _interrupt_across(state, a, b, f"{a} and {b} cannot reach each other")
 

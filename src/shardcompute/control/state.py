@@ -124,7 +124,7 @@ class Node(Struct, frozen=True, kw_only=True):
         return any((held.chain, held.start, held.stop) == (chain, start, stop) for held in self.shards)
 
 
-class Link(Struct, frozen=True):
+class MeasuredLink(Struct, frozen=True):
     """What was measured between two nodes, `a < b`. A link that is not open cannot carry a chain."""
 
     a: str
@@ -235,13 +235,13 @@ class ClusterState(Struct, frozen=True, kw_only=True):
     health: HealthPolicy = HealthPolicy()
     placing: PlacementPolicy = PlacementPolicy()
     nodes: dict[str, Node] = {}
-    links: dict[str, dict[str, Link]] = {}
+    links: dict[str, dict[str, MeasuredLink]] = {}
     models: dict[str, RequestedModel] = {}
     chains: dict[str, Chain] = {}
     chains_planned: int = 0
     revoked_tokens: tuple[str, ...] = ()
 
-    def link(self, a: str, b: str) -> Link | None:
+    def link(self, a: str, b: str) -> MeasuredLink | None:
         first, second = sorted((a, b))
         return self.links.get(first, {}).get(second)
 

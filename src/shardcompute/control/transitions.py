@@ -138,14 +138,14 @@ def _detach(state: ClusterState, event: happened.DriverDetached) -> ClusterState
     return with_chain(state, replace(chain, drivers=left))
 
 
-def _seat(state: ClusterState, event: happened.DriverSeated) -> ClusterState:
+def _seat(state: ClusterState, event: happened.DriverPlaced) -> ClusterState:
     chain, node = state.chains.get(event.chain), live_node(state, event.node)
     if chain is None or not chain.is_live or (event.node != HOME and (node is None or not node.can_host)):
         return state
     return with_chain(state, replace(chain, seat=event.node))
 
 
-def _avoid(state: ClusterState, event: happened.SeatAvoided) -> ClusterState:
+def _avoid(state: ClusterState, event: happened.DriverHostAvoided) -> ClusterState:
     chain = state.chains.get(event.chain)
     if chain is None or not chain.is_live:
         return state
@@ -206,8 +206,8 @@ _CHANGES: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     happened.ChainReady: _make_ready,
     happened.DriverAttached: _attach,
     happened.DriverDetached: _detach,
-    happened.DriverSeated: _seat,
-    happened.SeatAvoided: _avoid,
+    happened.DriverPlaced: _seat,
+    happened.DriverHostAvoided: _avoid,
     happened.ChainFenced: _fence,
     happened.ChainBroken: _break,
     happened.ChainRetired: _retire,

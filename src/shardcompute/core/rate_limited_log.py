@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 
-class SparingLog:
+class RateLimitedLog:
     """May be used from any thread."""
 
     def __init__(

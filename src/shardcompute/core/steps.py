@@ -14,7 +14,7 @@ from shardcompute.core.generation import Sampling, TokenChoice
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class SessionRows:
     """Rows of one session: its tokens `ids` at positions from `start` on.
 
     Tokens are picked after the last `wanted` rows. Where `targets` are given, one per wanted row, these tokens are
@@ -89,7 +89,7 @@ class Picked:
     is_scored: bool = False
 
 
-def drafted_in(work: Sequence[Work]) -> list[Drafted]:
+def drafted_in(work: Sequence[SessionRows]) -> list[Drafted]:
     """What the first stage has added to these rows."""
     return [
         Drafted(part.session, part.segment.stop - part.drafted, part.ids[-part.drafted :])
@@ -98,5 +98,5 @@ def drafted_in(work: Sequence[Work]) -> list[Drafted]:
     ]
 
 
-def segments_of(work: Sequence[Work]) -> list[Segment]:
+def segments_of(work: Sequence[SessionRows]) -> list[Segment]:
     return [part.segment for part in work]

@@ -42,7 +42,7 @@ def fade_of(memory: float) -> float:
 
 
 @dataclass(slots=True)
-class Tally:
+class FadingTally:
     """Faded counts of tries and of those that went well."""
 
     tried: float = 0.0
@@ -61,8 +61,10 @@ class Tally:
 class _GradeTally:
     """One drafter's drafts of one grade: over all positions, and by position."""
 
-    pooled: Tally = field(default_factory=Tally)
-    buckets: tuple[Tally, ...] = field(default_factory=lambda: tuple(Tally() for _ in range(_BUCKETS)))
+    pooled: FadingTally = field(default_factory=FadingTally)
+    buckets: tuple[FadingTally, ...] = field(
+        default_factory=lambda: tuple(FadingTally() for _ in range(_BUCKETS))
+    )
 
 
 @dataclass(slots=True)
@@ -98,13 +100,13 @@ class Acceptance:
     def __init__(self) -> None:
         self._global: dict[tuple[str, int], _GradeTally] = {}
         self._sessions: dict[int, dict[str, _Leaning]] = {}
-        self._overall: dict[str, Tally] = {}
+        self._overall: dict[str, FadingTally] = {}
 
     def observe(self, session: int, drafter: str, grade: int, drafted: int, accepted: int) -> None:
         """Of `drafted` tokens the first `accepted` held; what came after the first failure says nothing."""
         tally = self._global.setdefault((drafter, grade), _GradeTally())
         leaning = self._sessions.setdefault(session, {}).setdefault(drafter, _Leaning())
-        overall = self._overall.setdefault(drafter, Tally())
+        overall = self._overall.setdefault(drafter, FadingTally())
         for position in range(min(accepted + 1, drafted)):
             held = position < accepted
             leaning.add(held, self._expected(drafter, grade, position))

@@ -46,7 +46,7 @@ _DEPTH_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class DraftPlan:
     """What to do next for a session. `drafter` None: plain decoding. `tokens` and `frames` are at most."""
 
     drafter: str | None
@@ -56,7 +56,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class DraftOffer:
     """A draft that is there: whose, how sure, and of how many tokens."""
 
     drafter: str
@@ -104,7 +104,7 @@ class _Prospectus:
 
 
 @dataclass(slots=True)
-class _Session:
+class _RoutedSession:
     wish: Speculation = field(default_factory=Speculation)
     offers: dict[str, list[float]] = field(default_factory=dict)
     """By drafter, faded counts of drafts of each grade and, last, of none."""
@@ -140,14 +140,14 @@ class Router:
         self._acceptance = Acceptance()
         self._ring = RingTimes()
         self._draft_times = DraftTimes()
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, _RoutedSession] = {}
         self._rounds: dict[str, int] = {}
 
     # What the driver asks
 
-    def choose(self, session: int, wish: Speculation, available: Sequence[str], load: PipeLoad) -> Round:
+    def choose(self, session: int, wish: Speculation, available: Sequence[str], load: PipeLoad) -> DraftPlan:
         """What to do for the session's next frame."""
-        state = self._sessions.setdefault(session, _Session())
+        state = self._sessions.setdefault(session, _RoutedSession())
         state.wish = wish
         chosen = self._choose(session, state, available, load)
         name = chosen.drafter or "plain"
@@ -158,15 +158,15 @@ class Router:
         self,
         session: int,
         wish: Speculation,
-        offers: Sequence[Offer],
+        offers: Sequence[DraftOffer],
         load: PipeLoad,
         others: Sequence[str] = (),
-    ) -> Round | None:
+    ) -> DraftPlan | None:
         """Which of the drafts that are there already to send, and how much of it; None: better plain decoding, or one
         of the `others`, who would have to draft first."""
         if not offers or not self._ring.is_known or wish.tokens == 0:
             return None
-        state = self._sessions.setdefault(session, _Session())
+        state = self._sessions.setdefault(session, _RoutedSession())
         state.wish = wish
         self._plan(session, state, (*(offer.drafter for offer in offers), *others), load)
         costs = self._costs(load)
@@ -182,7 +182,7 @@ class Router:
             rate = net_rate(costs, tokens, prospects(chances)[tokens], plan.frames)
             if rate > most:
                 reason = f"promises {rate / state.plain_rate:.2f} of plain"
-                best, most = Round(offer.drafter, tokens, plan.frames, reason), rate
+                best, most = DraftPlan(offer.drafter, tokens, plan.frames, reason), rate
         if best is not None and best.drafter is not None:
             self._rounds[best.drafter] = self._rounds.get(best.drafter, 0) + 1
         return best
@@ -195,7 +195,7 @@ class Router:
             return wish.tokens or _FIRST_TOKENS
         if not self._ring.is_known:
             return 0
-        state = self._sessions.setdefault(session, _Session())
+        state = self._sessions.setdefault(session, _RoutedSession())
         state.wish = wish
         self._plan(session, state, (drafter,), load)
         plan = state.plan_of(drafter)
@@ -207,7 +207,7 @@ class Router:
 
     def worth(self, session: int, drafter: str, grade: int, count: int, load: PipeLoad) -> int:
         """How many of a draft's `count` tokens to send, now that its grade is known. Asked once for each draft."""
-        state = self._sessions.setdefault(session, _Session())
+        state = self._sessions.setdefault(session, _RoutedSession())
         wish = state.wish
         if wish.tokens is not None and wish.drafter != "auto":
             return min(count, wish.tokens)
@@ -260,7 +260,7 @@ class Router:
     def verified(self, session: int, drafter: str, grade: int, drafted: int, accepted: int) -> None:
         """Of `drafted` tokens that were sent, the first `accepted` held. Not for drafts whose assumption failed."""
         self._acceptance.observe(session, drafter, grade, drafted, accepted)
-        self._sessions.setdefault(session, _Session()).offered(drafter, grade)
+        self._sessions.setdefault(session, _RoutedSession()).offered(drafter, grade)
 
     def missed(self, session: int, drafter: str) -> None:
         """The drafter that was chosen had nothing to offer."""
@@ -269,7 +269,7 @@ class Router:
 
     def had_nothing(self, session: int, drafter: str) -> None:
         """The drafter had nothing to offer when it was asked beforehand."""
-        self._sessions.setdefault(session, _Session()).offered(drafter, GRADES)
+        self._sessions.setdefault(session, _RoutedSession()).offered(drafter, GRADES)
 
     def traversed(self, rows: int, seconds: float, stage_compute_s: Sequence[float]) -> None:
         """A frame of so many rows is back; each stage says how long it computed."""
@@ -281,7 +281,9 @@ class Router:
 
     # How it decides
 
-    def _choose(self, session: int, state: _Session, available: Sequence[str], load: PipeLoad) -> Round:
+    def _choose(
+        self, session: int, state: _RoutedSession, available: Sequence[str], load: PipeLoad
+    ) -> DraftPlan:
         wish = state.wish
         if wish.drafter == "off" or wish.tokens == 0:
             return _plain("not wanted")
@@ -289,37 +291,39 @@ class Router:
         if not names:
             return _plain("no drafter" if wish.drafter == "auto" else f"no {wish.drafter} drafter here")
         if wish.drafter != "auto" and wish.tokens is not None and wish.frames is not None:
-            return Round(names[0], wish.tokens, wish.frames, "as asked")
+            return DraftPlan(names[0], wish.tokens, wish.frames, "as asked")
         if not self._ring.is_known:
             if wish.drafter == "auto":
                 return _plain("nothing measured yet")
-            return Round(names[0], wish.tokens or _FIRST_TOKENS, wish.frames or 1, "nothing measured yet")
+            return DraftPlan(names[0], wish.tokens or _FIRST_TOKENS, wish.frames or 1, "nothing measured yet")
         self._plan(session, state, names, load)
         plans = [plan for plan in state.plans if plan.drafter in names]
         best = max(plans, key=lambda plan: plan.rate)
         if wish.drafter != "auto":
-            return Round(best.drafter, max(best.tokens, 1), best.frames, "the drafter that was asked for")
+            return DraftPlan(best.drafter, max(best.tokens, 1), best.frames, "the drafter that was asked for")
         return self._choose_freely(state, plans, best)
 
-    def _choose_freely(self, state: _Session, plans: Sequence[_Prospectus], best: _Prospectus) -> Round:
+    def _choose_freely(
+        self, state: _RoutedSession, plans: Sequence[_Prospectus], best: _Prospectus
+    ) -> DraftPlan:
         gain = best.rate / state.plain_rate if state.plain_rate > 0.0 else 1.0
         if best.tokens and gain >= _MARGIN:
-            return Round(best.drafter, best.tokens, best.frames, f"promises {gain:.2f} of plain")
+            return DraftPlan(best.drafter, best.tokens, best.frames, f"promises {gain:.2f} of plain")
         if not any(plan.can_pay for plan in plans):
             return _plain("others need the time")
         free = next((plan for plan in plans if plan.is_free and plan.can_pay), None)
         if free is not None:
             # Drafting costs nothing, and a rare good draft may be worth sending.
             tokens = max(_PROBE_TOKENS, *free.worth) if state.wish.tokens is None else state.wish.tokens
-            return Round(free.drafter, tokens, 1, "only if the draft is good")
+            return DraftPlan(free.drafter, tokens, 1, "only if the draft is good")
         for plan in plans:
             if plan.can_pay and state.is_due(plan.drafter, GRADES):
-                return Round(
+                return DraftPlan(
                     plan.drafter, state.wish.tokens or _PROBE_TOKENS, 1, "to see whether it pays by now"
                 )
         return _plain(f"promises only {gain:.2f} of plain")
 
-    def _plan(self, session: int, state: _Session, names: tuple[str, ...], load: PipeLoad) -> None:
+    def _plan(self, session: int, state: _RoutedSession, names: tuple[str, ...], load: PipeLoad) -> None:
         """Work out what each drafter promises, unless that was done a few rounds ago for the same situation."""
         situation = (state.wish, load.sessions, load.stages)
         planned = {plan.drafter for plan in state.plans}
@@ -347,7 +351,7 @@ class Router:
             fixed_s, row_s, stage_fixed_s, stage_row_s, 0.0, sessions, circulating, load.frames_in_flight
         )
 
-    def _survey(self, session: int, state: _Session, drafter: str, costs: RoundCosts) -> _Prospectus:
+    def _survey(self, session: int, state: _RoutedSession, drafter: str, costs: RoundCosts) -> _Prospectus:
         wish = state.wish
         lengths = _TOKENS if wish.tokens is None else (wish.tokens,)
         is_free = costs.draft_s < _FREE_DRAFT_S
@@ -383,8 +387,8 @@ class Router:
             self._rounds["plain"] = self._rounds.get("plain", 0) + 1
 
 
-def _plain(reason: str) -> Round:
-    return Round(None, 0, 1, reason)
+def _plain(reason: str) -> DraftPlan:
+    return DraftPlan(None, 0, 1, reason)
 
 
 def _frame_counts(wish: Speculation, promised: Prospect) -> Sequence[int]:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenTokens:
     """Tokens that the model reads."""
 
     ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ChosenTokens:
     """Tokens that the model chooses, up to a limit or to one of `stops`, which is kept only where nothing follows."""
 
     limit: int
@@ -26,7 +26,7 @@ class Said:
     top_p: float = 1.0
 
 
-Script = Sequence[Given | Said]
+Script = Sequence[GivenTokens | ChosenTokens]
 
 
 @dataclass(frozen=True, slots=True)

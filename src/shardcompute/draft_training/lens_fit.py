@@ -63,12 +63,12 @@ def fit_lenses(
             open_shard(checkpoint, stage=stage, backend=backend, form=form, options=options)
             for stage in stages
         ]
-        return _Fit(executors, cuts, checkpoint.spec.hidden, checkpoint.tokenizer()).run(tokens, text)
+        return _LensFit(executors, cuts, checkpoint.spec.hidden, checkpoint.tokenizer()).run(tokens, text)
     finally:
         progress.finish()
 
 
-class _Fit:
+class _LensFit:
     """A model in stages that talks to itself, and the sums behind each stage but the last."""
 
     def __init__(

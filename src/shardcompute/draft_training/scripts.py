@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from random import Random
 
 from shardcompute.core.errors import UsageError
-from shardcompute.draft_training.dialogue import Given, Said, Script
+from shardcompute.draft_training.dialogue import ChosenTokens, GivenTokens, Script
 from shardcompute.draft_training.questions import FOLLOW_UPS, ask, fill
 from shardcompute.models.tokenizer import Tokenizer
 
@@ -39,15 +39,15 @@ class _Writer:
         self._frame = _find_frame(tokenizer)
 
     def asked(self) -> Script:
-        return (Given(self._prompt(ask(self._random))), self._answer())
+        return (GivenTokens(self._prompt(ask(self._random))), self._answer())
 
     def invented(self) -> Script:
         if self._frame is None:
             return self.asked()
         before, behind = self._frame
         stops = self._tokenizer.eos_ids | {behind[0]}
-        question = Said(_QUESTION_TOKENS, frozenset(stops), temperature=1.0, top_p=0.95)
-        return (Given(before), question, Given(behind), self._answer())
+        question = ChosenTokens(_QUESTION_TOKENS, frozenset(stops), temperature=1.0, top_p=0.95)
+        return (GivenTokens(before), question, GivenTokens(behind), self._answer())
 
     def followed(self) -> Script:
         """A question, an answer, and a second question."""
@@ -59,8 +59,8 @@ class _Writer:
         if parts is None:
             return self.asked()
         answer = self._answer()
-        first = Said(_FIRST_ANSWER_TOKENS, answer.stops, answer.temperature)
-        return (Given(self._prompt(question)), first, Given(parts[1]), answer)
+        first = ChosenTokens(_FIRST_ANSWER_TOKENS, answer.stops, answer.temperature)
+        return (GivenTokens(self._prompt(question)), first, GivenTokens(parts[1]), answer)
 
     def _prompt(self, question: str) -> tuple[int, ...]:
         if self._tokenizer.has_chat_template:
@@ -69,9 +69,9 @@ class _Writer:
             ids = self._tokenizer.encode(question)
         return tuple(ids[-self._longest :])
 
-    def _answer(self) -> Said:
+    def _answer(self) -> ChosenTokens:
         limit = self._random.randint(*_ANSWER_TOKENS)
-        return Said(limit, self._tokenizer.eos_ids, self._random.choice(_TEMPERATURES))
+        return ChosenTokens(limit, self._tokenizer.eos_ids, self._random.choice(_TEMPERATURES))
 
 
 def _find_frame(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

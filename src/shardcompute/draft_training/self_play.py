@@ -13,7 +13,7 @@ import torch
 
 from shardcompute.backends.torch.executor import TorchExecutor
 from shardcompute.core.batch import Segment
-from shardcompute.draft_training.dialogue import Conversation, Said, Script
+from shardcompute.draft_training.dialogue import ChosenTokens, Conversation, Script
 
 _LOOP_TOKENS = 32
 _LONGEST_LOOP = 64
@@ -22,7 +22,7 @@ _LEAST_NOISE = 1e-20
 
 
 @dataclass(slots=True)
-class _Session:
+class _SelfPlaySession:
     number: int
     script: Script
     context_length: int
@@ -37,9 +37,9 @@ class _Session:
         self._read_on()
 
     @property
-    def speech(self) -> Said:
+    def speech(self) -> ChosenTokens:
         turn = self.script[self._turn]
-        assert isinstance(turn, Said)
+        assert isinstance(turn, ChosenTokens)
         return turn
 
     @property
@@ -65,7 +65,7 @@ class _Session:
         """Take what is given up to the next speech."""
         while self._turn < len(self.script):
             turn = self.script[self._turn]
-            if isinstance(turn, Said):
+            if isinstance(turn, ChosenTokens):
                 self._said, self._greedy_from = 0, None if turn.temperature else len(self.ids)
                 break
             self.ids.extend(turn.ids)
@@ -77,7 +77,7 @@ class _Session:
 class _Half:
     """Sessions that are computed together, and what they are about to say."""
 
-    sessions: list[_Session]
+    sessions: list[_SelfPlaySession]
     speakers: list[int] = field(default_factory=list)
     words: torch.Tensor | None = None
     event: torch.cuda.Event | None = None
@@ -135,10 +135,10 @@ class Talk:
             half.sessions.clear()
         return found
 
-    def _open(self) -> _Session:
+    def _open(self) -> _SelfPlaySession:
         while True:
             self._opened += 1
-            session = _Session(self._opened, next(self._scripts), self._context_length)
+            session = _SelfPlaySession(self._opened, next(self._scripts), self._context_length)
             if not session.is_over:
                 return session
 
@@ -181,7 +181,7 @@ class Talk:
         half.event = torch.cuda.Event()
         half.event.record()
 
-    def _choose(self, logits: torch.Tensor, speeches: Sequence[Said]) -> torch.Tensor:
+    def _choose(self, logits: torch.Tensor, speeches: Sequence[ChosenTokens]) -> torch.Tensor:
         """A token for every row: the likeliest, or one by chance where there is a temperature."""
         chosen = logits.argmax(-1)
         for is_nucleus in (False, True):

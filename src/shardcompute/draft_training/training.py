@@ -55,7 +55,7 @@ class TrainingPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ResidualBlock:
     norm: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
@@ -80,7 +80,9 @@ class Examination:
 class AheadNet:
     """The weights, as float32 on the device."""
 
-    def __init__(self, join: torch.Tensor, blocks: Sequence[Block], norm: torch.Tensor, eps: float) -> None:
+    def __init__(
+        self, join: torch.Tensor, blocks: Sequence[ResidualBlock], norm: torch.Tensor, eps: float
+    ) -> None:
         self.join = join
         self.blocks = tuple(blocks)
         self.norm = norm
@@ -115,7 +117,7 @@ def new_net(lessons: Lessons, eps: float, *, blocks: int, width: int, random: to
     return AheadNet(
         draw(hidden, 2 * hidden),
         [
-            Block(ones.clone().requires_grad_(), draw(2 * width, hidden), draw(hidden, width, 0.1))
+            ResidualBlock(ones.clone().requires_grad_(), draw(2 * width, hidden), draw(hidden, width, 0.1))
             for _ in range(blocks)
         ],
         sample.square().mean(0).sqrt().requires_grad_(),
@@ -137,7 +139,7 @@ def load_net(
 
     return AheadNet(
         load(join),
-        [Block(load(n), load(gate_up), load(down)) for n, gate_up, down in blocks],
+        [ResidualBlock(load(n), load(gate_up), load(down)) for n, gate_up, down in blocks],
         load(norm),
         eps,
     )

@@ -24,7 +24,7 @@ class Vocabulary:
     eos_ids: frozenset[int]
 
 
-class _Packed(msgspec.Struct, array_like=True):
+class _PackedVocabulary(msgspec.Struct, array_like=True):
     lengths: list[int]
     content: bytes
     special_ids: list[int]
@@ -33,7 +33,7 @@ class _Packed(msgspec.Struct, array_like=True):
 
 def encode_vocabulary(vocabulary: Vocabulary) -> bytes:
     """The same bytes for the same vocabulary."""
-    packed = _Packed(
+    packed = _PackedVocabulary(
         [len(token) for token in vocabulary.tokens],
         b"".join(vocabulary.tokens),
         sorted(vocabulary.special_ids),
@@ -49,7 +49,7 @@ def decode_vocabulary(encoded: bytes | memoryview) -> Vocabulary:
         text = unpacker.decompress(encoded, _MAX_PACKED_BYTES)
         if not unpacker.eof:
             raise _malformed("it is cut short or far too long")
-        packed = msgspec.msgpack.decode(text, type=_Packed)
+        packed = msgspec.msgpack.decode(text, type=_PackedVocabulary)
     except (zlib.error, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise _malformed(str(error)) from error
     count = len(packed.lengths)

@@ -27,8 +27,8 @@ from shardcompute.node.coordinator.coordinator import Coordinator
 from shardcompute.node.coordinator.driver_ports import Brief
 from shardcompute.node.coordinator.journal import Journal
 from shardcompute.node.coordinator.model_sizes import describe_card
-from shardcompute.node.driver.hosted_client import FarDrivers
-from shardcompute.node.driver.pool import PATIENCE_S, Swarm, SwarmModel
+from shardcompute.node.driver.hosted_client import HostedDrivers
+from shardcompute.node.driver.pool import PATIENCE_S, DriverPool, PoolModel
 from shardcompute.node.enrolment.joining import Admission, Application, JoinDesk
 from shardcompute.node.rpc.commands import OfferedModel
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
@@ -49,7 +49,7 @@ from shardcompute.security import (
 )
 from shardcompute.security.token_book import TokenSummary
 from shardcompute.weights.checkpoint import Checkpoint
-from shardcompute.weights.served import ServedModel, attachments_of, prepare_served
+from shardcompute.weights.served import ServedWeights, attachments_of, prepare_served
 from shardcompute.weights.sources.progress import Progress
 from shardcompute.weights.tokenizer_pack import TOKENIZER, pack_tokenizer
 from shardcompute.wire import Link, Transport
@@ -116,7 +116,7 @@ class Cluster:
         self._revocations = self._read_book("revocations", Revocations)
         orders = msgspec.json.decode(self._journal.read_note("models") or b"[]", type=list[ServedOrder])
         self._orders = {order.name: order for order in orders}
-        self._served: dict[str, ServedModel] = {}
+        self._served: dict[str, ServedWeights] = {}
         self._weights = WeightsServer(self._served)
         self._checkpoints: dict[str, Checkpoint] = {}
         self._drafters: dict[str, Sequence[Drafter]] = {}
@@ -136,12 +136,12 @@ class Cluster:
         on_error.callback(self._endpoint.close)
         self._endpoint.revocations = self._revocations
         self.node = self._endpoint.node
-        self.swarm = Swarm(
+        self.swarm = DriverPool(
             lambda url: self._endpoint.dial(url, "driver"),
             self._endpoint.url,
             self._driver_lost_link,
             patience_s=options.patience_s,
-            far=FarDrivers(
+            far=HostedDrivers(
                 lambda url: self._endpoint.dial(url, "generations"),
                 lambda chain, node: self.coordinator.lost_host(chain, node),
             ),
@@ -204,7 +204,7 @@ class Cluster:
         self._checkpoints[checkpoint.name] = checkpoint
         context = min(options.context_length, checkpoint.spec.context_length)
         self.swarm.add_model(
-            SwarmModel(
+            PoolModel(
                 checkpoint.name,
                 tokenizer,
                 checkpoint.spec.vocab_size,

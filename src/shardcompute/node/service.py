@@ -52,7 +52,7 @@ class KvUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ServiceLoad:
     """How busy a service is, and what has gone over its links."""
 
     running: int
@@ -112,7 +112,7 @@ class Service(Protocol):
 
     def is_ready(self) -> bool: ...
 
-    def load(self) -> Load: ...
+    def load(self) -> ServiceLoad: ...
 
     def generate(self, model: str, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Deltas until one has a `finish`. Closing the iterator cancels the generation and frees its memory.

@@ -18,7 +18,7 @@ from shardcompute.backends.executor import Executor
 from shardcompute.backends.matrix import Array, Float32
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import ShardComputeError
-from shardcompute.core.steps import Opening, Work
+from shardcompute.core.steps import Opening, SessionRows
 from shardcompute.decoding.drafting import likelihood_of
 from shardcompute.models.vocabulary import Vocabulary
 from shardcompute.runtime.lens import Lens
@@ -40,7 +40,7 @@ class DraftLimits:
 
 
 @dataclass(slots=True)
-class _Growth:
+class _SelfGrowth:
     """The drafts of one session in one step; `token` is the last one computed, at `position`, and `hidden` its row."""
 
     session: int
@@ -78,7 +78,7 @@ class SelfDrafter:
         self._lens = lens
         self._tail = Tail(vocabulary)
 
-    def follow(self, work: Sequence[Work], openings: Iterable[Opening]) -> None:
+    def follow(self, work: Sequence[SessionRows], openings: Iterable[Opening]) -> None:
         """Rows that the stage has computed: their sessions' tokens are remembered, for penalties."""
         for opening in openings:
             self._open(opening)
@@ -88,7 +88,9 @@ class SelfDrafter:
             elif self._tail.has(part.session):
                 self._tail.follow(part)
 
-    def extend(self, work: Sequence[Work], rows: Array, compute: Compute) -> tuple[Sequence[Work], Array]:
+    def extend(
+        self, work: Sequence[SessionRows], rows: Array, compute: Compute
+    ) -> tuple[Sequence[SessionRows], Array]:
         """Followed work with the drafts that it asks for, and its activations with theirs. `rows` may be the
         executor's own, which `compute` overwrites."""
         if not any(part.drafts for part in work):
@@ -96,7 +98,7 @@ class SelfDrafter:
         kept = np.array(rows, dtype=np.float32)
         grown = self._begin(work, kept)
         self._grow(list(grown.values()), work, compute)
-        longer: list[Work] = []
+        longer: list[SessionRows] = []
         pieces: list[Float32] = []
         first = 0
         for part in work:
@@ -105,7 +107,7 @@ class SelfDrafter:
             ids = tuple(grown[part.session].ids) if part.session in grown else ()
             if ids:
                 pieces += [row[None] for row in grown[part.session].rows]
-                self._tail.follow(Work(part.session, part.segment.stop, ids))
+                self._tail.follow(SessionRows(part.session, part.segment.stop, ids))
             longer.append(
                 replace(part, ids=part.ids + ids, wanted=part.wanted + len(ids), drafts=0, drafted=len(ids))
             )
@@ -125,19 +127,19 @@ class SelfDrafter:
     def close(self) -> None:
         self._head.close()
 
-    def _begin(self, work: Sequence[Work], rows: Float32) -> dict[int, _Growth]:
+    def _begin(self, work: Sequence[SessionRows], rows: Float32) -> dict[int, _SelfGrowth]:
         """The sessions to draft for, each from its last row. Where nothing is picked there is nothing to guess."""
-        begun: dict[int, _Growth] = {}
+        begun: dict[int, _SelfGrowth] = {}
         end = 0
         for part in work:
             end += len(part.ids)
             stop = part.segment.stop
             most = min(part.drafts, self._limits.most, self._limits.context_length - stop)
             if most > 0 and part.wanted and not part.targets and self._tail.has(part.session):
-                begun[part.session] = _Growth(part.session, stop - 1, part.ids[-1], rows[end - 1], most)
+                begun[part.session] = _SelfGrowth(part.session, stop - 1, part.ids[-1], rows[end - 1], most)
         return begun
 
-    def _grow(self, growing: list[_Growth], work: Sequence[Work], compute: Compute) -> None:
+    def _grow(self, growing: list[_SelfGrowth], work: Sequence[SessionRows], compute: Compute) -> None:
         limits = self._limits
         rows = sum(len(part.ids) for part in work)
         wanted = sum(part.wanted for part in work)
@@ -157,13 +159,13 @@ class SelfDrafter:
             # Full memory, say: what was drafted so far goes on, and the step is as good as without drafts.
             return
 
-    def _guess(self, growing: Sequence[_Growth]) -> list[tuple[_Growth, int]]:
+    def _guess(self, growing: Sequence[_SelfGrowth]) -> list[tuple[_SelfGrowth, int]]:
         """The token after each session's last row, where the drafter has faith enough in it."""
         hidden = np.stack([growth.hidden for growth in growing])
         if self._lens is not None:
             hidden = self._lens.apply(hidden)
         logits = self._head.step([Segment(row, 0, 1, 1) for row in range(len(growing))], hidden)
-        last = [Work(growth.session, growth.position, (growth.token,), 1) for growth in growing]
+        last = [SessionRows(growth.session, growth.position, (growth.token,), 1) for growth in growing]
         tokens = [picked.choice.id for picked in self._tail.pick(last, logits)]
         return [
             (growth, token)

@@ -16,7 +16,7 @@ from shardcompute.backends.executor import Executor
 from shardcompute.backends.matrix import Array, Float32, Matrix, rows_of
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import ShardComputeError
-from shardcompute.core.steps import Foreseen, Picked, Work
+from shardcompute.core.steps import Foreseen, Picked, SessionRows
 from shardcompute.decoding.drafting import grade_of, likelihood_of
 from shardcompute.runtime.tail import Tail
 
@@ -39,7 +39,7 @@ class AheadLimits:
 class _Growth:
     """The guesses of one session: `token` stands at `position`, and `state` is that of the row before it."""
 
-    part: Work
+    part: SessionRows
     position: int
     token: int
     state: Float32
@@ -75,7 +75,7 @@ class AheadDrafter:
         self._vocab_size = vocab_size
 
     def foresee(
-        self, work: Sequence[Work], picked: Sequence[Picked], states: Array, tail: Tail
+        self, work: Sequence[SessionRows], picked: Sequence[Picked], states: Array, tail: Tail
     ) -> list[Foreseen]:
         """Guesses for the work that asks for some. `picked` and `states` are one for each wanted row, as `tail` gave
         them; it is asked to pick guesses too, and then knows what it knew before."""
@@ -91,7 +91,7 @@ class AheadDrafter:
     def close(self) -> None:
         self._network.close()
 
-    def _begin(self, work: Sequence[Work], picked: Sequence[Picked], states: Array) -> list[_Growth]:
+    def _begin(self, work: Sequence[SessionRows], picked: Sequence[Picked], states: Array) -> list[_Growth]:
         begun: list[_Growth] = []
         row = 0
         for part in work:
@@ -140,7 +140,7 @@ class AheadDrafter:
         spread = np.full((1, self._vocab_size), -np.inf, dtype=np.float32)
         spread[0, self._ids] = logits
         try:
-            work = Work(growth.part.session, growth.position, (growth.token,), 1)
+            work = SessionRows(growth.part.session, growth.position, (growth.token,), 1)
             return tail.pick([work], spread)[0].choice.id
         except ShardComputeError:
             return None
@@ -150,7 +150,7 @@ class AheadDrafter:
         return 0.0 if place is None else likelihood_of(place, logits)
 
 
-def _accepted(part: Work, picked: Sequence[Picked]) -> int:
+def _accepted(part: SessionRows, picked: Sequence[Picked]) -> int:
     """How many of the drafts among the part's rows are what was picked in their place."""
     drafts = part.ids[len(part.ids) - part.wanted + 1 :]
     accepted = 0

@@ -14,7 +14,7 @@ import numpy as np
 from shardcompute.backends.executor import Executor, KvUsage
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import UsageError
-from shardcompute.core.steps import Foreseen, Opening, Picked, Work, segments_of
+from shardcompute.core.steps import Foreseen, Opening, Picked, SessionRows, segments_of
 from shardcompute.models.vocabulary import Vocabulary
 from shardcompute.runtime.drafting import SelfDrafter
 from shardcompute.runtime.head_drafter import AheadDrafter
@@ -46,7 +46,7 @@ class StageRuntime:
         self._tail = Tail(vocabulary) if is_last else None
 
     def step(
-        self, work: Sequence[Work], openings: Iterable[Opening], activations: Array | None
+        self, work: Sequence[SessionRows], openings: Iterable[Opening], activations: Array | None
     ) -> Array | list[Picked]:
         """Activations for the next stage or, from the last one, the picked tokens."""
         if not self._is_first and any(part.drafts for part in work):
@@ -72,7 +72,7 @@ class StageRuntime:
         self._tail.open(openings)
         return self._tail.pick(work, out, self._executor.hidden_rows() if keeps_hidden else None)
 
-    def foresee(self, work: Sequence[Work], picked: Sequence[Picked]) -> list[Foreseen]:
+    def foresee(self, work: Sequence[SessionRows], picked: Sequence[Picked]) -> list[Foreseen]:
         """Guesses of what follows the tokens that `step` has just picked, where they are asked for and can be made."""
         if self._ahead is None or self._tail is None or not self._guesses(work):
             return []
@@ -86,10 +86,10 @@ class StageRuntime:
         if former is not None:
             former.close()
 
-    def _guesses(self, work: Sequence[Work]) -> bool:
+    def _guesses(self, work: Sequence[SessionRows]) -> bool:
         return self._ahead is not None and any(part.ahead for part in work)
 
-    def draft(self, work: Sequence[Work], rows: Array) -> tuple[Sequence[Work], Array]:
+    def draft(self, work: Sequence[SessionRows], rows: Array) -> tuple[Sequence[SessionRows], Array]:
         """What `step` has just made of `work`, with the drafts that it asks for where this stage can draft."""
         if self._drafter is None:
             return [replace(part, drafts=0) if part.drafts else part for part in work], rows

@@ -12,7 +12,7 @@ from dataclasses import replace
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import CapacityError, UsageError
 from shardcompute.core.generation import Sampling
-from shardcompute.core.steps import Opening, Picked, Prefix, Work
+from shardcompute.core.steps import Opening, Picked, Prefix, SessionRows
 from shardcompute.decoding import (
     GrammarState,
     Sampler,
@@ -24,7 +24,7 @@ from shardcompute.decoding import (
 from shardcompute.models.vocabulary import Vocabulary
 
 
-class _Session:
+class _TailSession:
     """One session's sampler and the tokens it has seen."""
 
     def __init__(self, opening: Opening, grammar: GrammarState | None) -> None:
@@ -36,7 +36,7 @@ class _Session:
         self.tokens: list[int] = []
         self._history: TokenHistory | None = None
 
-    def take(self, work: Work) -> None:
+    def take(self, work: SessionRows) -> None:
         """Truncate at the first row's position and remember these tokens."""
         if work.start > len(self.tokens):
             raise UsageError(
@@ -74,13 +74,13 @@ class Tail:
     """Picks tokens for all sessions of a chain. `vocabulary` is asked for when a session has a grammar."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary] | None = None) -> None:
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, _TailSession] = {}
         self._vocabulary = vocabulary
 
     def open(self, openings: Iterable[Opening]) -> None:
         """Sessions that are new here, or start again."""
         for opening in openings:
-            session = _Session(opening, self._start_grammar(opening.sampling))
+            session = _TailSession(opening, self._start_grammar(opening.sampling))
             if opening.prefix is not None:
                 session.tokens = self._begin(opening.prefix)
             self._sessions[opening.session] = session
@@ -105,17 +105,17 @@ class Tail:
         known = self._sessions.get(session)
         return 0 if known is None else len(known.tokens)
 
-    def follow(self, part: Work) -> None:
+    def follow(self, part: SessionRows) -> None:
         """Remember these tokens and pick none."""
         self._session(part.session).take(part)
 
-    def wants_hidden(self, work: Sequence[Work], openings: Iterable[Opening]) -> bool:
+    def wants_hidden(self, work: Sequence[SessionRows], openings: Iterable[Opening]) -> bool:
         """Whether a session of this step, open already or opened with it, wants its hidden states."""
         wanting = {opening.session for opening in openings if opening.sampling.wants_hidden}
         wanting |= {session for session, known in self._sessions.items() if known.sampling.wants_hidden}
         return any(part.session in wanting and part.wanted for part in work)
 
-    def pick(self, work: Sequence[Work], logits: Array, hidden: Array | None = None) -> list[Picked]:
+    def pick(self, work: Sequence[SessionRows], logits: Array, hidden: Array | None = None) -> list[Picked]:
         """One token per wanted row, in the order of the rows; with its row of `hidden` where that is wanted."""
         picked: list[Picked] = []
         row = 0
@@ -142,14 +142,14 @@ class Tail:
             )
         return compiler_of(self._vocabulary()).start(sampling.grammar)
 
-    def _session(self, session: int) -> _Session:
+    def _session(self, session: int) -> _TailSession:
         known = self._sessions.get(session)
         if known is None:
             raise UsageError(f"session {session} was never opened on this chain")
         return known
 
 
-def _pick_one(session: _Session, part: Work, position: int, index: int, logits: Array) -> Picked:
+def _pick_one(session: _TailSession, part: SessionRows, position: int, index: int, logits: Array) -> Picked:
     if part.targets:
         choice = score_token(logits, part.targets[index], session.prompt_logprobs, position)
         return Picked(part.session, position, choice, is_scored=True)

@@ -61,7 +61,7 @@ class JoinToken:
     def encode(self) -> str:
         """The string for pasting. It is a secret: whoever has it can join."""
         payload = msgspec.msgpack.encode(
-            _Packed(
+            _PackedToken(
                 version=_VERSION,
                 token_id=bytes.fromhex(self.token_id),
                 secret=self.secret,
@@ -74,7 +74,7 @@ class JoinToken:
         return _PREFIX + base64.urlsafe_b64encode(content).decode().rstrip("=")
 
 
-class _Packed(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+class _PackedToken(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
     version: int
     token_id: Annotated[bytes, msgspec.Meta(min_length=TOKEN_ID_BYTES, max_length=TOKEN_ID_BYTES)]
     secret: Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
@@ -90,7 +90,7 @@ def parse_token(text: str) -> JoinToken:
     pasted = "".join(text.split())
     payload = _payload(pasted)
     try:
-        packed = msgspec.msgpack.decode(payload, type=_Packed)
+        packed = msgspec.msgpack.decode(payload, type=_PackedToken)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError("The join token has unknown content", hint=_COPY_HINT) from error
     if packed.version != _VERSION:

@@ -18,7 +18,7 @@ from pathlib import Path
 from shardcompute.core.closing import Closing
 from shardcompute.sim.conditions import Change, Conditions, apply_change, initial_conditions
 from shardcompute.sim.network import Emulator
-from shardcompute.sim.shape_file import Shape, write_shape
+from shardcompute.sim.shape_file import NetworkShape, write_shape
 from shardcompute.sim.topology import Topology
 
 _HOST = "127.0.0.1"
@@ -78,4 +78,4 @@ class LoopbackNetwork(Closing):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _write(self) -> None:
-        write_shape(self._file, Shape(self._conditions, dict(self._addresses)))
+        write_shape(self._file, NetworkShape(self._conditions, dict(self._addresses)))

@@ -24,7 +24,7 @@ from shardcompute.core.errors import BackendError
 from shardcompute.sim.conditions import Change, Conditions, apply_change, initial_conditions, to_json
 from shardcompute.sim.leftovers import namespace_name, remove_leftovers, remove_namespace
 from shardcompute.sim.network import Emulator
-from shardcompute.sim.switch import Reply, Setup, mac_of
+from shardcompute.sim.switch import Setup, SwitchReply, mac_of
 from shardcompute.sim.taps import inside_namespace
 from shardcompute.sim.topology import Topology
 
@@ -129,7 +129,7 @@ class NamespaceNetwork(Closing):
             switch.stdin.write(line + b"\n")
             switch.stdin.flush()
             answer = _read_line(switch.stdout.fileno())
-            reply = msgspec.json.decode(answer, type=Reply)
+            reply = msgspec.json.decode(answer, type=SwitchReply)
         except (OSError, msgspec.DecodeError) as error:
             raise BackendError(
                 f"the switch of the emulated network does not answer: {error}",

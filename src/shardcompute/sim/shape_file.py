@@ -16,14 +16,14 @@ from shardcompute.sim.conditions import Conditions
 _LOOK_S = 0.05
 
 
-class Shape(Struct, frozen=True):
+class NetworkShape(Struct, frozen=True):
     """The conditions, and which machine listens at which `host:port`."""
 
     conditions: Conditions
     addresses: dict[str, str]
 
 
-def write_shape(path: Path, shape: Shape) -> None:
+def write_shape(path: Path, shape: NetworkShape) -> None:
     """Whole or not at all: readers never see half a file."""
     fresh = path.with_suffix(".new")
     fresh.write_bytes(msgspec.json.encode(shape))
@@ -48,7 +48,7 @@ class ShapeReader:
         self._looked_s = 0.0
         self._shape = self._read()
 
-    def shape(self) -> Shape:
+    def shape(self) -> NetworkShape:
         with self._lock:
             now_s = time.monotonic()
             if now_s - self._looked_s >= _LOOK_S:
@@ -57,10 +57,10 @@ class ShapeReader:
                     self._shape = self._read()
             return self._shape
 
-    def _read(self) -> Shape:
+    def _read(self) -> NetworkShape:
         try:
             self._stamp = self._stamp_of_file()
-            return msgspec.json.decode(self._path.read_bytes(), type=Shape)
+            return msgspec.json.decode(self._path.read_bytes(), type=NetworkShape)
         except (OSError, msgspec.DecodeError) as error:
             raise SourceError(
                 f"the network's conditions cannot be read from {self._path}: {error}",

@@ -22,7 +22,7 @@ from shardcompute.core.closing import Closing
 from shardcompute.core.errors import LinkClosedError, LinkError
 from shardcompute.sim.conditions import Path
 from shardcompute.sim.lines import Line
-from shardcompute.sim.shape_file import Shape
+from shardcompute.sim.shape_file import NetworkShape
 from shardcompute.wire import Admit, Hello, Link, LinkOptions, Listener, Message, Transport, WireLimits
 from shardcompute.wire.framing import Body, pack_frame
 from shardcompute.wire.links import DEFAULT_OPTIONS
@@ -39,7 +39,7 @@ _NO_WAY = Path(0.0)
 
 
 class Weather(Protocol):
-    def shape(self) -> Shape:
+    def shape(self) -> NetworkShape:
         """The conditions now."""
 
 

@@ -35,7 +35,7 @@ class Setup(Struct, frozen=True):
     conditions: Conditions
 
 
-class Reply(Struct, frozen=True):
+class SwitchReply(Struct, frozen=True):
     is_ready: bool
     problem: str = ""
 
@@ -87,11 +87,11 @@ class Switch:
         *lines, self._unread = (self._unread + read).split(b"\n")
         for line in lines:
             self._forwarding.reconfigure(from_json(line), time.monotonic())
-            _reply(Reply(is_ready=True))
+            _reply(SwitchReply(is_ready=True))
         return bool(read)
 
 
-def _reply(reply: Reply) -> None:
+def _reply(reply: SwitchReply) -> None:
     os.write(sys.stdout.fileno(), msgspec.json.encode(reply) + b"\n")
 
 
@@ -113,13 +113,13 @@ def main() -> None:
         try:
             taps = [open_tap(namespace, setup.device) for namespace in setup.namespaces]
         except OSError as error:
-            _reply(Reply(is_ready=False, problem=f"{error.strerror or error}"))
+            _reply(SwitchReply(is_ready=False, problem=f"{error.strerror or error}"))
             return
         with contextlib.suppress(OSError):
             # A busy machine must not make the network look slower than it is.
             os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
         sharpen_timers()
-        _reply(Reply(is_ready=True))
+        _reply(SwitchReply(is_ready=True))
         with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
             Switch(taps, setup.conditions, orders).run()
     finally:

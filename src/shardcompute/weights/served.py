@@ -41,7 +41,7 @@ _BITS_PER_WEIGHT = {"int8": 9.0, "int4": 6.0, "mixed": 9.2}
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ServedWeights:
     """A model ready to be sent: its card, and the file that holds the card's tensors."""
 
     card: Card
@@ -55,7 +55,7 @@ def prepare_served(
     progress: Progress | None = None,
     *,
     attachments: Mapping[str, bytes] | None = None,
-) -> ServedModel:
+) -> ServedWeights:
     """The model in `form`, packed into `folder` where that is needed and was not done before.
 
     The checkpoint stays open for as long as the model is served. Close `tensors` when it is over. `attachments`
@@ -75,7 +75,7 @@ def prepare_served(
     )
     if not _is_smaller_packed(card):
         if not attachments:
-            return ServedModel(card, checkpoint.tensors)
+            return ServedWeights(card, checkpoint.tensors)
         attached = AttachedTensors(checkpoint.tensors, attachments)
         card = make_card(
             checkpoint.name,
@@ -85,11 +85,11 @@ def prepare_served(
             content=card.content,
             form=form,
         )
-        return ServedModel(card, attached)
+        return ServedWeights(card, attached)
     packed = _provide_packed(checkpoint, card, folder, progress or NullProgress())
     tensors = AttachedTensors(packed, attachments or {})
     layout, _ = _packed_layout(checkpoint.layout)
-    return ServedModel(
+    return ServedWeights(
         make_card(
             checkpoint.name,
             checkpoint.spec,

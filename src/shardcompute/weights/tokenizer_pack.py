@@ -21,7 +21,7 @@ _GGUF_KEYS = ("tokenizer.", "general.name")
 _LIMIT_BYTES = 512 << 20
 
 
-class _Packed(msgspec.Struct, frozen=True):
+class _PackedTokenizer(msgspec.Struct, frozen=True):
     model: str
     gguf: dict[str, Any] | None = None
     files: dict[str, str] = {}
@@ -32,11 +32,11 @@ def pack_tokenizer(checkpoint: Checkpoint) -> bytes:
     if checkpoint.files.kind == "gguf":
         metadata = checkpoint.tensors.metadata
         kept = {key: value for key, value in metadata.items() if key.startswith(_GGUF_KEYS)}
-        packed = _Packed(checkpoint.name, gguf=kept)
+        packed = _PackedTokenizer(checkpoint.name, gguf=kept)
     else:
         texts = {name: checkpoint.files.read_text(name) for name in TOKENIZER_FILES}
         files = {name: text for name, text in texts.items() if text is not None}
-        packed = _Packed(checkpoint.name, files=files, eos=checkpoint.config.get("eos_token_id"))
+        packed = _PackedTokenizer(checkpoint.name, files=files, eos=checkpoint.config.get("eos_token_id"))
     return zlib.compress(msgspec.msgpack.encode(packed))
 
 
@@ -44,7 +44,7 @@ def unpack_tokenizer(content: bytes) -> Tokenizer:
     """CorruptModelError for what is no packed tokenizer."""
     try:
         unpacker = zlib.decompressobj()
-        packed = msgspec.msgpack.decode(unpacker.decompress(content, _LIMIT_BYTES), type=_Packed)
+        packed = msgspec.msgpack.decode(unpacker.decompress(content, _LIMIT_BYTES), type=_PackedTokenizer)
     except (zlib.error, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorruptModelError(
             f"a tokenizer cannot be read: {error}", hint="run the same release on every node"

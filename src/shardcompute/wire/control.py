@@ -4,7 +4,7 @@ Every node dials the coordinator and keeps that link (role "control"): it regist
 happened, and is told what to do. Commands and events are the control room's own values, encoded by it; this room
 only carries them. Generations that a worker computes for the coordinator have messages and links of their own
 (`wire.generations`). Weights are fetched over links of their own (role "weights"), so that they never delay a
-heartbeat: a `ModelCard` says what a model consists of, then ranges of its tensors are asked for. Only
+heartbeat: a `CardReply` says what a model consists of, then ranges of its tensors are asked for. Only
 `TensorBytes` has a body.
 """
 
@@ -38,7 +38,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=22):
     incarnation: Number
 
 
-class Happened(msgspec.Struct, frozen=True, array_like=True, tag=23):
+class NodeEvent(msgspec.Struct, frozen=True, array_like=True, tag=23):
     """Something the coordinator must know: a `control.events.Event`."""
 
     event: bytes
@@ -51,7 +51,7 @@ class Command(msgspec.Struct, frozen=True, array_like=True, tag=24):
     action: bytes
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True, tag=25):
+class CommandReply(msgspec.Struct, frozen=True, array_like=True, tag=25):
     """A command was carried out or, where `error` says why not, failed."""
 
     number: Number
@@ -64,7 +64,7 @@ class FetchModel(msgspec.Struct, frozen=True, array_like=True, tag=30):
     model: str
 
 
-class ModelCard(msgspec.Struct, frozen=True, array_like=True, tag=31):
+class CardReply(msgspec.Struct, frozen=True, array_like=True, tag=31):
     """What a model consists of: JSON of `weights.card.Card`, compressed."""
 
     number: Number
@@ -98,11 +98,11 @@ ControlMessage: TypeAlias = (
     Register
     | Registered
     | Heartbeat
-    | Happened
+    | NodeEvent
     | Command
-    | Answer
+    | CommandReply
     | FetchModel
-    | ModelCard
+    | CardReply
     | FetchTensor
     | TensorBytes
     | FetchFailed

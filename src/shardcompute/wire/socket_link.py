@@ -22,7 +22,7 @@ from shardcompute.wire.handshake import Introduction, answer, introduce
 from shardcompute.wire.limits import HANDSHAKE_LIMITS
 from shardcompute.wire.links import Admit, LinkOptions, LinkStats
 from shardcompute.wire.messages import Hello, Message
-from shardcompute.wire.streams import PlainStream, Stream, TlsStream
+from shardcompute.wire.streams import ByteStream, PlainStream, TlsStream
 
 _TLS_HINT = "check that both nodes belong to the same cluster and that their clocks are right"
 
@@ -39,7 +39,7 @@ class SocketLink(Closing):
         self._tls_version = sock.version() if isinstance(sock, ssl.SSLSocket) else None
         self._congestion = read_congestion(sock)
         self._sock = sock
-        self._stream: Stream = TlsStream(sock) if isinstance(sock, ssl.SSLSocket) else PlainStream(sock)
+        self._stream: ByteStream = TlsStream(sock) if isinstance(sock, ssl.SSLSocket) else PlainStream(sock)
         self._options = options
         self._deadline: float | None = deadline
         self._limits = HANDSHAKE_LIMITS

@@ -24,7 +24,7 @@ _MAX_PARTS = 64
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """All methods but `prepare` raise `TimeoutError` at `deadline` (None: never) and other `OSError`s as they
     come."""
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import LinkClosedError, LinkError, UsageError
-from shardcompute.core.rate_limited_log import SparingLog
+from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.wire.links import DEFAULT_OPTIONS, Admit, LinkOptions
 from shardcompute.wire.messages import Hello
 from shardcompute.wire.socket_link import SocketLink, answer_link, open_link, shut_down, wrap_answering
@@ -92,7 +92,7 @@ class TcpListener(Closing):
         self._ours = ours
         self._options = options
         self._admit = admit
-        self._sparing = SparingLog(_log)
+        self._limited_log = RateLimitedLog(_log)
         self._slots = threading.Semaphore(options.max_pending)
         self._changed = threading.Condition()
         self._is_closed = False
@@ -164,7 +164,9 @@ class TcpListener(Closing):
         except BlockingIOError:
             return False
         except OSError as error:
-            self._sparing.warning(self.address, "cannot accept connections at %s: %s", self.address, error)
+            self._limited_log.warning(
+                self.address, "cannot accept connections at %s: %s", self.address, error
+            )
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed, _RETRY_S)
             return False
@@ -173,7 +175,7 @@ class TcpListener(Closing):
             tune_socket(sock, self._options.congestion)
             sock = wrap_answering(sock, self._options)
         except (OSError, ValueError) as error:
-            self._sparing.info(remote[0], "connection from %s dropped: %s", address, error)
+            self._limited_log.info(remote[0], "connection from %s dropped: %s", address, error)
             sock.close()
             return False
         thread = threading.Thread(
@@ -191,7 +193,9 @@ class TcpListener(Closing):
         try:
             link = answer_link(sock, address, self._ours, self._options, self._admit)
         except LinkError as error:
-            self._sparing.info(split_address(address)[0], "connection from %s dropped: %s", address, error)
+            self._limited_log.info(
+                split_address(address)[0], "connection from %s dropped: %s", address, error
+            )
         except Exception:
             _log.exception("connection from %s dropped", address)
         thread = threading.current_thread()

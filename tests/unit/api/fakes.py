@@ -12,7 +12,7 @@ from typing import Any
 from shardcompute.core.errors import UnknownModelError, UsageError
 from shardcompute.core.generation import Delta, GenerationRequest, Timings, TokenChoice
 from shardcompute.models.vocabulary import Vocabulary
-from shardcompute.node.service import Load, ServedModel
+from shardcompute.node.service import ServedModel, ServiceLoad
 
 EOS, BOS, PADDING = 256, 257, 258
 SPECIAL = {EOS: b"<eos>", BOS: b"<bos>"}
@@ -105,8 +105,8 @@ class FakeService:
     def is_ready(self) -> bool:
         return self.ready
 
-    def load(self) -> Load:
-        return Load(running=2, waiting=3, kv_used_fraction=0.25)
+    def load(self) -> ServiceLoad:
+        return ServiceLoad(running=2, waiting=3, kv_used_fraction=0.25)
 
     async def generate(self, model: str, request: GenerationRequest) -> AsyncIterator[Delta]:
         steps = self.scripts.get(self.opened, self.script)

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from shardcompute.bench.prefix import PrefixBench, PrefixOutcome, Reply, raw_of, results_of
+from shardcompute.bench.prefix import PrefixBench, PrefixOutcome, PrefixReply, raw_of, results_of
 from shardcompute.cli.main import app
 from shardcompute.cli.tools import bench_soak
 from shardcompute.core.errors import UsageError
 
 REPLIES = [
-    Reply("cold", 1, 2.0, "blue", 1040, 0),
-    Reply("warm", 1, 0.2, "blue", 1040, 1024),
-    Reply("warm", 2, 0.4, "green", 1050, 1024),
-    Reply("cold", 2, 2.0, "green", 1050, 0),
+    PrefixReply("cold", 1, 2.0, "blue", 1040, 0),
+    PrefixReply("warm", 1, 0.2, "blue", 1040, 1024),
+    PrefixReply("warm", 2, 0.4, "green", 1050, 1024),
+    PrefixReply("cold", 2, 2.0, "green", 1050, 0),
 ]
 
 

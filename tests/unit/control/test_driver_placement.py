@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from shardcompute.control import PlacementPolicy, decode_event, encode_event, next_actions
 from shardcompute.control import actions as to_do
 from shardcompute.control import events as happened
-from shardcompute.control.driver_placement import choose_seat, seat_of, sits_at
+from shardcompute.control.driver_placement import choose_driver_placement, driver_placement_of, sits_at
 from shardcompute.control.drivers import kv_share, round_trip_s
 
 from .conftest import MODEL, Cluster
@@ -52,7 +52,7 @@ def seat(cluster: Cluster) -> str:
 
 def reason(cluster: Cluster) -> str:
     names = {id: node.name for id, node in cluster.state.nodes.items()}
-    return seat_of(cluster.state, cluster.state.chains["m#1"], 0.0).told(names)
+    return driver_placement_of(cluster.state, cluster.state.chains["m#1"], 0.0).told(names)
 
 
 def test_a_driver_sits_where_the_ring_is_shortest(ring: Callable[..., Cluster]) -> None:
@@ -69,7 +69,7 @@ def test_of_equal_seats_the_one_nearest_to_the_coordinator_is_taken(ring: Callab
     for nearest in (0, -1):
         cluster = ring()
         node = cluster.shape()[nearest][0]
-        cluster.tell(happened.DriverSeated("m#1", "", ""), happened.LinkMeasured("driver", node, 0.19, 1e9))
+        cluster.tell(happened.DriverPlaced("m#1", "", ""), happened.LinkMeasured("driver", node, 0.19, 1e9))
         assert seat(cluster) == node
 
 
@@ -182,9 +182,11 @@ def test_a_host_in_doubt_keeps_its_seat_for_a_moment(ring: Callable[..., Cluster
     node = cluster.state.nodes[sat]
     cluster.tell(happened.NodeSuspected(sat, node.incarnation, "no heartbeat", 0.0))
     chain = cluster.state.chains["m#1"]
-    assert seat_of(cluster.state, chain, 0.0).node == sat
+    assert driver_placement_of(cluster.state, chain, 0.0).node == sat
     cluster.tell(happened.LinkMeasured("driver", sat, FAR_S, 1e9, is_open=False))
-    assert seat_of(cluster.state, chain, 0.0).node != sat, "where it cannot be reached it is of no use"
+    assert driver_placement_of(cluster.state, chain, 0.0).node != sat, (
+        "where it cannot be reached it is of no use"
+    )
 
 
 def test_a_drained_host_is_released_after_its_driver_has_moved(ring: Callable[..., Cluster]) -> None:
@@ -202,7 +204,7 @@ def test_a_drained_host_is_released_after_its_driver_has_moved(ring: Callable[..
 def test_who_cannot_host_is_avoided_until_the_next_shape(ring: Callable[..., Cluster]) -> None:
     cluster = ring()
     sat = seat(cluster)
-    cluster.tell(happened.SeatAvoided("m#1", sat, cluster.state.nodes[sat].sessions, "no way in"))
+    cluster.tell(happened.DriverHostAvoided("m#1", sat, cluster.state.nodes[sat].sessions, "no way in"))
     other = seat(cluster)
     assert other not in ("", sat)
     chain = cluster.state.chains["m#1"]
@@ -214,8 +216,8 @@ def test_who_cannot_host_is_avoided_until_the_next_shape(ring: Callable[..., Clu
 
 def test_stages_that_let_somebody_in_who_never_came_are_told(ring: Callable[..., Cluster]) -> None:
     cluster = ring()
-    cluster.tell(happened.DriverSeated("m#1", "b"), happened.DriverDetached("m#1", seat(cluster), 1))
-    cluster.tell(happened.SeatAvoided("m#1", "b", 2, "no way in"))
+    cluster.tell(happened.DriverPlaced("m#1", "b"), happened.DriverDetached("m#1", seat(cluster), 1))
+    cluster.tell(happened.DriverHostAvoided("m#1", "b", 2, "no way in"))
     detached = [action.driver for action in cluster.settle() if isinstance(action, to_do.DetachDriver)]
     assert "b" in detached
 
@@ -242,15 +244,15 @@ def test_home_keeps_memory_for_one_context(ring: Callable[..., Cluster]) -> None
 
 def test_seats_of_chains_that_are_only_planned(ring: Callable[..., Cluster]) -> None:
     cluster = ring()
-    planned = choose_seat(cluster.state, ["a"], None)
+    planned = choose_driver_placement(cluster.state, ["a"], None)
     assert (planned.node, planned.ring_s) == ("a", 0.0)
     assert planned.home_s == pytest.approx(FAR_S)
-    assert choose_seat(cluster.state, ["a"], None, avoided=("a", "b", "c")).node == ""
+    assert choose_driver_placement(cluster.state, ["a"], None, avoided=("a", "b", "c")).node == ""
 
 
 def test_decisions_are_written_down_and_failures_are_not() -> None:
-    seated = happened.DriverSeated("m#1", "a", "why")
-    avoided = happened.SeatAvoided("m#1", "a", 1, "why")
+    seated = happened.DriverPlaced("m#1", "a", "why")
+    avoided = happened.DriverHostAvoided("m#1", "a", 1, "why")
     assert decode_event(encode_event(seated)) == seated
     assert happened.is_journalled(seated)
     assert not happened.is_journalled(avoided)

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from shardcompute.core.rate_limited_log import SparingLog
+from shardcompute.core.rate_limited_log import RateLimitedLog
 
 
 class Clock:
@@ -22,19 +22,19 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def sparing(clock: Clock, caplog: pytest.LogCaptureFixture) -> SparingLog:
+def sparing(clock: Clock, caplog: pytest.LogCaptureFixture) -> RateLimitedLog:
     caplog.set_level(logging.DEBUG)
-    return SparingLog(logging.getLogger("strangers"), every_s=60.0, most_keys=3, clock=clock)
+    return RateLimitedLog(logging.getLogger("strangers"), every_s=60.0, most_keys=3, clock=clock)
 
 
-def test_what_is_repeated_is_told_once(sparing: SparingLog, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_repeated_is_told_once(sparing: RateLimitedLog, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(5):
         sparing.info("a", "dropped: %d", number)
     assert caplog.messages == ["dropped: 0"]
 
 
 def test_what_was_kept_back_is_counted(
-    sparing: SparingLog, clock: Clock, caplog: pytest.LogCaptureFixture
+    sparing: RateLimitedLog, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(4):
         sparing.warning("a", "100%% dropped: %s", "x")
@@ -52,7 +52,7 @@ def test_what_was_kept_back_is_counted(
 
 
 def test_each_stranger_and_each_kind_has_a_line(
-    sparing: SparingLog, caplog: pytest.LogCaptureFixture
+    sparing: RateLimitedLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     sparing.info("a", "dropped")
     sparing.info("b", "dropped")
@@ -64,7 +64,7 @@ def test_each_stranger_and_each_kind_has_a_line(
     ]
 
 
-def test_many_strangers_take_no_memory(sparing: SparingLog, caplog: pytest.LogCaptureFixture) -> None:
+def test_many_strangers_take_no_memory(sparing: RateLimitedLog, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(1000):
         sparing.info(str(number), "dropped")
     assert len(sparing._told) == 3
@@ -72,7 +72,7 @@ def test_many_strangers_take_no_memory(sparing: SparingLog, caplog: pytest.LogCa
     assert len(caplog.messages) == 1000
 
 
-def test_lines_name_where_they_come_from(sparing: SparingLog, caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_name_where_they_come_from(sparing: RateLimitedLog, caplog: pytest.LogCaptureFixture) -> None:
     try:
         raise ValueError("inner")
     except ValueError:

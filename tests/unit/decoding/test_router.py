@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from shardcompute.core.generation import Speculation
-from shardcompute.decoding.router import Offer, PipeLoad, Round, Router
+from shardcompute.decoding.router import DraftOffer, DraftPlan, PipeLoad, Router
 
 ALONE = PipeLoad(sessions=1, frames_in_flight=0, stages=2)
 AUTO = Speculation()
@@ -37,14 +37,14 @@ def half_right(router: Router) -> Router:
     return router
 
 
-def choose(router: Router, wish: Speculation = AUTO, load: PipeLoad = ALONE, *names: str) -> Round:
+def choose(router: Router, wish: Speculation = AUTO, load: PipeLoad = ALONE, *names: str) -> DraftPlan:
     return router.choose(1, wish, names or ("ngram",), load)
 
 
 def test_wishes_are_obeyed() -> None:
     router = measured()
     assert choose(router, Speculation("off")).drafter is None
-    assert choose(router, Speculation("ngram", 5, 2)) == Round("ngram", 5, 2, "as asked")
+    assert choose(router, Speculation("ngram", 5, 2)) == DraftPlan("ngram", 5, 2, "as asked")
     assert router.worth(1, "ngram", 0, 5, ALONE) == 5
     assert choose(router, Speculation("auto", tokens=0)).drafter is None
     assert choose(router, Speculation("model")).drafter is None
@@ -203,7 +203,7 @@ def test_a_forgotten_session_starts_afresh() -> None:
     assert _chosen(router, 1) == _chosen(router, 9)
 
 
-def _chosen(router: Router, session: int) -> tuple[Round, int]:
+def _chosen(router: Router, session: int) -> tuple[DraftPlan, int]:
     return router.choose(session, AUTO, ("ngram",), ALONE), router.worth(session, "ngram", 1, 16, ALONE)
 
 
@@ -259,9 +259,9 @@ def test_of_the_drafts_at_hand_the_one_that_promises_most_is_sent() -> None:
         router.verified(1, "ngram", 1, 4, 1)
         router.verified(1, "ngram", 3, 4, 4)
         router.verified(1, "ahead", 2, 4, 3)
-    guessed = Offer("ahead", 2, 4)
-    poor = router.compare(1, AUTO, [Offer("ngram", 1, 8), guessed], ALONE)
-    good = router.compare(1, AUTO, [Offer("ngram", 3, 8), guessed], ALONE)
+    guessed = DraftOffer("ahead", 2, 4)
+    poor = router.compare(1, AUTO, [DraftOffer("ngram", 1, 8), guessed], ALONE)
+    good = router.compare(1, AUTO, [DraftOffer("ngram", 3, 8), guessed], ALONE)
     assert poor is not None
     assert good is not None
     assert (poor.drafter, good.drafter) == ("ahead", "ngram")
@@ -273,6 +273,6 @@ def test_drafts_at_hand_that_never_hold_are_not_sent() -> None:
     router = measured()
     for _ in range(200):
         router.verified(1, "ngram", 0, 4, 0)
-    assert router.compare(1, AUTO, [Offer("ngram", 0, 4)], ALONE) is None
+    assert router.compare(1, AUTO, [DraftOffer("ngram", 0, 4)], ALONE) is None
     assert router.compare(1, AUTO, [], ALONE) is None
-    assert Router().compare(1, AUTO, [Offer("ngram", 3, 4)], ALONE) is None
+    assert Router().compare(1, AUTO, [DraftOffer("ngram", 3, 4)], ALONE) is None

@@ -20,7 +20,7 @@ from shardcompute.core.batch import Segment
 from shardcompute.core.errors import BackendError, UsageError
 from shardcompute.core.settings import Settings
 from shardcompute.draft_training import fit as ahead_fit
-from shardcompute.draft_training.dialogue import Given, Said
+from shardcompute.draft_training.dialogue import ChosenTokens, GivenTokens
 from shardcompute.draft_training.fit import Fit, FitPlan, fit_ahead
 from shardcompute.draft_training.questions import ask
 from shardcompute.draft_training.scripts import write_scripts
@@ -142,15 +142,15 @@ def test_half_of_the_questions_are_made_up_by_the_model(checkpoint: Checkpoint) 
     tokenizer = checkpoint.tokenizer()
     invented, asked = islice(write_scripts(tokenizer, 512, seed=3), 2)
     before, question, behind, answer = invented
-    assert isinstance(before, Given)
-    assert isinstance(question, Said)
-    assert isinstance(behind, Given)
-    assert isinstance(answer, Said)
+    assert isinstance(before, GivenTokens)
+    assert isinstance(question, ChosenTokens)
+    assert isinstance(behind, GivenTokens)
+    assert isinstance(answer, ChosenTokens)
     assert tokenizer.decode(before.ids) == "user: "
     assert tokenizer.decode(behind.ids) == "\n"
     assert behind.ids[0] in question.stops
     assert answer.stops == tokenizer.eos_ids
-    assert isinstance(asked[0], Given)
+    assert isinstance(asked[0], GivenTokens)
     assert tokenizer.decode(asked[0].ids).startswith("user: ")
 
 

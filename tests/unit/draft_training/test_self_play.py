@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from shardcompute.core.batch import Segment, wanted_rows  # noqa: E402
-from shardcompute.draft_training.dialogue import Conversation, Given, Said, Script  # noqa: E402
+from shardcompute.draft_training.dialogue import ChosenTokens, Conversation, GivenTokens, Script  # noqa: E402
 from shardcompute.draft_training.self_play import Talk  # noqa: E402
 from shardcompute.draft_training.training_rows import Lessons, Span  # noqa: E402
 
@@ -67,19 +67,29 @@ def first_ended(talking: Talk) -> Conversation:
 
 
 def test_a_speech_ends_at_its_stop_which_is_kept_only_at_the_end() -> None:
-    script = (Given((3, 4)), Said(9, END), Given((20, 21)), Said(9, frozenset({24})))
+    script = (
+        GivenTokens((3, 4)),
+        ChosenTokens(9, END),
+        GivenTokens((20, 21)),
+        ChosenTokens(9, frozenset({24})),
+    )
     ended = first_ended(talk(CountingModel(), repeat(script)))
     assert ended == Conversation((3, 4, 5, 6, 20, 21, 22, 23, 24), greedy_from=6)
 
 
 def test_a_speech_ends_at_its_limit() -> None:
-    script = (Given((3,)), Said(2, END), Given((20,)), Said(3, END, temperature=0.5))
+    script = (
+        GivenTokens((3,)),
+        ChosenTokens(2, END),
+        GivenTokens((20,)),
+        ChosenTokens(3, END, temperature=0.5),
+    )
     assert first_ended(talk(CountingModel(), repeat(script))) == Conversation((3, 4, 5, 20, 21, 22, 23), 7)
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
 def test_certainty_leaves_nothing_to_chance(top_p: float) -> None:
-    script = (Given((3,)), Said(9, END, temperature=1.0, top_p=top_p))
+    script = (GivenTokens((3,)), ChosenTokens(9, END, temperature=1.0, top_p=top_p))
     assert first_ended(talk(CountingModel(), repeat(script))).ids == (3, 4, 5, 6, 7)
 
 
@@ -89,7 +99,7 @@ def test_chance_has_a_choice_where_the_model_is_unsure() -> None:
             return super().step_tensor(*given, **options) * 0
 
     for top_p in (1.0, 0.9):
-        script = (Given((3,)), Said(30, frozenset(), temperature=1.0, top_p=top_p))
+        script = (GivenTokens((3,)), ChosenTokens(30, frozenset(), temperature=1.0, top_p=top_p))
         assert len(set(first_ended(talk(Unsure(), repeat(script))).ids)) > 8
 
 
@@ -98,13 +108,15 @@ def test_a_session_that_repeats_itself_is_ended() -> None:
         def step_tensor(self, segments: Sequence[Segment], ids: Any, *, keeps_hidden: bool = False) -> Any:
             return super().step_tensor(segments, ids) * 0 + torch.eye(VOCABULARY)[9]
 
-    script = (Given((1, 2)), Said(1000, END))
+    script = (GivenTokens((1, 2)), ChosenTokens(1000, END))
     assert len(first_ended(talk(Stuck(), repeat(script), context=2000)).ids) < 200
 
 
 def test_a_context_is_never_exceeded_and_no_step_is_too_large() -> None:
     model = CountingModel()
-    talking = talk(model, repeat((Given((1,) * 10), Said(100, frozenset()))), max_rows=25, context=16)
+    talking = talk(
+        model, repeat((GivenTokens((1,) * 10), ChosenTokens(100, frozenset()))), max_rows=25, context=16
+    )
     assert all(len(talking_ended.ids) == 16 for _ in range(12) for talking_ended in talking.step())
     assert model.widest <= 25
     rest = talking.close()

@@ -16,7 +16,7 @@ from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import Sampling
 from shardcompute.core.settings import Settings
-from shardcompute.core.steps import Drafted, Opening, Picked, Work, drafted_in
+from shardcompute.core.steps import Drafted, Opening, Picked, SessionRows, drafted_in
 from shardcompute.models.spec import Stage
 from shardcompute.runtime.drafting import DraftLimits, SelfDrafter
 from shardcompute.runtime.shard import open_head, open_shard
@@ -54,9 +54,11 @@ class Ring:
 
     first: StageRuntime
     last: StageRuntime
-    sent: list[tuple[Sequence[Work], Array]]
+    sent: list[tuple[Sequence[SessionRows], Array]]
 
-    def step(self, *work: Work, openings: Sequence[Opening] = ()) -> tuple[list[Picked], list[Drafted]]:
+    def step(
+        self, *work: SessionRows, openings: Sequence[Opening] = ()
+    ) -> tuple[list[Picked], list[Drafted]]:
         out = self.first.step(work, openings, None)
         assert not isinstance(out, list)
         passed, rows = self.first.draft(work, out)
@@ -97,11 +99,11 @@ def generate(chain: Ring, prompt: Sequence[int], sampling: Sampling, count: int,
     """`count` tokens after the prompt, taking the drafts that hold."""
     known = list(prompt)
     picked, drafted = chain.step(
-        Work(1, 0, tuple(prompt), 1, drafts=drafts), openings=[opening(1, sampling, prompt)]
+        SessionRows(1, 0, tuple(prompt), 1, drafts=drafts), openings=[opening(1, sampling, prompt)]
     )
     known += accepted(picked, drafted)
     while len(known) < len(prompt) + count:
-        picked, drafted = chain.step(Work(1, len(known) - 1, (known[-1],), 1, drafts=drafts))
+        picked, drafted = chain.step(SessionRows(1, len(known) - 1, (known[-1],), 1, drafts=drafts))
         known += accepted(picked, drafted)
     return known[len(prompt) :][:count]
 
@@ -164,7 +166,7 @@ def test_sessions_of_one_frame_draft_side_by_side(checkpoint: Checkpoint) -> Non
     prompts = {1: (7, 80, 3), 2: (9, 9, 1, 60), 3: (4, 5)}
     wishes = {1: 3, 2: 0, 3: 1}
     openings = [opening(session, PENALISED, prompt) for session, prompt in prompts.items()]
-    work = [Work(session, 0, prompt, 1, drafts=wishes[session]) for session, prompt in prompts.items()]
+    work = [SessionRows(session, 0, prompt, 1, drafts=wishes[session]) for session, prompt in prompts.items()]
     with ring(checkpoint) as together, ring(checkpoint) as alone:
         picked, drafted = together.step(*work, openings=openings)
         assert {each.session: len(each.ids) for each in drafted} == {1: 3, 3: 1}
@@ -178,26 +180,28 @@ def test_sessions_of_one_frame_draft_side_by_side(checkpoint: Checkpoint) -> Non
 def test_a_rejected_draft_leaves_no_trace(checkpoint: Checkpoint) -> None:
     prompt = (7, 80, 3)
     with ring(checkpoint) as drafting, ring(checkpoint) as fresh:
-        drafting.step(Work(1, 0, prompt, 1, drafts=6), openings=[opening(1, PENALISED, prompt)])
-        went_on = drafting.step(Work(1, 3, (90,), 1, drafts=6))
-        fresh.step(Work(1, 0, prompt, 1), openings=[opening(1, PENALISED, prompt)])
-        assert went_on == fresh.step(Work(1, 3, (90,), 1, drafts=6))
+        drafting.step(SessionRows(1, 0, prompt, 1, drafts=6), openings=[opening(1, PENALISED, prompt)])
+        went_on = drafting.step(SessionRows(1, 3, (90,), 1, drafts=6))
+        fresh.step(SessionRows(1, 0, prompt, 1), openings=[opening(1, PENALISED, prompt)])
+        assert went_on == fresh.step(SessionRows(1, 3, (90,), 1, drafts=6))
 
 
 def test_drafts_keep_within_bounds(checkpoint: Checkpoint) -> None:
     prompt = (7, 80, 3)
     huge = (1 << 31) - 1
     with ring(checkpoint) as chain:
-        _, drafted = chain.step(Work(1, 0, prompt, 1, drafts=huge), openings=[opening(1, PENALISED, prompt)])
+        _, drafted = chain.step(
+            SessionRows(1, 0, prompt, 1, drafts=huge), openings=[opening(1, PENALISED, prompt)]
+        )
         assert len(drafted[0].ids) == LIMITS.most
         openings = [opening(session, PENALISED, prompt) for session in range(2, 14)]
-        work = [Work(each.session, 0, prompt, 1, drafts=huge) for each in openings]
+        work = [SessionRows(each.session, 0, prompt, 1, drafts=huge) for each in openings]
         picked, _ = chain.step(*work, openings=openings)
         assert len(picked) == LIMITS.max_wanted
         filler = tuple(range(40)) * 3
-        chain.step(Work(1, 0, filler[:60]))
-        chain.step(Work(1, 60, filler[60:]))
-        _, drafted = chain.step(Work(1, 120, (1, 2, 3, 4, 5), 1, drafts=huge))
+        chain.step(SessionRows(1, 0, filler[:60]))
+        chain.step(SessionRows(1, 60, filler[60:]))
+        _, drafted = chain.step(SessionRows(1, 120, (1, 2, 3, 4, 5), 1, drafts=huge))
         assert drafted[0].start + len(drafted[0].ids) == CONTEXT
 
 
@@ -205,9 +209,9 @@ def test_nothing_is_drafted_where_nothing_is_picked_or_faith_is_lacking(checkpoi
     prompt = (7, 80, 3)
     with ring(checkpoint, replace(LIMITS, confidence=1.1)) as doubtful, ring(checkpoint) as chain:
         opened = [opening(1, PENALISED, prompt)]
-        assert doubtful.step(Work(1, 0, prompt, 1, drafts=4), openings=opened)[1] == []
-        assert chain.step(Work(1, 0, prompt, 0, drafts=4), openings=opened)[1] == []
-        assert chain.step(Work(1, 3, (4, 5), 2, (5, 6), drafts=4))[1] == []
+        assert doubtful.step(SessionRows(1, 0, prompt, 1, drafts=4), openings=opened)[1] == []
+        assert chain.step(SessionRows(1, 0, prompt, 0, drafts=4), openings=opened)[1] == []
+        assert chain.step(SessionRows(1, 3, (4, 5), 2, (5, 6), drafts=4))[1] == []
         assert all(part.drafts == 0 for work, _ in chain.sent for part in work)
 
 
@@ -217,9 +221,9 @@ def test_full_memory_ends_the_drafting_and_not_the_step(checkpoint: Checkpoint) 
         usage = chain.first.kv_usage()
         pages = usage.free_tokens // 64
         for session in range(2, pages + 1):
-            chain.first.step([Work(session, 0, (1,))], [], None)
+            chain.first.step([SessionRows(session, 0, (1,))], [], None)
         picked, drafted = chain.step(
-            Work(1, 0, prompt, 1, drafts=4), openings=[opening(1, Sampling(), prompt)]
+            SessionRows(1, 0, prompt, 1, drafts=4), openings=[opening(1, Sampling(), prompt)]
         )
         # The last free page has room for one row more.
         assert len(drafted[0].ids) == 1
@@ -228,8 +232,10 @@ def test_full_memory_ends_the_drafting_and_not_the_step(checkpoint: Checkpoint) 
 
 def test_sessions_that_began_before_the_drafter_are_left_alone(checkpoint: Checkpoint) -> None:
     with ring(checkpoint) as chain:
-        chain.first.step([Work(1, 0, (1, 2, 3))], [], None)
-        passed, rows = chain.first.draft([Work(1, 3, (4,), 1, drafts=4)], np.zeros((1, 64), dtype=np.float32))
+        chain.first.step([SessionRows(1, 0, (1, 2, 3))], [], None)
+        passed, rows = chain.first.draft(
+            [SessionRows(1, 3, (4,), 1, drafts=4)], np.zeros((1, 64), dtype=np.float32)
+        )
         assert [part.ids for part in passed] == [(4,)]
         assert len(rows) == 1
 
@@ -237,7 +243,7 @@ def test_sessions_that_began_before_the_drafter_are_left_alone(checkpoint: Check
 def test_only_a_first_stage_drafts(checkpoint: Checkpoint) -> None:
     with ring(checkpoint) as chain:
         with pytest.raises(UsageError, match="only the first stage"):
-            chain.last.step([Work(1, 0, (1,), 1, drafts=2)], [], np.zeros((1, 64), dtype=np.float32))
+            chain.last.step([SessionRows(1, 0, (1,), 1, drafts=2)], [], np.zeros((1, 64), dtype=np.float32))
         head = SelfDrafter(open_head(checkpoint, options=OPTIONS), LIMITS)
         whole = open_shard(checkpoint, options=OPTIONS)
         with pytest.raises(ValueError, match="first stage"):

@@ -10,7 +10,7 @@ import pytest
 from shardcompute.backends.matrix import Array, DenseMatrix
 from shardcompute.core.batch import Segment
 from shardcompute.core.generation import Sampling, TokenChoice
-from shardcompute.core.steps import Foreseen, Opening, Picked, Work
+from shardcompute.core.steps import Foreseen, Opening, Picked, SessionRows
 from shardcompute.runtime.head_drafter import AheadDrafter, AheadLimits
 from shardcompute.runtime.tail import Tail
 
@@ -59,7 +59,7 @@ def opened(*sessions: int, sampling: Sampling | None = None, tokens: Sequence[in
     tail = Tail()
     for session in sessions:
         tail.open([Opening(session, sampling or Sampling(temperature=0.0), len(tokens))])
-        tail.follow(Work(session, 0, tuple(tokens)))
+        tail.follow(SessionRows(session, 0, tuple(tokens)))
     return tail
 
 
@@ -72,14 +72,14 @@ def states(count: int) -> Array:
 
 
 def test_guesses_follow_the_picked_token() -> None:
-    work = [Work(7, 2, (3,), 1, ahead=4)]
+    work = [SessionRows(7, 2, (3,), 1, ahead=4)]
     found = drafter(CountingNetwork()).foresee(work, picks(7, 2, 10), states(1), opened(7))
     assert found == [Foreseen(7, 4, (11, 12, 13, 14), 3)]
 
 
 def test_guesses_go_on_from_the_last_draft_that_held() -> None:
     # Rows: the known token, then drafts 10, 11 and 20; the last one is not what was picked.
-    work = [Work(7, 2, (3, 10, 11, 20), 4, ahead=2)]
+    work = [SessionRows(7, 2, (3, 10, 11, 20), 4, ahead=2)]
     tail = opened(7)
     tail.follow(work[0])
     found = drafter(CountingNetwork()).foresee(work, picks(7, 2, 10, 11, 15, 21), states(4), tail)
@@ -88,7 +88,11 @@ def test_guesses_go_on_from_the_last_draft_that_held() -> None:
 
 def test_sessions_are_guessed_for_side_by_side_and_only_where_asked() -> None:
     network = CountingNetwork()
-    work = [Work(1, 2, (3,), 1, ahead=1), Work(2, 2, (3,), 1), Work(3, 2, (3,), 1, ahead=3)]
+    work = [
+        SessionRows(1, 2, (3,), 1, ahead=1),
+        SessionRows(2, 2, (3,), 1),
+        SessionRows(3, 2, (3,), 1, ahead=3),
+    ]
     picked = [*picks(1, 2, 5), *picks(2, 2, 6), *picks(3, 2, 7)]
     found = drafter(network).foresee(work, picked, states(3), opened(1, 2, 3))
     assert [(each.session, each.ids) for each in found] == [(1, (6,)), (3, (8, 9, 10))]
@@ -96,7 +100,7 @@ def test_sessions_are_guessed_for_side_by_side_and_only_where_asked() -> None:
 
 
 def test_a_chain_of_guesses_ends_where_it_is_more_likely_wrong() -> None:
-    work = [Work(7, 2, (3,), 1, ahead=8)]
+    work = [SessionRows(7, 2, (3,), 1, ahead=8)]
     found = drafter(CountingNetwork(0.5), confidence=0.2).foresee(work, picks(7, 2, 3), states(1), opened(7))
     assert found == [Foreseen(7, 4, (4, 5), 1)]
     assert not drafter(CountingNetwork(0.1), confidence=0.2).foresee(
@@ -105,19 +109,19 @@ def test_a_chain_of_guesses_ends_where_it_is_more_likely_wrong() -> None:
 
 
 def test_a_token_that_is_not_known_ends_guessing() -> None:
-    work = [Work(7, 2, (3,), 1, ahead=4)]
+    work = [SessionRows(7, 2, (3,), 1, ahead=4)]
     assert drafter(CountingNetwork()).foresee(work, picks(7, 2, 35), states(1), opened(7)) == []
 
 
 def test_the_context_bounds_guesses() -> None:
     tokens = tuple(range(20)) * 3
-    work = [Work(7, 59, (tokens[59],), 1, ahead=8)]
+    work = [SessionRows(7, 59, (tokens[59],), 1, ahead=8)]
     found = drafter(CountingNetwork()).foresee(work, picks(7, 59, 1), states(1), opened(7, tokens=tokens))
     assert found[0].start + len(found[0].ids) <= CONTEXT
 
 
 def test_prompts_that_are_scored_are_not_guessed_on() -> None:
-    work = [Work(7, 2, (3,), 1, (4,), ahead=4)]
+    work = [SessionRows(7, 2, (3,), 1, (4,), ahead=4)]
     picked = [Picked(7, 2, TokenChoice(4), is_scored=True)]
     assert drafter(CountingNetwork()).foresee(work, picked, states(1), opened(7)) == []
 
@@ -128,18 +132,18 @@ def test_prompts_that_are_scored_are_not_guessed_on() -> None:
 def test_the_tail_knows_afterwards_what_it_knew_before(sampling: Sampling) -> None:
     tail, other = opened(7, sampling=sampling), opened(7, sampling=sampling)
     logits = np.random.default_rng(2).standard_normal((2, VOCABULARY)).astype(np.float32)
-    work = Work(7, 3, (4, 9), 2, ahead=5)
+    work = SessionRows(7, 3, (4, 9), 2, ahead=5)
     first, first_other = tail.pick([work], logits), other.pick([work], logits)
     drafter(CountingNetwork()).foresee([work], first, states(2), tail)
     assert first == first_other
     assert tail.length(7) == other.length(7)
-    following = Work(7, 4, (first[0].choice.id,), 1)
+    following = SessionRows(7, 4, (first[0].choice.id,), 1)
     assert tail.pick([following], logits[:1]) == other.pick([following], logits[:1])
 
 
 def test_biases_and_penalties_count_for_guesses() -> None:
     sampling = Sampling(temperature=0.0, logit_bias={11: -100.0})
-    work = [Work(7, 2, (3,), 1, ahead=1)]
+    work = [SessionRows(7, 2, (3,), 1, ahead=1)]
     network = drafter(CountingNetwork(), confidence=0.0)
     found = network.foresee(work, picks(7, 2, 10), states(1), opened(7, sampling=sampling))
     assert found[0].ids != (11,)

@@ -10,7 +10,7 @@ import pytest
 
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import Grammar, Sampling, TokenChoice
-from shardcompute.core.steps import Opening, Picked, Work
+from shardcompute.core.steps import Opening, Picked, SessionRows
 from shardcompute.runtime.tail import Tail
 from support.byte_vocabulary import BYTES, EOS, text_of
 
@@ -35,7 +35,7 @@ def opened(sampling: Sampling) -> Tail:
 
 def pick(tail: Tail, start: int, ids: tuple[int, ...], wanted: int) -> list[Picked]:
     last = start + len(ids)
-    return tail.pick([Work(1, start, ids, wanted)], ROWS[last - wanted : last])
+    return tail.pick([SessionRows(1, start, ids, wanted)], ROWS[last - wanted : last])
 
 
 def one_by_one(sampling: Sampling) -> list[TokenChoice]:
@@ -83,7 +83,7 @@ def test_a_replayed_session_goes_on_as_it_was() -> None:
     for length in (1, len(truth) // 2, len(truth) - 1):
         tail = opened(SAMPLED)
         ids = (*PROMPT, *(choice.id for choice in truth[:length]))
-        tail.pick([Work(1, 0, ids[:-2], 0)], ROWS[:0])
+        tail.pick([SessionRows(1, 0, ids[:-2], 0)], ROWS[:0])
         assert pick(tail, len(ids) - 2, ids[-2:], 1)[0].choice == truth[length]
 
 

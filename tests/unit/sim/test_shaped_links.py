@@ -11,7 +11,7 @@ import pytest
 
 from shardcompute.core.errors import LinkClosedError, LinkError, SourceError, UsageError
 from shardcompute.sim import Change, Conditions, apply_change, initial_conditions, ring_topology
-from shardcompute.sim.shape_file import Shape, ShapeReader, parse_shape_option, write_shape
+from shardcompute.sim.shape_file import NetworkShape, ShapeReader, parse_shape_option, write_shape
 from shardcompute.sim.shaped_links import ShapedLink, ShapedListener, ShapedTransport
 from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, InprocTransport, LinkOptions, Ping
 from shardcompute.wire.control import TensorBytes
@@ -29,8 +29,8 @@ class Weather:
     def change(self, change: Change) -> None:
         self.conditions = apply_change(self.conditions, change)
 
-    def shape(self) -> Shape:
-        return Shape(self.conditions, {"b": "b"})
+    def shape(self) -> NetworkShape:
+        return NetworkShape(self.conditions, {"b": "b"})
 
 
 def hello(node: str, role: str = "stage") -> Hello:
@@ -203,10 +203,10 @@ def test_dialling_over_a_cut_path_times_out(weather: Weather) -> None:
 
 def test_shape_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "shape.json"
-    write_shape(path, Shape(NEAR, {}))
+    write_shape(path, NetworkShape(NEAR, {}))
     reader = ShapeReader(path)
     assert not reader.shape().conditions.path("a", "b").is_cut
-    write_shape(path, Shape(apply_change(NEAR, Change(is_cut=True)), {"x:1": "a"}))
+    write_shape(path, NetworkShape(apply_change(NEAR, Change(is_cut=True)), {"x:1": "a"}))
     deadline = time.monotonic() + PATIENCE_S
     while not reader.shape().conditions.path("a", "b").is_cut:
         assert time.monotonic() < deadline

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from shardcompute.core.errors import LinkError
-from shardcompute.core.steps import Drafted, Work, drafted_in
+from shardcompute.core.steps import Drafted, SessionRows, drafted_in
 from shardcompute.node.rpc.frames import drafted_ids, drafted_of, segment_of, work_of
 from shardcompute.wire import DraftedIds, SegmentHeader, StepFrame, StepResult, pack_ids
 from shardcompute.wire.limits import WireLimits, check_message
@@ -24,15 +24,20 @@ def frame(width: int = 0, **segment: Any) -> StepFrame:
 
 
 @pytest.mark.parametrize(
-    "work", [Work(1, 4, (5,), 1, drafts=6), Work(1, 4, (5, 8, 9), 3, drafted=2), Work(2, 0, (1, 2))]
+    "work",
+    [
+        SessionRows(1, 4, (5,), 1, drafts=6),
+        SessionRows(1, 4, (5, 8, 9), 3, drafted=2),
+        SessionRows(2, 0, (1, 2)),
+    ],
 )
-def test_work_survives_the_way(work: Work) -> None:
+def test_work_survives_the_way(work: SessionRows) -> None:
     packed = msgspec.msgpack.encode(segment_of(work))
     assert work_of(msgspec.msgpack.decode(packed, type=SegmentHeader)) == work
 
 
 def test_the_driver_learns_what_was_drafted() -> None:
-    work = [Work(1, 4, (5, 8, 9), 3, drafted=2), Work(2, 0, (1, 2), 1)]
+    work = [SessionRows(1, 4, (5, 8, 9), 3, drafted=2), SessionRows(2, 0, (1, 2), 1)]
     result = StepResult("c", 1, 1, [], drafted=[drafted_ids(each) for each in drafted_in(work)])
     arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(result), type=StepResult)
     assert drafted_of(arrived) == [Drafted(1, 5, (8, 9))]
@@ -40,7 +45,7 @@ def test_the_driver_learns_what_was_drafted() -> None:
 
 def test_a_peer_of_an_older_release_drafts_nothing() -> None:
     old = msgspec.msgpack.encode([1, 4, 1, 1, pack_ids([5])])
-    assert work_of(msgspec.msgpack.decode(old, type=SegmentHeader)) == Work(1, 4, (5,), 1)
+    assert work_of(msgspec.msgpack.decode(old, type=SegmentHeader)) == SessionRows(1, 4, (5,), 1)
 
 
 def test_drafts_within_bounds_pass() -> None:

@@ -10,22 +10,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shardcompute.api.anthropic.schemas import (
-    Block,
+    ContentBlock,
     CountRequest,
     InputDelta,
     InputMessage,
-    Message,
     MessageEnd,
     MessageEvent,
+    MessageReply,
     MessagesError,
     MessagesRequest,
     MessagesUsage,
+    MessageTool,
     OutputConfig,
     StopReason,
     TextBlock,
     TextDelta,
     TokenCount,
-    Tool,
     ToolChoice,
     ToolUseBlock,
 )
@@ -33,7 +33,7 @@ from shardcompute.api.body import read_body
 from shardcompute.api.context import context_of, request_id_of
 from shardcompute.api.errors import MESSAGES_PATH, RequestError, shape_error, unsupported
 from shardcompute.api.generation.answer import answer, json_response
-from shardcompute.api.generation.chat import Chat
+from shardcompute.api.generation.chat import ChatPlan
 from shardcompute.api.generation.conversation import (
     Translation,
     limit,
@@ -43,7 +43,7 @@ from shardcompute.api.generation.conversation import (
 )
 from shardcompute.api.generation.generations import Outcome
 from shardcompute.api.generation.replies import ChatChunkChoice, ChatCompletion, ReplyBody
-from shardcompute.api.openapi import Endpoint
+from shardcompute.api.openapi import ApiRoute
 
 _SKIPPED = frozenset({"thinking", "redacted_thinking"})
 _REASONS: dict[str, StopReason] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -94,7 +94,7 @@ class MessageEvents:
 class MessagesDialect(Translation):
     """Words a chat as a message of content blocks: text first, then one block for each tool call."""
 
-    def __init__(self, chat: Chat, message_id: str) -> None:
+    def __init__(self, chat: ChatPlan, message_id: str) -> None:
         super().__init__(chat)
         self._id = message_id
         self._blocks = 0
@@ -146,8 +146,8 @@ class MessagesDialect(Translation):
         reason: StopReason | None,
         stop: str | None,
         usage: MessagesUsage,
-    ) -> Message:
-        return Message(
+    ) -> MessageReply:
+        return MessageReply(
             id=self._id,
             type="message",
             role="assistant",
@@ -210,7 +210,7 @@ def _chat_messages(message: InputMessage, where: str) -> list[dict[str, Any]]:
     """A message's results of tools are messages of their own in chat, and come before its text."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
-    texts: list[Block] = []
+    texts: list[ContentBlock] = []
     calls: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     for index, block in enumerate(message.content):
@@ -230,7 +230,7 @@ def _chat_messages(message: InputMessage, where: str) -> list[dict[str, Any]]:
     return [*results, own] if texts or calls or not results else results
 
 
-def _text(content: str | Sequence[Block], where: str) -> str:
+def _text(content: str | Sequence[ContentBlock], where: str) -> str:
     if isinstance(content, str):
         return content
     for block in content:
@@ -248,7 +248,7 @@ def _named(value: str | None, param: str) -> str:
     return value
 
 
-def _chat_tool(tool: Tool, index: int) -> dict[str, Any]:
+def _chat_tool(tool: MessageTool, index: int) -> dict[str, Any]:
     if tool.type not in (None, "custom"):
         message = f"The tool {tool.type!r} would have to run on the server, and none does."
         raise unsupported(f"tools[{index}]", message, hint="send tools of your own")
@@ -280,19 +280,19 @@ def _parsed(arguments: str) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {"arguments": arguments}
 
 
-MESSAGES_ENDPOINTS: tuple[Endpoint, ...] = (
-    Endpoint(
+MESSAGES_ENDPOINTS: tuple[ApiRoute, ...] = (
+    ApiRoute(
         "POST",
         MESSAGES_PATH,
         create_message,
         "Answer a conversation (Anthropic's shape).",
         body=MessagesRequest,
-        reply=Message,
+        reply=MessageReply,
         chunk=MessageEvent,
         error=MessagesError,
         statuses=(400, 404, 408, 413, 415, 429, 500, 503),
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         f"{MESSAGES_PATH}/count_tokens",
         count_message_tokens,

@@ -10,7 +10,7 @@ from shardcompute.api.generation.replies import ReplyBody
 from shardcompute.api.generation.schemas import MAX_STOPS, Count, RequestBody, StopText
 
 
-class Block(BaseModel):
+class ContentBlock(BaseModel):
     """A content block, as loose as its many kinds: which fields it needs depends on `type`."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
@@ -21,7 +21,7 @@ class Block(BaseModel):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | Annotated[list[Block], Field(fail_fast=True)] | None = None
+    content: str | Annotated[list[ContentBlock], Field(fail_fast=True)] | None = None
     is_error: bool | None = None
 
 
@@ -29,10 +29,10 @@ class InputMessage(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[Block], Field(fail_fast=True)]
+    content: str | Annotated[list[ContentBlock], Field(fail_fast=True)]
 
 
-class Tool(BaseModel):
+class MessageTool(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     name: str
@@ -71,8 +71,8 @@ class OutputConfig(BaseModel):
 
 class CountRequest(RequestBody):
     messages: Annotated[list[InputMessage], Field(fail_fast=True, min_length=1)]
-    system: str | Annotated[list[Block], Field(fail_fast=True)] | None = None
-    tools: list[Tool] | None = None
+    system: str | Annotated[list[ContentBlock], Field(fail_fast=True)] | None = None
+    tools: list[MessageTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
 
@@ -123,7 +123,7 @@ class ToolUseBlock(ReplyBody):
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
-class Message(ReplyBody):
+class MessageReply(ReplyBody):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -164,7 +164,7 @@ class MessageEvent(ReplyBody):
         "message_delta",
         "message_stop",
     ]
-    message: Message | None = None
+    message: MessageReply | None = None
     index: int | None = None
     content_block: TextBlock | ToolUseBlock | None = None
     delta: TextDelta | InputDelta | MessageEnd | None = None

@@ -38,7 +38,7 @@ from shardcompute.api.cluster.schemas import (
 )
 from shardcompute.api.context import context_of
 from shardcompute.api.errors import RequestError
-from shardcompute.api.openapi import Endpoint
+from shardcompute.api.openapi import ApiRoute
 from shardcompute.core.errors import UnknownModelError, UsageError
 from shardcompute.security.names import Role
 
@@ -171,8 +171,8 @@ async def _find(work: Callable[[str], Result], name: str) -> Result:
         raise RequestError(error.message, hint=error.hint, code="not_found", status=404) from error
 
 
-CLUSTER_ENDPOINTS: tuple[Endpoint, ...] = (
-    Endpoint(
+CLUSTER_ENDPOINTS: tuple[ApiRoute, ...] = (
+    ApiRoute(
         "GET",
         "/cluster/state",
         cluster_state,
@@ -180,7 +180,7 @@ CLUSTER_ENDPOINTS: tuple[Endpoint, ...] = (
         reply=StateReply,
         statuses=(403,),
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         "/cluster/events",
         cluster_events,
@@ -188,7 +188,7 @@ CLUSTER_ENDPOINTS: tuple[Endpoint, ...] = (
         chunk=NewsReply,
         statuses=(403, 429),
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         "/cluster/requests",
         cluster_requests,
@@ -197,7 +197,7 @@ CLUSTER_ENDPOINTS: tuple[Endpoint, ...] = (
         statuses=(400, 403),
         counts=("after",),
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         "/cluster/usage",
         cluster_usage,
@@ -205,7 +205,7 @@ CLUSTER_ENDPOINTS: tuple[Endpoint, ...] = (
         reply=UsageReply,
         statuses=(403,),
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         "/cluster/catalogue",
         cluster_catalogue,
@@ -213,7 +213,7 @@ CLUSTER_ENDPOINTS: tuple[Endpoint, ...] = (
         reply=CatalogueList,
         statuses=(403,),
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         "/cluster/pulls",
         pull_model,
@@ -222,7 +222,7 @@ CLUSTER_ENDPOINTS: tuple[Endpoint, ...] = (
         reply=FetchReply,
         statuses=_ORDER_ERRORS,
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         "/cluster/plan",
         plan_model,
@@ -231,7 +231,7 @@ CLUSTER_ENDPOINTS: tuple[Endpoint, ...] = (
         reply=PlanReply,
         statuses=(*_ORDER_ERRORS, 502),
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         "/cluster/models",
         load_model,
@@ -240,7 +240,7 @@ CLUSTER_ENDPOINTS: tuple[Endpoint, ...] = (
         reply=FetchReply,
         statuses=_ORDER_ERRORS,
     ),
-    Endpoint(
+    ApiRoute(
         "DELETE",
         "/cluster/models/{model:path}",
         unload_model,
@@ -248,7 +248,7 @@ CLUSTER_ENDPOINTS: tuple[Endpoint, ...] = (
         reply=Deleted,
         statuses=_NAMING_ERRORS,
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         "/cluster/nodes/{node}/drain",
         drain_node,
@@ -257,7 +257,7 @@ CLUSTER_ENDPOINTS: tuple[Endpoint, ...] = (
         reply=NodeReply,
         statuses=_ORDER_ERRORS,
     ),
-    Endpoint(
+    ApiRoute(
         "DELETE",
         "/cluster/nodes/{node}",
         revoke_node,
@@ -265,7 +265,7 @@ CLUSTER_ENDPOINTS: tuple[Endpoint, ...] = (
         reply=NodeReply,
         statuses=_NAMING_ERRORS,
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         "/cluster/tokens",
         create_token,
@@ -274,8 +274,8 @@ CLUSTER_ENDPOINTS: tuple[Endpoint, ...] = (
         reply=NewTokenReply,
         statuses=_ORDER_ERRORS,
     ),
-    Endpoint("GET", "/cluster/tokens", list_tokens, "All join tokens.", reply=TokenList, statuses=(403,)),
-    Endpoint(
+    ApiRoute("GET", "/cluster/tokens", list_tokens, "All join tokens.", reply=TokenList, statuses=(403,)),
+    ApiRoute(
         "DELETE",
         "/cluster/tokens/{token}",
         revoke_token,
@@ -283,7 +283,7 @@ CLUSTER_ENDPOINTS: tuple[Endpoint, ...] = (
         reply=Deleted,
         statuses=_NAMING_ERRORS,
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         "/cluster/keys",
         create_key,
@@ -292,8 +292,8 @@ CLUSTER_ENDPOINTS: tuple[Endpoint, ...] = (
         reply=NewKeyReply,
         statuses=_ORDER_ERRORS,
     ),
-    Endpoint("GET", "/cluster/keys", list_keys, "All API keys.", reply=KeyList, statuses=(403,)),
-    Endpoint(
+    ApiRoute("GET", "/cluster/keys", list_keys, "All API keys.", reply=KeyList, statuses=(403,)),
+    ApiRoute(
         "DELETE",
         "/cluster/keys/{key}",
         revoke_key,

@@ -40,7 +40,7 @@ from shardcompute.node.service import TextCodec
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class ChatPlan:
     """A conversation ready to be answered, whichever dialect it was asked in."""
 
     body: ChatCompletionRequest
@@ -54,7 +54,7 @@ async def create_chat_completion(request: Request) -> Response:
     return await answer(request, context, chat.body, chat.plan, chat.dialect)
 
 
-async def open_chat(request: Request, body: ChatCompletionRequest, text: str | None = None) -> Chat:
+async def open_chat(request: Request, body: ChatCompletionRequest, text: str | None = None) -> ChatPlan:
     """Everything up to the first token: checks, the prompt, and how the answer will be worded.
 
     `text`, where given, is the prompt as it is, in the place of the messages.
@@ -95,7 +95,7 @@ async def open_chat(request: Request, body: ChatCompletionRequest, text: str | N
         has_logprobs=bool(body.logprobs),
         has_usage=wants_usage(body),
     )
-    return Chat(body, plan, dialect)
+    return ChatPlan(body, plan, dialect)
 
 
 class ChatDialect:

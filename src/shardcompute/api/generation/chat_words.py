@@ -12,7 +12,7 @@ from shardcompute.api.generation.replies import (
     CalledToolDelta,
     ChatDelta,
 )
-from shardcompute.api.tools import CallArguments, CallStarted, Event, Said, ToolPlan
+from shardcompute.api.tools import CallArguments, CallStarted, Event, SpokenText, ToolPlan
 
 
 class ChatWords:
@@ -38,7 +38,7 @@ class ChatWords:
         With `must_speak` there is a chunk of text or a call even where nothing is certain yet.
         """
         if self._reader is None:
-            events: list[Event] = [Said(text)] if text else []
+            events: list[Event] = [SpokenText(text)] if text else []
         else:
             events = self._reader.push(text) + (self._reader.finish() if is_over else [])
         worded = list(self._worded(events))
@@ -67,7 +67,7 @@ class ChatWords:
 
     def _worded(self, events: Iterable[Event]) -> Iterable[ChatDelta]:
         for event in events:
-            if isinstance(event, Said):
+            if isinstance(event, SpokenText):
                 self._texts.append(event.text)
                 yield ChatDelta(content=event.text)
             elif isinstance(event, CallStarted):

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 
 from shardcompute.api.errors import from_validation
-from shardcompute.api.generation.chat import Chat, open_chat
+from shardcompute.api.generation.chat import ChatPlan, open_chat
 from shardcompute.api.generation.generations import Outcome
 from shardcompute.api.generation.parameters import Plan
 from shardcompute.api.generation.replies import ChatChunkChoice, ChatCompletion, ReplyBody
@@ -24,7 +24,7 @@ from shardcompute.api.generation.sse import event
 from shardcompute.core.generation import Delta
 
 
-async def open_conversation(request: Request, fields: Mapping[str, Any], text: str | None = None) -> Chat:
+async def open_conversation(request: Request, fields: Mapping[str, Any], text: str | None = None) -> ChatPlan:
     """The chat that these fields of a chat completion ask for; fields that are None are left out. `text`, where
     given, is the prompt as it is, in the place of the messages."""
     given = {name: value for name, value in fields.items() if value is not None}
@@ -35,7 +35,7 @@ async def open_conversation(request: Request, fields: Mapping[str, Any], text: s
     return await open_chat(request, body, text)
 
 
-def limit(chat: Chat, max_tokens: int | None) -> Chat:
+def limit(chat: ChatPlan, max_tokens: int | None) -> ChatPlan:
     """The chat with answers of at most so many tokens, where more than the context has room for is no mistake."""
     if max_tokens is None:
         return chat
@@ -48,7 +48,7 @@ def limit(chat: Chat, max_tokens: int | None) -> Chat:
 class Translation(ABC):
     """A dialect that words what chat says. Subclasses translate one choice of a chunk, and a whole completion."""
 
-    def __init__(self, chat: Chat) -> None:
+    def __init__(self, chat: ChatPlan) -> None:
         self.chat = chat
         self.plan: Plan = chat.plan
         self._is_open = False

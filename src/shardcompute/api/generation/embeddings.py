@@ -26,7 +26,7 @@ from shardcompute.api.generation.parameters import Plan, check_ids, choose_model
 from shardcompute.api.generation.replies import ReplyBody
 from shardcompute.api.generation.schemas import RequestBody, TokenIds
 from shardcompute.api.generation.sse import until_disconnect
-from shardcompute.api.openapi import Endpoint
+from shardcompute.api.openapi import ApiRoute
 from shardcompute.core.errors import BackendError, PromptTooLongError
 from shardcompute.core.generation import GenerationRequest, Sampling
 from shardcompute.node.service import ServedModel, TextCodec
@@ -156,8 +156,8 @@ def _packed(vector: Vector) -> str:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
-EMBEDDINGS_ENDPOINTS: tuple[Endpoint, ...] = (
-    Endpoint(
+EMBEDDINGS_ENDPOINTS: tuple[ApiRoute, ...] = (
+    ApiRoute(
         "POST",
         "/v1/embeddings",
         create_embeddings,

@@ -28,7 +28,7 @@ class ErrorReply(ReplyBody):
     error: ErrorDetail
 
 
-class ModelCard(ReplyBody):
+class ModelObject(ReplyBody):
     id: str
     object: Literal["model"]
     created: int
@@ -38,7 +38,7 @@ class ModelCard(ReplyBody):
 
 class ModelList(ReplyBody):
     object: Literal["list"]
-    data: list[ModelCard]
+    data: list[ModelObject]
 
 
 class PromptTokensDetails(ReplyBody):

@@ -9,7 +9,7 @@ from shardcompute.api.metrics import table
 from shardcompute.api.metrics.kinds import Counter, Gauge, Gauges, Histogram, Metric
 from shardcompute.api.metrics.table import MetricRow
 from shardcompute.core.generation import Delta
-from shardcompute.node.service import Load, Service
+from shardcompute.node.service import Service, ServiceLoad
 from shardcompute.version import VERSION
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Watch:
             self._metrics.succeeded.add(1, self._model, reason)
 
 
-def _work_metrics(load: Load) -> list[Metric]:
+def _work_metrics(load: ServiceLoad) -> list[Metric]:
     frames, size = _counter(table.WIRE_FRAMES), _counter(table.WIRE_BYTES)
     for hop in load.traffic:
         names = (hop.sender, hop.receiver, hop.codec)

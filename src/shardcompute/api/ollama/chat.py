@@ -17,7 +17,7 @@ from shardcompute.api.body import read_body
 from shardcompute.api.context import context_of
 from shardcompute.api.errors import OLLAMA_PATH, shape_error, unsupported
 from shardcompute.api.generation.answer import answer, json_response
-from shardcompute.api.generation.chat import Chat
+from shardcompute.api.generation.chat import ChatPlan
 from shardcompute.api.generation.conversation import Translation, limit, open_conversation
 from shardcompute.api.generation.generations import Outcome
 from shardcompute.api.generation.replies import ChatChunkChoice, ChatCompletion, ChatLogprobs, ReplyBody
@@ -33,7 +33,7 @@ from shardcompute.api.ollama.schemas import (
     OllamaRequest,
     Options,
 )
-from shardcompute.api.openapi import Endpoint
+from shardcompute.api.openapi import ApiRoute
 
 NDJSON = "application/x-ndjson"
 _NEUTRAL = {"mirostat": 0, "typical_p": 1, "tfs_z": 1}
@@ -90,7 +90,7 @@ class Lines:
 class OllamaDialect(Translation):
     """Words a chat as messages (`/api/chat`) or as bare text (`/api/generate`)."""
 
-    def __init__(self, chat: Chat, created_at: str, *, is_chat: bool) -> None:
+    def __init__(self, chat: ChatPlan, created_at: str, *, is_chat: bool) -> None:
         super().__init__(chat)
         self._created_at = created_at
         self._is_chat = is_chat
@@ -243,8 +243,8 @@ def _parsed(arguments: str) -> dict[str, Any]:
 
 def _endpoint(
     path: str, run: Any, summary: str, body: type[OllamaRequest], reply: type[ReplyBody]
-) -> Endpoint:
-    return Endpoint(
+) -> ApiRoute:
+    return ApiRoute(
         "POST",
         path,
         run,
@@ -258,7 +258,7 @@ def _endpoint(
     )
 
 
-OLLAMA_ENDPOINTS: tuple[Endpoint, ...] = (
+OLLAMA_ENDPOINTS: tuple[ApiRoute, ...] = (
     _endpoint(
         "/api/chat",
         ollama_chat,

@@ -18,7 +18,7 @@ from shardcompute.api.generation.schemas import RequestBody
 from shardcompute.api.generation.sse import until_disconnect
 from shardcompute.api.ollama.models import find_model
 from shardcompute.api.ollama.schemas import OllamaError
-from shardcompute.api.openapi import Endpoint
+from shardcompute.api.openapi import ApiRoute
 
 
 class EmbedRequest(RequestBody):
@@ -87,8 +87,8 @@ async def _embed(
 
 
 _ERRORS = (400, 404, 408, 413, 415, 429, 500, 503)
-OLLAMA_EMBEDDING_ENDPOINTS: tuple[Endpoint, ...] = (
-    Endpoint(
+OLLAMA_EMBEDDING_ENDPOINTS: tuple[ApiRoute, ...] = (
+    ApiRoute(
         "POST",
         "/api/embed",
         ollama_embed,
@@ -98,7 +98,7 @@ OLLAMA_EMBEDDING_ENDPOINTS: tuple[Endpoint, ...] = (
         error=OllamaError,
         statuses=_ERRORS,
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         "/api/embeddings",
         ollama_embeddings,

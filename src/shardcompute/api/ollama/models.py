@@ -26,7 +26,7 @@ from shardcompute.api.ollama.schemas import (
     RunningModel,
     RunningModels,
 )
-from shardcompute.api.openapi import Endpoint
+from shardcompute.api.openapi import ApiRoute
 from shardcompute.node.service import ServedModel, Service
 
 _TAG = ":latest"
@@ -123,8 +123,8 @@ def _listing(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def _refused(method: Literal["POST", "DELETE"], path: str) -> Endpoint:
-    return Endpoint(
+def _refused(method: Literal["POST", "DELETE"], path: str) -> ApiRoute:
+    return ApiRoute(
         method,
         path,
         partial(ollama_refusal),  # known by its path, as all operations need names of their own
@@ -136,8 +136,8 @@ def _refused(method: Literal["POST", "DELETE"], path: str) -> Endpoint:
     )
 
 
-OLLAMA_MODEL_ENDPOINTS: tuple[Endpoint, ...] = (
-    Endpoint(
+OLLAMA_MODEL_ENDPOINTS: tuple[ApiRoute, ...] = (
+    ApiRoute(
         "GET",
         "/api/tags",
         ollama_tags,
@@ -145,7 +145,7 @@ OLLAMA_MODEL_ENDPOINTS: tuple[Endpoint, ...] = (
         reply=OllamaModels,
         error=OllamaError,
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         "/api/ps",
         ollama_ps,
@@ -153,7 +153,7 @@ OLLAMA_MODEL_ENDPOINTS: tuple[Endpoint, ...] = (
         reply=RunningModels,
         error=OllamaError,
     ),
-    Endpoint(
+    ApiRoute(
         "GET",
         "/api/version",
         ollama_version,
@@ -161,7 +161,7 @@ OLLAMA_MODEL_ENDPOINTS: tuple[Endpoint, ...] = (
         reply=VersionReply,
         error=OllamaError,
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         "/api/show",
         ollama_show,
@@ -171,7 +171,7 @@ OLLAMA_MODEL_ENDPOINTS: tuple[Endpoint, ...] = (
         error=OllamaError,
         statuses=_BODY_ERRORS,
     ),
-    Endpoint(
+    ApiRoute(
         "POST",
         "/api/pull",
         ollama_pull,

@@ -42,7 +42,7 @@ class OllamaRequest(RequestBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
 
-class CalledFunction(BaseModel):
+class OllamaFunction(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     name: str
@@ -53,7 +53,7 @@ class OllamaCall(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     id: str | None = None
-    function: CalledFunction
+    function: OllamaFunction
 
 
 class OllamaMessage(BaseModel):
@@ -85,7 +85,7 @@ class ModelName(RequestBody):
     name: str | None = Field(None, description="The older name of model.")
 
 
-class Kept(ReplyBody):
+class OllamaTimes(ReplyBody):
     """When and for how long, in nanoseconds as Ollama has it."""
 
     model: str
@@ -107,13 +107,13 @@ class OllamaReplyMessage(ReplyBody):
     tool_calls: list[dict[str, Any]] | None = None
 
 
-class OllamaChatReply(Kept):
+class OllamaChatReply(OllamaTimes):
     """A whole answer, and each line of a streamed one."""
 
     message: OllamaReplyMessage
 
 
-class OllamaGenerateReply(Kept):
+class OllamaGenerateReply(OllamaTimes):
     """A whole answer, and each line of a streamed one."""
 
     response: str

@@ -38,7 +38,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class CompletionPrompt:
     """One prompt as text and as ids; the text is filled in where it is echoed."""
 
     ids: list[int]
@@ -188,7 +188,7 @@ def _refuse_what_completions_lack(body: CompletionRequest) -> None:
         raise RequestError("max_tokens of 0 is only allowed together with echo.", param="max_tokens")
 
 
-async def _prompts(codec: TextCodec, body: CompletionRequest, limits: Limits) -> list[Prompt]:
+async def _prompts(codec: TextCodec, body: CompletionRequest, limits: Limits) -> list[CompletionPrompt]:
     given: Sequence[str | list[int]]
     if isinstance(body.prompt, str) or _is_ids(body.prompt):
         given = [body.prompt]
@@ -207,10 +207,10 @@ def _is_ids(prompt: Sequence[object]) -> TypeGuard[list[int]]:
     return isinstance(prompt[0], int)
 
 
-async def _prompt(codec: TextCodec, given: str | list[int], *, has_echo: bool) -> Prompt:
+async def _prompt(codec: TextCodec, given: str | list[int], *, has_echo: bool) -> CompletionPrompt:
     if isinstance(given, str):
         ids = await run_codec(lambda: codec.encode(given), characters=len(given))
-        return Prompt(ids, given)
+        return CompletionPrompt(ids, given)
     check_ids(codec, given, "prompt")
     text = codec.decode(given, skip_special=False) if has_echo else ""
-    return Prompt(given, text)
+    return CompletionPrompt(given, text)

@@ -26,7 +26,7 @@ from shardcompute.api.openai.responses_schemas import (
     TextFormat,
     ToolSelection,
 )
-from shardcompute.api.openapi import Endpoint
+from shardcompute.api.openapi import ApiRoute
 
 _LOGPROBS = "message.output_text.logprobs"
 _TEXTS = frozenset({"input_text", "output_text", "text"})
@@ -180,8 +180,8 @@ def _tool_choice(choice: str | ToolSelection | None) -> str | dict[str, Any] | N
     return {"type": "function", "function": {"name": _given(choice.name, "tool_choice.name")}}
 
 
-RESPONSES_ENDPOINTS: tuple[Endpoint, ...] = (
-    Endpoint(
+RESPONSES_ENDPOINTS: tuple[ApiRoute, ...] = (
+    ApiRoute(
         "POST",
         "/v1/responses",
         create_response,

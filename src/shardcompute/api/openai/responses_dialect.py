@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from shardcompute.api.errors import error_body
 from shardcompute.api.generation.answer import usage_of
-from shardcompute.api.generation.chat import Chat
+from shardcompute.api.generation.chat import ChatPlan
 from shardcompute.api.generation.conversation import Translation, named_event
 from shardcompute.api.generation.generations import Outcome
 from shardcompute.api.generation.replies import ChatChunkChoice, ChatCompletion, ChosenToken, ReplyBody
@@ -56,7 +56,7 @@ class ResponseEvents:
 class ResponsesDialect(Translation):
     """One message item, then one item for each tool call."""
 
-    def __init__(self, chat: Chat, body: ResponsesRequest, *, request_id: str, created_s: int) -> None:
+    def __init__(self, chat: ChatPlan, body: ResponsesRequest, *, request_id: str, created_s: int) -> None:
         super().__init__(chat)
         self._body = body
         self._request_id = request_id

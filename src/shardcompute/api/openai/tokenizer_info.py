@@ -9,7 +9,7 @@ from shardcompute.api.context import context_of
 from shardcompute.api.generation.answer import json_response
 from shardcompute.api.generation.parameters import choose_model
 from shardcompute.api.generation.replies import ReplyBody
-from shardcompute.api.openapi import Endpoint
+from shardcompute.api.openapi import ApiRoute
 
 
 class TokenizerReply(ReplyBody):
@@ -38,8 +38,8 @@ async def tokenizer_info(request: Request) -> Response:
     )
 
 
-TOKENIZER_ENDPOINTS: tuple[Endpoint, ...] = (
-    Endpoint(
+TOKENIZER_ENDPOINTS: tuple[ApiRoute, ...] = (
+    ApiRoute(
         "GET",
         "/tokenizer_info",
         tokenizer_info,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardcompute.api.tools.call_format import CallFormat, Tool
 from shardcompute.api.tools.detection import detect_format
-from shardcompute.api.tools.events import CallArguments, CallReader, CallStarted, Event, Said
+from shardcompute.api.tools.events import CallArguments, CallReader, CallStarted, Event, SpokenText
 from shardcompute.api.tools.planning import ToolPlan, encode_with_tools, plan_tools
 
 __all__ = [
@@ -13,7 +13,7 @@ __all__ = [
     "CallReader",
     "CallStarted",
     "Event",
-    "Said",
+    "SpokenText",
     "Tool",
     "ToolPlan",
     "detect_format",

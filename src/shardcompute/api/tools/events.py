@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SpokenText:
     """Text for the user."""
 
     text: str
@@ -28,7 +28,7 @@ class CallArguments:
     text: str
 
 
-Event: TypeAlias = Said | CallStarted | CallArguments
+Event: TypeAlias = SpokenText | CallStarted | CallArguments
 
 
 class CallReader(Protocol):
@@ -48,8 +48,8 @@ def merged(events: Iterable[Event]) -> list[Event]:
     out: list[Event] = []
     for event in events:
         last = out[-1] if out else None
-        if isinstance(event, Said) and isinstance(last, Said):
-            out[-1] = Said(last.text + event.text)
+        if isinstance(event, SpokenText) and isinstance(last, SpokenText):
+            out[-1] = SpokenText(last.text + event.text)
         elif isinstance(event, CallArguments) and isinstance(last, CallArguments):
             out[-1] = CallArguments(last.text + event.text)
         elif isinstance(event, CallStarted) or event.text:

@@ -15,7 +15,7 @@ from shardcompute.api.tools.call_format import (
     object_rules,
     random_letters,
 )
-from shardcompute.api.tools.events import Event, Said, merged, split_before
+from shardcompute.api.tools.events import Event, SpokenText, merged, split_before
 from shardcompute.api.tools.json_calls import CallObject
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -71,11 +71,11 @@ class MarkedReader:
         self._held = self._held[certain:]
         return False
 
-    def _said(self, text: str) -> Said:
+    def _said(self, text: str) -> SpokenText:
         """The line between two calls is not meant for anybody."""
         text = text.lstrip() if self._has_called else text
         self._has_called = self._has_called and not text
-        return Said(text)
+        return SpokenText(text)
 
     def _find_call(self, events: list[Event]) -> bool:
         """What comes between the marks: another call, or the end."""

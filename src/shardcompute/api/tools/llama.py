@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardcompute.api.tools.call_format import ArgumentsRule, Marks, Tool, object_rules, random_letters
-from shardcompute.api.tools.events import CallStarted, Event, Said, merged, split_before
+from shardcompute.api.tools.events import CallStarted, Event, SpokenText, merged, split_before
 from shardcompute.api.tools.json_calls import CallObject, JsonText
 
 TAG = "<|python_tag|>"
@@ -46,7 +46,7 @@ class LlamaReader:
         if self._is_fresh and self._has_called:
             held = held.strip(_BETWEEN)
         self._held, self._call = "", None
-        return merged([Said(held)])
+        return merged([SpokenText(held)])
 
     def _advance(self, events: list[Event]) -> bool:
         if self._call is not None:
@@ -73,7 +73,7 @@ class LlamaReader:
         if self._is_fresh and self._has_called:
             text = text.lstrip(_BETWEEN)
         self._is_fresh = self._is_fresh and not text
-        events.append(Said(text))
+        events.append(SpokenText(text))
 
     def _is_known(self, call: CallObject) -> bool:
         return call.name is not None and call.name in self._names

@@ -18,7 +18,7 @@ from shardcompute.api.tools.call_format import (
     quoted,
     random_letters,
 )
-from shardcompute.api.tools.events import CallArguments, CallStarted, Event, Said, merged, split_before
+from shardcompute.api.tools.events import CallArguments, CallStarted, Event, SpokenText, merged, split_before
 from shardcompute.api.tools.json_calls import CallObject, JsonText
 
 OPEN, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -50,11 +50,11 @@ class MistralReader:
     def finish(self) -> list[Event]:
         events: list[Event] = []
         if self._call is not None and self._call.name is None:
-            events.append(Said(self._call.text))
+            events.append(SpokenText(self._call.text))
         elif self._is_text:
-            events.append(Said(self._held))
+            events.append(SpokenText(self._held))
         elif self._call is None and self._arguments is None and self._held.strip(_BETWEEN):
-            events.append(Said(self._held if self._has_called else OPEN + self._held))
+            events.append(SpokenText(self._held if self._has_called else OPEN + self._held))
         self._held = ""
         return merged(events)
 
@@ -76,7 +76,7 @@ class MistralReader:
             events.append(CallStarted(found[1]))
             self._held, self._arguments, self._has_called = held[found.end() :], JsonText(), True
         elif held and (self._is_list or len(held) > _NAME_CHARS) and not OPEN.startswith(held):
-            events.append(Said("" if self._has_called else OPEN))
+            events.append(SpokenText("" if self._has_called else OPEN))
             self._held = held if self._has_called else self._held
             self._is_text = True
         else:
@@ -86,11 +86,11 @@ class MistralReader:
     def _find_mark(self, events: list[Event]) -> bool:
         before, mark, behind = self._held.partition(OPEN)
         if mark:
-            events.append(Said(before.rstrip()))
+            events.append(SpokenText(before.rstrip()))
             self._held, self._is_text, self._is_list, self._has_called = behind, False, False, False
             return True
         certain = split_before(self._held, OPEN)
-        events.append(Said(self._held[:certain]))
+        events.append(SpokenText(self._held[:certain]))
         self._held = self._held[certain:]
         return False
 
@@ -98,7 +98,7 @@ class MistralReader:
         events += call.push(self._held)
         self._held = call.rest
         if call.is_broken and call.name is None:
-            events.append(Said(call.text))
+            events.append(SpokenText(call.text))
         self._has_called = self._has_called or call.name is not None
         if call.is_whole or call.is_broken:
             self._call = None

@@ -23,7 +23,7 @@ from shardcompute.api.tools.call_format import (
     quoted,
     random_letters,
 )
-from shardcompute.api.tools.events import CallArguments, CallStarted, Event, Said, merged, split_before
+from shardcompute.api.tools.events import CallArguments, CallStarted, Event, SpokenText, merged, split_before
 from shardcompute.api.tools.hermes import CLOSE, OPEN, marked_calls, words_then_marked_calls
 from shardcompute.core.errors import UsageError
 from shardcompute.decoding import json_rule
@@ -93,7 +93,7 @@ class QwenCoderReader:
         """The line between two calls is not meant for anybody."""
         text = text.lstrip() if self._has_called else text
         self._has_called = self._has_called and not text
-        events.append(Said(text))
+        events.append(SpokenText(text))
 
     def _follow_function(self, name: str, events: list[Event]) -> bool:
         self._held = self._held.lstrip()

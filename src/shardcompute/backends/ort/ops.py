@@ -13,7 +13,7 @@ from shardcompute.backends.ops import Attention, ExpertBlock, Gate
 from shardcompute.backends.ort.attention import AttentionKernel
 from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
 from shardcompute.backends.ort.linear import Linear, describe_form, stack, write_linear
-from shardcompute.backends.ort.program import Attend, Experts, Graph, ProgramStep, TakeWanted, Value
+from shardcompute.backends.ort.program import Attend, ExpertsStep, Graph, ProgramStep, TakeWanted, Value
 from shardcompute.backends.rotation import rotation_tables
 
 GPT_OSS_ALPHA = 1.702
@@ -157,7 +157,7 @@ class OrtOps:
         out = Value(self._name("e"), x.width, None)
         pairs = zip(block.gate_up, block.down, strict=True)
         sessions = [_open_expert(up, down, x.width, block.gate) for up, down in pairs]
-        self.steps.append(Experts(sessions, block.per_token, block.weights_over, x, scores, out))
+        self.steps.append(ExpertsStep(sessions, block.per_token, block.weights_over, x, scores, out))
         return out
 
     def wanted(self, x: Value) -> Value:

@@ -129,7 +129,7 @@ class Attend:
 
 
 @dataclass(slots=True, eq=False)
-class Experts:
+class ExpertsStep:
     """Sends each row to its experts and adds up what they answer, in the order of expert numbers."""
 
     sessions: Sequence[onnxruntime.InferenceSession]

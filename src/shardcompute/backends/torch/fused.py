@@ -25,7 +25,7 @@ from shardcompute.backends.torch.kernels.tiling import MAX_ROWS
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.ops import Rotation, TorchOps
 from shardcompute.backends.torch.plan import StepPlan
-from shardcompute.backends.torch.weights import BlockLinear, Linear, StackedLinear
+from shardcompute.backends.torch.weights import BlockLinear, DeviceLinear, StackedLinear
 
 SHORT_SEGMENT = 16
 
@@ -35,7 +35,7 @@ class Product:
     """A linear map not applied yet."""
 
     x: torch.Tensor
-    matrix: Linear
+    matrix: DeviceLinear
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class FusedOps(TorchOps):
             return self._apply(x, torch.float32)
         return self._value(x).float()
 
-    def linear(self, x: Any, matrix: Linear) -> Any:
+    def linear(self, x: Any, matrix: DeviceLinear) -> Any:
         return Product(self._value(x), matrix)
 
     def rms_norm(self, x: Any, weight: torch.Tensor, eps: float) -> Any:

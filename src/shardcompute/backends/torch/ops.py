@@ -17,7 +17,7 @@ from shardcompute.backends.rotation import rotation_tables
 from shardcompute.backends.torch.attention import attend_one
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.plan import StepPlan
-from shardcompute.backends.torch.weights import Linear, load_dense, load_linear, to_tensor
+from shardcompute.backends.torch.weights import DeviceLinear, load_dense, load_linear, to_tensor
 from shardcompute.core.batch import PAGE_TOKENS
 
 GPT_OSS_ALPHA = 1.702
@@ -54,7 +54,7 @@ class TorchOps:
 
     # Loading
 
-    def matrix(self, parts: Sequence[Matrix], bias: Float32 | None) -> Linear:
+    def matrix(self, parts: Sequence[Matrix], bias: Float32 | None) -> DeviceLinear:
         return load_linear(parts, bias, device=self._device, dtype=self._dtype)
 
     def vector(self, values: Float32) -> torch.Tensor:
@@ -72,7 +72,7 @@ class TorchOps:
     def embed(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         return functional.embedding(ids, table)
 
-    def linear(self, x: Any, matrix: Linear) -> Any:
+    def linear(self, x: Any, matrix: DeviceLinear) -> Any:
         return matrix.apply(self._value(x))
 
     def rms_norm(self, x: Any, weight: torch.Tensor, eps: float) -> Any:

@@ -34,7 +34,7 @@ class TensorMatrix:
         return int(self.values.nbytes)
 
 
-class Linear(Protocol):
+class DeviceLinear(Protocol):
     """A linear map `[rows, in] → [rows, out]`."""
 
     @property
@@ -103,7 +103,7 @@ class BlockLinear:
 class StackedLinear:
     """Maps of different form, one output after the other."""
 
-    parts: Sequence[Linear]
+    parts: Sequence[DeviceLinear]
     bias: torch.Tensor | None = None
 
     @property
@@ -120,7 +120,7 @@ def load_linear(
     *,
     device: torch.device,
     dtype: torch.dtype,
-) -> Linear:
+) -> DeviceLinear:
     """One map from matrices stacked along their outputs."""
     on_device = None if bias is None else to_tensor(bias, device, dtype)
     if device.type != "cuda" or not any(isinstance(part, BlockMatrix | MixedMatrix) for part in parts):
@@ -156,7 +156,7 @@ def to_tensor(values: Array, device: torch.device, dtype: torch.dtype | None = N
 
 def _load_one(
     part: Matrix | TensorMatrix, bias: torch.Tensor | None, device: torch.device, dtype: torch.dtype
-) -> Linear:
+) -> DeviceLinear:
     if isinstance(part, BlockMatrix):
         return _load_blocks(part, bias, device)
     if isinstance(part, MixedMatrix):

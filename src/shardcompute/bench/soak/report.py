@@ -77,7 +77,7 @@ class Trend:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class SoakTally:
     """How requests of one kind ended."""
 
     done: int = 0
@@ -89,7 +89,7 @@ class Tally:
 class SoakOutcome:
     minutes: float
     stages: int
-    tallies: Mapping[str, Tally]
+    tallies: Mapping[str, SoakTally]
     failures: Sequence[str]
     """Why requests failed, the first few, and what the processes logged of it."""
     samples: Sequence[Sample]
@@ -103,9 +103,9 @@ class SoakOutcome:
         return find_trends(self.samples, self.minutes * 60)
 
     @property
-    def total(self) -> Tally:
+    def total(self) -> SoakTally:
         tallies = self.tallies.values()
-        return Tally(
+        return SoakTally(
             sum(each.done for each in tallies),
             sum(each.failed for each in tallies),
             sum(each.cancelled for each in tallies),

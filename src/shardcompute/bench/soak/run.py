@@ -22,7 +22,7 @@ import psutil
 from shardcompute.bench.questions import QUESTIONS, system_prompt
 from shardcompute.bench.report import Say
 from shardcompute.bench.servers import Server, serving
-from shardcompute.bench.soak.report import WARM_UP, Sample, SoakOutcome, Tally
+from shardcompute.bench.soak.report import WARM_UP, Sample, SoakOutcome, SoakTally
 from shardcompute.bench.soak.requests import Ask, Kind, RequestMix, is_of_schema
 from shardcompute.bench.stages import memory_per_stage
 from shardcompute.bench.wan.prompts import read_prompts
@@ -130,7 +130,7 @@ class _Soak:
         failures = self.failures[:_SHOWN_FAILURES]
         if failures:
             failures += [f"logged: {line}" for line in self.server.complaints()]
-        tallies = {str(kind): Tally(**count) for kind, count in self.counts.items()}
+        tallies = {str(kind): SoakTally(**count) for kind, count in self.counts.items()}
         return SoakOutcome(
             self.bench.minutes,
             self.stages,

@@ -50,7 +50,7 @@ class WanServing:
 
 
 @dataclass(slots=True)
-class Answer:
+class TimedAnswer:
     """One streamed answer as its client saw it; `timings` is what the server said of it, {} if nothing."""
 
     text: str = ""
@@ -97,11 +97,11 @@ class WanCluster:
             ids: list[int] = answer.json()["tokens"]
         return ids
 
-    def ask(self, body: Mapping[str, Any], *, on_piece: Callable[[int], None] | None = None) -> Answer:
+    def ask(self, body: Mapping[str, Any], *, on_piece: Callable[[int], None] | None = None) -> TimedAnswer:
         """Stream one greedy answer; `on_piece` hears how many pieces of text have come. Raises BackendError."""
         path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
         whole = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}, **body}
-        answer = Answer()
+        answer = TimedAnswer()
         pieces = 0
         started = previous = time.perf_counter()
         with self._client() as client, client.stream("POST", path, json=whole) as response:
@@ -126,9 +126,9 @@ class WanCluster:
 
     def ask_all(
         self, bodies: Sequence[Mapping[str, Any]], *, on_piece: Callable[[int], None] | None = None
-    ) -> tuple[list[Answer], float]:
+    ) -> tuple[list[TimedAnswer], float]:
         """Several answers at once, and how long all of them took; `on_piece` hears of the pieces of each."""
-        results: list[Answer | Exception] = [Answer() for _ in bodies]
+        results: list[TimedAnswer | Exception] = [TimedAnswer() for _ in bodies]
 
         def ask(index: int) -> None:
             try:
@@ -162,7 +162,7 @@ class WanCluster:
             yield client
 
 
-def _take(answer: Answer, chunk: dict[str, Any]) -> bool:
+def _take(answer: TimedAnswer, chunk: dict[str, Any]) -> bool:
     """True if a chunk brought a piece of the answer."""
     if "error" in chunk:
         raise BackendError(f"the stream failed: {chunk['error']}")

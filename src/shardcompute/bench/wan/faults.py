@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardcompute.bench.questions import QUESTIONS
-from shardcompute.bench.wan.cluster import Answer, WanCluster, WanServing, wan_cluster
+from shardcompute.bench.wan.cluster import TimedAnswer, WanCluster, WanServing, wan_cluster
 from shardcompute.bench.wan.run import emulated_homes
 from shardcompute.core.errors import BackendError, UsageError
 from shardcompute.sim import Change, Emulator, initial_conditions, ring_topology
@@ -195,7 +195,7 @@ def _measure(bench: FaultBench, cluster: WanCluster, name: str, number: int) -> 
 
 def ask_amid(
     cluster: WanCluster, bodies: Sequence[Mapping[str, Any]], fault: Fault, stage: str, *, after_pieces: int
-) -> list[Answer]:
+) -> list[TimedAnswer]:
     """Answers during which a fault befalls the cluster; it is over when this returns. Raises BackendError."""
     begin = threading.Event()
     with _befalling(lambda: fault.befall(cluster, stage), begin, fault.lasts_s) as begun:

@@ -11,14 +11,14 @@ from shardcompute.core.errors import SourceError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class BenchPrompt:
     id: int
     category: str
     text: str
     """The first turn."""
 
 
-def read_prompts(path: Path, *, most_chars: int = 6000) -> list[Prompt]:
+def read_prompts(path: Path, *, most_chars: int = 6000) -> list[BenchPrompt]:
     """All prompts that are no longer than `most_chars`, as they stand in the file."""
     hint = "give Spec-Bench's questions with --data"
     try:
@@ -31,7 +31,7 @@ def read_prompts(path: Path, *, most_chars: int = 6000) -> list[Prompt]:
             continue
         try:
             row = json.loads(line)
-            prompt = Prompt(int(row["id"]), str(row["category"]), str(row["turns"][0]))
+            prompt = BenchPrompt(int(row["id"]), str(row["category"]), str(row["turns"][0]))
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise UsageError(f"line {number} of {path} is no prompt: {error!r}", hint=hint) from error
         if len(prompt.text) <= most_chars:
@@ -41,9 +41,9 @@ def read_prompts(path: Path, *, most_chars: int = 6000) -> list[Prompt]:
     return prompts
 
 
-def pick_prompts(prompts: Sequence[Prompt], per_category: int) -> list[Prompt]:
+def pick_prompts(prompts: Sequence[BenchPrompt], per_category: int) -> list[BenchPrompt]:
     """The first few of each category, the categories in turn: a run that ends early has seen all of them."""
-    by_category: dict[str, list[Prompt]] = {}
+    by_category: dict[str, list[BenchPrompt]] = {}
     for prompt in prompts:
         by_category.setdefault(prompt.category, []).append(prompt)
     return [

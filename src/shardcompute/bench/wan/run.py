@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shardcompute.bench.wan.cluster import Answer, WanCluster, WanServing, wan_cluster
-from shardcompute.bench.wan.prompts import Prompt, pick_prompts, read_prompts
+from shardcompute.bench.wan.cluster import TimedAnswer, WanCluster, WanServing, wan_cluster
+from shardcompute.bench.wan.prompts import BenchPrompt, pick_prompts, read_prompts
 from shardcompute.core.errors import UsageError
 from shardcompute.sim import (
     EmulatedNetwork,
@@ -165,7 +165,7 @@ def find_mismatches(rows: Sequence[Row]) -> list[Mismatch]:
 
 
 def _measure_ring(
-    bench: WanBench, cluster: WanCluster, prompts: Sequence[Prompt], ring_ms: float, say: Say
+    bench: WanBench, cluster: WanCluster, prompts: Sequence[BenchPrompt], ring_ms: float, say: Say
 ) -> list[Row]:
     # The first frames after a change of the network pay for windows and estimates of before.
     for arm in bench.arms:
@@ -184,7 +184,7 @@ def _measure_ring(
 
 
 def _measure_streams(
-    bench: WanBench, cluster: WanCluster, prompts: Sequence[Prompt], ring_ms: float, count: int, say: Say
+    bench: WanBench, cluster: WanCluster, prompts: Sequence[BenchPrompt], ring_ms: float, count: int, say: Say
 ) -> list[Row]:
     """Every prompt once, so many at a time; the last group starts again from the beginning."""
     rows: list[Row] = []
@@ -201,8 +201,8 @@ def _measure_streams(
 def _rows(
     ring_ms: float,
     arm: str,
-    prompts: Sequence[Prompt],
-    answers: Sequence[Answer],
+    prompts: Sequence[BenchPrompt],
+    answers: Sequence[TimedAnswer],
     elapsed_s: float,
     *,
     group: int,
@@ -227,7 +227,7 @@ def _rows(
     ]
 
 
-def _body(prompt: Prompt, arm: str, tokens: int) -> dict[str, Any]:
+def _body(prompt: BenchPrompt, arm: str, tokens: int) -> dict[str, Any]:
     return {
         "messages": [{"role": "user", "content": prompt.text}],
         "max_tokens": tokens,

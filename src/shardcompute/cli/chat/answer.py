@@ -48,7 +48,7 @@ class AnswerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class AnswerSummary:
     """An answer, whole or (`finish` is cancelled) as far as it came. Timings come with a whole one."""
 
     text: str
@@ -86,7 +86,9 @@ def make_request(
     )
 
 
-def take_answer(service: LocalService, request: GenerationRequest, write: Callable[[str], None]) -> Reply:
+def take_answer(
+    service: LocalService, request: GenerationRequest, write: Callable[[str], None]
+) -> AnswerSummary:
     """Give every piece of text to `write`. Ctrl-C ends the answer early."""
     pieces: list[str] = []
     token_ids: list[int] = []
@@ -103,10 +105,10 @@ def take_answer(service: LocalService, request: GenerationRequest, write: Callab
                     last = delta
         except KeyboardInterrupt:
             pass
-    return Reply("".join(pieces), tuple(token_ids), last.finish or "cancelled", last.timings)
+    return AnswerSummary("".join(pieces), tuple(token_ids), last.finish or "cancelled", last.timings)
 
 
-def as_json(model: str, request: GenerationRequest, reply: Reply, load_s: float) -> dict[str, Any]:
+def as_json(model: str, request: GenerationRequest, reply: AnswerSummary, load_s: float) -> dict[str, Any]:
     timings = reply.timings or Timings()
     return {
         "model": model,
@@ -130,7 +132,7 @@ def as_json(model: str, request: GenerationRequest, reply: Reply, load_s: float)
     }
 
 
-def describe_timings(reply: Reply, load_s: float | None = None) -> str:
+def describe_timings(reply: AnswerSummary, load_s: float | None = None) -> str:
     timings = reply.timings or Timings()
     parts = [] if not load_s else [f"loaded in {load_s:.2f} s"]
     parts += [
@@ -144,7 +146,7 @@ def describe_timings(reply: Reply, load_s: float | None = None) -> str:
     return " · ".join(parts)
 
 
-def timing_rows(reply: Reply) -> list[tuple[str, str]]:
+def timing_rows(reply: AnswerSummary) -> list[tuple[str, str]]:
     """Names and values of everything that is known about how an answer came to be."""
     timings = reply.timings or Timings()
     trip = timings.traversal

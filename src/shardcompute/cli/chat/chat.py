@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from shardcompute.cli.chat.answer import AnswerOptions
-from shardcompute.cli.chat.conversation import Chat
+from shardcompute.cli.chat.conversation import Conversation
 from shardcompute.cli.chat.remote import choose_model
 from shardcompute.cli.chat.terminal import read_terminal_line
 from shardcompute.cli.cluster.access import ApiKey, DataDir, Url, open_cluster
@@ -59,4 +59,4 @@ def chat(
     with open_cluster(url, api_key, data_dir) as client:
         service = choose_model(client, model).as_service()
         folder = load_settings().data_dir
-        Chat(service, answer_options, screen, folder, is_verbose=verbose).hold(read_terminal_line)
+        Conversation(service, answer_options, screen, folder, is_verbose=verbose).hold(read_terminal_line)

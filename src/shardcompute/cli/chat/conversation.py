@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardcompute.cli.chat.answer import (
     AnswerOptions,
-    Reply,
+    AnswerSummary,
     describe_timings,
     make_request,
     take_answer,
@@ -40,10 +40,10 @@ class _Command:
 
     rest: str
     meaning: str
-    do: Callable[[Chat, str], None]
+    do: Callable[[Conversation, str], None]
 
 
-class Chat:
+class Conversation:
     """A conversation with one model. Without a chat template (`--raw`) every message stands for itself."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Chat:
         self._folder = folder
         self._is_verbose = is_verbose
         self._messages: list[dict[str, str]] = []
-        self._last: Reply | None = None
+        self._last: AnswerSummary | None = None
         self._has_left = False
 
     def hold(self, read_line: ReadLine) -> None:
@@ -201,14 +201,16 @@ class Chat:
 
 
 _COMMANDS: Mapping[str, _Command] = {
-    "/set": _Command("[NAME VALUE]", "change how answers are drawn; alone, show it", Chat.set_parameter),
-    "/system": _Command("[TEXT|off]", "set, show or take away the system message", Chat.set_system),
-    "/stats": _Command("", "how the last answer came to be", Chat.show_stats),
-    "/verbose": _Command("", "timings after every answer, or no longer", Chat.toggle_verbose),
-    "/save": _Command("NAME", "keep the conversation", Chat.save),
-    "/load": _Command("[NAME]", "go on with a saved conversation; alone, list them", Chat.load),
-    "/clear": _Command("", "forget the conversation", Chat.clear),
-    "/reset": _Command("", "the same", Chat.clear),
-    "/exit": _Command("", "leave", Chat.leave),
-    "/help": _Command("", "this", Chat.show_help),
+    "/set": _Command(
+        "[NAME VALUE]", "change how answers are drawn; alone, show it", Conversation.set_parameter
+    ),
+    "/system": _Command("[TEXT|off]", "set, show or take away the system message", Conversation.set_system),
+    "/stats": _Command("", "how the last answer came to be", Conversation.show_stats),
+    "/verbose": _Command("", "timings after every answer, or no longer", Conversation.toggle_verbose),
+    "/save": _Command("NAME", "keep the conversation", Conversation.save),
+    "/load": _Command("[NAME]", "go on with a saved conversation; alone, list them", Conversation.load),
+    "/clear": _Command("", "forget the conversation", Conversation.clear),
+    "/reset": _Command("", "the same", Conversation.clear),
+    "/exit": _Command("", "leave", Conversation.leave),
+    "/help": _Command("", "this", Conversation.show_help),
 }

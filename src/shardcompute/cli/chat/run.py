@@ -15,7 +15,7 @@ from shardcompute.cli.chat.answer import (
     make_request,
     take_answer,
 )
-from shardcompute.cli.chat.conversation import Chat
+from shardcompute.cli.chat.conversation import Conversation
 from shardcompute.cli.chat.prompt import (
     has_terminal_input,
     join_prompt,
@@ -122,7 +122,7 @@ def run(
     with opened.service:
         check_chat_template(opened.service, answer_options)
         if question is None:
-            talk = Chat(opened.service, answer_options, screen, settings.data_dir, is_verbose=verbose)
+            talk = Conversation(opened.service, answer_options, screen, settings.data_dir, is_verbose=verbose)
             talk.hold(read_terminal_line)
         else:
             _answer(opened, answer_options, question, screen, is_json=json, is_verbose=verbose)

@@ -19,7 +19,7 @@ FOLDER = "chats"
 _ENDING = ".json"
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TranscriptMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: Literal["system", "user", "assistant"]
     content: str
 
@@ -28,7 +28,7 @@ class Transcript(msgspec.Struct, frozen=True, tag_field="kind", tag="shardcomput
     """`model` answered it; it may go on with another."""
 
     model: str
-    messages: tuple[Message, ...]
+    messages: tuple[TranscriptMessage, ...]
 
 
 def transcript_path(folder: Path, name: str) -> Path:
@@ -47,7 +47,7 @@ def save_transcript(path: Path, model: str, messages: Sequence[dict[str, str]]) 
         raise UsageError(
             f"{path} exists and holds something else than a conversation", hint="choose another name"
         )
-    kept = Transcript(model, tuple(Message(**message) for message in messages))  # type: ignore[arg-type]
+    kept = Transcript(model, tuple(TranscriptMessage(**message) for message in messages))  # type: ignore[arg-type]
     replace_private(path, msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
 
 

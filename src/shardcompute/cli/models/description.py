@@ -33,7 +33,7 @@ class WeightType:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """What the model is made of, and `notes` on what is special about it."""
 
     family: str
@@ -70,7 +70,7 @@ class Description:
     size_bytes: int
     file: str
     weight_types: tuple[WeightType, ...] = ()
-    shape: Shape | None = None
+    shape: ModelShape | None = None
     memory: Memory | None = None
     has_chat_template: bool | None = None
     problem: str | None = None
@@ -164,13 +164,13 @@ def _check_types(tensors: TensorFile) -> None:
             read_expert_matrix(tensors, entry.name, 0, (0, 1))
 
 
-def _shape_of(spec: ModelSpec, layout: Layout) -> Shape:
+def _shape_of(spec: ModelSpec, layout: Layout) -> ModelShape:
     places = {
         (place.stored, place.expert, place.rows, place.every): math.prod(place.shape)
         for part in (layout.model, *layout.layers)
         for place in part.values()
     }
-    return Shape(
+    return ModelShape(
         family=spec.family,
         layers=spec.layer_count,
         hidden=spec.hidden,

@@ -27,9 +27,9 @@ from shardcompute.core.errors import AuthError
 from shardcompute.core.settings import load_settings
 
 if TYPE_CHECKING:
-    from shardcompute.node.driver.standalone import DriverOptions, RemoteDriver
-    from shardcompute.node.enrolment.stored import Member
-    from shardcompute.node.process.pidfile import Claim
+    from shardcompute.node.driver.standalone import StandaloneDriver, StandaloneOptions
+    from shardcompute.node.enrolment.stored import EnrolledNode
+    from shardcompute.node.process.pidfile import PidLock
 
 _LOOK_S = 0.2
 
@@ -48,12 +48,12 @@ class DriverPlan:
     keys: list[str]
     shape: str | None = None
 
-    def options(self, member: Member) -> DriverOptions:
-        from shardcompute.node.driver.standalone import DriverOptions
+    def options(self, member: EnrolledNode) -> StandaloneOptions:
+        from shardcompute.node.driver.standalone import StandaloneOptions
 
         own = address_towards(member.control_urls[0])
         host = self.host or own
-        return DriverOptions(
+        return StandaloneOptions(
             host=host,
             port=self.port,
             advertise=self.advertise or (own if is_any_address(host) else host),
@@ -120,7 +120,7 @@ def driver(
     coordinator's own driver. One near the workers answers faster than one far away, and those who use it need not
     reach the coordinator's machine.
     """
-    from shardcompute.node.enrolment.stored import join_from, open_member
+    from shardcompute.node.enrolment.stored import join_from, open_enrolled
     from shardcompute.node.process.pidfile import DRIVER_FILE, check_free
     from shardcompute.security.names import Role
     from shardcompute.security.tokens import parse_token
@@ -132,16 +132,16 @@ def driver(
     )
     check_free(folder / DRIVER_FILE)
     if token is None:
-        member = open_member(folder, Role.DRIVER)
+        member = open_enrolled(folder, Role.DRIVER)
     else:
         member = join_from(folder, parse_token(token), Role.DRIVER)
         screen.say(f"joined {member.credentials.own.cluster} as {member.credentials.identity.node_id}")
     run_driver(plan, member, screen)
 
 
-def run_driver(plan: DriverPlan, member: Member, screen: Screen) -> NoReturn:
+def run_driver(plan: DriverPlan, member: EnrolledNode, screen: Screen) -> NoReturn:
     """Until a signal or the coordinator asks to stop."""
-    from shardcompute.node.driver.standalone import RemoteDriver
+    from shardcompute.node.driver.standalone import StandaloneDriver
     from shardcompute.node.process.log_files import logging_to_file
     from shardcompute.node.process.pidfile import DRIVER_FILE, claim
     from shardcompute.node.telemetry.traces import tracing
@@ -151,20 +151,20 @@ def run_driver(plan: DriverPlan, member: Member, screen: Screen) -> NoReturn:
         stack.enter_context(logging_to_file(plan.folder, "driver"))
         options = plan.options(member)
         check_ports([(plan.api_host, plan.api_port), (options.host, options.port)])
-        serving = RemoteDriver(member.credentials, list(member.control_urls), options)
+        serving = StandaloneDriver(member.credentials, list(member.control_urls), options)
         stack.enter_context(contextlib.closing(serving))
         stack.enter_context(tracing(load_settings(), serving.swarm.requests))
-        foreground = _Foreground(plan, serving, held, screen)
+        foreground = _ForegroundDriver(plan, serving, held, screen)
         asyncio.run(foreground.serve())
         serving.leave()
         code = foreground.exit_code()
     exit_at_once(code)
 
 
-class _Foreground:
+class _ForegroundDriver:
     """Serves the API and says what happens meanwhile."""
 
-    def __init__(self, plan: DriverPlan, driver: RemoteDriver, held: Claim, screen: Screen) -> None:
+    def __init__(self, plan: DriverPlan, driver: StandaloneDriver, held: PidLock, screen: Screen) -> None:
         self._plan = plan
         self._driver = driver
         self._held = held

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shardcompute.control.state import ClusterState
     from shardcompute.node.cluster import Cluster, ClusterOptions
     from shardcompute.node.process.launch import LocalWorkers
-    from shardcompute.node.process.pidfile import Claim
+    from shardcompute.node.process.pidfile import PidLock
     from shardcompute.weights.checkpoint import Checkpoint
 
 _LOOK_S = 0.2
@@ -135,7 +135,7 @@ def _run(
     plan: SwarmPlan,
     options: ClusterOptions,
     checkpoint: Checkpoint,
-    held: Claim,
+    held: PidLock,
     screen: Screen,
     settings: Settings,
 ) -> None:
@@ -190,7 +190,7 @@ class _Foreground:
         app: Starlette,
         keys: list[str],
         invited: str,
-        held: Claim,
+        held: PidLock,
         screen: Screen,
     ) -> None:
         self._plan = plan

@@ -31,7 +31,7 @@ app = typer.Typer(help="Keep up, join or driver running in the background.", no_
 Name = Annotated[str, typer.Argument(metavar="NAME", help=f"Which of them: {', '.join(ACTIONS)}.")]
 
 
-class Kept(msgspec.Struct, frozen=True):
+class KeptCommand(msgspec.Struct, frozen=True):
     """What a service runs: a command of ours with its arguments, API keys among them."""
 
     command: str
@@ -58,7 +58,7 @@ def install(
     given = [argument for argument in given if argument != _PRINT]
     _check_name(command)
     token = next((argument for argument in given if argument.startswith(_TOKEN)), None)
-    kept = Kept(_RUNS[command], tuple(argument for argument in given if argument != token))
+    kept = KeptCommand(_RUNS[command], tuple(argument for argument in given if argument != token))
     parameters = _parse(ctx, kept)
     system = find_system()
     text = system.render(describe_service(command, settings))
@@ -165,7 +165,7 @@ def _join(
     command: str, token: str | None, parameters: dict[str, Any], settings: Settings, screen: Screen
 ) -> None:
     """Use the token now: what it leads to is kept in the member's folder, which must be there without one."""
-    from shardcompute.node.enrolment.stored import join_from, open_member
+    from shardcompute.node.enrolment.stored import join_from, open_enrolled
     from shardcompute.security.names import Role
     from shardcompute.security.tokens import parse_token
 
@@ -173,13 +173,13 @@ def _join(
     usual = settings.data_dir / ("worker" if command == "join" else "driver")
     folder = (parameters.get("data_dir") or usual).absolute()
     if token is None:
-        open_member(folder, role)
+        open_enrolled(folder, role)
         return
     member = join_from(folder, parse_token(token), role)
     screen.say(f"joined {member.credentials.own.cluster} as {member.credentials.identity.node_id}")
 
 
-def _parse(ctx: typer.Context, kept: Kept) -> dict[str, Any]:
+def _parse(ctx: typer.Context, kept: KeptCommand) -> dict[str, Any]:
     """The command's parameters; its own complaint if they are wrong, now rather than in the background."""
     chosen = _commands(ctx)[kept.command]
     with chosen.make_context(f"shardcompute {kept.command}", list(kept.arguments)) as inner:
@@ -211,13 +211,13 @@ def _arguments_path(settings: Settings, name: str) -> Path:
     return settings.data_dir / "services" / f"{name}.key"
 
 
-def _read_kept(settings: Settings, name: str) -> Kept:
+def _read_kept(settings: Settings, name: str) -> KeptCommand:
     from shardcompute.security.private_files import read_private
 
     path = _arguments_path(settings, name)
     hint = f"run again: shardcompute service install {name}"
     try:
-        return msgspec.json.decode(read_private(path), type=Kept)
+        return msgspec.json.decode(read_private(path), type=KeptCommand)
     except FileNotFoundError:
         raise UsageError(f"there is no service {name} in {path.parent}", hint=hint) from None
     except msgspec.DecodeError as error:
@@ -232,7 +232,7 @@ def _describe_kept(settings: Settings, name: str) -> str:
     return _describe(kept)
 
 
-def _describe(kept: Kept) -> str:
+def _describe(kept: KeptCommand) -> str:
     return " ".join(["shardcompute", kept.command, *mask_secrets(kept.arguments)])
 
 

@@ -27,7 +27,7 @@ _HOPELESS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServiceDefinition:
     """One command in the background. `program` is what starts ours; `log` is where launchd puts what it says."""
 
     name: str
@@ -45,7 +45,7 @@ class ServiceSystem(Protocol):
 
     def path(self, name: str) -> Path: ...
 
-    def render(self, service: Service) -> str: ...
+    def render(self, service: ServiceDefinition) -> str: ...
 
     def next_steps(self, name: str) -> list[str]:
         """Commands that start a service whose file has just been written."""
@@ -69,7 +69,7 @@ class Systemd:
     def path(self, name: str) -> Path:
         return self.folder / self._unit(name)
 
-    def render(self, service: Service) -> str:
+    def render(self, service: ServiceDefinition) -> str:
         environment = [
             f"Environment={quote_systemd(f'{name}={value}')}" for name, value in service.environment.items()
         ]
@@ -77,7 +77,7 @@ class Systemd:
             "[Unit]",
             f"Description=ShardCompute {service.name}",
             "",
-            "[Service]",
+            "[ServiceDefinition]",
             "Type=exec",
             # Only in commands does a dollar sign mean something.
             f"ExecStart={' '.join(quote_systemd(part).replace('$', '$$') for part in service.command)}",
@@ -122,7 +122,7 @@ class Launchd:
     def path(self, name: str) -> Path:
         return self.folder / f"{self._label(name)}.plist"
 
-    def render(self, service: Service) -> str:
+    def render(self, service: ServiceDefinition) -> str:
         content = {
             "Label": self._label(service.name),
             "ProgramArguments": service.command,
@@ -161,7 +161,7 @@ def quote_systemd(text: str) -> str:
     return f'"{escaped}"'
 
 
-def describe_service(name: str, settings: Settings, program: Sequence[str] = ()) -> Service:
+def describe_service(name: str, settings: Settings, program: Sequence[str] = ()) -> ServiceDefinition:
     """`name` with the settings that this process has from its environment, but for the hub's token."""
     chosen = {
         "SHARDCOMPUTE_HOME": str(settings.data_dir),
@@ -171,4 +171,4 @@ def describe_service(name: str, settings: Settings, program: Sequence[str] = ())
     }
     environment = {key: value for key, value in chosen.items() if value}
     log = settings.data_dir / "services" / f"{name}.log"
-    return Service(name, program or (sys.executable, "-m", "shardcompute"), environment, log)
+    return ServiceDefinition(name, program or (sys.executable, "-m", "shardcompute"), environment, log)

@@ -22,7 +22,7 @@ from shardcompute.core.errors import AuthError
 from shardcompute.core.settings import load_settings
 
 if TYPE_CHECKING:
-    from shardcompute.node.enrolment.stored import Member
+    from shardcompute.node.enrolment.stored import EnrolledNode
     from shardcompute.node.worker.worker import Worker, WorkerOptions
 
 _LOOK_S = 0.5
@@ -70,7 +70,7 @@ class WorkerPlan:
     def __post_init__(self) -> None:
         check_device(self.device, self.backend)
 
-    def options(self, member: Member) -> WorkerOptions:
+    def options(self, member: EnrolledNode) -> WorkerOptions:
         from shardcompute.node.local.service import default_threads
         from shardcompute.node.worker.worker import WorkerOptions
 
@@ -111,17 +111,19 @@ def worker(
 
     Finds its coordinator by itself, waits for it while it is away, and keeps the weights that it has fetched.
     """
-    from shardcompute.node.enrolment.stored import MEMBER_FILE, join_from, open_member
+    from shardcompute.node.enrolment.stored import MEMBER_FILE, join_from, open_enrolled
     from shardcompute.security.tokens import parse_token
 
     folder = swarm_options.worker_folder(load_settings(), data_dir)
     plan = WorkerPlan(folder, host, port, advertise, name, max_memory, threads, backend, device, shape)
     is_new = token is not None and not (folder / MEMBER_FILE).exists()
-    member = join_from(folder, parse_token(token)) if is_new and token is not None else open_member(folder)
+    member = join_from(folder, parse_token(token)) if is_new and token is not None else open_enrolled(folder)
     run_worker(plan, member, open_screen(), is_supervised=supervised)
 
 
-def run_worker(plan: WorkerPlan, member: Member, screen: Screen, *, is_supervised: bool = False) -> NoReturn:
+def run_worker(
+    plan: WorkerPlan, member: EnrolledNode, screen: Screen, *, is_supervised: bool = False
+) -> NoReturn:
     """Until a signal, the coordinator or (`is_supervised`) the end of our parent asks to stop."""
     from shardcompute.node.process.log_files import logging_to_file, logging_to_stderr
     from shardcompute.node.process.pidfile import WORKER_FILE, claim
@@ -143,7 +145,7 @@ def run_worker(plan: WorkerPlan, member: Member, screen: Screen, *, is_supervise
     exit_at_once(code)
 
 
-def _serve(member: Member, options: WorkerOptions, stop: Event, screen: Screen) -> int:
+def _serve(member: EnrolledNode, options: WorkerOptions, stop: Event, screen: Screen) -> int:
     """The exit code: 0 unless the coordinator will not have us any more."""
     from shardcompute.node.worker.worker import Worker
 

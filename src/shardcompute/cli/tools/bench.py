@@ -48,7 +48,7 @@ def engine(
         rounds=rounds,
         with_transformers=transformers,
     )
-    with Progress() as say:
+    with BenchProgress() as say:
         results = run_engine_bench(bench, say)
     show_results(results, rows=("engine",), columns=("threads", "tokens", "batch"))
     write_results(json_file, results)
@@ -71,7 +71,7 @@ def quality(
 
     settings = load_settings()
     reference = parse_reference(model)
-    with Progress() as say:
+    with BenchProgress() as say:
         results = run_quality_bench(
             lambda: resolve(reference, settings), forms.split(","), data, texts, threads, say
         )
@@ -108,7 +108,7 @@ def codecs(
         texts=texts,
         threads=threads,
     )
-    with Progress() as say:
+    with BenchProgress() as say:
         results = run_codec_bench(bench, say)
     show_results(results, rows=("weights", "codec"), columns=("cuts",))
     write_results(json_file, results)
@@ -124,7 +124,7 @@ def exactness(
     """What rows with equal bits cost, against one fused graph."""
     from shardcompute.bench.exactness import ExactnessBench, run_exactness_bench
 
-    with Progress() as say:
+    with BenchProgress() as say:
         results = run_exactness_bench(ExactnessBench(bits, threads, rounds=rounds), say)
     show_results(results, rows=("arm",), columns=("past", "batch"))
     write_results(json_file, results)
@@ -144,7 +144,7 @@ def swarm(
 
     counts = [int(part) for part in streams.split(",")]
     bench = SwarmBench(model_path(model), weights, workers, counts, rounds=rounds)
-    with Progress() as say:
+    with BenchProgress() as say:
         results = run_swarm_bench(bench, say)
     show_results(results, rows=("arm",), columns=("streams", "stage"))
     write_results(json_file, results)
@@ -162,7 +162,7 @@ def failover(
     from shardcompute.bench.failover import FailoverBench, run_failover_bench
 
     bench = FailoverBench(model_path(model), weights, workers, max_memory)
-    with Progress() as say:
+    with BenchProgress() as say:
         results = run_failover_bench(bench, say)
     show_results(results, rows=("how", "stage"), columns=())
     write_results(json_file, results)
@@ -209,14 +209,14 @@ def model_path(model: str) -> str:
     return str(folder / files.main_file if files.kind == "gguf" else folder)
 
 
-class Progress:
+class BenchProgress:
     """What is being measured now: one changing line on a terminal, plain lines otherwise."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._status = self._console.status("starting") if self._console.is_terminal else None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> BenchProgress:
         if self._status is not None:
             self._status.start()
         return self

@@ -49,7 +49,7 @@ def faults(
     from shardcompute.bench.wan.cluster import WanServing
     from shardcompute.bench.wan.faults import FAULTS, FaultBench, run_fault_bench
     from shardcompute.bench.wan.faults_report import differing, raw_results, summarise
-    from shardcompute.cli.tools.bench import Progress, model_path, show_results, write_results
+    from shardcompute.cli.tools.bench import BenchProgress, model_path, show_results, write_results
     from shardcompute.weights.sources.reference import EMBEDDED_NAMES
 
     if is_list:
@@ -70,7 +70,7 @@ def faults(
         emulator=emulator,
     )
     model_path(model)  # so that nobody has to fetch it over the emulated network
-    with Progress() as say:
+    with BenchProgress() as say:
         rows = run_fault_bench(bench, say)
     summary = summarise(rows)
     show_results(summary, rows=("fault",), columns=())

@@ -41,10 +41,10 @@ def soak(
     from shardcompute.bench.report import describe_environment, write_json
     from shardcompute.bench.soak.report import raw_of, results_of
     from shardcompute.bench.soak.run import SoakBench, run_soak_bench
-    from shardcompute.cli.tools.bench import Progress, model_path
+    from shardcompute.cli.tools.bench import BenchProgress, model_path
 
     bench = SoakBench(model_path(model), weights, workers, streams, minutes, every, data)
-    with Progress() as say:
+    with BenchProgress() as say:
         outcome = run_soak_bench(bench, say)
     _show(outcome)
     if json_file is not None:
@@ -88,10 +88,10 @@ def prefix(
     """
     from shardcompute.bench.prefix import PrefixBench, raw_of, results_of, run_prefix_bench
     from shardcompute.bench.report import describe_environment, write_json
-    from shardcompute.cli.tools.bench import Progress, model_path, show_results
+    from shardcompute.cli.tools.bench import BenchProgress, model_path, show_results
 
     bench = PrefixBench(model_path(model), weights, workers, prompt_tokens, rounds=rounds)
-    with Progress() as say:
+    with BenchProgress() as say:
         outcome = run_prefix_bench(bench, say)
     results, said = results_of(outcome), Console(stderr=True)
     show_results([each for each in results if each.labels], rows=("arm",), columns=())

@@ -71,7 +71,7 @@ def wan(
         _run_thin(serving, data, rounds, workers, emulator, json_file)
         return
     from shardcompute.bench.wan.run import WanBench, run_wan_bench
-    from shardcompute.cli.tools.bench import Progress
+    from shardcompute.cli.tools.bench import BenchProgress
 
     bench = WanBench(
         serving,
@@ -86,7 +86,7 @@ def wan(
         draft_model=draft_model,
         emulator=emulator,
     )
-    with Progress() as say:
+    with BenchProgress() as say:
         outcome = run_wan_bench(bench, say)
     settings = {
         "model": model,
@@ -107,10 +107,10 @@ def _run_thin(
     serving: WanServing, data: Path, rounds: int, workers: int, emulator: Emulator, json_file: Path | None
 ) -> None:
     from shardcompute.bench.wan.thin import ThinBench, run_thin_bench
-    from shardcompute.cli.tools.bench import Progress, show_results, write_results
+    from shardcompute.cli.tools.bench import BenchProgress, show_results, write_results
 
     bench = ThinBench(serving, data, rounds=rounds, workers=workers, emulator=emulator)
-    with Progress() as say:
+    with BenchProgress() as say:
         results = run_thin_bench(bench, say)
     show_results(results, rows=("wire",), columns=())
     write_results(json_file, results)

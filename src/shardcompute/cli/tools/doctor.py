@@ -136,7 +136,7 @@ def _check_member(folder: Path) -> Iterator[Finding]:
     """A worker or driver that has joined can reach its coordinator and has papers that are good."""
     from shardcompute.cli.tools import checks
     from shardcompute.core.errors import ShardComputeError
-    from shardcompute.node.enrolment.stored import MEMBER_FILE, open_member
+    from shardcompute.node.enrolment.stored import MEMBER_FILE, open_enrolled
     from shardcompute.node.process.pidfile import DRIVER_FILE
     from shardcompute.security.certificates import parse_certificate
     from shardcompute.security.names import Role
@@ -146,7 +146,7 @@ def _check_member(folder: Path) -> Iterator[Finding]:
     is_driver = (folder / DRIVER_FILE).exists() or folder.name == "driver"
     role = Role.DRIVER if is_driver else Role.WORKER
     try:
-        member = open_member(folder, role)
+        member = open_enrolled(folder, role)
     except ShardComputeError as error:
         yield checks.Finding(role.value, error.message, error.hint)
         return

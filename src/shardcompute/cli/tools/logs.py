@@ -41,7 +41,7 @@ def logs(
     screen = open_screen()
     folder = log_folder(swarm_options.cluster_folder(load_settings(), data_dir))
     files = find_logs(folder, name)
-    tails = [Tail(path) for path in files]
+    tails = [LogTail(path) for path in files]
     for line in merge({tail.name: tail.last(lines) for tail in tails}):
         screen.write(line)
     if follow:
@@ -61,7 +61,7 @@ def find_logs(folder: Path, name: str) -> list[Path]:
     return chosen
 
 
-class Tail:
+class LogTail:
     """Reads a log from its end on, over rotations."""
 
     def __init__(self, path: Path) -> None:
@@ -105,7 +105,7 @@ def merge(written: dict[str, list[str]]) -> Iterator[str]:
     return (line for _, line in entries)
 
 
-def _follow(tails: list[Tail], screen: Screen, pause: Callable[[float], None] = time.sleep) -> None:
+def _follow(tails: list[LogTail], screen: Screen, pause: Callable[[float], None] = time.sleep) -> None:
     while True:
         for line in merge({tail.name: list(tail.more()) for tail in tails}):
             screen.write(line)

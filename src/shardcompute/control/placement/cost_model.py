@@ -10,13 +10,13 @@ from math import inf
 
 from shardcompute.control.policy import PlacementPolicy
 from shardcompute.control.sizes import Sizes, sizes_of
-from shardcompute.control.state import Assignment, Link, Model
+from shardcompute.control.state import Assignment, MeasuredLink, Model
 
 _DEFAULT_POLICY = PlacementPolicy()
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class NodeCapacity:
     """What one machine can give to a chain."""
 
     node: str
@@ -36,8 +36,8 @@ class Request:
     """Everything a placement depends on; equal requests have equal placements."""
 
     model: Model
-    offers: tuple[Offer, ...]
-    links: tuple[Link, ...] = ()
+    offers: tuple[NodeCapacity, ...]
+    links: tuple[MeasuredLink, ...] = ()
     driver: str = "driver"
     policy: PlacementPolicy = _DEFAULT_POLICY
 
@@ -49,13 +49,15 @@ class Request:
 class Hops:
     """Seconds for one row from node to node; a link that is not open costs infinity."""
 
-    def __init__(self, links: Iterable[Link], driver: str, frame_bytes: int, policy: PlacementPolicy) -> None:
+    def __init__(
+        self, links: Iterable[MeasuredLink], driver: str, frame_bytes: int, policy: PlacementPolicy
+    ) -> None:
         self._driver = driver
         self._links = {(link.a, link.b): link for link in links}
-        self._default = Link("", "", policy.default_rtt_s, policy.default_bytes_per_s)
+        self._default = MeasuredLink("", "", policy.default_rtt_s, policy.default_bytes_per_s)
         self._frame_bytes = frame_bytes
 
-    def _link(self, a: str, b: str) -> Link:
+    def _link(self, a: str, b: str) -> MeasuredLink:
         return self._links.get((a, b) if a < b else (b, a), self._default)
 
     def transfer_s(self, a: str, b: str) -> float:
@@ -94,7 +96,7 @@ def hops_of(request: Request) -> Hops:
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class Score:
     """What a placement is predicted to do."""
 
     latency_s: float
@@ -112,24 +114,24 @@ class Worth:
         return 1 / self.bottleneck_s
 
 
-def worth_of(latency_s: float, bottleneck_s: float, machines: int, policy: PlacementPolicy) -> Worth:
+def score_of(latency_s: float, bottleneck_s: float, machines: int, policy: PlacementPolicy) -> Score:
     # A clock cannot tell less than this, and zero would make everything else worthless.
     latency_s, bottleneck_s = max(latency_s, 1e-9), max(bottleneck_s, 1e-9)
     weight = policy.latency_weight
     score = latency_s**-weight * bottleneck_s ** (weight - 1) * (1 - policy.machine_price) ** (machines - 1)
-    return Worth(latency_s, bottleneck_s, score)
+    return Score(latency_s, bottleneck_s, score)
 
 
-def stage_s(sizes: Sizes, offer: Offer, start: int, stop: int) -> float:
+def stage_s(sizes: Sizes, offer: NodeCapacity, start: int, stop: int) -> float:
     """Seconds for one row through these layers on this machine."""
     return offer.overhead_s + offer.seconds_per_byte * sizes.work_bytes(start, stop)
 
 
-def weigh(request: Request, stages: Sequence[Assignment]) -> Worth:
+def score(request: Request, stages: Sequence[Assignment]) -> Score:
     """The worth of given stages; every node must be among the offers."""
     offers = {offer.node: offer for offer in request.offers}
     times = [stage_s(request.sizes, offers[each.node], each.start, each.stop) for each in stages]
     order = [stage.node for stage in stages]
     hops = hops_of(request)
     bottleneck_s = max(*times, hops.busiest_s(order))
-    return worth_of(sum(times) + hops.ring_s(order), bottleneck_s, len(stages), request.policy)
+    return score_of(sum(times) + hops.ring_s(order), bottleneck_s, len(stages), request.policy)

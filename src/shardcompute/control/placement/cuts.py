@@ -11,18 +11,18 @@ from collections import deque
 from collections.abc import Sequence
 from math import inf
 
-from shardcompute.control.placement.cost_model import Offer, stage_s
+from shardcompute.control.placement.cost_model import NodeCapacity, stage_s
 from shardcompute.control.sizes import Sizes
 
 _SLACK = 1 + 1e-9
 """So that a bound which was itself a stage's time admits that stage in spite of rounding."""
 
 
-def slowest_s(order: Sequence[Offer], sizes: Sizes, edges: Sequence[int]) -> float:
+def slowest_s(order: Sequence[NodeCapacity], sizes: Sizes, edges: Sequence[int]) -> float:
     return max(stage_s(sizes, offer, edges[i], edges[i + 1]) for i, offer in enumerate(order))
 
 
-def cut_within(order: Sequence[Offer], sizes: Sizes, bound_s: float) -> tuple[int, ...] | None:
+def cut_within(order: Sequence[NodeCapacity], sizes: Sizes, bound_s: float) -> tuple[int, ...] | None:
     """Edges with every stage within `bound_s` and memory, if there are any: each machine takes all it can.
 
     Taking more leaves less to those that follow, so where the last one has too much no cut exists. But a
@@ -47,12 +47,12 @@ def cut_within(order: Sequence[Offer], sizes: Sizes, bound_s: float) -> tuple[in
     return (*edges, layers)
 
 
-def _work(offer: Offer, bound_s: float) -> float:
+def _work(offer: NodeCapacity, bound_s: float) -> float:
     """How many bytes this machine reads within the bound."""
     return (bound_s - offer.overhead_s) / offer.seconds_per_byte * _SLACK
 
 
-def cut_for_throughput(order: Sequence[Offer], sizes: Sizes) -> tuple[int, ...] | None:
+def cut_for_throughput(order: Sequence[NodeCapacity], sizes: Sizes) -> tuple[int, ...] | None:
     """The edges whose slowest stage is fastest, by bisection; None when memory does not suffice."""
     best = cut_within(order, sizes, inf)
     if best is None:
@@ -68,7 +68,9 @@ def cut_for_throughput(order: Sequence[Offer], sizes: Sizes) -> tuple[int, ...] 
     return best
 
 
-def cut_for_latency(order: Sequence[Offer], sizes: Sizes, bound_s: float = inf) -> tuple[int, ...] | None:
+def cut_for_latency(
+    order: Sequence[NodeCapacity], sizes: Sizes, bound_s: float = inf
+) -> tuple[int, ...] | None:
     """The edges with the smallest sum of stage times, none above `bound_s`; None when there are none.
 
     A stage's time is linear in prefix sums, so the best start for each stop is a minimum over a window that
@@ -114,12 +116,12 @@ def _trace(origins: Sequence[Sequence[int]], layers: int) -> tuple[int, ...]:
     return tuple(reversed(edges))
 
 
-def fill(order: Sequence[Offer], sizes: Sizes) -> tuple[list[tuple[Offer, int, int]], int]:
+def fill(order: Sequence[NodeCapacity], sizes: Sizes) -> tuple[list[tuple[NodeCapacity, int, int]], int]:
     """Each machine in turn takes all it can: the stages, and the bytes that one more machine would have to hold.
 
     Nothing is left over exactly when the stages are the whole model.
     """
-    stages: list[tuple[Offer, int, int]] = []
+    stages: list[tuple[NodeCapacity, int, int]] = []
     start, layers = 0, sizes.layer_count
     for offer in order:
         room = offer.memory_bytes - sizes.overhead_bytes - (sizes.embedding_bytes if start == 0 else 0)

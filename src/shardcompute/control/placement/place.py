@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 
-from shardcompute.control.placement.cost_model import Offer, Request, hops_of, stage_s
+from shardcompute.control.placement.cost_model import NodeCapacity, Request, hops_of, stage_s
 from shardcompute.control.placement.cuts import fill
 from shardcompute.control.placement.search import Found, Search, best_cut, filling_orders
 from shardcompute.control.state import Assignment
@@ -71,7 +71,7 @@ def place(request: Request, max_machines: int | None = None) -> Placement | Unpl
     return _explain_failure(request, able, refused, max_machines)
 
 
-def _filter(request: Request) -> tuple[tuple[Offer, ...], list[tuple[str, str]]]:
+def _filter(request: Request) -> tuple[tuple[NodeCapacity, ...], list[tuple[str, str]]]:
     """Machines that can hold at least the smallest layer, and why the others cannot."""
     sizes = request.sizes
     layers = range(sizes.layer_count)
@@ -92,7 +92,7 @@ def _describe(
     request: Request,
     search: Search,
     found: Found,
-    able: tuple[Offer, ...],
+    able: tuple[NodeCapacity, ...],
     refused: list[tuple[str, str]],
 ) -> Placement:
     sizes = request.sizes
@@ -123,7 +123,7 @@ def _describe(
 
 
 def _filter_words(
-    request: Request, able: tuple[Offer, ...], refused: list[tuple[str, str]]
+    request: Request, able: tuple[NodeCapacity, ...], refused: list[tuple[str, str]]
 ) -> tuple[str, ...]:
     need = request.sizes.total_bytes
     room = sum(offer.memory_bytes for offer in able)
@@ -146,7 +146,7 @@ def _score_words(search: Search, found: Found) -> list[str]:
     return words
 
 
-def _why_left_out(request: Request, found: Found, extra: Offer) -> str:
+def _why_left_out(request: Request, found: Found, extra: NodeCapacity) -> str:
     """What the chosen placement would become with this machine where it is nearest."""
     offers = {offer.node: offer for offer in request.offers}
     order = [offers[stage.node] for stage in found.stages]
@@ -170,7 +170,7 @@ def _why_left_out(request: Request, found: Found, extra: Offer) -> str:
 
 def _explain_failure(
     request: Request,
-    able: tuple[Offer, ...],
+    able: tuple[NodeCapacity, ...],
     refused: list[tuple[str, str]],
     max_machines: int | None,
 ) -> Unplaceable:
@@ -185,7 +185,7 @@ def _explain_failure(
 
 
 def choose_standbys(
-    request: Request, stages: Iterable[Assignment], spare: Iterable[Offer]
+    request: Request, stages: Iterable[Assignment], spare: Iterable[NodeCapacity]
 ) -> tuple[Assignment, ...]:
     """One stage for each spare machine to hold ready: the largest that fits and that no other covers."""
     sizes = request.sizes

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 
-from shardcompute.control.placement.cost_model import Offer, Request, stage_s, weigh
+from shardcompute.control.placement.cost_model import NodeCapacity, Request, score, stage_s
 from shardcompute.control.placement.place import Placement, Unplaceable, place
 from shardcompute.control.sizes import Sizes
 from shardcompute.control.state import Assignment, covers
@@ -107,7 +107,7 @@ def _is_possible(request: Request, stages: Sequence[Assignment]) -> bool:
             and sizes.memory_bytes(stage.start, stage.stop) <= offers[stage.node].memory_bytes
             for stage in stages
         )
-        and isfinite(weigh(request, stages).latency_s)
+        and isfinite(score(request, stages).latency_s)
     )
 
 
@@ -117,16 +117,16 @@ def _replacement(request: Request, stages: Sequence[Assignment], how: str) -> Re
 
 
 def _cheapest(request: Request, candidates: list[Replacement]) -> Replacement:
-    best = max(weigh(request, each.stages).score for each in candidates)
+    best = max(score(request, each.stages).score for each in candidates)
 
     def price(each: Replacement) -> tuple[float, bool, tuple[str, ...]]:
-        loss = best / weigh(request, each.stages).score - 1
+        loss = best / score(request, each.stages).score - 1
         seconds = each.move_s + request.policy.horizon_s * loss
         names = tuple(stage.node for stage in each.stages)
         return float(f"{seconds:.9e}"), each.how == "re-split", names
 
     local = min((each for each in candidates if each.how == "gap filled"), key=price, default=None)
-    if local is not None and best / weigh(request, local.stages).score - 1 < request.policy.min_gain:
+    if local is not None and best / score(request, local.stages).score - 1 < request.policy.min_gain:
         return local
     return min(candidates, key=price)
 
@@ -222,7 +222,7 @@ def _resplits(
             yield shape
 
 
-def cut_for_price(request: Request, order: Sequence[Offer]) -> tuple[Assignment, ...] | None:
+def cut_for_price(request: Request, order: Sequence[NodeCapacity]) -> tuple[Assignment, ...] | None:
     """The cheapest cut over machines in this order, each with any number of layers, also none.
 
     Cheapest in seconds to move, plus stage times over the horizon, measured against the quickest machine.
@@ -260,7 +260,7 @@ def cut_for_price(request: Request, order: Sequence[Offer]) -> tuple[Assignment,
     return tuple(reversed(shape))
 
 
-def _moves(sizes: Sizes, offer: Offer) -> list[int]:
+def _moves(sizes: Sizes, offer: NodeCapacity) -> list[int]:
     """Sums over prefixes of the layers' bytes that this machine does not hold."""
     sums = [0]
     for layer in range(sizes.layer_count):
@@ -270,7 +270,7 @@ def _moves(sizes: Sizes, offer: Offer) -> list[int]:
     return sums
 
 
-def _moved_ends(sizes: Sizes, offer: Offer, start: int, stop: int) -> int:
+def _moved_ends(sizes: Sizes, offer: NodeCapacity, start: int, stop: int) -> int:
     return sizes.bytes_to_move(start, start, offer.held) * (start == 0) + (
         sizes.bytes_to_move(stop, stop, offer.held) * (stop == sizes.layer_count)
     )

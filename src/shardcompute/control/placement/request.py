@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from shardcompute.control.placement.cost_model import Offer, Request
+from shardcompute.control.placement.cost_model import NodeCapacity, Request
 from shardcompute.control.sizes import sizes_of
 from shardcompute.control.state import Chain, ClusterState, Model, Node
 from shardcompute.control.state_updates import claimed_bytes
 
 
-def survey(
+def placement_request(
     state: ClusterState,
     model: Model,
     now_s: float,
@@ -82,11 +82,11 @@ def _mean_rtt_s(state: ClusterState, node: str, others: Sequence[str]) -> float 
     return None if len(rtts) < len(links) else sum(rtts) / max(len(rtts), 1)
 
 
-def _offer(state: ClusterState, node: Node, model: Model, own_chain: str | None) -> Offer:
+def _offer(state: ClusterState, node: Node, model: Model, own_chain: str | None) -> NodeCapacity:
     free = node.memory_bytes - claimed_bytes(state, node.id, except_chain=own_chain)
     cached = {(each.start, each.stop) for each in node.cached if each.model == model.name}
     held = cached | {(each.start, each.stop) for each in node.shards if each.model == model.name}
-    return Offer(
+    return NodeCapacity(
         node=node.id,
         memory_bytes=max(0, free),
         seconds_per_byte=_seconds_per_byte(state, node, model),

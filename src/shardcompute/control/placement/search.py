@@ -14,7 +14,15 @@ from functools import partial
 from itertools import permutations
 from math import exp, inf, log
 
-from shardcompute.control.placement.cost_model import Offer, Request, Worth, hops_of, stage_s, weigh, worth_of
+from shardcompute.control.placement.cost_model import (
+    NodeCapacity,
+    Request,
+    Score,
+    hops_of,
+    score,
+    score_of,
+    stage_s,
+)
 from shardcompute.control.placement.cuts import (
     cut_for_latency,
     cut_for_throughput,
@@ -36,7 +44,7 @@ _CLIMB_LIMIT = 400
 @dataclass(frozen=True, slots=True)
 class Found:
     stages: tuple[Assignment, ...]
-    worth: Worth
+    worth: Score
 
     @property
     def rank(self) -> tuple[float, int, tuple[str, ...]]:
@@ -50,7 +58,7 @@ class Found:
 class _Candidate:
     bound: float
     machines: int
-    order: Callable[[], Sequence[Offer]]
+    order: Callable[[], Sequence[NodeCapacity]]
 
 
 class Search:
@@ -82,7 +90,7 @@ class Search:
                 return
             self._try(candidate.order())
 
-    def _try(self, order: Sequence[Offer]) -> None:
+    def _try(self, order: Sequence[NodeCapacity]) -> None:
         known = self.best_by_count.get(len(order))
         floor = 0.0 if known is None or self.best is None else self.best.worth.score
         found = best_cut(self._request, order, floor)
@@ -113,10 +121,10 @@ class Search:
                     partial(self._walk, table, mask, last),
                 )
 
-    def _walk(self, table: RingTable, mask: int, last: int) -> list[Offer]:
+    def _walk(self, table: RingTable, mask: int, last: int) -> list[NodeCapacity]:
         return self._named(table.order(mask, last))
 
-    def _named(self, nodes: Iterable[str]) -> list[Offer]:
+    def _named(self, nodes: Iterable[str]) -> list[NodeCapacity]:
         return [self._offers[node] for node in nodes]
 
     def _climb(self) -> None:
@@ -170,7 +178,7 @@ class Search:
                 self._try(offers)
 
 
-def filling_orders(offers: Iterable[Offer]) -> Iterator[list[Offer]]:
+def filling_orders(offers: Iterable[NodeCapacity]) -> Iterator[list[NodeCapacity]]:
     """Orders in which machines are filled: by size, and with each one in turn as the first or the last."""
     largest = sorted(offers, key=lambda offer: (-offer.memory_bytes, offer.node))
     yield largest
@@ -181,7 +189,7 @@ def filling_orders(offers: Iterable[Offer]) -> Iterator[list[Offer]]:
         yield [*others, offer]
 
 
-def best_cut(request: Request, order: Sequence[Offer], floor: float = 0.0) -> Found | None:
+def best_cut(request: Request, order: Sequence[NodeCapacity], floor: float = 0.0) -> Found | None:
     """The cut of most worth for machines in this order, among compromises of throughput and latency.
 
     None when memory does not suffice, or when no cut can be worth as much as `floor`.
@@ -190,7 +198,7 @@ def best_cut(request: Request, order: Sequence[Offer], floor: float = 0.0) -> Fo
     ring_s = hops_of(request).ring_s([offer.node for offer in order])
 
     def is_hopeless(stages_s: float, bottleneck_s: float) -> bool:
-        bound = worth_of(stages_s + ring_s, bottleneck_s, len(order), request.policy).score
+        bound = score_of(stages_s + ring_s, bottleneck_s, len(order), request.policy).score
         return bound < floor * (1 - 1e-9)
 
     tolerable_s = _tolerable_s(ring_s + _least_stages_s(sizes, order), len(order), request.policy, floor)
@@ -208,7 +216,7 @@ def best_cut(request: Request, order: Sequence[Offer], floor: float = 0.0) -> Fo
     bounds = [low * (high / low) ** (i / (_BOUNDS - 1)) if low > 0 else low for i in steps]
     cuts = {fastest, shortest, *(cut_for_latency(order, sizes, bound) for bound in bounds)}
     found = [
-        Found(stages, weigh(request, stages))
+        Found(stages, score(request, stages))
         for stages in (_assign(order, edges) for edges in cuts if edges is not None)
     ]
     return min(found, key=lambda each: (each.rank, [stage.stop for stage in each.stages]))
@@ -218,16 +226,16 @@ def _tolerable_s(latency_s: float, machines: int, policy: PlacementPolicy, floor
     """How slow the slowest stage may be for the worth to reach `floor` at this latency."""
     if floor <= 0 or policy.latency_weight >= 1:
         return inf
-    ratio = worth_of(latency_s, 1.0, machines, policy).score / (floor * (1 - 1e-9))
+    ratio = score_of(latency_s, 1.0, machines, policy).score / (floor * (1 - 1e-9))
     power = log(ratio) / (1 - policy.latency_weight)
     return exp(power) if power < 100 else inf
 
 
-def _stages_s(order: Sequence[Offer], sizes: Sizes, edges: Sequence[int]) -> float:
+def _stages_s(order: Sequence[NodeCapacity], sizes: Sizes, edges: Sequence[int]) -> float:
     return sum(stage_s(sizes, offer, edges[i], edges[i + 1]) for i, offer in enumerate(order))
 
 
-def _least_stages_s(sizes: Sizes, order: Sequence[Offer]) -> float:
+def _least_stages_s(sizes: Sizes, order: Sequence[NodeCapacity]) -> float:
     """No cut makes the sum of stage times smaller: the fastest machines are filled to the brim first."""
     seconds = sizes.head_bytes * order[-1].seconds_per_byte
     left: float = sizes.work_before[-1]
@@ -238,18 +246,18 @@ def _least_stages_s(sizes: Sizes, order: Sequence[Offer]) -> float:
     return seconds
 
 
-def _assign(order: Sequence[Offer], edges: Sequence[int]) -> tuple[Assignment, ...]:
+def _assign(order: Sequence[NodeCapacity], edges: Sequence[int]) -> tuple[Assignment, ...]:
     return tuple(Assignment(offer.node, edges[i], edges[i + 1]) for i, offer in enumerate(order))
 
 
-def _has_room(request: Request, order: Sequence[Offer]) -> bool:
+def _has_room(request: Request, order: Sequence[NodeCapacity]) -> bool:
     sizes = request.sizes
     room = sum(offer.memory_bytes for offer in order)
     need = sizes.total_bytes + (len(order) - 1) * sizes.overhead_bytes
     return room >= need + (sizes.shared_bytes if len(order) > 1 else 0)
 
 
-def _bound(request: Request, order: Sequence[Offer], ring_s: float) -> float:
+def _bound(request: Request, order: Sequence[NodeCapacity], ring_s: float) -> float:
     """No cut over these machines, the last one given, can be worth more than this."""
     sizes = request.sizes
     layers_work = sizes.work_before[-1]
@@ -258,7 +266,7 @@ def _bound(request: Request, order: Sequence[Offer], ring_s: float) -> float:
     speed = sum(1 / offer.seconds_per_byte for offer in order)
     spent = sum(offer.overhead_s / offer.seconds_per_byte for offer in order)
     bottleneck_s = (layers_work + sizes.head_bytes + spent) / speed
-    return worth_of(latency_s, bottleneck_s, len(order), request.policy).score
+    return score_of(latency_s, bottleneck_s, len(order), request.policy).score
 
 
 def _spread(limit: int) -> list[int]:

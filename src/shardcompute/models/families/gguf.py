@@ -63,7 +63,7 @@ def from_gguf(
     fields = Fields(metadata, _WHERE, f"{architecture}.")
     spec = _spec(known, fields, general, names, rope_factors)
     fields.refuse_unread(_HARMLESS)
-    return spec, make_layout(spec, _Locator(spec, known, names).locate, names, _IGNORED)
+    return spec, make_layout(spec, _GgufLocator(spec, known, names).locate, names, _IGNORED)
 
 
 def _architecture(name: str) -> GgufArchitecture:
@@ -174,7 +174,7 @@ def _experts(known: GgufArchitecture, fields: Fields, layers: int) -> Experts | 
     )
 
 
-class _Locator:
+class _GgufLocator:
     def __init__(self, spec: ModelSpec, known: GgufArchitecture, names: frozenset[str]) -> None:
         self._spec = spec
         self._known = known

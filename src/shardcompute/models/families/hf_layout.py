@@ -28,7 +28,7 @@ def hf_layout(spec: ModelSpec, family: HfFamily, stored: Collection[str]) -> Lay
             "the checkpoint's experts are quantised to MXFP4, which is not supported",
             hint=f"use a checkpoint in bfloat16; {FALLBACK_HINT}",
         )
-    locator = _Locator(spec, family, names)
+    locator = _HfLocator(spec, family, names)
     # Old files carry the rotations' frequencies; they follow from the spec.
     ignored = ["model.rotary_emb.inv_freq"]
     ignored += [f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(spec.layer_count)]
@@ -37,7 +37,7 @@ def hf_layout(spec: ModelSpec, family: HfFamily, stored: Collection[str]) -> Lay
     return make_layout(spec, locator.locate, names, tuple(ignored))
 
 
-class _Locator:
+class _HfLocator:
     def __init__(self, spec: ModelSpec, family: HfFamily, names: frozenset[str]) -> None:
         self._spec = spec
         self._family = family

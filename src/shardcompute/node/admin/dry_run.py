@@ -10,10 +10,10 @@ import math
 
 from msgspec.structs import replace
 
-from shardcompute.control.driver_placement import Seat, choose_seat, seated
+from shardcompute.control.driver_placement import DriverPlacement, choose_driver_placement, seated
 from shardcompute.control.explain import explain_bottleneck, explain_plan
 from shardcompute.control.placement.place import Placement, Unplaceable, place, place_chains
-from shardcompute.control.placement.request import survey
+from shardcompute.control.placement.request import placement_request
 from shardcompute.control.sizes import layer_work, sizes_of
 from shardcompute.control.state import ClusterState, Model
 from shardcompute.core.errors import UnknownModelError
@@ -77,10 +77,10 @@ def plan_model(state: ClusterState, model: Model, chains: int, now_s: float) -> 
     """Where `chains` chains of `model` would go if none of it were there yet."""
     others = {id: chain for id, chain in state.chains.items() if chain.model != model.name}
     state = replace(state, chains=others)
-    request = survey(state, model, now_s)
+    request = placement_request(state, model, now_s)
     plans = place_chains(request, chains)
     if isinstance(plans[0], Unplaceable):
-        request = survey(state, model, now_s, has_shared=True)
+        request = placement_request(state, model, now_s, has_shared=True)
         shared = place(request)
         plans = [shared if isinstance(shared, Placement) else plans[0]]
     names = {id: node.name for id, node in state.nodes.items()}
@@ -104,17 +104,21 @@ def plan_model(state: ClusterState, model: Model, chains: int, now_s: float) -> 
     )
 
 
-def _seat(state: ClusterState, plan: Placement | Unplaceable, model: str) -> Seat | None:
+def _seat(state: ClusterState, plan: Placement | Unplaceable, model: str) -> DriverPlacement | None:
     """Where the driver would sit. A draft model drafts for every model that is served."""
     if isinstance(plan, Unplaceable):
         return None
     others = (each for each in state.models.values() if each.has_draft_model)
     requested = state.models.get(model) or next(others, None)
     nodes = [stage.node for stage in plan.stages]
-    return choose_seat(state, nodes, requested, compute_s=sum(stage.step_s for stage in plan.stages))
+    return choose_driver_placement(
+        state, nodes, requested, compute_s=sum(stage.step_s for stage in plan.stages)
+    )
 
 
-def _planned(plan: Placement | Unplaceable, names: dict[str, str], seat: Seat | None) -> PlannedChain:
+def _planned(
+    plan: Placement | Unplaceable, names: dict[str, str], seat: DriverPlacement | None
+) -> PlannedChain:
     if isinstance(plan, Unplaceable):
         return PlannedChain(is_possible=False, reasons=plan.reasons, missing_bytes=plan.missing_bytes)
     return PlannedChain(

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf, isfinite
 
-from shardcompute.control.driver_placement import seat_of, sits_at
+from shardcompute.control.driver_placement import driver_placement_of, sits_at
 from shardcompute.control.drivers import round_trip_s
 from shardcompute.control.explain import explain_bottleneck, report_models
-from shardcompute.control.placement.cost_model import hops_of, stage_s, weigh
+from shardcompute.control.placement.cost_model import hops_of, score, stage_s
 from shardcompute.control.placement.place import PlacedStage, Placement
-from shardcompute.control.placement.request import survey
+from shardcompute.control.placement.request import placement_request
 from shardcompute.control.sizes import memory_of, sizes_of
 from shardcompute.control.state import Assignment, Chain, ClusterState, Node, RequestedModel, is_loaded
 from shardcompute.node.admin.views import (
@@ -161,7 +161,7 @@ def _view_chain(state: ClusterState, chain: Chain, now_s: float, timings: Sequen
 
 
 def _explain_seat(state: ClusterState, chain: Chain, now_s: float, names: Mapping[str, str]) -> str:
-    told = seat_of(state, chain, now_s).told(names)
+    told = driver_placement_of(state, chain, now_s).told(names)
     return told if sits_at(chain) == chain.seat else f"{told}; it is being moved"
 
 
@@ -229,13 +229,13 @@ def _loaded_fraction(state: ClusterState, chain: Chain, stage: Assignment) -> fl
 def predict_chain(state: ClusterState, chain: Chain, now_s: float) -> Placement | None:
     """What a chain as it stands should do; None where a node or link of it is missing."""
     model = state.models[chain.model].model
-    request = survey(state, model, now_s, chain=chain, has_draining=True, has_shared=True)
+    request = placement_request(state, model, now_s, chain=chain, has_draining=True, has_shared=True)
     request = replace(request, driver=sits_at(chain) or state.driver)
     offers = {offer.node: offer for offer in request.offers}
     hops_s = hops_of(request).ring_s(chain.nodes)
     if not set(chain.nodes) <= offers.keys() or not isfinite(hops_s):
         return None
-    worth = weigh(request, chain.stages)
+    worth = score(request, chain.stages)
     return Placement(
         stages=tuple(
             PlacedStage(

@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 
 from shardcompute.control.actions import ConnectChain, StageAddress
 from shardcompute.core.errors import LinkError
-from shardcompute.node.coordinator.driver_port import DriverSide
-from shardcompute.node.coordinator.session_recovery import Repair, plan_repair
+from shardcompute.node.coordinator.driver_port import DriverPort
+from shardcompute.node.coordinator.session_recovery import RecoveryPlan, plan_recovery
 from shardcompute.node.driver.chain_port import Resumption
 from shardcompute.node.rpc.commands import Connect, Connected, NodeCommand, Wire, decode_connected
-from shardcompute.wire.control import Answer
+from shardcompute.wire.control import CommandReply
 
 _TIMEOUT_S = 5.0
-Ask = Callable[[str, NodeCommand], "queue.SimpleQueue[Answer]"]
+Ask = Callable[[str, NodeCommand], "queue.SimpleQueue[CommandReply]"]
 WireOf = Callable[[str, str], Wire]
 """How activations go from one node to another."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wiring:
+class ConnectedEpoch:
     """An epoch that was connected, and what its stages still knew."""
 
     epoch: int
@@ -37,12 +37,12 @@ class Wiring:
     drafts: bool = False
 
 
-def rewire(
-    action: ConnectChain, before: Sequence[StageAddress], driver: DriverSide, ask: Ask, wire_of: WireOf
+def connect_epoch(
+    action: ConnectChain, before: Sequence[StageAddress], driver: DriverPort, ask: Ask, wire_of: WireOf
 ) -> Resumption | None:
     """Connect a new epoch; `before` is the last shape that was in use. Returns what is still known of its sessions,
     None for nothing. Raises LinkError. Waits for others: call it in a thread."""
-    repair = plan_repair(before, action.stages)
+    repair = plan_recovery(before, action.stages)
     orders = _orders(action, driver, repair, wire_of)
     answers: dict[int, Connected] = {}
     for replays in (False, True):
@@ -58,7 +58,7 @@ def rewire(
 
 
 def _orders(
-    action: ConnectChain, driver: DriverSide, repair: Repair | None, wire_of: WireOf
+    action: ConnectChain, driver: DriverPort, repair: RecoveryPlan | None, wire_of: WireOf
 ) -> list[Connect]:
     ring = [*((stage.node, stage.address) for stage in action.stages), (action.driver, driver.url)]
     return [
@@ -83,7 +83,7 @@ def _orders(
     ]
 
 
-def await_answer(node: str, answer: queue.SimpleQueue[Answer], timeout_s: float = _TIMEOUT_S) -> bytes:
+def await_answer(node: str, answer: queue.SimpleQueue[CommandReply], timeout_s: float = _TIMEOUT_S) -> bytes:
     """What the node answered; LinkError if that is an error, or nothing in time."""
     try:
         answered = answer.get(timeout=timeout_s)

@@ -23,33 +23,33 @@ from shardcompute.control.events import (
 from shardcompute.control.node_transitions import next_incarnation
 from shardcompute.control.state import COORDINATOR
 from shardcompute.core.errors import LinkError, UsageError
-from shardcompute.core.rate_limited_log import SparingLog
-from shardcompute.node.coordinator.driver_ports import DriverMembers
-from shardcompute.node.coordinator.executor import Deeds, Truth
-from shardcompute.node.coordinator.liveness import Doors
-from shardcompute.node.coordinator.node_registry import Member, Members
-from shardcompute.node.coordinator.validation import judge_join, judge_role, sift_report
+from shardcompute.core.rate_limited_log import RateLimitedLog
+from shardcompute.node.coordinator.driver_ports import RemoteDrivers
+from shardcompute.node.coordinator.executor import ActionExecutor, CoordinatorPort
+from shardcompute.node.coordinator.liveness import LivenessProbe
+from shardcompute.node.coordinator.node_registry import ConnectedNode, NodeRegistry
+from shardcompute.node.coordinator.validation import validate_join, validate_report, validate_role
 from shardcompute.node.rpc.commands import Peer, Probe
 from shardcompute.security.certificates import read_peer
 from shardcompute.wire import Link, LinkPump, Message, Refused
-from shardcompute.wire.control import Answer, Happened, Heartbeat, Register, Registered
+from shardcompute.wire.control import CommandReply, Heartbeat, NodeEvent, Register, Registered
 
 log = logging.getLogger(__name__)
 _EXPEL_TIMEOUT_S = 5.0
 _GOODBYE_S = 0.1
 
 
-class Reception:
+class ControlServer:
     """`serve` and `expel` may be called from any thread; all that follows happens in the coordinator's."""
 
     def __init__(
         self,
-        truth: Truth,
+        truth: CoordinatorPort,
         origin: Peer,
-        members: Members,
-        drivers: DriverMembers,
-        deeds: Deeds,
-        doors: Doors,
+        members: NodeRegistry,
+        drivers: RemoteDrivers,
+        deeds: ActionExecutor,
+        doors: LivenessProbe,
         revocations: Callable[[], bytes],
     ) -> None:
         self._truth = truth
@@ -59,7 +59,7 @@ class Reception:
         self._deeds = deeds
         self._doors = doors
         self._revocations = revocations
-        self._sparing = SparingLog(log)
+        self._limited_log = RateLimitedLog(log)
 
     def serve(self, link: Link) -> None:
         """Serve one node's control link until it ends."""
@@ -74,7 +74,7 @@ class Reception:
         pump.start()
         ended.wait()
         pump.close()
-        self._sparing.info(link.peer, "the control link of %s ended: %s", link.peer, reasons[0].message)
+        self._limited_log.info(link.peer, "the control link of %s ended: %s", link.peer, reasons[0].message)
         self._truth.later(lambda: self._link_ended(link.peer, pump))
 
     def _take(self, node: str, pump: LinkPump, message: Message) -> None:
@@ -88,26 +88,26 @@ class Reception:
             self._truth.later(
                 lambda: self._truth.apply(NodeSeen(node, message.incarnation, self._truth.now_s()))
             )
-        elif isinstance(message, Happened):
+        elif isinstance(message, NodeEvent):
             self._take_event(node, pump, decode_event(message.event))
-        elif isinstance(message, Answer):
+        elif isinstance(message, CommandReply):
             self._members.answered(pump, message)
 
     def _take_registration(self, node: str, pump: LinkPump, event: Event) -> None:
         reason: str | None = "a node may only register itself"
         if isinstance(event, NodeJoined) and event.node == node:
-            reason = judge_join(event) or judge_role(event.role, read_peer(pump.link.certificate).roles)
+            reason = validate_join(event) or validate_role(event.role, read_peer(pump.link.certificate).roles)
             if reason is None:
                 self._truth.later(lambda: self._register(event, pump))
                 return
-        self._sparing.warning(node, "%s was not registered: %s", node, reason)
+        self._limited_log.warning(node, "%s was not registered: %s", node, reason)
         pump.offer(Refused(f"This node is not registered: {reason}"), timeout_s=1.0)
 
     def _take_event(self, node: str, pump: LinkPump, event: Event) -> None:
         try:
-            heard = sift_report(event, node, self._origin.node, self._truth.state.nodes)
+            heard = validate_report(event, node, self._origin.node, self._truth.state.nodes)
         except UsageError as error:
-            self._sparing.warning(
+            self._limited_log.warning(
                 node, "a %s of %s is ignored: %s", type(event).__name__, node, error.message
             )
             return
@@ -127,7 +127,7 @@ class Reception:
             )
             return
         incarnation = next_incarnation(self._truth.state, event.node)
-        self._members.enter(Member(event.node, incarnation, pump))
+        self._members.enter(ConnectedNode(event.node, incarnation, pump))
         self._truth.apply(msgspec.structs.replace(event, incarnation=incarnation, now_s=self._truth.now_s()))
         interval = self._truth.state.health.heartbeat_interval_s
         self._members.offer(pump, Registered(incarnation, interval, self._revocations()))
@@ -175,7 +175,7 @@ class Reception:
         if known is not None and known.is_live:
             self._doors.knock(node, known.address, lambda: self._truth.later(lambda: self._bury(member)))
 
-    def _bury(self, member: Member) -> None:
+    def _bury(self, member: ConnectedNode) -> None:
         if not self._truth.has_stood_down:
             reason = "its process has ended"
             self._truth.apply(NodeLost(member.node, member.incarnation, reason, self._truth.now_s()))

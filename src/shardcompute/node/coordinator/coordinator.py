@@ -24,17 +24,17 @@ from shardcompute.control.events import (
     is_journalled,
 )
 from shardcompute.control.state import ClusterState
-from shardcompute.core.rate_limited_log import SparingLog
+from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.node.coordinator.clock import SteadyClock
-from shardcompute.node.coordinator.control_server import Reception
-from shardcompute.node.coordinator.driver_port import DriverSide
-from shardcompute.node.coordinator.driver_ports import Brief, DriverMembers
-from shardcompute.node.coordinator.executor import Deeds, words
+from shardcompute.node.coordinator.control_server import ControlServer
+from shardcompute.node.coordinator.driver_port import DriverPort
+from shardcompute.node.coordinator.driver_ports import Brief, RemoteDrivers
+from shardcompute.node.coordinator.executor import ActionExecutor, as_json
 from shardcompute.node.coordinator.journal import Journal
-from shardcompute.node.coordinator.journal_replay import recollect
-from shardcompute.node.coordinator.link_breaker import LinkDoubts
-from shardcompute.node.coordinator.liveness import Dial, Doors
-from shardcompute.node.coordinator.node_registry import Members
+from shardcompute.node.coordinator.journal_replay import replay_journal
+from shardcompute.node.coordinator.link_breaker import LinkBreaker
+from shardcompute.node.coordinator.liveness import Dial, LivenessProbe
+from shardcompute.node.coordinator.node_registry import NodeRegistry
 from shardcompute.node.rpc.commands import Peer
 from shardcompute.node.worker.codec_choice import EXACT
 from shardcompute.wire import Link
@@ -51,7 +51,7 @@ class Coordinator:
         node: str,
         weights_url: str,
         journal: Journal,
-        driver: DriverSide,
+        driver: DriverPort,
         *,
         dial: Dial,
         initial: ClusterState,
@@ -63,18 +63,18 @@ class Coordinator:
         self._journal = journal
         self._clock = SteadyClock(clock)
         self._events: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
-        self._sparing = SparingLog(log)
-        self._state = recollect(journal, initial)
-        self._members = Members()
+        self._limited_log = RateLimitedLog(log)
+        self._state = replay_journal(journal, initial)
+        self._members = NodeRegistry()
         self.has_stood_down = False
         origin = Peer(node, weights_url)
-        self._doubts = LinkDoubts(origin)
-        self._drivers = DriverMembers(
+        self._doubts = LinkBreaker(origin)
+        self._drivers = RemoteDrivers(
             driver, origin, self._members, lambda: self._state, brief, self._events.put
         )
-        self._deeds = Deeds(self, origin, driver, self._members, self._drivers, self._doubts, wire)
-        self._reception = Reception(
-            self, origin, self._members, self._drivers, self._deeds, Doors(dial), revocations
+        self._deeds = ActionExecutor(self, origin, driver, self._members, self._drivers, self._doubts, wire)
+        self._reception = ControlServer(
+            self, origin, self._members, self._drivers, self._deeds, LivenessProbe(dial), revocations
         )
         self._listeners: list[Callable[[ClusterState], None]] = []
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
@@ -161,7 +161,7 @@ class Coordinator:
             else:
                 self.apply(item)
         except Exception as error:
-            self._sparing.error(type(error).__name__, "an event could not be dealt with", exc_info=True)
+            self._limited_log.error(type(error).__name__, "an event could not be dealt with", exc_info=True)
 
     def apply(self, event: Event) -> None:
         """The only way in which the state changes."""
@@ -192,7 +192,7 @@ class Coordinator:
         due: list[Action] = []
         for action in next_actions(self._state, self._clock()):
             if isinstance(action, Record):
-                log.info("decided: %s", words(action.event))
+                log.info("decided: %s", as_json(action.event))
                 self.apply(action.event)
             else:
                 due.append(action)

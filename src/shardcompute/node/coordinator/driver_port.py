@@ -9,7 +9,7 @@ from shardcompute.control.actions import ActivateChain, ConnectChain, ReportUnse
 from shardcompute.node.driver.chain_port import Resumption
 
 
-class DriverSide(Protocol):
+class DriverPort(Protocol):
     """Called from the coordinator's thread, `open_chain` from others too."""
 
     url: str

@@ -17,13 +17,13 @@ from functools import partial
 
 from shardcompute.control.actions import AttachDriver, DetachDriver, ReportUnservable, ShareMemory
 from shardcompute.control.drivers import live_drivers
-from shardcompute.control.events import DriverAttached, DriverDetached, Event, LinkBroken, SeatAvoided
+from shardcompute.control.events import DriverAttached, DriverDetached, DriverHostAvoided, Event, LinkBroken
 from shardcompute.control.state import ClusterState, Node
 from shardcompute.core.errors import LinkError, ShardComputeError
-from shardcompute.node.coordinator.chain_connector import Wiring, await_answer
-from shardcompute.node.coordinator.driver_port import DriverSide
-from shardcompute.node.coordinator.node_registry import Members
-from shardcompute.node.coordinator.session_recovery import Repair
+from shardcompute.node.coordinator.chain_connector import ConnectedEpoch, await_answer
+from shardcompute.node.coordinator.driver_port import DriverPort
+from shardcompute.node.coordinator.node_registry import NodeRegistry
+from shardcompute.node.coordinator.session_recovery import RecoveryPlan
 from shardcompute.node.driver.chain_port import Resumption
 from shardcompute.node.rpc.commands import (
     Admit,
@@ -60,14 +60,14 @@ class Brief:
     keys: bytes
 
 
-class DriverMembers:
+class RemoteDrivers:
     """Called from the coordinator's thread. `later` runs something there."""
 
     def __init__(
         self,
-        own: DriverSide,
+        own: DriverPort,
         origin: Peer,
-        members: Members,
+        members: NodeRegistry,
         state: Callable[[], ClusterState],
         brief: Callable[[], Brief],
         later: Callable[[Callable[[], None]], None],
@@ -139,7 +139,7 @@ class DriverMembers:
                 return DriverAttached(chain, 0, node, each.sessions, each.kv_tokens)
         return None
 
-    def start(self, action: DriverAction, wiring: Wiring, ended: Ended) -> None:
+    def start(self, action: DriverAction, wiring: ConnectedEpoch, ended: Ended) -> None:
         """Carry out an action in a thread, because it waits for others."""
         state, breaks = self._state(), self._breaks[action.driver]
 
@@ -166,9 +166,9 @@ class DriverMembers:
         if event is None and self._failures[place] < _MOST_FAILURES:
             return None
         del self._failures[place]
-        return event or SeatAvoided(*place, action.sessions, "it could not be attached")
+        return event or DriverHostAvoided(*place, action.sessions, "it could not be attached")
 
-    def _carry_out(self, action: DriverAction, wiring: Wiring, state: ClusterState) -> Event:
+    def _carry_out(self, action: DriverAction, wiring: ConnectedEpoch, state: ClusterState) -> Event:
         if wiring.epoch != action.epoch:
             raise LinkError(f"epoch {action.epoch} of chain {action.chain} is over")
         if isinstance(action, DetachDriver):
@@ -208,12 +208,12 @@ class DriverMembers:
             with contextlib.suppress(LinkError):
                 self._ask(action.driver, Retire(action.chain))
 
-    def _attach(self, action: AttachDriver, wiring: Wiring) -> None:
+    def _attach(self, action: AttachDriver, wiring: ConnectedEpoch) -> None:
         peer = Peer(action.driver, action.address)
         answers = self._admit(wiring, action.chain, peer, action.sessions, action.kv_tokens)
         if action.sessions in wiring.told:
             # It has used this epoch before: what its stages hold now is what they know.
-            resumption: Resumption | None = Repair(frozenset()).resumption(answers)
+            resumption: Resumption | None = RecoveryPlan(frozenset()).resumption(answers)
         else:
             resumption = resumption_within(wiring.resumption, action.sessions)
         wiring.told.add(action.sessions)
@@ -234,7 +234,7 @@ class DriverMembers:
         self._ask(action.driver, order)
 
     def _admit(
-        self, wiring: Wiring, chain: str, driver: Peer, sessions: int, kv_tokens: int
+        self, wiring: ConnectedEpoch, chain: str, driver: Peer, sessions: int, kv_tokens: int
     ) -> list[Connected]:
         """Have every stage let a driver in; LinkError unless all do."""
         order = Admit(chain=chain, epoch=wiring.epoch, driver=driver, sessions=sessions, kv_tokens=kv_tokens)

@@ -36,23 +36,23 @@ from shardcompute.control.events import (
 )
 from shardcompute.control.state import ClusterState, Node
 from shardcompute.core.errors import ShardComputeError
-from shardcompute.node.coordinator.chain_connector import Wiring, rewire
-from shardcompute.node.coordinator.driver_port import DriverSide
-from shardcompute.node.coordinator.driver_ports import DriverAction, DriverMembers
-from shardcompute.node.coordinator.link_breaker import LinkDoubts
-from shardcompute.node.coordinator.node_registry import Members
+from shardcompute.node.coordinator.chain_connector import ConnectedEpoch, connect_epoch
+from shardcompute.node.coordinator.driver_port import DriverPort
+from shardcompute.node.coordinator.driver_ports import DriverAction, RemoteDrivers
+from shardcompute.node.coordinator.link_breaker import LinkBreaker
+from shardcompute.node.coordinator.node_registry import NodeRegistry
 from shardcompute.node.driver.chain_port import Resumption
-from shardcompute.node.rpc.commands import FenceOff, Leave, Load, NodeCommand, Peer, Unload
+from shardcompute.node.rpc.commands import FenceOff, Leave, LoadLayers, NodeCommand, Peer, UnloadLayers
 from shardcompute.node.rpc.session_ids import resumption_within
 from shardcompute.node.worker.codec_choice import wire_between
-from shardcompute.wire.control import Answer
+from shardcompute.wire.control import CommandReply
 
 log = logging.getLogger(__name__)
 _RETRY_S = 0.2
 _OF_A_MODEL = (LoadShard, PrepareStandby, ConnectChain, ActivateChain)
 
 
-class Truth(Protocol):
+class CoordinatorPort(Protocol):
     """The coordinator, as those see it who act for it. `apply` belongs to its thread; the others to any."""
 
     @property
@@ -76,17 +76,17 @@ class Truth(Protocol):
         ...
 
 
-class Deeds:
+class ActionExecutor:
     """Called in the coordinator's thread."""
 
     def __init__(
         self,
-        truth: Truth,
+        truth: CoordinatorPort,
         origin: Peer,
-        own: DriverSide,
-        members: Members,
-        drivers: DriverMembers,
-        doubts: LinkDoubts,
+        own: DriverPort,
+        members: NodeRegistry,
+        drivers: RemoteDrivers,
+        doubts: LinkBreaker,
         wire: str,
     ) -> None:
         self._truth = truth
@@ -98,7 +98,7 @@ class Deeds:
         self._wire = wire
         self._started: set[tuple[object, ...]] = set()
         self._connecting: set[tuple[object, ...]] = set()
-        self._wirings: dict[str, Wiring] = {}
+        self._wirings: dict[str, ConnectedEpoch] = {}
         self._shapes: dict[str, tuple[StageAddress, ...]] = {}
         """The last shape of each chain that its driver has used."""
         self._closing = threading.Event()
@@ -123,7 +123,7 @@ class Deeds:
         self._started = {key for key in self._started if key[0] != "unservable"}
 
     def _start(self, action: Action) -> None:
-        log.info("doing: %s", words(action))
+        log.info("doing: %s", as_json(action))
         if isinstance(action, LoadShard | PrepareStandby):
             self._load(action)
         elif isinstance(action, UnloadShard):
@@ -152,7 +152,7 @@ class Deeds:
     def _load(self, action: LoadShard | PrepareStandby) -> None:
         model = self._truth.state.models[action.model].model
         sources = [Peer(source.node, source.address) for source in action.sources]
-        command = Load(
+        command = LoadLayers(
             chain=action.chain,
             model=action.model,
             start=action.start,
@@ -166,12 +166,12 @@ class Deeds:
 
     def _unload(self, action: UnloadShard) -> None:
         done = ShardUnloaded(action.node, action.incarnation, action.chain, action.start, action.stop)
-        self._tell(action, action.node, Unload(action.chain, action.start, action.stop), done)
+        self._tell(action, action.node, UnloadLayers(action.chain, action.start, action.stop), done)
 
     def _tell(self, action: Action, node: str, command: NodeCommand, done: Event | None = None) -> None:
         """Have a node carry out an action, then note that it is done; if it is not, it may be asked for again."""
 
-        def answered(answer: Answer) -> None:
+        def answered(answer: CommandReply) -> None:
             if answer.error:
                 self._truth.later(lambda: self._started.discard(action.key))
             elif done is not None:
@@ -229,7 +229,7 @@ class Deeds:
         """In a thread, because it waits for others."""
         try:
             wire_of = partial(wire_between, self._truth.state, self._wire)
-            resumption = rewire(action, before, self._own, self._members.ask, wire_of)
+            resumption = connect_epoch(action, before, self._own, self._members.ask, wire_of)
         except ShardComputeError as error:
             log.warning("chain %s could not be connected: %s", action.chain, error.message)
             self._closing.wait(_RETRY_S)
@@ -242,7 +242,7 @@ class Deeds:
     def _connected(self, action: ConnectChain, resumption: Resumption | None) -> None:
         self._connecting.discard(action.key)
         self._started.discard(action.key)
-        self._wirings[action.chain] = Wiring(
+        self._wirings[action.chain] = ConnectedEpoch(
             action.epoch, action.stages, action.kv_tokens, resumption, drafts=action.drafts
         )
         self._truth.apply(ChainConnected(action.chain, action.epoch))
@@ -255,5 +255,5 @@ class Deeds:
             self._truth.apply(LinkBroken(self._origin.node, action.stages[0].node, self._truth.now_s()))
 
 
-def words(value: object) -> str:
+def as_json(value: object) -> str:
     return msgspec.json.encode(value).decode()

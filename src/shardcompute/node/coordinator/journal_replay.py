@@ -12,7 +12,9 @@ log = logging.getLogger(__name__)
 _MOST_EVENTS = 5000
 
 
-def recollect(journal: Journal, initial: ClusterState, *, most_events: int = _MOST_EVENTS) -> ClusterState:
+def replay_journal(
+    journal: Journal, initial: ClusterState, *, most_events: int = _MOST_EVENTS
+) -> ClusterState:
     """The state after all events. What cannot be read is skipped, and the journal then left as it is."""
     state, count, unread = initial, 0, 0
     for line in journal.events():

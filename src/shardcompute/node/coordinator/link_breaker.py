@@ -20,7 +20,7 @@ AskToProbe = Callable[[str, Peer], None]
 """Have a node measure its link to another."""
 
 
-class LinkDoubts:
+class LinkBreaker:
     """Counts how often a link broke without having been part of a working chain in between."""
 
     def __init__(self, driver: Peer, limit: int = _LIMIT) -> None:

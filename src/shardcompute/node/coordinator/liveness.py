@@ -20,7 +20,7 @@ Dial = Callable[[str, str], Link]
 """A link to an address, where this node is expected."""
 
 
-class Doors:
+class LivenessProbe:
     """Where nodes can be reached. Methods may be called from any thread and return at once."""
 
     def __init__(self, dial: Dial, pause: Callable[[float], object] = time.sleep) -> None:

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from shardcompute.core.errors import LinkError
 from shardcompute.node.rpc.commands import NodeCommand, encode_command
 from shardcompute.wire import LinkPump, Message
-from shardcompute.wire.control import Answer, Command
+from shardcompute.wire.control import Command, CommandReply
 
 log = logging.getLogger(__name__)
 _OFFER_TIMEOUT_S = 1.0
-OnAnswer = Callable[[Answer], None]
+OnAnswer = Callable[[CommandReply], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ConnectedNode:
     """A node with an open control link."""
 
     node: str
@@ -27,21 +27,21 @@ class Member:
     pump: LinkPump
 
 
-class Members:
+class NodeRegistry:
     """Methods may be called from any thread. Every command is answered: by the node or, with an error, by the end of
     its link."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, ConnectedNode] = {}
         self._waiting: dict[int, tuple[LinkPump, OnAnswer]] = {}
         self._commands = 0
 
-    def all(self) -> list[Member]:
+    def all(self) -> list[ConnectedNode]:
         with self._lock:
             return list(self._members.values())
 
-    def enter(self, member: Member) -> None:
+    def enter(self, member: ConnectedNode) -> None:
         """Also in place of the same node's former link, which is closed."""
         with self._lock:
             former = self._members.get(member.node)
@@ -50,7 +50,7 @@ class Members:
             former.pump.link.close()
             self._give_up(former.pump)
 
-    def leave(self, node: str, pump: LinkPump | None = None) -> Member | None:
+    def leave(self, node: str, pump: LinkPump | None = None) -> ConnectedNode | None:
         """Who has left; None if it was not here, or not with this link."""
         with self._lock:
             member = self._members.get(node)
@@ -72,16 +72,16 @@ class Members:
             if member is not None:
                 self._waiting[number] = (member.pump, done)
         if member is None:
-            done(Answer(number, "it is not here", b""))
+            done(CommandReply(number, "it is not here", b""))
         elif not self.offer(member.pump, Command(number, encode_command(command))):
-            self._finish(number, Answer(number, "it could not be told", b""))
+            self._finish(number, CommandReply(number, "it could not be told", b""))
 
-    def ask(self, node: str, command: NodeCommand) -> queue.SimpleQueue[Answer]:
-        answer: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+    def ask(self, node: str, command: NodeCommand) -> queue.SimpleQueue[CommandReply]:
+        answer: queue.SimpleQueue[CommandReply] = queue.SimpleQueue()
         self.command(node, command, answer.put)
         return answer
 
-    def answered(self, pump: LinkPump, answer: Answer) -> None:
+    def answered(self, pump: LinkPump, answer: CommandReply) -> None:
         """An answer came over this link; to a command that was given over another it is none."""
         with self._lock:
             asked, _ = self._waiting.get(answer.number, (None, None))
@@ -104,9 +104,9 @@ class Members:
         with self._lock:
             numbers = [number for number, (asked, _) in self._waiting.items() if asked is pump]
         for number in numbers:
-            self._finish(number, Answer(number, "its control link ended", b""))
+            self._finish(number, CommandReply(number, "its control link ended", b""))
 
-    def _finish(self, number: int, answer: Answer) -> None:
+    def _finish(self, number: int, answer: CommandReply) -> None:
         with self._lock:
             _, done = self._waiting.pop(number, (None, None))
         if done is not None:

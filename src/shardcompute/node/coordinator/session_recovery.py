@@ -16,7 +16,7 @@ from shardcompute.node.rpc.commands import Connected
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
+class RecoveryPlan:
     """A new shape that can go on with the sessions of the old one; `new` are the places with new machines."""
 
     new: frozenset[int]
@@ -37,14 +37,14 @@ class Repair:
         return Resumption(lengths, has_new_first=0 in self.new, held=held)
 
 
-def plan_repair(before: Sequence[StageAddress], after: Sequence[StageAddress]) -> Repair | None:
+def plan_recovery(before: Sequence[StageAddress], after: Sequence[StageAddress]) -> RecoveryPlan | None:
     """How to go on from one shape to the next; None: everything must be computed again."""
     if [(s.start, s.stop) for s in before] != [(s.start, s.stop) for s in after] or not before:
         return None
     new = frozenset(i for i, (old, now) in enumerate(zip(before, after, strict=True)) if old.node != now.node)
     if any(index - 1 in new for index in new):
         return None
-    return Repair(new)
+    return RecoveryPlan(new)
 
 
 def _shorter(a: dict[int, int] | None, b: dict[int, int]) -> dict[int, int]:

@@ -53,7 +53,7 @@ _RTT_S = (0.0, 3600.0)
 _BYTES_PER_S = (1.0, 1e15)
 
 
-def judge_join(event: NodeJoined) -> str | None:
+def validate_join(event: NodeJoined) -> str | None:
     """A reason to refuse a node that describes itself like this, or None."""
     problems = [
         _out_of("memory", event.memory_bytes, 0, _MOST_BYTES),
@@ -78,14 +78,14 @@ def judge_join(event: NodeJoined) -> str | None:
     return next((problem for problem in problems if problem is not None), None)
 
 
-def judge_role(role: NodeRole, admitted: Collection[Role]) -> str | None:
+def validate_role(role: NodeRole, admitted: Collection[Role]) -> str | None:
     """A reason to refuse a node in a role that its certificate does not give it, or None."""
     needed = {"worker": {Role.WORKER}, "driver": {Role.DRIVER}, "both": {Role.WORKER, Role.DRIVER}}[role]
     lacking = needed - set(admitted)
     return f"its certificate is not that of a {min(lacking)}" if lacking else None
 
 
-def sift_report(event: Event, node: str, driver: str, known: Collection[str]) -> Event:
+def validate_report(event: Event, node: str, driver: str, known: Collection[str]) -> Event:
     """What `node` reports, as it is taken in. UsageError for what it may not report, or what cannot be.
 
     A node may report what it did or saw itself, nothing else.
@@ -98,7 +98,7 @@ def sift_report(event: Event, node: str, driver: str, known: Collection[str]) ->
         reporter = event.reporter if isinstance(event, LinkBroken) else event.node
     if reporter != node:
         raise UsageError(f"it speaks for {reporter[:40]!r}")
-    reason = judge_report(event)
+    reason = report_problem(event)
     if reason is not None:
         raise UsageError(reason)
     if isinstance(event, LinkMeasured) and not {event.a, event.b} <= {driver, *known}:
@@ -111,7 +111,7 @@ def sift_report(event: Event, node: str, driver: str, known: Collection[str]) ->
     return event
 
 
-def judge_report(event: Event) -> str | None:
+def report_problem(event: Event) -> str | None:
     """A reason to ignore what a node reports, or None."""
     problems: list[str | None] = []
     if isinstance(event, NodeMeasured):

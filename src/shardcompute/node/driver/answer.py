@@ -8,7 +8,7 @@ from shardcompute.models.detokenizer import StreamingDetokenizer
 from shardcompute.models.tokenizer import Tokenizer
 
 
-class Answer:
+class AnswerText:
     """One generation's text so far. `push` is given tokens in order until `finish` is set."""
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardcompute.core.errors import LinkError
-from shardcompute.core.rate_limited_log import SparingLog
-from shardcompute.core.steps import Opening, Work
+from shardcompute.core.rate_limited_log import RateLimitedLog
+from shardcompute.core.steps import Opening, SessionRows
 from shardcompute.node.driver.chain_port import ChainShape, Resumption
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.scheduler import Frame
@@ -68,7 +68,7 @@ class RemoteChain:
     def close_sessions(self, sessions: Sequence[int]) -> None:
         self._outbox.put(SessionClose(self.address.chain, list(sessions), self.address.epoch))
 
-    def replay(self, work: Work, opening: Opening | None) -> None:
+    def replay(self, work: SessionRows, opening: Opening | None) -> None:
         self._outbox.put(replay_frame(self.address.chain, self.address.epoch, work, opening))
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class DriverLinks:
         self._on_link_broken = on_link_broken
         self._on_timings = on_timings
         self._lock = threading.Lock()
-        self._sparing = SparingLog(log)
+        self._limited_log = RateLimitedLog(log)
         self._ports: dict[str, RemoteChain] = {}
         self._drivers: dict[str, Driver] = {}
         self._is_closed = False
@@ -192,7 +192,7 @@ class DriverLinks:
             return
         speakers = port.address.nodes if isinstance(message, StepFailed) else port.address.nodes[-1:]
         if sender not in speakers:
-            self._sparing.warning(
+            self._limited_log.warning(
                 sender, "%s sent a %s for chain %s", sender, type(message).__name__, message.chain
             )
             return

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shardcompute.core.steps import Opening, Work
+from shardcompute.core.steps import Opening, SessionRows
 from shardcompute.node.driver.scheduler import Frame
 
 
@@ -22,7 +22,7 @@ class ChainPort(Protocol):
         """Free these sessions' KV on every stage, after the frames sent so far."""
         ...
 
-    def replay(self, work: Work, opening: Opening | None) -> None:
+    def replay(self, work: SessionRows, opening: Opening | None) -> None:
         """Have the first stage, and it alone, compute these rows for their KV."""
         ...
 

@@ -19,7 +19,7 @@ from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.core.errors import CapacityError, UsageError
 from shardcompute.core.generation import TokenChoice
 from shardcompute.core.settings import Settings
-from shardcompute.core.steps import Opening, Work
+from shardcompute.core.steps import Opening, SessionRows
 from shardcompute.decoding.drafting import Draft, Drafter, grade_of
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.runtime.shard import open_shard
@@ -36,7 +36,7 @@ _GRADE_BOUNDS = (0.5, 0.7, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
-class DraftLimits:
+class DraftModelLimits:
     """`vocab_size` and `target_vocab_size` are the models' (which may pad the tokenizer's); `end_ids` end a draft."""
 
     vocab_size: int
@@ -47,7 +47,7 @@ class DraftLimits:
 
 
 @dataclass(slots=True)
-class _Session:
+class _DraftSession:
     tokens: list[int] = field(default_factory=list)
     """Those that its KV holds."""
     certain: int = 0
@@ -60,10 +60,10 @@ class ModelDrafter:
     name = "model"
     is_slow = True
 
-    def __init__(self, executor: Executor, limits: DraftLimits) -> None:
+    def __init__(self, executor: Executor, limits: DraftModelLimits) -> None:
         self._stage = StageRuntime(executor, is_first=True, is_last=True)
         self._limits = limits
-        self._sessions: OrderedDict[int, _Session] = OrderedDict()
+        self._sessions: OrderedDict[int, _DraftSession] = OrderedDict()
         """Least recently used first."""
         self._ended: deque[int] = deque()
         self._lock = threading.Lock()
@@ -117,7 +117,7 @@ class ModelDrafter:
 
     def _catch_up(self, session: int, tokens: list[int], known: int, opening: Opening) -> TokenChoice:
         """Compute what the session's KV lacks, from the first token that differs; the pick after the last one."""
-        state = self._sessions.setdefault(session, _Session())
+        state = self._sessions.setdefault(session, _DraftSession())
         self._sessions.move_to_end(session)
         same = min(state.certain, len(state.tokens))
         while same < min(len(state.tokens), len(tokens)) and state.tokens[same] == tokens[same]:
@@ -136,7 +136,7 @@ class ModelDrafter:
         """Extend a session; where memory lacks, those that were not used for long give theirs."""
         state = self._sessions[session]
         start = len(state.tokens)
-        work = [Work(session, start, ids, wanted=1)]
+        work = [SessionRows(session, start, ids, wanted=1)]
         while True:
             try:
                 picked = self._stage.step(work, [opening] if start == 0 else [], None)
@@ -185,7 +185,7 @@ def open_draft_model(
         tokenizer, spec = checkpoint.tokenizer(), checkpoint.spec
         check_same_vocabulary(checkpoint.name, tokenizer, target)
         options = replace(options, context_length=min(options.context_length, spec.context_length))
-        limits = DraftLimits(
+        limits = DraftModelLimits(
             vocab_size=spec.vocab_size,
             target_vocab_size=target_vocab_size,
             context_length=options.context_length,

@@ -21,12 +21,12 @@ from shardcompute.core.errors import (
     ShardComputeError,
 )
 from shardcompute.core.generation import GenerationRequest, TokenChoice
-from shardcompute.core.steps import Drafted, Foreseen, Picked, Work
+from shardcompute.core.steps import Drafted, Foreseen, Picked, SessionRows
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.decoding.ngram import NgramDrafter
 from shardcompute.decoding.router import PipeLoad
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.driver.answer import Answer
+from shardcompute.node.driver.answer import AnswerText
 from shardcompute.node.driver.chain_port import ChainPort, ChainShape, Resumption
 from shardcompute.node.driver.flights import Flight, Landing
 from shardcompute.node.driver.generation import Emit, Generation
@@ -96,7 +96,7 @@ class Driver:
                     hint="try again in a few seconds",
                 )
             session = self._scheduler.add(request)
-            answer = Answer(request, self._tokenizer)
+            answer = AnswerText(request, self._tokenizer)
             generation = Generation(session, answer, emit, time.monotonic())
             self._generations[session.id] = generation
             if answered:
@@ -372,7 +372,7 @@ class Driver:
             opening = replace(session.opening(), prefix=None)
             for start in range(0, known, shape.max_rows):
                 ids = tuple(session.known[start : min(start + shape.max_rows, known)])
-                port.replay(Work(session.id, start, ids), opening if start == 0 else None)
+                port.replay(SessionRows(session.id, start, ids), opening if start == 0 else None)
 
     def _extend(self, generation: Generation, choice: TokenChoice, now: float) -> None:
         session, request = generation.session, generation.session.request

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.generation import Delta, Timings
-from shardcompute.node.driver.answer import Answer
+from shardcompute.node.driver.answer import AnswerText
 from shardcompute.node.driver.flights import Journey
 from shardcompute.node.driver.session import Session
-from shardcompute.node.driver.speculator import Course
+from shardcompute.node.driver.speculator import DraftStats
 
 Emit = Callable[[Delta | ShardComputeError], None]
 
@@ -20,14 +20,14 @@ class Generation:
     """What the driver keeps beside the scheduler's session."""
 
     session: Session
-    answer: Answer
+    answer: AnswerText
     emit: Emit
     submitted_s: float
     started_s: float = 0.0
     first_token_s: float = 0.0
     journey: Journey = field(default_factory=Journey)
 
-    def timings(self, course: Course, now: float) -> Timings:
+    def timings(self, course: DraftStats, now: float) -> Timings:
         """How its time was spent, now that it is over."""
         return Timings(
             queue_s=self.started_s - self.submitted_s,

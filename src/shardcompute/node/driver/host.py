@@ -13,9 +13,9 @@ import msgspec
 
 from shardcompute.core.errors import LinkError
 from shardcompute.node.driver.driver import Driver
-from shardcompute.node.driver.hosted_server import GenerationDesk
-from shardcompute.node.driver.orders import DriverOrders
-from shardcompute.node.driver.pool import Swarm
+from shardcompute.node.driver.hosted_server import HostedDriverServer
+from shardcompute.node.driver.orders import DriverCommandExecutor
+from shardcompute.node.driver.pool import DriverPool
 from shardcompute.node.rpc.commands import HostDriver, NodeCommand, Peer, Retire
 from shardcompute.security.certificates import read_peer
 from shardcompute.security.names import Role
@@ -32,11 +32,11 @@ class DriverHost:
         dial_weights: Callable[[Peer], Link],
         on_link_broken: Callable[[str], None],
     ) -> None:
-        self.swarm = Swarm(dial, url, on_link_broken, on_step=self._timed)
-        self._orders = DriverOrders(self.swarm, dial_weights)
+        self.swarm = DriverPool(dial, url, on_link_broken, on_step=self._timed)
+        self._orders = DriverCommandExecutor(self.swarm, dial_weights)
         self._lock = threading.Lock()
         self._learning = threading.Lock()
-        self._desks: set[GenerationDesk] = set()
+        self._desks: set[HostedDriverServer] = set()
         self._is_closed = False
 
     @property
@@ -63,7 +63,7 @@ class DriverHost:
         """The coordinator hands generations over, until the link ends."""
         if Role.COORDINATOR not in read_peer(link.certificate).roles:
             raise LinkError(f"{link.peer} is no coordinator", hint="clients talk to the coordinator's API")
-        desk = GenerationDesk(link, self._find_driver)
+        desk = HostedDriverServer(link, self._find_driver)
         with self._lock:
             if self._is_closed:
                 return

@@ -45,15 +45,15 @@ class _Handed:
     on_session: OnSession
 
 
-class FarDriver:
+class HostedDriverClient:
     """One worker's driver over one link. Methods may be called from any thread, and none of them waits for it."""
 
     def __init__(
         self,
         node: str,
         link: Link,
-        on_lost: Callable[[FarDriver], None],
-        on_step: Callable[[FarDriver, str, Sequence[StageTiming]], None],
+        on_lost: Callable[[HostedDriverClient], None],
+        on_step: Callable[[HostedDriverClient, str, Sequence[StageTiming]], None],
     ) -> None:
         self.node = node
         self.is_lost = False
@@ -148,7 +148,7 @@ class FarDriver:
         self._on_lost(self)
 
 
-class FarDrivers:
+class HostedDrivers:
     """Where chains' drivers sit, of those that do not sit here. Methods may be called from any thread."""
 
     def __init__(self, dial: Callable[[str], Link], on_lost: Callable[[str, str], None]) -> None:
@@ -156,7 +156,7 @@ class FarDrivers:
         self._dial = dial
         self._on_lost = on_lost
         self._lock = threading.Lock()
-        self._seated: dict[str, FarDriver] = {}
+        self._seated: dict[str, HostedDriverClient] = {}
         self._is_closed = False
         self.on_step: Callable[[str, Sequence[StageTiming]], None] = lambda chain, timings: None
         """Hears how the stages of a chain that is driven elsewhere spent their time on a step."""
@@ -185,7 +185,7 @@ class FarDrivers:
             del self._seated[chain]
         self._leave(chain, far)
 
-    def at(self, chain: str) -> FarDriver | None:
+    def at(self, chain: str) -> HostedDriverClient | None:
         """Who computes a chain's generations; None: its driver here."""
         with self._lock:
             far = self._seated.get(chain)
@@ -222,25 +222,25 @@ class FarDrivers:
         for far in all_far:
             far.close()
 
-    def _open(self, node: str, url: str) -> FarDriver:
+    def _open(self, node: str, url: str) -> HostedDriverClient:
         link = self._dial(url)
         if link.peer != node:
             link.close()
             raise LinkError(f"{link.peer} answered at {url}, where {node} was expected")
-        return FarDriver(node, link, self._lost, self._timed)
+        return HostedDriverClient(node, link, self._lost, self._timed)
 
-    def _leave(self, chain: str, far: FarDriver) -> None:
+    def _leave(self, chain: str, far: HostedDriverClient) -> None:
         far.take_back(chain)
         with self._lock:
             is_used = far in self._seated.values()
         if not is_used:
             far.close()
 
-    def _timed(self, far: FarDriver, chain: str, timings: Sequence[StageTiming]) -> None:
+    def _timed(self, far: HostedDriverClient, chain: str, timings: Sequence[StageTiming]) -> None:
         if self.at(chain) is far:
             self.on_step(chain, timings)
 
-    def _lost(self, far: FarDriver) -> None:
+    def _lost(self, far: HostedDriverClient) -> None:
         with self._lock:
             chains = [chain for chain, each in self._seated.items() if each is far]
             for chain in chains:

@@ -42,7 +42,7 @@ class _Course:
     """Nothing more is said of it."""
 
 
-class GenerationDesk:
+class HostedDriverServer:
     """Serves one link until it ends; then everything that was asked over it is cancelled."""
 
     def __init__(self, link: Link, find_driver: FindDriver) -> None:

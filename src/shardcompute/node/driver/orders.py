@@ -10,7 +10,7 @@ from shardcompute.control.actions import ActivateChain, ReportUnservable
 from shardcompute.core.errors import UnknownModelError
 from shardcompute.node.driver.chain_links import ChainAddress
 from shardcompute.node.driver.chain_port import Resumption
-from shardcompute.node.driver.pool import Swarm, SwarmModel
+from shardcompute.node.driver.pool import DriverPool, PoolModel
 from shardcompute.node.rpc.commands import (
     Attach,
     FenceOff,
@@ -27,10 +27,10 @@ from shardcompute.wire import Link
 log = logging.getLogger(__name__)
 
 
-class DriverOrders:
+class DriverCommandExecutor:
     """Orders for the drivers in `swarm`. `dial` opens a link for weights, over which tokenizers come."""
 
-    def __init__(self, swarm: Swarm, dial: Callable[[Peer], Link]) -> None:
+    def __init__(self, swarm: DriverPool, dial: Callable[[Peer], Link]) -> None:
         self._swarm = swarm
         self._dial = dial
 
@@ -55,7 +55,7 @@ class DriverOrders:
             return
         log.info("fetching the tokenizer of %s", offered.name)
         self._swarm.add_model(
-            SwarmModel(
+            PoolModel(
                 offered.name,
                 fetch_tokenizer(partial(self._dial, origin), origin.node, offered.name),
                 offered.vocab_size,

@@ -23,11 +23,11 @@ from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.chain_links import ChainAddress, DriverLinks, OnTimings
 from shardcompute.node.driver.chain_port import Resumption
 from shardcompute.node.driver.driver import Driver
-from shardcompute.node.driver.hosted_client import FarDrivers
+from shardcompute.node.driver.hosted_client import HostedDrivers
 from shardcompute.node.driver.limits import DriverLimits
-from shardcompute.node.driver.resumable import Relay
+from shardcompute.node.driver.resumable import ResumableGeneration
 from shardcompute.node.rpc.session_ids import choose_range, first_session
-from shardcompute.node.service import KvUse, Load, ServedModel
+from shardcompute.node.service import KvUse, ServedModel, ServiceLoad
 from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.node.telemetry.traffic import WireTraffic
 from shardcompute.wire import Link, Message, StageTiming
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class SwarmModel:
+class PoolModel:
     """A model that this swarm was asked to serve."""
 
     name: str
@@ -56,7 +56,7 @@ PATIENCE_S = 10.0
 """So long streams wait for a model that nobody can serve any more; new requests are refused at once."""
 
 
-class Swarm:
+class DriverPool:
     """Drivers of all chains. Methods may be called from any thread, `generate` from an event loop."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Swarm:
         max_sessions: int = 64,
         max_waiting: int = 256,
         patience_s: float = PATIENCE_S,
-        far: FarDrivers | None = None,
+        far: HostedDrivers | None = None,
         on_step: OnTimings | None = None,
     ) -> None:
         """`far` knows the chains whose driver sits on a worker; without it all of them are driven here. `on_step`
@@ -82,7 +82,7 @@ class Swarm:
         self.requests = RequestLog(stage_times=lambda chain: self._timings.get(chain, ()))
         self._links = DriverLinks(dial, on_link_broken, self._keep_timings)
         self._lock = threading.Lock()
-        self._models: dict[str, SwarmModel] = {}
+        self._models: dict[str, PoolModel] = {}
         self._drivers: dict[str, Driver] = {}
         self._model_of: dict[str, str] = {}
         self._connected: set[str] = set()
@@ -93,11 +93,11 @@ class Swarm:
         self._max_sessions = max_sessions
         self._max_waiting = max_waiting
 
-    def add_model(self, model: SwarmModel) -> None:
+    def add_model(self, model: PoolModel) -> None:
         with self._lock:
             self._models[model.name] = model
 
-    def all_models(self) -> list[SwarmModel]:
+    def all_models(self) -> list[PoolModel]:
         with self._lock:
             return list(self._models.values())
 
@@ -257,7 +257,7 @@ class Swarm:
                 if chain in self._drivers
             )
 
-    def load(self) -> Load:
+    def load(self) -> ServiceLoad:
         with self._lock:
             loads = {chain: driver.load() for chain, driver in self._drivers.items()}
             routers = {chain: driver.speculation() for chain, driver in self._drivers.items()}
@@ -267,7 +267,7 @@ class Swarm:
         used = sum(load.used_tokens for load in loads.values())
         capacity = sum(load.capacity_tokens for load in loads.values())
         fraction = min(1.0, used / capacity) if capacity else 0.0
-        return Load(
+        return ServiceLoad(
             running=sum(load.running for load in loads.values()),
             waiting=sum(load.waiting for load in loads.values()),
             kv_used_fraction=fraction,
@@ -295,7 +295,7 @@ class Swarm:
                 extra = {"request": entry.id, "session": session, "chain": chain}
                 log.debug("request %s is session %d of chain %s", entry.id, session, chain, extra=extra)
 
-            relay = Relay(chain, request, driver, emit, begun)
+            relay = ResumableGeneration(chain, request, driver, emit, begun)
             relay.start(None if self._far is None else self._far.at(chain))
             entry.has_started = relay.has_started
             try:
@@ -310,7 +310,7 @@ class Swarm:
             finally:
                 relay.cancel()
 
-    def _find(self, name: str) -> SwarmModel:
+    def _find(self, name: str) -> PoolModel:
         with self._lock:
             if name in self._models:
                 return self._models[name]

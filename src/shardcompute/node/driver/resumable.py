@@ -15,12 +15,12 @@ from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.generation import Emit
-from shardcompute.node.driver.hosted_client import FarDriver, OnSession
+from shardcompute.node.driver.hosted_client import HostedDriverClient, OnSession
 
 log = logging.getLogger(__name__)
 
 
-class Relay:
+class ResumableGeneration:
     """Methods may be called from any thread. `emit` gets deltas in order, or at last an error."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Relay:
         self._emit = emit
         self._on_session = on_session
         self._lock = threading.Lock()
-        self._far: FarDriver | None = None
+        self._far: HostedDriverClient | None = None
         self._number = 0
         self._session: int | None = None
         self._is_over = False
@@ -40,7 +40,7 @@ class Relay:
         self._asked_s = time.monotonic()
         self._first_token_s = 0.0
 
-    def start(self, far: FarDriver | None) -> None:
+    def start(self, far: HostedDriverClient | None) -> None:
         """Raises what `Driver.submit` does."""
         with self._lock:
             if far is not None:

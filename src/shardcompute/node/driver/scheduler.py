@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shardcompute.core.generation import GenerationRequest
-from shardcompute.core.steps import Drafted, Opening, Picked, Work
+from shardcompute.core.steps import Drafted, Opening, Picked, SessionRows
 from shardcompute.node.driver.prefix_cache import PrefixStore
 from shardcompute.node.driver.session import Session, round_to_pages
 
@@ -28,7 +28,7 @@ class Frame:
     """One step for the whole chain."""
 
     sequence: int
-    work: tuple[Work, ...]
+    work: tuple[SessionRows, ...]
     openings: tuple[Opening, ...]
 
     @property
@@ -253,11 +253,11 @@ class Scheduler:
             return False
         return session.unsent > 0 or self.speculator.can_extend(session)
 
-    def _answer(self, answering: list[Session], room: int, wanted: int) -> list[Work]:
+    def _answer(self, answering: list[Session], room: int, wanted: int) -> list[SessionRows]:
         """Rows of sessions that are answering: with several frames in flight, each takes its share of the sessions
         so that every stage has one."""
         share = -(-len(self.running) // self.limits.frames_in_flight)
-        work: list[Work] = []
+        work: list[SessionRows] = []
         for session in answering:
             if len(work) == share:
                 break
@@ -276,7 +276,7 @@ class Scheduler:
         session.is_opened = True
         return session.opening()
 
-    def _send(self, session: Session, part: Work) -> None:
+    def _send(self, session: Session, part: SessionRows) -> None:
         session.sent = part.start + len(part.ids)
         session.flights[self._sequence] = part.drafts
         session.drafts = session.ahead = 0
@@ -284,7 +284,7 @@ class Scheduler:
         self._turns.append(session.id)
 
 
-def _next_work(session: Session, room: int, wanted_room: int) -> Work | None:
+def _next_work(session: Session, room: int, wanted_room: int) -> SessionRows | None:
     """As many of the session's unsent tokens as fit."""
     count = min(session.unsent, max(room, 0))
     start = session.sent
@@ -292,7 +292,7 @@ def _next_work(session: Session, room: int, wanted_room: int) -> Work | None:
         return None
     if start < session.scored:
         # Computed again after a loss: what was scored then is not scored twice.
-        return Work(session.id, start, session.tokens(start, min(start + count, session.scored)))
+        return SessionRows(session.id, start, session.tokens(start, min(start + count, session.scored)))
     last_of_prompt = session.prompt_length - 1
     if session.request.prompt_logprobs is not None and start < last_of_prompt:
         # Every prompt token but the first is scored after the row before it.
@@ -300,7 +300,7 @@ def _next_work(session: Session, room: int, wanted_room: int) -> Work | None:
         if count < 1:
             return None
         targets = session.tokens(start + 1, start + 1 + count)
-        return Work(session.id, start, session.tokens(start, start + count), count, targets)
+        return SessionRows(session.id, start, session.tokens(start, start + count), count, targets)
     if session.request.prompt_logprobs is not None and session.scored < last_of_prompt:
         return None  # the first token is announced together with the scores, so they must be there
     # A token is wanted after the last known one and after each draft.
@@ -312,4 +312,6 @@ def _next_work(session: Session, room: int, wanted_room: int) -> Work | None:
     is_last = start + count == len(session.known) and not session.assumed
     drafts = min(session.drafts, max(wanted_room - wanted, 0)) if is_last else 0
     ahead = session.ahead if wanted and start + count == session.length else 0
-    return Work(session.id, start, session.tokens(start, start + count), wanted, drafts=drafts, ahead=ahead)
+    return SessionRows(
+        session.id, start, session.tokens(start, start + count), wanted, drafts=drafts, ahead=ahead
+    )

@@ -16,17 +16,17 @@ from dataclasses import dataclass, field
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import GenerationRequest, Speculation
-from shardcompute.core.rate_limited_log import SparingLog
+from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.steps import Foreseen
 from shardcompute.decoding.drafting import Draft, Drafter
-from shardcompute.decoding.router import Offer, PipeLoad, Round, Router
+from shardcompute.decoding.router import DraftOffer, DraftPlan, PipeLoad, Router
 from shardcompute.node.driver.head_drafts import ForeseenDrafter
 from shardcompute.node.driver.session import Session
 
 log = logging.getLogger(__name__)
 MOST_TOKENS = 16
 MOST_FRAMES = 8
-_PLAIN = Round(None, 0, 1, "not asked yet")
+_PLAIN = DraftPlan(None, 0, 1, "not asked yet")
 OnDraft = Callable[[int, Callable[[Session], None]], None]
 """Given a session and what is to be done with it, under the lock, now that its draft is there."""
 
@@ -42,10 +42,10 @@ class _Record:
 
 
 @dataclass(slots=True)
-class Course:
+class DraftStats:
     """How a session has fared with drafts."""
 
-    round: Round = _PLAIN
+    round: DraftPlan = _PLAIN
     records: deque[_Record] = field(default_factory=deque)
     dry_at: int = -1
     """At this length the drafter had nothing to offer."""
@@ -73,8 +73,8 @@ class RoutedSpeculator:
             drafter.name: drafter for drafter in (*drafters, self._foreseen)
         }
         self._on_draft = on_draft
-        self._courses: dict[int, Course] = {}
-        self._sparing = SparingLog(log)
+        self._courses: dict[int, DraftStats] = {}
+        self._limited_log = RateLimitedLog(log)
         has_slow = any(drafter.is_slow for drafter in drafters)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="drafts") if has_slow else None
 
@@ -103,8 +103,8 @@ class RoutedSpeculator:
             if value is not None and not 1 <= value <= most:
                 raise UsageError(f"speculation.{what} is {value}", hint=f"use 1 to {most}")
 
-    def course(self, session: int) -> Course:
-        return self._courses.setdefault(session, Course())
+    def course(self, session: int) -> DraftStats:
+        return self._courses.setdefault(session, DraftStats())
 
     def most_frames(self) -> int:
         """Frames that some session may have under way."""
@@ -201,7 +201,7 @@ class RoutedSpeculator:
     def _may_have(self, drafter: str, session: Session) -> bool:
         return drafter != self._foreseen.name or self._foreseen.has(session.id, session.known)
 
-    def _draft_at_hand(self, session: Session, course: Course, room: int) -> bool:
+    def _draft_at_hand(self, session: Session, course: DraftStats, room: int) -> bool:
         """Where drafts are there already, or cost nothing, take the one that promises most."""
         offers = []
         for drafter in self._drafters.values():
@@ -210,7 +210,7 @@ class RoutedSpeculator:
                     session.id, session.known, session.assumed, min(room, MOST_TOKENS), session.opening()
                 )
                 if draft.ids:
-                    offers.append(Offer(drafter.name, draft.grade, len(draft.ids)))
+                    offers.append(DraftOffer(drafter.name, draft.grade, len(draft.ids)))
         others = [
             name for name in self.available if name not in self._drafters or self._drafters[name].is_slow
         ]
@@ -221,7 +221,7 @@ class RoutedSpeculator:
         course.round = chosen
         return self._draft(session, course, room)
 
-    def _draft(self, session: Session, course: Course, room: int) -> bool:
+    def _draft(self, session: Session, course: DraftStats, room: int) -> bool:
         """Have the round's drafter add to the session; False if it has nothing to offer."""
         limit = min(course.round.tokens, room)
         if course.round.drafter is None or limit < 1:
@@ -254,7 +254,7 @@ class RoutedSpeculator:
                 draft = drafter.propose(session.id, known, assumed, limit, opening)
             except Exception as error:
                 # Plain decoding needs no draft; a drafter in trouble must not stop it.
-                self._sparing.warning(drafter.name, "the drafter %s failed: %r", drafter.name, error)
+                self._limited_log.warning(drafter.name, "the drafter %s failed: %r", drafter.name, error)
                 draft = Draft(())
             seconds = time.perf_counter() - began_s
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from shardcompute.control.events import LinkBroken, NodeJoined
 from shardcompute.core.errors import AuthError
-from shardcompute.node.driver.orders import DriverOrders
-from shardcompute.node.driver.pool import Swarm
+from shardcompute.node.driver.orders import DriverCommandExecutor
+from shardcompute.node.driver.pool import DriverPool
 from shardcompute.node.rpc.commands import Introduce, NodeCommand, Probe
 from shardcompute.node.rpc.control_client import ControlClient
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class DriverOptions:
+class StandaloneOptions:
     """Where a driver is reached by stages. Port 0: any free one."""
 
     host: str = "127.0.0.1"
@@ -42,10 +42,10 @@ class DriverOptions:
     """How links are made, where not simply over TCP."""
 
 
-class RemoteDriver:
+class StandaloneDriver:
     """Drives from `start` on until it is closed. `swarm` is what the API serves from."""
 
-    def __init__(self, credentials: Credentials, control_urls: list[str], options: DriverOptions) -> None:
+    def __init__(self, credentials: Credentials, control_urls: list[str], options: StandaloneOptions) -> None:
         self._options = options
         self._lock = threading.Lock()
         self._introducing = threading.Lock()
@@ -62,10 +62,10 @@ class RemoteDriver:
             transport=options.transport,
         )
         self.node = self._endpoint.node
-        self.swarm = Swarm(
+        self.swarm = DriverPool(
             lambda url: self._endpoint.dial(url, "driver"), self._endpoint.url, self._link_broken
         )
-        self._orders = DriverOrders(
+        self._orders = DriverCommandExecutor(
             self.swarm, lambda peer: self._endpoint.dial(peer.url, "weights", peer.node)
         )
         self._control = ControlClient(

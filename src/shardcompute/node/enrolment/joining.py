@@ -21,7 +21,7 @@ import msgspec
 
 from shardcompute.core import errors
 from shardcompute.core.errors import AuthError, LinkError, ShardComputeError
-from shardcompute.core.rate_limited_log import SparingLog
+from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.security.bootstrap import answer_join, open_join
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.identity import NodeIdentity
@@ -125,7 +125,7 @@ class JoinDesk:
         self._timeout_s = timeout_s
         self._most_at_once = most_at_once
         self._lock = threading.Lock()
-        self._sparing = SparingLog(log)
+        self._limited_log = RateLimitedLog(log)
         self._applicants: dict[threading.Thread, _Applicant] = {}
         self._is_closed = False
         try:
@@ -162,7 +162,7 @@ class JoinDesk:
                 continue
             except OSError as error:
                 if not self._is_closed:
-                    self._sparing.warning("accept", "nobody can join for a moment: %s", error)
+                    self._limited_log.warning("accept", "nobody can join for a moment: %s", error)
                     time.sleep(_WATCH_S)
                 continue
             self._seat(sock, peer[0])
@@ -173,7 +173,7 @@ class JoinDesk:
         try:
             applicant = _Applicant(peer, sock.dup(), time.monotonic() + self._timeout_s)
         except OSError as error:
-            self._sparing.warning("accept", "nobody can join for a moment: %s", error)
+            self._limited_log.warning("accept", "nobody can join for a moment: %s", error)
             sock.close()
             return
         thread = threading.Thread(
@@ -200,9 +200,9 @@ class JoinDesk:
             with answer_join(sock, self._context, self._authority_pem) as connection:
                 _send(connection, msgspec.json.encode(self._judge(_receive(connection), peer)))
         except (ShardComputeError, OSError) as error:
-            self._sparing.info(peer, "an applicant from %s gave up: %s", peer, error)
+            self._limited_log.info(peer, "an applicant from %s gave up: %s", peer, error)
         except Exception:
-            self._sparing.error(peer, "an applicant from %s could not be served", peer, exc_info=True)
+            self._limited_log.error(peer, "an applicant from %s could not be served", peer, exc_info=True)
         finally:
             applicant.close()
             with self._lock:
@@ -216,7 +216,7 @@ class JoinDesk:
         try:
             return self._admit(application)
         except ShardComputeError as error:
-            self._sparing.warning(peer, "an applicant from %s was refused: %s", peer, error.message)
+            self._limited_log.warning(peer, "an applicant from %s was refused: %s", peer, error.message)
             return Admission(error=error.message, code=type(error).__name__)
 
 

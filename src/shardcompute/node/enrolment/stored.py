@@ -27,7 +27,7 @@ _COMMANDS = {Role.WORKER: "join", Role.DRIVER: "driver"}
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class EnrolledNode:
     """A node that has joined a cluster and knows where to go."""
 
     credentials: Credentials
@@ -38,7 +38,7 @@ class _Stored(msgspec.Struct, frozen=True):
     control_urls: tuple[str, ...]
 
 
-def join_from(folder: Path, token: JoinToken, role: Role = Role.WORKER) -> Member:
+def join_from(folder: Path, token: JoinToken, role: Role = Role.WORKER) -> EnrolledNode:
     """Join the token's cluster from `folder`, or renew what was joined before.
 
     UsageError if the folder belongs to another cluster; otherwise as `joining.join_cluster`.
@@ -55,7 +55,7 @@ def join_from(folder: Path, token: JoinToken, role: Role = Role.WORKER) -> Membe
     return remember(folder, credentials, urls)
 
 
-def open_member(folder: Path, role: Role = Role.WORKER) -> Member:
+def open_enrolled(folder: Path, role: Role = Role.WORKER) -> EnrolledNode:
     """What was joined from `folder` before. UsageError if nothing was, AuthError if it has run out."""
     credentials = _credentials(folder)
     stored = _read(folder)
@@ -70,7 +70,7 @@ def open_member(folder: Path, role: Role = Role.WORKER) -> Member:
             f"the certificate in {folder} has run out",
             hint="join again with a new token from the coordinator",
         )
-    return Member(credentials, stored.control_urls)
+    return EnrolledNode(credentials, stored.control_urls)
 
 
 def is_enrolled(folder: Path, fingerprint: str) -> bool:
@@ -83,11 +83,11 @@ def is_enrolled(folder: Path, fingerprint: str) -> bool:
     )
 
 
-def remember(folder: Path, credentials: Credentials, urls: list[str]) -> Member:
+def remember(folder: Path, credentials: Credentials, urls: list[str]) -> EnrolledNode:
     """Write down where the coordinator is."""
     stored = _Stored(tuple(urls))
     replace_private(folder / MEMBER_FILE, msgspec.json.encode(stored))
-    return Member(credentials, stored.control_urls)
+    return EnrolledNode(credentials, stored.control_urls)
 
 
 def authority_of(credentials: Credentials) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import ShardComputeError, UsageError
-from shardcompute.core.steps import Drafted, Foreseen, Opening, Picked, Work, drafted_in
+from shardcompute.core.steps import Drafted, Foreseen, Opening, Picked, SessionRows, drafted_in
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.scheduler import Frame
 from shardcompute.runtime.stage import StageRuntime
@@ -30,7 +30,7 @@ class LocalChain:
     def close_sessions(self, sessions: Sequence[int]) -> None:
         self._inbox.put(tuple(sessions))
 
-    def replay(self, work: Work, opening: Opening | None) -> None:
+    def replay(self, work: SessionRows, opening: Opening | None) -> None:
         """Never asked for: a chain in this process is not repaired."""
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class LocalChain:
             self._driver.take_results(frame.sequence, picked, drafted, foreseen=foreseen)
 
     def _compute(self, frame: Frame) -> tuple[list[Picked], list[Drafted], list[Foreseen]]:
-        work: Sequence[Work] = frame.work
+        work: Sequence[SessionRows] = frame.work
         rows: Array | None = None
         for stage in self._stages:
             passed = stage.step(work, frame.openings, rows)

@@ -23,7 +23,7 @@ from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.limits import DriverLimits
 from shardcompute.node.local.chain import LocalChain
-from shardcompute.node.service import Load, ServedModel
+from shardcompute.node.service import ServedModel, ServiceLoad
 from shardcompute.runtime.fallback import describe_fallback
 from shardcompute.runtime.shard import open_shard
 from shardcompute.runtime.stage import StageRuntime
@@ -89,10 +89,10 @@ class LocalService(Closing):
     def is_ready(self) -> bool:
         return True
 
-    def load(self) -> Load:
+    def load(self) -> ServiceLoad:
         load = self.driver.load()
         fraction = min(1.0, load.used_tokens / max(1, load.capacity_tokens))
-        return Load(load.running, load.waiting, fraction, routers={"local": self.driver.speculation()})
+        return ServiceLoad(load.running, load.waiting, fraction, routers={"local": self.driver.speculation()})
 
     async def generate(self, model: str, request: GenerationRequest) -> AsyncIterator[Delta]:
         self._check_name(model)

@@ -55,7 +55,7 @@ class Running(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Claim:
+class PidLock:
     """A folder that this process has for itself."""
 
     path: Path
@@ -67,10 +67,10 @@ class Claim:
 
 
 @contextmanager
-def claim(path: Path, name: str = "") -> Iterator[Claim]:
+def claim(path: Path, name: str = "") -> Iterator[PidLock]:
     """Say in `path` that this process runs from its folder, until the block ends. UsageError if another does."""
     process = psutil.Process()
-    held = Claim(path, Running(process.pid, process.create_time(), time.time(), name))
+    held = PidLock(path, Running(process.pid, process.create_time(), time.time(), name))
     for _ in range(_ATTEMPTS):
         try:
             create_private(path, msgspec.json.encode(held.running))

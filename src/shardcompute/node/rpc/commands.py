@@ -15,7 +15,7 @@ class Peer(msgspec.Struct, frozen=True):
     url: str
 
 
-class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class LoadLayers(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Load layers `[start, stop)` of a model, with KV memory for `kv_tokens`. `drafts`: as a first stage that guesses
     tokens itself, which takes the model's head besides."""
 
@@ -29,7 +29,7 @@ class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     drafts: bool = False
 
 
-class Unload(msgspec.Struct, frozen=True, tag=True):
+class UnloadLayers(msgspec.Struct, frozen=True, tag=True):
     chain: str
     start: int
     stop: int
@@ -192,8 +192,8 @@ class HostDriver(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 WorkerCommand: TypeAlias = (
-    Load
-    | Unload
+    LoadLayers
+    | UnloadLayers
     | Connect
     | Admit
     | Dismiss

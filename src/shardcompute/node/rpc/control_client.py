@@ -12,7 +12,7 @@ from shardcompute.core.errors import AuthError, LinkError, ShardComputeError
 from shardcompute.node.rpc.commands import Leave, NodeCommand, decode_command
 from shardcompute.security.revocations import Revocations
 from shardcompute.wire import Link, LinkPump, Message, Refused
-from shardcompute.wire.control import Answer, Command, Happened, Heartbeat, Register, Registered
+from shardcompute.wire.control import Command, CommandReply, Heartbeat, NodeEvent, Register, Registered
 
 log = logging.getLogger(__name__)
 _REGISTER_TIMEOUT_S = 10.0
@@ -68,7 +68,7 @@ class ControlClient:
         pump = self._pump
         if pump is not None and self._registered.is_set():
             try:
-                pump.offer(Happened(encode_event(event)), timeout_s=5.0)
+                pump.offer(NodeEvent(encode_event(event)), timeout_s=5.0)
             except LinkError as error:
                 log.info("the coordinator did not hear of %s: %s", type(event).__name__, error.message)
 
@@ -164,6 +164,6 @@ class ControlClient:
         pump = self._pump
         if pump is not None:
             try:
-                pump.offer(Answer(message.number, error, result), timeout_s=5.0)
+                pump.offer(CommandReply(message.number, error, result), timeout_s=5.0)
             except LinkError:
                 log.info("the coordinator went away before command %d was answered", message.number)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from shardcompute.core.errors import LinkClosedError, LinkError, ShardComputeError
-from shardcompute.core.rate_limited_log import SparingLog
+from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.security.certificates import check_peer, read_peer
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.names import Role
@@ -54,7 +54,7 @@ class Endpoint:
         self._credentials = credentials
         self._roles = dict(roles)
         self._lock = threading.Lock()
-        self._sparing = SparingLog(log)
+        self._limited_log = RateLimitedLog(log)
         self._links: set[Link] = set()
         self._dialled: weakref.WeakSet[Link] = weakref.WeakSet()
         self._is_closing = False
@@ -148,7 +148,7 @@ class Endpoint:
                 return
             self._roles[link.role](link)
         except LinkError as error:
-            self._sparing.info(link.peer, "the link from %s ended: %s", link.peer, error.message)
+            self._limited_log.info(link.peer, "the link from %s ended: %s", link.peer, error.message)
         except Exception:
             log.exception("serving the link from %s failed", link.peer)
         finally:

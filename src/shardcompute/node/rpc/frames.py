@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from shardcompute.core import errors
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.generation import TokenChoice
-from shardcompute.core.steps import Drafted, Foreseen, Opening, Picked, Prefix, Work, drafted_in
+from shardcompute.core.steps import Drafted, Foreseen, Opening, Picked, Prefix, SessionRows, drafted_in
 from shardcompute.node.driver.scheduler import Frame
 from shardcompute.wire import (
     AheadIds,
@@ -44,7 +44,7 @@ def step_frame(chain: str, epoch: int, frame: Frame) -> StepFrame:
     )
 
 
-def replay_frame(chain: str, epoch: int, work: Work, opening: Opening | None) -> StepFrame:
+def replay_frame(chain: str, epoch: int, work: SessionRows, opening: Opening | None) -> StepFrame:
     """Tokens that a new first stage computes for their KV alone."""
     return StepFrame(
         chain=chain,
@@ -59,8 +59,8 @@ def replay_frame(chain: str, epoch: int, work: Work, opening: Opening | None) ->
     )
 
 
-def work_of(segment: SegmentHeader) -> Work:
-    return Work(
+def work_of(segment: SegmentHeader) -> SessionRows:
+    return SessionRows(
         segment.session,
         segment.start,
         tuple(int(token) for token in unpack_ids(segment.ids)),
@@ -105,7 +105,7 @@ def result_row(picked: Picked) -> RowResult:
 
 def step_result(
     frame: StepFrame,
-    work: Sequence[Work],
+    work: Sequence[SessionRows],
     out: Sequence[Picked],
     foreseen: Sequence[Foreseen],
     timings: list[StageTiming],
@@ -163,7 +163,7 @@ def error_of(failed: StepFailed) -> ShardComputeError:
     return kind(failed.message) if is_ours else ShardComputeError(failed.message)
 
 
-def segment_of(part: Work) -> SegmentHeader:
+def segment_of(part: SessionRows) -> SegmentHeader:
     return SegmentHeader(
         part.session,
         part.start,

@@ -42,7 +42,7 @@ class UsageReport:
     hours: tuple[UsageView, ...]
 
 
-class Tally:
+class UsageTally:
     """Counts of one key and model."""
 
     __slots__ = ("generated_tokens", "prompt_tokens", "requests")
@@ -64,8 +64,8 @@ class UsageBook:
         self._most_pairs = most_pairs
         self._lock = threading.Lock()
         self._since_s = wall_clock()
-        self._totals: dict[Pair, Tally] = {}
-        self._spans: dict[int, dict[float, dict[Pair, Tally]]] = {span_s: {} for span_s, _ in _SPANS}
+        self._totals: dict[Pair, UsageTally] = {}
+        self._spans: dict[int, dict[float, dict[Pair, UsageTally]]] = {span_s: {} for span_s, _ in _SPANS}
 
     def add(
         self, key: str, model: str, *, requests: int = 0, prompt_tokens: int = 0, generated_tokens: int = 0
@@ -75,11 +75,11 @@ class UsageBook:
             pair = (key, model)
             if pair not in self._totals and len(self._totals) >= self._most_pairs:
                 pair = (OTHERS, OTHERS)
-            tallies = [self._totals.setdefault(pair, Tally())]
+            tallies = [self._totals.setdefault(pair, UsageTally())]
             for span_s, kept in _SPANS:
                 start_s = now_s - now_s % span_s
                 spans = self._spans[span_s]
-                tallies.append(spans.setdefault(start_s, {}).setdefault(pair, Tally()))
+                tallies.append(spans.setdefault(start_s, {}).setdefault(pair, UsageTally()))
                 _forget(spans, start_s - (kept - 1) * span_s)
             for tally in tallies:
                 tally.add(requests, prompt_tokens, generated_tokens)
@@ -99,16 +99,16 @@ class UsageBook:
                 yield _view(start_s, span_s, pair, tally)
 
 
-def _forget(spans: dict[float, dict[Pair, Tally]], oldest_s: float) -> None:
+def _forget(spans: dict[float, dict[Pair, UsageTally]], oldest_s: float) -> None:
     for start_s in [start_s for start_s in spans if start_s < oldest_s]:
         del spans[start_s]
 
 
-def _pair(item: tuple[Pair, Tally]) -> Pair:
+def _pair(item: tuple[Pair, UsageTally]) -> Pair:
     return item[0]
 
 
-def _view(start_s: float, span_s: int, pair: Pair, tally: Tally) -> UsageView:
+def _view(start_s: float, span_s: int, pair: Pair, tally: UsageTally) -> UsageView:
     return UsageView(
         start_s=start_s,
         span_s=span_s,

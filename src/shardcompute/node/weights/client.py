@@ -36,7 +36,7 @@ from shardcompute.weights.loader import Rank
 from shardcompute.weights.served import shard_source
 from shardcompute.weights.shard_cache import CachedShard, ShardCache
 from shardcompute.wire import Link
-from shardcompute.wire.control import FetchFailed, FetchModel, ModelCard
+from shardcompute.wire.control import CardReply, FetchFailed, FetchModel
 
 log = logging.getLogger(__name__)
 OnProgress = Callable[[int, int], None]
@@ -58,7 +58,7 @@ def fetch_card(dial: Callable[[], Link], model: str, timeout_s: float = 60.0) ->
             raise UnknownModelError(
                 f"{link.peer} cannot give {model}: {message.reason}", hint="check the model's name"
             )
-        if not isinstance(message, ModelCard):
+        if not isinstance(message, CardReply):
             raise LinkError(
                 f"{link.peer} answered with {type(message).__name__} when asked for a model's card"
             )

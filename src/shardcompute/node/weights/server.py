@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 
 from shardcompute.core.errors import LinkClosedError, LinkError, ShardComputeError
 from shardcompute.weights.card import encode_card
-from shardcompute.weights.served import ServedModel
+from shardcompute.weights.served import ServedWeights
 from shardcompute.weights.shard_cache import CachedTensors, ShardCache
 from shardcompute.wire import Body, Goodbye, Link, Message, Ping, Pong, WireLimits
-from shardcompute.wire.control import FetchFailed, FetchModel, FetchTensor, ModelCard, TensorBytes
+from shardcompute.wire.control import CardReply, FetchFailed, FetchModel, FetchTensor, TensorBytes
 
 log = logging.getLogger(__name__)
 MAX_REQUEST_BYTES = 8 << 20
@@ -25,17 +25,17 @@ MAX_REQUEST_BYTES = 8 << 20
 _MAX_CARD_BYTES = WireLimits().max_header_bytes - 4096
 
 
-class CachedModels(Mapping[str, ServedModel]):
+class CachedModels(Mapping[str, ServedWeights]):
     """What a worker can serve to others, by fingerprint: whatever its cache holds at that moment."""
 
     def __init__(self, cache: ShardCache) -> None:
         self._cache = cache
 
-    def __getitem__(self, fingerprint: str) -> ServedModel:
+    def __getitem__(self, fingerprint: str) -> ServedWeights:
         shard = self._cache.find(fingerprint)
         if shard is None:
             raise KeyError(fingerprint)
-        return ServedModel(shard.card, CachedTensors(shard))
+        return ServedWeights(shard.card, CachedTensors(shard))
 
     def __iter__(self) -> Iterator[str]:
         return iter([shard.card.fingerprint for shard in self._cache.shards()])
@@ -47,7 +47,7 @@ class CachedModels(Mapping[str, ServedModel]):
 class WeightsServer:
     """Answers for `models`, which may change while it serves. They are asked for by key, name or fingerprint."""
 
-    def __init__(self, models: Mapping[str, ServedModel], *, concurrent_reads: int = 4) -> None:
+    def __init__(self, models: Mapping[str, ServedWeights], *, concurrent_reads: int = 4) -> None:
         self._models = models
         self._reads = threading.BoundedSemaphore(concurrent_reads)
         self._lock = threading.Lock()
@@ -92,20 +92,20 @@ class WeightsServer:
         except ShardComputeError as error:
             return FetchFailed(message.number, str(error)), ()
 
-    def _find(self, model: str) -> ServedModel | None:
+    def _find(self, model: str) -> ServedWeights | None:
         found = self._models.get(model)
         if found is not None:
             return found
         served = list(self._models.values())
         return next((each for each in served if model in (each.card.fingerprint, each.card.model)), None)
 
-    def _card(self, request: FetchModel, served: ServedModel) -> Message:
+    def _card(self, request: FetchModel, served: ServedWeights) -> Message:
         card = encode_card(served.card)
         if len(card) > _MAX_CARD_BYTES:
             return FetchFailed(request.number, f"the card of {request.model} has {len(card)} bytes, too many")
-        return ModelCard(request.number, card)
+        return CardReply(request.number, card)
 
-    def _tensor(self, request: FetchTensor, served: ServedModel) -> tuple[Message, Body]:
+    def _tensor(self, request: FetchTensor, served: ServedWeights) -> tuple[Message, Body]:
         entry = served.card.entries.get(request.tensor)
         if entry is None:
             return FetchFailed(request.number, f"{request.model} has no tensor {request.tensor!r}"), ()
@@ -126,7 +126,7 @@ class WeightsServer:
             digest = self._digests.get((served.card.fingerprint, request.tensor), b"")
         return TensorBytes(request.number, len(content), digest), (content,)
 
-    def _digest(self, served: ServedModel, tensor: str) -> bytes:
+    def _digest(self, served: ServedWeights, tensor: str) -> bytes:
         """The SHA-256 of a whole tensor."""
         key = (served.card.fingerprint, tensor)
         with self._lock:

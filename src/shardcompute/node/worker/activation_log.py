@@ -15,7 +15,7 @@ from itertools import groupby
 
 import numpy as np
 
-from shardcompute.core.steps import Opening, Prefix, Work
+from shardcompute.core.steps import Opening, Prefix, SessionRows
 from shardcompute.wire import PackedRows
 
 
@@ -68,7 +68,7 @@ class _Track:
         ]
 
 
-class BoundaryLog:
+class ActivationLog:
     """Not thread-safe: it belongs to the thread that computes."""
 
     def __init__(self, limit_bytes: int) -> None:
@@ -80,7 +80,7 @@ class BoundaryLog:
     def used_bytes(self) -> int:
         return self._used_bytes
 
-    def append(self, work: Sequence[Work], openings: Sequence[Opening], sent: Chunk) -> None:
+    def append(self, work: Sequence[SessionRows], openings: Sequence[Opening], sent: Chunk) -> None:
         """Remember a step's output; `sent` is kept and must not change afterwards."""
         opened = {opening.session: opening for opening in openings}
         first = 0
@@ -136,7 +136,7 @@ class BoundaryLog:
         """How many tokens of each session the log holds."""
         return {session: len(track.ids) for session, track in self._tracks.items()}
 
-    def replay(self, most_rows: int) -> Iterator[tuple[Work, Opening | None, Chunk]]:
+    def replay(self, most_rows: int) -> Iterator[tuple[SessionRows, Opening | None, Chunk]]:
         """All that is known, session by session, in pieces of at most `most_rows` rows."""
         for session, track in self._tracks.items():
             track.merge()
@@ -144,6 +144,6 @@ class BoundaryLog:
             for chunk in track.chunks:
                 for start in range(0, len(chunk), most_rows):
                     piece = chunk.part(start, start + most_rows)
-                    work = Work(session, position, tuple(track.ids[position : position + len(piece)]))
+                    work = SessionRows(session, position, tuple(track.ids[position : position + len(piece)]))
                     yield work, track.opening if position == 0 else None, piece
                     position += len(piece)

@@ -23,7 +23,7 @@ class Neighbour:
     url: str
 
 
-class OutgoingLinks:
+class PeerLinks:
     """Methods may be called from any thread. `on_broken` hears of links that ended without our doing."""
 
     def __init__(self, dial: Callable[[str], Link], on_broken: Callable[[str], None]) -> None:

@@ -8,13 +8,13 @@ from shardcompute.node.rpc.commands import Wire
 from shardcompute.node.rpc.frames import REPLAY, opened_of, segment_of
 from shardcompute.node.worker.activation_log import Chunk
 from shardcompute.node.worker.codec_choice import EXACT
-from shardcompute.node.worker.slot import Seat
+from shardcompute.node.worker.slot import StageSlot
 from shardcompute.wire import StepFrame, find_codec
 
 _ROWS = 256
 
 
-def replay_frames(seat: Seat) -> Iterator[tuple[StepFrame, list[memoryview]]]:
+def replay_frames(seat: StageSlot) -> Iterator[tuple[StepFrame, list[memoryview]]]:
     """Frames with their bodies, in the order in which they must be sent."""
     for work, opening, chunk in seat.log.replay(_ROWS):
         codec, body = _body_of(chunk, seat.place.wire)

@@ -9,14 +9,14 @@ from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import CapacityError, LinkError
 from shardcompute.node.rpc.commands import Wire
 from shardcompute.node.rpc.session_ids import range_of, within
-from shardcompute.node.worker.activation_log import BoundaryLog
+from shardcompute.node.worker.activation_log import ActivationLog
 from shardcompute.node.worker.peer_links import Neighbour
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.wire import StepFrame
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StageRoute:
     """Where a stage stands in one epoch of its chain."""
 
     epoch: int
@@ -53,7 +53,7 @@ class Place:
         owner = self.owner(sessions)
         return self._is_stage_before(sender) or (owner is not None and owner.node == sender)
 
-    def with_driver(self, sessions: int, driver: Neighbour, kv_tokens: int) -> Place:
+    def with_driver(self, sessions: int, driver: Neighbour, kv_tokens: int) -> StageRoute:
         return replace(
             self,
             drivers={**self.drivers, sessions: driver},
@@ -61,7 +61,7 @@ class Place:
             dismissed=self.dismissed - {sessions},
         )
 
-    def without_driver(self, sessions: int) -> Place:
+    def without_driver(self, sessions: int) -> StageRoute:
         return replace(
             self,
             drivers={key: driver for key, driver in self.drivers.items() if key != sessions},
@@ -99,13 +99,13 @@ def sessions_in(frame: StepFrame) -> list[int]:
 
 
 @dataclass(slots=True)
-class Seat:
+class StageSlot:
     """A shard in its place, with what it has sent on to the next stage."""
 
     chain: str
     runtime: StageRuntime
-    place: Place
-    log: BoundaryLog
+    place: StageRoute
+    log: ActivationLog
     _newest: dict[int, int] = field(default_factory=dict)
     """By the range of its sessions, the number of each driver's last frame."""
 

@@ -13,7 +13,7 @@ from shardcompute.backends.matrix import BlockMatrix
 from shardcompute.backends.ort.graph import GraphWriter, use_threads
 from shardcompute.backends.ort.linear import Linear, write_linear
 from shardcompute.core.generation import Sampling
-from shardcompute.core.steps import Opening, Work
+from shardcompute.core.steps import Opening, SessionRows
 from shardcompute.models.spec import Stage
 from shardcompute.runtime.stage import StageRuntime
 
@@ -50,7 +50,7 @@ def measure_layer(runtime: StageRuntime, stage: Stage, hidden: int) -> float:
     opening = Opening(_PROBE_SESSION, Sampling(), 1)
     times = []
     for position in range(_ROUNDS):
-        work = [Work(_PROBE_SESSION, position, (1,))]
+        work = [SessionRows(_PROBE_SESSION, position, (1,))]
         started = time.perf_counter()
         runtime.step(work, [opening] if position == 0 else [], activations)
         times.append(time.perf_counter() - started)

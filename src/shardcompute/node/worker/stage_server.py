@@ -20,15 +20,15 @@ import numpy as np
 
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import LinkError, ShardComputeError
-from shardcompute.core.rate_limited_log import SparingLog
-from shardcompute.core.steps import Foreseen, Opening, Picked, Work
+from shardcompute.core.rate_limited_log import RateLimitedLog
+from shardcompute.core.steps import Foreseen, Opening, Picked, SessionRows
 from shardcompute.node.rpc.commands import Connected
 from shardcompute.node.rpc.frames import opening_of, segment_of, step_failed, step_result, work_of
-from shardcompute.node.worker.activation_log import BoundaryLog, Chunk
+from shardcompute.node.worker.activation_log import ActivationLog, Chunk
 from shardcompute.node.worker.codec_choice import choose_codec
-from shardcompute.node.worker.peer_links import Neighbour, OutgoingLinks
+from shardcompute.node.worker.peer_links import Neighbour, PeerLinks
 from shardcompute.node.worker.replays import replay_frames
-from shardcompute.node.worker.slot import Place, Seat, sessions_in
+from shardcompute.node.worker.slot import StageRoute, StageSlot, sessions_in
 from shardcompute.runtime.head_drafter import AheadDrafter
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.wire import (
@@ -61,7 +61,7 @@ class _Ended:
     sender: str
 
 
-class StageHost:
+class StageServer:
     """Owns the shards of a worker and the links out of it. Methods may be called from any thread."""
 
     def __init__(
@@ -73,12 +73,12 @@ class StageHost:
         log_bytes: int = 256 << 20,
     ) -> None:
         self._node = node
-        self._links = OutgoingLinks(dial, on_link_broken)
+        self._links = PeerLinks(dial, on_link_broken)
         self._log_bytes = log_bytes
         self._lock = threading.Lock()
-        self._sparing = SparingLog(log)
+        self._limited_log = RateLimitedLog(log)
         self._runtimes: dict[ShardKey, StageRuntime] = {}
-        self._seats: dict[str, Seat] = {}
+        self._seats: dict[str, StageSlot] = {}
         self._fences: dict[str, int] = {}
         self._is_closed = False
         self._inbox: queue.SimpleQueue[_Arrived | _Ended | Callable[[], None] | None] = queue.SimpleQueue()
@@ -118,7 +118,7 @@ class StageHost:
             self._links.keep_only(self._neighbours())
             self._inbox.put(runtime.close)
 
-    def connect(self, key: ShardKey, place: Place, *, keeps_sessions: bool, replays: bool) -> Connected:
+    def connect(self, key: ShardKey, place: StageRoute, *, keeps_sessions: bool, replays: bool) -> Connected:
         """Take the shard's place in its chain's new shape and open the link to whoever comes next.
 
         Sessions of the epoch before are forgotten, and replayed by the driver, unless `keeps_sessions`. With
@@ -136,7 +136,7 @@ class StageHost:
         self._inbox.put(lambda: done.put(self._take_stock(seat, goes_on, replays and goes_on)))
         return self._await(done)
 
-    def _take_seat(self, key: ShardKey, place: Place, keeps_sessions: bool) -> tuple[Seat, bool]:
+    def _take_seat(self, key: ShardKey, place: StageRoute, keeps_sessions: bool) -> tuple[StageSlot, bool]:
         """The shard in its new place, and whether it goes on with its sessions."""
         chain = key[0]
         with self._lock:
@@ -147,8 +147,8 @@ class StageHost:
                 raise LinkError(f"epoch {place.epoch} of chain {chain} is over")
             former = self._seats.get(chain)
             goes_on = keeps_sessions and former is not None and former.runtime is runtime
-            log_ = former.log if goes_on and former is not None else BoundaryLog(self._log_bytes)
-            seat = self._seats[chain] = Seat(chain, runtime, place, log_)
+            log_ = former.log if goes_on and former is not None else ActivationLog(self._log_bytes)
+            seat = self._seats[chain] = StageSlot(chain, runtime, place, log_)
             self._fences[chain] = place.epoch
         return seat, goes_on
 
@@ -263,7 +263,7 @@ class StageHost:
         if seat is None or is_stale or frame.epoch != seat.place.epoch:
             return
         if not seat.place.hears(arrived.sender, sessions_in(frame), is_replay=frame.replay):
-            self._sparing.warning(
+            self._limited_log.warning(
                 arrived.sender,
                 "%s sent a frame for chain %s, in which it has no such place",
                 arrived.sender,
@@ -317,9 +317,9 @@ class StageHost:
 
     def _answer(
         self,
-        seat: Seat,
+        seat: StageSlot,
         frame: StepFrame,
-        work: Sequence[Work],
+        work: Sequence[SessionRows],
         out: list[Picked],
         foreseen: Sequence[Foreseen],
         timing: StageTiming,
@@ -330,9 +330,9 @@ class StageHost:
 
     def _pass_on(
         self,
-        seat: Seat,
+        seat: StageSlot,
         frame: StepFrame,
-        work: Sequence[Work],
+        work: Sequence[SessionRows],
         openings: Sequence[Opening],
         out: Array,
         timing: StageTiming,
@@ -366,11 +366,11 @@ class StageHost:
         )
         self._links.send(seat.place.next, passed, body)
 
-    def _choose_codec(self, place: Place, rows: int, width: int) -> Codec:
+    def _choose_codec(self, place: StageRoute, rows: int, width: int) -> Codec:
         rate = self._links.bytes_per_s(place.next)
         return find_codec(choose_codec(place.wire, rows, width, bytes_per_s=rate))
 
-    def _take_stock(self, seat: Seat, goes_on: bool, replays: bool) -> Connected | LinkError:
+    def _take_stock(self, seat: StageSlot, goes_on: bool, replays: bool) -> Connected | LinkError:
         """What is known here, after all that came before; for the new next stage, also told to it."""
         held = seat.runtime.session_lengths() if goes_on else {}
         try:
@@ -378,14 +378,14 @@ class StageHost:
         except LinkError as error:
             return error
 
-    def _replay(self, seat: Seat) -> dict[int, int]:
+    def _replay(self, seat: StageSlot) -> dict[int, int]:
         """Send the next stage what it would have got, had it been there from the start."""
         lengths = seat.log.lengths()
         for frame, body in replay_frames(seat):
             self._links.send(seat.place.next, frame, body)
         return lengths
 
-    def _report_failure(self, seat: Seat, frame: StepFrame, error: Exception) -> None:
+    def _report_failure(self, seat: StageSlot, frame: StepFrame, error: Exception) -> None:
         if not isinstance(error, ShardComputeError):
             log.exception("a step of chain %s failed", frame.chain)
         failed = step_failed(frame, error)

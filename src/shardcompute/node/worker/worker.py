@@ -32,11 +32,11 @@ from shardcompute.node.rpc.commands import (
     Connected,
     Dismiss,
     FenceOff,
-    Load,
+    LoadLayers,
     NodeCommand,
     Peer,
     Probe,
-    Unload,
+    UnloadLayers,
     encode_connected,
 )
 from shardcompute.node.rpc.control_client import ControlClient
@@ -47,9 +47,9 @@ from shardcompute.node.weights.draft_heads import ahead_bytes, has_draft_head, o
 from shardcompute.node.weights.pieces import Supplier
 from shardcompute.node.weights.server import CachedModels, WeightsServer
 from shardcompute.node.worker.peer_links import Neighbour
-from shardcompute.node.worker.slot import Place
+from shardcompute.node.worker.slot import StageRoute
 from shardcompute.node.worker.speed_probe import measure_layer, measure_seconds_per_byte
-from shardcompute.node.worker.stage_server import ShardKey, StageHost
+from shardcompute.node.worker.stage_server import ShardKey, StageServer
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.names import Role
@@ -126,7 +126,7 @@ class Worker:
             lambda peer: self._endpoint.dial(peer.url, "weights", peer.node),
             self._link_broken,
         )
-        self._host = StageHost(self.node, lambda url: self._endpoint.dial(url, "stage"), self._link_broken)
+        self._host = StageServer(self.node, lambda url: self._endpoint.dial(url, "stage"), self._link_broken)
         self._control = ControlClient(
             lambda url: self._endpoint.dial(url, "control", needs=Role.COORDINATOR),
             control_urls,
@@ -212,13 +212,13 @@ class Worker:
             self._link_broken(node)
 
     def _carry_out(self, command: NodeCommand) -> bytes:
-        if isinstance(command, Load):
+        if isinstance(command, LoadLayers):
             self._load(command)
-        elif isinstance(command, Unload):
+        elif isinstance(command, UnloadLayers):
             self._unload((command.chain, command.start, command.stop))
         elif isinstance(command, Connect):
             driver = Neighbour(command.driver_node, command.driver_url)
-            place = Place(
+            place = StageRoute(
                 command.epoch,
                 Neighbour(command.next_node, command.next_url),
                 driver,
@@ -246,14 +246,14 @@ class Worker:
             self._driver_host.carry_out(command)
         return b""
 
-    def _connect(self, command: Connect, place: Place) -> Connected:
+    def _connect(self, command: Connect, place: StageRoute) -> Connected:
         key = (command.chain, command.start, command.stop)
         if key not in self._host.shards():
             # Unloaded while the coordinator was away: it must hear that, and of no model that failed to load.
             self._tell_failed(key, "-", "it is not loaded here")
         return self._host.connect(key, place, keeps_sessions=command.keeps_sessions, replays=command.replays)
 
-    def _load(self, command: Load) -> None:
+    def _load(self, command: LoadLayers) -> None:
         key = (command.chain, command.start, command.stop)
         try:
             # One at a time: two loads beside each other need the memory of both at their peak.
@@ -310,7 +310,7 @@ class Worker:
                 hint="give this worker more with --max-memory",
             )
 
-    def _load_now(self, command: Load, key: ShardKey) -> None:
+    def _load_now(self, command: LoadLayers, key: ShardKey) -> None:
         *peers, origin = command.sources
         card = self._fetch_card(origin, command.model)
         stage = Stage(command.start, command.stop, card.spec.layer_count)

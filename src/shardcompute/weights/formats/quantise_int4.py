@@ -49,7 +49,7 @@ def fit_blocks(rows: Float32, importance: Float32 | None) -> Blocks:
     is_flat = reach < _LEAST_RANGE
     x -= middle
     x /= np.where(is_flat, np.float32(1), reach)
-    fit = _Fit(x, _spread(importance, shape))
+    fit = _BlockFit(x, _spread(importance, shape))
     for steps in _STEPS:
         step = 2 / steps
         # The least weight gets the lowest code; where the codes do not suffice, both ends lose the same.
@@ -69,7 +69,7 @@ def _spread(importance: Float32 | None, shape: tuple[int, int]) -> Float32:
     return np.tile(importance.reshape(shape[1], BLOCK_SIZE).T, shape[0])
 
 
-class _Fit:
+class _BlockFit:
     """The best scale and shift so far of blocks of numbers from −1 to 1, the columns of `x`."""
 
     def __init__(self, x: Float32, weight: Float32) -> None:

@@ -18,7 +18,7 @@ from shardcompute.core.generation import Delta, TokenChoice
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin.admin import ClusterAdmin
 from shardcompute.node.admin.views import ClusterView
-from shardcompute.node.service import Load
+from shardcompute.node.service import ServiceLoad
 from shardcompute.node.telemetry.usage import CALLER
 from shardcompute.web import page_routes
 from support.bridge import Bridge
@@ -353,7 +353,7 @@ def test_a_slow_reader_gets_a_fresh_state_instead_of_a_backlog(
         await reader.has_read.wait()
         reader.may_read.clear()
         for count in range(1, 101):
-            cluster.swarm.busy = Load(count, 0, 0.0)
+            cluster.swarm.busy = ServiceLoad(count, 0, 0.0)
             admin._feed.publish()
             if count == 1:
                 await reader.is_stuck.wait()

@@ -6,7 +6,7 @@ from typing import Any
 from shardcompute.api import create_app
 from shardcompute.api.metrics.kinds import Counter, Gauge, Histogram
 from shardcompute.core.errors import QueueFullError
-from shardcompute.node.service import HopTraffic, Load
+from shardcompute.node.service import HopTraffic, ServiceLoad
 
 
 def test_a_counter_sums_by_label_and_escapes() -> None:
@@ -87,7 +87,7 @@ def test_failures_are_counted_and_unknown_paths_share_a_label(service: Any, app:
 
 def test_traffic_between_nodes_is_told_by_codec(service: Any, app: Any, call: Any) -> None:
     traffic = (HopTraffic("a", "b", "int8", 2, 1188), HopTraffic("a", "b", "exact", 1, 2304))
-    service.load = lambda: Load(running=0, waiting=0, kv_used_fraction=0.0, traffic=traffic)
+    service.load = lambda: ServiceLoad(running=0, waiting=0, kv_used_fraction=0.0, traffic=traffic)
     lines = call(app, "GET", "/metrics").text.splitlines()
     assert 'shardcompute_wire_bytes_total{sender="a",receiver="b",codec="int8"} 1188' in lines
     assert 'shardcompute_wire_frames_total{sender="a",receiver="b",codec="int8"} 2' in lines

@@ -12,7 +12,7 @@ from shardcompute.control import events as happened
 from shardcompute.core.generation import Delta, Timings, TokenChoice
 from shardcompute.core.settings import load_settings
 from shardcompute.node.admin.admin import ClusterAdmin
-from shardcompute.node.service import HopTraffic, KvUse, Load, StageWork
+from shardcompute.node.service import HopTraffic, KvUse, ServiceLoad, StageWork
 from support.fake_cluster import NOW_S, serving_cluster
 from support.promtool import assert_sound, needs_promtool
 
@@ -26,7 +26,7 @@ def text(service: Any, call: Any, tmp_path: Any) -> str:
         Delta("a", (TokenChoice(1),)),
         Delta("b", (TokenChoice(2),), finish="stop", timings=Timings(cached_tokens=2, drafted_tokens=4)),
     ]
-    service.load = lambda: Load(
+    service.load = lambda: ServiceLoad(
         running=1,
         waiting=2,
         kv_used_fraction=0.5,

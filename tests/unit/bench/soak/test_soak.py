@@ -16,7 +16,7 @@ from shardcompute.bench.soak.report import (
     Pace,
     Sample,
     SoakOutcome,
-    Tally,
+    SoakTally,
     cells_of,
     find_trends,
     paces,
@@ -52,7 +52,7 @@ def outcome(samples: list[Sample], **changes: object) -> SoakOutcome:
     values: dict[str, object] = {
         "minutes": WHOLE_S / 60,
         "stages": 3,
-        "tallies": {"plain": Tally(done=8), "cancelled": Tally(done=1, cancelled=3)},
+        "tallies": {"plain": SoakTally(done=8), "cancelled": SoakTally(done=1, cancelled=3)},
         "failures": [],
         "samples": samples,
         "generated": [(float(at_s), at_s * 50.0) for at_s in range(0, WHOLE_S + 1, 10)],
@@ -156,8 +156,8 @@ def test_counters_of_all_models_are_added_up() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"tallies": {"plain": Tally(done=8, failed=1)}},
-        {"tallies": {"plain": Tally()}},
+        {"tallies": {"plain": SoakTally(done=8, failed=1)}},
+        {"tallies": {"plain": SoakTally()}},
         {"failures": ["metrics: none"]},
         {"lost": ["worker-2"]},
         {"samples": watched(lambda at_s: 100 + at_s)},

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shardcompute.bench.wan import faults as wan_faults
-from shardcompute.bench.wan.cluster import Answer, WanCluster, WanServing
+from shardcompute.bench.wan.cluster import TimedAnswer, WanCluster, WanServing
 from shardcompute.bench.wan.faults import FAULTS, Fault, FaultBench, FaultRow, ask_amid, await_serving
 from shardcompute.bench.wan.faults_report import differing, raw_results, summarise
 from shardcompute.cli.main import app
@@ -92,7 +92,7 @@ class Server:
 
     def ask_all(
         self, bodies: Sequence[Mapping[str, Any]], *, on_piece: Callable[[int], None]
-    ) -> tuple[list[Answer], float]:
+    ) -> tuple[list[TimedAnswer], float]:
         for count in range(1, 11):
             self.happened.append(f"piece {count}")
             on_piece(count)
@@ -100,7 +100,7 @@ class Server:
                 self.began()
         if self._problem is not None:
             raise self._problem
-        return [Answer(text="yes") for _ in bodies], 1.0
+        return [TimedAnswer(text="yes") for _ in bodies], 1.0
 
     def fault(self, *, is_sudden: bool) -> Fault:
         @contextmanager
@@ -112,7 +112,7 @@ class Server:
         return Fault("", befall, is_sudden)
 
 
-def ask(server: Server, fault: Fault, after_pieces: int = 4) -> list[Answer]:
+def ask(server: Server, fault: Fault, after_pieces: int = 4) -> list[TimedAnswer]:
     return ask_amid(cast(WanCluster, server), [{}, {}], fault, "stage-2", after_pieces=after_pieces)
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import pytest
 
 from shardcompute.cli.chat.answer import AnswerOptions
-from shardcompute.cli.chat.conversation import Chat
+from shardcompute.cli.chat.conversation import Conversation
 from shardcompute.cli.console import open_screen
 from shardcompute.core.errors import PromptTooLongError
 from shardcompute.core.generation import Sampling, Speculation, Timings, Traversal
@@ -49,7 +49,7 @@ def hold(tmp_path: Path) -> Hold:
     def hold(
         service: FakeService, *lines: str | type[BaseException], options: AnswerOptions | None = None
     ) -> None:
-        chat = Chat(service, options or _options(), open_screen(), tmp_path, is_verbose=False)  # type: ignore[arg-type]
+        chat = Conversation(service, options or _options(), open_screen(), tmp_path, is_verbose=False)  # type: ignore[arg-type]
         chat.hold(_typing(*lines))
 
     return hold
@@ -119,7 +119,7 @@ def test_failed_message_leaves_the_conversation_as_it_was(tmp_path: Path) -> Non
         service.script = [PromptTooLongError("too long")] if line == "too long" else ["Paris"]
         return line
 
-    Chat(service, _options(), open_screen(), tmp_path, is_verbose=False).hold(read_line)  # type: ignore[arg-type]
+    Conversation(service, _options(), open_screen(), tmp_path, is_verbose=False).hold(read_line)  # type: ignore[arg-type]
     assert service.prompts[-1] == "user:hi|assistant:Paris|user:fine|"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardcompute.cli.tools.logs import Tail, merge
+from shardcompute.cli.tools.logs import LogTail, merge
 
 Cli = Callable[..., Any]
 
@@ -46,7 +46,7 @@ def test_unknown_names_get_the_choices(cli: Cli, folder: Path) -> None:
 def test_tail_follows_over_a_rotation(tmp_path: Path) -> None:
     path = tmp_path / "worker.log"
     path.write_text("one\ntwo\nhal")
-    tail = Tail(path)
+    tail = LogTail(path)
     assert tail.last(1) == ["two"]
     with path.open("a") as file:
         file.write("f\nfour\n")

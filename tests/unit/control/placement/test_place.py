@@ -7,7 +7,7 @@ import pytest
 
 from shardcompute.control import (
     Model,
-    Offer,
+    NodeCapacity,
     Placement,
     PlacementPolicy,
     Request,
@@ -18,7 +18,7 @@ from shardcompute.control import (
 from shardcompute.control import place as choose
 from shardcompute.control.placement.cuts import cut_for_latency
 from shardcompute.control.sizes import sizes_of
-from shardcompute.control.state import Assignment, Link
+from shardcompute.control.state import Assignment, MeasuredLink
 
 GIB = 1 << 30
 
@@ -38,15 +38,15 @@ def model(layers: int = 32, layer_bytes: int = GIB // 8, **changes: object) -> M
     return Model(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def offers(*memories_gib: float, speed: float = 1e-11) -> tuple[Offer, ...]:
+def offers(*memories_gib: float, speed: float = 1e-11) -> tuple[NodeCapacity, ...]:
     return tuple(
-        Offer(name, int(size * GIB), speed)
+        NodeCapacity(name, int(size * GIB), speed)
         for name, size in zip("abcdefghijklmnop", memories_gib, strict=False)
     )
 
 
-def all_links(nodes: str, rtt_s: float) -> tuple[Link, ...]:
-    return tuple(Link(a, b, rtt_s, 1e8) for a, b in combinations(sorted([*nodes, "driver"]), 2))
+def all_links(nodes: str, rtt_s: float) -> tuple[MeasuredLink, ...]:
+    return tuple(MeasuredLink(a, b, rtt_s, 1e8) for a, b in combinations(sorted([*nodes, "driver"]), 2))
 
 
 def place(request: Request) -> Placement:
@@ -58,7 +58,11 @@ def place(request: Request) -> Placement:
 def test_a_second_machine_is_used_on_a_lan_and_left_out_over_a_wan() -> None:
     near = place(Request(model(), offers(8, 8), all_links("ab", 0.0005)))
     assert [(stage.start, stage.stop) for stage in near.stages] == [(0, 16), (16, 32)]
-    far = place(Request(model(), offers(8, 8), (Link("a", "b", 0.08, 1e7), Link("b", "driver", 0.08, 1e7))))
+    far = place(
+        Request(
+            model(), offers(8, 8), (MeasuredLink("a", "b", 0.08, 1e7), MeasuredLink("b", "driver", 0.08, 1e7))
+        )
+    )
     assert far.assignments == (Assignment("a", 0, 32),)
     [(left_out, why)] = far.unused
     assert left_out == "b"
@@ -116,7 +120,7 @@ def test_what_is_missing_is_said() -> None:
 
 
 def test_a_slow_machine_gets_few_layers_or_none() -> None:
-    fast, slow = Offer("a", 8 * GIB, 1e-11), Offer("b", 8 * GIB, 3e-11)
+    fast, slow = NodeCapacity("a", 8 * GIB, 1e-11), NodeCapacity("b", 8 * GIB, 3e-11)
     policy = PlacementPolicy(latency_weight=0.0, machine_price=0.0)
     shared = place(Request(model(), (fast, slow), policy=policy))
     assert {s.node: s.stop - s.start for s in shared.stages} == {"a": 24, "b": 8}
@@ -136,12 +140,12 @@ def test_the_ring_is_ordered_by_its_links() -> None:
     assert order in ("caebfd", "dfbeac")
 
 
-def replace_rtt(link: Link, rtt_s: float) -> Link:
-    return Link(link.a, link.b, rtt_s, link.bytes_per_s)
+def replace_rtt(link: MeasuredLink, rtt_s: float) -> MeasuredLink:
+    return MeasuredLink(link.a, link.b, rtt_s, link.bytes_per_s)
 
 
 def test_closed_links_are_planned_around() -> None:
-    links = (Link("a", "b", 0.001, 1e8, is_open=False),)
+    links = (MeasuredLink("a", "b", 0.001, 1e8, is_open=False),)
     placement = place(Request(model(), offers(1.6, 1.6, 1.6), links))
     order = [stage.node for stage in placement.stages]
     assert order[1] == "c"
@@ -178,7 +182,7 @@ def test_many_machines_are_placed_within_memory_and_alike() -> None:
 
 
 def test_a_plan_explains_itself() -> None:
-    request = Request(model(), (*offers(8, 8), Offer("z", 8 * GIB, 1e-9)), all_links("abz", 0.0005))
+    request = Request(model(), (*offers(8, 8), NodeCapacity("z", 8 * GIB, 1e-9)), all_links("abz", 0.0005))
     text = explain_plan(place(request), request.model, {"a": "attic", "z": "old laptop"})
     assert "filter: m needs 4.0 GiB, 3 machines offer 24.0 GiB" in text
     assert "score: 2 machines: " in text
@@ -194,7 +198,7 @@ def test_a_slow_network_is_named_as_the_bottleneck() -> None:
 
 
 def test_a_machine_that_adds_next_to_nothing_is_left_out() -> None:
-    request = Request(model(), (*offers(8), Offer("b", 8 * GIB, 1.3e-10)), all_links("ab", 0.0))
+    request = Request(model(), (*offers(8), NodeCapacity("b", 8 * GIB, 1.3e-10)), all_links("ab", 0.0))
     eager = replace(request, policy=PlacementPolicy(latency_weight=0.0, machine_price=0.0))
     thrifty = replace(request, policy=PlacementPolicy(latency_weight=0.0, machine_price=0.1))
     assert (len(place(eager).stages), len(place(thrifty).stages)) == (2, 1)
@@ -207,8 +211,8 @@ def test_the_shortest_cut_for_one_machine_holds_a_tied_table_once() -> None:
 
 
 def test_spare_machines_stand_by_for_different_stages() -> None:
-    links = (*all_links("ab", 0.0005), *(Link(a, b, 0.5, 1e6) for a, b in product("ab", "cd")))
-    placement = place(Request(model(), offers(3, 3, 3, 3), (*links, Link("c", "driver", 0.5, 1e6))))
+    links = (*all_links("ab", 0.0005), *(MeasuredLink(a, b, 0.5, 1e6) for a, b in product("ab", "cd")))
+    placement = place(Request(model(), offers(3, 3, 3, 3), (*links, MeasuredLink("c", "driver", 0.5, 1e6))))
     assert placement.nodes == {"a", "b"}
     assert {(each.start, each.stop) for each in placement.standbys} == {(0, 16), (16, 32)}
     assert [each.node for each in placement.standbys] == ["c", "d"]

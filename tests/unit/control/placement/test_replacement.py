@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from shardcompute.control import Model, Offer, PlacementPolicy, Replacement, Request, Unplaceable
+from shardcompute.control import Model, NodeCapacity, PlacementPolicy, Replacement, Request, Unplaceable
 from shardcompute.control import replace_stage as choose
-from shardcompute.control.state import Assignment, Link
+from shardcompute.control.state import Assignment, MeasuredLink
 
 STAGES = (Assignment("a", 0, 2), Assignment("b", 2, 4), Assignment("c", 4, 6))
 HELD = {"a": ((0, 2),), "b": ((2, 4),), "c": ((4, 6),)}
@@ -14,7 +14,7 @@ HELD = {"a": ((0, 2),), "b": ((2, 4),), "c": ((4, 6),)}
 
 def request(model: Model, *offered: tuple[str, int], speed: float = 1e-6, **held: object) -> Request:
     ranges = {**HELD, **held}
-    offers = tuple(Offer(node, size, speed, 0.0, ranges.get(node, ())) for node, size in offered)
+    offers = tuple(NodeCapacity(node, size, speed, 0.0, ranges.get(node, ())) for node, size in offered)
     return Request(model, offers, policy=PlacementPolicy(source_bytes_per_s=1e3))
 
 
@@ -90,7 +90,7 @@ def test_all_lost_is_placed_anew(model: Model) -> None:
 def test_bytes_are_moved_only_when_that_pays(model: Model) -> None:
     # d is ten times as fast as the neighbours, which have room for everything.
     terms = request(model, ("a", 500), ("c", 500), speed=1.0)
-    quick = Offer("d", 900, 0.1)
+    quick = NodeCapacity("d", 900, 0.1)
     terms = replace(terms, offers=(*terms.offers, quick))
     patient = replace(terms, policy=PlacementPolicy(source_bytes_per_s=1e3, horizon_s=1e6))
     hasty = replace(terms, policy=PlacementPolicy(source_bytes_per_s=1e3, horizon_s=1e-6))
@@ -106,6 +106,6 @@ def test_what_is_missing_is_said(model: Model) -> None:
 
 def test_closed_links_rule_out_the_same_machines(model: Model) -> None:
     terms = request(model, ("a", 300), ("b", 300), ("c", 300))
-    closed = replace(terms, links=(Link("a", "b", 0.1, 1.0, is_open=False),))
+    closed = replace(terms, links=(MeasuredLink("a", "b", 0.1, 1.0, is_open=False),))
     found = replace_stage(closed, STAGES, ())
     assert [stage.node for stage in found.stages][1] == "c"

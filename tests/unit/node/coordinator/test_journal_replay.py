@@ -9,7 +9,7 @@ from shardcompute.control import ClusterState, HealthPolicy, apply, encode_event
 from shardcompute.control import events as happened
 from shardcompute.control.events import is_journalled
 from shardcompute.node.coordinator.journal import Journal
-from shardcompute.node.coordinator.journal_replay import recollect
+from shardcompute.node.coordinator.journal_replay import replay_journal
 from support.fake_cluster import serving_cluster
 
 EMPTY = ClusterState(driver="head")
@@ -29,19 +29,19 @@ def test_a_long_journal_is_replaced_by_its_outcome(tmp_path: Path) -> None:
     with contextlib.closing(written(tmp_path / "journal", [EMPTY, serving])) as journal:
         expected = apply(serving, happened.NodeDrained("a"))
         initial = ClusterState(driver="head", placing=serving.placing)
-        assert recollect(journal, initial, most_events=3) == expected
+        assert replay_journal(journal, initial, most_events=3) == expected
         assert len(list(journal.events())) == 3, "it is not long yet"
-        assert recollect(journal, initial, most_events=2) == expected
+        assert replay_journal(journal, initial, most_events=2) == expected
         assert len(list(journal.events())) == 1
         journal.append(encode_event(happened.NodeDrained("b")))
-        assert recollect(journal, initial) == apply(expected, happened.NodeDrained("b"))
+        assert replay_journal(journal, initial) == apply(expected, happened.NodeDrained("b"))
 
 
 def test_what_the_cluster_is_started_with_counts(tmp_path: Path) -> None:
     now = ClusterState(driver="another", health=HealthPolicy(accusers=5))
     serving = serving_cluster(500, 500).coordinator.state
     with contextlib.closing(written(tmp_path / "journal", [serving])) as journal:
-        state = recollect(journal, now)
+        state = replay_journal(journal, now)
     assert (state.driver, state.health, state.placing) == ("another", now.health, now.placing)
     assert state.chains == serving.chains
 
@@ -50,7 +50,7 @@ def test_what_cannot_be_read_is_not_thrown_away(tmp_path: Path) -> None:
     with contextlib.closing(written(tmp_path / "journal", [EMPTY])) as journal:
         journal.append(b'{"type":"OfALaterRelease"}')
         before = list(journal.events())
-        assert recollect(journal, EMPTY, most_events=1) == EMPTY
+        assert replay_journal(journal, EMPTY, most_events=1) == EMPTY
         assert list(journal.events()) == before
 
 

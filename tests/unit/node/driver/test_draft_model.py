@@ -11,10 +11,10 @@ from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import Sampling
 from shardcompute.core.settings import Settings
-from shardcompute.core.steps import Opening, Work
+from shardcompute.core.steps import Opening, SessionRows
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.draft_model import (
-    DraftLimits,
+    DraftModelLimits,
     ModelDrafter,
     check_same_vocabulary,
     open_draft_model,
@@ -44,7 +44,7 @@ def open_drafter(
     checkpoint: Checkpoint, *, kv_pages: int = 64, end_ids: frozenset[int] = frozenset()
 ) -> ModelDrafter:
     options = ExecutorOptions(kv_bytes=kv_pages * PAGE_BYTES, context_length=200, max_rows=32)
-    limits = DraftLimits(VOCABULARY, VOCABULARY, options.context_length, max_rows=32, end_ids=end_ids)
+    limits = DraftModelLimits(VOCABULARY, VOCABULARY, options.context_length, max_rows=32, end_ids=end_ids)
     return ModelDrafter(open_shard(checkpoint, backend="numpy", options=options), limits)
 
 
@@ -54,13 +54,13 @@ def own_words(checkpoint: Checkpoint, known: Sequence[int], sampling: Sampling, 
         open_shard(checkpoint, backend="numpy", options=OPTIONS), is_first=True, is_last=True
     )
     tokens = list(known)
-    work = Work(1, 0, tuple(tokens), wanted=1)
+    work = SessionRows(1, 0, tuple(tokens), wanted=1)
     openings = [Opening(1, sampling, len(PROMPT))]
     for _ in range(count):
         picked = stage.step([work], openings, None)
         assert isinstance(picked, list)
         tokens.append(picked[0].choice.id)
-        work, openings = Work(1, len(tokens) - 1, (tokens[-1],), wanted=1), []
+        work, openings = SessionRows(1, len(tokens) - 1, (tokens[-1],), wanted=1), []
     return tokens[len(known) :]
 
 

@@ -14,10 +14,10 @@ import pytest
 from shardcompute.core.errors import LinkError, PromptTooLongError, QueueFullError, UsageError
 from shardcompute.core.generation import GenerationRequest, Sampling, Speculation, TokenChoice
 from shardcompute.node.driver.driver import Driver
-from shardcompute.node.driver.hosted_client import FarDriver, FarDrivers
-from shardcompute.node.driver.hosted_server import GenerationDesk
+from shardcompute.node.driver.hosted_client import HostedDriverClient, HostedDrivers
+from shardcompute.node.driver.hosted_server import HostedDriverServer
 from shardcompute.node.driver.limits import DriverLoad
-from shardcompute.node.driver.resumable import Relay
+from shardcompute.node.driver.resumable import ResumableGeneration
 from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, InprocLink, InprocTransport, Ping, StageTiming
 from shardcompute.wire.generations import unpack_delta, unpack_request
 from support.fake_chain import Caller, FakeChain, ask, connected, continuation, make_driver
@@ -32,7 +32,7 @@ HOME = Hello(VERSION_MIN, VERSION_MAX, "coordinator", "generations", "home")
 class Hosting:
     """A host with one chain, the coordinator's view of it, and a driver with the same chain at home."""
 
-    drivers: FarDrivers
+    drivers: HostedDrivers
     host: Driver
     there: FakeChain
     home: Driver
@@ -40,11 +40,11 @@ class Hosting:
     links: list[InprocLink] = field(default_factory=list)
     lost: list[tuple[str, str]] = field(default_factory=list)
     hosted: dict[str, Driver] = field(default_factory=dict)
-    desks: list[GenerationDesk] = field(default_factory=list)
+    desks: list[HostedDriverServer] = field(default_factory=list)
 
-    def start(self, request: GenerationRequest) -> tuple[Relay, Caller]:
+    def start(self, request: GenerationRequest) -> tuple[ResumableGeneration, Caller]:
         caller = Caller()
-        relay = Relay(CHAIN, request, self.home, caller, lambda session: None)
+        relay = ResumableGeneration(CHAIN, request, self.home, caller, lambda session: None)
         relay.start(self.drivers.at(CHAIN))
         return relay, caller
 
@@ -70,7 +70,7 @@ def hosting() -> Iterator[Hosting]:
 
     def dial(url: str) -> InprocLink:
         link = transport.dial(url, HOME)
-        desk = GenerationDesk(listener.accept(), find)
+        desk = HostedDriverServer(listener.accept(), find)
         thread = threading.Thread(target=desk.serve)
         thread.start()
         threads.append(thread)
@@ -83,7 +83,7 @@ def hosting() -> Iterator[Hosting]:
             raise LinkError("it is not here")
         return lab.hosted[chain]
 
-    drivers = FarDrivers(dial, lambda chain, node: lab.lost.append((chain, node)))
+    drivers = HostedDrivers(dial, lambda chain, node: lab.lost.append((chain, node)))
     lab = Hosting(drivers, host, there, home, here, hosted={CHAIN: host})
     lab.drivers.seat(CHAIN, "host", "inproc://host")
     try:
@@ -237,7 +237,7 @@ def test_chains_of_one_host_share_a_link(lab: Hosting) -> None:
     lab.drivers.unseat(CHAIN, "host")
     assert lab.drivers.at(CHAIN) is None
     far = lab.drivers.at("m#2")
-    assert isinstance(far, FarDriver)
+    assert isinstance(far, HostedDriverClient)
     assert not far.is_lost, "another chain needs the link"
     lab.drivers.unseat("m#2")
     assert far.is_lost

@@ -21,7 +21,7 @@ from shardcompute.core.errors import (
     UnknownModelError,
 )
 from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
-from shardcompute.core.steps import Foreseen, Opening, Picked, Work
+from shardcompute.core.steps import Foreseen, Opening, Picked, SessionRows
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
@@ -51,11 +51,11 @@ class LetterStage:
         self._free_steps = None
         self._gate.set()
 
-    def foresee(self, work: Sequence[Work], picked: Sequence[Picked]) -> list[Foreseen]:
+    def foresee(self, work: Sequence[SessionRows], picked: Sequence[Picked]) -> list[Foreseen]:
         return []
 
     def step(
-        self, work: Sequence[Work], openings: Iterable[Opening], activations: Array | None
+        self, work: Sequence[SessionRows], openings: Iterable[Opening], activations: Array | None
     ) -> list[Picked]:
         if self._free_steps is not None:
             self._free_steps -= 1

@@ -37,7 +37,7 @@ from shardcompute.weights.card import Card
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.formats.tensor_file import TensorFile
 from shardcompute.weights.loader import Rank
-from shardcompute.weights.served import ServedModel, prepare_served, shard_source
+from shardcompute.weights.served import ServedWeights, prepare_served, shard_source
 from shardcompute.weights.shard_cache import ShardCache
 from shardcompute.weights.sources import disk
 from shardcompute.weights.sources.reference import parse_reference
@@ -60,7 +60,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]
 
 
 @pytest.fixture(scope="module")
-def native(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+def native(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> ServedWeights:
     return prepare_served(checkpoint, "native", tmp_path_factory.mktemp("native"))
 
 
@@ -231,7 +231,7 @@ def _remote(card: Card, stage: Stage, tensors: RemoteTensors, inputs: Any) -> Fl
     return _run(open_remote_shard(card, stage, tensors, backend="numpy", options=OPTIONS), stage, inputs)
 
 
-def _assert_all_right(tensors: RemoteTensors, served: ServedModel, stage: Stage) -> None:
+def _assert_all_right(tensors: RemoteTensors, served: ServedWeights, stage: Stage) -> None:
     for name in served.card.stage_tensors(stage):
         assert tensors.read_rows(name) == served.tensors.read_rows(name), name
 
@@ -276,7 +276,7 @@ def test_the_cpu_engine_loads_what_travelled(checkpoint: Checkpoint, start: Star
 
 @pytest.mark.parametrize("has_cache", [True, False])
 def test_only_the_shards_bytes_travel(
-    native: ServedModel, start: Start, tmp_path: Path, has_cache: bool
+    native: ServedWeights, start: Start, tmp_path: Path, has_cache: bool
 ) -> None:
     origin = start({"tiny": native})
     card = native.card
@@ -291,7 +291,7 @@ def test_only_the_shards_bytes_travel(
     assert told == sorted(told)
 
 
-def test_what_was_fetched_is_not_fetched_again(native: ServedModel, start: Start, tmp_path: Path) -> None:
+def test_what_was_fetched_is_not_fetched_again(native: ServedWeights, start: Start, tmp_path: Path) -> None:
     origin = start({"tiny": native})
     stage = Stage(0, 2, 3)
     for _ in range(2):
@@ -305,7 +305,7 @@ def test_what_was_fetched_is_not_fetched_again(native: ServedModel, start: Start
 
 
 def test_a_fetch_that_was_killed_goes_on_where_it_stopped(
-    native: ServedModel, start: Start, tmp_path: Path
+    native: ServedWeights, start: Start, tmp_path: Path
 ) -> None:
     stage = whole(native.card.spec)
     origin = start({"tiny": native}, breaks_after=[25], is_dead_after=1)
@@ -327,7 +327,7 @@ def test_a_fetch_that_was_killed_goes_on_where_it_stopped(
     assert told[0] <= cached < told[-1] == native.card.stage_bytes(stage)
 
 
-def test_a_damaged_file_is_fetched_again(native: ServedModel, start: Start, tmp_path: Path) -> None:
+def test_a_damaged_file_is_fetched_again(native: ServedWeights, start: Start, tmp_path: Path) -> None:
     origin = start({"tiny": native})
     stage = Stage(1, 2, 3)
     with RemoteTensors(native.card, [origin.supplier()], ShardCache(tmp_path)) as tensors:
@@ -344,7 +344,7 @@ def test_a_damaged_file_is_fetched_again(native: ServedModel, start: Start, tmp_
 
 def test_a_full_disk_means_streaming_and_one_warning(
     checkpoint: Checkpoint,
-    native: ServedModel,
+    native: ServedWeights,
     start: Start,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -364,7 +364,7 @@ def test_a_full_disk_means_streaming_and_one_warning(
 
 
 def test_a_folder_that_cannot_be_written_means_streaming(
-    native: ServedModel, start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    native: ServedWeights, start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "shards").write_text("a file where a folder should be")
     origin = start({"tiny": native})
@@ -396,7 +396,7 @@ def test_tensor_ranks_fetch_their_own_rows(checkpoint: Checkpoint, start: Start,
 # Sources that fail or lie
 
 
-def test_a_link_that_breaks_is_dialled_again(native: ServedModel, start: Start, tmp_path: Path) -> None:
+def test_a_link_that_breaks_is_dialled_again(native: ServedWeights, start: Start, tmp_path: Path) -> None:
     origin = start({"tiny": native}, breaks_after=[7, 5])
     stage = whole(native.card.spec)
     with RemoteTensors(
@@ -410,7 +410,7 @@ def test_a_link_that_breaks_is_dialled_again(native: ServedModel, start: Start, 
 @pytest.mark.parametrize("has_cache", [True, False])
 @pytest.mark.parametrize("is_origin", [True, False])
 def test_a_source_that_dies_in_the_middle_is_replaced(
-    native: ServedModel, start: Start, tmp_path: Path, has_cache: bool, is_origin: bool
+    native: ServedWeights, start: Start, tmp_path: Path, has_cache: bool, is_origin: bool
 ) -> None:
     dying = start({"tiny": native}, "dying", breaks_after=[3], is_dead_after=1)
     steady = start({"tiny": native}, "steady")
@@ -425,7 +425,7 @@ def test_a_source_that_dies_in_the_middle_is_replaced(
 
 @pytest.mark.parametrize("has_cache", [True, False])
 def test_a_source_that_hangs_holds_nobody_up(
-    native: ServedModel, start: Start, tmp_path: Path, has_cache: bool, monkeypatch: pytest.MonkeyPatch
+    native: ServedWeights, start: Start, tmp_path: Path, has_cache: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_pieces, "OVERDUE_S", 0.05)
     monkeypatch.setattr(weight_pieces, "_REPLY_TIMEOUT_S", None)
@@ -435,7 +435,7 @@ def test_a_source_that_hangs_holds_nobody_up(
         released.wait()
         return content
 
-    hanging = start({"tiny": ServedModel(native.card, Odd(native.tensors, hang))}, "hanging")
+    hanging = start({"tiny": ServedWeights(native.card, Odd(native.tensors, hang))}, "hanging")
     steady = start({"tiny": native}, "steady")
     stage = whole(native.card.spec)
     suppliers = [hanging.supplier(is_origin=False), steady.supplier()]
@@ -450,7 +450,7 @@ def test_a_source_that_hangs_holds_nobody_up(
         released.set()
 
 
-def test_nobody_left_is_an_error_that_says_why(native: ServedModel, start: Start) -> None:
+def test_nobody_left_is_an_error_that_says_why(native: ServedWeights, start: Start) -> None:
     origin = start({"tiny": native}, is_dead_after=0)
     with (
         RemoteTensors(native.card, [origin.supplier()], retry_delays_s=(0.0,)) as tensors,
@@ -459,11 +459,13 @@ def test_nobody_left_is_an_error_that_says_why(native: ServedModel, start: Start
         tensors.read_rows("model.norm.weight")
 
 
-def test_what_nobody_has_is_an_error_that_says_why(native: ServedModel, start: Start, tmp_path: Path) -> None:
+def test_what_nobody_has_is_an_error_that_says_why(
+    native: ServedWeights, start: Start, tmp_path: Path
+) -> None:
     def lose(name: str, offset: int, content: memoryview) -> memoryview:
         raise SourceError(f"{name} is lost")
 
-    origin = start({"tiny": ServedModel(native.card, Odd(native.tensors, lose))})
+    origin = start({"tiny": ServedWeights(native.card, Odd(native.tensors, lose))})
     peer = start(CachedModels(ShardCache(tmp_path / "nothing")), "peer")
     suppliers = [origin.supplier(), peer.supplier(is_origin=False)]
     with RemoteTensors(native.card, suppliers, ShardCache(tmp_path / "new")) as tensors:
@@ -474,7 +476,7 @@ def test_what_nobody_has_is_an_error_that_says_why(native: ServedModel, start: S
 
 
 def test_peers_serve_what_they_hold_and_the_origin_the_rest(
-    native: ServedModel, start: Start, tmp_path: Path
+    native: ServedWeights, start: Start, tmp_path: Path
 ) -> None:
     origin = start({"tiny": native})
     cache = ShardCache(tmp_path / "peer")
@@ -490,7 +492,7 @@ def test_peers_serve_what_they_hold_and_the_origin_the_rest(
             raise SourceError("lost")
         return content
 
-    lost = start({"tiny": ServedModel(native.card, Odd(native.tensors, only_whole))}, "lost")
+    lost = start({"tiny": ServedWeights(native.card, Odd(native.tensors, only_whole))}, "lost")
     suppliers = [peer.supplier(is_origin=False), lost.supplier()]
     with RemoteTensors(native.card, suppliers, ShardCache(tmp_path / "new")) as tensors:
         tensors.prefetch(Stage(1, 2, 3))
@@ -504,7 +506,7 @@ def test_peers_serve_what_they_hold_and_the_origin_the_rest(
 
 @pytest.mark.parametrize("has_cache", [True, False])
 def test_a_lying_peer_is_found_out_and_not_asked_again(
-    native: ServedModel,
+    native: ServedWeights,
     start: Start,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -520,8 +522,8 @@ def test_a_lying_peer_is_found_out_and_not_asked_again(
         assert has_lied.wait(30)
         return content
 
-    liar = start({"tiny": ServedModel(native.card, Odd(native.tensors, lie))}, "liar")
-    origin = start({"tiny": ServedModel(native.card, Odd(native.tensors, wait))})
+    liar = start({"tiny": ServedWeights(native.card, Odd(native.tensors, lie))}, "liar")
+    origin = start({"tiny": ServedWeights(native.card, Odd(native.tensors, wait))})
     stage = whole(native.card.spec)
     cache = ShardCache(tmp_path) if has_cache else None
     suppliers = [liar.supplier(is_origin=False), origin.supplier()]
@@ -536,18 +538,18 @@ def test_a_lying_peer_is_found_out_and_not_asked_again(
 
 
 def test_an_honest_peer_is_kept_when_another_lies(
-    native: ServedModel, start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    native: ServedWeights, start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: dict[str, threading.Event] = {"liar": threading.Event(), "honest": threading.Event()}
 
-    def when_both_were_asked(who: str, change: Callable[[memoryview], memoryview]) -> ServedModel:
+    def when_both_were_asked(who: str, change: Callable[[memoryview], memoryview]) -> ServedWeights:
         def read(name: str, offset: int, content: memoryview) -> memoryview:
             if who in asked:
                 asked[who].set()
             assert all(event.wait(30) for event in asked.values())
             return change(content)
 
-        return ServedModel(native.card, Odd(native.tensors, read))
+        return ServedWeights(native.card, Odd(native.tensors, read))
 
     liar = start({"tiny": when_both_were_asked("liar", _flipped)}, "liar")
     honest = start({"tiny": when_both_were_asked("honest", lambda content: content)}, "honest")
@@ -565,7 +567,7 @@ def test_an_honest_peer_is_kept_when_another_lies(
 
 
 def test_bytes_that_are_wrong_at_the_origin_are_an_error(
-    native: ServedModel, start: Start, tmp_path: Path
+    native: ServedWeights, start: Start, tmp_path: Path
 ) -> None:
     is_ill = threading.Event()
     is_ill.set()
@@ -575,7 +577,7 @@ def test_bytes_that_are_wrong_at_the_origin_are_an_error(
         is_piece = len(content) < native.card.entries[name].size_bytes
         return _flipped(content) if is_piece and is_ill.is_set() else content
 
-    origin = start({"tiny": ServedModel(native.card, Odd(native.tensors, damage))})
+    origin = start({"tiny": ServedWeights(native.card, Odd(native.tensors, damage))})
     with RemoteTensors(native.card, [origin.supplier()], ShardCache(tmp_path)) as tensors:
         with pytest.raises(CorruptModelError, match="SHA-256"):
             tensors.prefetch(Stage(1, 2, 3))
@@ -584,7 +586,7 @@ def test_bytes_that_are_wrong_at_the_origin_are_an_error(
         _assert_all_right(tensors, native, Stage(1, 2, 3))
 
 
-def test_an_origin_is_required(native: ServedModel) -> None:
+def test_an_origin_is_required(native: ServedWeights) -> None:
     with pytest.raises(UsageError, match="origin"):
         RemoteTensors(native.card, [Supplier("peer", lambda: pytest.fail("dialled"))])
 
@@ -593,7 +595,7 @@ def test_an_origin_is_required(native: ServedModel) -> None:
 
 
 @pytest.fixture
-def link(native: ServedModel, start: Start) -> Iterator[Link]:
+def link(native: ServedWeights, start: Start) -> Iterator[Link]:
     with start({"tiny": native}).dial() as opened:
         yield opened
 
@@ -603,14 +605,14 @@ def _ask(link: Link, message: Any) -> Any:
     return link.receive(30)[0]
 
 
-def test_unknown_models_and_tensors_are_refused(native: ServedModel, link: Link) -> None:
+def test_unknown_models_and_tensors_are_refused(native: ServedWeights, link: Link) -> None:
     assert isinstance(_ask(link, FetchModel(1, "other")), FetchFailed)
     assert isinstance(_ask(link, FetchTensor(2, "other", "model.norm.weight", 0, 4)), FetchFailed)
     failed = _ask(link, FetchTensor(3, "tiny", "model.other", 0, 4))
     assert (failed.number, "model.other" in failed.reason) == (3, True)
 
 
-def test_ranges_are_checked(native: ServedModel, link: Link) -> None:
+def test_ranges_are_checked(native: ServedWeights, link: Link) -> None:
     size = native.card.entries["model.norm.weight"].size_bytes
     for offset, length in [(0, size + 1), (size, 1), (1 << 62, 1), (0, MAX_REQUEST_BYTES + 1)]:
         assert isinstance(
@@ -620,14 +622,14 @@ def test_ranges_are_checked(native: ServedModel, link: Link) -> None:
     assert (whole_tensor.size, whole_tensor.tensor_sha256) == (size, b"")
 
 
-def test_a_hash_is_computed_once_and_then_told_along(native: ServedModel, start: Start) -> None:
+def test_a_hash_is_computed_once_and_then_told_along(native: ServedWeights, start: Start) -> None:
     reads: list[int] = []
 
     def count(name: str, offset: int, content: memoryview) -> memoryview:
         reads.append(offset)
         return content
 
-    node = start({"tiny": ServedModel(native.card, Odd(native.tensors, count))})
+    node = start({"tiny": ServedWeights(native.card, Odd(native.tensors, count))})
     with node.dial() as link:
         first = _ask(link, FetchTensor(0, native.card.fingerprint, "model.norm.weight", 0, 0))
         again = _ask(link, FetchTensor(1, native.card.fingerprint, "model.norm.weight", 0, 0))
@@ -645,12 +647,12 @@ def test_a_link_for_weights_is_for_weights(link: Link) -> None:
         link.receive(30)
 
 
-def test_a_model_that_is_not_served_has_no_card(native: ServedModel, start: Start) -> None:
+def test_a_model_that_is_not_served_has_no_card(native: ServedWeights, start: Start) -> None:
     with pytest.raises(UnknownModelError, match="other"):
         fetch_card(start({"tiny": native}).dial, "other")
 
 
-def test_a_server_counts_what_it_sent_and_to_whom(native: ServedModel) -> None:
+def test_a_server_counts_what_it_sent_and_to_whom(native: ServedWeights) -> None:
     name, entry = next(iter(native.card.entries.items()))
     server = WeightsServer({"m": native})
     requests: list[Any] = [FetchTensor(1, "m", name, 0, 8), FetchTensor(2, "m", name, 0, 0)]

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 
 from shardcompute.core.generation import Sampling
-from shardcompute.core.steps import Opening, Work
-from shardcompute.node.worker.activation_log import BoundaryLog, Chunk
+from shardcompute.core.steps import Opening, SessionRows
+from shardcompute.node.worker.activation_log import ActivationLog, Chunk
 
 WIDTH = 4
 
@@ -15,11 +15,11 @@ def chunk(first: int, count: int, codec: str = "int8") -> Chunk:
     return Chunk(codec, WIDTH, rows)
 
 
-def work(session: int, start: int, count: int) -> Work:
-    return Work(session, start, tuple(range(start, start + count)))
+def work(session: int, start: int, count: int) -> SessionRows:
+    return SessionRows(session, start, tuple(range(start, start + count)))
 
 
-def told(log: BoundaryLog, most_rows: int = 100) -> list[tuple[int, int, str, list[int]]]:
+def told(log: ActivationLog, most_rows: int = 100) -> list[tuple[int, int, str, list[int]]]:
     """What a new stage hears: session, position, codec, and which rows."""
     return [
         (part.session, part.start, piece.codec, piece.rows[:, 0].tolist())
@@ -28,7 +28,7 @@ def told(log: BoundaryLog, most_rows: int = 100) -> list[tuple[int, int, str, li
 
 
 def test_rows_come_back_as_they_were_sent() -> None:
-    log = BoundaryLog(1 << 20)
+    log = ActivationLog(1 << 20)
     log.append([work(1, 0, 3), work(2, 0, 1)], [], chunk(0, 4))
     log.append([work(2, 1, 1), work(1, 3, 1)], [], chunk(4, 2))
     assert told(log) == [(2, 0, "int8", [3, 4]), (1, 0, "int8", [0, 1, 2, 5])]
@@ -37,7 +37,7 @@ def test_rows_come_back_as_they_were_sent() -> None:
 
 
 def test_each_piece_is_in_one_form() -> None:
-    log = BoundaryLog(1 << 20)
+    log = ActivationLog(1 << 20)
     log.append([work(1, 0, 2)], [], chunk(0, 2, "bf16"))
     log.append([work(1, 2, 1)], [], chunk(2, 1, "exact"))
     log.append([work(1, 3, 2)], [], chunk(3, 2, "exact"))
@@ -50,7 +50,7 @@ def test_each_piece_is_in_one_form() -> None:
 
 
 def test_writing_earlier_truncates_also_across_forms() -> None:
-    log = BoundaryLog(1 << 20)
+    log = ActivationLog(1 << 20)
     log.append([work(1, 0, 3)], [], chunk(0, 3, "bf16"))
     log.append([work(1, 3, 3)], [], chunk(3, 3, "exact"))
     log.append([work(1, 2, 1)], [], chunk(7, 1, "exact"))
@@ -59,7 +59,7 @@ def test_writing_earlier_truncates_also_across_forms() -> None:
 
 
 def test_it_is_bounded_by_what_is_really_kept() -> None:
-    log = BoundaryLog(8 * (WIDTH + 2))
+    log = ActivationLog(8 * (WIDTH + 2))
     log.append([work(1, 0, 4)], [], chunk(0, 4))
     log.append([work(2, 0, 4)], [], chunk(4, 4))
     assert log.lengths() == {1: 4, 2: 4}

@@ -12,11 +12,11 @@ from shardcompute.control.events import NodeJoined
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import CapacityError
 from shardcompute.core.generation import Sampling
-from shardcompute.node.coordinator.validation import judge_join, judge_role
+from shardcompute.node.coordinator.validation import validate_join, validate_role
 from shardcompute.node.driver.chain_port import Resumption
 from shardcompute.node.rpc.session_ids import choose_range, first_session, range_of, resumption_within
 from shardcompute.node.worker.peer_links import Neighbour
-from shardcompute.node.worker.slot import Place, Seat, sessions_in
+from shardcompute.node.worker.slot import StageRoute, StageSlot, sessions_in
 from shardcompute.security.names import Role
 from shardcompute.wire import SegmentHeader, StepFrame, open_session, pack_ids
 
@@ -24,8 +24,8 @@ OWN, X, Y = (Neighbour(name, f"tcp://{name}:1") for name in ("head", "x", "y"))
 OF_OWN, OF_X, OF_Y = (first_session(number) for number in (1, 2, 3))
 
 
-def place(previous: str) -> Place:
-    first = Place(
+def place(previous: str) -> StageRoute:
+    first = StageRoute(
         1,
         Neighbour("next", "tcp://next:1"),
         OWN,
@@ -91,7 +91,7 @@ def test_shares() -> None:
 
 
 def test_what_comes_late_is_outdated() -> None:
-    seat = Seat("m#1", SimpleNamespace(), place(OWN.node), SimpleNamespace())  # type: ignore[arg-type]
+    seat = StageSlot("m#1", SimpleNamespace(), place(OWN.node), SimpleNamespace())  # type: ignore[arg-type]
     assert not seat.is_outdated(frame(OF_X, 5))
     assert seat.is_outdated(frame(OF_X, 4))
     assert seat.is_outdated(frame(OF_X, 5))
@@ -129,9 +129,9 @@ def joined(**changes: Any) -> NodeJoined:
 
 
 def test_what_drivers_say_of_themselves_is_judged() -> None:
-    assert judge_join(joined()) is None
+    assert validate_join(joined()) is None
     for changes in ({"memory_bytes": 5}, {"sessions": 1 << 31}, {"sessions": -1}, {"api_url": "a\nb"}):
-        assert judge_join(joined(**changes)) is not None
-    assert judge_role("driver", {Role.DRIVER}) is None
-    assert judge_role("worker", {Role.DRIVER}) == "its certificate is not that of a worker"
-    assert judge_role("driver", {Role.WORKER}) == "its certificate is not that of a driver"
+        assert validate_join(joined(**changes)) is not None
+    assert validate_role("driver", {Role.DRIVER}) is None
+    assert validate_role("worker", {Role.DRIVER}) == "its certificate is not that of a worker"
+    assert validate_role("driver", {Role.WORKER}) == "its certificate is not that of a driver"

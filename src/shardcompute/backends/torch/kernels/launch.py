@@ -13,7 +13,7 @@ from shardcompute.backends.torch.kernels.attention import attend_blocks, attend_
 from shardcompute.backends.torch.kernels.heads import add_norm, gate_rows, place_heads
 from shardcompute.backends.torch.kernels.linear import skinny_linear
 from shardcompute.backends.torch.kernels.tiling import choose_tiling, pad_rows
-from shardcompute.backends.torch.weights import BlockLinear, DenseLinear, Linear
+from shardcompute.backends.torch.weights import BlockLinear, DenseLinear, DeviceLinear
 from shardcompute.core.batch import PAGE_TOKENS
 
 KV_SPLITS = 16
@@ -85,7 +85,7 @@ class Kernels:
         self._linear_space = Workspace(device)
         self._attention_space = Workspace(device)
 
-    def can_multiply(self, matrix: Linear) -> TypeGuard[DenseLinear | BlockLinear]:
+    def can_multiply(self, matrix: DeviceLinear) -> TypeGuard[DenseLinear | BlockLinear]:
         """Whether `linear` takes this form: a tile along the input must hold whole blocks of it."""
         if not isinstance(matrix, BlockLinear):
             return isinstance(matrix, DenseLinear)
