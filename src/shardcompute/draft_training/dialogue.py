@@ -30,7 +30,7 @@ Script = Sequence[GivenTokens | ChosenTokens]
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class SelfPlayDialogue:
     """Tokens of a session; those from `greedy_from` on are what the model found likeliest."""
 
     ids: tuple[int, ...]

@@ -21,7 +21,7 @@ from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.backends.matrix import DenseMatrix, Float32, Matrix
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import BackendError, ShardComputeError, UsageError
-from shardcompute.draft_training.dialogue import Conversation
+from shardcompute.draft_training.dialogue import SelfPlayDialogue
 from shardcompute.draft_training.scripts import write_scripts
 from shardcompute.models.decoder import Decoder
 from shardcompute.models.head_draft import AheadBlock, AheadWeights, decode_ahead, encode_ahead
@@ -195,7 +195,7 @@ class _Fit:
 
     def _listen(self, talk: Talk, executor: TorchExecutor, lessons: Lessons) -> None:
         """Until there is enough: let the model talk, and read what it said as soon as that fills a step."""
-        heard: list[Conversation] = []
+        heard: list[SelfPlayDialogue] = []
         waiting, started = 0, time.monotonic()
         said, given = started, lessons.rows
         while not lessons.is_full and not self._is_enough(lessons.rows - given + waiting, talk):
@@ -335,11 +335,11 @@ class _Fit:
         wanted = self._plan.tokens
         return rows if wanted is None else min(rows, 2 * wanted + self._sessions * self._context_length)
 
-    def _passages(self, ids: Sequence[int], lessons: Lessons) -> list[Conversation]:
+    def _passages(self, ids: Sequence[int], lessons: Lessons) -> list[SelfPlayDialogue]:
         length = min(_PASSAGE_TOKENS, self._context_length)
         most = int(_PASSAGE_SHARE * lessons.capacity)
         parts = [tuple(ids[at : at + length]) for at in range(0, min(len(ids), most), length)]
-        return [Conversation(part, len(part)) for part in parts]
+        return [SelfPlayDialogue(part, len(part)) for part in parts]
 
 
 def _pack(net: AheadNet, ids: Any) -> AheadWeights:

@@ -13,7 +13,7 @@ import torch
 
 from shardcompute.backends.torch.executor import TorchExecutor
 from shardcompute.core.batch import Segment
-from shardcompute.draft_training.dialogue import ChosenTokens, Conversation, Script
+from shardcompute.draft_training.dialogue import ChosenTokens, Script, SelfPlayDialogue
 
 _LOOP_TOKENS = 32
 _LONGEST_LOOP = 64
@@ -43,9 +43,9 @@ class _SelfPlaySession:
         return turn
 
     @property
-    def conversation(self) -> Conversation:
+    def conversation(self) -> SelfPlayDialogue:
         ids = tuple(self.ids[: self.context_length])
-        return Conversation(ids, len(ids) if self._greedy_from is None else self._greedy_from)
+        return SelfPlayDialogue(ids, len(ids) if self._greedy_from is None else self._greedy_from)
 
     def hear(self, token: int) -> None:
         """The model has chosen its next token."""
@@ -115,7 +115,7 @@ class Talk:
         """Those of the sessions under way."""
         return sum(len(session.ids) for half in self._halves for session in half.sessions)
 
-    def step(self) -> list[Conversation]:
+    def step(self) -> list[SelfPlayDialogue]:
         """Hear one half and let it go on; the conversations that ended."""
         half = self._halves[self._next]
         self._next = (self._next + 1) % len(self._halves)
@@ -123,7 +123,7 @@ class Talk:
         self._compute(half)
         return ended
 
-    def close(self) -> list[Conversation]:
+    def close(self) -> list[SelfPlayDialogue]:
         """End all sessions; what was said in them so far."""
         found = []
         for half in self._halves:
@@ -142,7 +142,7 @@ class Talk:
             if not session.is_over:
                 return session
 
-    def _hear(self, half: _Half) -> list[Conversation]:
+    def _hear(self, half: _Half) -> list[SelfPlayDialogue]:
         if half.words is None:
             return []
         if half.event is not None:

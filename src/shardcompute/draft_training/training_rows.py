@@ -15,7 +15,7 @@ from torch.nn import functional
 from shardcompute.backends.matrix import Array
 from shardcompute.backends.torch.executor import TorchExecutor
 from shardcompute.core.batch import Segment
-from shardcompute.draft_training.dialogue import Conversation
+from shardcompute.draft_training.dialogue import SelfPlayDialogue
 
 _HALF_LIMIT = 65_504.0
 _SCORED_ROWS = 2048
@@ -49,9 +49,9 @@ class Lessons:
         self.is_full = False
         self._head = head
 
-    def read(self, executor: TorchExecutor, conversations: Sequence[Conversation], max_rows: int) -> None:
+    def read(self, executor: TorchExecutor, conversations: Sequence[SelfPlayDialogue], max_rows: int) -> None:
         """Have the model read these, several in a step. Once one does not fit, all is full."""
-        group: list[Conversation] = []
+        group: list[SelfPlayDialogue] = []
         count = 0
         for conversation in conversations:
             length = len(conversation.ids)
@@ -82,7 +82,7 @@ class Lessons:
         learned = [span for index, span in enumerate(self.spans) if index % every]
         return learned, self.spans[::every]
 
-    def _read_step(self, executor: TorchExecutor, conversations: Sequence[Conversation]) -> None:
+    def _read_step(self, executor: TorchExecutor, conversations: Sequence[SelfPlayDialogue]) -> None:
         lengths = [len(conversation.ids) for conversation in conversations]
         segments = [Segment(-1 - index, 0, length, length) for index, length in enumerate(lengths)]
         ids = np.concatenate([np.asarray(conversation.ids) for conversation in conversations])

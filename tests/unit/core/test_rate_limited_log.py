@@ -78,6 +78,6 @@ def test_lines_name_where_they_come_from(sparing: RateLimitedLog, caplog: pytest
     except ValueError:
         sparing.error("a", "failed", exc_info=True)
     [record] = caplog.records
-    assert record.filename == "test_sparing_log.py"
+    assert record.filename == "test_rate_limited_log.py"
     assert record.exc_info is not None
     assert record.levelname == "ERROR"

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from shardcompute.core.batch import Segment, wanted_rows  # noqa: E402
-from shardcompute.draft_training.dialogue import ChosenTokens, Conversation, GivenTokens, Script  # noqa: E402
+from shardcompute.draft_training.dialogue import ChosenTokens, GivenTokens, Script, SelfPlayDialogue  # noqa: E402
 from shardcompute.draft_training.self_play import Talk  # noqa: E402
 from shardcompute.draft_training.training_rows import Lessons, Span  # noqa: E402
 
@@ -60,7 +60,7 @@ def talk(
     )
 
 
-def first_ended(talking: Talk) -> Conversation:
+def first_ended(talking: Talk) -> SelfPlayDialogue:
     while not (ended := talking.step()):
         pass
     return ended[0]
@@ -74,7 +74,7 @@ def test_a_speech_ends_at_its_stop_which_is_kept_only_at_the_end() -> None:
         ChosenTokens(9, frozenset({24})),
     )
     ended = first_ended(talk(CountingModel(), repeat(script)))
-    assert ended == Conversation((3, 4, 5, 6, 20, 21, 22, 23, 24), greedy_from=6)
+    assert ended == SelfPlayDialogue((3, 4, 5, 6, 20, 21, 22, 23, 24), greedy_from=6)
 
 
 def test_a_speech_ends_at_its_limit() -> None:
@@ -84,7 +84,9 @@ def test_a_speech_ends_at_its_limit() -> None:
         GivenTokens((20,)),
         ChosenTokens(3, END, temperature=0.5),
     )
-    assert first_ended(talk(CountingModel(), repeat(script))) == Conversation((3, 4, 5, 20, 21, 22, 23), 7)
+    assert first_ended(talk(CountingModel(), repeat(script))) == SelfPlayDialogue(
+        (3, 4, 5, 20, 21, 22, 23), 7
+    )
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
@@ -126,7 +128,11 @@ def test_a_context_is_never_exceeded_and_no_step_is_too_large() -> None:
 
 def test_lessons_hold_states_choices_and_what_is_left() -> None:
     lessons = Lessons(12, HIDDEN, torch.device("cpu"))
-    read = [Conversation((3, 4, 5, 6), 2), Conversation((10, 11, 30), 3), Conversation((1,) * 4, 4)]
+    read = [
+        SelfPlayDialogue((3, 4, 5, 6), 2),
+        SelfPlayDialogue((10, 11, 30), 3),
+        SelfPlayDialogue((1,) * 4, 4),
+    ]
     lessons.read(CountingModel(), read, max_rows=6)
     assert not lessons.is_full
     assert lessons.spans == [Span(0, 4, 2), Span(4, 7, 7), Span(7, 11, 11)]
@@ -142,7 +148,7 @@ def test_lessons_hold_states_choices_and_what_is_left() -> None:
 
 def test_what_is_examined_is_not_learned() -> None:
     lessons = Lessons(1000, HIDDEN, torch.device("cpu"))
-    lessons.read(CountingModel(), [Conversation((1, 2), 2)] * 40, max_rows=6)
+    lessons.read(CountingModel(), [SelfPlayDialogue((1, 2), 2)] * 40, max_rows=6)
     learned, held_out = lessons.split()
     assert len(held_out) == 8
     assert not set(learned) & set(held_out)

@@ -16,7 +16,7 @@ import pytest
 
 from shardcompute.cli.chat.terminal import HISTORY_FILE, extend_history, load_history, read_message
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[3]
 UP, CTRL_C, CTRL_D = b"\x1b[A", b"\x03", b"\x04"
 _PATIENCE_S = 60.0
 

@@ -20,7 +20,7 @@ from shardcompute.node.worker.codec_choice import (
 )
 from shardcompute.wire import CODECS
 
-RESULTS = Path(__file__).parents[3] / "bench" / "results" / "codecs.json"
+RESULTS = Path(__file__).parents[4] / "bench" / "results" / "codecs.json"
 ALL = tuple(CODECS)
 WIDTH = 4096
 LAN = Wire("auto", ALL, rtt_s=200e-6, bytes_per_s=1e9)
