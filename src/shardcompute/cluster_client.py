@@ -36,10 +36,10 @@ from shardcompute.node.admin.views import (
     NewToken,
     NodeView,
     PlanView,
-    RequestView,
     TokenView,
     apply_change,
 )
+from shardcompute.node.telemetry.request_log import RequestView
 
 View = TypeVar("View")
 _TRIP = ("wire_s", "stage_queue_s", "codec_s", "compute_s", "draft_s")

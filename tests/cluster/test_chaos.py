@@ -119,7 +119,7 @@ class Chaos:
 
     def _ask(self) -> bool:
         if sum(not talk.is_over for talk in self._talks) < 12:
-            ready = [driver for driver in self.lab.drivers if driver.swarm.is_ready()]
+            ready = [driver for driver in self.lab.drivers if driver.pool.is_ready()]
             for request in self.random.sample(self._requests, self.random.randint(1, 4)):
                 driver = self.random.choice([None, *ready])
                 self._talks[self.lab.start(request, driver=driver)] = driver

@@ -43,19 +43,19 @@ def assert_same(alone: Alone, talks: Sequence[Talk]) -> None:
 
 def hosts_of(lab: LabSwarm) -> set[int]:
     """The ranges in which the sessions of all generations so far were numbered."""
-    return {range_of(int(view.session)) for view in lab.cluster.swarm.requests.views()}
+    return {range_of(int(view.session)) for view in lab.cluster.pool.requests.views()}
 
 
 def wait_quiet(lab: LabSwarm) -> None:
     """No session holds memory anywhere, and nothing is under way."""
 
     def is_quiet() -> bool:
-        for service in (lab.cluster.swarm, *(worker._driver_host.swarm for worker in lab.workers)):
+        for service in (lab.cluster.pool, *(worker._hosted.pool for worker in lab.workers)):
             service.drop_prefixes()
         return all(worker.sessions() == 0 for worker in lab.workers)
 
     lab.wait_until(is_quiet, lambda: f"KV left: {[w.sessions() for w in lab.workers]}; {lab.describe()}")
-    assert lab.cluster.swarm.load().running == 0
+    assert lab.cluster.pool.load().running == 0
 
 
 def wait_at_home(lab: LabSwarm) -> None:
@@ -73,15 +73,15 @@ def test_a_far_coordinator_has_its_driver_hosted(tmp_path: Path, tiny: Path, alo
         talks = start_streams(lab, mixture(alone, 8, TOKENS))
         assert_same(alone, talks)
         wait_quiet(lab)
-        assert hosts_of(lab) == {host._driver_host.sessions}
+        assert hosts_of(lab) == {host._hosted.sessions}
         assert lab.chain().epoch == chain.epoch, "nothing of this gave the chain another shape"
         timings = talks[0].timings
         assert timings is not None
         assert (timings.generated_tokens, timings.traversals > 0) == (TOKENS, True)
-        assert [timing.node for timing in lab.cluster.swarm.timings()[chain.id]] == list(chain.nodes)
-        view = lab.cluster.swarm.requests.views()[0]
+        assert [timing.node for timing in lab.cluster.pool.timings()[chain.id]] == list(chain.nodes)
+        view = lab.cluster.pool.requests.views()[0]
         assert {share.node for share in view.stages} == set(chain.nodes)
-        there, here = host._driver_host.swarm, lab.cluster.swarm
+        there, here = host._hosted.pool, lab.cluster.pool
         lab.wait_until(
             lambda: here.load().routers[chain.id] == there.load().routers[chain.id],
             "the host has said what its router knows",
@@ -105,7 +105,7 @@ def test_a_near_coordinator_drives_itself(tmp_path: Path, tiny: Path, alone: Alo
     with swarm(tmp_path, tiny, layers=THREE, stages=3) as lab:
         assert_same(alone, start_streams(lab, mixture(alone, 2, TOKENS)))
         assert lab.chain().seat == ""
-        assert hosts_of(lab) == {lab.cluster.swarm.sessions}
+        assert hosts_of(lab) == {lab.cluster.pool.sessions}
         assert [each.driver for each in lab.chain().drivers] == [lab.cluster.node]
 
 
@@ -131,7 +131,7 @@ def test_the_host_dies_mid_answer(tmp_path: Path, tiny: Path, alone: Alone, host
         else:
             lab.freeze(worker)
         assert_same(alone, talks)
-        assert lab.cluster.swarm.sessions in hosts_of(lab), "the coordinator's own driver took them over"
+        assert lab.cluster.pool.sessions in hosts_of(lab), "the coordinator's own driver took them over"
         assert lab.wait_hosted() is not worker, "another one hosts it now"
         assert_same(alone, start_streams(lab, mixture(alone, 2, TOKENS)))
         lab.thaw(worker)
@@ -145,7 +145,7 @@ def test_another_stage_dies_mid_answer(tmp_path: Path, tiny: Path, alone: Alone)
         assert_same(alone, talks)
         assert lab.wait_hosted() is host
         wait_quiet(lab)
-        assert hosts_of(lab) == {host._driver_host.sessions}
+        assert hosts_of(lab) == {host._hosted.sessions}
 
 
 def test_the_link_to_the_host_breaks(tmp_path: Path, tiny: Path, alone: Alone) -> None:
@@ -158,7 +158,7 @@ def test_the_link_to_the_host_breaks(tmp_path: Path, tiny: Path, alone: Alone) -
         assert_same(alone, start_streams(lab, mixture(alone, 2, TOKENS)))
         wait_quiet(lab)
         assert lab.chain().epoch == epoch, "for the chain nothing happened"
-        assert hosts_of(lab) == {host._driver_host.sessions, lab.cluster.swarm.sessions}
+        assert hosts_of(lab) == {host._hosted.sessions, lab.cluster.pool.sessions}
 
 
 @pytest.mark.parametrize("stage", [0, -1], ids=["to the first stage", "from the last"])
@@ -183,7 +183,7 @@ def test_a_driver_comes_home_mid_answer(tmp_path: Path, tiny: Path, alone: Alone
         assert_same(alone, talks)
         assert_same(alone, start_streams(lab, mixture(alone, 2, TOKENS)))
         wait_quiet(lab)
-        assert host._driver_host.swarm.chains() == set(), "the host has forgotten the chain"
+        assert host._hosted.pool.chains() == set(), "the host has forgotten the chain"
         assert {each.kv_tokens for each in lab.chain().drivers} == {KV_TOKENS}
 
 
@@ -203,7 +203,7 @@ def test_whoever_leaves_frees_the_hosts_memory(tmp_path: Path, tiny: Path, alone
         prompt = mixture(alone, 1, TOKENS)[0].prompt
 
         async def leave_early() -> int:
-            stream = lab.cluster.swarm.generate(lab.model, greedy(prompt, 400))
+            stream = lab.cluster.pool.generate(lab.model, greedy(prompt, 400))
             count = 0
             async for _ in stream:
                 count += 1
@@ -213,7 +213,7 @@ def test_whoever_leaves_frees_the_hosts_memory(tmp_path: Path, tiny: Path, alone
             return count
 
         assert asyncio.run(leave_early()) == ARRIVED
-        lab.wait_until(lambda: host._driver_host.swarm.load().running == 0, "the host stops too")
+        lab.wait_until(lambda: host._hosted.pool.load().running == 0, "the host stops too")
         wait_quiet(lab)
 
 
@@ -244,7 +244,7 @@ def test_a_model_that_nobody_can_serve_fails_at_its_host_too(
 ) -> None:
     with swarm(tmp_path, tiny, layers=THREE, stages=3, home_rtt_s=FAR_S) as lab:
         host = lab.wait_hosted()
-        host._driver_host.swarm._patience_s = 0.0
+        host._hosted.pool._patience_s = 0.0
         talk = start_streams(lab, [greedy(mixture(alone, 1, 1)[0].prompt, 400)])[0]
         lab.kill(lab.stage(1))
         with pytest.raises(CapacityError, match="does not fit"):

@@ -38,9 +38,9 @@ def assert_undisturbed(alone: Alone, talks: Sequence[Talk]) -> None:
 def sessions_of(lab: LabSwarm, driver: StandaloneDriver) -> list[int]:
     """How many of its sessions hold memory, on each worker."""
     return [
-        sum(session >> 32 == driver.swarm.sessions for session in runtime.session_lengths())
+        sum(session >> 32 == driver.pool.sessions for session in runtime.session_lengths())
         for worker in lab.workers
-        for runtime in worker._host.shards().values()
+        for runtime in worker._stages.shards().values()
     ]
 
 
@@ -54,7 +54,7 @@ def test_three_drivers_at_once(tmp_path: Path, tiny: Path, alone: Alone) -> None
         lab.wait_quiet()
         assert lab.chain().epoch == epoch, "nobody's coming gave the chain another shape"
         assert {node.role for node in lab.state.nodes.values()} == {"worker", "driver"}
-        assert [model.name for model in a.swarm.models()] == [lab.model]
+        assert [model.name for model in a.pool.models()] == [lab.model]
         shares = {each.kv_tokens for each in lab.chain().drivers}
         assert shares == {lab.options.kv_tokens // 3}
 
@@ -199,7 +199,7 @@ def test_drivers_go_on_while_the_coordinator_opens_its_models(
         lab.wait_until(lambda: lab.state.nodes[a.node].incarnation > before, "it has registered again")
         key = lab.cluster.create_key("d")
         lab.wait_until(lambda: a.verify_key(key), "it has heard what the new coordinator has to say")
-        assert [model.name for model in a.swarm.models()] == [lab.model]
+        assert [model.name for model in a.pool.models()] == [lab.model]
         lab.serve()
         assert_undisturbed(alone, talks)
         lab.wait_driving(a)
@@ -227,9 +227,9 @@ def test_strangers_are_not_heard(tmp_path: Path, tiny: Path, alone: Alone) -> No
             segment = SegmentHeader(session, 0, 1, 0, pack_ids([1]))
             return StepFrame(chain.id, chain.epoch, 1 << 40, [segment], 1, 0, "", replay=True)
 
-        first._host.take(frame((b.swarm.sessions << 32) + 7), memoryview(b""), a.node)
-        first._host.take(frame((1 << 62) + 7), memoryview(b""), a.node)
-        first._host.take(frame((a.swarm.sessions << 32) + 7), memoryview(b""), lab.stage(1).node)
-        first._host.take(frame((a.swarm.sessions << 32) + 8), memoryview(b""), a.node)
+        first._stages.take(frame((b.pool.sessions << 32) + 7), memoryview(b""), a.node)
+        first._stages.take(frame((1 << 62) + 7), memoryview(b""), a.node)
+        first._stages.take(frame((a.pool.sessions << 32) + 7), memoryview(b""), lab.stage(1).node)
+        first._stages.take(frame((a.pool.sessions << 32) + 8), memoryview(b""), a.node)
         lab.wait_until(lambda: any(sessions_of(lab, a)), "its own is taken, after all the others were not")
         assert first.sessions() == 1

@@ -200,7 +200,7 @@ def test_frames_of_somebody_who_has_no_place_in_the_chain(
 ) -> None:
     """Neither a member nor another stage of the same chain may send the first stage anything to compute."""
     first = lab.stage(0)
-    first._host._limited_log = type(first._host._limited_log)(logging.getLogger("forged"))
+    first._stages._limited_log = type(first._stages._limited_log)(logging.getLogger("forged"))
     for number, sender in enumerate((member, lab.stage(-1)._endpoint._credentials)):
         with dial_as(sender, first._endpoint.url, role) as link:
             link.send(forged_frame(lab, session=77 + number))
@@ -216,7 +216,7 @@ def test_sessions_are_ended_by_their_chain_alone(
         talk = lab.start(PROMPT)
         lab.wait_until(lambda: len(talk.tokens) > 2, "tokens")
         sessions = [
-            session for driver in lab.cluster.swarm._drivers.values() for session in driver._generations
+            session for driver in lab.cluster.pool._drivers.values() for session in driver._generations
         ]
         while not talk.is_over:
             link.send(SessionClose(chain, sessions))
@@ -229,7 +229,7 @@ def test_results_of_anybody_but_the_last_stage(
 ) -> None:
     sender = member if who == "a member" else lab.stage(0)._endpoint._credentials
     chain = lab.chain()
-    [driver] = lab.cluster.swarm._drivers.values()
+    [driver] = lab.cluster.pool._drivers.values()
     with dial_as(sender, lab.cluster.url, "stage") as link:
         talk = lab.start(PROMPT)
         while not talk.is_over:
@@ -244,7 +244,7 @@ def test_results_of_anybody_but_the_last_stage(
 def test_a_token_that_the_model_does_not_have(lab: LabSwarm) -> None:
     """From the last stage itself: the request fails, the chain goes on."""
     chain = lab.chain()
-    [driver] = lab.cluster.swarm._drivers.values()
+    [driver] = lab.cluster.pool._drivers.values()
     last = lab.stage(-1)
     talk = lab.start(GenerationRequest(PROMPT.prompt, 400))
     lab.wait_until(lambda: bool(driver._in_flight) or talk.is_over, "a frame")
@@ -252,7 +252,7 @@ def test_a_token_that_the_model_does_not_have(lab: LabSwarm) -> None:
         for sequence in list(driver._in_flight):
             rows = [RowResult(session, 17, 1 << 30) for session in list(driver._generations)]
             result = StepResult(chain.id, chain.epoch, sequence, rows)
-            lab.cluster.swarm.take(result, memoryview(b""), last.node)
+            lab.cluster.pool.take(result, memoryview(b""), last.node)
     with pytest.raises(Exception, match="token that the model does not have"):
         talk.result()
 

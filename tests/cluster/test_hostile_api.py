@@ -36,7 +36,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[LabSwa
 @pytest.fixture(scope="module")
 def api(lab: LabSwarm) -> Iterator[ApiServer]:
     limits = Limits(body_timeout_s=0.5)
-    with ApiServer(create_app(lab.cluster.swarm, api_keys=[KEY], limits=limits)) as api:
+    with ApiServer(create_app(lab.cluster.pool, api_keys=[KEY], limits=limits)) as api:
         yield api
 
 
@@ -208,7 +208,7 @@ def test_more_connections_than_are_allowed(
     """Who has been silent longest goes; who is being answered stays."""
     monkeypatch.setattr(server, "choose_most_connections", lambda: 8)
     with (
-        ApiServer(create_app(lab.cluster.swarm, api_keys=[KEY])) as small,
+        ApiServer(create_app(lab.cluster.pool, api_keys=[KEY])) as small,
         contextlib.ExitStack() as opened,
     ):
         busy = opened.enter_context(small.connect())
@@ -228,7 +228,7 @@ def test_the_bound_leaves_files_for_the_cluster() -> None:
 @pytest.mark.parametrize("content", [b"", b"POST /v1/comple", request("/v1/completions")[:-2]])
 def test_heads_that_never_end(lab: LabSwarm, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BoundedConnection, "head_timeout_s", 0.2)
-    with ApiServer(create_app(lab.cluster.swarm, api_keys=[KEY])) as hasty, hasty.connect() as sock:
+    with ApiServer(create_app(lab.cluster.pool, api_keys=[KEY])) as hasty, hasty.connect() as sock:
         with contextlib.suppress(OSError):
             sock.sendall(content)
             for _ in range(1000):
@@ -246,7 +246,7 @@ def test_heads_that_never_end(lab: LabSwarm, content: bytes, monkeypatch: pytest
 
 def test_a_second_request_that_never_ends(lab: LabSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BoundedConnection, "head_timeout_s", 0.2)
-    with ApiServer(create_app(lab.cluster.swarm, api_keys=[KEY])) as hasty, hasty.connect() as sock:
+    with ApiServer(create_app(lab.cluster.pool, api_keys=[KEY])) as hasty, hasty.connect() as sock:
         sock.sendall(request("/health", method="GET").replace(b"connection: close\r\n", b""))
         assert sock.recv(4096).startswith(b"HTTP/1.1 200")
         with contextlib.suppress(OSError):
@@ -279,7 +279,7 @@ def test_clients_that_do_not_read(lab: LabSwarm, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(BoundedConnection, "connection_lost", note)
     monkeypatch.setattr(BoundedConnection, "write_timeout_s", 0.2)
     body = json.dumps({"prompt": "x" * 4_000_000}).encode()
-    with ApiServer(create_app(lab.cluster.swarm, api_keys=[KEY])) as hasty:
+    with ApiServer(create_app(lab.cluster.pool, api_keys=[KEY])) as hasty:
         with hasty.connect(receive_bytes=4096) as sock:
             sock.sendall(request("/tokenize", body))
             assert lost.wait(20), "the server waits for a client that does not read"

@@ -126,7 +126,7 @@ def test_a_model_is_dropped_and_loaded_again(tmp_path: Path, tiny: Path, alone: 
                 talk.result()
         with pytest.raises(UnknownModelError):
             lab.ask(talks[0].request)
-        lab.wait_until(lambda: not any(w._host.shards() for w in lab.workers), lab.describe)
+        lab.wait_until(lambda: not any(w._stages.shards() for w in lab.workers), lab.describe)
         lab.wait_until(lambda: not lab.state.models, "nothing is known of it")
         lab.serve()
         lab.wait_serving(stages=3)
@@ -145,7 +145,7 @@ def test_a_model_is_wanted_again_before_it_is_gone(tmp_path: Path, tiny: Path, a
 def test_chains_of_one_model_share_the_load(tmp_path: Path, tiny: Path, alone: Alone) -> None:
     with swarm(tmp_path, tiny, layers=(3, 3, 3, 3), chains=2, stages=2) as lab:
         talks = start_streams(lab, alone, 8)
-        used = [view.chain for view in lab.cluster.swarm.requests.views()]
+        used = [view.chain for view in lab.cluster.pool.requests.views()]
         assert sorted(used.count(chain.id) for chain in lab.state.live_chains()) == [4, 4]
         assert_undisturbed(lab, alone, talks)
 
@@ -156,7 +156,7 @@ def test_a_chain_that_cannot_be_repaired_leaves_the_others_alone(
     with swarm(tmp_path, tiny, layers=(3, 3, 3, 3), chains=2, stages=2) as lab:
         talks = start_streams(lab, alone, 8)
         broken, healthy = lab.state.live_chains()
-        chain_of = {view.id: view.chain for view in lab.cluster.swarm.requests.views()}
+        chain_of = {view.id: view.chain for view in lab.cluster.pool.requests.views()}
         assert set(chain_of.values()) == {broken.id, healthy.id}
         victim = lab.worker(broken.nodes[0])
         lab.kill(victim)
@@ -202,7 +202,7 @@ def test_a_stream_waits_a_while_for_machines_to_come_back(tmp_path: Path, tiny: 
     with swarm(tmp_path, tiny, layers=(2, 2, 2), stages=3, patience_s=60.0) as lab:
         [talk] = start_streams(lab, alone, 1)
         lab.kill(lab.stage(1))
-        lab.wait_until(lambda: not lab.cluster.swarm.is_ready(), "nobody can serve it")
+        lab.wait_until(lambda: not lab.cluster.pool.is_ready(), "nobody can serve it")
         with pytest.raises(CapacityError, match="are missing"):
             lab.ask(greedy(talk.request.prompt, 1))
         assert not talk.is_over

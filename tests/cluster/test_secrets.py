@@ -41,7 +41,7 @@ def is_accepted(cluster: Cluster, key: str) -> bool:
 
 
 def ask(lab: LabSwarm, path: str, key: str) -> httpx.Response:
-    app = create_app(lab.cluster.swarm, verify_key=lambda given: is_accepted(lab.cluster, given))
+    app = create_app(lab.cluster.pool, verify_key=lambda given: is_accepted(lab.cluster, given))
 
     async def call() -> httpx.Response:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)

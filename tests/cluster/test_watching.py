@@ -30,7 +30,7 @@ def test_a_request_is_found_in_the_logs_of_driver_and_stages(
         lab.wait_until(
             lambda: any(record.name.endswith(".request_log") for record in caplog.records), "the end's line"
         )
-        (view,) = lab.cluster.swarm.requests.views()
+        (view,) = lab.cluster.pool.requests.views()
     marks = [(record.name.rpartition(".")[2], record.__dict__) for record in caplog.records]
     driver = [fields for name, fields in marks if name == "swarm" and fields.get("request") == view.id]
     assert [str(fields["session"]) for fields in driver] == [view.session]
@@ -60,8 +60,8 @@ def test_a_lost_machine_is_counted(tmp_path: Path, tiny: Path, alone: Alone) -> 
         assert health.incidents.replans[lab.model] >= 1
         assert health.nodes_by_status["lost"] == 1
         assert sum(health.weights_sent_bytes.values()) > 0
-        text = GenerationMetrics().render(lab.cluster.swarm, health)
-        at_work = {stage.node for stage in lab.cluster.swarm.load().stages if stage.compute_s > 0}
+        text = GenerationMetrics().render(lab.cluster.pool, health)
+        at_work = {stage.node for stage in lab.cluster.pool.load().stages if stage.compute_s > 0}
         assert set(lab.chain().nodes) <= at_work
         assert all(f'node="{node}"' in text for node in at_work)
 
@@ -72,7 +72,7 @@ def test_promtool_reads_a_scrape_of_a_running_server(tmp_path: Path, tiny: Path)
     with (
         swarm(tmp_path, tiny, layers=(3, 3, 3), stages=2) as lab,
         ClusterAdmin(lab.cluster, Settings(tmp_path)) as admin,
-        ApiServer(create_app(lab.cluster.swarm, admin=admin)) as api,
+        ApiServer(create_app(lab.cluster.pool, admin=admin)) as api,
     ):
         scrape = http("/metrics", method="GET")
         assert_sound(api.ask(scrape)[1].decode())  # nothing was asked yet

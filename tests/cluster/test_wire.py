@@ -26,7 +26,7 @@ def answers(lab: LabSwarm, requests: Sequence[GenerationRequest]) -> list[Answer
 
 def codecs_of(lab: LabSwarm) -> list[str]:
     """In which form each stage sent the newest step on."""
-    return [timing.codec for timing in lab.cluster.swarm.timings()[lab.chain().id]]
+    return [timing.codec for timing in lab.cluster.pool.timings()[lab.chain().id]]
 
 
 @pytest.mark.parametrize("stage", [1, 2], ids=["middle", "last"])
@@ -74,7 +74,7 @@ def test_auto_narrows_what_goes_over_thin_links(
         [answer] = answers(lab, mixture(alone, 1, 30))
         assert answer.tokens
         *sent, last = codecs_of(lab)
-        hops = lab.cluster.swarm.load().traffic
+        hops = lab.cluster.pool.load().traffic
     assert last == ""
     assert all(name != "exact" and EXPECTED[name].kl <= QUALITY_BOUND for name in sent)
     # Frames of a prompt may go in another form than those of single tokens, but none as they are.

@@ -30,11 +30,10 @@ from shardcompute.node.admin.views import (
     PlannedChain,
     PlannedStage,
     PlanView,
-    RequestView,
-    StageShare,
     StageView,
     TokenView,
 )
+from shardcompute.node.telemetry.request_log import RequestView, StageShare
 from shardcompute.node.telemetry.usage import UsageBook, UsageReport
 
 MIB = 1 << 20

@@ -15,12 +15,11 @@ from typing import Any, cast
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import CapacityError, ShardComputeError, UsageError
 from shardcompute.core.generation import Delta, GenerationRequest, Speculation, TokenChoice
-from shardcompute.core.steps import Opening, Picked, SessionRows
+from shardcompute.core.steps import Frame, Opening, Picked, SessionRows
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.limits import DriverLimits
-from shardcompute.node.driver.scheduler import Frame
 
 LETTERS = 26
 SHAPE = ChainShape(capacity_tokens=100 * PAGE_TOKENS, can_share=False)

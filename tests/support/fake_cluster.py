@@ -108,7 +108,7 @@ class FakeCluster:
     def __init__(self) -> None:
         self.options = SimpleNamespace(kv_tokens=10, context_length=64)
         self.coordinator = FakeCoordinator()
-        self.swarm = FakeSwarm()
+        self.pool = FakeSwarm()
         self.revoked: list[str] = []
         self.served: list[tuple[str, str, int]] = []
         self.orders: list[ServedOrder] = []

@@ -37,7 +37,7 @@ from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node import cluster as cluster_room
 from shardcompute.node.admin.dry_run import size_up
 from shardcompute.node.cluster import Cluster, ClusterOptions
-from shardcompute.node.driver.chain_port import Resumption
+from shardcompute.node.driver.host import DriverHost
 from shardcompute.node.driver.pool import DriverPool
 from shardcompute.node.driver.standalone import StandaloneDriver, StandaloneOptions
 from shardcompute.node.enrolment.joining import join_cluster
@@ -45,6 +45,7 @@ from shardcompute.node.local.service import EngineOptions, LocalService, open_mo
 from shardcompute.node.rpc import link_probe
 from shardcompute.node.rpc.commands import LoadLayers
 from shardcompute.node.rpc.link_probe import LinkQuality
+from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.node.worker import worker as worker_room
 from shardcompute.node.worker.stage_server import ShardKey, StageServer
 from shardcompute.node.worker.worker import Worker, WorkerOptions
@@ -119,7 +120,7 @@ class LabWorker(Worker):
     def __init__(self, credentials: Credentials, urls: list[str], options: WorkerOptions) -> None:
         self.loads: list[ShardKey] = []
         self.folder = options.folder
-        super().__init__(credentials, urls, options)
+        super().__init__(credentials, urls, options, DriverHost)
 
     def _load_now(self, command: LoadLayers, key: ShardKey) -> None:
         self.loads.append(key)
@@ -127,10 +128,10 @@ class LabWorker(Worker):
 
     def sessions(self) -> int:
         """Sessions that hold KV here."""
-        return sum(runtime.kv_usage().sessions for runtime in self._host.shards().values())
+        return sum(runtime.kv_usage().sessions for runtime in self._stages.shards().values())
 
     def logged_bytes(self) -> int:
-        return sum(seat.log.used_bytes for seat in self._host._seats.values())
+        return sum(seat.log.used_bytes for seat in self._stages._seats.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,7 @@ class LabSwarm(Closing):
         assert port is not None
         self.options = replace(self.options, port=port, join_port=join_port)
         self._token = token
-        swarm, activate = self.cluster.swarm, self.cluster.swarm.activate_chain
+        swarm, activate = self.cluster.pool, self.cluster.pool.activate_chain
 
         def note(action: ActivateChain, kv_tokens: int, resumption: Resumption | None) -> None:
             activate(action, kv_tokens, resumption)
@@ -340,7 +341,7 @@ class LabSwarm(Closing):
 
     def wait_driving(self, *drivers: StandaloneDriver) -> None:
         """These, and nobody else, use all chains beside the coordinator's own driver."""
-        expected = {(self.cluster.node, 0), *((each.node, each.swarm.sessions) for each in drivers)}
+        expected = {(self.cluster.node, 0), *((each.node, each.pool.sessions) for each in drivers)}
         self.wait_until(
             lambda: all(
                 {(each.driver, each.sessions) for each in chain.drivers if each.epoch == chain.epoch}
@@ -356,7 +357,7 @@ class LabSwarm(Closing):
 
     def host(self) -> LabWorker | None:
         """The worker whose driver the coordinator hands the first chain's generations to; None while it has its own."""
-        far = self.cluster.swarm._far
+        far = self.cluster.pool._far
         driver = None if far is None else far.at(self.chain().id)
         return None if driver is None else self.worker(driver.node)
 
@@ -381,7 +382,7 @@ class LabSwarm(Closing):
     ) -> Talk:
         """Ask the coordinator's own driver, or another one."""
         talk = Talk(request)
-        service = (driver or self.cluster).swarm
+        service = (driver or self.cluster).pool
         asyncio.run_coroutine_threadsafe(self._follow(service, talk, model or self.model), self._loop)
         return talk
 
@@ -404,7 +405,7 @@ class LabSwarm(Closing):
         """No session holds memory anywhere any more, except where nobody can be told."""
 
         def is_quiet() -> bool:
-            services = (self.cluster.swarm, *(driver.swarm for driver in self.drivers))
+            services = (self.cluster.pool, *(driver.pool for driver in self.drivers))
             for service in services:
                 service.drop_prefixes()  # what ends from now on is kept again
             if any(service.load().running or service.load().waiting for service in services):

@@ -36,7 +36,7 @@ def url(lab: LabSwarm, tmp_path: Path) -> Iterator[str]:
     with ExitStack() as stack:
         settings = replace(load_settings(), data_dir=tmp_path / "data", offline=True)
         admin = stack.enter_context(ClusterAdmin(lab.cluster, settings))
-        app = create_app(lab.cluster.swarm, admin=admin, page=page_routes())
+        app = create_app(lab.cluster.pool, admin=admin, page=page_routes())
         yield f"http://127.0.0.1:{stack.enter_context(ApiServer(app)).port}"
 
 
@@ -116,8 +116,8 @@ def test_stop_ends_the_generation(browser: Any, url: str, lab: LabSwarm) -> None
         page.get_by_role("button", name="Stop").click()
         wait_for(page, ".strip p", "stopped")
         page.get_by_role("button", name="Send").wait_for()
-        lab.wait_until(lambda: lab.cluster.swarm.load().running == 0, "the end of the generation")
-        [view] = lab.cluster.swarm.requests.views()
+        lab.wait_until(lambda: lab.cluster.pool.load().running == 0, "the end of the generation")
+        [view] = lab.cluster.pool.requests.views()
         assert view.state == "cancelled"
 
 

@@ -100,3 +100,16 @@ def drafted_in(work: Sequence[SessionRows]) -> list[Drafted]:
 
 def segments_of(work: Sequence[SessionRows]) -> list[Segment]:
     return [part.segment for part in work]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One step for the whole chain."""
+
+    sequence: int
+    work: tuple[SessionRows, ...]
+    openings: tuple[Opening, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(len(part.ids) for part in self.work)

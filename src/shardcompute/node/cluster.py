@@ -35,7 +35,6 @@ from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes
 from shardcompute.node.weights.draft_heads import DraftHeadStore, ahead_attachments
 from shardcompute.node.weights.server import WeightsServer
-from shardcompute.node.worker.codec_choice import EXACT, check_wire
 from shardcompute.security import (
     ClusterAuthority,
     Credentials,
@@ -53,6 +52,7 @@ from shardcompute.weights.served import ServedWeights, attachments_of, prepare_s
 from shardcompute.weights.sources.progress import Progress
 from shardcompute.weights.tokenizer_pack import TOKENIZER, pack_tokenizer
 from shardcompute.wire import Link, Transport
+from shardcompute.wire.codecs.mode import EXACT, check_wire
 
 log = logging.getLogger(__name__)
 _CERTIFICATE_DAYS = 365
@@ -128,7 +128,7 @@ class Cluster:
                 "control": self._serve_control,
                 "weights": self._weights.serve,
                 "probe": answer_probes,
-                "stage": lambda link: receive_all(link, self.swarm.take),
+                "stage": lambda link: receive_all(link, self.pool.take),
             },
             advertise=options.advertise,
             transport=options.transport,
@@ -136,7 +136,7 @@ class Cluster:
         on_error.callback(self._endpoint.close)
         self._endpoint.revocations = self._revocations
         self.node = self._endpoint.node
-        self.swarm = DriverPool(
+        self.pool = DriverPool(
             lambda url: self._endpoint.dial(url, "driver"),
             self._endpoint.url,
             self._driver_lost_link,
@@ -150,7 +150,7 @@ class Cluster:
             self.node,
             self._endpoint.url,
             self._journal,
-            self.swarm,
+            self.pool,
             dial=lambda url, node: self._endpoint.dial(url, "probe", node),
             initial=ClusterState(driver=self.node, placing=options.placing or PlacementPolicy()),
             revocations=lambda: self._revocations.to_bytes(),
@@ -203,7 +203,7 @@ class Cluster:
         self._served[checkpoint.name] = served
         self._checkpoints[checkpoint.name] = checkpoint
         context = min(options.context_length, checkpoint.spec.context_length)
-        self.swarm.add_model(
+        self.pool.add_model(
             PoolModel(
                 checkpoint.name,
                 tokenizer,
@@ -236,7 +236,7 @@ class Cluster:
             if self._orders.pop(model, None) is not None:
                 self._journal.write_note("models", msgspec.json.encode(list(self._orders.values())))
         self.coordinator.post(ModelDropped(model))
-        self.swarm.remove_model(model)
+        self.pool.remove_model(model)
         self.coordinator.introduce()
         self._close_files(model)
 
@@ -315,7 +315,7 @@ class Cluster:
     def close(self) -> None:
         self._desk.close()
         self.coordinator.close()
-        self.swarm.close()
+        self.pool.close()
         self._endpoint.close()
         for name in list(self._checkpoints):
             self._close_files(name)
@@ -351,7 +351,7 @@ class Cluster:
                 speculation=model.speculation,
                 can_foresee=model.can_foresee,
             )
-            for model in self.swarm.all_models()
+            for model in self.pool.all_models()
         ]
         return Brief(models, self._keys.to_bytes())
 

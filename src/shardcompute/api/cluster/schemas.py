@@ -17,9 +17,9 @@ from shardcompute.node.admin.views import (
     NewToken,
     NodeView,
     PlanView,
-    RequestView,
     TokenView,
 )
+from shardcompute.node.telemetry.request_log import RequestView
 from shardcompute.node.telemetry.usage import UsageReport
 
 Form = Literal["native", "float32", "int8", "int4", "mixed"]

@@ -10,7 +10,7 @@ from shardcompute.cli.durations import format_duration
 from shardcompute.cli.options.common import Json
 
 if TYPE_CHECKING:
-    from shardcompute.node.admin.views import RequestView
+    from shardcompute.node.telemetry.request_log import RequestView
 
 
 def ps(json: Json = False, url: Url = None, api_key: ApiKey = None, data_dir: DataDir = None) -> None:

@@ -153,7 +153,7 @@ def run_driver(plan: DriverPlan, member: EnrolledNode, screen: Screen) -> NoRetu
         check_ports([(plan.api_host, plan.api_port), (options.host, options.port)])
         serving = StandaloneDriver(member.credentials, list(member.control_urls), options)
         stack.enter_context(contextlib.closing(serving))
-        stack.enter_context(tracing(load_settings(), serving.swarm.requests))
+        stack.enter_context(tracing(load_settings(), serving.pool.requests))
         foreground = _ForegroundDriver(plan, serving, held, screen)
         asyncio.run(foreground.serve())
         serving.leave()
@@ -178,7 +178,7 @@ class _ForegroundDriver:
         plan = self._plan
         needs_key = bool(plan.keys) or not is_loopback(plan.api_host)
         app = create_app(
-            self._driver.swarm,
+            self._driver.pool,
             api_keys=plan.keys or None,
             verify_key=self._driver.verify_key if needs_key else None,
         )
@@ -213,9 +213,9 @@ class _ForegroundDriver:
     async def _watch(self) -> None:
         has_greeted = False
         while not (self._driver.refusal or self._driver.has_left):
-            if not has_greeted and self._driver.swarm.is_ready():
+            if not has_greeted and self._driver.pool.is_ready():
                 has_greeted = True
-                self._greet(self._driver.swarm.models()[0].name)
+                self._greet(self._driver.pool.models()[0].name)
             await asyncio.sleep(_LOOK_S)
         self._stop.set()
 

@@ -78,7 +78,7 @@ class SwarmPlan:
         from shardcompute.control import PlacementPolicy
         from shardcompute.node.cluster import ClusterOptions
         from shardcompute.node.driver.draft_model import drafters_from
-        from shardcompute.node.worker.codec_choice import EXACT, check_wire
+        from shardcompute.wire.codecs.mode import EXACT, check_wire
 
         return ClusterOptions(
             folder=self.folder,
@@ -150,7 +150,7 @@ def _run(
     served = launch.Served(checkpoint, plan.form, plan.chains or 1)
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(Cluster(options))
-        stack.enter_context(tracing(settings, cluster.swarm.requests))
+        stack.enter_context(tracing(settings, cluster.pool.requests))
         admin = stack.enter_context(ClusterAdmin(cluster, settings))
         for name in launch.prepare(cluster, served):
             screen.say(f"{name} is not served any more")
@@ -170,7 +170,7 @@ def _run(
             stack.callback(cluster.coordinator.stand_down)
         launch.serve_from_workers(cluster, served, plan.workers.count if plan.workers else 0)
         app = create_app(
-            cluster.swarm,
+            cluster.pool,
             api_keys=plan.keys or None,
             verify_key=admin.verify_key if keys else None,
             admin=admin,
@@ -238,9 +238,9 @@ class _Foreground:
                 await asyncio.sleep(_LOOK_S)
 
     def _greet_or_complain(self, state: ClusterState) -> None:
-        if self._cluster.swarm.is_ready():
+        if self._cluster.pool.is_ready():
             self._has_greeted = True
-            name = self._cluster.swarm.models()[0].name
+            name = self._cluster.pool.models()[0].name
             self._say_all(greeting(name, self._host, self._port, self._keys))
             if any(getattr(route, "path", None) == "/" for route in self._app.routes):
                 self._screen.say(f"The dashboard is at http://{self._host}:{self._port}/")

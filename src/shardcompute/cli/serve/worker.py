@@ -147,9 +147,10 @@ def run_worker(
 
 def _serve(member: EnrolledNode, options: WorkerOptions, stop: Event, screen: Screen) -> int:
     """The exit code: 0 unless the coordinator will not have us any more."""
+    from shardcompute.node.driver.host import DriverHost
     from shardcompute.node.worker.worker import Worker
 
-    with closing(Worker(member.credentials, list(member.control_urls), options)) as serving:
+    with closing(Worker(member.credentials, list(member.control_urls), options, DriverHost)) as serving:
         while not stop.wait(_LOOK_S):
             if serving.refusal:
                 refused = AuthError(

@@ -1,7 +1,7 @@
 """Everything that people may ask of a running cluster: to see it, to plan, to load, to empty, to let in and out.
 
     with ClusterAdmin(cluster, settings) as admin:
-        app = create_app(cluster.swarm, verify_key=admin.verify_key, admin=admin)
+        app = create_app(cluster.pool, verify_key=admin.verify_key, admin=admin)
 
 Answers are plain values (see `views`). Methods may be called from any thread; `plan` may wait for the hub and the
 others for a disk at most, so an event loop calls them in a thread. What does not exist is a UsageError (a model:
@@ -35,10 +35,10 @@ from shardcompute.node.admin.views import (
     NewToken,
     NodeView,
     PlanView,
-    RequestView,
     TokenView,
 )
 from shardcompute.node.cluster import ServedOrder
+from shardcompute.node.telemetry.request_log import RequestView
 from shardcompute.node.telemetry.usage import UsageReport
 from shardcompute.security.names import Role
 from shardcompute.security.tokens import parse_token
@@ -77,7 +77,7 @@ class ClusterAdmin(Closing):
     # To see
 
     def state(self) -> ClusterView:
-        state, now_s, swarm = self._state, self._clock(), self._cluster.swarm
+        state, now_s, swarm = self._state, self._clock(), self._cluster.pool
         load = swarm.load()
         return ClusterView(
             name=self._cluster.name,
@@ -104,15 +104,15 @@ class ClusterAdmin(Closing):
 
     def requests(self) -> tuple[RequestView, ...]:
         """Generations that run, newest first, then the last ones that ended."""
-        return self._cluster.swarm.requests.views()
+        return self._cluster.pool.requests.views()
 
     def requests_after(self, ended: int) -> tuple[tuple[RequestView, ...], int]:
         """`requests` without the first `ended` that ended, and what to ask with next time."""
-        return self._cluster.swarm.requests.look(ended)
+        return self._cluster.pool.requests.look(ended)
 
     def usage(self) -> UsageReport:
         """Tokens by API key and model since the start."""
-        return self._cluster.swarm.requests.usage.report()
+        return self._cluster.pool.requests.usage.report()
 
     def subscribe(self, wake: Callable[[], None]) -> Subscription:
         """The state, then its changes; `wake` is called from another thread when there are some."""
@@ -178,7 +178,7 @@ class ClusterAdmin(Closing):
         orders = [view.model for view in self._fetches.views() if view.name == name and view.chains]
         served = self._state.models.get(name)
         is_wanted = served is not None and served.is_wanted and served.model.weight_form == form
-        if served is None or not is_wanted or not self._cluster.swarm.serves(name):
+        if served is None or not is_wanted or not self._cluster.pool.serves(name):
             self._cluster.serve(checkpoint, form=form, chains=chains, progress=progress)
         else:
             request = ModelRequested(served.model, chains, served.has_draft_model)

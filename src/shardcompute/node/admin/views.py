@@ -17,7 +17,6 @@ from shardcompute.control.state import ChainStatus, NodeRole, NodeStatus
 
 ServingStatus = ModelStatus | Literal["unloading"]
 FetchStatus = Literal["fetching", "failed"]
-RequestState = Literal["waiting", "prefill", "decode", "done", "failed", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,49 +229,6 @@ class ClusterChange:
     @property
     def is_empty(self) -> bool:
         return self == ClusterChange()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageShare:
-    """What a stage did for one generation: times of the steps that were looked at, added up."""
-
-    node: str
-    steps: int
-    queue_s: float
-    compute_s: float
-    codec_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestView:
-    """One generation. Times are known as far as it has come; `finish` says how a done one ended."""
-
-    id: str
-    model: str
-    chain: str
-    state: RequestState
-    prompt_tokens: int
-    generated_tokens: int
-    started_at_s: float
-    elapsed_s: float
-    queue_s: float | None = None
-    prefill_s: float | None = None
-    decode_s: float | None = None
-    tokens_per_s: float = 0.0
-    """After the first token."""
-    finish: str = ""
-    error: str = ""
-    key: str = ""
-    """The public name of the API key that asked; "" where none was asked for."""
-    stages: tuple[StageShare, ...] = ()
-    """In the order of the chain; they share the time of prefill and decode with the links between them."""
-    traversals: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    cached_tokens: int = 0
-    """Of the prompt, which the chain still knew."""
-    session: str = ""
-    """The number under which the chain's stages know it, as text: it may have more digits than JSON's readers keep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

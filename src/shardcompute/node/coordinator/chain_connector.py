@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shardcompute.control.actions import ConnectChain, StageAddress
+from shardcompute.control.state import ClusterState
 from shardcompute.core.errors import LinkError
 from shardcompute.node.coordinator.driver_port import DriverPort
 from shardcompute.node.coordinator.session_recovery import RecoveryPlan, plan_recovery
-from shardcompute.node.driver.chain_port import Resumption
 from shardcompute.node.rpc.commands import Connect, Connected, NodeCommand, Wire, decode_connected
+from shardcompute.node.rpc.session_ids import Resumption
+from shardcompute.wire.codecs.mode import EXACT
 from shardcompute.wire.control import CommandReply
 
 _TIMEOUT_S = 5.0
@@ -92,3 +94,12 @@ def await_answer(node: str, answer: queue.SimpleQueue[CommandReply], timeout_s: 
     if answered.error:
         raise LinkError(f"{node}: {answered.error}")
     return answered.result
+
+
+def wire_between(state: ClusterState, mode: str, sender: str, receiver: str) -> Wire:
+    """What a stage is told about the link to the next one."""
+    link, node = state.link(sender, receiver), state.nodes.get(receiver)
+    codecs = (EXACT,) if node is None else node.codecs
+    if link is None:
+        return Wire(mode, codecs)
+    return Wire(mode, codecs, link.rtt_s, link.bytes_per_s)

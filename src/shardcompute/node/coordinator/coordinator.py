@@ -36,8 +36,8 @@ from shardcompute.node.coordinator.link_breaker import LinkBreaker
 from shardcompute.node.coordinator.liveness import Dial, LivenessProbe
 from shardcompute.node.coordinator.node_registry import NodeRegistry
 from shardcompute.node.rpc.commands import Peer
-from shardcompute.node.worker.codec_choice import EXACT
 from shardcompute.wire import Link
+from shardcompute.wire.codecs.mode import EXACT
 
 log = logging.getLogger(__name__)
 _TICK_S = 0.1

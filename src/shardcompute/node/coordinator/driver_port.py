@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from shardcompute.control.actions import ActivateChain, ConnectChain, ReportUnservable
-from shardcompute.node.driver.chain_port import Resumption
+from shardcompute.node.rpc.session_ids import Resumption
 
 
 class DriverPort(Protocol):

@@ -24,7 +24,6 @@ from shardcompute.node.coordinator.chain_connector import ConnectedEpoch, await_
 from shardcompute.node.coordinator.driver_port import DriverPort
 from shardcompute.node.coordinator.node_registry import NodeRegistry
 from shardcompute.node.coordinator.session_recovery import RecoveryPlan
-from shardcompute.node.driver.chain_port import Resumption
 from shardcompute.node.rpc.commands import (
     Admit,
     Attach,
@@ -41,7 +40,7 @@ from shardcompute.node.rpc.commands import (
     Unservable,
     decode_connected,
 )
-from shardcompute.node.rpc.session_ids import resumption_within
+from shardcompute.node.rpc.session_ids import Resumption
 
 log = logging.getLogger(__name__)
 _TOKENIZER_TIMEOUT_S = 60.0
@@ -215,7 +214,7 @@ class RemoteDrivers:
             # It has used this epoch before: what its stages hold now is what they know.
             resumption: Resumption | None = RecoveryPlan(frozenset()).resumption(answers)
         else:
-            resumption = resumption_within(wiring.resumption, action.sessions)
+            resumption = None if wiring.resumption is None else wiring.resumption.within(action.sessions)
         wiring.told.add(action.sessions)
         first, known = wiring.stages[0], resumption or Resumption({})
         order = Attach(

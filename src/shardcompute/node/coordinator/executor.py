@@ -36,15 +36,13 @@ from shardcompute.control.events import (
 )
 from shardcompute.control.state import ClusterState, Node
 from shardcompute.core.errors import ShardComputeError
-from shardcompute.node.coordinator.chain_connector import ConnectedEpoch, connect_epoch
+from shardcompute.node.coordinator.chain_connector import ConnectedEpoch, connect_epoch, wire_between
 from shardcompute.node.coordinator.driver_port import DriverPort
 from shardcompute.node.coordinator.driver_ports import DriverAction, RemoteDrivers
 from shardcompute.node.coordinator.link_breaker import LinkBreaker
 from shardcompute.node.coordinator.node_registry import NodeRegistry
-from shardcompute.node.driver.chain_port import Resumption
 from shardcompute.node.rpc.commands import FenceOff, Leave, LoadLayers, NodeCommand, Peer, UnloadLayers
-from shardcompute.node.rpc.session_ids import resumption_within
-from shardcompute.node.worker.codec_choice import wire_between
+from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.wire.control import CommandReply
 
 log = logging.getLogger(__name__)
@@ -182,7 +180,7 @@ class ActionExecutor:
     def _activate(self, action: ActivateChain) -> None:
         wiring = self._wirings[action.chain]
         try:
-            known = resumption_within(wiring.resumption, self._own.sessions)
+            known = None if wiring.resumption is None else wiring.resumption.within(self._own.sessions)
             self._own.activate_chain(action, wiring.kv_tokens, known)
         except ShardComputeError as error:
             # Its link ended, which has been reported and leads to a new epoch.

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardcompute.control.actions import StageAddress
-from shardcompute.node.driver.chain_port import Resumption
 from shardcompute.node.rpc.commands import Connected
+from shardcompute.node.rpc.session_ids import Resumption
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from shardcompute.core.errors import LinkError
 from shardcompute.core.rate_limited_log import RateLimitedLog
-from shardcompute.core.steps import Opening, SessionRows
-from shardcompute.node.driver.chain_port import ChainShape, Resumption
+from shardcompute.core.steps import Frame, Opening, SessionRows
+from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
-from shardcompute.node.driver.scheduler import Frame
 from shardcompute.node.rpc.frames import (
     REPLAY,
     drafted_of,
@@ -23,6 +22,7 @@ from shardcompute.node.rpc.frames import (
     replay_frame,
     step_frame,
 )
+from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.wire import Link, LinkPump, Message, SessionClose, StageTiming, StepFailed, StepResult
 
 log = logging.getLogger(__name__)

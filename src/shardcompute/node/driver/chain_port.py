@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shardcompute.core.steps import Opening, SessionRows
-from shardcompute.node.driver.scheduler import Frame
+from shardcompute.core.steps import Frame, Opening, SessionRows
 
 
 class ChainPort(Protocol):
@@ -39,14 +38,3 @@ class ChainShape:
     """Whether the first stage can add drafts of its own."""
     can_share: bool = True
     """Whether a session can begin with another's memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resumption:
-    """What a repaired chain still knows: sessions and how many tokens of each (None: all of all). `has_new_first`:
-    its first stage knows nothing yet and must be told the tokens. `held`: sessions that some stage has memory for,
-    perhaps in vain."""
-
-    lengths: Mapping[int, int] | None = None
-    has_new_first: bool = False
-    held: frozenset[int] = frozenset()

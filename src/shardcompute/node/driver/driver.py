@@ -21,19 +21,20 @@ from shardcompute.core.errors import (
     ShardComputeError,
 )
 from shardcompute.core.generation import GenerationRequest, TokenChoice
-from shardcompute.core.steps import Drafted, Foreseen, Picked, SessionRows
+from shardcompute.core.steps import Drafted, Foreseen, Frame, Picked, SessionRows
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.decoding.ngram import NgramDrafter
 from shardcompute.decoding.router import PipeLoad
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.answer import AnswerText
-from shardcompute.node.driver.chain_port import ChainPort, ChainShape, Resumption
+from shardcompute.node.driver.chain_port import ChainPort, ChainShape
 from shardcompute.node.driver.flights import Flight, Landing
 from shardcompute.node.driver.generation import Emit, Generation
 from shardcompute.node.driver.limits import DriverLimits, DriverLoad, check_request
-from shardcompute.node.driver.scheduler import Frame, Scheduler, SchedulerLimits
+from shardcompute.node.driver.scheduler import Scheduler, SchedulerLimits
 from shardcompute.node.driver.session import Session, round_to_pages
 from shardcompute.node.driver.speculator import RoutedSpeculator
+from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.wire import StageTiming
 
 

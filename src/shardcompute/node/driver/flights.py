@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardcompute.core.generation import Traversal
-from shardcompute.node.driver.scheduler import Frame
+from shardcompute.core.steps import Frame
 from shardcompute.wire import StageTiming
 
 

@@ -16,7 +16,8 @@ from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.hosted_server import HostedDriverServer
 from shardcompute.node.driver.orders import DriverCommandExecutor
 from shardcompute.node.driver.pool import DriverPool
-from shardcompute.node.rpc.commands import HostDriver, NodeCommand, Peer, Retire
+from shardcompute.node.rpc.commands import HostDriver, NodeCommand, Retire
+from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.security.certificates import read_peer
 from shardcompute.security.names import Role
 from shardcompute.wire import Link, Message, StageTiming
@@ -25,15 +26,14 @@ from shardcompute.wire import Link, Message, StageTiming
 class DriverHost:
     """Idle until the coordinator wants a driver here. Methods may be called from any thread."""
 
-    def __init__(
-        self,
-        url: str,
-        dial: Callable[[str], Link],
-        dial_weights: Callable[[Peer], Link],
-        on_link_broken: Callable[[str], None],
-    ) -> None:
-        self.swarm = DriverPool(dial, url, on_link_broken, on_step=self._timed)
-        self._orders = DriverCommandExecutor(self.swarm, dial_weights)
+    def __init__(self, endpoint: Endpoint, on_link_broken: Callable[[str], None]) -> None:
+        self.endpoint = endpoint
+        self.pool = DriverPool(
+            lambda url: endpoint.dial(url, "driver"), endpoint.url, on_link_broken, on_step=self._timed
+        )
+        self._orders = DriverCommandExecutor(
+            self.pool, lambda peer: endpoint.dial(peer.url, "weights", peer.node)
+        )
         self._lock = threading.Lock()
         self._learning = threading.Lock()
         self._desks: set[HostedDriverServer] = set()
@@ -42,12 +42,12 @@ class DriverHost:
     @property
     def sessions(self) -> int:
         """The range in which sessions are numbered here (see `session_ids`)."""
-        return self.swarm.sessions
+        return self.pool.sessions
 
     def carry_out(self, command: NodeCommand) -> None:
         if isinstance(command, HostDriver):
             with self._learning:
-                for chain in self.swarm.chains() - set(command.chains):
+                for chain in self.pool.chains() - set(command.chains):
                     self._retire(chain)
                 self._orders.learn(command.model, command.origin)
         elif isinstance(command, Retire):
@@ -57,7 +57,10 @@ class DriverHost:
 
     def take(self, message: Message, body: memoryview, sender: str) -> None:
         """What last stages send."""
-        self.swarm.take(message, body, sender)
+        self.pool.take(message, body, sender)
+
+    def unreachable(self) -> set[str]:
+        return self.pool.unreachable()
 
     def serve(self, link: Link) -> None:
         """The coordinator hands generations over, until the link ends."""
@@ -81,7 +84,7 @@ class DriverHost:
             desks = list(self._desks)
         for desk in desks:
             desk.close()
-        self.swarm.close()
+        self.pool.close()
 
     def _timed(self, chain: str, timings: Sequence[StageTiming]) -> None:
         with self._lock:
@@ -96,10 +99,10 @@ class DriverHost:
             desks = list(self._desks)
         for desk in desks:
             desk.release(chain)
-        self.swarm.retire_chain(chain)
+        self.pool.retire_chain(chain)
 
     def _find_driver(self, chain: str) -> Driver:
-        driver = self.swarm.find_driver(chain)
+        driver = self.pool.find_driver(chain)
         if driver is None:
             raise LinkError(f"no driver of {chain} is hosted here")
         return driver

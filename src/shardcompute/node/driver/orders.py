@@ -9,7 +9,6 @@ from functools import partial
 from shardcompute.control.actions import ActivateChain, ReportUnservable
 from shardcompute.core.errors import UnknownModelError
 from shardcompute.node.driver.chain_links import ChainAddress
-from shardcompute.node.driver.chain_port import Resumption
 from shardcompute.node.driver.pool import DriverPool, PoolModel
 from shardcompute.node.rpc.commands import (
     Attach,
@@ -21,6 +20,7 @@ from shardcompute.node.rpc.commands import (
     Share,
     Unservable,
 )
+from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.node.weights.tokenizer_client import fetch_tokenizer
 from shardcompute.wire import Link
 
@@ -31,7 +31,7 @@ class DriverCommandExecutor:
     """Orders for the drivers in `swarm`. `dial` opens a link for weights, over which tokenizers come."""
 
     def __init__(self, swarm: DriverPool, dial: Callable[[Peer], Link]) -> None:
-        self._swarm = swarm
+        self._pool = swarm
         self._dial = dial
 
     def carry_out(self, command: NodeCommand) -> None:
@@ -39,22 +39,22 @@ class DriverCommandExecutor:
         if isinstance(command, Attach):
             self._attach(command)
         elif isinstance(command, Share):
-            self._swarm.share_chain(command.chain, command.epoch, command.kv_tokens)
+            self._pool.share_chain(command.chain, command.epoch, command.kv_tokens)
         elif isinstance(command, FenceOff):
-            self._swarm.fence_chain(command.chain, command.epoch)
+            self._pool.fence_chain(command.chain, command.epoch)
         elif isinstance(command, Retire):
-            self._swarm.retire_chain(command.chain)
+            self._pool.retire_chain(command.chain)
         elif isinstance(command, Unservable):
             action = ReportUnservable(command.model, command.missing_bytes, tuple(command.reasons))
-            self._swarm.report_unservable(action, command.broken)
+            self._pool.report_unservable(action, command.broken)
 
     def learn(self, offered: OfferedModel, origin: Peer) -> None:
         """Get ready to serve a model, unless that was done. LinkError or SourceError without its tokenizer."""
-        known = {model.name: model.created_s for model in self._swarm.all_models()}
+        known = {model.name: model.created_s for model in self._pool.all_models()}
         if known.get(offered.name) == offered.created_s:
             return
         log.info("fetching the tokenizer of %s", offered.name)
-        self._swarm.add_model(
+        self._pool.add_model(
             PoolModel(
                 offered.name,
                 fetch_tokenizer(partial(self._dial, origin), origin.node, offered.name),
@@ -67,13 +67,13 @@ class DriverCommandExecutor:
         )
 
     def _attach(self, command: Attach) -> None:
-        if not self._swarm.serves(command.model):
+        if not self._pool.serves(command.model):
             raise UnknownModelError(f"the tokenizer of {command.model} is not here yet")
         first = command.first
         address = ChainAddress(
             command.chain, command.epoch, first.node, first.url, tuple(command.nodes), command.drafts
         )
-        self._swarm.open_address(address)
+        self._pool.open_address(address)
         resumption = Resumption(command.lengths, command.has_new_first, frozenset(command.held))
         action = ActivateChain(command.chain, command.epoch, command.model)
-        self._swarm.activate_chain(action, command.kv_tokens, None if command.is_new else resumption)
+        self._pool.activate_chain(action, command.kv_tokens, None if command.is_new else resumption)

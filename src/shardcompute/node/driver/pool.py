@@ -21,12 +21,11 @@ from shardcompute.core.generation import Delta, GenerationRequest, Speculation
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.chain_links import ChainAddress, DriverLinks, OnTimings
-from shardcompute.node.driver.chain_port import Resumption
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.hosted_client import HostedDrivers
 from shardcompute.node.driver.limits import DriverLimits
 from shardcompute.node.driver.resumable import ResumableGeneration
-from shardcompute.node.rpc.session_ids import choose_range, first_session
+from shardcompute.node.rpc.session_ids import Resumption, choose_range, first_session
 from shardcompute.node.service import KvUse, ServedModel, ServiceLoad
 from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.node.telemetry.traffic import WireTraffic

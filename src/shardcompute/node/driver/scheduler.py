@@ -15,25 +15,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shardcompute.core.generation import GenerationRequest
-from shardcompute.core.steps import Drafted, Opening, Picked, SessionRows
+from shardcompute.core.steps import Drafted, Frame, Opening, Picked, SessionRows
 from shardcompute.node.driver.prefix_cache import PrefixStore
 from shardcompute.node.driver.session import Session, round_to_pages
 
 _PROMPT_SHARE = 4
 """One row in so many is kept for prompts while others are answering."""
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One step for the whole chain."""
-
-    sequence: int
-    work: tuple[SessionRows, ...]
-    openings: tuple[Opening, ...]
-
-    @property
-    def rows(self) -> int:
-        return sum(len(part.ids) for part in self.work)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,16 +57,16 @@ class StandaloneDriver:
             credentials,
             options.host,
             options.port,
-            {"stage": lambda link: receive_all(link, self.swarm.take), "probe": answer_probes},
+            {"stage": lambda link: receive_all(link, self.pool.take), "probe": answer_probes},
             advertise=options.advertise,
             transport=options.transport,
         )
         self.node = self._endpoint.node
-        self.swarm = DriverPool(
+        self.pool = DriverPool(
             lambda url: self._endpoint.dial(url, "driver"), self._endpoint.url, self._link_broken
         )
         self._orders = DriverCommandExecutor(
-            self.swarm, lambda peer: self._endpoint.dial(peer.url, "weights", peer.node)
+            self.pool, lambda peer: self._endpoint.dial(peer.url, "weights", peer.node)
         )
         self._control = ControlClient(
             lambda url: self._endpoint.dial(url, "control", needs=Role.COORDINATOR),
@@ -107,7 +107,7 @@ class StandaloneDriver:
 
     def close(self) -> None:
         self._control.close()
-        self.swarm.close()
+        self.pool.close()
         self._endpoint.close()
 
     # What is told to the coordinator
@@ -124,7 +124,7 @@ class StandaloneDriver:
             version=VERSION,
             incarnation=0,
             now_s=0.0,
-            sessions=self.swarm.sessions,
+            sessions=self.pool.sessions,
             api_url=self._api_url,
         )
 
@@ -134,8 +134,8 @@ class StandaloneDriver:
         # Chains may have been retired while the coordinator could not tell us; it will say which there are.
         with self._lock:
             self._version = 0  # a coordinator that was started again counts from the beginning
-            self._doubtful = self.swarm.chains()
-        for node in self.swarm.unreachable():
+            self._doubtful = self.pool.chains()
+        for node in self.pool.unreachable():
             self._link_broken(node)
 
     def _link_broken(self, node: str) -> None:
@@ -162,12 +162,12 @@ class StandaloneDriver:
             self._keys = KeyBook.from_bytes(command.keys)
             doubtful, self._doubtful = self._doubtful, set()
         for chain in doubtful - set(command.chains):
-            self.swarm.retire_chain(chain)
-        known = {model.name for model in self.swarm.all_models()}
+            self.pool.retire_chain(chain)
+        known = {model.name for model in self.pool.all_models()}
         for offered in command.models:
             self._orders.learn(offered, command.origin)
         for name in known - {offered.name for offered in command.models} - set(command.wanted):
-            self.swarm.remove_model(name)
+            self.pool.remove_model(name)
 
     def _probe(self, command: Probe) -> None:
         for measured in probe_links(self.node, command.peers, self._endpoint.dial):

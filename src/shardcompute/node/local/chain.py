@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import ShardComputeError, UsageError
-from shardcompute.core.steps import Drafted, Foreseen, Opening, Picked, SessionRows, drafted_in
+from shardcompute.core.steps import Drafted, Foreseen, Frame, Opening, Picked, SessionRows, drafted_in
 from shardcompute.node.driver.driver import Driver
-from shardcompute.node.driver.scheduler import Frame
 from shardcompute.runtime.stage import StageRuntime
 
 

@@ -120,7 +120,7 @@ def prepare(cluster: Cluster, served: Served) -> list[str]:
 
 def serve_from_workers(cluster: Cluster, served: Served, count: int) -> None:
     """Serve a model, unless `prepare` did, once `count` workers are there: a plan should see all of them."""
-    if any(model.name == served.checkpoint.name for model in cluster.swarm.models()):
+    if any(model.name == served.checkpoint.name for model in cluster.pool.models()):
         return
     are_there = threading.Event()
 

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from shardcompute.core import errors
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.generation import TokenChoice
-from shardcompute.core.steps import Drafted, Foreseen, Opening, Picked, Prefix, SessionRows, drafted_in
-from shardcompute.node.driver.scheduler import Frame
+from shardcompute.core.steps import Drafted, Foreseen, Frame, Opening, Picked, Prefix, SessionRows, drafted_in
 from shardcompute.wire import (
     AheadIds,
     DraftedIds,

@@ -7,9 +7,8 @@ ones. Frames therefore need not say who sent them: stages know whom to answer, a
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
-
-from shardcompute.node.driver.chain_port import Resumption
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 MOST_RANGES = 1 << 31
 _BITS = 32
@@ -32,13 +31,21 @@ def within(sessions: int, ids: Iterable[int]) -> list[int]:
     return [session for session in ids if range_of(session) == sessions]
 
 
-def resumption_within(resumption: Resumption | None, sessions: int) -> Resumption | None:
-    """What a chain still knows of one driver's sessions."""
-    if resumption is None:
-        return None
-    lengths = resumption.lengths
-    return Resumption(
-        None if lengths is None else {id: lengths[id] for id in within(sessions, lengths)},
-        resumption.has_new_first,
-        frozenset(within(sessions, resumption.held)),
-    )
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """What a repaired chain still knows: sessions and how many tokens of each (None: all of all). `has_new_first`:
+    its first stage knows nothing yet and must be told the tokens. `held`: sessions that some stage has memory for,
+    perhaps in vain."""
+
+    lengths: Mapping[int, int] | None = None
+    has_new_first: bool = False
+    held: frozenset[int] = frozenset()
+
+    def within(self, sessions: int) -> Resumption:
+        """The same of one driver's sessions alone."""
+        lengths = self.lengths
+        return Resumption(
+            None if lengths is None else {id: lengths[id] for id in within(sessions, lengths)},
+            self.has_new_first,
+            frozenset(within(sessions, self.held)),
+        )

@@ -14,12 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.generation import Delta, Timings
-from shardcompute.node.admin.views import RequestState, RequestView, StageShare
 from shardcompute.node.telemetry.usage import CALLER, UsageBook
 from shardcompute.wire import StageTiming
 
@@ -29,6 +29,52 @@ REQUEST_ID: ContextVar[str] = ContextVar("shardcompute_request_id", default="")
 _RATE_WINDOW_S = 5.0
 StageTimes = Callable[[str], Sequence[StageTiming]]
 """What the stages of a chain did for its newest step."""
+
+
+RequestState = Literal["waiting", "prefill", "decode", "done", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageShare:
+    """What a stage did for one generation: times of the steps that were looked at, added up."""
+
+    node: str
+    steps: int
+    queue_s: float
+    compute_s: float
+    codec_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestView:
+    """One generation. Times are known as far as it has come; `finish` says how a done one ended."""
+
+    id: str
+    model: str
+    chain: str
+    state: RequestState
+    prompt_tokens: int
+    generated_tokens: int
+    started_at_s: float
+    elapsed_s: float
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    tokens_per_s: float = 0.0
+    """After the first token."""
+    finish: str = ""
+    error: str = ""
+    key: str = ""
+    """The public name of the API key that asked; "" where none was asked for."""
+    stages: tuple[StageShare, ...] = ()
+    """In the order of the chain; they share the time of prefill and decode with the links between them."""
+    traversals: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt, which the chain still knew."""
+    session: str = ""
+    """The number under which the chain's stages know it, as text: it may have more digits than JSON's readers keep."""
 
 
 class RequestEntry:

@@ -15,8 +15,7 @@ from typing import Any
 
 from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import Settings
-from shardcompute.node.admin.views import RequestView
-from shardcompute.node.telemetry.request_log import RequestLog
+from shardcompute.node.telemetry.request_log import RequestLog, RequestView
 
 _NANOSECONDS = 1_000_000_000
 _TRACES_PATH = "/v1/traces"

@@ -14,12 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from shardcompute.control.state import ClusterState
-from shardcompute.core.errors import UsageError
 from shardcompute.node.rpc.commands import Wire
 from shardcompute.wire import CODECS
+from shardcompute.wire.codecs.mode import AUTO, EXACT
 
-EXACT, AUTO = "exact", "auto"
 QUALITY_BOUND = 5e-3
 """The most that `auto` may lose: mean KL divergence (nats a token) from the exact chain, measured over five cuts. About
 as much as the same model loses with its weights in int8."""
@@ -59,24 +57,6 @@ EXPECTED: Mapping[str, Expectation] = MappingProxyType(
         "fp8": Expectation(10.6e-3, 1.0, 20e-6, 5e-9),
     }
 )
-
-
-def check_wire(name: str) -> str:
-    """UsageError unless this names a way to send activations."""
-    if name != AUTO and name not in CODECS:
-        raise UsageError(
-            f"activations cannot be sent as {name!r}", hint=f"use one of {', '.join([AUTO, *CODECS])}"
-        )
-    return name
-
-
-def wire_between(state: ClusterState, mode: str, sender: str, receiver: str) -> Wire:
-    """What a stage is told about the link to the next one."""
-    link, node = state.link(sender, receiver), state.nodes.get(receiver)
-    codecs = (EXACT,) if node is None else node.codecs
-    if link is None:
-        return Wire(mode, codecs)
-    return Wire(mode, codecs, link.rtt_s, link.bytes_per_s)
 
 
 def choose_codec(

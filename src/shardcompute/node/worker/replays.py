@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from shardcompute.node.rpc.commands import Wire
 from shardcompute.node.rpc.frames import REPLAY, opened_of, segment_of
 from shardcompute.node.worker.activation_log import Chunk
-from shardcompute.node.worker.codec_choice import EXACT
 from shardcompute.node.worker.slot import StageSlot
 from shardcompute.wire import StepFrame, find_codec
+from shardcompute.wire.codecs.mode import EXACT
 
 _ROWS = 256
 

@@ -6,10 +6,11 @@ import contextlib
 import logging
 import platform
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
@@ -25,7 +26,6 @@ from shardcompute.control.events import (
 from shardcompute.control.state import Holding, Shard
 from shardcompute.core.errors import CapacityError, LinkError, ShardComputeError
 from shardcompute.models.spec import Stage
-from shardcompute.node.driver.host import DriverHost
 from shardcompute.node.rpc.commands import (
     Admit,
     Connect,
@@ -83,6 +83,37 @@ class WorkerOptions:
     """How links are made, where not simply over TCP."""
 
 
+class HostedDriversPort(Protocol):
+    """Drivers that run on this worker in the coordinator's place. Methods may be called from any thread."""
+
+    @property
+    def sessions(self) -> int:
+        """The range in which they number their sessions (see `session_ids`)."""
+        ...
+
+    def carry_out(self, command: NodeCommand) -> None:
+        """Do what the coordinator tells drivers; what is no command for one is left alone."""
+        ...
+
+    def take(self, message: Message, body: memoryview, sender: str) -> None:
+        """What last stages send."""
+        ...
+
+    def serve(self, link: Link) -> None:
+        """Take generations over this link until it ends."""
+        ...
+
+    def unreachable(self) -> set[str]:
+        """The first stages of chains in use to which the link is lost."""
+        ...
+
+    def close(self) -> None: ...
+
+
+HostDrivers = Callable[[Endpoint, Callable[[str], None]], HostedDriversPort]
+"""Opens them on a worker's endpoint, and has broken links reported."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Held:
     model: str
@@ -94,7 +125,13 @@ class _Held:
 class Worker:
     """Serves until it is told to leave or is closed."""
 
-    def __init__(self, credentials: Credentials, control_urls: list[str], options: WorkerOptions) -> None:
+    def __init__(
+        self,
+        credentials: Credentials,
+        control_urls: list[str],
+        options: WorkerOptions,
+        host_drivers: HostDrivers,
+    ) -> None:
         self._options = options
         self._memory_bytes = options.max_memory_bytes or int(psutil.virtual_memory().available * 0.8)
         self._held: dict[ShardKey, _Held] = {}
@@ -113,20 +150,17 @@ class Worker:
                 "stage": self._serve_frames,
                 "driver": self._serve_frames,
                 "weights": self._serve_weights,
-                "generations": lambda link: self._driver_host.serve(link),
+                "generations": lambda link: self._hosted.serve(link),
                 "probe": answer_probes,
             },
             advertise=options.advertise,
             transport=options.transport,
         )
         self.node = self._endpoint.node
-        self._driver_host = DriverHost(
-            self._endpoint.url,
-            lambda url: self._endpoint.dial(url, "driver"),
-            lambda peer: self._endpoint.dial(peer.url, "weights", peer.node),
-            self._link_broken,
+        self._hosted = host_drivers(self._endpoint, self._link_broken)
+        self._stages = StageServer(
+            self.node, lambda url: self._endpoint.dial(url, "stage"), self._link_broken
         )
-        self._host = StageServer(self.node, lambda url: self._endpoint.dial(url, "stage"), self._link_broken)
         self._control = ControlClient(
             lambda url: self._endpoint.dial(url, "control", needs=Role.COORDINATOR),
             control_urls,
@@ -156,8 +190,8 @@ class Worker:
         with self._freed:
             self._freed.notify_all()
         self._control.close()
-        self._driver_host.close()
-        self._host.close()
+        self._hosted.close()
+        self._stages.close()
         self._endpoint.close()
 
     # What others ask over links
@@ -167,9 +201,9 @@ class Worker:
 
     def _take(self, message: Message, body: memoryview, sender: str) -> None:
         if isinstance(message, StepResult | StepFailed):
-            self._driver_host.take(message, body, sender)
+            self._hosted.take(message, body, sender)
         else:
-            self._host.take(message, body, sender)
+            self._stages.take(message, body, sender)
 
     def _serve_weights(self, link: Link) -> None:
         self._weights.serve(link)
@@ -200,7 +234,7 @@ class Worker:
             cached=tuple(Holding(held.model, held.start, held.stop) for held in self._cache.holdings()),
             shards=shards,
             codecs=tuple(CODECS),
-            sessions=self._driver_host.sessions,
+            sessions=self._hosted.sessions,
         )
 
     def _registered(self, incarnation: int, revocations: Revocations) -> None:
@@ -208,7 +242,7 @@ class Worker:
         log.info("registered as %s, incarnation %d", self.node, incarnation)
         # What was reported over the link before this one may not have arrived.
         self._tell_held()
-        for node in self._host.unreachable() | self._driver_host.swarm.unreachable():
+        for node in self._stages.unreachable() | self._hosted.unreachable():
             self._link_broken(node)
 
     def _carry_out(self, command: NodeCommand) -> bytes:
@@ -230,28 +264,30 @@ class Worker:
             )
             return encode_connected(self._connect(command, place))
         elif isinstance(command, FenceOff):
-            self._host.fence(command.chain, command.epoch, forgets=command.forgets)
-            self._driver_host.carry_out(command)
+            self._stages.fence(command.chain, command.epoch, forgets=command.forgets)
+            self._hosted.carry_out(command)
         elif isinstance(command, Admit):
             driver = Neighbour(command.driver.node, command.driver.url)
-            connected = self._host.admit(
+            connected = self._stages.admit(
                 command.chain, command.epoch, command.sessions, driver, command.kv_tokens
             )
             return encode_connected(connected)
         elif isinstance(command, Dismiss):
-            self._host.dismiss(command.chain, command.sessions)
+            self._stages.dismiss(command.chain, command.sessions)
         elif isinstance(command, Probe):
             self._probe(command)
         else:
-            self._driver_host.carry_out(command)
+            self._hosted.carry_out(command)
         return b""
 
     def _connect(self, command: Connect, place: StageRoute) -> Connected:
         key = (command.chain, command.start, command.stop)
-        if key not in self._host.shards():
+        if key not in self._stages.shards():
             # Unloaded while the coordinator was away: it must hear that, and of no model that failed to load.
             self._tell_failed(key, "-", "it is not loaded here")
-        return self._host.connect(key, place, keeps_sessions=command.keeps_sessions, replays=command.replays)
+        return self._stages.connect(
+            key, place, keeps_sessions=command.keeps_sessions, replays=command.replays
+        )
 
     def _load(self, command: LoadLayers) -> None:
         key = (command.chain, command.start, command.stop)
@@ -353,7 +389,7 @@ class Worker:
             vocabulary=None if vocabulary is None else lambda: vocabulary,
         )
         layer_s = measure_layer(runtime, stage, card.spec.hidden)
-        self._host.add(key, runtime)
+        self._stages.add(key, runtime)
         with self._lock:
             self._held[key] = _Held(command.model, size)
         life = self._control.incarnation
@@ -388,7 +424,7 @@ class Worker:
                     held = self._held.get(key)
                     if held is not None:
                         self._held[key] = replace(held, ahead_bytes=size_bytes)
-                self._host.equip(key, drafter)
+                self._stages.equip(key, drafter)
         except ShardComputeError as error:
             log.warning("nothing is guessed ahead with %s: %s", card.model, error)
 
@@ -396,14 +432,14 @@ class Worker:
         for key, held in self._held.items():
             if held.ahead_bytes:
                 self._held[key] = replace(held, ahead_bytes=0)
-                self._host.equip(key, None)
+                self._stages.equip(key, None)
 
     def _probe(self, command: Probe) -> None:
         for measured in probe_links(self.node, command.peers, self._endpoint.dial):
             self._control.tell(measured)
 
     def _unload(self, key: ShardKey) -> None:
-        self._host.remove(key)
+        self._stages.remove(key)
         with self._freed:
             self._held.pop(key, None)
             self._freed.notify_all()

@@ -106,7 +106,7 @@ def test_nodes_are_drained_and_revoked(client: ClusterClient, cluster: FakeClust
 
 def test_requests_are_listed(client: ClusterClient, cluster: FakeCluster) -> None:
     assert client.requests() == []
-    with cluster.swarm.requests.open("org/tiny", "org/tiny#1", 7):
+    with cluster.pool.requests.open("org/tiny", "org/tiny#1", 7):
         (request,) = client.requests()
     assert (request.model, request.chain, request.state, request.prompt_tokens) == (
         "org/tiny",
@@ -353,7 +353,7 @@ def test_a_slow_reader_gets_a_fresh_state_instead_of_a_backlog(
         await reader.has_read.wait()
         reader.may_read.clear()
         for count in range(1, 101):
-            cluster.swarm.busy = ServiceLoad(count, 0, 0.0)
+            cluster.pool.busy = ServiceLoad(count, 0, 0.0)
             admin._feed.publish()
             if count == 1:
                 await reader.is_stuck.wait()
@@ -405,18 +405,18 @@ def test_an_answer_that_is_not_ours() -> None:
 
 def test_requests_that_were_told_are_not_told_again(ask: Any, cluster: FakeCluster) -> None:
     for _ in range(3):
-        with cluster.swarm.requests.open("org/tiny", "org/tiny#1", 7):
+        with cluster.pool.requests.open("org/tiny", "org/tiny#1", 7):
             pass
     first = ask("GET", "/cluster/requests").json()
     assert ([request["id"] for request in first["data"]], first["ended"]) == (["3", "2", "1"], 3)
-    with cluster.swarm.requests.open("org/tiny", "org/tiny#1", 7):
+    with cluster.pool.requests.open("org/tiny", "org/tiny#1", 7):
         later = ask("GET", f"/cluster/requests?after={first['ended']}").json()
     assert [request["id"] for request in later["data"]] == ["4"]
     assert ask("GET", "/cluster/requests?after=-1").status_code == 400
 
 
 def test_usage_is_told_by_key_and_model(ask: Any, cluster: FakeCluster) -> None:
-    with cluster.swarm.requests.open("org/tiny", "org/tiny#1", 7) as entry:
+    with cluster.pool.requests.open("org/tiny", "org/tiny#1", 7) as entry:
         entry.saw(Delta(tokens=(TokenChoice(1), TokenChoice(2))))
     usage = ask("GET", "/cluster/usage").json()
     [total] = usage["totals"]

@@ -141,7 +141,7 @@ def test_nodes_as_table_map_and_json(cli: Cli, lab: Lab) -> None:
 
 def test_ps(cli: Cli, lab: Lab) -> None:
     assert "nothing has been asked" in cli("ps", *HERE).stderr
-    with lab.cluster.swarm.requests.open("org/tiny", "org/tiny#1", 7):
+    with lab.cluster.pool.requests.open("org/tiny", "org/tiny#1", 7):
         (row,) = cli("ps", *HERE).stdout.splitlines()[1:]
         assert row.split()[:5] == ["1", "org/tiny", "org/tiny#1", "waiting", "7"]
         (told,) = json.loads(cli("ps", "--json", *HERE).stdout)

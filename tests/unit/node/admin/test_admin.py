@@ -43,7 +43,7 @@ def admin(cluster: FakeCluster, settings: Settings) -> Iterator[ClusterAdmin]:
 
 
 def test_state_shows_nodes_and_chains(admin: ClusterAdmin, cluster: FakeCluster) -> None:
-    cluster.swarm.newest["org/tiny#1"] = [StageTiming("b", 0.1, 0.2, 0.3, 40)]
+    cluster.pool.newest["org/tiny#1"] = [StageTiming("b", 0.1, 0.2, 0.3, 40)]
     cluster.coordinator.post(happened.LinkMeasured("b", "a", 0.01, 1e6))
     state = admin.state()
     assert [(node.id, node.name, node.status) for node in state.nodes] == [

@@ -14,15 +14,10 @@ from shardcompute.node.driver.host import DriverHost
 from shardcompute.node.rpc.commands import FenceOff, Retire, Share
 from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.security import Credentials, Role
-from shardcompute.wire import Link
 from shardcompute.wire.generations import RELEASED, CancelGeneration, Generate, GenerationFailed, pack_request
 from support.papers import Papers, dial_as
 
 PATIENCE_S = 10.0
-
-
-def no_link(*_: object) -> Link:
-    raise LinkError("nobody is dialled here")
 
 
 @pytest.fixture
@@ -36,17 +31,18 @@ def coordinator(papers: Papers) -> Credentials:
 
 
 @pytest.fixture
-def host() -> Iterator[DriverHost]:
-    with closing(DriverHost("tcp://host:1", no_link, no_link, lambda node: None)) as host:
+def host(papers: Papers) -> Iterator[DriverHost]:
+    roles = {"generations": lambda link: host.serve(link)}
+    endpoint = Endpoint(papers.node("host", Role.WORKER), "127.0.0.1", 0, roles)
+    host = DriverHost(endpoint, lambda node: None)
+    with closing(endpoint), closing(host):
+        endpoint.start()
         yield host
 
 
 @pytest.fixture
-def endpoint(host: DriverHost, papers: Papers) -> Iterator[Endpoint]:
-    roles = {"generations": host.serve}
-    with closing(Endpoint(papers.node("host", Role.WORKER), "127.0.0.1", 0, roles)) as endpoint:
-        endpoint.start()
-        yield endpoint
+def endpoint(host: DriverHost) -> Endpoint:
+    return host.endpoint
 
 
 def generate(number: int) -> Generate:
@@ -98,4 +94,4 @@ def test_orders_about_chains_that_are_not_here(host: DriverHost) -> None:
     host.carry_out(FenceOff("m#1", 1))
     with pytest.raises(LinkError):
         host.carry_out(Share("m#1", 1, 100))
-    assert host.swarm.chains() == set()
+    assert host.pool.chains() == set()

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcompute.core.generation import GenerationRequest
-from shardcompute.node.driver.chain_port import Resumption
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.limits import DriverLimits
+from shardcompute.node.rpc.session_ids import Resumption
 from support.fake_chain import PIPELINE, Caller, FakeChain, ask, connected, continuation, submit
 
 SHARING = replace(PIPELINE, can_share=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from shardcompute.core.generation import GenerationRequest, TokenChoice
-from shardcompute.core.steps import Picked
-from shardcompute.node.driver.scheduler import Frame, Scheduler, SchedulerLimits
+from shardcompute.core.steps import Frame, Picked
+from shardcompute.node.driver.scheduler import Scheduler, SchedulerLimits
 
 ROOM = 10_000
 

@@ -15,10 +15,11 @@ from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import GenerationRequest, Speculation
 from shardcompute.decoding.router import PipeLoad
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.driver.chain_port import ChainShape, Resumption
+from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.limits import DriverLimits
 from shardcompute.node.driver.session import Session
+from shardcompute.node.rpc.session_ids import Resumption
 from support.drafters import Oracle
 from support.fake_chain import PIPELINE, Caller, FakeChain, Letters, ask, continuation, submit
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from shardcompute.core.generation import Delta, Timings, TokenChoice
-from shardcompute.node.admin.views import RequestView
 from shardcompute.node.process.log_files import log_path, logging_to_file
-from shardcompute.node.telemetry.request_log import REQUEST_ID, RequestLog
+from shardcompute.node.telemetry.request_log import REQUEST_ID, RequestLog, RequestView
 
 
 def _in_request(id: str, log: RequestLog) -> str:

@@ -9,16 +9,11 @@ from shardcompute.control.events import LinkMeasured, NodeJoined
 from shardcompute.control.state import ClusterState
 from shardcompute.control.transitions import apply
 from shardcompute.core.errors import UsageError
+from shardcompute.node.coordinator.chain_connector import wire_between
 from shardcompute.node.rpc.commands import Wire
-from shardcompute.node.worker.codec_choice import (
-    EXPECTED,
-    QUALITY_BOUND,
-    LinkPace,
-    check_wire,
-    choose_codec,
-    wire_between,
-)
+from shardcompute.node.worker.codec_choice import EXPECTED, QUALITY_BOUND, LinkPace, choose_codec
 from shardcompute.wire import CODECS
+from shardcompute.wire.codecs.mode import check_wire
 
 RESULTS = Path(__file__).parents[4] / "bench" / "results" / "codecs.json"
 ALL = tuple(CODECS)

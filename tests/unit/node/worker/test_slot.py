@@ -13,8 +13,7 @@ from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import CapacityError
 from shardcompute.core.generation import Sampling
 from shardcompute.node.coordinator.validation import validate_join, validate_role
-from shardcompute.node.driver.chain_port import Resumption
-from shardcompute.node.rpc.session_ids import choose_range, first_session, range_of, resumption_within
+from shardcompute.node.rpc.session_ids import Resumption, choose_range, first_session, range_of
 from shardcompute.node.worker.peer_links import Neighbour
 from shardcompute.node.worker.slot import StageRoute, StageSlot, sessions_in
 from shardcompute.security.names import Role
@@ -105,9 +104,8 @@ def test_ranges_do_not_meet() -> None:
     assert range_of(first_session(chosen)) == chosen == range_of(first_session(chosen) + (1 << 31))
     assert first_session(chosen) < 1 << 63
     known = Resumption({OF_X: 3, OF_Y: 4}, True, frozenset({OF_X, OF_Y, OF_Y + 1}))
-    assert resumption_within(known, 3) == Resumption({OF_Y: 4}, True, frozenset({OF_Y, OF_Y + 1}))
-    assert resumption_within(None, 3) is None
-    assert resumption_within(Resumption(None), 3) == Resumption(None)
+    assert known.within(3) == Resumption({OF_Y: 4}, True, frozenset({OF_Y, OF_Y + 1}))
+    assert Resumption(None).within(3) == Resumption(None)
 
 
 def joined(**changes: Any) -> NodeJoined:
