@@ -17,10 +17,10 @@ from shardcompute.runtime import shard
 from shardcompute.runtime.drafting import DraftLimits
 from shardcompute.runtime.head_drafter import AheadLimits
 from shardcompute.security import Credentials
-from support.ahead import random_ahead
-from support.siege import Siege, siege
-from support.swarm import Alone, LabSwarm, open_alone, open_tiny
-from support.tiny_checkpoint import save_tiny_llama
+from support.models.ahead import random_ahead
+from support.models.tiny_checkpoint import save_tiny_llama
+from support.swarm.lab import Alone, LabSwarm, open_alone, open_tiny
+from support.swarm.siege import Siege, siege
 
 
 @pytest.fixture(scope="session")

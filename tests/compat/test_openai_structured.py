@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shardcompute.api import create_app
 from shardcompute.decoding import grammar
-from support.api_server import ApiServer
-from support.swarm import open_alone
-from support.tiny_checkpoint import save_tiny_llama
+from support.api.api_server import ApiServer
+from support.models.tiny_checkpoint import save_tiny_llama
+from support.swarm.lab import open_alone
 
 openai = pytest.importorskip("openai")
 

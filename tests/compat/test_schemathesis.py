@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from shardcompute.api import create_app
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin.admin import ClusterAdmin
-from support.fake_cluster import NOW_S, serving_cluster
-from support.swarm import open_alone
-from support.tiny_checkpoint import save_tiny_llama
+from support.models.tiny_checkpoint import save_tiny_llama
+from support.swarm.fake_cluster import NOW_S, serving_cluster
+from support.swarm.lab import open_alone
 
 schemathesis = pytest.importorskip("schemathesis")
 checks = pytest.importorskip("schemathesis.checks")

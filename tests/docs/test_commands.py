@@ -21,7 +21,7 @@ import pytest
 import typer
 
 from shardcompute.cli.main import app
-from support.swarms import COMMAND, FREE_PORTS, Started, Swarm, run
+from support.swarm.processes import COMMAND, FREE_PORTS, Started, Swarm, run
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("ops/**/*.md")])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shardcompute.api.metrics.table import all_rows
-from support.promtool import needs_promtool
+from support.api.promtool import needs_promtool
 
 yaml = pytest.importorskip("yaml")
 OPS = Path(__file__).parents[2] / "ops"

@@ -37,7 +37,7 @@ from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
-from support.prompts import PROMPTS
+from support.models.prompts import PROMPTS
 
 FORMS = ("native", "int8", "float32")
 TOKENS = 10

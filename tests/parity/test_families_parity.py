@@ -19,8 +19,8 @@ from shardcompute.runtime.shard import open_shard
 from shardcompute.weights.checkpoint import open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
-from support.tiny import FAMILIES, VOCABULARY, reference_logits, save_tiny
-from support.tiny_gguf import ARCHITECTURES, tiny_gguf, write_gguf
+from support.models.tiny import FAMILIES, VOCABULARY, reference_logits, save_tiny
+from support.models.tiny_gguf import ARCHITECTURES, tiny_gguf, write_gguf
 
 BACKENDS = ("numpy", "onnx")
 IDS = np.random.default_rng(7).integers(3, VOCABULARY, 24)

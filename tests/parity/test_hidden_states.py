@@ -10,7 +10,7 @@ import pytest
 from shardcompute.core.generation import GenerationRequest, Sampling
 from shardcompute.core.settings import load_settings
 from shardcompute.node.local.service import EngineOptions, open_model
-from support.tiny_checkpoint import save_tiny_llama
+from support.models.tiny_checkpoint import save_tiny_llama
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -24,7 +24,7 @@ from shardcompute.weights.checkpoint import open_checkpoint
 from shardcompute.weights.formats.bytes import LocalBytes
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import ModelFiles, resolve
-from support.prompts import PROMPTS
+from support.models.prompts import PROMPTS
 
 TOKENS = 64
 SLICE = Stage(10, 20, 30)

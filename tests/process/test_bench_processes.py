@@ -8,7 +8,7 @@ import pytest
 from shardcompute.bench.prefix import PrefixBench, run_prefix_bench
 from shardcompute.bench.soak.requests import Kind
 from shardcompute.bench.soak.run import SoakBench, find_processes, run_soak_bench
-from support.tiny_checkpoint import CONTEXT, save_tiny_llama
+from support.models.tiny_checkpoint import CONTEXT, save_tiny_llama
 
 
 @pytest.fixture(scope="module")

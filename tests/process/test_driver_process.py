@@ -7,7 +7,7 @@ import signal
 import urllib.request
 from pathlib import Path
 
-from support.swarms import Started, Swarm, run, started, swarm_of
+from support.swarm.processes import Started, Swarm, run, started, swarm_of
 
 # No worker can hold the model alone.
 TWO = ("--workers", "2", "--max-memory", "130M", "--kv-tokens", "2048", "--threads", "1")

@@ -20,7 +20,7 @@ from shardcompute.core.errors import BackendError, UsageError
 from shardcompute.sim import Change, EmulatedNetwork
 from shardcompute.sim.faults import changed, cut_off, flapping, partitioned, slowed
 from shardcompute.sim.leftovers import remove_leftovers
-from support.emulated import emulated
+from support.network.emulated import emulated
 
 PATIENCE_S = 20.0
 NAMESPACES = Path("/run/netns")

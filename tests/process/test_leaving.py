@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardcompute.client import Client
-from support.swarms import started, swarm_of
+from support.swarm.processes import started, swarm_of
 
 pytestmark = pytest.mark.timeout(180)
 # Two such machines hold the model together, one does not.

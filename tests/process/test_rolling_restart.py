@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardcompute.client import Client
-from support.swarms import Swarm, run, started, swarm_of
+from support.swarm.processes import Swarm, run, started, swarm_of
 
 pytestmark = pytest.mark.timeout(180)
 SMALL = ("--kv-tokens", "2048", "--threads", "1")

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from shardcompute.node.process.pidfile import CLUSTER_FILE, Running, read_running
-from support.swarms import FREE_PORTS, Swarm, run, started, swarm_of, wait_gone
+from support.swarm.processes import FREE_PORTS, Swarm, run, started, swarm_of, wait_gone
 
 openai = pytest.importorskip("openai")
 

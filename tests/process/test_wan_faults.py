@@ -19,7 +19,7 @@ from shardcompute.core.settings import load_settings
 from shardcompute.node.local.service import EngineOptions, LocalService, open_model
 from shardcompute.sim import Change, Emulator, initial_conditions, ring_topology
 from shardcompute.sim.faults import changed, cut_off, partitioned
-from support.emulated import emulated
+from support.network.emulated import emulated
 
 MACHINES = ("driver", "one", "two", "three")
 TOKENS = 24

@@ -13,7 +13,7 @@ from shardcompute.core.errors import ShardComputeError
 from shardcompute.models.families import GGUF_ARCHITECTURES, from_gguf, from_hf_config
 from shardcompute.models.layout import Layout
 from shardcompute.models.spec import ModelSpec
-from support.tiny import FAMILIES, tiny_names
+from support.models.tiny import FAMILIES, tiny_names
 
 NUMBERS = st.one_of(
     st.integers(-4, 300),

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from shardcompute.core.generation import Grammar, Speculation
 from shardcompute.node.local.service import LocalService
-from support.schemas import Schema, held_to, schemas
-from support.swarm import answer_of, open_alone
-from support.tiny_checkpoint import save_tiny_llama
+from support.models.schemas import Schema, held_to, schemas
+from support.models.tiny_checkpoint import save_tiny_llama
+from support.swarm.lab import answer_of, open_alone
 
 
 @pytest.fixture(scope="module")

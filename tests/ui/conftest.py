@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from support.browser import CHROMIUM, open_browser
-from support.tiny_checkpoint import save_tiny_llama
+from support.api.browser import CHROMIUM, open_browser
+from support.models.tiny_checkpoint import save_tiny_llama
 
 _NAME = "shardcompute_api_fakes"
 if _NAME not in sys.modules:

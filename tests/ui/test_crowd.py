@@ -12,9 +12,9 @@ import pytest
 
 from shardcompute.api import create_app
 from shardcompute.web import page_routes
-from support.api_server import ApiServer
-from support.browser import watched_page
-from support.crowd import Crowd
+from support.api.api_server import ApiServer
+from support.api.browser import watched_page
+from support.api.crowd import Crowd
 
 VIEWS = ("cluster", "models", "chat", "requests", "usage", "connect")
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><b>bold</b>"

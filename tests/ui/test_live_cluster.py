@@ -17,9 +17,9 @@ from shardcompute.core.settings import load_settings
 from shardcompute.node.admin.admin import ClusterAdmin
 from shardcompute.node.worker.stage_server import ShardKey
 from shardcompute.web import page_routes
-from support.api_server import ApiServer
-from support.browser import watched_page
-from support.swarm import LabSwarm, LabWorker, swarm
+from support.api.api_server import ApiServer
+from support.api.browser import watched_page
+from support.swarm.lab import LabSwarm, LabWorker, swarm
 
 LIVE_ROWS = ".chain[data-chain^='tiny#'] .layers:not(.standbys) li"
 

@@ -17,7 +17,7 @@ from shardcompute.core.errors import (
     UnknownModelError,
     UsageError,
 )
-from support.bridge import Bridge
+from support.api.bridge import Bridge
 
 
 @pytest.fixture

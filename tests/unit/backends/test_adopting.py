@@ -12,8 +12,8 @@ from shardcompute.backends.kv import PageBudget
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import CapacityError
 from shardcompute.runtime.shard import open_shard
-from support.swarm import open_tiny
-from support.tiny_checkpoint import save_tiny_llama
+from support.models.tiny_checkpoint import save_tiny_llama
+from support.swarm.lab import open_tiny
 
 LENGTH, COMMON = 90, 70
 

@@ -12,7 +12,7 @@ from shardcompute.core.batch import Segment
 from shardcompute.core.errors import BackendError, CapacityError, PromptTooLongError, UsageError
 from shardcompute.models.decoder import Decoder
 from shardcompute.models.spec import ModelSpec, cut, whole
-from support.networks import SPECS, RandomTensors
+from support.models.networks import SPECS, RandomTensors
 
 FORMS = [(32, False), (8, False), (4, False), (4, True)]
 IDS = np.random.default_rng(1).integers(0, 320, 300)

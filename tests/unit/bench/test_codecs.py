@@ -11,7 +11,7 @@ from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import load_settings
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
-from support.tiny_checkpoint import HIDDEN, save_tiny_llama
+from support.models.tiny_checkpoint import HIDDEN, save_tiny_llama
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from shardcompute.cluster_client import ClusterClient
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin.admin import ClusterAdmin
 from shardcompute.node.admin.views import ClusterView
-from support.bridge import Bridge
-from support.fake_cluster import NOW_S, FakeCluster, serving_cluster
+from support.api.bridge import Bridge
+from support.swarm.fake_cluster import NOW_S, FakeCluster, serving_cluster
 
 HERE = ("--url", "http://127.0.0.1:8000")
 

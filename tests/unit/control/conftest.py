@@ -20,7 +20,7 @@ from shardcompute.control import (
 )
 from shardcompute.control import actions as to_do
 from shardcompute.control import events as happened
-from support.plain_model import plain_model
+from support.models.plain_model import plain_model
 
 MODEL = plain_model()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardcompute.control.sizes import sizes_of
-from support.plain_model import plain_model
+from support.models.plain_model import plain_model
 
 PLAIN = plain_model(layer_bytes=(100,) * 4, embedding_bytes=70)
 DRAFTING = plain_model(layer_bytes=(100,) * 4, embedding_bytes=70, draft_bytes=55)

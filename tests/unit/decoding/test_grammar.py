@@ -13,7 +13,7 @@ from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import MAX_GRAMMAR_CHARS, Grammar
 from shardcompute.decoding import GrammarState, compiler_of, rule_of
 from shardcompute.models.vocabulary import Vocabulary
-from support.byte_vocabulary import BYTES, EOS, text_of
+from support.models.byte_vocabulary import BYTES, EOS, text_of
 
 SCHEMA = {
     "type": "object",

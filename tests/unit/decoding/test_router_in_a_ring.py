@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardcompute.core.generation import Speculation
-from support.ring_lab import DrafterModel, Outcome, Ring, RingLab
+from support.swarm.ring_lab import DrafterModel, Outcome, Ring, RingLab
 
 FIXED = ((1, 1), (3, 1), (6, 1), (16, 1), (1, 4), (3, 4), (5, 3), (8, 3), (16, 4))
 RINGS = {

@@ -29,7 +29,7 @@ from shardcompute.models.head_draft import AheadNetwork, decode_ahead, encode_ah
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
-from support.tiny_checkpoint import HIDDEN, save_tiny_llama
+from support.models.tiny_checkpoint import HIDDEN, save_tiny_llama
 
 SMALL = FitPlan(
     tokens=900, epochs=1, sessions=6, width=64, blocks=1, vocabulary=32, device="cpu", context_length=128

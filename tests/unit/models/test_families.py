@@ -12,7 +12,7 @@ from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.models.families import HF_FAMILIES, from_hf_config
 from shardcompute.models.layout import TensorPlace
 from shardcompute.models.spec import Layer, ModelSpec
-from support.tiny import FAMILIES, tiny_names
+from support.models.tiny import FAMILIES, tiny_names
 
 SIZES: dict[str, Any] = {
     "hidden_size": 512,

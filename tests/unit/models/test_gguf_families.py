@@ -12,8 +12,8 @@ from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.models.families import from_gguf, from_hf_config, rope_factors_tensor
 from shardcompute.models.layout import Layout
 from shardcompute.models.spec import ModelSpec
-from support.tiny import read_config, save_tiny
-from support.tiny_gguf import ARCHITECTURES, Tensors, tiny_gguf
+from support.models.tiny import read_config, save_tiny
+from support.models.tiny_gguf import ARCHITECTURES, Tensors, tiny_gguf
 
 LLAMA: dict[str, Any] = {
     "general.architecture": "llama",

@@ -18,8 +18,8 @@ from shardcompute.runtime.shard import _run_by
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
-from support.ahead import random_ahead
-from support.tiny_checkpoint import save_tiny_llama
+from support.models.ahead import random_ahead
+from support.models.tiny_checkpoint import save_tiny_llama
 
 OPTIONS = ExecutorOptions(kv_bytes=1 << 20, max_rows=16, max_wanted=16, context_length=64)
 

@@ -24,7 +24,7 @@ from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
-from support.tiny_checkpoint import save_tiny_llama
+from support.models.tiny_checkpoint import save_tiny_llama
 
 LAYERS, CUT, CONTEXT = 4, 3, 128
 OPTIONS = ExecutorOptions(kv_bytes=8 << 20, max_rows=64, max_wanted=16, context_length=CONTEXT)

@@ -12,7 +12,7 @@ from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import Grammar, Sampling, TokenChoice
 from shardcompute.core.steps import Opening, Picked, SessionRows
 from shardcompute.runtime.tail import Tail
-from support.byte_vocabulary import BYTES, EOS, text_of
+from support.models.byte_vocabulary import BYTES, EOS, text_of
 
 PROMPT = (5, 6, 7)
 SCHEMA = {

@@ -18,7 +18,7 @@ from shardcompute.weights.card import Card, decode_card, encode_card, make_card
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
-from support.tiny import save_tiny
+from support.models.tiny import save_tiny
 
 
 @pytest.fixture(scope="module")

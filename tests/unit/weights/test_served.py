@@ -27,7 +27,7 @@ from shardcompute.weights.pack import PackedTensors, PackWriter
 from shardcompute.weights.served import prepare_served, shard_source
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
-from support.tiny import save_tiny
+from support.models.tiny import save_tiny
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from shardcompute.weights.card import Card, make_card
 from shardcompute.weights.formats.tensor_file import TensorEntry
 from shardcompute.weights.shard_cache import CachedShard, CachedTensors, Held, ShardCache
 from shardcompute.weights.sources import disk
-from support.networks import plain_spec
+from support.models.networks import plain_spec
 
 LAYERS = 4
 CONTENT = {

@@ -13,7 +13,7 @@ from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 from shardcompute.weights.tokenizer_pack import pack_tokenizer, unpack_tokenizer
-from support.tiny_checkpoint import save_tiny_llama
+from support.models.tiny_checkpoint import save_tiny_llama
 
 TEXT = "Grüße, 世界! def f(x):\n    return x  # <|im_start|>"
 CHAT = [{"role": "user", "content": TEXT}]

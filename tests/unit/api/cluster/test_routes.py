@@ -21,9 +21,9 @@ from shardcompute.node.admin.views import ClusterView
 from shardcompute.node.service import ServiceLoad
 from shardcompute.node.telemetry.usage import CALLER
 from shardcompute.web import page_routes
-from support.bridge import Bridge
-from support.fake_cluster import NOW_S, FakeCluster, serving_cluster
-from support.tiny_checkpoint import save_tiny_llama
+from support.api.bridge import Bridge
+from support.models.tiny_checkpoint import save_tiny_llama
+from support.swarm.fake_cluster import NOW_S, FakeCluster, serving_cluster
 
 LOCAL = "http://127.0.0.1"
 PATHS = {

@@ -13,8 +13,8 @@ from shardcompute.core.generation import Delta, Timings, TokenChoice
 from shardcompute.core.settings import load_settings
 from shardcompute.node.admin.admin import ClusterAdmin
 from shardcompute.node.service import HopTraffic, KvUse, ServiceLoad, StageWork
-from support.fake_cluster import NOW_S, serving_cluster
-from support.promtool import assert_sound, needs_promtool
+from support.api.promtool import assert_sound, needs_promtool
+from support.swarm.fake_cluster import NOW_S, serving_cluster
 
 parser = pytest.importorskip("prometheus_client.parser")
 

@@ -54,7 +54,7 @@ def _talking(folder: Path) -> Iterator[Terminal]:
     master, slave = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(TESTS), "INPUTRC": os.devnull}
     process = subprocess.Popen(
-        [sys.executable, "-m", "support.talking_program", str(folder)],
+        [sys.executable, "-m", "support.api.talking_program", str(folder)],
         stdin=slave,
         stdout=slave,
         stderr=slave,

@@ -20,7 +20,7 @@ from shardcompute.cluster_client import ClusterClient
 from shardcompute.control import events as happened
 from shardcompute.core.errors import CancelledError, CapacityError, SourceError, UsageError
 from shardcompute.node.admin.views import FetchView
-from support.fake_cluster import MODEL, NOW_S
+from support.swarm.fake_cluster import MODEL, NOW_S
 
 from ..cluster_lab import HERE, Lab, Server, event, say_running
 from ..conftest import Opening

@@ -20,7 +20,7 @@ from shardcompute.node.admin.feed import Feed
 from shardcompute.node.admin.views import ClusterChange, ClusterView, LoadView, apply_change, changes_between
 from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.wire import StageTiming
-from support.fake_cluster import MODEL, NOW_S, FakeCluster, serving_cluster
+from support.swarm.fake_cluster import MODEL, NOW_S, FakeCluster, serving_cluster
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardcompute.control import events as happened
 from shardcompute.node.admin.incidents import IncidentLog, view_health
-from support.fake_cluster import NOW_S, FakeCluster, serving_cluster
+from support.swarm.fake_cluster import NOW_S, FakeCluster, serving_cluster
 
 
 def _watched() -> tuple[FakeCluster, IncidentLog]:

@@ -10,7 +10,7 @@ from shardcompute.control import events as happened
 from shardcompute.control.events import is_journalled
 from shardcompute.node.coordinator.journal import Journal
 from shardcompute.node.coordinator.journal_replay import replay_journal
-from support.fake_cluster import serving_cluster
+from support.swarm.fake_cluster import serving_cluster
 
 EMPTY = ClusterState(driver="head")
 

@@ -24,7 +24,7 @@ from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
-from support.tiny_checkpoint import save_tiny_llama
+from support.models.tiny_checkpoint import save_tiny_llama
 
 PAGE_BYTES = 64 * 2 * 2 * 2 * 16 * 4  # tokens · layers · keys and values · heads · width · float32
 OPTIONS = ExecutorOptions(kv_bytes=64 * PAGE_BYTES, context_length=200, max_rows=32)

@@ -19,7 +19,16 @@ from shardcompute.core.steps import Picked
 from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.rpc.session_ids import Resumption
-from support.fake_chain import PIPELINE, SHAPE, FakeChain, ask, connected, continuation, make_driver, submit
+from support.swarm.fake_chain import (
+    PIPELINE,
+    SHAPE,
+    FakeChain,
+    ask,
+    connected,
+    continuation,
+    make_driver,
+    submit,
+)
 
 # When the chain breaks
 

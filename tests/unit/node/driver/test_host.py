@@ -15,7 +15,7 @@ from shardcompute.node.rpc.commands import FenceOff, Retire, Share
 from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.security import Credentials, Role
 from shardcompute.wire.generations import RELEASED, CancelGeneration, Generate, GenerationFailed, pack_request
-from support.papers import Papers, dial_as
+from support.network.papers import Papers, dial_as
 
 PATIENCE_S = 10.0
 

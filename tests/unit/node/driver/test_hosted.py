@@ -20,8 +20,8 @@ from shardcompute.node.driver.limits import DriverLoad
 from shardcompute.node.driver.resumable import ResumableGeneration
 from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, InprocLink, InprocTransport, Ping, StageTiming
 from shardcompute.wire.generations import unpack_delta, unpack_request
-from support.fake_chain import Caller, FakeChain, ask, connected, continuation, make_driver
-from support.lab_links import wait_until
+from support.network.lab_links import wait_until
+from support.swarm.fake_chain import Caller, FakeChain, ask, connected, continuation, make_driver
 
 CHAIN = "m#1"
 HOST = Hello(VERSION_MIN, VERSION_MAX, "host", "", "home")

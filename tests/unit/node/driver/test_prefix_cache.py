@@ -12,7 +12,7 @@ from shardcompute.core.generation import GenerationRequest
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.limits import DriverLimits
 from shardcompute.node.rpc.session_ids import Resumption
-from support.fake_chain import PIPELINE, Caller, FakeChain, ask, connected, continuation, submit
+from support.swarm.fake_chain import PIPELINE, Caller, FakeChain, ask, connected, continuation, submit
 
 SHARING = replace(PIPELINE, can_share=True)
 

@@ -20,8 +20,8 @@ from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.limits import DriverLimits
 from shardcompute.node.driver.session import Session
 from shardcompute.node.rpc.session_ids import Resumption
-from support.drafters import Oracle
-from support.fake_chain import PIPELINE, Caller, FakeChain, Letters, ask, continuation, submit
+from support.models.drafters import Oracle
+from support.swarm.fake_chain import PIPELINE, Caller, FakeChain, Letters, ask, continuation, submit
 
 LONGEST = 60
 

@@ -27,7 +27,7 @@ from shardcompute.security import (
     join_greeting,
     join_server_context,
 )
-from support.papers import Papers, read_end
+from support.network.papers import Papers, read_end
 
 Admit = Callable[[Application], Admission]
 

@@ -29,11 +29,11 @@ from shardcompute.node.driver.limits import DriverLimits
 from shardcompute.node.local.chain import LocalChain
 from shardcompute.node.local.service import LocalService, default_threads
 from shardcompute.runtime.stage import StageRuntime
-from support.fake_chain import Letters, ask, continuation, next_token
+from support.swarm.fake_chain import Letters, ask, continuation, next_token
 
 
 class LetterStage:
-    """Picks letters as `support.fake_chain` does. A test can hold it before a step until it is released."""
+    """Picks letters as `support.swarm.fake_chain` does. A test can hold it before a step until it is released."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()

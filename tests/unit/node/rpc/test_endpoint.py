@@ -18,7 +18,7 @@ from shardcompute.core.errors import LinkClosedError, LinkError
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.security import Credentials, Revocations, Role
 from shardcompute.wire import Hello, Link, LinkOptions, Message, Ping, Pong, TcpTransport
-from support.papers import Papers, connect, connect_tls, dial_as, frame_bytes, hello_of, read_end
+from support.network.papers import Papers, connect, connect_tls, dial_as, frame_bytes, hello_of, read_end
 
 Open = Callable[..., Endpoint]
 

@@ -25,8 +25,8 @@ from shardcompute.runtime.lens import decode_lens
 from shardcompute.runtime.shard import open_head, open_shard
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.checkpoint import Checkpoint
-from support.swarm import open_tiny
-from support.tiny_checkpoint import HIDDEN, save_tiny_llama
+from support.models.tiny_checkpoint import HIDDEN, save_tiny_llama
+from support.swarm.lab import open_tiny
 
 OPTIONS = ExecutorOptions(kv_bytes=16 << 20, context_length=256, threads=1)
 

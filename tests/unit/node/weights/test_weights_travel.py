@@ -44,7 +44,7 @@ from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, Link, Ping, Pong, default_transports
 from shardcompute.wire.control import FetchFailed, FetchModel, FetchTensor, Heartbeat, TensorBytes
-from support.tiny import VOCABULARY, save_tiny
+from support.models.tiny import VOCABULARY, save_tiny
 
 OPTIONS = ExecutorOptions(kv_bytes=1 << 22, max_rows=32, context_length=64)
 IDS = np.random.default_rng(1).integers(3, VOCABULARY, 12)

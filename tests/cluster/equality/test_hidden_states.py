@@ -1,0 +1,40 @@
+"""Hidden states for embeddings come from a swarm with the bits that one process gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from shardcompute.core.generation import GenerationRequest, Sampling
+from shardcompute.core.settings import load_settings
+from shardcompute.node.local.service import EngineOptions, open_model
+from support.models.requests import greedy, prompts
+from support.models.tiny_checkpoint import HIDDEN
+from support.swarm.lab import Alone, swarm
+
+
+def embedded(prompt: Sequence[int]) -> GenerationRequest:
+    return GenerationRequest(tuple(prompt), max_tokens=1, sampling=Sampling(wants_hidden=True))
+
+
+def test_three_workers(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    texts = prompts(alone.service.tokenizer)[:6]
+    with swarm(tmp_path / "swarm", tiny, layers=(2, 2, 2), stages=3) as lab:
+        # Others answer meanwhile: their rows share frames, and get no hidden states.
+        talks = [
+            (request, lab.start(request)) for text in texts for request in (embedded(text), greedy(text))
+        ]
+        for request, talk in talks:
+            (first, *_) = talk.result().tokens
+            assert talk.result() == alone.answer(request)
+            assert len(first.hidden) == (4 * HIDDEN if request.sampling.wants_hidden else 0)
+        assert len({talk.result().tokens[0].hidden for _, talk in talks}) == len(texts) + 1
+        lab.wait_quiet()
+
+
+def test_three_stages_in_one_process(tiny: Path, alone: Alone) -> None:
+    options = EngineOptions(threads=1, context_length=512, kv_bytes=64 << 20, stages=3)
+    with open_model(str(tiny), load_settings(), options) as service:
+        cut = Alone(service)
+        for text in prompts(alone.service.tokenizer)[:4]:
+            assert cut.answer(embedded(text)) == alone.answer(embedded(text))

@@ -1,0 +1,254 @@
+"""Members of a running swarm that lie about themselves and about others. The coordinator believes none of it.
+
+After every test the swarm must answer as before, from the same epoch of the same chain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from shardcompute.control import events as happened
+from shardcompute.control.events import Event, NodeJoined, encode_event
+from shardcompute.control.state import Holding, Shard
+from shardcompute.core.errors import LinkError
+from shardcompute.security import Credentials
+from shardcompute.wire import (
+    Link,
+    Pong,
+    Refused,
+)
+from shardcompute.wire.control import (
+    Command,
+    CommandReply,
+    NodeEvent,
+    Register,
+    Registered,
+    TensorBytes,
+)
+from support.network.papers import dial_as, hello_of
+from support.swarm.lab import LabSwarm
+from support.swarm.siege import BAD_JSON, receive
+
+pytestmark = pytest.mark.usefixtures("outlasts")
+_marks = itertools.count()
+
+
+# Members that lie about who they are
+
+
+@contextlib.contextmanager
+def control_link(lab: LabSwarm, member: Credentials) -> Iterator[Link]:
+    with dial_as(member, lab.cluster.url, "control") as link:
+        yield link
+
+
+def description(member: Credentials, **changes: Any) -> NodeJoined:
+    """A node that is of no use to anybody."""
+    fields: dict[str, Any] = {
+        "node": member.identity.node_id,
+        "name": "member",
+        "role": "worker",
+        "address": "tcp://127.0.0.1:1",
+        "device": "cpu",
+        "memory_bytes": 0,
+        "threads": 1,
+        "version": "1",
+        "incarnation": 0,
+        "now_s": 0.0,
+        "seconds_per_byte": 1e-9,
+    }
+    return NodeJoined(**{**fields, **changes})
+
+
+@pytest.mark.parametrize("role", ["control", "stage", "driver", "weights", "probe", "", "coordinator"])
+def test_a_greeting_in_another_name(lab: LabSwarm, member: Credentials, role: str) -> None:
+    honest = hello_of(member, role)
+    victim = msgspec.structs.replace(honest, node=lab.workers[0].node)
+    for url in (lab.cluster.url, lab.workers[1]._endpoint.url):
+        with pytest.raises(LinkError, match="was expected"):
+            dial_as(member, url, role, victim)
+
+
+def test_registering_another_node(lab: LabSwarm, member: Credentials) -> None:
+    victim = lab.workers[0].node
+    before = lab.state.nodes[victim]
+    with control_link(lab, member) as link:
+        link.send(Register(encode_event(description(member, node=victim))))
+        assert "only register itself" in receive(link, Refused).reason
+    assert lab.state.nodes[victim].incarnation == before.incarnation
+    assert lab.state.nodes[victim].memory_bytes == before.memory_bytes
+
+
+RANGE = {"model": "m", "start": 0, "stop": 1}
+CLAIMS: dict[str, dict[str, Any]] = {
+    "less than no memory": {"memory_bytes": -1},
+    "all the memory": {"memory_bytes": 1 << 60},
+    "more than any number": {"memory_bytes": 10**400},
+    "no threads": {"threads": 0},
+    "free of cost": {"seconds_per_byte": 0.0},
+    "faster than light": {"seconds_per_byte": -1e-9},
+    "faster than anything": {"seconds_per_byte": 5e-324},
+    "slower than anything": {"seconds_per_byte": 1e308},
+    "overhead": {"overhead_s": -1.0},
+    "escape sequences": {"name": "\x1b[2J"},
+    "a novel": {"name": "x" * 301},
+    "no name": {"name": ""},
+    "no device": {"device": "c\npu"},
+    "no address": {"address": "tcp://"},
+    "another scheme": {"address": "file:///etc/passwd"},
+    "a port that is none": {"address": "tcp://127.0.0.1:99999"},
+    "shards before the first layer": {"shards": (Shard("c", "m", -1, 1, 1),)},
+    "shards of nothing": {"shards": (Shard("c", "m", 3, 3, 1),)},
+    "shards behind the last layer": {"shards": (Shard("c", "m", 0, 1 << 40, 1),)},
+    "shards of less than nothing": {"shards": (Shard("c", "m", 0, 1, -1),)},
+    "holdings": {"cached": (Holding("m", 5, 2),)},
+    "very many holdings": {"cached": (Holding("m", 0, 1),) * 5000},
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
+def test_absurd_claims(lab: LabSwarm, member: Credentials, claim: dict[str, Any]) -> None:
+    with control_link(lab, member) as link:
+        link.send(Register(encode_event(description(member, **claim))))
+        assert receive(link, Refused).reason.startswith("This node is not registered: ")
+    assert member.identity.node_id not in lab.state.nodes
+
+
+@pytest.mark.parametrize("content", BAD_JSON.values(), ids=BAD_JSON)
+@pytest.mark.parametrize("kind", [Register, NodeEvent])
+def test_events_that_are_none_end_their_link_alone(
+    lab: LabSwarm, member: Credentials, kind: type, content: bytes
+) -> None:
+    with control_link(lab, member) as link:
+        link.send(kind(content))
+        with pytest.raises(LinkError, match="ended the link"):
+            link.receive(20)
+
+
+# Members that lie about others
+
+
+@pytest.fixture
+def registered(lab: LabSwarm, member: Credentials) -> Iterator[tuple[Link, int]]:
+    """The member's control link and its incarnation."""
+    node = member.identity.node_id
+    with control_link(lab, member) as link:
+        link.send(Register(encode_event(description(member))))
+        incarnation = receive(link, Registered).incarnation
+        lab.wait_until(lambda: node in lab.state.nodes and lab.state.nodes[node].is_live, "the member")
+        yield link, incarnation
+    lab.wait_until(lambda: not lab.state.nodes[node].is_live, "the member's end")
+
+
+def reports(lab: LabSwarm, link: Link, member: Credentials, *events: Event) -> None:
+    """Tell the coordinator; afterwards it has looked at all of it."""
+    node = member.identity.node_id
+    for event in events:
+        link.send(NodeEvent(encode_event(event)))
+    mark = f"mark {next(_marks)}"
+    incarnation = lab.state.nodes[node].incarnation
+    link.send(
+        NodeEvent(encode_event(happened.ShardFailed(node, incarnation, "none", mark, 0, 1, "a mark", 0.0)))
+    )
+    lab.wait_until(
+        lambda: any(refusal.model == mark for refusal in lab.state.nodes[node].refusals), "the last report"
+    )
+
+
+def test_speaking_for_others(lab: LabSwarm, member: Credentials, registered: tuple[Link, int]) -> None:
+    link, _ = registered
+    victim, other = lab.stage(0).node, lab.stage(1).node
+    life, chain = lab.state.nodes[victim].incarnation, lab.chain()
+    before = lab.state.nodes[victim]
+    reports(
+        lab,
+        link,
+        member,
+        happened.NodeLeft(victim, life),
+        happened.NodeLost(victim, life, "gone", 0.0),
+        happened.NodeDrained(victim),
+        happened.NodeSuspected(victim, life, "strange", 0.0),
+        happened.NodeMeasured(node=victim, incarnation=life, seconds_per_byte=1.0),
+        happened.ShardFailed(victim, life, chain.id, chain.model, 0, 2, "broken", 0.0),
+        happened.ShardUnloaded(victim, life, chain.id, 0, 2),
+        happened.LinkBroken(other, victim, 0.0),
+        happened.LinkBroken("coordinator", victim, 0.0),
+        happened.LinkMeasured(victim, other, 100.0, 1.0, False),
+        happened.ChainRetired(chain.id, "because"),
+        happened.ChainReshaped(chain.id, chain.epoch + 1, chain.stages),
+        happened.ModelDropped(chain.model),
+        happened.TokenRevoked("x"),
+        happened.CoordinatorStarted(0.0),
+    )
+    after = lab.state.nodes[victim]
+    assert (after.status, after.shards, after.accusers, after.refusals, after.seconds_per_byte) == (
+        "ready",
+        before.shards,
+        (),
+        (),
+        before.seconds_per_byte,
+    )
+    assert lab.chain().status == "ready"
+    assert lab.state.models[chain.model].is_wanted
+    assert lab.state.link(victim, other) != happened.LinkMeasured(victim, other, 100.0, 1.0, False)
+
+
+def test_absurd_reports(lab: LabSwarm, member: Credentials, registered: tuple[Link, int]) -> None:
+    link, life = registered
+    node, driver = member.identity.node_id, lab.cluster.node
+    links = lab.state.links
+    reports(
+        lab,
+        link,
+        member,
+        happened.NodeMeasured(node=node, incarnation=life, seconds_per_byte=1e308),
+        happened.NodeMeasured(node=node, incarnation=life, model=lab.model, layer_s=5e-324),
+        happened.NodeMeasured(node=node, incarnation=life, overhead_s=1e300),
+        happened.ShardLoaded(node, life, "c", lab.model, -5, 10**12, -1),
+        happened.ShardProgressed(node, life, "c", 5, 1, 7.0),
+        happened.LinkMeasured(node, "a node that nobody knows", 1.0, 1.0),
+        happened.LinkMeasured(node, driver, -1.0, 1e308),
+        happened.LinkBroken(node, "\x1b[2J", 0.0),
+        happened.ShardFailed(node, life, "c", "long", 0, 1, "x" * 500_000, 0.0),
+    )
+    known = lab.state.nodes[node]
+    assert (known.seconds_per_byte, known.overhead_s, known.layer_times) == (1e-9, 0.0, ())
+    assert (known.shards, known.loading) == ((), ())
+    assert lab.state.links == links
+    assert max(len(refusal.reason) for refusal in known.refusals) == 1000
+
+
+def test_a_node_may_say_of_itself_what_is_so(
+    lab: LabSwarm, member: Credentials, registered: tuple[Link, int]
+) -> None:
+    link, life = registered
+    node = member.identity.node_id
+    reports(lab, link, member, happened.NodeMeasured(node=node, incarnation=life, seconds_per_byte=2e-9))
+    assert lab.state.nodes[node].seconds_per_byte == 2e-9
+
+
+def test_answers_to_commands_of_others_and_other_nonsense(
+    lab: LabSwarm, member: Credentials, registered: tuple[Link, int]
+) -> None:
+    link, life = registered
+    node = member.identity.node_id
+    members = lab.cluster.coordinator._members
+    [asked] = [each for each in members.all() if each.node == lab.workers[0].node]
+    answers: list[CommandReply] = []
+    members._waiting[1 << 41] = (asked.pump, answers.append)
+    for number in (*range(200), 1 << 41):
+        link.send(CommandReply(number, "I refuse for all of them", b"\xff"))
+    link.send(Registered(99, 0.0, b"\xff"))
+    link.send(Command(1, b"{}"))
+    link.send(TensorBytes(1, 3), (b"abc",))
+    link.send(Pong(1, 1.0))
+    reports(lab, link, member, happened.NodeMeasured(node=node, incarnation=life, overhead_s=0.5))
+    assert lab.state.nodes[node].overhead_s == 0.5
+    del members._waiting[1 << 41]
+    assert answers == []

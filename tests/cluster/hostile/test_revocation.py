@@ -1,0 +1,83 @@
+"""A node that is thrown out: its links end, nobody talks to it any more, and the others go on without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardcompute.core.errors import ForbiddenError, LinkError
+from shardcompute.core.generation import GenerationRequest
+from shardcompute.node.enrolment.joining import join_cluster
+from shardcompute.security import Role
+from support.network.papers import dial_as
+from support.swarm.lab import Alone, LabSwarm, LabWorker, swarm
+
+REQUEST = GenerationRequest(tuple(b"It was a dark and stormy night"), 300)
+
+
+@pytest.fixture
+def lab(tmp_path: Path, tiny: Path) -> Iterator[LabSwarm]:
+    with swarm(tmp_path, tiny, layers=(2, 2, 2, 2), stages=3, standbys=1) as lab:
+        yield lab
+
+
+def knows(worker: LabWorker, revoked: str) -> bool:
+    return revoked in worker._endpoint.revocations.node_ids
+
+
+def test_a_stage_is_thrown_out_in_the_middle_of_a_sentence(lab: LabSwarm, alone: Alone) -> None:
+    talk = lab.start(REQUEST)
+    lab.wait_until(lambda: len(talk.tokens) > 5, "some tokens")
+    outcast = lab.stage(1)
+    lab.workers.remove(outcast)
+    try:
+        lab.cluster.revoke_node(outcast.node)
+        assert talk.result() == alone.answer(REQUEST)
+        # It hears why, and does not knock again.
+        lab.wait_until(lambda: "has been removed" in outcast.refusal, "its refusal")
+        assert lab.state.nodes[outcast.node].status == "gone"
+        assert outcast.node not in lab.chain().nodes
+        # The others have heard of it without asking, and nobody has a link to it left.
+        lab.wait_until(lambda: all(knows(worker, outcast.node) for worker in lab.workers), "the news")
+        lab.wait_until(lambda: not outcast._endpoint._links, "the end of its links")
+    finally:
+        outcast.close()
+
+
+def test_its_papers_open_nothing_any_more(lab: LabSwarm) -> None:
+    outcast = lab.stage(0)
+    credentials, folder = outcast._endpoint._credentials, outcast.folder
+    lab.workers.remove(outcast)
+    outcast.close()
+    lab.cluster.revoke_node(outcast.node)
+    lab.wait_until(lambda: all(knows(worker, outcast.node) for worker in lab.workers), "the news")
+    doors = [
+        (lab.cluster.url, ("control", "stage", "weights", "probe")),
+        *((worker._endpoint.url, ("stage", "driver", "weights", "probe")) for worker in lab.workers),
+    ]
+    for url, roles in doors:
+        for role in roles:
+            with pytest.raises(LinkError, match="has been removed"):
+                dial_as(credentials, url, role)
+    with pytest.raises(ForbiddenError, match="has been removed"):
+        join_cluster(lab._token, folder, Role.WORKER)
+    # As a new node the machine may come back.
+    (folder / "node.key").unlink()
+    (folder / "certificate.pem").unlink()
+    assert join_cluster(lab._token, folder, Role.WORKER)[0].identity.node_id != outcast.node
+
+
+def test_nobody_is_forgotten_by_a_restart(lab: LabSwarm) -> None:
+    outcast = lab.stage(2)
+    credentials = outcast._endpoint._credentials
+    lab.workers.remove(outcast)
+    outcast.close()
+    lab.cluster.revoke_node(outcast.node)
+    lab.kill_cluster()
+    lab.open_cluster()
+    with pytest.raises(LinkError, match="has been removed"):
+        dial_as(credentials, lab.cluster.url, "control")
+    latest = lab.add_worker(2)
+    lab.wait_until(lambda: knows(latest, outcast.node), "the news at registration")

@@ -1,0 +1,202 @@
+"""The tiny checkpoints as GGUF files, converted here the way llama.cpp's converter does it.
+
+Names come from the `gguf` package and the order of rotary rows from the format's definition: they prove ours.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from support.models.tiny import read_config
+
+Tensors = dict[str, NDArray[np.float32]]
+
+ARCHITECTURES: Mapping[str, str] = {
+    "llama": "llama",
+    "llama-tied": "llama",
+    "llama-mqa": "llama",
+    "llama-biases": "llama",
+    "llama-llama3": "llama",
+    "llama-linear": "llama",
+    "llama-yarn": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen2-tied": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3-moe": "qwen3moe",
+    "gemma2-capped": "gemma2",
+    "gemma3": "gemma3",
+    "phi3": "phi3",
+    "phi3-window": "phi3",
+    "phi3-longrope": "phi3",
+    "olmo2": "olmo2",
+    "smollm3": "smollm3",
+    "gpt-oss": "gpt-oss",
+}
+"""GGUF architecture of each tiny configuration that GGUF can express."""
+
+_INTERLEAVED = ("llama", "smollm3")
+_KEYS = {
+    "num_hidden_layers": "block_count",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "context_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "sliding_window": "attention.sliding_window",
+    "_sliding_window_pattern": "attention.sliding_window_pattern",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "num_local_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+}
+
+
+def tiny_gguf(name: str, folder: Path) -> tuple[dict[str, Any], Tensors]:
+    """Metadata and tensors of the GGUF file of the checkpoint in `folder`."""
+    config = read_config(folder)
+    architecture = ARCHITECTURES[name]
+    metadata = {
+        f"{architecture}.{key}": config[field]
+        for field, key in _KEYS.items()
+        if config.get(field) is not None
+    }
+    metadata["general.architecture"] = architecture
+    tensors = _converted(architecture, config, _unfused(load_file(folder / "model.safetensors")))
+    rope, factors = _rope(config)
+    metadata |= {f"{architecture}.rope.{key}": value for key, value in rope.items()}
+    for tensor, values in factors.items():
+        tensors[tensor] = np.asarray(values, np.float32)
+    return metadata, tensors
+
+
+def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Tensors) -> Path:
+    """A real file of it."""
+    writer = gguf.GGUFWriter(path, metadata["general.architecture"])
+    for key, value in metadata.items():
+        if key == "general.architecture":
+            continue
+        if isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_uint32(key, value)
+    for name, values in tensors.items():
+        writer.add_tensor(name, np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _unfused(stored: Tensors) -> Tensors:
+    """Experts stacked per matrix, as GGUF wants them."""
+    tensors: Tensors = {}
+    experts: dict[str, dict[int, NDArray[np.float32]]] = {}
+    for name, values in stored.items():
+        if match := re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name):
+            experts.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = values
+        elif name.endswith("experts.gate_up_proj"):
+            for part, offset in (("gate", 0), ("up", 1)):
+                tensors[name.replace("gate_up_proj", f"{part}_proj.weight")] = values[
+                    :, :, offset::2
+                ].swapaxes(1, 2)
+        elif name.endswith("experts.gate_up_proj_bias"):
+            for part, offset in (("gate", 0), ("up", 1)):
+                tensors[name.replace("gate_up_proj_bias", f"{part}_proj.bias")] = values[:, offset::2]
+        elif name.endswith("experts.down_proj"):
+            tensors[f"{name}.weight"] = values.swapaxes(1, 2)
+        elif name.endswith("experts.down_proj_bias"):
+            tensors[name.replace("_bias", ".bias")] = values
+        elif name.endswith("sinks"):
+            tensors[f"{name}.weight"] = values
+        else:
+            tensors[name] = values
+    for name, parts in experts.items():
+        tensors[name] = np.stack([parts[i] for i in range(len(parts))])
+    return tensors
+
+
+def _converted(architecture: str, config: dict[str, Any], stored: Tensors) -> Tensors:
+    kind = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
+    names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
+    tensors: Tensors = {}
+    for name, values in stored.items():
+        if architecture in _INTERLEAVED and ".q_proj" in name:
+            values = _interleaved(values, config["num_attention_heads"])
+        if architecture in _INTERLEAVED and ".k_proj" in name:
+            values = _interleaved(values, config["num_key_value_heads"])
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            values = values + np.float32(1)
+        converted = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert converted is not None, name
+        tensors[converted] = values
+    return tensors
+
+
+def _interleaved(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+    return halves.swapaxes(1, 2).reshape(values.shape)
+
+
+def _rope(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """Keys below `rope.`, and the tensors that carry factors."""
+    rope = config["rope_parameters"]
+    if "full_attention" in rope:
+        rope, local = rope["full_attention"], rope["sliding_attention"]
+        assert local["rope_theta"] == 1e4
+    keys: dict[str, Any] = {"freq_base": rope["rope_theta"]}
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    keys["dimension_count"] = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    match rope["rope_type"]:
+        case "linear" | "yarn" as kind:
+            keys |= {"scaling.type": kind, "scaling.factor": rope["factor"]}
+            if kind == "yarn":
+                keys["scaling.original_context_length"] = rope["original_max_position_embeddings"]
+        case "llama3":
+            return keys, {"rope_freqs.weight": _llama3_factors(rope, head_dim)}
+        case "longrope":
+            original = config["original_max_position_embeddings"]
+            stretch = config["max_position_embeddings"] / original
+            keys["scaling.original_context_length"] = original
+            keys["scaling.attn_factor"] = math.sqrt(1 + math.log(stretch) / math.log(original))
+            return keys, {
+                "rope_factors_short.weight": rope["short_factor"],
+                "rope_factors_long.weight": rope["long_factor"],
+            }
+    return keys, {}
+
+
+def _llama3_factors(rope: dict[str, Any], dim: int) -> list[float]:
+    factors = []
+    context, low, high = (
+        rope["original_max_position_embeddings"],
+        rope["low_freq_factor"],
+        rope["high_freq_factor"],
+    )
+    for i in range(0, dim, 2):
+        wave = 2 * math.pi * rope["rope_theta"] ** (i / dim)
+        if wave < context / high:
+            factors.append(1.0)
+        elif wave > context / low:
+            factors.append(rope["factor"])
+        else:
+            smooth = (context / wave - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return factors

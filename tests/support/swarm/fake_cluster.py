@@ -1,0 +1,202 @@
+"""A cluster without sockets: the control room's own state, everything it asks for done at once, real books.
+
+Has what `node.admin.admin.ClusterAdmin` needs of a `node.cluster.Cluster`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from shardcompute.control import (
+    Action,
+    ClusterState,
+    Event,
+    PlacementPolicy,
+    Record,
+    apply,
+    next_actions,
+)
+from shardcompute.control import actions as to_do
+from shardcompute.control import events as happened
+from shardcompute.control.node_transitions import next_incarnation
+from shardcompute.node.cluster import ServedOrder
+from shardcompute.node.service import ServiceLoad
+from shardcompute.node.telemetry.request_log import RequestLog
+from shardcompute.security import KeyBook, KeySummary, Role, TokenBook, TokenSummary
+from shardcompute.wire import StageTiming
+from support.models.plain_model import plain_model
+
+NOW_S = 1_000.0
+MODEL = plain_model(name="org/tiny")
+
+
+class FakeCoordinator:
+    """Applies what is posted; `settle` carries out everything that follows."""
+
+    def __init__(self) -> None:
+        # Reading a byte takes a second here, so that hops of a millisecond count for nothing.
+        self.state = ClusterState(driver="head", placing=PlacementPolicy(source_bytes_per_s=1e3))
+        self._listeners: list[Callable[[ClusterState], None]] = []
+
+    def listen(self, listener: Callable[[ClusterState], None]) -> None:
+        self._listeners.append(listener)
+
+    def post(self, event: Event) -> None:
+        self.state = apply(self.state, event)
+        for listener in self._listeners:
+            listener(self.state)
+
+    def settle(self) -> None:
+        for _ in range(30):
+            for node in self.state.nodes.values():
+                self.post(happened.NodeSeen(node.id, node.incarnation, NOW_S))
+            actions = next_actions(self.state, NOW_S)
+            if all(isinstance(action, to_do.ReportUnservable) for action in actions):
+                return
+            for action in actions:
+                self._carry_out(action)
+        raise AssertionError("does not come to rest")
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Record(event):
+                self.post(event)
+            case to_do.LoadShard() | to_do.PrepareStandby():
+                place = (action.node, action.incarnation, action.chain, action.model, action.start)
+                self.post(happened.ShardLoaded(*place, action.stop, action.size_bytes))
+            case to_do.UnloadShard(node, life, chain, _, start, stop):
+                self.post(happened.ShardUnloaded(node, life, chain, start, stop))
+            case to_do.ConnectChain(chain, epoch):
+                self.post(happened.ChainConnected(chain, epoch))
+            case to_do.ActivateChain(chain, epoch):
+                self.post(happened.ChainReady(chain, epoch))
+            case to_do.FenceChain(chain, epoch):
+                self.post(happened.ChainFenced(chain, epoch))
+            case to_do.AttachDriver() | to_do.ShareMemory():
+                place = (action.chain, action.epoch, action.driver, action.sessions)
+                self.post(happened.DriverAttached(*place, action.kv_tokens))
+            case to_do.DetachDriver():
+                self.post(happened.DriverDetached(action.chain, action.driver, action.sessions))
+            case to_do.ReleaseNode(node, life):
+                self.post(happened.NodeLeft(node, life))
+
+
+class FakeSwarm:
+    def __init__(self) -> None:
+        self.requests = RequestLog(clock=lambda: NOW_S, wall_clock=lambda: 0.0)
+        self.busy = ServiceLoad(0, 0, 0.0)
+        self.unopened: set[str] = set()
+        self.newest: dict[str, Sequence[StageTiming]] = {}
+
+    def load(self) -> ServiceLoad:
+        return self.busy
+
+    def serves(self, model: str) -> bool:
+        return model not in self.unopened
+
+    def timings(self) -> dict[str, Sequence[StageTiming]]:
+        return self.newest
+
+
+class FakeCluster:
+    name = "home"
+    node = "head"
+    url = "tcp://127.0.0.1:7420"
+
+    def __init__(self) -> None:
+        self.options = SimpleNamespace(kv_tokens=10, context_length=64)
+        self.coordinator = FakeCoordinator()
+        self.pool = FakeSwarm()
+        self.revoked: list[str] = []
+        self.served: list[tuple[str, str, int]] = []
+        self.orders: list[ServedOrder] = []
+        self.sent_bytes: dict[str, int] = {}
+        self._tokens = TokenBook()
+        self._keys = KeyBook()
+
+    def weights_sent_bytes(self) -> dict[str, int]:
+        return self.sent_bytes
+
+    def join(self, node: str, memory_bytes: int = 1000, **changes: Any) -> None:
+        fields: dict[str, Any] = {
+            "node": node,
+            "name": node.upper(),
+            "role": "worker",
+            "address": f"tcp://{node}:1",
+            "device": "cpu",
+            "memory_bytes": memory_bytes,
+            "threads": 2,
+            "version": "0.1.0",
+            "incarnation": next_incarnation(self.coordinator.state, node),
+            "now_s": NOW_S,
+            "seconds_per_byte": 1.0,
+        }
+        self.coordinator.post(happened.NodeJoined(**{**fields, **changes}))
+
+    def serve(self, checkpoint: Any, *, form: str, chains: int = 1, progress: object = None) -> None:
+        self.served.append((checkpoint.name, form, chains))
+
+    def remember(self, order: ServedOrder) -> None:
+        self.orders.append(order)
+
+    def remembered(self) -> tuple[ServedOrder, ...]:
+        return tuple(self.orders)
+
+    def drop(self, model: str) -> None:
+        self.coordinator.post(happened.ModelDropped(model))
+
+    def drain(self, node: str) -> None:
+        self.coordinator.post(happened.NodeDrained(node))
+
+    def revoke_node(self, node: str) -> None:
+        self.revoked.append(node)
+        self.coordinator.post(happened.NodeLeft(node, self.coordinator.state.nodes[node].incarnation))
+
+    def create_token(
+        self,
+        *,
+        life_s: float = 86_400.0,
+        max_uses: int | None = None,
+        roles: Collection[Role] = (Role.WORKER, Role.DRIVER),
+    ) -> str:
+        self._tokens, token = self._tokens.create(
+            addresses=["127.0.0.1:7421"],
+            fingerprint="ab" * 32,
+            cluster="home",
+            now_s=0.0,
+            roles=roles,
+            life_s=life_s,
+            max_uses=max_uses,
+        )
+        return token.encode()
+
+    def tokens(self) -> tuple[TokenSummary, ...]:
+        return self._tokens.summaries(0.0)
+
+    def revoke_token(self, token_id: str) -> None:
+        self._tokens = self._tokens.revoke(token_id)
+
+    def create_key(self, label: str) -> str:
+        self._keys, key = self._keys.create(label=label, now_s=0.0)
+        return key
+
+    def keys(self) -> tuple[KeySummary, ...]:
+        return self._keys.summaries()
+
+    def verify_key(self, key: str) -> KeySummary:
+        return self._keys.verify(key)
+
+    def revoke_key(self, key_id: str) -> None:
+        self._keys = self._keys.revoke(key_id)
+
+
+def serving_cluster(*memories: int, chains: int = 1) -> FakeCluster:
+    """Machines a, b, … with these memories that serve `MODEL`."""
+    cluster = FakeCluster()
+    for name, memory_bytes in zip("abcdef", memories, strict=False):
+        cluster.join(name, memory_bytes)
+    cluster.coordinator.post(happened.ModelRequested(MODEL, chains))
+    cluster.coordinator.settle()
+    return cluster
