@@ -293,7 +293,7 @@ joins = st.builds(
     node=node_ids,
     name=st.just("n"),
     role=st.sampled_from(["worker", "worker", "driver"]),
-    sessions=st.sampled_from([7, 8]),
+    session_namespace=st.sampled_from([7, 8]),
     address=st.just("tcp://x"),
     device=st.just("cpu"),
     memory_bytes=st.integers(0, 30),
@@ -437,7 +437,7 @@ class Cluster:
                 incarnation=old.incarnation + 1 if old else 1,
                 now_s=self.now_s,
                 seconds_per_byte=seconds_per_byte,
-                sessions=100 + NAMES.index(name),
+                session_namespace=100 + NAMES.index(name),
             )
         )
 
@@ -455,7 +455,7 @@ class Cluster:
                 version="1",
                 incarnation=old.incarnation + 1 if old else 1,
                 now_s=self.now_s,
-                sessions=sessions,
+                session_namespace=sessions,
             )
         )
 
@@ -478,11 +478,11 @@ class Cluster:
             case ReleaseNode(node, life):
                 self.tell(happened.NodeLeft(node, life))
             case AttachDriver() | ShareMemory():
-                place = (action.chain, action.epoch, action.driver, action.sessions)
+                place = (action.chain, action.epoch, action.driver, action.session_namespace)
                 self.tell(happened.DriverAttached(*place, action.kv_tokens))
                 self.check_shares()
             case DetachDriver():
-                self.tell(happened.DriverDetached(action.chain, action.driver, action.sessions))
+                self.tell(happened.DriverDetached(action.chain, action.driver, action.session_namespace))
 
     def check_shares(self) -> None:
         """Nobody is promised memory that another still has."""
@@ -541,16 +541,18 @@ class Cluster:
                 self._check_drivers(chain)
 
     def _check_drivers(self, chain: Chain) -> None:
-        drivers = {(node.id, node.sessions) for node in live_drivers(self.state)} | {(self.state.driver, 0)}
-        if chain.seat:
-            host = self.state.nodes[chain.seat]
+        drivers = {(node.id, node.session_namespace) for node in live_drivers(self.state)} | {
+            (self.state.driver, 0)
+        }
+        if chain.driver_host:
+            host = self.state.nodes[chain.driver_host]
             assert host.status == "ready"
-            drivers.add((host.id, host.sessions))
+            drivers.add((host.id, host.session_namespace))
             home, there = (round_trip_s(self.state, chain, node) for node in (self.state.driver, host.id))
             assert home is not None
             assert there is not None
             assert there < home
-        assert {(each.driver, each.sessions) for each in chain.drivers} == drivers
+        assert {(each.driver, each.session_namespace) for each in chain.drivers} == drivers
         assert {each.epoch for each in chain.drivers} == {chain.epoch}
         for each in chain.drivers:
             assert each.kv_tokens == kv_share(self.state, chain, each.driver)

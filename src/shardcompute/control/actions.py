@@ -142,14 +142,14 @@ class AttachDriver(Struct, frozen=True, tag=True):
     model: str
     driver: str
     address: str
-    sessions: int
+    session_namespace: int
     kv_tokens: int
     is_hosted: bool = False
     """It is a worker that hosts the driver in the coordinator's place."""
 
     @property
     def key(self) -> tuple[object, ...]:
-        return ("attach", self.chain, self.epoch, self.driver, self.sessions)
+        return ("attach", self.chain, self.epoch, self.driver, self.session_namespace)
 
 
 class ShareMemory(Struct, frozen=True, tag=True):
@@ -158,12 +158,12 @@ class ShareMemory(Struct, frozen=True, tag=True):
     chain: str
     epoch: int
     driver: str
-    sessions: int
+    session_namespace: int
     kv_tokens: int
 
     @property
     def key(self) -> tuple[object, ...]:
-        return ("share", self.chain, self.epoch, self.driver, self.sessions, self.kv_tokens)
+        return ("share", self.chain, self.epoch, self.driver, self.session_namespace, self.kv_tokens)
 
 
 class DetachDriver(Struct, frozen=True, tag=True):
@@ -172,12 +172,12 @@ class DetachDriver(Struct, frozen=True, tag=True):
     chain: str
     epoch: int
     driver: str
-    sessions: int
+    session_namespace: int
     nodes: tuple[str, ...]
 
     @property
     def key(self) -> tuple[object, ...]:
-        return ("detach", self.chain, self.epoch, self.driver, self.sessions)
+        return ("detach", self.chain, self.epoch, self.driver, self.session_namespace)
 
 
 class ReleaseNode(Struct, frozen=True, tag=True):

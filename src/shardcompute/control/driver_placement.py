@@ -1,6 +1,6 @@
 """Where a chain's driver sits: with the coordinator, or on a worker from which the ring is clearly shorter.
 
-Follows from measured links alone. Whoever sits somewhere stays there until another seat is clearly better, so that
+Follows from measured links alone. Whoever sits somewhere stays there until another place is clearly better, so that
 two measurements of the same line never move a driver back and forth; an unmeasured link moves nobody.
 """
 
@@ -21,7 +21,7 @@ from shardcompute.core.units import format_seconds
 
 HOME = ""
 _LEAVING = 0.5
-"""A driver goes home once its seat gains less than this part of what made it sit there."""
+"""A driver goes home once its host gains less than this part of what made it move there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ def where_a_driver_belongs(state: ClusterState, now_s: float) -> Event | None:
     """A question of `planning`: of chains that serve, whose driver should move."""
     for chain in state.live_chains():
         if chain.status == "ready" and not chain.is_interrupted:
-            seat = driver_placement_of(state, chain, now_s)
-            if seat.node != chain.seat:
-                return DriverPlaced(chain.id, seat.node, seat.reason)
+            placed = driver_placement_of(state, chain, now_s)
+            if placed.node != chain.driver_host:
+                return DriverPlaced(chain.id, placed.node, placed.reason)
     return None
 
 
@@ -68,7 +68,7 @@ def driver_placement_of(state: ClusterState, chain: Chain, now_s: float) -> Driv
     requested = state.models[chain.model]
     compute_s = _compute_s(state, chain, now_s)
     return choose_driver_placement(
-        state, chain.nodes, requested, compute_s=compute_s, current=chain.seat, avoided=chain.avoided
+        state, chain.nodes, requested, compute_s=compute_s, current=chain.driver_host, avoided=chain.avoided
     )
 
 
@@ -106,13 +106,13 @@ def choose_driver_placement(
     return DriverPlacement(current, here_s, home_s, reason)
 
 
-def sits_at(chain: Chain) -> str:
+def current_host(chain: Chain) -> str:
     """The worker that drives a chain now: one that it was told to, and has been connected."""
-    is_there = any(each.driver == chain.seat and each.epoch == chain.epoch for each in chain.drivers)
-    return chain.seat if is_there else HOME
+    is_there = any(each.driver == chain.driver_host and each.epoch == chain.epoch for each in chain.drivers)
+    return chain.driver_host if is_there else HOME
 
 
-def seated(plan: Placement, request: Request, driver: str) -> Placement:
+def with_driver_on(plan: Placement, request: Request, driver: str) -> Placement:
     """What a plan is predicted to do with its driver there."""
     hops_s = hops_of(replace(request, driver=driver)).ring_s([stage.node for stage in plan.stages])
     latency_s = max(sum(stage.step_s for stage in plan.stages) + hops_s, 1e-9)
@@ -149,7 +149,7 @@ def _from_home_s(state: ClusterState, node: str) -> float:
 
 def _pays(policy: PlacementPolicy, then_s: float, now_s: float, compute_s: float, part: float = 1.0) -> bool:
     gain_s = now_s - then_s
-    wanted_s = max(policy.seat_min_gain_s, policy.seat_min_gain * (now_s + compute_s))
+    wanted_s = max(policy.driver_min_gain_s, policy.driver_min_gain * (now_s + compute_s))
     return gain_s >= part * wanted_s
 
 

@@ -1,9 +1,9 @@
 """Drivers beside the coordinator's own: which chains they use, with how much of the memory, how far round.
 
-Some are processes of their own and use every chain; one may be hosted by a worker, for one chain (`seats`). A chain's
-KV memory is shared out evenly, but for the coordinator's driver while another sits in its place. Whoever has too much
-gives up some before anybody gets more, and nothing is given while a driver that is gone still holds some. All of it
-follows from the state alone.
+Some are processes of their own and use every chain; one may be hosted by a worker, for one chain (see
+`driver_placement`). A chain's KV memory is shared out evenly, but for the coordinator's driver while another works in
+its place. Whoever has too much gives up some before anybody gets more, and nothing is given while a driver that is
+gone still holds some. All of it follows from the state alone.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def live_drivers(state: ClusterState) -> list[Node]:
 
 def drivers_beside(state: ClusterState, chain: Chain) -> list[Node]:
     """All that should use this chain beside the coordinator's own driver."""
-    host = state.nodes.get(chain.seat)
+    host = state.nodes.get(chain.driver_host)
     return [*live_drivers(state), *([host] if host is not None and _hosts(chain, host) else [])]
 
 
 def _hosts(chain: Chain, node: Node) -> bool:
-    return node.id == chain.seat != HOME and node.is_live and node.can_host
+    return node.id == chain.driver_host != HOME and node.is_live and node.can_host
 
 
 def kv_share(state: ClusterState, chain: Chain, driver: str) -> int:
@@ -48,7 +48,7 @@ def kv_share(state: ClusterState, chain: Chain, driver: str) -> int:
     own = min(even, model.context_length)
     if driver == state.driver:
         return own
-    return model.kv_tokens - own - even * (len(others) - 1) if driver == chain.seat else even
+    return model.kv_tokens - own - even * (len(others) - 1) if driver == chain.driver_host else even
 
 
 def driver_commands(state: ClusterState) -> Iterator[Action]:
@@ -65,24 +65,24 @@ def _commands_of(state: ClusterState, chain: Chain) -> Iterator[Action]:
     current = [each for each in chain.drivers if each.epoch == chain.epoch and each not in gone]
     greedy = [each for each in current if each.kv_tokens > shares[each.driver]]
     for each in gone:
-        yield DetachDriver(chain.id, chain.epoch, each.driver, each.sessions, chain.nodes)
+        yield DetachDriver(chain.id, chain.epoch, each.driver, each.session_namespace, chain.nodes)
     for each in greedy:
-        yield ShareMemory(chain.id, chain.epoch, each.driver, each.sessions, shares[each.driver])
+        yield ShareMemory(chain.id, chain.epoch, each.driver, each.session_namespace, shares[each.driver])
     if gone or greedy:
         return
     for each in current:
         if each.kv_tokens < shares[each.driver]:
-            yield ShareMemory(chain.id, chain.epoch, each.driver, each.sessions, shares[each.driver])
-    attached = {(each.driver, each.sessions) for each in current}
+            yield ShareMemory(chain.id, chain.epoch, each.driver, each.session_namespace, shares[each.driver])
+    attached = {(each.driver, each.session_namespace) for each in current}
     for node in beside:
-        if node.is_answering and (node.id, node.sessions) not in attached:
+        if node.is_answering and (node.id, node.session_namespace) not in attached:
             yield AttachDriver(
                 chain.id,
                 chain.epoch,
                 chain.model,
                 node.id,
                 node.address,
-                node.sessions,
+                node.session_namespace,
                 shares[node.id],
                 is_hosted=node.can_work,
             )
@@ -92,16 +92,16 @@ def _is_there(state: ClusterState, chain: Chain, attachment: Attachment) -> bool
     if attachment.driver == state.driver:
         return True
     node = state.nodes.get(attachment.driver)
-    if node is None or not node.is_live or node.sessions != attachment.sessions:
+    if node is None or not node.is_live or node.session_namespace != attachment.session_namespace:
         return False
     return node.can_drive or _hosts(chain, node)
 
 
 def with_attachment(chain: Chain, attachment: Attachment) -> Chain:
     """The chain with this driver, in place of what was known of it before."""
-    place = (attachment.driver, attachment.sessions)
-    others = [each for each in chain.drivers if (each.driver, each.sessions) != place]
-    drivers = sorted((*others, attachment), key=lambda each: (each.driver, each.sessions))
+    place = (attachment.driver, attachment.session_namespace)
+    others = [each for each in chain.drivers if (each.driver, each.session_namespace) != place]
+    drivers = sorted((*others, attachment), key=lambda each: (each.driver, each.session_namespace))
     return replace(chain, drivers=tuple(drivers))
 
 

@@ -46,7 +46,7 @@ class NodeJoined(Struct, frozen=True, tag=True, kw_only=True):
     is_standby: bool = False
     codecs: tuple[str, ...] = ("exact",)
     """In which forms it can read activations."""
-    sessions: int = 0
+    session_namespace: int = 0
     api_url: str = ""
 
 
@@ -207,7 +207,7 @@ class DriverAttached(Struct, frozen=True, tag=True):
     chain: str
     epoch: int
     driver: str
-    sessions: int
+    session_namespace: int
     kv_tokens: int
 
 
@@ -216,7 +216,7 @@ class DriverDetached(Struct, frozen=True, tag=True):
 
     chain: str
     driver: str
-    sessions: int
+    session_namespace: int
 
 
 class DriverPlaced(Struct, frozen=True, tag=True):
@@ -228,11 +228,11 @@ class DriverPlaced(Struct, frozen=True, tag=True):
 
 
 class DriverHostAvoided(Struct, frozen=True, tag=True):
-    """This worker could not host the chain's driver, whose sessions would have had this range."""
+    """This worker could not host the chain's driver, whose sessions would have had this namespace."""
 
     chain: str
     node: str
-    sessions: int
+    session_namespace: int
     reason: str = ""
 
 

@@ -66,7 +66,7 @@ def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
         shards=event.shards,
         refusals=old.refusals if old else (),
         codecs=event.codecs,
-        sessions=event.sessions,
+        session_namespace=event.session_namespace,
         api_url=event.api_url,
     )
     state = with_node(state, replace(node, status=_settled_status(node)))

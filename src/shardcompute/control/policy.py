@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-DriverPlacement = Literal["auto", "here"]
+DriverPlacementMode = Literal["auto", "here"]
 
 
 class HealthPolicy(Struct, frozen=True):
@@ -52,8 +52,8 @@ class PlacementPolicy(Struct, frozen=True):
     """Moving weights must pay for itself within this time."""
     min_gain: float = 0.25
     """A serving chain is re-cut only for at least this much more worth."""
-    drivers: DriverPlacement = "auto"
+    drivers: DriverPlacementMode = "auto"
     """Where a chain's driver may sit: wherever the ring is clearly shorter, or with the coordinator alone."""
-    seat_min_gain: float = 0.1
-    seat_min_gain_s: float = 0.003
+    driver_min_gain: float = 0.1
+    driver_min_gain_s: float = 0.003
     """A driver moves only for a token that is sooner by so much of its time, and by so many seconds."""

@@ -90,9 +90,9 @@ class Node(Struct, frozen=True, kw_only=True):
     refusals: tuple[Refusal, ...] = ()
     codecs: tuple[str, ...] = ("exact",)
     """In which forms it can read activations."""
-    sessions: int = 0
-    """The range in which its driver numbers sessions, another one in each of its processes. A worker that has one can
-    host a driver; 0: it cannot."""
+    session_namespace: int = 0
+    """The namespace in which its driver numbers sessions, another one in each of its processes. A worker that has
+    one can host a driver; 0: it cannot."""
     api_url: str = ""
     """Of a driver: where it answers clients."""
 
@@ -115,7 +115,7 @@ class Node(Struct, frozen=True, kw_only=True):
     @property
     def can_host(self) -> bool:
         """Whether it can run a chain's driver beside its layers."""
-        return self.can_work and self.sessions > 0
+        return self.can_work and self.session_namespace > 0
 
     def is_refusing(self, model: str, now_s: float) -> bool:
         return any(refusal.model == model and now_s < refusal.until_s for refusal in self.refusals)
@@ -181,13 +181,13 @@ class Assignment(Struct, frozen=True):
 
 
 class Attachment(Struct, frozen=True):
-    """A driver that uses a chain: with sessions of this range, and KV for `kv_tokens` of them together.
+    """A driver that uses a chain: with sessions of this namespace, and KV for `kv_tokens` of them together.
 
     Of another epoch than the chain's it waits to be connected anew; what stages hold of its sessions may be there.
     """
 
     driver: str
-    sessions: int
+    session_namespace: int
     epoch: int
     kv_tokens: int
 
@@ -206,7 +206,7 @@ class Chain(Struct, frozen=True, kw_only=True):
     reason: str = ""
     missing_bytes: int = 0
     drivers: tuple[Attachment, ...] = ()
-    seat: str = ""
+    driver_host: str = ""
     """The worker that hosts the chain's driver; "": it sits with the coordinator."""
     avoided: tuple[str, ...] = ()
     """Workers that were to host it in this shape, and could not."""

@@ -124,7 +124,7 @@ def _attach(state: ClusterState, event: happened.DriverAttached) -> ClusterState
     chain = state.chains.get(event.chain)
     if chain is None or not chain.is_live or event.epoch > chain.epoch:
         return state
-    attachment = Attachment(event.driver, event.sessions, event.epoch, event.kv_tokens)
+    attachment = Attachment(event.driver, event.session_namespace, event.epoch, event.kv_tokens)
     return with_chain(state, with_attachment(chain, attachment))
 
 
@@ -133,16 +133,18 @@ def _detach(state: ClusterState, event: happened.DriverDetached) -> ClusterState
     if chain is None:
         return state
     left = tuple(
-        each for each in chain.drivers if (each.driver, each.sessions) != (event.driver, event.sessions)
+        each
+        for each in chain.drivers
+        if (each.driver, each.session_namespace) != (event.driver, event.session_namespace)
     )
     return with_chain(state, replace(chain, drivers=left))
 
 
-def _seat(state: ClusterState, event: happened.DriverPlaced) -> ClusterState:
+def _place_driver(state: ClusterState, event: happened.DriverPlaced) -> ClusterState:
     chain, node = state.chains.get(event.chain), live_node(state, event.node)
     if chain is None or not chain.is_live or (event.node != HOME and (node is None or not node.can_host)):
         return state
-    return with_chain(state, replace(chain, seat=event.node))
+    return with_chain(state, replace(chain, driver_host=event.node))
 
 
 def _avoid(state: ClusterState, event: happened.DriverHostAvoided) -> ClusterState:
@@ -150,9 +152,9 @@ def _avoid(state: ClusterState, event: happened.DriverHostAvoided) -> ClusterSta
     if chain is None or not chain.is_live:
         return state
     # Some stages may have let it in.
-    place = (event.node, event.sessions)
-    if all((each.driver, each.sessions) != place for each in chain.drivers):
-        chain = with_attachment(chain, Attachment(event.node, event.sessions, 0, 0))
+    place = (event.node, event.session_namespace)
+    if all((each.driver, each.session_namespace) != place for each in chain.drivers):
+        chain = with_attachment(chain, Attachment(event.node, event.session_namespace, 0, 0))
     return with_chain(state, replace(chain, avoided=tuple(sorted({*chain.avoided, event.node}))))
 
 
@@ -206,7 +208,7 @@ _CHANGES: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     happened.ChainReady: _make_ready,
     happened.DriverAttached: _attach,
     happened.DriverDetached: _detach,
-    happened.DriverPlaced: _seat,
+    happened.DriverPlaced: _place_driver,
     happened.DriverHostAvoided: _avoid,
     happened.ChainFenced: _fence,
     happened.ChainBroken: _break,

@@ -16,7 +16,7 @@ from shardcompute.core.generation import GenerationRequest, Speculation
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.admin.dry_run import plan_model
 from shardcompute.node.admin.view_builder import view_chains
-from shardcompute.node.rpc.session_ids import range_of
+from shardcompute.node.rpc.session_ids import namespace_of
 from support.models.drafters import Oracle
 from support.models.requests import greedy, mixture
 from support.swarm.lab import KV_TOKENS, Alone, LabSwarm, Talk, swarm
@@ -42,8 +42,8 @@ def assert_same(alone: Alone, talks: Sequence[Talk]) -> None:
 
 
 def hosts_of(lab: LabSwarm) -> set[int]:
-    """The ranges in which the sessions of all generations so far were numbered."""
-    return {range_of(int(view.session)) for view in lab.cluster.pool.requests.views()}
+    """The namespaces in which the sessions of all generations so far were numbered."""
+    return {namespace_of(int(view.session)) for view in lab.cluster.pool.requests.views()}
 
 
 def wait_quiet(lab: LabSwarm) -> None:
@@ -68,12 +68,12 @@ def wait_at_home(lab: LabSwarm) -> None:
 def test_a_far_coordinator_has_its_driver_hosted(tmp_path: Path, tiny: Path, alone: Alone) -> None:
     with swarm(tmp_path, tiny, layers=THREE, stages=3, home_rtt_s=FAR_S) as lab:
         host, chain = lab.wait_hosted(), lab.chain()
-        assert chain.seat == host.node
+        assert chain.driver_host == host.node
         assert host.node in (chain.nodes[0], chain.nodes[-1])
         talks = start_streams(lab, mixture(alone, 8, TOKENS))
         assert_same(alone, talks)
         wait_quiet(lab)
-        assert hosts_of(lab) == {host._hosted.sessions}
+        assert hosts_of(lab) == {host._hosted.session_namespace}
         assert lab.chain().epoch == chain.epoch, "nothing of this gave the chain another shape"
         timings = talks[0].timings
         assert timings is not None
@@ -88,14 +88,14 @@ def test_a_far_coordinator_has_its_driver_hosted(tmp_path: Path, tiny: Path, alo
         )
         assert [use.capacity_tokens for use in here.load().kv] == [KV_TOKENS]
         shown, name = view_chains(lab.state, 0.0, {})[0], host.folder.name
-        assert (shown.seat, shown.seat_reason) == (
+        assert (shown.driver_host, shown.driver_host_reason) == (
             host.node,
             f"driver on {name}: ring 0.2 ms instead of 100.1 ms",
         )
         assert shown.predicted_tokens_per_s_one_stream is not None
         assert shown.predicted_tokens_per_s_one_stream > 1 / FAR_S
         planned = plan_model(lab.state, lab.state.models[lab.model].model, 1, 0.0)
-        assert planned.chains[0].seat
+        assert planned.chains[0].driver_host
         assert "driver on worker-" in planned.text
         shares = {each.driver: each.kv_tokens for each in chain.drivers}
         assert shares == {lab.cluster.node: 512, host.node: KV_TOKENS - 512}, "home keeps one context"
@@ -104,8 +104,8 @@ def test_a_far_coordinator_has_its_driver_hosted(tmp_path: Path, tiny: Path, alo
 def test_a_near_coordinator_drives_itself(tmp_path: Path, tiny: Path, alone: Alone) -> None:
     with swarm(tmp_path, tiny, layers=THREE, stages=3) as lab:
         assert_same(alone, start_streams(lab, mixture(alone, 2, TOKENS)))
-        assert lab.chain().seat == ""
-        assert hosts_of(lab) == {lab.cluster.pool.sessions}
+        assert lab.chain().driver_host == ""
+        assert hosts_of(lab) == {lab.cluster.pool.session_namespace}
         assert [each.driver for each in lab.chain().drivers] == [lab.cluster.node]
 
 
@@ -118,7 +118,7 @@ def test_a_draft_model_keeps_its_driver_at_home(tmp_path: Path, tiny: Path, alon
         home = round_trip_s(lab.state, lab.chain(), lab.cluster.node)
         assert home == pytest.approx(FAR_S, abs=0.001), "it would be worth it"
         assert_same(alone, start_streams(lab, mixture(alone, 1, TOKENS)))
-        assert lab.chain().seat == ""
+        assert lab.chain().driver_host == ""
 
 
 @pytest.mark.parametrize("host", ["killed", "frozen"])
@@ -131,7 +131,9 @@ def test_the_host_dies_mid_answer(tmp_path: Path, tiny: Path, alone: Alone, host
         else:
             lab.freeze(worker)
         assert_same(alone, talks)
-        assert lab.cluster.pool.sessions in hosts_of(lab), "the coordinator's own driver took them over"
+        assert lab.cluster.pool.session_namespace in hosts_of(lab), (
+            "the coordinator's own driver took them over"
+        )
         assert lab.wait_hosted() is not worker, "another one hosts it now"
         assert_same(alone, start_streams(lab, mixture(alone, 2, TOKENS)))
         lab.thaw(worker)
@@ -145,7 +147,7 @@ def test_another_stage_dies_mid_answer(tmp_path: Path, tiny: Path, alone: Alone)
         assert_same(alone, talks)
         assert lab.wait_hosted() is host
         wait_quiet(lab)
-        assert hosts_of(lab) == {host._hosted.sessions}
+        assert hosts_of(lab) == {host._hosted.session_namespace}
 
 
 def test_the_link_to_the_host_breaks(tmp_path: Path, tiny: Path, alone: Alone) -> None:
@@ -158,7 +160,7 @@ def test_the_link_to_the_host_breaks(tmp_path: Path, tiny: Path, alone: Alone) -
         assert_same(alone, start_streams(lab, mixture(alone, 2, TOKENS)))
         wait_quiet(lab)
         assert lab.chain().epoch == epoch, "for the chain nothing happened"
-        assert hosts_of(lab) == {host._hosted.sessions, lab.cluster.pool.sessions}
+        assert hosts_of(lab) == {host._hosted.session_namespace, lab.cluster.pool.session_namespace}
 
 
 @pytest.mark.parametrize("stage", [0, -1], ids=["to the first stage", "from the last"])

@@ -75,10 +75,10 @@ class FakeCoordinator:
             case to_do.FenceChain(chain, epoch):
                 self.post(happened.ChainFenced(chain, epoch))
             case to_do.AttachDriver() | to_do.ShareMemory():
-                place = (action.chain, action.epoch, action.driver, action.sessions)
+                place = (action.chain, action.epoch, action.driver, action.session_namespace)
                 self.post(happened.DriverAttached(*place, action.kv_tokens))
             case to_do.DetachDriver():
-                self.post(happened.DriverDetached(action.chain, action.driver, action.sessions))
+                self.post(happened.DriverDetached(action.chain, action.driver, action.session_namespace))
             case to_do.ReleaseNode(node, life):
                 self.post(happened.NodeLeft(node, life))
 

@@ -131,7 +131,7 @@ class LabWorker(Worker):
         return sum(runtime.kv_usage().sessions for runtime in self._stages.shards().values())
 
     def logged_bytes(self) -> int:
-        return sum(seat.log.used_bytes for seat in self._stages._seats.values())
+        return sum(slot.log.used_bytes for slot in self._stages._slots.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,10 +341,10 @@ class LabSwarm(Closing):
 
     def wait_driving(self, *drivers: StandaloneDriver) -> None:
         """These, and nobody else, use all chains beside the coordinator's own driver."""
-        expected = {(self.cluster.node, 0), *((each.node, each.pool.sessions) for each in drivers)}
+        expected = {(self.cluster.node, 0), *((each.node, each.pool.session_namespace) for each in drivers)}
         self.wait_until(
             lambda: all(
-                {(each.driver, each.sessions) for each in chain.drivers if each.epoch == chain.epoch}
+                {(each.driver, each.session_namespace) for each in chain.drivers if each.epoch == chain.epoch}
                 == expected
                 and len(chain.drivers) == len(expected)
                 and all(each.kv_tokens == self.options.kv_tokens // len(expected) for each in chain.drivers)

@@ -83,10 +83,10 @@ class Cluster:
             case to_do.FenceChain(chain, epoch):
                 self.tell(happened.ChainFenced(chain, epoch))
             case to_do.AttachDriver() | to_do.ShareMemory():
-                place = (action.chain, action.epoch, action.driver, action.sessions)
+                place = (action.chain, action.epoch, action.driver, action.session_namespace)
                 self.tell(happened.DriverAttached(*place, action.kv_tokens))
             case to_do.DetachDriver():
-                self.tell(happened.DriverDetached(action.chain, action.driver, action.sessions))
+                self.tell(happened.DriverDetached(action.chain, action.driver, action.session_namespace))
             case to_do.ReleaseNode(node, life):
                 self.tell(happened.NodeLeft(node, life))
 

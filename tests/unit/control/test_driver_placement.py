@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from shardcompute.control import PlacementPolicy, decode_event, encode_event, next_actions
 from shardcompute.control import actions as to_do
 from shardcompute.control import events as happened
-from shardcompute.control.driver_placement import choose_driver_placement, driver_placement_of, sits_at
+from shardcompute.control.driver_placement import choose_driver_placement, current_host, driver_placement_of
 from shardcompute.control.drivers import kv_share, round_trip_s
 
 from .conftest import MODEL, Cluster
@@ -26,7 +26,7 @@ def ring(cluster: Cluster) -> Callable[..., Cluster]:
     def build(far_s: float = FAR_S, near_s: float = NEAR_S, **changes: object) -> Cluster:
         cluster.state = replace(cluster.state, placing=PlacementPolicy(latency_weight=0.0, min_gain=1e9))
         for number, name in enumerate("abc", 1):
-            cluster.join(name, 400, seconds_per_byte=FAST, sessions=number)
+            cluster.join(name, 400, seconds_per_byte=FAST, session_namespace=number)
         measure(cluster, far_s, near_s)
         cluster.tell(happened.ModelRequested(MODEL, **changes))  # type: ignore[arg-type]
         cluster.settle()
@@ -43,11 +43,11 @@ def measure(cluster: Cluster, far_s: float, near_s: float = NEAR_S, nodes: str =
         cluster.tell(happened.LinkMeasured(a, b, near_s, 1e9))
 
 
-def seat(cluster: Cluster) -> str:
+def host(cluster: Cluster) -> str:
     cluster.settle()
     chain = cluster.state.chains["m#1"]
-    assert sits_at(chain) == chain.seat, "what was decided is done"
-    return chain.seat
+    assert current_host(chain) == chain.driver_host, "what was decided is done"
+    return chain.driver_host
 
 
 def reason(cluster: Cluster) -> str:
@@ -58,101 +58,101 @@ def reason(cluster: Cluster) -> str:
 def test_a_driver_sits_where_the_ring_is_shortest(ring: Callable[..., Cluster]) -> None:
     cluster = ring()
     first, last = cluster.shape()[0][0], cluster.shape()[-1][0]
-    assert seat(cluster) in (first, last)
-    assert reason(cluster) == f"driver on {seat(cluster).upper()}: ring 6.0 ms instead of 204.0 ms"
+    assert host(cluster) in (first, last)
+    assert reason(cluster) == f"driver on {host(cluster).upper()}: ring 6.0 ms instead of 204.0 ms"
     chain = cluster.state.chains["m#1"]
-    assert round_trip_s(cluster.state, chain, seat(cluster)) == pytest.approx(0.006)
-    assert {each.driver for each in chain.drivers} == {"driver", seat(cluster)}
+    assert round_trip_s(cluster.state, chain, host(cluster)) == pytest.approx(0.006)
+    assert {each.driver for each in chain.drivers} == {"driver", host(cluster)}
 
 
-def test_of_equal_seats_the_one_nearest_to_the_coordinator_is_taken(ring: Callable[..., Cluster]) -> None:
+def test_of_equal_hosts_the_one_nearest_to_the_coordinator_is_taken(ring: Callable[..., Cluster]) -> None:
     for nearest in (0, -1):
         cluster = ring()
         node = cluster.shape()[nearest][0]
         cluster.tell(happened.DriverPlaced("m#1", "", ""), happened.LinkMeasured("driver", node, 0.19, 1e9))
-        assert seat(cluster) == node
+        assert host(cluster) == node
 
 
 def test_a_near_coordinator_keeps_its_driver(ring: Callable[..., Cluster]) -> None:
     cluster = ring(far_s=0.004)
-    assert seat(cluster) == ""
+    assert host(cluster) == ""
     assert reason(cluster) == "driver on the coordinator: ring 8.0 ms, nowhere else clearly shorter"
 
 
 def test_less_than_three_milliseconds_move_nobody(ring: Callable[..., Cluster]) -> None:
     cluster = ring(far_s=0.0049)
-    assert seat(cluster) == "", "8.9 ms against 6"
+    assert host(cluster) == "", "8.9 ms against 6"
     measure(cluster, 0.0051)
-    assert seat(cluster) != "", "9.1 ms against 6"
+    assert host(cluster) != "", "9.1 ms against 6"
 
 
 def test_less_than_a_tenth_moves_nobody(ring: Callable[..., Cluster]) -> None:
     cluster = ring(far_s=0.055, near_s=0.1)
-    assert seat(cluster) == "", "155 ms against 150"
+    assert host(cluster) == "", "155 ms against 150"
     measure(cluster, 0.07, 0.1)
-    assert seat(cluster) != "", "170 ms against 150"
+    assert host(cluster) != "", "170 ms against 150"
 
 
 def test_what_the_machines_compute_counts_too(cluster: Cluster, ring: Callable[..., Cluster]) -> None:
     ring(far_s=0.02)
-    assert seat(cluster) != ""
+    assert host(cluster) != ""
     for node in "abc":
         life = cluster.state.nodes[node].incarnation
         cluster.tell(happened.NodeMeasured(node=node, incarnation=life, model="m", layer_s=0.1))
-    assert seat(cluster) == "", "18 ms less of 600 are not worth the move"
+    assert host(cluster) == "", "18 ms less of 600 are not worth the move"
 
 
 def test_a_driver_does_not_flap(ring: Callable[..., Cluster]) -> None:
     cluster = ring(far_s=0.006)
-    sat = seat(cluster)
-    assert sat != "", "10 ms against 6"
+    first_host = host(cluster)
+    assert first_host != "", "10 ms against 6"
     measure(cluster, 0.0045)
-    assert seat(cluster) == sat, "8.5 ms against 6: half of what made it move is enough to stay"
+    assert host(cluster) == first_host, "8.5 ms against 6: half of what made it move is enough to stay"
     measure(cluster, 0.0034)
-    assert seat(cluster) == "", "7.4 ms against 6 are not"
+    assert host(cluster) == "", "7.4 ms against 6 are not"
     measure(cluster, 0.0045)
-    assert seat(cluster) == "", "and not enough to move again"
+    assert host(cluster) == "", "and not enough to move again"
 
 
-def test_a_seat_as_good_is_no_reason_to_move(ring: Callable[..., Cluster]) -> None:
+def test_a_host_as_good_is_no_reason_to_move(ring: Callable[..., Cluster]) -> None:
     cluster = ring()
-    sat = seat(cluster)
-    other = ({cluster.shape()[0][0], cluster.shape()[-1][0]} - {sat}).pop()
+    first_host = host(cluster)
+    other = ({cluster.shape()[0][0], cluster.shape()[-1][0]} - {first_host}).pop()
     cluster.tell(happened.LinkMeasured("driver", other, FAR_S / 2, 1e9))
-    assert seat(cluster) == sat
+    assert host(cluster) == first_host
 
 
 def test_what_was_not_measured_moves_nobody(cluster: Cluster) -> None:
     cluster.state = replace(cluster.state, placing=PlacementPolicy(latency_weight=0.0, min_gain=1e9))
     for number, name in enumerate("abc", 1):
-        cluster.join(name, 400, seconds_per_byte=FAST, sessions=number)
+        cluster.join(name, 400, seconds_per_byte=FAST, session_namespace=number)
     measure(cluster, FAR_S, nodes="ab")
     cluster.tell(happened.ModelRequested(MODEL))
     cluster.settle()
     nodes = [stage[0] for stage in cluster.shape()]
     if nodes[1] == "c":  # only the ends of the ring matter for the way home
         cluster.tell(happened.LinkMeasured("driver", "c", FAR_S, 1e9))
-        assert seat(cluster) != ""
+        assert host(cluster) != ""
         return
-    assert seat(cluster) == ""
+    assert host(cluster) == ""
     assert "not all links of the ring are measured" in reason(cluster)
     cluster.tell(happened.LinkMeasured("driver", "c", FAR_S, 1e9))
-    assert seat(cluster) != ""
+    assert host(cluster) != ""
 
 
 def test_a_draft_model_keeps_its_driver_at_home(ring: Callable[..., Cluster]) -> None:
     cluster = ring(has_draft_model=True)
-    assert seat(cluster) == ""
+    assert host(cluster) == ""
     assert reason(cluster) == "driver on the coordinator: the draft model is there"
     cluster.tell(happened.ModelRequested(MODEL))
-    assert seat(cluster) != "", "it was started again without"
+    assert host(cluster) != "", "it was started again without"
 
 
 def test_a_driver_that_was_told_to_stay(ring: Callable[..., Cluster]) -> None:
     cluster = ring()
-    assert seat(cluster) != ""
+    assert host(cluster) != ""
     cluster.state = replace(cluster.state, placing=replace(cluster.state.placing, drivers="here"))
-    assert seat(cluster) == ""
+    assert host(cluster) == ""
     assert reason(cluster) == "driver on the coordinator: it was told to stay there"
     assert [each.driver for each in cluster.state.chains["m#1"].drivers] == ["driver"]
 
@@ -161,52 +161,56 @@ def test_workers_of_before_cannot_host(ring: Callable[..., Cluster]) -> None:
     cluster = ring()
     for name in "abc":
         cluster.join(name, 400, seconds_per_byte=FAST, shards=cluster.state.nodes[name].shards)
-    assert seat(cluster) == ""
+    assert host(cluster) == ""
 
 
 def test_a_lost_host_is_followed_by_another(ring: Callable[..., Cluster]) -> None:
     cluster = ring()
-    cluster.join("d", 400, seconds_per_byte=FAST, sessions=4)
+    cluster.join("d", 400, seconds_per_byte=FAST, session_namespace=4)
     for other in "abc":
         cluster.tell(happened.LinkMeasured("d", other, NEAR_S, 1e9))
     cluster.tell(happened.LinkMeasured("d", "driver", FAR_S, 1e9))
-    lost = seat(cluster)
+    lost = host(cluster)
     cluster.lose(lost)
-    assert seat(cluster) not in ("", lost)
+    assert host(cluster) not in ("", lost)
     assert lost not in {each.driver for each in cluster.state.chains["m#1"].drivers}
 
 
-def test_a_host_in_doubt_keeps_its_seat_for_a_moment(ring: Callable[..., Cluster]) -> None:
+def test_a_host_in_doubt_keeps_the_driver_for_a_moment(ring: Callable[..., Cluster]) -> None:
     cluster = ring()
-    sat = seat(cluster)
-    node = cluster.state.nodes[sat]
-    cluster.tell(happened.NodeSuspected(sat, node.incarnation, "no heartbeat", 0.0))
+    first_host = host(cluster)
+    node = cluster.state.nodes[first_host]
+    cluster.tell(happened.NodeSuspected(first_host, node.incarnation, "no heartbeat", 0.0))
     chain = cluster.state.chains["m#1"]
-    assert driver_placement_of(cluster.state, chain, 0.0).node == sat
-    cluster.tell(happened.LinkMeasured("driver", sat, FAR_S, 1e9, is_open=False))
-    assert driver_placement_of(cluster.state, chain, 0.0).node != sat, (
+    assert driver_placement_of(cluster.state, chain, 0.0).node == first_host
+    cluster.tell(happened.LinkMeasured("driver", first_host, FAR_S, 1e9, is_open=False))
+    assert driver_placement_of(cluster.state, chain, 0.0).node != first_host, (
         "where it cannot be reached it is of no use"
     )
 
 
 def test_a_drained_host_is_released_after_its_driver_has_moved(ring: Callable[..., Cluster]) -> None:
     cluster = ring()
-    cluster.join("d", 400, seconds_per_byte=FAST, sessions=4)
+    cluster.join("d", 400, seconds_per_byte=FAST, session_namespace=4)
     for other in ("a", "b", "c", "driver"):
         cluster.tell(happened.LinkMeasured("d", other, NEAR_S if other != "driver" else FAR_S, 1e9))
-    sat = seat(cluster)
-    cluster.tell(happened.NodeDrained(sat))
+    first_host = host(cluster)
+    cluster.tell(happened.NodeDrained(first_host))
     done = [type(action) for action in cluster.settle()]
     assert done.index(to_do.DetachDriver) < done.index(to_do.ReleaseNode)
-    assert seat(cluster) not in ("", sat)
+    assert host(cluster) not in ("", first_host)
 
 
 def test_who_cannot_host_is_avoided_until_the_next_shape(ring: Callable[..., Cluster]) -> None:
     cluster = ring()
-    sat = seat(cluster)
-    cluster.tell(happened.DriverHostAvoided("m#1", sat, cluster.state.nodes[sat].sessions, "no way in"))
-    other = seat(cluster)
-    assert other not in ("", sat)
+    first_host = host(cluster)
+    cluster.tell(
+        happened.DriverHostAvoided(
+            "m#1", first_host, cluster.state.nodes[first_host].session_namespace, "no way in"
+        )
+    )
+    other = host(cluster)
+    assert other not in ("", first_host)
     chain = cluster.state.chains["m#1"]
     assert {each.driver for each in chain.drivers} == {"driver", other}
     cluster.tell(happened.ChainReshaped("m#1", chain.epoch + 1, chain.stages, "again"))
@@ -216,7 +220,7 @@ def test_who_cannot_host_is_avoided_until_the_next_shape(ring: Callable[..., Clu
 
 def test_stages_that_let_somebody_in_who_never_came_are_told(ring: Callable[..., Cluster]) -> None:
     cluster = ring()
-    cluster.tell(happened.DriverPlaced("m#1", "b"), happened.DriverDetached("m#1", seat(cluster), 1))
+    cluster.tell(happened.DriverPlaced("m#1", "b"), happened.DriverDetached("m#1", host(cluster), 1))
     cluster.tell(happened.DriverHostAvoided("m#1", "b", 2, "no way in"))
     detached = [action.driver for action in cluster.settle() if isinstance(action, to_do.DetachDriver)]
     assert "b" in detached
@@ -224,25 +228,25 @@ def test_stages_that_let_somebody_in_who_never_came_are_told(ring: Callable[...,
 
 def test_a_hosts_broken_link_to_its_own_layers(ring: Callable[..., Cluster]) -> None:
     cluster = ring()
-    sat = seat(cluster)
-    cluster.tell(happened.LinkBroken(sat, sat, 0.0))
+    first_host = host(cluster)
+    cluster.tell(happened.LinkBroken(first_host, first_host, 0.0))
     assert not cluster.state.chains["m#1"].is_interrupted
     again = [action for action in next_actions(cluster.state, 0.0) if isinstance(action, to_do.AttachDriver)]
-    assert [(action.driver, action.is_hosted) for action in again] == [(sat, True)]
+    assert [(action.driver, action.is_hosted) for action in again] == [(first_host, True)]
 
 
 def test_home_keeps_memory_for_one_context(ring: Callable[..., Cluster]) -> None:
     cluster = ring()
-    sat, chain = seat(cluster), cluster.state.chains["m#1"]
-    assert (kv_share(cluster.state, chain, "driver"), kv_share(cluster.state, chain, sat)) == (5, 5)
+    first_host, chain = host(cluster), cluster.state.chains["m#1"]
+    assert (kv_share(cluster.state, chain, "driver"), kv_share(cluster.state, chain, first_host)) == (5, 5)
     large = replace(MODEL, kv_tokens=1000)
     cluster.state = replace(cluster.state, models={"m": replace(cluster.state.models["m"], model=large)})
-    cluster.join("x", 0, role="driver", sessions=9)
-    shares = [kv_share(cluster.state, chain, driver) for driver in ("driver", sat, "x")]
+    cluster.join("x", 0, role="driver", session_namespace=9)
+    shares = [kv_share(cluster.state, chain, driver) for driver in ("driver", first_host, "x")]
     assert shares == [64, 1000 - 64 - 333, 333]
 
 
-def test_seats_of_chains_that_are_only_planned(ring: Callable[..., Cluster]) -> None:
+def test_hosts_of_chains_that_are_only_planned(ring: Callable[..., Cluster]) -> None:
     cluster = ring()
     planned = choose_driver_placement(cluster.state, ["a"], None)
     assert (planned.node, planned.ring_s) == ("a", 0.0)
@@ -251,10 +255,10 @@ def test_seats_of_chains_that_are_only_planned(ring: Callable[..., Cluster]) -> 
 
 
 def test_decisions_are_written_down_and_failures_are_not() -> None:
-    seated = happened.DriverPlaced("m#1", "a", "why")
+    placed = happened.DriverPlaced("m#1", "a", "why")
     avoided = happened.DriverHostAvoided("m#1", "a", 1, "why")
-    assert decode_event(encode_event(seated)) == seated
-    assert happened.is_journalled(seated)
+    assert decode_event(encode_event(placed)) == placed
+    assert happened.is_journalled(placed)
     assert not happened.is_journalled(avoided)
     requested = happened.ModelRequested(MODEL, 1, has_draft_model=True)
     assert decode_event(encode_event(requested)) == requested
@@ -265,12 +269,12 @@ def test_layers_are_placed_for_the_ring_that_there_will_be(cluster: Cluster, dri
     """Seen from afar another machine costs next to nothing; seen from the machines it doubles the way."""
     cluster.state = replace(cluster.state, placing=PlacementPolicy(drivers=drivers))  # type: ignore[arg-type]
     for number, name in enumerate("abc", 1):
-        cluster.join(name, 1000, seconds_per_byte=1e-5, sessions=number)
+        cluster.join(name, 1000, seconds_per_byte=1e-5, session_namespace=number)
     measure(cluster, FAR_S, near_s=0.006)
     cluster.tell(happened.ModelRequested(MODEL))
     cluster.settle()
     assert len(cluster.shape()) == (1 if drivers == "auto" else 3)
-    assert (seat(cluster) != "") == (drivers == "auto")
+    assert (host(cluster) != "") == (drivers == "auto")
     assert round_trip_s(cluster.state, cluster.state.chains["m#1"], cluster.shape()[0][0]) == pytest.approx(
         0.0 if drivers == "auto" else 0.009
     )
@@ -285,4 +289,4 @@ def test_a_chain_begins_where_the_coordinator_reaches_it(
     cluster.settle()
     assert cluster.state.chains["m#1"].status == "ready"
     assert first not in (cluster.shape()[0][0], cluster.shape()[-1][0])
-    assert seat(cluster) not in ("", first), "what the coordinator cannot reach cannot host"
+    assert host(cluster) not in ("", first), "what the coordinator cannot reach cannot host"

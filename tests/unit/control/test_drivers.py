@@ -19,12 +19,14 @@ def attached(cluster: Any) -> set[tuple[str, int, int]]:
     """Driver, range and share of those that use the chain."""
     chain = cluster.state.chains["m#1"]
     return {
-        (each.driver, each.sessions, each.kv_tokens) for each in chain.drivers if each.epoch == chain.epoch
+        (each.driver, each.session_namespace, each.kv_tokens)
+        for each in chain.drivers
+        if each.epoch == chain.epoch
     }
 
 
 def drive(cluster: Any, name: str, sessions: int) -> None:
-    cluster.join(name, 0, role="driver", sessions=sessions, seconds_per_byte=None)
+    cluster.join(name, 0, role="driver", session_namespace=sessions, seconds_per_byte=None)
 
 
 def test_a_driver_holds_nothing_and_disturbs_nothing(serving: Serving) -> None:

@@ -111,8 +111,8 @@ def _describe_chain(
         name = names.get(standby.node, standby.node)
         yield f"  {name} stands by for layers {standby.start} to {standby.stop - 1}{_percent(standby)}"
     yield from wrapped(chain.bottleneck, width)
-    yield from wrapped(chain.seat_reason, width)
-    if any(driver.node in names and driver.node != chain.seat for driver in chain.drivers):
+    yield from wrapped(chain.driver_host_reason, width)
+    if any(driver.node in names and driver.node != chain.driver_host for driver in chain.drivers):
         yield f"  drivers: {', '.join(_describe_driver(driver, names) for driver in chain.drivers)}"
 
 

@@ -106,7 +106,7 @@ Prefer = Annotated[
 ]
 
 
-class Seating(StrEnum):
+class DriverPlacementOption(StrEnum):
     """Where the driver of a chain may sit."""
 
     AUTO = "auto"
@@ -114,7 +114,7 @@ class Seating(StrEnum):
 
 
 DriverPlacement = Annotated[
-    Seating | None,
+    DriverPlacementOption | None,
     typer.Option(
         "--driver-placement",
         help="Where tokens are scheduled: on this machine (here), or on a worker where that makes a token's way "

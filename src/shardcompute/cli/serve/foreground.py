@@ -23,8 +23,8 @@ from shardcompute.cli.options.cluster import (
     KV_TOKENS,
     LATENCY_WEIGHTS,
     Drafting,
+    DriverPlacementOption,
     Preference,
-    Seating,
     draft_heads_folder,
 )
 from shardcompute.cli.progress import waiting
@@ -69,7 +69,7 @@ class SwarmPlan:
     draft_model: str | None = None
     chains: int | None = None
     prefer: Preference | None = None
-    seating: Seating | None = None
+    driver_placement: DriverPlacementOption | None = None
     wire: str | None = None
     workers: LocalWorkers | None = None
     shape: str | None = None
@@ -95,7 +95,7 @@ class SwarmPlan:
             context_length=_or(self.context, CONTEXT),
             placing=PlacementPolicy(
                 latency_weight=LATENCY_WEIGHTS[self.prefer or Preference.BALANCED],
-                drivers=(self.seating or Seating.AUTO).value,
+                drivers=(self.driver_placement or DriverPlacementOption.AUTO).value,
             ),
             wire=check_wire(EXACT if self.wire is None else self.wire),
             transport=open_transport(self.shape),

@@ -131,7 +131,7 @@ def up(
         draft_heads=swarm_options.draft_heads_folder(settings) if self_draft else None,
         chains=chains,
         prefer=prefer,
-        seating=driver_placement,
+        driver_placement=driver_placement,
         wire=wire,
         workers=own,
     )

@@ -51,21 +51,21 @@ def _driver_of(state: ClusterState, model: Model, chain: Chain | None, nodes: Se
     """From where the hops of a chain count: from where its driver sits or, as long as it sits nowhere, would sit.
 
     That is the worker which is nearest to the others, where the coordinator is clearly farther from them; the exact
-    seat follows from the chain's shape (`seats`).
+    host follows from the chain's shape (`driver_placement`).
     """
     requested, home = state.models.get(model.name), state.driver
     must_stay = requested is not None and requested.has_draft_model
     if state.placing.drivers == "here" or must_stay or _is_cut_off(state, home, nodes):
         return home
-    if chain is not None and (chain.seat in nodes or chain.status == "ready"):
-        return chain.seat or home
+    if chain is not None and (chain.driver_host in nodes or chain.status == "ready"):
+        return chain.driver_host or home
     home_s = _mean_rtt_s(state, home, nodes)
     means = {node: _mean_rtt_s(state, node, nodes) for node in nodes if state.nodes[node].can_host}
     known = {node: mean_s for node, mean_s in means.items() if mean_s is not None}
     if home_s is None or not known:
         return home
     nearest = min(known, key=lambda node: (known[node], node))
-    wanted_s = max(state.placing.seat_min_gain_s, state.placing.seat_min_gain * home_s)
+    wanted_s = max(state.placing.driver_min_gain_s, state.placing.driver_min_gain * home_s)
     return nearest if home_s - known[nearest] >= wanted_s else home
 
 

@@ -10,7 +10,7 @@ import math
 
 from msgspec.structs import replace
 
-from shardcompute.control.driver_placement import DriverPlacement, choose_driver_placement, seated
+from shardcompute.control.driver_placement import DriverPlacement, choose_driver_placement, with_driver_on
 from shardcompute.control.explain import explain_bottleneck, explain_plan
 from shardcompute.control.placement.place import Placement, Unplaceable, place, place_chains
 from shardcompute.control.placement.request import placement_request
@@ -84,12 +84,12 @@ def plan_model(state: ClusterState, model: Model, chains: int, now_s: float) -> 
         shared = place(request)
         plans = [shared if isinstance(shared, Placement) else plans[0]]
     names = {id: node.name for id, node in state.nodes.items()}
-    seats = [_seat(state, plan, model.name) for plan in plans]
+    drivers = [_driver_of(state, plan, model.name) for plan in plans]
     plans = [
-        seated(plan, request, seat.node or state.driver)
-        if isinstance(plan, Placement) and seat is not None
+        with_driver_on(plan, request, driver.node or state.driver)
+        if isinstance(plan, Placement) and driver is not None
         else plan
-        for plan, seat in zip(plans, seats, strict=True)
+        for plan, driver in zip(plans, drivers, strict=True)
     ]
     return PlanView(
         model=model.name,
@@ -97,14 +97,16 @@ def plan_model(state: ClusterState, model: Model, chains: int, now_s: float) -> 
         layer_count=model.layer_count,
         memory_bytes=sizes_of(model).total_bytes,
         text="\n\n".join(
-            "\n".join([explain_plan(plan, model, names), *([seat.told(names)] if seat is not None else [])])
-            for plan, seat in zip(plans, seats, strict=True)
+            "\n".join(
+                [explain_plan(plan, model, names), *([driver.told(names)] if driver is not None else [])]
+            )
+            for plan, driver in zip(plans, drivers, strict=True)
         ),
-        chains=tuple(_planned(plan, names, seat) for plan, seat in zip(plans, seats, strict=True)),
+        chains=tuple(_planned(plan, names, driver) for plan, driver in zip(plans, drivers, strict=True)),
     )
 
 
-def _seat(state: ClusterState, plan: Placement | Unplaceable, model: str) -> DriverPlacement | None:
+def _driver_of(state: ClusterState, plan: Placement | Unplaceable, model: str) -> DriverPlacement | None:
     """Where the driver would sit. A draft model drafts for every model that is served."""
     if isinstance(plan, Unplaceable):
         return None
@@ -117,7 +119,7 @@ def _seat(state: ClusterState, plan: Placement | Unplaceable, model: str) -> Dri
 
 
 def _planned(
-    plan: Placement | Unplaceable, names: dict[str, str], seat: DriverPlacement | None
+    plan: Placement | Unplaceable, names: dict[str, str], driver: DriverPlacement | None
 ) -> PlannedChain:
     if isinstance(plan, Unplaceable):
         return PlannedChain(is_possible=False, reasons=plan.reasons, missing_bytes=plan.missing_bytes)
@@ -139,6 +141,6 @@ def _planned(
         predicted_tokens_per_s_one_stream=plan.predicted_tokens_per_s_one_stream,
         predicted_tokens_per_s_many=plan.predicted_tokens_per_s_many,
         bottleneck=explain_bottleneck(plan, names),
-        seat="" if seat is None else seat.node,
-        seat_reason="" if seat is None else seat.told(names),
+        driver_host="" if driver is None else driver.node,
+        driver_host_reason="" if driver is None else driver.told(names),
     )

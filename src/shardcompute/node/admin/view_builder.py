@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf, isfinite
 
-from shardcompute.control.driver_placement import driver_placement_of, sits_at
+from shardcompute.control.driver_placement import current_host, driver_placement_of
 from shardcompute.control.drivers import round_trip_s
 from shardcompute.control.explain import explain_bottleneck, report_models
 from shardcompute.control.placement.cost_model import hops_of, score, stage_s
@@ -155,14 +155,14 @@ def _view_chain(state: ClusterState, chain: Chain, now_s: float, timings: Sequen
         predicted_tokens_per_s_many=plan.predicted_tokens_per_s_many if plan else None,
         bottleneck=explain_bottleneck(plan, names) if plan else "",
         drivers=_view_drivers(state, chain),
-        seat=sits_at(chain),
-        seat_reason=_explain_seat(state, chain, now_s, names),
+        driver_host=current_host(chain),
+        driver_host_reason=_explain_driver_host(state, chain, now_s, names),
     )
 
 
-def _explain_seat(state: ClusterState, chain: Chain, now_s: float, names: Mapping[str, str]) -> str:
+def _explain_driver_host(state: ClusterState, chain: Chain, now_s: float, names: Mapping[str, str]) -> str:
     told = driver_placement_of(state, chain, now_s).told(names)
-    return told if sits_at(chain) == chain.seat else f"{told}; it is being moved"
+    return told if current_host(chain) == chain.driver_host else f"{told}; it is being moved"
 
 
 def _view_drivers(state: ClusterState, chain: Chain) -> tuple[DriverView, ...]:
@@ -230,7 +230,7 @@ def predict_chain(state: ClusterState, chain: Chain, now_s: float) -> Placement 
     """What a chain as it stands should do; None where a node or link of it is missing."""
     model = state.models[chain.model].model
     request = placement_request(state, model, now_s, chain=chain, has_draining=True, has_shared=True)
-    request = replace(request, driver=sits_at(chain) or state.driver)
+    request = replace(request, driver=current_host(chain) or state.driver)
     offers = {offer.node: offer for offer in request.offers}
     hops_s = hops_of(request).ring_s(chain.nodes)
     if not set(chain.nodes) <= offers.keys() or not isfinite(hops_s):

@@ -148,9 +148,9 @@ class ChainView:
     """In words, where the chain can be predicted."""
     drivers: tuple[DriverView, ...] = ()
     """The nearest first."""
-    seat: str = ""
+    driver_host: str = ""
     """The worker that drives it in the coordinator's place; "": the coordinator does."""
-    seat_reason: str = ""
+    driver_host_reason: str = ""
     """In words, where its driver sits and why."""
 
 
@@ -260,9 +260,9 @@ class PlannedChain:
     predicted_tokens_per_s_many: float = 0.0
     bottleneck: str = ""
     missing_bytes: int = 0
-    seat: str = ""
+    driver_host: str = ""
     """The worker that would drive it; "": the coordinator."""
-    seat_reason: str = ""
+    driver_host_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

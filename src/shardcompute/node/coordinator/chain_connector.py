@@ -35,7 +35,7 @@ class ConnectedEpoch:
     """Of the coordinator's own driver."""
     resumption: Resumption | None
     told: set[int] = field(default_factory=set)
-    """The drivers, by the range of their sessions, that have been told of it."""
+    """The drivers, by the namespace of their sessions, that have been told of it."""
     drafts: bool = False
 
 
@@ -74,7 +74,7 @@ def _orders(
             previous_node=ring[index - 1][0],
             driver_node=action.driver,
             driver_url=driver.url,
-            driver_sessions=driver.sessions,
+            driver_session_namespace=driver.session_namespace,
             driver_kv_tokens=action.kv_tokens,
             is_last=index == len(action.stages) - 1,
             keeps_sessions=repair is not None and index not in repair.new,

@@ -121,7 +121,7 @@ class ControlServer:
             self._truth.post(heard)
 
     def _register(self, event: NodeJoined, pump: LinkPump) -> None:
-        if self._drivers.is_taken(event.node, event.sessions):
+        if self._drivers.is_taken(event.node, event.session_namespace):
             self._members.offer(
                 pump, Refused("Another driver numbers its sessions in the same way; start again")
             )

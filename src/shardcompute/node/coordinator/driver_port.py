@@ -13,8 +13,8 @@ class DriverPort(Protocol):
     """Called from the coordinator's thread, `open_chain` from others too."""
 
     url: str
-    sessions: int
-    """The range in which its sessions are numbered (see `session_ids`)."""
+    session_namespace: int
+    """The namespace in which its sessions are numbered (see `session_ids`)."""
 
     def serves(self, model: str) -> bool:
         """Whether the model's tokenizer and weights are at hand; after a restart they come a moment later."""
@@ -38,11 +38,11 @@ class DriverPort(Protocol):
         """The chain will not come back."""
         ...
 
-    def seat_chain(self, chain: str, node: str, url: str) -> None:
+    def host_chain(self, chain: str, node: str, url: str) -> None:
         """The chain's driver sits on this worker from now on: hand generations over to it. Raises LinkError."""
         ...
 
-    def unseat_chain(self, chain: str, node: str) -> None:
+    def unhost_chain(self, chain: str, node: str) -> None:
         """It does not any more: go on here with what it has not finished."""
         ...
 

@@ -120,11 +120,11 @@ class RemoteDrivers:
 
     # Coming and going
 
-    def is_taken(self, node: str, sessions: int) -> bool:
-        """Whether another driver numbers its sessions in this range."""
+    def is_taken(self, node: str, session_namespace: int) -> bool:
+        """Whether another driver numbers its sessions in this namespace."""
         nodes = self._state().nodes.values()
-        others = [each.sessions for each in nodes if each.is_live and each.id != node]
-        return sessions > 0 and sessions in (self._own.sessions, *others)
+        others = [each.session_namespace for each in nodes if each.is_live and each.id != node]
+        return session_namespace > 0 and session_namespace in (self._own.session_namespace, *others)
 
     def broke(self, event: LinkBroken) -> None:
         """A link ended, perhaps one that was opened a moment ago for a driver that is being attached."""
@@ -135,7 +135,7 @@ class RemoteDrivers:
         known = self._state().chains.get(chain)
         for each in () if known is None else known.drivers:
             if each.driver == node:
-                return DriverAttached(chain, 0, node, each.sessions, each.kv_tokens)
+                return DriverAttached(chain, 0, node, each.session_namespace, each.kv_tokens)
         return None
 
     def start(self, action: DriverAction, wiring: ConnectedEpoch, ended: Ended) -> None:
@@ -165,58 +165,67 @@ class RemoteDrivers:
         if event is None and self._failures[place] < _MOST_FAILURES:
             return None
         del self._failures[place]
-        return event or DriverHostAvoided(*place, action.sessions, "it could not be attached")
+        return event or DriverHostAvoided(*place, action.session_namespace, "it could not be attached")
 
     def _carry_out(self, action: DriverAction, wiring: ConnectedEpoch, state: ClusterState) -> Event:
         if wiring.epoch != action.epoch:
             raise LinkError(f"epoch {action.epoch} of chain {action.chain} is over")
         if isinstance(action, DetachDriver):
-            self._own.unseat_chain(action.chain, action.driver)
+            self._own.unhost_chain(action.chain, action.driver)
             self._release(action, state.nodes.get(action.driver))
-            dismiss = Dismiss(action.chain, action.sessions)
+            dismiss = Dismiss(action.chain, action.session_namespace)
             for node, answer in [(node, self._members.ask(node, dismiss)) for node in action.nodes]:
                 await_answer(node, answer)
-            return DriverDetached(action.chain, action.driver, action.sessions)
+            return DriverDetached(action.chain, action.driver, action.session_namespace)
         if isinstance(action, AttachDriver):
             if action.is_hosted:
                 self._prepare_host(action)
             self._attach(action, wiring)
             if action.is_hosted:
-                self._own.seat_chain(action.chain, action.driver, action.address)
+                self._own.host_chain(action.chain, action.driver, action.address)
         elif action.driver == state.driver:
             own = Peer(action.driver, self._own.url)
-            self._admit(wiring, action.chain, own, self._own.sessions, action.kv_tokens)
+            self._admit(wiring, action.chain, own, self._own.session_namespace, action.kv_tokens)
             self._own.share_chain(action.chain, action.epoch, action.kv_tokens)
         else:
             peer = Peer(action.driver, state.nodes[action.driver].address)
-            self._admit(wiring, action.chain, peer, action.sessions, action.kv_tokens)
+            self._admit(wiring, action.chain, peer, action.session_namespace, action.kv_tokens)
             self._ask(action.driver, Share(action.chain, action.epoch, action.kv_tokens))
-        return DriverAttached(action.chain, action.epoch, action.driver, action.sessions, action.kv_tokens)
+        return DriverAttached(
+            action.chain, action.epoch, action.driver, action.session_namespace, action.kv_tokens
+        )
 
     def _prepare_host(self, action: AttachDriver) -> None:
         offered = [model for model in self._brief().models if model.name == action.model]
         if not offered:
             raise LinkError(f"{action.model} is not served here yet")
-        seated = [chain.id for chain in self._state().live_chains() if chain.seat == action.driver]
-        order = HostDriver(model=offered[0], origin=self._origin, chains=seated)
+        hosted = [chain.id for chain in self._state().live_chains() if chain.driver_host == action.driver]
+        order = HostDriver(model=offered[0], origin=self._origin, chains=hosted)
         await_answer(action.driver, self._members.ask(action.driver, order), _TOKENIZER_TIMEOUT_S)
 
     def _release(self, action: DetachDriver, node: Node | None) -> None:
         """A worker that is there and hosts the driver no longer is to forget it; one that is gone has."""
-        if node is not None and node.is_live and node.can_host and node.sessions == action.sessions:
+        if (
+            node is not None
+            and node.is_live
+            and node.can_host
+            and node.session_namespace == action.session_namespace
+        ):
             with contextlib.suppress(LinkError):
                 self._ask(action.driver, Retire(action.chain))
 
     def _attach(self, action: AttachDriver, wiring: ConnectedEpoch) -> None:
         peer = Peer(action.driver, action.address)
-        answers = self._admit(wiring, action.chain, peer, action.sessions, action.kv_tokens)
-        if action.sessions in wiring.told:
+        answers = self._admit(wiring, action.chain, peer, action.session_namespace, action.kv_tokens)
+        if action.session_namespace in wiring.told:
             # It has used this epoch before: what its stages hold now is what they know.
             resumption: Resumption | None = RecoveryPlan(frozenset()).resumption(answers)
         else:
-            resumption = None if wiring.resumption is None else wiring.resumption.within(action.sessions)
-        wiring.told.add(action.sessions)
-        first, known = wiring.stages[0], resumption or Resumption({})
+            resumption = (
+                None if wiring.resumption is None else wiring.resumption.within(action.session_namespace)
+            )
+        wiring.told.add(action.session_namespace)
+        first = wiring.stages[0]
         order = Attach(
             chain=action.chain,
             epoch=action.epoch,
@@ -224,19 +233,22 @@ class RemoteDrivers:
             first=Peer(first.node, first.address),
             nodes=[stage.node for stage in wiring.stages],
             kv_tokens=action.kv_tokens,
-            is_new=resumption is None,
-            lengths=None if known.lengths is None else dict(known.lengths),
-            has_new_first=known.has_new_first,
-            held=sorted(known.held),
+            resumption=resumption,
             drafts=wiring.drafts,
         )
         self._ask(action.driver, order)
 
     def _admit(
-        self, wiring: ConnectedEpoch, chain: str, driver: Peer, sessions: int, kv_tokens: int
+        self, wiring: ConnectedEpoch, chain: str, driver: Peer, session_namespace: int, kv_tokens: int
     ) -> list[Connected]:
         """Have every stage let a driver in; LinkError unless all do."""
-        order = Admit(chain=chain, epoch=wiring.epoch, driver=driver, sessions=sessions, kv_tokens=kv_tokens)
+        order = Admit(
+            chain=chain,
+            epoch=wiring.epoch,
+            driver=driver,
+            session_namespace=session_namespace,
+            kv_tokens=kv_tokens,
+        )
         asked = [(stage.node, self._members.ask(stage.node, order)) for stage in wiring.stages]
         return [decode_connected(await_answer(node, answer)) for node, answer in asked]
 

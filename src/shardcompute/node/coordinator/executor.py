@@ -180,7 +180,9 @@ class ActionExecutor:
     def _activate(self, action: ActivateChain) -> None:
         wiring = self._wirings[action.chain]
         try:
-            known = None if wiring.resumption is None else wiring.resumption.within(self._own.sessions)
+            known = (
+                None if wiring.resumption is None else wiring.resumption.within(self._own.session_namespace)
+            )
             self._own.activate_chain(action, wiring.kv_tokens, known)
         except ShardComputeError as error:
             # Its link ended, which has been reported and leads to a new epoch.

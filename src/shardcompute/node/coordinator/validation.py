@@ -24,7 +24,7 @@ from shardcompute.control.events import (
 )
 from shardcompute.control.state import NodeRole
 from shardcompute.core.errors import UsageError
-from shardcompute.node.rpc.session_ids import MOST_RANGES
+from shardcompute.node.rpc.session_ids import MOST_NAMESPACES
 from shardcompute.security.names import Role
 from shardcompute.wire.tcp import split_address
 
@@ -65,7 +65,7 @@ def validate_join(event: NodeJoined) -> str | None:
         _unwordly("version", event.version),
         _no_address(event.address),
         _unwordly("API's address", event.api_url or "-"),
-        _out_of("range of sessions", event.sessions, 0, MOST_RANGES - 1),
+        _out_of("namespace of sessions", event.session_namespace, 0, MOST_NAMESPACES - 1),
         _no_driver(event),
         _out_of("number of shards", len(event.cached) + len(event.shards), 0, _MOST_RANGES),
         *(_no_range(held.model, held.start, held.stop) for held in event.cached[:_MOST_RANGES]),

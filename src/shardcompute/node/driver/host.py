@@ -40,9 +40,9 @@ class DriverHost:
         self._is_closed = False
 
     @property
-    def sessions(self) -> int:
-        """The range in which sessions are numbered here (see `session_ids`)."""
-        return self.pool.sessions
+    def session_namespace(self) -> int:
+        """The namespace in which sessions are numbered here (see `session_ids`)."""
+        return self.pool.session_namespace
 
     def carry_out(self, command: NodeCommand) -> None:
         if isinstance(command, HostDriver):

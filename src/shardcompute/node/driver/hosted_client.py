@@ -156,39 +156,39 @@ class HostedDrivers:
         self._dial = dial
         self._on_lost = on_lost
         self._lock = threading.Lock()
-        self._seated: dict[str, HostedDriverClient] = {}
+        self._hosts: dict[str, HostedDriverClient] = {}
         self._is_closed = False
         self.on_step: Callable[[str, Sequence[StageTiming]], None] = lambda chain, timings: None
         """Hears how the stages of a chain that is driven elsewhere spent their time on a step."""
 
-    def seat(self, chain: str, node: str, url: str) -> None:
+    def host(self, chain: str, node: str, url: str) -> None:
         """From now on generations of this chain go there. Raises LinkError."""
         with self._lock:
-            known = next((far for far in self._seated.values() if far.node == node and not far.is_lost), None)
+            known = next((far for far in self._hosts.values() if far.node == node and not far.is_lost), None)
         far = known or self._open(node, url)
         with self._lock:
-            former = self._seated.get(chain)
+            former = self._hosts.get(chain)
             if not self._is_closed:
-                self._seated[chain] = far
+                self._hosts[chain] = far
         if self._is_closed:
             far.close()
             raise LinkError("this node is closing")
         if former is not None and former is not far:
             self._leave(chain, former)
 
-    def unseat(self, chain: str, node: str | None = None) -> None:
+    def unhost(self, chain: str, node: str | None = None) -> None:
         """Bring a chain's generations back from this node, or from wherever they are."""
         with self._lock:
-            far = self._seated.get(chain)
+            far = self._hosts.get(chain)
             if far is None or node not in (None, far.node):
                 return
-            del self._seated[chain]
+            del self._hosts[chain]
         self._leave(chain, far)
 
     def at(self, chain: str) -> HostedDriverClient | None:
         """Who computes a chain's generations; None: its driver here."""
         with self._lock:
-            far = self._seated.get(chain)
+            far = self._hosts.get(chain)
         return None if far is None or far.is_lost else far
 
     def count(self, chain: str) -> int:
@@ -218,7 +218,7 @@ class HostedDrivers:
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-            all_far, self._seated = set(self._seated.values()), {}
+            all_far, self._hosts = set(self._hosts.values()), {}
         for far in all_far:
             far.close()
 
@@ -232,7 +232,7 @@ class HostedDrivers:
     def _leave(self, chain: str, far: HostedDriverClient) -> None:
         far.take_back(chain)
         with self._lock:
-            is_used = far in self._seated.values()
+            is_used = far in self._hosts.values()
         if not is_used:
             far.close()
 
@@ -242,9 +242,9 @@ class HostedDrivers:
 
     def _lost(self, far: HostedDriverClient) -> None:
         with self._lock:
-            chains = [chain for chain, each in self._seated.items() if each is far]
+            chains = [chain for chain, each in self._hosts.items() if each is far]
             for chain in chains:
-                del self._seated[chain]
+                del self._hosts[chain]
         for chain in chains:
             self._on_lost(chain, far.node)
 

@@ -20,7 +20,6 @@ from shardcompute.node.rpc.commands import (
     Share,
     Unservable,
 )
-from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.node.weights.tokenizer_client import fetch_tokenizer
 from shardcompute.wire import Link
 
@@ -74,6 +73,5 @@ class DriverCommandExecutor:
             command.chain, command.epoch, first.node, first.url, tuple(command.nodes), command.drafts
         )
         self._pool.open_address(address)
-        resumption = Resumption(command.lengths, command.has_new_first, frozenset(command.held))
         action = ActivateChain(command.chain, command.epoch, command.model)
-        self._pool.activate_chain(action, command.kv_tokens, None if command.is_new else resumption)
+        self._pool.activate_chain(action, command.kv_tokens, command.resumption)

@@ -25,7 +25,7 @@ from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.hosted_client import HostedDrivers
 from shardcompute.node.driver.limits import DriverLimits
 from shardcompute.node.driver.resumable import ResumableGeneration
-from shardcompute.node.rpc.session_ids import Resumption, choose_range, first_session
+from shardcompute.node.rpc.session_ids import Resumption, choose_namespace, first_session
 from shardcompute.node.service import KvUse, ServedModel, ServiceLoad
 from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.node.telemetry.traffic import WireTraffic
@@ -77,7 +77,7 @@ class DriverPool:
         self._on_step = on_step
         if far is not None:
             far.on_step = self._keep_timings
-        self.sessions = choose_range()
+        self.session_namespace = choose_namespace()
         self.requests = RequestLog(stage_times=lambda chain: self._timings.get(chain, ()))
         self._links = DriverLinks(dial, on_link_broken, self._keep_timings)
         self._lock = threading.Lock()
@@ -175,7 +175,7 @@ class DriverPool:
                     model.speculation,
                     model.can_foresee,
                 )
-                first = first_session(self.sessions)
+                first = first_session(self.session_namespace)
                 driver = self._drivers[action.chain] = Driver(
                     model.tokenizer,
                     limits,
@@ -210,16 +210,16 @@ class DriverPool:
         if driver is not None:
             driver.close()
         if self._far is not None:
-            self._far.unseat(chain)
+            self._far.unhost(chain)
 
-    def seat_chain(self, chain: str, node: str, url: str) -> None:
+    def host_chain(self, chain: str, node: str, url: str) -> None:
         if self._far is None:
             raise LinkError("this node hands no generations over")
-        self._far.seat(chain, node, url)
+        self._far.host(chain, node, url)
 
-    def unseat_chain(self, chain: str, node: str) -> None:
+    def unhost_chain(self, chain: str, node: str) -> None:
         if self._far is not None:
-            self._far.unseat(chain, node)
+            self._far.unhost(chain, node)
 
     def report_unservable(self, action: ReportUnservable, broken: Collection[str]) -> None:
         why = "; ".join(action.reasons)

@@ -124,7 +124,7 @@ class StandaloneDriver:
             version=VERSION,
             incarnation=0,
             now_s=0.0,
-            sessions=self.pool.sessions,
+            session_namespace=self.pool.session_namespace,
             api_url=self._api_url,
         )
 

@@ -165,9 +165,9 @@ class JoinDesk:
                     self._limited_log.warning("accept", "nobody can join for a moment: %s", error)
                     time.sleep(_WATCH_S)
                 continue
-            self._seat(sock, peer[0])
+            self._accept(sock, peer[0])
 
-    def _seat(self, sock: socket.socket, peer: str) -> None:
+    def _accept(self, sock: socket.socket, peer: str) -> None:
         """Serve an applicant in a thread. Where all places are taken, who has been there longest must go: an honest
         applicant needs a moment only."""
         try:

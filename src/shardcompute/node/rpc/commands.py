@@ -8,6 +8,7 @@ import msgspec
 
 from shardcompute.core.errors import LinkError
 from shardcompute.core.generation import Speculation
+from shardcompute.node.rpc.session_ids import Resumption
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -62,7 +63,7 @@ class Connect(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     previous_node: str
     driver_node: str
     driver_url: str
-    driver_sessions: int
+    driver_session_namespace: int
     driver_kv_tokens: int
     is_last: bool
     keeps_sessions: bool = False
@@ -80,7 +81,7 @@ class Connected(msgspec.Struct, frozen=True):
 
 
 class Admit(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Let another driver use this epoch of a chain, with sessions of this range, or change its share of the memory.
+    """Let another driver use this epoch of a chain, with sessions of this namespace, or change its share of the memory.
 
     Answered with `Connected`: what is held of its sessions.
     """
@@ -88,7 +89,7 @@ class Admit(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     chain: str
     epoch: int
     driver: Peer
-    sessions: int
+    session_namespace: int
     kv_tokens: int
 
 
@@ -96,7 +97,7 @@ class Dismiss(msgspec.Struct, frozen=True, tag=True):
     """A driver is gone: take nothing of these sessions any more and free what they hold."""
 
     chain: str
-    sessions: int
+    session_namespace: int
 
 
 class FenceOff(msgspec.Struct, frozen=True, tag=True):
@@ -143,8 +144,8 @@ class Introduce(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Attach(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """To a driver: use this epoch of a chain, whose stages expect you. For what is known of your sessions see
-    `driver.Resumption`; nothing is where `is_new`."""
+    """To a driver: use this epoch of a chain, whose stages expect you. `resumption` is what they still know of your
+    sessions; None: nothing, they are computed again."""
 
     chain: str
     epoch: int
@@ -152,10 +153,7 @@ class Attach(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     first: Peer
     nodes: list[str]
     kv_tokens: int
-    is_new: bool
-    lengths: dict[int, int] | None = None
-    has_new_first: bool = False
-    held: list[int] = []
+    resumption: Resumption | None = None
     drafts: bool = False
 
 

@@ -14,13 +14,13 @@ from shardcompute.wire.codecs.mode import EXACT
 _ROWS = 256
 
 
-def replay_frames(seat: StageSlot) -> Iterator[tuple[StepFrame, list[memoryview]]]:
+def replay_frames(slot: StageSlot) -> Iterator[tuple[StepFrame, list[memoryview]]]:
     """Frames with their bodies, in the order in which they must be sent."""
-    for work, opening, chunk in seat.log.replay(_ROWS):
-        codec, body = _body_of(chunk, seat.place.wire)
+    for work, opening, chunk in slot.log.replay(_ROWS):
+        codec, body = _body_of(chunk, slot.place.wire)
         frame = StepFrame(
-            chain=seat.chain,
-            epoch=seat.place.epoch,
+            chain=slot.chain,
+            epoch=slot.place.epoch,
             sequence=REPLAY,
             segments=[segment_of(work)],
             rows=len(chunk),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import CapacityError, LinkError
 from shardcompute.node.rpc.commands import Wire
-from shardcompute.node.rpc.session_ids import range_of, within
+from shardcompute.node.rpc.session_ids import namespace_of, within
 from shardcompute.node.worker.activation_log import ActivationLog
 from shardcompute.node.worker.peer_links import Neighbour
 from shardcompute.runtime.stage import StageRuntime
@@ -28,7 +28,7 @@ class StageRoute:
     """The node whose frames are taken: the stage before, or the driver where this is the first."""
     wire: Wire = field(default_factory=Wire)
     drivers: Mapping[int, Neighbour] = field(default_factory=dict)
-    """Who is answered, by the range of the sessions."""
+    """Who is answered, by the namespace of their sessions."""
     shares: Mapping[int, int] = field(default_factory=dict)
     """KV tokens that each of them may use."""
     dismissed: frozenset[int] = frozenset()
@@ -36,15 +36,15 @@ class StageRoute:
 
     def owner(self, sessions: Sequence[int]) -> Neighbour | None:
         """The one driver whose sessions these are."""
-        ranges = {range_of(session) for session in sessions}
-        return self.drivers.get(ranges.pop()) if len(ranges) == 1 else None
+        namespaces = {namespace_of(session) for session in sessions}
+        return self.drivers.get(namespaces.pop()) if len(namespaces) == 1 else None
 
     def hears(self, sender: str, sessions: Sequence[int], *, is_replay: bool = False) -> bool:
         """Whether rows of these sessions are taken from this node: from the stage before, where their driver is
         known, or from that driver. A replay may tell of drivers that are yet to come back in this epoch."""
         owner = self.owner(sessions)
         if self._is_stage_before(sender):
-            are_welcome = not any(range_of(session) in self.dismissed for session in sessions)
+            are_welcome = not any(namespace_of(session) in self.dismissed for session in sessions)
             return owner is not None or (is_replay and are_welcome)
         return owner is not None and owner.node == sender
 
@@ -53,28 +53,28 @@ class StageRoute:
         owner = self.owner(sessions)
         return self._is_stage_before(sender) or (owner is not None and owner.node == sender)
 
-    def with_driver(self, sessions: int, driver: Neighbour, kv_tokens: int) -> StageRoute:
+    def with_driver(self, namespace: int, driver: Neighbour, kv_tokens: int) -> StageRoute:
         return replace(
             self,
-            drivers={**self.drivers, sessions: driver},
-            shares={**self.shares, sessions: kv_tokens},
-            dismissed=self.dismissed - {sessions},
+            drivers={**self.drivers, namespace: driver},
+            shares={**self.shares, namespace: kv_tokens},
+            dismissed=self.dismissed - {namespace},
         )
 
-    def without_driver(self, sessions: int) -> StageRoute:
+    def without_driver(self, namespace: int) -> StageRoute:
         return replace(
             self,
-            drivers={key: driver for key, driver in self.drivers.items() if key != sessions},
-            shares={key: share for key, share in self.shares.items() if key != sessions},
-            dismissed=self.dismissed | {sessions},
+            drivers={key: driver for key, driver in self.drivers.items() if key != namespace},
+            shares={key: share for key, share in self.shares.items() if key != namespace},
+            dismissed=self.dismissed | {namespace},
         )
 
     def check_share(self, wanted: Mapping[int, int], held: Mapping[int, int]) -> None:
         """CapacityError if one driver's sessions, with lengths as `wanted`, take more than its share. Whoever has the
         chain alone may fill it."""
-        sessions = range_of(next(iter(wanted)))
-        share = self.shares.get(sessions, 0)
-        lengths = {**{id: held[id] for id in within(sessions, held)}, **wanted}
+        namespace = namespace_of(next(iter(wanted)))
+        share = self.shares.get(namespace, 0)
+        lengths = {**{id: held[id] for id in within(namespace, held)}, **wanted}
         used = sum(-(-length // PAGE_TOKENS) * PAGE_TOKENS for length in lengths.values())
         if used > share and len(self.drivers) > 1:
             raise CapacityError(
@@ -107,7 +107,7 @@ class StageSlot:
     place: StageRoute
     log: ActivationLog
     _newest: dict[int, int] = field(default_factory=dict)
-    """By the range of its sessions, the number of each driver's last frame."""
+    """By the namespace of its sessions, the number of each driver's last frame."""
 
     def driver_of(self, frame: StepFrame) -> Neighbour:
         """Whom the frame's results go to. LinkError when it was dismissed meanwhile."""
@@ -120,7 +120,7 @@ class StageSlot:
         """What a driver sent before it dialled anew may come late, and would undo what it has sent since."""
         if frame.width or frame.replay:
             return False
-        driver = range_of(frame.segments[0].session)
+        driver = namespace_of(frame.segments[0].session)
         newest = self._newest.get(driver, 0)
         self._newest[driver] = max(frame.sequence, newest)
         return frame.sequence <= newest
@@ -131,16 +131,16 @@ class StageSlot:
             wanted = {segment.session: segment.start + segment.count for segment in frame.segments}
             self.place.check_share(wanted, self.runtime.session_lengths())
 
-    def held(self, sessions: int) -> dict[int, int]:
-        """The sessions of a range that have memory here, and how many tokens of each."""
+    def held(self, namespace: int) -> dict[int, int]:
+        """The sessions of a namespace that have memory here, and how many tokens of each."""
         lengths = self.runtime.session_lengths()
-        return {session: lengths[session] for session in within(sessions, lengths)}
+        return {session: lengths[session] for session in within(namespace, lengths)}
 
     def close(self, sessions: Sequence[int]) -> None:
         self.runtime.close_sessions(sessions)
         for session in sessions:
             self.log.forget(session)
 
-    def free(self, sessions: int) -> None:
-        """Forget all sessions of a range."""
-        self.close(within(sessions, {*self.runtime.session_lengths(), *self.log.lengths()}))
+    def free(self, namespace: int) -> None:
+        """Forget all sessions of a namespace."""
+        self.close(within(namespace, {*self.runtime.session_lengths(), *self.log.lengths()}))

@@ -78,7 +78,7 @@ class StageServer:
         self._lock = threading.Lock()
         self._limited_log = RateLimitedLog(log)
         self._runtimes: dict[ShardKey, StageRuntime] = {}
-        self._seats: dict[str, StageSlot] = {}
+        self._slots: dict[str, StageSlot] = {}
         self._fences: dict[str, int] = {}
         self._is_closed = False
         self._inbox: queue.SimpleQueue[_Arrived | _Ended | Callable[[], None] | None] = queue.SimpleQueue()
@@ -111,9 +111,9 @@ class StageServer:
         """Free a shard, after the step that may be running."""
         with self._lock:
             runtime = self._runtimes.pop(key, None)
-            seat = self._seats.get(key[0])
-            if seat is not None and seat.runtime is runtime:
-                del self._seats[key[0]]
+            slot = self._slots.get(key[0])
+            if slot is not None and slot.runtime is runtime:
+                del self._slots[key[0]]
         if runtime is not None:
             self._links.keep_only(self._neighbours())
             self._inbox.put(runtime.close)
@@ -124,19 +124,19 @@ class StageServer:
         Sessions of the epoch before are forgotten, and replayed by the driver, unless `keeps_sessions`. With
         `replays` the next stage, which must have taken its place, is sent all that the log has. Raises LinkError.
         """
-        seat, goes_on = self._take_seat(key, place, keeps_sessions)
+        slot, goes_on = self._take_slot(key, place, keeps_sessions)
         if not goes_on:
-            self._inbox.put(seat.runtime.reset)
+            self._inbox.put(slot.runtime.reset)
         # A computing thread that waits to send to a neighbour of before would never come to the rest.
         self._links.keep_only(self._neighbours())
         self._links.open(place.next)
         if not place.is_last:
             self._links.open(place.driver)
         done: queue.SimpleQueue[Connected | LinkError] = queue.SimpleQueue()
-        self._inbox.put(lambda: done.put(self._take_stock(seat, goes_on, replays and goes_on)))
+        self._inbox.put(lambda: done.put(self._take_stock(slot, goes_on, replays and goes_on)))
         return self._await(done)
 
-    def _take_seat(self, key: ShardKey, place: StageRoute, keeps_sessions: bool) -> tuple[StageSlot, bool]:
+    def _take_slot(self, key: ShardKey, place: StageRoute, keeps_sessions: bool) -> tuple[StageSlot, bool]:
         """The shard in its new place, and whether it goes on with its sessions."""
         chain = key[0]
         with self._lock:
@@ -145,12 +145,12 @@ class StageServer:
                 raise LinkError(f"layers {key[1]} to {key[2]} of chain {chain} are not loaded here")
             if place.epoch < self._fences.get(chain, 0):
                 raise LinkError(f"epoch {place.epoch} of chain {chain} is over")
-            former = self._seats.get(chain)
+            former = self._slots.get(chain)
             goes_on = keeps_sessions and former is not None and former.runtime is runtime
             log_ = former.log if goes_on and former is not None else ActivationLog(self._log_bytes)
-            seat = self._seats[chain] = StageSlot(chain, runtime, place, log_)
+            slot = self._slots[chain] = StageSlot(chain, runtime, place, log_)
             self._fences[chain] = place.epoch
-        return seat, goes_on
+        return slot, goes_on
 
     def _await(self, done: queue.SimpleQueue[Connected | LinkError]) -> Connected:
         while True:
@@ -168,53 +168,53 @@ class StageServer:
         """The nodes to which the frames of current epochs should go and cannot."""
         with self._lock:
             places = [
-                seat.place
-                for chain, seat in self._seats.items()
-                if seat.place.epoch >= self._fences.get(chain, 0)
+                slot.place
+                for chain, slot in self._slots.items()
+                if slot.place.epoch >= self._fences.get(chain, 0)
             ]
         expected = {each for place in places for each in (place.next, *place.drivers.values())}
         return {each.node for each in expected if not self._links.has(each)}
 
     def _neighbours(self) -> set[str]:
         with self._lock:
-            places = [seat.place for seat in self._seats.values()]
+            places = [slot.place for slot in self._slots.values()]
         return {neighbour.url for place in places for neighbour in place.neighbours()}
 
-    def admit(self, chain: str, epoch: int, sessions: int, driver: Neighbour, kv_tokens: int) -> Connected:
+    def admit(self, chain: str, epoch: int, namespace: int, driver: Neighbour, kv_tokens: int) -> Connected:
         """Take another driver's frames too, or change its share; answers with what is held of its sessions.
 
         Raises LinkError where it cannot be reached, or the epoch is over.
         """
         with self._lock:
-            seat = self._seats.get(chain)
-            if seat is None or seat.place.epoch != epoch or epoch < self._fences.get(chain, 0):
+            slot = self._slots.get(chain)
+            if slot is None or slot.place.epoch != epoch or epoch < self._fences.get(chain, 0):
                 raise LinkError(f"epoch {epoch} of chain {chain} is over")
-            seat.place = seat.place.with_driver(sessions, driver, kv_tokens)
+            slot.place = slot.place.with_driver(namespace, driver, kv_tokens)
         self._links.open(driver)
         done: queue.SimpleQueue[Connected | LinkError] = queue.SimpleQueue()
-        self._inbox.put(lambda: done.put(Connected(True, {}, seat.held(sessions))))
+        self._inbox.put(lambda: done.put(Connected(True, {}, slot.held(namespace))))
         return self._await(done)
 
-    def dismiss(self, chain: str, sessions: int) -> None:
+    def dismiss(self, chain: str, namespace: int) -> None:
         """A driver is gone: take nothing more of its sessions and free what they hold."""
         with self._lock:
-            seat = self._seats.get(chain)
-            if seat is None:
+            slot = self._slots.get(chain)
+            if slot is None:
                 return
-            seat.place = seat.place.without_driver(sessions)
+            slot.place = slot.place.without_driver(namespace)
         # A computing thread that waits to send to it would never come to the rest.
         self._links.keep_only(self._neighbours())
-        self._inbox.put(lambda: seat.free(sessions))
+        self._inbox.put(lambda: slot.free(namespace))
 
     def fence(self, chain: str, epoch: int, *, forgets: bool = False) -> None:
         """Drop frames of this epoch and earlier ones, and perhaps what is left of their sessions."""
         with self._lock:
             self._fences[chain] = max(self._fences.get(chain, 0), epoch + 1)
-            seat = self._seats.get(chain)
-            if not forgets or seat is None or seat.place.epoch > epoch:
+            slot = self._slots.get(chain)
+            if not forgets or slot is None or slot.place.epoch > epoch:
                 return
-            del self._seats[chain]
-        self._inbox.put(seat.runtime.reset)
+            del self._slots[chain]
+        self._inbox.put(slot.runtime.reset)
         self._links.keep_only(self._neighbours())
 
     # What links bring
@@ -258,11 +258,11 @@ class StageServer:
     def _step(self, arrived: _Arrived) -> None:
         frame = arrived.frame
         with self._lock:
-            seat = self._seats.get(frame.chain)
+            slot = self._slots.get(frame.chain)
             is_stale = frame.epoch < self._fences.get(frame.chain, 0)
-        if seat is None or is_stale or frame.epoch != seat.place.epoch:
+        if slot is None or is_stale or frame.epoch != slot.place.epoch:
             return
-        if not seat.place.hears(arrived.sender, sessions_in(frame), is_replay=frame.replay):
+        if not slot.place.hears(arrived.sender, sessions_in(frame), is_replay=frame.replay):
             self._limited_log.warning(
                 arrived.sender,
                 "%s sent a frame for chain %s, in which it has no such place",
@@ -270,27 +270,27 @@ class StageServer:
                 frame.chain,
             )
             return
-        if seat.is_outdated(frame):
+        if slot.is_outdated(frame):
             return
         started = time.perf_counter()
         try:
-            seat.check_share(frame)
+            slot.check_share(frame)
             work = [work_of(segment) for segment in frame.segments]
             openings = [opening_of(opened) for opened in frame.opens]
             activations = self._decode(frame, arrived.body)
             decoded = time.perf_counter()
             for opening in openings:
                 self._log_session("begins", opening.session, frame.chain)
-            out = seat.runtime.step(work, openings, activations)
+            out = slot.runtime.step(work, openings, activations)
             computed = time.perf_counter()
             foreseen: list[Foreseen] = []
             if not isinstance(out, list):
-                drafted, out = seat.runtime.draft(work, out)
+                drafted, out = slot.runtime.draft(work, out)
                 work = list(drafted)
             elif not frame.replay:
-                foreseen = seat.runtime.foresee(work, out)
+                foreseen = slot.runtime.foresee(work, out)
         except Exception as error:
-            self._report_failure(seat, frame, error)
+            self._report_failure(slot, frame, error)
             return
         timing = StageTiming(
             self._node,
@@ -301,9 +301,9 @@ class StageServer:
             draft_s=time.perf_counter() - computed,
         )
         if not isinstance(out, list):
-            self._pass_on(seat, frame, work, openings, out, timing)
+            self._pass_on(slot, frame, work, openings, out, timing)
         elif not frame.replay:
-            self._answer(seat, frame, work, out, foreseen, timing)
+            self._answer(slot, frame, work, out, foreseen, timing)
 
     def _log_session(self, what: str, session: int, chain: str) -> None:
         """Stages know sessions by number alone; which request one belongs to is in the log of its driver."""
@@ -317,7 +317,7 @@ class StageServer:
 
     def _answer(
         self,
-        seat: StageSlot,
+        slot: StageSlot,
         frame: StepFrame,
         work: Sequence[SessionRows],
         out: list[Picked],
@@ -326,11 +326,11 @@ class StageServer:
     ) -> None:
         """The end of the chain: results straight to the driver."""
         result = step_result(frame, work, out, foreseen, [*frame.timings, timing])
-        self._links.send(seat.driver_of(frame), result)
+        self._links.send(slot.driver_of(frame), result)
 
     def _pass_on(
         self,
-        seat: StageSlot,
+        slot: StageSlot,
         frame: StepFrame,
         work: Sequence[SessionRows],
         openings: Sequence[Opening],
@@ -340,10 +340,10 @@ class StageServer:
         """Log what the next stage gets, as it gets it, and send it on unless it has that already."""
         started = time.perf_counter()
         rows, width = out.shape
-        codec = self._choose_codec(seat.place, rows, width)
+        codec = self._choose_codec(slot.place, rows, width)
         # The executor reuses its output; log and link keep what they are given.
         packed = codec.rows.pack(np.array(out, dtype=np.float32))
-        seat.log.append(work, openings, Chunk(codec.rows.name, width, packed))
+        slot.log.append(work, openings, Chunk(codec.rows.name, width, packed))
         if frame.replay:
             return
         body = codec.wrap(packed)
@@ -364,45 +364,45 @@ class StageServer:
             opens=frame.opens,
             timings=[*frame.timings, sent],
         )
-        self._links.send(seat.place.next, passed, body)
+        self._links.send(slot.place.next, passed, body)
 
     def _choose_codec(self, place: StageRoute, rows: int, width: int) -> Codec:
         rate = self._links.bytes_per_s(place.next)
         return find_codec(choose_codec(place.wire, rows, width, bytes_per_s=rate))
 
-    def _take_stock(self, seat: StageSlot, goes_on: bool, replays: bool) -> Connected | LinkError:
+    def _take_stock(self, slot: StageSlot, goes_on: bool, replays: bool) -> Connected | LinkError:
         """What is known here, after all that came before; for the new next stage, also told to it."""
-        held = seat.runtime.session_lengths() if goes_on else {}
+        held = slot.runtime.session_lengths() if goes_on else {}
         try:
-            return Connected(goes_on, self._replay(seat) if replays else {}, held)
+            return Connected(goes_on, self._replay(slot) if replays else {}, held)
         except LinkError as error:
             return error
 
-    def _replay(self, seat: StageSlot) -> dict[int, int]:
+    def _replay(self, slot: StageSlot) -> dict[int, int]:
         """Send the next stage what it would have got, had it been there from the start."""
-        lengths = seat.log.lengths()
-        for frame, body in replay_frames(seat):
-            self._links.send(seat.place.next, frame, body)
+        lengths = slot.log.lengths()
+        for frame, body in replay_frames(slot):
+            self._links.send(slot.place.next, frame, body)
         return lengths
 
-    def _report_failure(self, seat: StageSlot, frame: StepFrame, error: Exception) -> None:
+    def _report_failure(self, slot: StageSlot, frame: StepFrame, error: Exception) -> None:
         if not isinstance(error, ShardComputeError):
             log.exception("a step of chain %s failed", frame.chain)
         failed = step_failed(frame, error)
-        driver = seat.driver_of(frame)
-        if driver == seat.place.driver:
+        driver = slot.driver_of(frame)
+        if driver == slot.place.driver:
             self._links.open(driver)
         self._links.send(driver, failed)
 
     def _close_sessions(self, ended: _Ended) -> None:
         message = ended.message
         with self._lock:
-            seat = self._seats.get(message.chain)
+            slot = self._slots.get(message.chain)
         # Of an old epoch it may be news of a session that has begun again since.
-        is_current = seat is not None and message.epoch in (0, seat.place.epoch)
-        if seat is not None and is_current and seat.place.may_end(ended.sender, message.sessions):
+        is_current = slot is not None and message.epoch in (0, slot.place.epoch)
+        if slot is not None and is_current and slot.place.may_end(ended.sender, message.sessions):
             for session in message.sessions:
                 self._log_session("has ended", session, message.chain)
-            seat.close(message.sessions)
-            if not seat.place.is_last:
-                self._links.send(seat.place.next, message)
+            slot.close(message.sessions)
+            if not slot.place.is_last:
+                self._links.send(slot.place.next, message)

@@ -87,8 +87,8 @@ class HostedDriversPort(Protocol):
     """Drivers that run on this worker in the coordinator's place. Methods may be called from any thread."""
 
     @property
-    def sessions(self) -> int:
-        """The range in which they number their sessions (see `session_ids`)."""
+    def session_namespace(self) -> int:
+        """The namespace in which they number their sessions (see `session_ids`)."""
         ...
 
     def carry_out(self, command: NodeCommand) -> None:
@@ -234,7 +234,7 @@ class Worker:
             cached=tuple(Holding(held.model, held.start, held.stop) for held in self._cache.holdings()),
             shards=shards,
             codecs=tuple(CODECS),
-            sessions=self._hosted.sessions,
+            session_namespace=self._hosted.session_namespace,
         )
 
     def _registered(self, incarnation: int, revocations: Revocations) -> None:
@@ -259,8 +259,8 @@ class Worker:
                 command.is_last,
                 command.previous_node,
                 command.wire,
-                {command.driver_sessions: driver},
-                {command.driver_sessions: command.driver_kv_tokens},
+                {command.driver_session_namespace: driver},
+                {command.driver_session_namespace: command.driver_kv_tokens},
             )
             return encode_connected(self._connect(command, place))
         elif isinstance(command, FenceOff):
@@ -269,11 +269,11 @@ class Worker:
         elif isinstance(command, Admit):
             driver = Neighbour(command.driver.node, command.driver.url)
             connected = self._stages.admit(
-                command.chain, command.epoch, command.sessions, driver, command.kv_tokens
+                command.chain, command.epoch, command.session_namespace, driver, command.kv_tokens
             )
             return encode_connected(connected)
         elif isinstance(command, Dismiss):
-            self._stages.dismiss(command.chain, command.sessions)
+            self._stages.dismiss(command.chain, command.session_namespace)
         elif isinstance(command, Probe):
             self._probe(command)
         else:

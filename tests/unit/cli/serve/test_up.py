@@ -166,8 +166,8 @@ def test_help_names_every_codec() -> None:
 
 @pytest.mark.parametrize(("given", "placement"), [(None, "auto"), ("auto", "auto"), ("here", "here")])
 def test_where_drivers_may_sit(given: str | None, placement: str, tmp_path: Path) -> None:
-    seating = None if given is None else swarm_options.Seating(given)
-    plan = SwarmPlan("", tmp_path, "127.0.0.1", 0, [], "native", seating=seating)
+    driver_placement = None if given is None else swarm_options.DriverPlacementOption(given)
+    plan = SwarmPlan("", tmp_path, "127.0.0.1", 0, [], "native", driver_placement=driver_placement)
     placing = plan.cluster_options(load_settings()).placing
     assert placing is not None
     assert placing.drivers == placement

@@ -89,7 +89,7 @@ def test_a_host_that_closes_ends_its_links(
 
 
 def test_orders_about_chains_that_are_not_here(host: DriverHost) -> None:
-    assert host.sessions > 0
+    assert host.session_namespace > 0
     host.carry_out(Retire("m#1"))
     host.carry_out(FenceOff("m#1", 1))
     with pytest.raises(LinkError):

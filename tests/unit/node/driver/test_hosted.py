@@ -85,7 +85,7 @@ def hosting() -> Iterator[Hosting]:
 
     drivers = HostedDrivers(dial, lambda chain, node: lab.lost.append((chain, node)))
     lab = Hosting(drivers, host, there, home, here, hosted={CHAIN: host})
-    lab.drivers.seat(CHAIN, "host", "inproc://host")
+    lab.drivers.host(CHAIN, "host", "inproc://host")
     try:
         yield lab
     finally:
@@ -153,7 +153,7 @@ def test_a_prompt_is_not_scored_twice(lab: Hosting) -> None:
     _, caller = lab.start(ask(prompt_logprobs=1))
     lab.run_there(2, caller)
     assert len(caller.deltas[0].prompt) == 5
-    lab.drivers.unseat(CHAIN)
+    lab.drivers.unhost(CHAIN)
     assert [part.targets for frame in lab.here.frames for part in frame.work] == [()]
     lab.here.run(lab.home)
     assert caller.tokens == continuation(ask().prompt, 6)
@@ -164,7 +164,7 @@ def test_a_stop_string_may_span_the_change(lab: Hosting) -> None:
     letters = "".join(chr(97 + token) for token in continuation(ask().prompt, 6))
     _, caller = lab.start(ask(stop=(letters[1:4],)))
     lab.run_there(3, caller)
-    lab.drivers.unseat(CHAIN)
+    lab.drivers.unhost(CHAIN)
     lab.here.run(lab.home)
     assert caller.text == letters[:1]
     assert caller.deltas[-1].finish == "stop"
@@ -224,29 +224,29 @@ def test_an_error_of_a_driver_that_takes_over_reaches_the_caller(lab: Hosting) -
     _, caller = lab.start(ask())
     lab.run_there(1, caller)
     lab.home.close()
-    lab.drivers.unseat(CHAIN)
+    lab.drivers.unhost(CHAIN)
     assert caller.error is not None
 
 
 def test_chains_of_one_host_share_a_link(lab: Hosting) -> None:
     lab.hosted["m#2"] = lab.host
-    lab.drivers.seat("m#2", "host", "inproc://host")
+    lab.drivers.host("m#2", "host", "inproc://host")
     assert len(lab.links) == 1
-    lab.drivers.unseat("m#2", "somebody else")
+    lab.drivers.unhost("m#2", "somebody else")
     assert lab.drivers.at("m#2") is lab.drivers.at(CHAIN)
-    lab.drivers.unseat(CHAIN, "host")
+    lab.drivers.unhost(CHAIN, "host")
     assert lab.drivers.at(CHAIN) is None
     far = lab.drivers.at("m#2")
     assert isinstance(far, HostedDriverClient)
     assert not far.is_lost, "another chain needs the link"
-    lab.drivers.unseat("m#2")
+    lab.drivers.unhost("m#2")
     assert far.is_lost
     assert lab.lost == [], "nobody lost it"
 
 
 def test_another_node_than_expected_is_no_host(lab: Hosting) -> None:
     with pytest.raises(LinkError, match="was expected"):
-        lab.drivers.seat("m#2", "another", "inproc://host")
+        lab.drivers.host("m#2", "another", "inproc://host")
     assert lab.drivers.at("m#2") is None
 
 

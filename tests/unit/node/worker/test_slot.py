@@ -13,7 +13,7 @@ from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import CapacityError
 from shardcompute.core.generation import Sampling
 from shardcompute.node.coordinator.validation import validate_join, validate_role
-from shardcompute.node.rpc.session_ids import Resumption, choose_range, first_session, range_of
+from shardcompute.node.rpc.session_ids import Resumption, choose_namespace, first_session, namespace_of
 from shardcompute.node.worker.peer_links import Neighbour
 from shardcompute.node.worker.slot import StageRoute, StageSlot, sessions_in
 from shardcompute.security.names import Role
@@ -90,18 +90,18 @@ def test_shares() -> None:
 
 
 def test_what_comes_late_is_outdated() -> None:
-    seat = StageSlot("m#1", SimpleNamespace(), place(OWN.node), SimpleNamespace())  # type: ignore[arg-type]
-    assert not seat.is_outdated(frame(OF_X, 5))
-    assert seat.is_outdated(frame(OF_X, 4))
-    assert seat.is_outdated(frame(OF_X, 5))
-    assert not seat.is_outdated(frame(OF_OWN, 1)), "drivers count for themselves"
-    assert not seat.is_outdated(frame(OF_X, 1, width=8)), "among stages nothing is overtaken"
-    assert seat.driver_of(frame(OF_X, 1)) == X
+    slot = StageSlot("m#1", SimpleNamespace(), place(OWN.node), SimpleNamespace())  # type: ignore[arg-type]
+    assert not slot.is_outdated(frame(OF_X, 5))
+    assert slot.is_outdated(frame(OF_X, 4))
+    assert slot.is_outdated(frame(OF_X, 5))
+    assert not slot.is_outdated(frame(OF_OWN, 1)), "drivers count for themselves"
+    assert not slot.is_outdated(frame(OF_X, 1, width=8)), "among stages nothing is overtaken"
+    assert slot.driver_of(frame(OF_X, 1)) == X
 
 
 def test_ranges_do_not_meet() -> None:
-    chosen = choose_range()
-    assert range_of(first_session(chosen)) == chosen == range_of(first_session(chosen) + (1 << 31))
+    chosen = choose_namespace()
+    assert namespace_of(first_session(chosen)) == chosen == namespace_of(first_session(chosen) + (1 << 31))
     assert first_session(chosen) < 1 << 63
     known = Resumption({OF_X: 3, OF_Y: 4}, True, frozenset({OF_X, OF_Y, OF_Y + 1}))
     assert known.within(3) == Resumption({OF_Y: 4}, True, frozenset({OF_Y, OF_Y + 1}))
@@ -120,7 +120,7 @@ def joined(**changes: Any) -> NodeJoined:
         "version": "1",
         "incarnation": 0,
         "now_s": 0.0,
-        "sessions": 7,
+        "session_namespace": 7,
         "api_url": "http://porch:8000",
     }
     return NodeJoined(**{**fields, **changes})
@@ -128,7 +128,12 @@ def joined(**changes: Any) -> NodeJoined:
 
 def test_what_drivers_say_of_themselves_is_judged() -> None:
     assert validate_join(joined()) is None
-    for changes in ({"memory_bytes": 5}, {"sessions": 1 << 31}, {"sessions": -1}, {"api_url": "a\nb"}):
+    for changes in (
+        {"memory_bytes": 5},
+        {"session_namespace": 1 << 31},
+        {"session_namespace": -1},
+        {"api_url": "a\nb"},
+    ):
         assert validate_join(joined(**changes)) is not None
     assert validate_role("driver", {Role.DRIVER}) is None
     assert validate_role("worker", {Role.DRIVER}) == "its certificate is not that of a worker"

@@ -51,8 +51,8 @@ function makeChain(chain) {
 
 /** Who sends the chain its work, where that is not the coordinator alone. */
 function driversOf(chain) {
-  if (!chain.drivers?.some((each) => each.node !== store.cluster.driver && each.node !== chain.seat)) {
-    return chain.seat ? ` ${sentence(chain.seat_reason)}` : "";
+  if (!chain.drivers?.some((each) => each.node !== store.cluster.driver && each.node !== chain.driver_host)) {
+    return chain.driver_host ? ` ${sentence(chain.driver_host_reason)}` : "";
   }
   const named = chain.drivers.map((each) => `${nameOf(each.node)}${each.round_trip_s === null ? "" : ` (${seconds(each.round_trip_s)} around)`}`);
   return ` Driven from ${named.join(", ")}.`;
