@@ -1,4 +1,4 @@
-"""The first machine of a cluster: coordinator, join desk, weights and drivers in one process.
+"""The first machine of a cluster: coordinator, join server, weights and drivers in one process.
 
 A cluster lives in a folder: its authority, its journal, its tokens and keys. Starting again with the same folder
 finds the same cluster; workers come back by themselves.
@@ -29,7 +29,8 @@ from shardcompute.node.coordinator.journal import Journal
 from shardcompute.node.coordinator.model_sizes import describe_card
 from shardcompute.node.driver.hosted_client import HostedDrivers
 from shardcompute.node.driver.pool import PATIENCE_S, DriverPool, PoolModel
-from shardcompute.node.enrolment.joining import Admission, Application, JoinDesk
+from shardcompute.node.enrolment.admission import Admission, Application
+from shardcompute.node.enrolment.join_server import JoinServer
 from shardcompute.node.rpc.commands import OfferedModel
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes
@@ -158,7 +159,7 @@ class Cluster:
             wire=check_wire(options.wire),
         )
         context = join_server_context(self._credentials.identity, self._credentials.certificate_pem)
-        self._desk = JoinDesk(
+        self._join_server = JoinServer(
             options.host, options.join_port, context, self._authority.certificate_pem, self._admit
         )
         self.coordinator.start()
@@ -264,7 +265,7 @@ class Cluster:
     ) -> str:
         with self._lock:
             self._tokens, token = self._tokens.create(
-                addresses=[f"{self.options.advertise or self.options.host}:{self._desk.port}"],
+                addresses=[f"{self.options.advertise or self.options.host}:{self._join_server.port}"],
                 fingerprint=self._authority.fingerprint,
                 cluster=self._authority.name,
                 now_s=time.time(),
@@ -313,7 +314,7 @@ class Cluster:
         self.coordinator.introduce()
 
     def close(self) -> None:
-        self._desk.close()
+        self._join_server.close()
         self.coordinator.close()
         self.pool.close()
         self._endpoint.close()

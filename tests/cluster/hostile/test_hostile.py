@@ -15,7 +15,8 @@ import pytest
 
 from shardcompute.core.errors import AuthError, ForbiddenError, LinkError, UsageError
 from shardcompute.core.generation import GenerationRequest, TokenChoice
-from shardcompute.node.enrolment.joining import Application, join_cluster
+from shardcompute.node.enrolment.admission import Application
+from shardcompute.node.enrolment.join_client import join_cluster
 from shardcompute.security import Credentials, JoinToken, Role, parse_token
 from shardcompute.wire import (
     Link,

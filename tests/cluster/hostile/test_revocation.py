@@ -9,7 +9,7 @@ import pytest
 
 from shardcompute.core.errors import ForbiddenError, LinkError
 from shardcompute.core.generation import GenerationRequest
-from shardcompute.node.enrolment.joining import join_cluster
+from shardcompute.node.enrolment.join_client import join_cluster
 from shardcompute.security import Role
 from support.network.papers import dial_as
 from support.swarm.lab import Alone, LabSwarm, LabWorker, swarm

@@ -40,7 +40,7 @@ from shardcompute.node.cluster import Cluster, ClusterOptions
 from shardcompute.node.driver.host import DriverHost
 from shardcompute.node.driver.pool import DriverPool
 from shardcompute.node.driver.standalone import StandaloneDriver, StandaloneOptions
-from shardcompute.node.enrolment.joining import join_cluster
+from shardcompute.node.enrolment.join_client import join_cluster
 from shardcompute.node.local.service import EngineOptions, LocalService, open_model
 from shardcompute.node.rpc import link_probe
 from shardcompute.node.rpc.commands import LoadLayers

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shardcompute.core.generation import GenerationRequest, TokenChoice
-from shardcompute.node.enrolment.joining import join_cluster
+from shardcompute.node.enrolment.join_client import join_cluster
 from shardcompute.security import Credentials, Role
 from shardcompute.wire import Link
 from shardcompute.wire.control import Command

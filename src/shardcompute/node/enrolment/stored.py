@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from shardcompute.core.errors import AuthError, SourceError, UsageError
-from shardcompute.node.enrolment.joining import join_cluster
+from shardcompute.node.enrolment.join_client import join_cluster
 from shardcompute.security.certificates import (
     certificate_der,
     fingerprint_of,
@@ -41,7 +41,7 @@ class _Stored(msgspec.Struct, frozen=True):
 def join_from(folder: Path, token: JoinToken, role: Role = Role.WORKER) -> EnrolledNode:
     """Join the token's cluster from `folder`, or renew what was joined before.
 
-    UsageError if the folder belongs to another cluster; otherwise as `joining.join_cluster`.
+    UsageError if the folder belongs to another cluster; otherwise as `join_client.join_cluster`.
     """
     former = _credentials(folder)
     if former is not None and authority_of(former) != token.fingerprint:

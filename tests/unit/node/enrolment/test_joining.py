@@ -1,4 +1,4 @@
-"""The join desk and its applicants, honest and otherwise. The desk is a real one on loopback."""
+"""The join server and its applicants, honest and otherwise. The server is a real one on loopback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ import msgspec
 import pytest
 
 from shardcompute.core.errors import AuthError, CapacityError, ForbiddenError, LinkError, UsageError
-from shardcompute.node.enrolment.joining import Admission, Application, JoinDesk, join_cluster
+from shardcompute.node.enrolment.admission import Admission, Application
+from shardcompute.node.enrolment.join_client import join_cluster
+from shardcompute.node.enrolment.join_server import JoinServer
 from shardcompute.security import (
     JOIN_HELLO,
     JoinToken,
@@ -45,7 +47,7 @@ class Desk:
     def open(self, *, timeout_s: float = 20.0, most_at_once: int = 32) -> Desk:
         context = join_server_context(self._own.identity, self._own.certificate_pem)
         pem = self.papers.authority.certificate_pem
-        desk = JoinDesk(
+        desk = JoinServer(
             "127.0.0.1", 0, context, pem, self._admit, timeout_s=timeout_s, most_at_once=most_at_once
         )
         self._opened.callback(desk.close)
@@ -300,7 +302,7 @@ def test_a_port_in_use(desk: Desk) -> None:
     desk.open()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with pytest.raises(LinkError, match="cannot be used for joining"):
-        JoinDesk("127.0.0.1", desk.port, context, "", lambda _: Admission())
+        JoinServer("127.0.0.1", desk.port, context, "", lambda _: Admission())
 
 
 def test_nothing_but_usage_comes_of_a_role_that_is_none(desk: Desk, tmp_path: Path) -> None:

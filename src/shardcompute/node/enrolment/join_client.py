@@ -1,0 +1,71 @@
+"""How a machine becomes a node: it shows a join token and goes away with a certificate.
+
+It first makes sure that it talks to the cluster that the token names (see `security.bootstrap`); only then does it
+send the token's secret.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import msgspec
+
+from shardcompute.core import errors
+from shardcompute.core.errors import AuthError, LinkError, ShardComputeError
+from shardcompute.node.enrolment.admission import TIMEOUT_S, Admission, Application, receive, send
+from shardcompute.security.bootstrap import open_join
+from shardcompute.security.credentials import Credentials
+from shardcompute.security.identity import NodeIdentity
+from shardcompute.security.names import Role
+from shardcompute.security.tokens import JoinToken
+
+
+def join_cluster(token: JoinToken, folder: Path, role: Role) -> tuple[Credentials, list[str]]:
+    """Join with a token: this node's credentials, saved in `folder`, and the coordinator's control URLs.
+
+    Tries the token's addresses in turn. Raises AuthError when the token is refused, LinkError when nobody answers.
+    """
+    identity = NodeIdentity.open(folder)
+    application = Application(
+        token.token_id, token.secret, role.value, identity.node_id, identity.certificate_request()
+    )
+    failures = []
+    for address in token.addresses:
+        try:
+            return _apply(address, token, identity, application)
+        except LinkError as error:
+            failures.append(f"{address}: {error.message}")
+    raise LinkError(
+        f"the cluster {token.cluster} cannot be reached ({'; '.join(failures)})",
+        hint="check that the coordinator is running and that its ports are open to this machine",
+    )
+
+
+def _apply(
+    address: str, token: JoinToken, identity: NodeIdentity, application: Application
+) -> tuple[Credentials, list[str]]:
+    host, _, port = address.rpartition(":")
+    try:
+        sock = socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S)
+    except OSError as error:
+        raise LinkError(f"no connection: {error.strerror or error}") from error
+    connection, authority_pem = open_join(sock, token)
+    with connection:
+        try:
+            send(connection, msgspec.json.encode(application))
+            admission = msgspec.json.decode(receive(connection), type=Admission)
+        except (ValueError, RecursionError, OSError) as error:
+            raise LinkError(f"the coordinator did not answer as it should: {error}") from error
+    if admission.error:
+        kind = getattr(errors, admission.code, AuthError)
+        is_ours = isinstance(kind, type) and issubclass(kind, ShardComputeError)
+        raise (kind if is_ours else AuthError)(admission.error, hint="ask the coordinator for a new token")
+    credentials = Credentials(identity, admission.certificate_pem, authority_pem)
+    credentials.save()
+    return credentials, [_reachable(url, host) for url in admission.control_urls]
+
+
+def _reachable(url: str, host: str) -> str:
+    """A coordinator that listens everywhere names no host: the one that answered is it."""
+    return url.replace("//0.0.0.0:", f"//{host}:").replace("//[::]:", f"//{host}:")
