@@ -52,7 +52,7 @@ from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.served import ServedWeights, attachments_of, prepare_served
 from shardcompute.weights.sources.progress import Progress
 from shardcompute.weights.tokenizer_pack import TOKENIZER, pack_tokenizer
-from shardcompute.wire import Link, Transport
+from shardcompute.wire import Link, Transports, default_transports, join_address
 from shardcompute.wire.codecs.mode import EXACT, check_wire
 
 log = logging.getLogger(__name__)
@@ -80,8 +80,8 @@ class ClusterOptions:
     """So long streams wait for a model that no machines can serve any more."""
     open_drafters: Callable[[Tokenizer, int], Sequence[Drafter]] = lambda tokenizer, vocab_size: ()
     """Opens what drafts for a model, given its tokenizer and vocabulary's size."""
-    transport: Transport | None = None
-    """How links are made, where not simply over TCP."""
+    transports: Transports = field(default_factory=default_transports)
+    """How links are made, by the scheme of their URLs."""
     draft_heads: Path | None = None
     """Where fitted draft heads lie; None: first stages draft nothing themselves."""
     ahead_heads: Path | None = None
@@ -123,8 +123,7 @@ class Cluster:
         self._drafters: dict[str, Sequence[Drafter]] = {}
         self._endpoint = Endpoint(
             self._credentials,
-            options.host,
-            options.port,
+            join_address(options.host, options.port),
             {
                 "control": self._serve_control,
                 "weights": self._weights.serve,
@@ -132,7 +131,7 @@ class Cluster:
                 "stage": lambda link: receive_all(link, self.pool.take),
             },
             advertise=options.advertise,
-            transport=options.transport,
+            transports=options.transports,
         )
         on_error.callback(self._endpoint.close)
         self._endpoint.revocations = self._revocations

@@ -35,7 +35,7 @@ from shardcompute.wire.messages import (
     unpack_ids,
 )
 from shardcompute.wire.pump import LinkPump
-from shardcompute.wire.tcp import TcpTransport
+from shardcompute.wire.tcp import TcpTransport, join_address
 from shardcompute.wire.transports import Transports, default_transports
 from shardcompute.wire.warmth import WarmthPolicy, choose_warmth
 
@@ -83,6 +83,7 @@ __all__ = [
     "choose_warmth",
     "default_transports",
     "find_codec",
+    "join_address",
     "negotiate",
     "open_session",
     "pack_frame",

@@ -87,7 +87,7 @@ class _Pending:
 
 class TcpListener(Closing):
     def __init__(self, sock: socket.socket, ours: Hello, options: LinkOptions, admit: Admit | None) -> None:
-        self.address = join_address(sock.getsockname())
+        self.address = join_address(*sock.getsockname()[:2])
         self._sock = sock
         self._ours = ours
         self._options = options
@@ -170,7 +170,7 @@ class TcpListener(Closing):
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed, _RETRY_S)
             return False
-        address = join_address(remote)
+        address = join_address(*remote[:2])
         try:
             tune_socket(sock, self._options.congestion)
             sock = wrap_answering(sock, self._options)
@@ -243,6 +243,7 @@ def split_address(url: str) -> tuple[str, int]:
     return host, port
 
 
-def join_address(name: tuple[str, int] | tuple[str, int, int, int]) -> str:
-    host, port = name[0], name[1]
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+def join_address(host: str, port: int) -> str:
+    """`tcp://host:port`, with brackets around an IPv6 address."""
+    is_bare = ":" in host and not host.startswith("[")
+    return f"tcp://[{host}]:{port}" if is_bare else f"tcp://{host}:{port}"

@@ -1,6 +1,6 @@
 """Links of a test's own network: real TCP and TLS, but a node can be frozen, killed or cut off from another.
 
-`LabNetwork` stands in for `TcpTransport` (see `patched`). It knows every link by the node that holds that end of it:
+`LabNetwork` stands in for `TcpTransport` (see `transports`). It knows every link by the node that holds that end of it:
 a frozen node's ends neither send nor deliver, as if its process were stopped while the system keeps its sockets; a
 dead node's ends are all closed at once; a cut closes what carries frames between two nodes.
 """
@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from unittest import mock
 
 import pytest
 
 from shardcompute.core.errors import LinkClosedError, LinkError
-from shardcompute.node.rpc import endpoint
-from shardcompute.wire import Hello, Link, LinkOptions, Message, TcpTransport
+from shardcompute.wire import Hello, Link, LinkOptions, Message, TcpTransport, Transports
 from shardcompute.wire.framing import Body
 from shardcompute.wire.links import Admit
 from shardcompute.wire.tcp import TcpListener
@@ -196,11 +193,10 @@ class LabNetwork:
         with self._lock:
             return [f"{link.owner} has a {link.kind} link to {link.peer}" for link in self._links]
 
-    @contextmanager
-    def patched(self) -> Iterator[None]:
-        """Nodes that are made inside the block live on this network."""
-        with mock.patch.object(endpoint, "TcpTransport", return_value=self):
-            yield
+    @property
+    def transports(self) -> Transports:
+        """For the options of a node that is to live on this network."""
+        return Transports({"tcp": self})
 
 
 def wait_until(condition: Callable[[], bool], what: str | Callable[[], str], timeout_s: float) -> None:

@@ -166,7 +166,7 @@ class LabSwarm(Closing):
 
     def __post_init__(self) -> None:
         self._patches = contextlib.ExitStack()
-        self._patches.enter_context(self.network.patched())
+        self.options = replace(self.options, transports=self.network.transports)
         self._patches.enter_context(_constant_measurements(self._reach))
         host = partial(StageServer, log_bytes=self.log_bytes)
         self._patches.enter_context(mock.patch.object(worker_room, "StageServer", host))
@@ -277,7 +277,13 @@ class LabSwarm(Closing):
 
     def _open_worker(self, folder: Path, memory_bytes: int) -> LabWorker:
         credentials, urls = join_cluster(self._token, folder, Role.WORKER)
-        options = WorkerOptions(folder, name=folder.name, threads=1, max_memory_bytes=memory_bytes)
+        options = WorkerOptions(
+            folder,
+            name=folder.name,
+            threads=1,
+            max_memory_bytes=memory_bytes,
+            transports=self.network.transports,
+        )
         worker = LabWorker(credentials, urls, options)
         self.workers.append(worker)
         return worker
@@ -334,7 +340,8 @@ class LabSwarm(Closing):
 
     def open_driver(self, folder: Path) -> StandaloneDriver:
         credentials, urls = join_cluster(self._token, folder, Role.DRIVER)
-        driver = StandaloneDriver(credentials, urls, StandaloneOptions(name=folder.name))
+        options = StandaloneOptions(name=folder.name, transports=self.network.transports)
+        driver = StandaloneDriver(credentials, urls, options)
         self.drivers.append(driver)
         driver.start()
         return driver

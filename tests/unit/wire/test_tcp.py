@@ -51,7 +51,7 @@ def test_the_address_names_the_port_that_was_bound() -> None:
 
 def test_addresses() -> None:
     assert split_address("tcp://[::1]:80") == ("::1", 80)
-    assert join_address(("::1", 80, 0, 0)) == "tcp://[::1]:80"
+    assert join_address("::1", 80) == "tcp://[::1]:80"
     for url in ("tcp://host", "tcp://:80", "tcp://host:port", "tcp://host:99999", "tcp://[::1:80"):
         with pytest.raises(UsageError, match="no address"):
             split_address(url)

@@ -20,7 +20,7 @@ from shardcompute.cli.serve.addresses import (
     reachable_host,
 )
 from shardcompute.cli.serve.greeting import check_keys, greeting
-from shardcompute.cli.serve.shaping import Shape, open_transport
+from shardcompute.cli.serve.shaping import Shape, open_transports
 from shardcompute.cli.serve.stopping import exit_at_once
 from shardcompute.cli.serve.worker import Host, Port
 from shardcompute.core.errors import AuthError
@@ -58,7 +58,7 @@ class DriverPlan:
             port=self.port,
             advertise=self.advertise or (own if is_any_address(host) else host),
             name=self.name or "",
-            transport=open_transport(self.shape),
+            transports=open_transports(self.shape),
         )
 
 

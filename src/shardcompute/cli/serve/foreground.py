@@ -30,7 +30,7 @@ from shardcompute.cli.options.cluster import (
 from shardcompute.cli.progress import waiting
 from shardcompute.cli.serve.addresses import check_ports, is_any_address, is_loopback, reachable_host
 from shardcompute.cli.serve.greeting import check_keys, greeting, invitation
-from shardcompute.cli.serve.shaping import open_transport
+from shardcompute.cli.serve.shaping import open_transports
 from shardcompute.cli.serve.stopping import terminating_as_interrupt
 from shardcompute.core.generation import Speculation
 from shardcompute.core.settings import Settings
@@ -98,7 +98,7 @@ class SwarmPlan:
                 drivers=(self.driver_placement or DriverPlacementOption.AUTO).value,
             ),
             wire=check_wire(EXACT if self.wire is None else self.wire),
-            transport=open_transport(self.shape),
+            transports=open_transports(self.shape),
         )
 
 

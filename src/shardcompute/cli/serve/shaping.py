@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from shardcompute.wire import Transport
+    from shardcompute.wire import Transports
 
 Shape = Annotated[
     str | None,
@@ -15,13 +15,15 @@ Shape = Annotated[
 ]
 
 
-def open_transport(shape: str | None) -> Transport | None:
-    """How to make links on that network; None without the option."""
+def open_transports(shape: str | None) -> Transports:
+    """How to make links on that network; without the option, on this machine's own."""
+    from shardcompute.wire import Transports, default_transports
+
     if shape is None:
-        return None
+        return default_transports()
     from shardcompute.sim.shape_file import ShapeReader, parse_shape_option
     from shardcompute.sim.shaped_links import ShapedTransport
     from shardcompute.wire import TcpTransport
 
     machine, path = parse_shape_option(shape)
-    return ShapedTransport(TcpTransport(), machine, ShapeReader(path))
+    return Transports({"tcp": ShapedTransport(TcpTransport(), machine, ShapeReader(path))})

@@ -16,7 +16,7 @@ from shardcompute.cli.options import cluster as swarm_options
 from shardcompute.cli.options import common as options
 from shardcompute.cli.options.common import Backend, check_device
 from shardcompute.cli.serve.addresses import address_towards, check_ports, is_any_address
-from shardcompute.cli.serve.shaping import Shape, open_transport
+from shardcompute.cli.serve.shaping import Shape, open_transports
 from shardcompute.cli.serve.stopping import exit_at_once, stop_requested, stop_with_parent
 from shardcompute.core.errors import AuthError
 from shardcompute.core.settings import load_settings
@@ -86,7 +86,7 @@ class WorkerPlan:
             threads=self.threads or load_settings().threads or default_threads(),
             backend=self.backend.value,
             device=self.device,
-            transport=open_transport(self.shape),
+            transports=open_transports(self.shape),
         )
 
 

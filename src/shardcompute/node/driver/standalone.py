@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import platform
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardcompute.control.events import LinkBroken, NodeJoined
 from shardcompute.core.errors import AuthError
@@ -25,7 +25,7 @@ from shardcompute.security.credentials import Credentials
 from shardcompute.security.names import Role
 from shardcompute.security.revocations import Revocations
 from shardcompute.version import VERSION
-from shardcompute.wire import Transport
+from shardcompute.wire import Transports, default_transports, join_address
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ class StandaloneOptions:
     port: int = 0
     advertise: str = ""
     name: str = ""
-    transport: Transport | None = None
-    """How links are made, where not simply over TCP."""
+    transports: Transports = field(default_factory=default_transports)
+    """How links are made, by the scheme of their URLs."""
 
 
 class StandaloneDriver:
@@ -55,11 +55,10 @@ class StandaloneDriver:
         self._api_url = ""
         self._endpoint = Endpoint(
             credentials,
-            options.host,
-            options.port,
+            join_address(options.host, options.port),
             {"stage": lambda link: receive_all(link, self.pool.take), "probe": answer_probes},
             advertise=options.advertise,
-            transport=options.transport,
+            transports=options.transports,
         )
         self.node = self._endpoint.node
         self.pool = DriverPool(

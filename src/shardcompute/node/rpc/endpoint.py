@@ -26,8 +26,8 @@ from shardcompute.wire import (
     Link,
     LinkOptions,
     Message,
-    TcpTransport,
-    Transport,
+    Transports,
+    join_address,
 )
 
 log = logging.getLogger(__name__)
@@ -35,21 +35,21 @@ OnLink = Callable[[Link], None]
 """Serves a link until it ends, in a thread of its own."""
 # Fills long, lossy paths that others give up on; where the system lacks it, its own choice stays.
 _CONGESTION = "bbr"
-_NEAR = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+_NEAR = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class Endpoint:
-    """Listens on `host:port` (0: any free port) and serves links by the role in which they were dialled."""
+    """Listens at a URL, whose scheme names one of its transports, and serves links by the role in which they were
+    dialled. Others reach it at `url`, with `advertise` for a host where that is given."""
 
     def __init__(
         self,
         credentials: Credentials,
-        host: str,
-        port: int,
+        listen_url: str,
         roles: Mapping[str, OnLink],
         *,
+        transports: Transports,
         advertise: str = "",
-        transport: Transport | None = None,
     ) -> None:
         self._credentials = credentials
         self._roles = dict(roles)
@@ -61,17 +61,14 @@ class Endpoint:
         self.revocations = Revocations()
         self.node = credentials.identity.node_id
         self.cluster = credentials.own.cluster
-        self._transport: Transport = transport or TcpTransport()
-        self._listener = self._transport.listen(
-            f"tcp://{_bracketed(host)}:{port}",
+        self._transports = transports
+        self._listener = transports.listen(
+            listen_url,
             self._hello(""),
             LinkOptions(tls=credentials.server_context(), congestion=_CONGESTION),
             self._judge,
         )
-        self.port = urlsplit(self._listener.address).port or 0
-        self.url = f"tcp://{_bracketed(advertise or host)}:{self.port}"
-        # The way from a machine to itself, which its router may not know.
-        self._near_url = f"tcp://{_bracketed(_NEAR.get(host, host))}:{self.port}"
+        self.url, self._near_url = _addresses(listen_url, self._listener.address, advertise)
         self._thread = threading.Thread(target=self._accept_all, name="endpoint", daemon=True)
 
     def start(self) -> None:
@@ -81,7 +78,7 @@ class Endpoint:
     def dial(self, url: str, role: str, node: str | None = None, *, needs: Role | None = None) -> Link:
         """A link to the node at `url`; LinkError unless it is `node`, and may act as `needs`, where they are named."""
         options = LinkOptions(tls=self._credentials.client_context(), congestion=_CONGESTION)
-        link = self._transport.dial(self._near_url if url == self.url else url, self._hello(role), options)
+        link = self._transports.dial(self._near_url if url == self.url else url, self._hello(role), options)
         try:
             peer = read_peer(link.certificate)
             # What a node calls itself is only as good as its certificate.
@@ -165,5 +162,9 @@ def receive_all(link: Link, take: Callable[[Message, memoryview, str], None]) ->
         take(message, body, link.peer)
 
 
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+def _addresses(listen_url: str, bound_url: str, advertise: str) -> tuple[str, str]:
+    """Where others dial us, and where we dial ourselves: a machine's router may not know the way back to it."""
+    port, host = urlsplit(bound_url).port, urlsplit(listen_url).hostname
+    if port is None or host is None:
+        return bound_url, bound_url
+    return join_address(advertise or host, port), join_address(_NEAR.get(host, host), port)

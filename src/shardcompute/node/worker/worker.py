@@ -7,7 +7,7 @@ import logging
 import platform
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -58,7 +58,16 @@ from shardcompute.version import VERSION
 from shardcompute.weights.card import Card
 from shardcompute.weights.served import served_vocabulary
 from shardcompute.weights.shard_cache import ShardCache
-from shardcompute.wire import CODECS, Link, Message, StepFailed, StepResult, Transport
+from shardcompute.wire import (
+    CODECS,
+    Link,
+    Message,
+    StepFailed,
+    StepResult,
+    Transports,
+    default_transports,
+    join_address,
+)
 
 log = logging.getLogger(__name__)
 _RETRY_DELAYS_S = (0.5, 1.0, 2.0)
@@ -79,8 +88,8 @@ class WorkerOptions:
     threads: int = 1
     backend: str = "onnx"
     device: str = "cpu"
-    transport: Transport | None = None
-    """How links are made, where not simply over TCP."""
+    transports: Transports = field(default_factory=default_transports)
+    """How links are made, by the scheme of their URLs."""
 
 
 class HostedDriversPort(Protocol):
@@ -144,8 +153,7 @@ class Worker:
         self._seconds_per_byte = measure_seconds_per_byte(options.threads)
         self._endpoint = Endpoint(
             credentials,
-            options.host,
-            options.port,
+            join_address(options.host, options.port),
             {
                 "stage": self._serve_frames,
                 "driver": self._serve_frames,
@@ -154,7 +162,7 @@ class Worker:
                 "probe": answer_probes,
             },
             advertise=options.advertise,
-            transport=options.transport,
+            transports=options.transports,
         )
         self.node = self._endpoint.node
         self._hosted = host_drivers(self._endpoint, self._link_broken)

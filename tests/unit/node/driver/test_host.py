@@ -14,6 +14,7 @@ from shardcompute.node.driver.host import DriverHost
 from shardcompute.node.rpc.commands import FenceOff, Retire, Share
 from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.security import Credentials, Role
+from shardcompute.wire import default_transports
 from shardcompute.wire.generations import RELEASED, CancelGeneration, Generate, GenerationFailed, pack_request
 from support.network.papers import Papers, dial_as
 
@@ -33,7 +34,9 @@ def coordinator(papers: Papers) -> Credentials:
 @pytest.fixture
 def host(papers: Papers) -> Iterator[DriverHost]:
     roles = {"generations": lambda link: host.serve(link)}
-    endpoint = Endpoint(papers.node("host", Role.WORKER), "127.0.0.1", 0, roles)
+    endpoint = Endpoint(
+        papers.node("host", Role.WORKER), "tcp://127.0.0.1:0", roles, transports=default_transports()
+    )
     host = DriverHost(endpoint, lambda node: None)
     with closing(endpoint), closing(host):
         endpoint.start()

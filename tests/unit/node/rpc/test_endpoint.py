@@ -8,19 +8,37 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from shardcompute.core.errors import LinkClosedError, LinkError
-from shardcompute.node.rpc.endpoint import Endpoint, receive_all
+from shardcompute.core.errors import LinkClosedError, LinkError, UsageError
+from shardcompute.node.rpc.endpoint import Endpoint, OnLink, receive_all
 from shardcompute.security import Credentials, Revocations, Role
-from shardcompute.wire import Hello, Link, LinkOptions, Message, Ping, Pong, TcpTransport
+from shardcompute.wire import (
+    Hello,
+    Link,
+    LinkOptions,
+    Message,
+    Ping,
+    Pong,
+    TcpTransport,
+    Transports,
+    default_transports,
+)
+from shardcompute.wire.tcp import TcpListener
 from support.network.papers import Papers, connect, connect_tls, dial_as, frame_bytes, hello_of, read_end
 
 Open = Callable[..., Endpoint]
+
+
+def listening(credentials: Credentials, roles: Mapping[str, OnLink], *, advertise: str = "") -> Endpoint:
+    return Endpoint(
+        credentials, "tcp://127.0.0.1:0", roles, transports=default_transports(), advertise=advertise
+    )
 
 
 def echo(link: Link) -> None:
@@ -64,7 +82,7 @@ def open_endpoint() -> Iterator[Open]:
     with contextlib.ExitStack() as opened:
 
         def open_one(credentials: Credentials, **roles: Callable[[Link], None]) -> Endpoint:
-            endpoint = Endpoint(credentials, "127.0.0.1", 0, roles or {"echo": echo})
+            endpoint = listening(credentials, roles or {"echo": echo})
             opened.callback(endpoint.close)
             endpoint.start()
             return endpoint
@@ -85,12 +103,25 @@ def test_members_meet(open_endpoint: Open, endpoint: Endpoint, client: Credentia
 
 
 def test_a_node_reaches_itself_where_its_own_address_leads_nowhere(server: Credentials) -> None:
-    with contextlib.closing(
-        Endpoint(server, "127.0.0.1", 0, {"echo": echo}, advertise="host.invalid")
-    ) as endpoint:
+    with contextlib.closing(listening(server, {"echo": echo}, advertise="host.invalid")) as endpoint:
         endpoint.start()
         with endpoint.dial(endpoint.url, "echo", endpoint.node) as link:
             assert is_answered(link)
+
+
+def test_the_listening_url_chooses_the_transport(server: Credentials) -> None:
+    asked: list[str] = []
+
+    class Noting(TcpTransport):
+        def listen(self, url: str, *rest: Any) -> TcpListener:
+            asked.append(url)
+            return super().listen(url, *rest)
+
+    transports = Transports({"tcp": Noting()})
+    with contextlib.closing(Endpoint(server, "tcp://127.0.0.1:0", {}, transports=transports)):
+        assert asked == ["tcp://127.0.0.1:0"]
+    with pytest.raises(UsageError, match="no known scheme"):
+        Endpoint(server, "quic://127.0.0.1:0", {}, transports=transports)
 
 
 def test_messages_come_with_who_sent_them(
@@ -111,7 +142,7 @@ def test_messages_come_with_who_sent_them(
 
 
 def test_links_that_come_before_the_start_wait(server: Credentials, client: Credentials) -> None:
-    endpoint = Endpoint(server, "127.0.0.1", 0, {"echo": echo})
+    endpoint = listening(server, {"echo": echo})
     with contextlib.closing(endpoint), dial_as(client, endpoint.url, "echo") as link:
         link.send(Ping(1, 0.0))
         with pytest.raises(TimeoutError):
@@ -121,7 +152,7 @@ def test_links_that_come_before_the_start_wait(server: Credentials, client: Cred
 
 
 def test_closing_without_a_start(server: Credentials) -> None:
-    endpoint = Endpoint(server, "127.0.0.1", 0, {})
+    endpoint = listening(server, {})
     endpoint.close()
     with pytest.raises(LinkError, match="cannot be reached"):
         dial_as(server, endpoint.url, "echo")
@@ -296,7 +327,7 @@ def test_an_older_list_readmits_nobody(endpoint: Endpoint, client: Credentials) 
 
 
 def test_news_that_come_between_greeting_and_service(server: Credentials, client: Credentials) -> None:
-    endpoint = Endpoint(server, "127.0.0.1", 0, {"echo": echo})
+    endpoint = listening(server, {"echo": echo})
     with contextlib.closing(endpoint), dial_as(client, endpoint.url, "echo") as link:
         endpoint.revocations = Revocations().with_node(client.identity.node_id)
         endpoint.start()
