@@ -13,7 +13,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -123,3 +123,12 @@ def cut(text: str, width: int) -> str:
 def wrapped(text: str, width: int, indent: str = "  ") -> list[str]:
     """`text` as lines of at most `width`, indented; none for no text."""
     return textwrap.wrap(text, max(width, 20), initial_indent=indent, subsequent_indent=indent)
+
+
+def standard_input() -> TextIO | None:
+    """None where the process was started without one."""
+    return sys.stdin
+
+
+def has_terminal_input(stream: TextIO | None) -> bool:
+    return stream is not None and not stream.closed and stream.isatty()

@@ -9,13 +9,19 @@ from typing import Annotated
 
 import typer
 
+from shardcompute.cli.chat.chat import chat
 from shardcompute.cli.chat.run import run
-from shardcompute.cli.cluster.commands import mount_cluster_commands
-from shardcompute.cli.cluster.completion import completion
+from shardcompute.cli.cluster import key, token
+from shardcompute.cli.cluster.drain import drain
+from shardcompute.cli.cluster.load import load, unload
+from shardcompute.cli.cluster.nodes import nodes
+from shardcompute.cli.cluster.plan import plan
+from shardcompute.cli.cluster.ps import ps
+from shardcompute.cli.cluster.status import status
 from shardcompute.cli.exits import GuardedGroup
 from shardcompute.cli.models import draft_head
-from shardcompute.cli.models import store as models
 from shardcompute.cli.models.show import show
+from shardcompute.cli.models.store import list_models, pull, rm
 from shardcompute.cli.serve import service
 from shardcompute.cli.serve.coordinator import coordinator
 from shardcompute.cli.serve.down import down
@@ -24,6 +30,7 @@ from shardcompute.cli.serve.join import join
 from shardcompute.cli.serve.up import up
 from shardcompute.cli.serve.worker import worker
 from shardcompute.cli.tools import bench
+from shardcompute.cli.tools.completion import completion
 from shardcompute.cli.tools.doctor import doctor
 from shardcompute.cli.tools.logs import logs
 
@@ -53,20 +60,16 @@ def root(
     """Serve one language model from many small machines."""
 
 
-app.command()(run)
-app.command()(up)
-app.command()(join)
-app.command()(worker)
-app.command()(coordinator)
-app.command()(driver)
-app.command()(down)
-app.command()(logs)
-app.command()(doctor)
-mount_cluster_commands(app)
-app.command()(models.pull)
-app.command("list")(models.list_models)
+for command in (run, up, join, worker, coordinator, driver, down, logs, doctor):
+    app.command()(command)
+for command in (chat, status, nodes, ps, plan, load, unload, drain):
+    app.command()(command)
+app.add_typer(token.app, name="token")
+app.add_typer(key.app, name="key")
+app.command()(pull)
+app.command("list")(list_models)
 app.command()(show)
-app.command()(models.rm)
+app.command()(rm)
 app.add_typer(service.app, name="service")
 app.command()(completion)
 app.add_typer(draft_head.app, name="draft-head")

@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from shardcompute.cli.main import app
-from shardcompute.cli.models import opening
 from shardcompute.core.generation import Delta, GenerationRequest, Timings, TokenChoice
 from shardcompute.node.local.service import EngineOptions
 from shardcompute.node.service import ServedModel
@@ -92,7 +91,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opening:
         seen.options.append(options)
         return seen.service
 
-    monkeypatch.setattr(opening, "open_model", open_model)
+    monkeypatch.setattr("shardcompute.node.local.service.open_model", open_model)
     return seen
 
 

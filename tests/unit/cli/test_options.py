@@ -1,11 +1,17 @@
-"""Options that are repeated here are those of their owners."""
+"""Options that are repeated are those of their owners; records of options become options of commands."""
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import dataclass
+from typing import Annotated
 
-from shardcompute.cli.options.common import Backend, WeightForm
-from shardcompute.cli.sizes import format_age, parse_size
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from shardcompute.cli.format import format_age, parse_size
+from shardcompute.cli.options.engine import Backend, WeightForm
+from shardcompute.cli.options.records import changed_options, with_options
 from shardcompute.core.errors import UsageError
 from shardcompute.runtime.shard import BACKENDS
 from shardcompute.weights.formats.quantise import WEIGHT_FORMS
@@ -43,3 +49,34 @@ def test_what_is_no_size(text: str) -> None:
 )
 def test_ages(seconds: float, text: str) -> None:
     assert format_age(seconds) == text
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    size: Annotated[int, typer.Option("--size", help="How much.")] = 3
+    is_bold: Annotated[bool, typer.Option("--bold/--plain")] = False
+
+
+def test_a_record_stands_for_its_options_in_place() -> None:
+    seen: list[tuple[str, _Shared, int]] = []
+    app = typer.Typer()
+
+    @app.command()
+    @with_options
+    def paint(
+        what: Annotated[str, typer.Argument()],
+        *,
+        shared: _Shared,
+        times: Annotated[int, typer.Option("--times")] = 1,
+    ) -> None:
+        """Paint it."""
+        seen.append((what, shared, times))
+
+    assert CliRunner().invoke(app, ["wall", "--size", "5", "--bold"]).exit_code == 0
+    assert CliRunner().invoke(app, ["door", "--times", "2"]).exit_code == 0
+    assert seen == [("wall", _Shared(5, True), 1), ("door", _Shared(), 2)]
+    shown = CliRunner().invoke(app, ["--help"]).output
+    assert "Paint it." in shown
+    assert shown.index("--size") < shown.index("--bold") < shown.index("--times")
+    assert changed_options(_Shared()) == []
+    assert changed_options(_Shared(4, True)) == ["--size", "--bold"]

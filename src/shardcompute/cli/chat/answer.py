@@ -8,7 +8,9 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from shardcompute.cli.sizes import format_rate
+from shardcompute.cli.format import format_rate
+from shardcompute.cli.options.cluster import Drafting
+from shardcompute.cli.options.generation import SamplingArguments, speculation_for
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import (
     Delta,
@@ -45,6 +47,21 @@ class AnswerOptions:
             )
         if not all(self.stop):
             raise UsageError("--stop is empty", hint="give the text to stop at")
+
+
+def answer_options_of(
+    given: SamplingArguments, drafting: Drafting | None, *, is_raw: bool = False
+) -> AnswerOptions:
+    """What a command's options ask for; UsageError for what contradicts itself."""
+    return AnswerOptions(
+        max_tokens=given.max_tokens,
+        sampling=given.sampling,
+        seed=given.seed,
+        stop=tuple(given.stop or ()),
+        system=given.system,
+        is_raw=is_raw,
+        speculation=speculation_for(drafting),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import BinaryIO, TextIO
@@ -43,10 +42,6 @@ def join_prompt(prompt: str | None, piped: str | None) -> str:
     return text
 
 
-def has_terminal_input(stream: TextIO | None) -> bool:
-    return stream is not None and not stream.closed and stream.isatty()
-
-
 def read_piped(stream: TextIO | None, say: Callable[[str], None]) -> str | None:
     """All of stdin as text, or None where it is a terminal or closed; says so if the wait gets long."""
     if stream is None or stream.closed or stream.isatty():
@@ -83,8 +78,3 @@ def _read(stream: BinaryIO) -> bytes:
         raise UsageError(
             f"standard input cannot be read: {error.strerror}", hint="add </dev/null if there is none"
         ) from error
-
-
-def standard_input() -> TextIO | None:
-    """None where the process was started without one."""
-    return sys.stdin

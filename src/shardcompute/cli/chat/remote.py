@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from shardcompute.cli.cluster.access import connect, find_cluster
+from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.core.errors import CapacityError, UnknownModelError, UsageError
 from shardcompute.weights.sources.reference import parse_reference
 
@@ -87,10 +87,10 @@ def find_remote(
                 hint="leave out one or the other",
             )
         return None
-    address = find_cluster(url, api_key, None)
+    address = ClusterLocation(url, api_key).find()
     if address is None:
         return None
-    client = connect(address)
+    client = address.connect()
     try:
         return choose_model(client, _served_name(client, reference))
     except (CapacityError, UnknownModelError) as error:

@@ -8,6 +8,7 @@ import typer
 
 from shardcompute.cli.chat.answer import (
     AnswerOptions,
+    answer_options_of,
     as_json,
     as_messages,
     check_chat_template,
@@ -17,26 +18,26 @@ from shardcompute.cli.chat.answer import (
 )
 from shardcompute.cli.chat.conversation import Conversation
 from shardcompute.cli.chat.prompt import (
-    has_terminal_input,
     join_prompt,
     read_piped,
     split_arguments,
-    standard_input,
 )
 from shardcompute.cli.chat.remote import find_remote
 from shardcompute.cli.chat.terminal import read_terminal_line
 from shardcompute.cli.cluster.access import ApiKey, Url
 from shardcompute.cli.cluster.completion import complete_fetched
-from shardcompute.cli.console import Screen, open_screen
+from shardcompute.cli.console import Screen, has_terminal_input, open_screen, standard_input
 from shardcompute.cli.models.opening import OpenModel, open_with_progress
-from shardcompute.cli.options import common as options
-from shardcompute.cli.options.common import Backend, WeightForm, engine_options
+from shardcompute.cli.options.engine import EngineArguments, Stages
+from shardcompute.cli.options.generation import Raw, SamplingArguments, Speculate, Verbose
+from shardcompute.cli.options.records import with_options
 from shardcompute.core.errors import UsageError
-from shardcompute.core.generation import Sampling
 from shardcompute.core.settings import load_settings
 
 
+@with_options
 def run(
+    *,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -46,28 +47,15 @@ def run(
         ),
     ] = None,
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to ask.")] = None,
-    max_tokens: options.MaxTokens = 512,
-    temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    min_p: options.MinP = 0.0,
-    repeat_penalty: options.RepeatPenalty = 1.0,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    system: options.System = None,
-    raw: options.Raw = False,
+    sampling: SamplingArguments,
+    raw: Raw = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print one object with the answer, its tokens and timings.")
     ] = False,
-    speculate: options.Speculate = None,
-    verbose: options.Verbose = False,
-    weights: options.Weights = WeightForm.NATIVE,
-    backend: options.BackendName = Backend.ONNX,
-    device: options.Device = "cpu",
-    threads: options.Threads = None,
-    context: options.Context = None,
-    kv_memory: options.KvMemory = None,
-    stages: options.Stages = 1,
+    speculate: Speculate = None,
+    verbose: Verbose = False,
+    engine: EngineArguments,
+    stages: Stages = 1,
     local: Annotated[
         bool, typer.Option("--local", help="Answer in this process, even if a cluster could.")
     ] = False,
@@ -86,37 +74,21 @@ def run(
     slash in it, ends in .gguf or is the default's name; otherwise it is the prompt for the default model. To be
     sure, give both.
     """
-    answer_options = AnswerOptions(
-        max_tokens=max_tokens,
-        sampling=Sampling(temperature, top_k, top_p, min_p, repeat_penalty),
-        seed=seed,
-        stop=tuple(stop or ()),
-        system=system,
-        is_raw=raw,
-        speculation=options.wish_for(speculate),
-    )
+    answer_options = answer_options_of(sampling, speculate, is_raw=raw)
     screen, settings = open_screen(), load_settings()
     reference, question = _read_question(screen, model, prompt, is_json=json)
-    engine = engine_options(
-        weights=weights,
-        backend=backend,
-        device=device,
-        threads=threads,
-        context=context,
-        kv_memory=kv_memory,
-        stages=stages,
-    )
+    options = engine.engine_options(stages)
     is_quiet = question is not None and not verbose
     remote = find_remote(
         reference,
         is_local=local,
-        has_engine=engine != type(engine)(),
+        has_engine=options != type(options)(),
         url=url,
         api_key=api_key,
         say=lambda text: None if is_quiet else screen.say(text, "dim"),
     )
     if remote is None:
-        opened = open_with_progress(reference, settings, engine, screen, is_quiet=is_quiet)
+        opened = open_with_progress(reference, settings, options, screen, is_quiet=is_quiet)
     else:
         opened = OpenModel(remote.as_service(), load_s=0.0)
     with opened.service:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from shardcompute.cli.chat.answer import AnswerOptions
-from shardcompute.cli.options import common as options
+from shardcompute.cli.options import generation
 from shardcompute.cli.options.cluster import Drafting
 from shardcompute.core.errors import UsageError
 
@@ -100,14 +100,14 @@ def _show_drafting(old: AnswerOptions) -> str:
 
 
 _SETTINGS: Mapping[str, _Setting] = {
-    "temperature": _sampling(options.Temperature, "temperature", float),
-    "top_p": _sampling(options.TopP, "top_p", float),
-    "top_k": _sampling(options.TopK, "top_k", int),
-    "min_p": _sampling(options.MinP, "min_p", float),
-    "repeat_penalty": _sampling(options.RepeatPenalty, "repetition_penalty", float),
+    "temperature": _sampling(generation.Temperature, "temperature", float),
+    "top_p": _sampling(generation.TopP, "top_p", float),
+    "top_k": _sampling(generation.TopK, "top_k", int),
+    "min_p": _sampling(generation.MinP, "min_p", float),
+    "repeat_penalty": _sampling(generation.RepeatPenalty, "repetition_penalty", float),
     "max_tokens": _Setting(
-        _meaning(options.MaxTokens),
-        _bounded(options.MaxTokens, int),
+        _meaning(generation.MaxTokens),
+        _bounded(generation.MaxTokens, int),
         lambda old, value: replace(old, max_tokens=value),
         lambda old: old.max_tokens,
     ),
@@ -126,7 +126,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     "speculate": _Setting(
         "What may draft tokens ahead; default: as the server was told.",
         _parse_drafting,
-        lambda old, value: replace(old, speculation=options.wish_for(value)),
+        lambda old, value: replace(old, speculation=generation.speculation_for(value)),
         _show_drafting,
     ),
 }

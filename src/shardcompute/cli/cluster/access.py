@@ -55,39 +55,44 @@ class ClusterAddress:
     api_key: str | None
     is_here: bool
 
+    def connect(self) -> ClusterClient:
+        from shardcompute.cluster_client import ClusterClient
 
-def find_cluster(url: str | None, api_key: str | None, data_dir: Path | None) -> ClusterAddress | None:
-    """None where no --url is given and no cluster answers from the folder."""
-    from shardcompute.node.process.pidfile import CLUSTER_FILE, read_running
-
-    if url is not None:
-        if data_dir is not None:
-            raise UsageError("--url and --data-dir name two clusters", hint="give one of them")
-        return ClusterAddress(_check_url(url), api_key, is_here=False)
-    running = read_running(cluster_folder(load_settings(), data_dir) / CLUSTER_FILE)
-    if running is None or not running.api_url:
-        return None
-    return ClusterAddress(running.api_url, api_key or running.api_key or None, is_here=True)
+        return ClusterClient(self.url, api_key=self.api_key)
 
 
-def require_cluster(url: str | None, api_key: str | None, data_dir: Path | None) -> ClusterAddress:
-    address = find_cluster(url, api_key, data_dir)
-    if address is None:
-        raise UsageError(
-            "no cluster runs on this machine, or it is still starting",
-            hint="start one with: shardcompute up; or give --url",
-        )
-    return address
+@dataclass(frozen=True, slots=True)
+class ClusterLocation:
+    """The cluster that a command is to talk to, as its options name it."""
 
+    url: Url = None
+    api_key: ApiKey = None
+    data_dir: DataDir = None
 
-def connect(address: ClusterAddress) -> ClusterClient:
-    from shardcompute.cluster_client import ClusterClient
+    def find(self) -> ClusterAddress | None:
+        """None where no --url is given and no cluster answers from the folder."""
+        from shardcompute.node.process.pidfile import CLUSTER_FILE, read_running
 
-    return ClusterClient(address.url, api_key=address.api_key)
+        if self.url is not None:
+            if self.data_dir is not None:
+                raise UsageError("--url and --data-dir name two clusters", hint="give one of them")
+            return ClusterAddress(_check_url(self.url), self.api_key, is_here=False)
+        running = read_running(cluster_folder(load_settings(), self.data_dir) / CLUSTER_FILE)
+        if running is None or not running.api_url:
+            return None
+        return ClusterAddress(running.api_url, self.api_key or running.api_key or None, is_here=True)
 
+    def require(self) -> ClusterAddress:
+        address = self.find()
+        if address is None:
+            raise UsageError(
+                "no cluster runs on this machine, or it is still starting",
+                hint="start one with: shardcompute up; or give --url",
+            )
+        return address
 
-def open_cluster(url: str | None, api_key: str | None, data_dir: Path | None) -> ClusterClient:
-    return connect(require_cluster(url, api_key, data_dir))
+    def connect(self) -> ClusterClient:
+        return self.require().connect()
 
 
 def _check_url(url: str) -> str:

@@ -1,4 +1,4 @@
-"""What shells may offer for a word that is being typed, and the scripts that make them ask.
+"""Completion of names: what shells may offer for a word that is being typed.
 
 Names come from this machine's disk and from the cluster that runs on it, never from further away: nobody waits for
 Tab. Whatever goes wrong means that there is nothing to offer.
@@ -8,41 +8,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from shardcompute.cli.console import open_screen
+from shardcompute.cli.cluster.access import ClusterLocation
 
 if TYPE_CHECKING:
     from shardcompute.cluster_client import ClusterClient
 
 _PATIENCE_S = 1.0
-
-
-class Shell(StrEnum):
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
-
-
-def completion(
-    shell: Annotated[Shell, typer.Argument(metavar="|".join(Shell), help="The shell to write it for.")],
-) -> None:
-    """Print a script that makes a shell complete commands, options, and names of models and nodes.
-
-    For bash: eval "$(shardcompute completion bash)" in ~/.bashrc. For zsh the same in ~/.zshrc, behind compinit. For
-    fish: shardcompute completion fish > ~/.config/fish/completions/shardcompute.fish.
-    `shardcompute --install-completion` does it for the shell that it runs in.
-    """
-    from typer.completion import get_completion_script  # type: ignore[attr-defined]
-
-    script = get_completion_script(
-        prog_name="shardcompute", complete_var="_SHARDCOMPUTE_COMPLETE", shell=shell.value
-    )
-    open_screen().write(f"{script}\n")
 
 
 def complete_fetched(incomplete: str) -> list[str]:
@@ -85,14 +61,13 @@ def _fetched() -> list[str]:
 
 
 def _ask(ctx: typer.Context, question: Callable[[ClusterClient], list[str]]) -> list[str]:
-    from shardcompute.cli.cluster.access import find_cluster
     from shardcompute.cluster_client import ClusterClient
 
     given: dict[str, Any] = ctx.params
     if given.get("url"):
         return []
     folder = given.get("data_dir")
-    address = find_cluster(None, given.get("api_key"), Path(folder) if folder else None)
+    address = ClusterLocation(None, given.get("api_key"), Path(folder) if folder else None).find()
     if address is None:
         return []
     with ClusterClient(address.url, api_key=address.api_key, timeout_s=_PATIENCE_S) as client:

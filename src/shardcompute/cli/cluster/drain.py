@@ -6,12 +6,14 @@ from typing import Annotated
 
 import typer
 
-from shardcompute.cli.cluster.access import ApiKey, DataDir, Url, open_cluster
+from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.cluster.completion import complete_nodes
 from shardcompute.cli.console import open_screen
+from shardcompute.cli.options.records import with_options
 from shardcompute.cli.progress import waiting
 
 
+@with_options
 def drain(
     node: Annotated[
         str,
@@ -21,9 +23,7 @@ def drain(
             autocompletion=complete_nodes,
         ),
     ],
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = None,
+    at: ClusterLocation,
 ) -> None:
     """Move everything off a machine without interrupting anybody, then let it leave.
 
@@ -32,7 +32,7 @@ def drain(
     from shardcompute.cli.cluster.following import follow_drain
 
     screen = open_screen()
-    with open_cluster(url, api_key, data_dir) as client:
+    with at.connect() as client:
         asked = client.drain_node(node)
         with waiting(screen, f"emptying {asked.name}") as progress:
             status = follow_drain(client.watch(), asked.id, progress)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardcompute.cli.cluster.access import ApiKey, DataDir, Url, open_cluster
+from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.durations import format_duration
-from shardcompute.cli.options.common import Json
+from shardcompute.cli.format import format_duration
+from shardcompute.cli.options.output import Json
+from shardcompute.cli.options.records import with_options
 
 if TYPE_CHECKING:
     from shardcompute.node.admin.views import KeyView
@@ -21,18 +22,18 @@ app = typer.Typer(help="Make, list and revoke the API keys of clients.", no_args
 
 
 @app.command()
+@with_options
 def create(
+    *,
     label: Annotated[
         str, typer.Argument(metavar="LABEL", help="Whom or what it is for, as list will tell it.")
     ] = "",
     json: Json = False,
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = None,
+    at: ClusterLocation,
 ) -> None:
     """Make a key and print it. It is shown this once."""
     screen = open_screen()
-    with open_cluster(url, api_key, data_dir) as client:
+    with at.connect() as client:
         made = client.create_key(label)
     if json:
         screen.write_json(dataclasses.asdict(made))
@@ -45,10 +46,11 @@ def create(
 
 
 @app.command("list")
-def list_keys(json: Json = False, url: Url = None, api_key: ApiKey = None, data_dir: DataDir = None) -> None:
+@with_options
+def list_keys(*, json: Json = False, at: ClusterLocation) -> None:
     """All keys; what they open with is not among what is known of them."""
     screen = open_screen()
-    with open_cluster(url, api_key, data_dir) as client:
+    with at.connect() as client:
         keys = client.keys()
     screen.write_records(
         keys,
@@ -60,15 +62,14 @@ def list_keys(json: Json = False, url: Url = None, api_key: ApiKey = None, data_
 
 
 @app.command()
+@with_options
 def revoke(
     key: Annotated[str, typer.Argument(metavar="ID", help="The key's id, as list tells it.")],
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = None,
+    at: ClusterLocation,
 ) -> None:
     """Refuse a key from now on."""
     screen = open_screen()
-    with open_cluster(url, api_key, data_dir) as client:
+    with at.connect() as client:
         client.revoke_key(key)
     screen.say(f"key {key} is refused from now on")
 

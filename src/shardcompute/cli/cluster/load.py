@@ -6,19 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardcompute.cli.cluster.access import (
-    ApiKey,
-    ClusterAddress,
-    DataDir,
-    Url,
-    connect,
-    open_cluster,
-    require_cluster,
-)
+from shardcompute.cli.cluster.access import ClusterAddress, ClusterLocation
 from shardcompute.cli.cluster.completion import complete_fetched, complete_served
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.options import common as options
-from shardcompute.cli.options.common import WeightForm
+from shardcompute.cli.options.engine import WeightForm, Weights
+from shardcompute.cli.options.records import with_options
 from shardcompute.cli.progress import waiting
 from shardcompute.weights.sources.reference import parse_reference
 
@@ -39,13 +31,13 @@ Chains = Annotated[
 ]
 
 
+@with_options
 def load(
+    *,
     model: Model,
-    weights: options.Weights = WeightForm.NATIVE,
+    weights: Weights = WeightForm.NATIVE,
     chains: Chains = 1,
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = None,
+    at: ClusterLocation,
 ) -> None:
     """Have a cluster serve another model, and wait until it does.
 
@@ -55,8 +47,8 @@ def load(
     from shardcompute.cli.cluster.following import follow_load
 
     screen = open_screen()
-    address = require_cluster(url, api_key, data_dir)
-    with connect(address) as client:
+    address = at.require()
+    with address.connect() as client:
         order = client.load_model(name_for(address, model), form=weights.value, chains=chains)
         with waiting(screen, f"loading {order.name}") as progress:
             served = follow_load(client.watch(), order, progress)
@@ -65,6 +57,7 @@ def load(
         screen.say(reason, "yellow")
 
 
+@with_options
 def unload(
     model: Annotated[
         str,
@@ -72,13 +65,11 @@ def unload(
             metavar="MODEL", help="Its name as `status` tells it.", autocompletion=complete_served
         ),
     ],
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = None,
+    at: ClusterLocation,
 ) -> None:
     """Have a cluster stop serving a model, or fetching it; requests that it is answering end."""
     screen = open_screen()
-    with open_cluster(url, api_key, data_dir) as client:
+    with at.connect() as client:
         client.unload_model(model)
     screen.say(f"{model} is not served any more")
 

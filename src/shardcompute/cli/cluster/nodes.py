@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardcompute.cli.cluster.access import ApiKey, DataDir, Url, open_cluster
+from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.options.common import Json, Watch
+from shardcompute.cli.options.output import Json, Watch
+from shardcompute.cli.options.records import with_options
 from shardcompute.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,16 +20,16 @@ if TYPE_CHECKING:
 _MAP_WIDTH = 80
 
 
+@with_options
 def nodes(
+    *,
     json: Json = False,
     map: Annotated[
         bool, typer.Option("--map", help="Draw which layers are where, and what slows a chain down.")
     ] = False,
     everyone: Annotated[bool, typer.Option("--all", help="List nodes that have left, too.")] = False,
     watch: Watch = False,
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = None,
+    at: ClusterLocation,
 ) -> None:
     """The machines of a cluster: how they are, what they offer, which layers they hold.
 
@@ -43,7 +44,7 @@ def nodes(
         raise UsageError("nodes that have left hold no layers to draw", hint="give --all or --map")
     screen = open_screen()
     picture = _picture(is_map=map, has_everyone=everyone)
-    with open_cluster(url, api_key, data_dir) as client:
+    with at.connect() as client:
         if watch:
             watching.watch(client, picture, screen, is_json=json)
             return

@@ -6,22 +6,23 @@ import dataclasses
 
 import typer
 
-from shardcompute.cli.cluster.access import ApiKey, DataDir, Url, connect, require_cluster
+from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.cluster.load import Chains, Model, name_for
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.options import common as options
-from shardcompute.cli.options.common import WeightForm
+from shardcompute.cli.options.engine import WeightForm, Weights
+from shardcompute.cli.options.output import Json
+from shardcompute.cli.options.records import with_options
 from shardcompute.core.errors import CapacityError
 
 
+@with_options
 def plan(
+    *,
     model: Model,
-    weights: options.Weights = WeightForm.NATIVE,
+    weights: Weights = WeightForm.NATIVE,
     chains: Chains = 1,
-    json: options.Json = False,
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = None,
+    json: Json = False,
+    at: ClusterLocation,
 ) -> None:
     """Where a cluster would put a model, why there, and how fast it would be.
 
@@ -29,8 +30,8 @@ def plan(
     not fit.
     """
     screen = open_screen()
-    address = require_cluster(url, api_key, data_dir)
-    with connect(address) as client:
+    address = at.require()
+    with address.connect() as client:
         planned = client.plan(name_for(address, model), form=weights.value, chains=chains)
     if json:
         screen.write_json(dataclasses.asdict(planned))

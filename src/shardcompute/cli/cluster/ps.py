@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardcompute.cli.cluster.access import ApiKey, DataDir, Url, open_cluster
+from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.durations import format_duration
-from shardcompute.cli.options.common import Json
+from shardcompute.cli.format import format_duration
+from shardcompute.cli.options.output import Json
+from shardcompute.cli.options.records import with_options
 
 if TYPE_CHECKING:
     from shardcompute.node.telemetry.request_log import RequestView
 
 
-def ps(json: Json = False, url: Url = None, api_key: ApiKey = None, data_dir: DataDir = None) -> None:
+@with_options
+def ps(*, json: Json = False, at: ClusterLocation) -> None:
     """The requests that a cluster is answering, and the last ones that it answered."""
     screen = open_screen()
-    with open_cluster(url, api_key, data_dir) as client:
+    with at.connect() as client:
         requests = client.requests()
     headings = ("ID", "MODEL", "CHAIN", "STATE", "PROMPT", "ANSWER", "TIME", "SPEED")
     screen.write_records(requests, headings, _row, is_json=json, nothing="nothing has been asked yet")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 
-from shardcompute.cli.cluster.access import ApiKey, DataDir, Url, open_cluster
+from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.options.common import Json, Watch
+from shardcompute.cli.options.output import Json, Watch
+from shardcompute.cli.options.records import with_options
 
 
+@with_options
 def status(
+    *,
     json: Json = False,
     watch: Watch = False,
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = None,
+    at: ClusterLocation,
 ) -> None:
     """What a cluster serves, from which machines, and how busy it is.
 
@@ -26,7 +27,7 @@ def status(
 
     screen = open_screen()
     picture = watching.Picture(describe_cluster, dataclasses.asdict)
-    with open_cluster(url, api_key, data_dir) as client:
+    with at.connect() as client:
         if watch:
             watching.watch(client, picture, screen, is_json=json)
         else:

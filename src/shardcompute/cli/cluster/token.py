@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardcompute.cli.cluster.access import ApiKey, DataDir, Url, open_cluster
+from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.durations import format_duration, parse_duration
-from shardcompute.cli.options.common import Json
+from shardcompute.cli.format import format_duration, parse_duration
+from shardcompute.cli.options.output import Json
+from shardcompute.cli.options.records import with_options
 
 if TYPE_CHECKING:
     from shardcompute.node.admin.views import TokenView
@@ -29,7 +30,9 @@ class TokenRole(StrEnum):
 
 
 @app.command()
+@with_options
 def create(
+    *,
     expires: Annotated[
         float,
         typer.Option(
@@ -47,13 +50,11 @@ def create(
         typer.Option("--role", help="What machines may be that join with it; by default either."),
     ] = None,
     json: Json = False,
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = None,
+    at: ClusterLocation,
 ) -> None:
     """Make a token and print it. It is shown this once."""
     screen = open_screen()
-    with open_cluster(url, api_key, data_dir) as client:
+    with at.connect() as client:
         token = client.create_token(
             expires_s=expires, max_uses=uses, role=None if role is None else role.value
         )
@@ -68,12 +69,11 @@ def create(
 
 
 @app.command("list")
-def list_tokens(
-    json: Json = False, url: Url = None, api_key: ApiKey = None, data_dir: DataDir = None
-) -> None:
+@with_options
+def list_tokens(*, json: Json = False, at: ClusterLocation) -> None:
     """All tokens; what they open with is not among what is known of them."""
     screen = open_screen()
-    with open_cluster(url, api_key, data_dir) as client:
+    with at.connect() as client:
         tokens = client.tokens()
     screen.write_records(
         tokens,
@@ -85,15 +85,14 @@ def list_tokens(
 
 
 @app.command()
+@with_options
 def revoke(
     token: Annotated[str, typer.Argument(metavar="ID", help="The token's id, as list tells it.")],
-    url: Url = None,
-    api_key: ApiKey = None,
-    data_dir: DataDir = None,
+    at: ClusterLocation,
 ) -> None:
     """Let nobody join with a token any more. Machines that did stay."""
     screen = open_screen()
-    with open_cluster(url, api_key, data_dir) as client:
+    with at.connect() as client:
         client.revoke_token(token)
     screen.say(f"nobody joins with token {token} any more")
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.options import cluster as swarm_options
-from shardcompute.cli.options import common as options
-from shardcompute.cli.options.common import WeightForm
+from shardcompute.cli.options.cluster import Model, draft_heads_folder
+from shardcompute.cli.options.engine import Threads, WeightForm, Weights
 from shardcompute.cli.progress import waiting
 from shardcompute.core.settings import load_settings
 from shardcompute.weights.sources.reference import parse_reference
@@ -33,7 +32,7 @@ def draft_head() -> None:
 
 @app.command()
 def fit(
-    model: swarm_options.Model = "",
+    model: Model = "",
     layer: Annotated[
         list[int] | None,
         typer.Option(
@@ -57,8 +56,8 @@ def fit(
             help="A file of text like that which the model will read and write, to fit on as well.",
         ),
     ] = None,
-    weights: options.Weights = WeightForm.NATIVE,
-    threads: options.Threads = None,
+    weights: Weights = WeightForm.NATIVE,
+    threads: Threads = None,
 ) -> None:
     """Fit draft heads for a model, where all of it fits into memory.
 
@@ -93,13 +92,13 @@ def fit(
             text="" if text is None else text.read_text(errors="replace"),
             progress=progress,
         )
-        folder = DraftHeadStore(swarm_options.draft_heads_folder(settings)).save(checkpoint, lenses)
+        folder = DraftHeadStore(draft_heads_folder(settings)).save(checkpoint, lenses)
         screen.say(f"{len(lenses)} draft heads of {checkpoint.name} lie in {folder}")
 
 
 @app.command()
 def train(
-    model: swarm_options.Model = "",
+    model: Model = "",
     minutes: Annotated[
         float, typer.Option("--minutes", metavar="M", min=0.1, help="How long it may take, all in all.")
     ] = 10.0,
@@ -151,7 +150,7 @@ def train(
             help="A file of text like that which the model will read and write, to learn from as well.",
         ),
     ] = None,
-    threads: options.Threads = None,
+    threads: Threads = None,
 ) -> None:
     """Train a drafter for a model's last machine, where all of the model fits into memory and torch is installed.
 
@@ -185,7 +184,7 @@ def train(
         )
         content = "" if text is None else text.read_text(errors="replace")
         fit = fit_ahead(checkpoint, plan, text=content, progress=progress, say=screen.say)
-        path = DraftHeadStore(swarm_options.draft_heads_folder(settings)).save_ahead(checkpoint, fit.weights)
+        path = DraftHeadStore(draft_heads_folder(settings)).save_ahead(checkpoint, fit.weights)
         screen.say(f"{path}: {1 + fit.accepted:.2f} tokens per round are to be expected")
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from shardcompute.cli.console import Screen
 from shardcompute.cli.progress import waiting
 from shardcompute.core.settings import Settings
-from shardcompute.weights.sources.progress import Progress
 from shardcompute.weights.sources.reference import parse_reference
 
 if TYPE_CHECKING:
@@ -24,19 +23,13 @@ class OpenModel:
     load_s: float
 
 
-def open_model(
-    reference: str, settings: Settings, options: EngineOptions, progress: Progress
-) -> LocalService:
-    from shardcompute.node.local import service as local_service
-
-    return local_service.open_model(reference, settings, options, progress)
-
-
 def open_with_progress(
     reference: str, settings: Settings, options: EngineOptions, screen: Screen, *, is_quiet: bool
 ) -> OpenModel:
     """The caller closes the service. `is_quiet` as in `progress.waiting`."""
     name = parse_reference(reference)  # a wrong name is said before anything is imported
+    from shardcompute.node.local.service import open_model
+
     started = time.monotonic()
     with waiting(screen, f"opening {name}", is_quiet=is_quiet) as progress:
         service = open_model(reference, settings, options, progress)

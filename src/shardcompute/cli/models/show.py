@@ -10,7 +10,7 @@ import typer
 
 from shardcompute.cli.cluster.completion import complete_fetched
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.options.common import Json
+from shardcompute.cli.options.output import Json
 from shardcompute.cli.progress import waiting
 from shardcompute.core.settings import load_settings
 from shardcompute.weights.sources.disk import format_bytes

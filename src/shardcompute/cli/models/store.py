@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardcompute.cli.chat.prompt import has_terminal_input, standard_input
 from shardcompute.cli.cluster.completion import complete_fetched
-from shardcompute.cli.console import Screen, open_screen
-from shardcompute.cli.options.common import Json
+from shardcompute.cli.console import Screen, has_terminal_input, open_screen, standard_input
+from shardcompute.cli.format import format_age
+from shardcompute.cli.options.output import Json
 from shardcompute.cli.progress import waiting
-from shardcompute.cli.sizes import format_age
 from shardcompute.core.errors import CancelledError, UsageError
 from shardcompute.core.settings import load_settings
 from shardcompute.weights.sources.disk import format_bytes

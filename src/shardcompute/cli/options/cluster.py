@@ -1,14 +1,14 @@
-"""Options of the commands that start, join and stop clusters."""
+"""Options of the commands that start and stop a cluster, and the folders in which its nodes live."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from shardcompute.cli.sizes import parse_size
 from shardcompute.core.settings import Settings
 
 CLUSTER_PORT = 7420
@@ -44,14 +44,6 @@ ClusterFolder = Annotated[
         metavar="FOLDER",
         help="Folder of the cluster, by default `cluster` in the data folder. Each folder is a cluster of its own.",
         rich_help_panel=_CLUSTER,
-    ),
-]
-WorkerFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir",
-        metavar="FOLDER",
-        help="Folder of the worker, by default `worker` in the data folder. Each folder is a worker of its own.",
     ),
 ]
 
@@ -190,17 +182,6 @@ Chains = Annotated[
         rich_help_panel=_CLUSTER,
     ),
 ]
-MaxMemory = Annotated[
-    int | None,
-    typer.Option(
-        "--max-memory",
-        metavar="SIZE",
-        parser=parse_size,
-        help="Memory that a worker may use for weights, keys and values, such as 8G; by default most of what is free.",
-    ),
-]
-
-
 SelfDraft = Annotated[
     bool,
     typer.Option(
@@ -212,13 +193,38 @@ SelfDraft = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class ServingArguments:
+    """Which model to serve, and where clients reach it."""
+
+    model: Model = ""
+    host: Host = "127.0.0.1"
+    port: Port = 8000
+    api_key: ApiKey = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterArguments:
+    """What a cluster is told by whoever starts it; None: the default that the option names."""
+
+    data_dir: ClusterFolder = None
+    name: ClusterName = None
+    cluster_port: ClusterPort = None
+    join_port: JoinPort = None
+    advertise: Advertise = None
+    chains: Chains = None
+    prefer: Prefer = None
+    driver_placement: DriverPlacement = None
+    wire: WireForm = None
+    kv_tokens: KvTokens = None
+    speculate: Speculate = Drafting.AUTO
+    draft_model: DraftModel = None
+    self_draft: SelfDraft = False
+
+
 def draft_heads_folder(settings: Settings) -> Path:
     return (settings.data_dir / "draft-heads").absolute()
 
 
 def cluster_folder(settings: Settings, given: Path | None) -> Path:
     return (given or settings.data_dir / "cluster").absolute()
-
-
-def worker_folder(settings: Settings, given: Path | None) -> Path:
-    return (given or settings.data_dir / "worker").absolute()

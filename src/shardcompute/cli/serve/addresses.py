@@ -53,6 +53,18 @@ def address_towards(url: str) -> str:
     raise LinkError(f"there is no way from here to {parts.hostname}", hint="check the network")
 
 
+def node_addresses(coordinator_url: str, host: str | None, advertise: str | None) -> tuple[str, str]:
+    """Where a node listens and what it tells others, as given or else as its coordinator sees this machine."""
+    own = address_towards(coordinator_url)
+    listening = host or own
+    return listening, advertise or (own if is_any_address(listening) else listening)
+
+
+def near_host(host: str) -> str:
+    """How commands on this machine reach a server on `host`, without a network where they can."""
+    return "127.0.0.1" if is_any_address(host) else reachable_host(host)
+
+
 def check_ports(wanted: Iterable[tuple[str, int]]) -> None:
     """UsageError naming the port and who holds it, unless all of them can be had together."""
     asyncio.run(_bind_all(list(wanted)))

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.options import cluster as swarm_options
+from shardcompute.cli.options.cluster import ClusterFolder, cluster_folder
 from shardcompute.core.settings import load_settings
 
 
 def down(
-    data_dir: swarm_options.ClusterFolder = None,
+    data_dir: ClusterFolder = None,
     grace: Annotated[
         float, typer.Option("--grace", metavar="SECONDS", min=0, help="How long to wait before using force.")
     ] = 20.0,
@@ -30,7 +30,7 @@ def down(
     )
 
     screen = open_screen()
-    folder = swarm_options.cluster_folder(load_settings(), data_dir)
+    folder = cluster_folder(load_settings(), data_dir)
     files = (CLUSTER_FILE, WORKER_FILE, DRIVER_FILE)
     found = [running for file in files if (running := read_running(folder / file))]
     for running in found:

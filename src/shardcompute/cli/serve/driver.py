@@ -12,17 +12,18 @@ import typer
 
 from shardcompute.cli.console import Screen, open_screen
 from shardcompute.cli.exits import show_error
+from shardcompute.cli.options.records import with_options
+from shardcompute.cli.options.worker import Host, Port, Shape, driver_folder
 from shardcompute.cli.serve.addresses import (
-    address_towards,
     check_ports,
-    is_any_address,
     is_loopback,
+    near_host,
+    node_addresses,
     reachable_host,
 )
 from shardcompute.cli.serve.greeting import check_keys, greeting
-from shardcompute.cli.serve.shaping import Shape, open_transports
+from shardcompute.cli.serve.shaping import open_transports
 from shardcompute.cli.serve.stopping import exit_at_once
-from shardcompute.cli.serve.worker import Host, Port
 from shardcompute.core.errors import AuthError
 from shardcompute.core.settings import load_settings
 
@@ -35,33 +36,71 @@ _LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class DriverPlan:
+class DriverArguments:
     """Where a driver is reached: by stages at `host`, by clients at `api_host`."""
 
-    folder: Path
-    host: str | None
-    port: int
-    advertise: str | None
-    name: str | None
-    api_host: str
-    api_port: int
-    keys: list[str]
-    shape: str | None = None
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-dir",
+            metavar="FOLDER",
+            help="Folder of the driver, by default `driver` in the data folder. Each folder is a driver of its own.",
+        ),
+    ] = None
+    api_host: Annotated[
+        str,
+        typer.Option(
+            "--api-host", metavar="ADDRESS", help="Address of the HTTP API; 0.0.0.0 for other machines too."
+        ),
+    ] = "127.0.0.1"
+    api_port: Annotated[
+        int,
+        typer.Option(
+            "--api-port", metavar="N", min=0, max=65535, help="Port of the HTTP API; 0 for any free one."
+        ),
+    ] = 8000
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api-key",
+            metavar="KEY",
+            help="Key that clients must send; may be repeated. The cluster's own keys are accepted too.",
+        ),
+    ] = None
+    host: Host = None
+    port: Port = 0
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            "--advertise", metavar="HOST", help="Name or address under which other nodes reach this driver."
+        ),
+    ] = None
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name", metavar="NAME", help="What people call this driver, by default the machine's name."
+        ),
+    ] = None
+    shape: Shape = None
+
+    @property
+    def keys(self) -> list[str]:
+        return self.api_key or []
 
     def options(self, member: EnrolledNode) -> StandaloneOptions:
         from shardcompute.node.driver.standalone import StandaloneOptions
 
-        own = address_towards(member.control_urls[0])
-        host = self.host or own
+        host, advertise = node_addresses(member.control_urls[0], self.host, self.advertise)
         return StandaloneOptions(
             host=host,
             port=self.port,
-            advertise=self.advertise or (own if is_any_address(host) else host),
+            advertise=advertise,
             name=self.name or "",
             transports=open_transports(self.shape),
         )
 
 
+@with_options
 def driver(
     token: Annotated[
         str | None,
@@ -70,49 +109,8 @@ def driver(
             help="A token of `shardcompute token create`; not needed in a folder that has joined before.",
         ),
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--data-dir",
-            metavar="FOLDER",
-            help="Folder of the driver, by default `driver` in the data folder. Each folder is a driver of its own.",
-        ),
-    ] = None,
-    api_host: Annotated[
-        str,
-        typer.Option(
-            "--api-host", metavar="ADDRESS", help="Address of the HTTP API; 0.0.0.0 for other machines too."
-        ),
-    ] = "127.0.0.1",
-    api_port: Annotated[
-        int,
-        typer.Option(
-            "--api-port", metavar="N", min=0, max=65535, help="Port of the HTTP API; 0 for any free one."
-        ),
-    ] = 8000,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--api-key",
-            metavar="KEY",
-            help="Key that clients must send; may be repeated. The cluster's own keys are accepted too.",
-        ),
-    ] = None,
-    host: Host = None,
-    port: Port = 0,
-    advertise: Annotated[
-        str | None,
-        typer.Option(
-            "--advertise", metavar="HOST", help="Name or address under which other nodes reach this driver."
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--name", metavar="NAME", help="What people call this driver, by default the machine's name."
-        ),
-    ] = None,
-    shape: Shape = None,
+    *,
+    arguments: DriverArguments,
 ) -> None:
     """Serve a cluster's models over HTTP from this machine too, until Ctrl-C.
 
@@ -126,20 +124,18 @@ def driver(
     from shardcompute.security.tokens import parse_token
 
     screen = open_screen()
-    folder = (data_dir or load_settings().data_dir / "driver").absolute()
-    plan = DriverPlan(
-        folder, host, port, advertise, name, api_host, api_port, check_keys(api_key or []), shape
-    )
+    folder = driver_folder(load_settings(), arguments.data_dir)
+    check_keys(arguments.keys)
     check_free(folder / DRIVER_FILE)
     if token is None:
         member = open_enrolled(folder, Role.DRIVER)
     else:
         member = join_from(folder, parse_token(token), Role.DRIVER)
         screen.say(f"joined {member.credentials.own.cluster} as {member.credentials.identity.node_id}")
-    run_driver(plan, member, screen)
+    run_driver(folder, arguments, member, screen)
 
 
-def run_driver(plan: DriverPlan, member: EnrolledNode, screen: Screen) -> NoReturn:
+def run_driver(folder: Path, arguments: DriverArguments, member: EnrolledNode, screen: Screen) -> NoReturn:
     """Until a signal or the coordinator asks to stop."""
     from shardcompute.node.driver.standalone import StandaloneDriver
     from shardcompute.node.process.log_files import logging_to_file
@@ -147,14 +143,14 @@ def run_driver(plan: DriverPlan, member: EnrolledNode, screen: Screen) -> NoRetu
     from shardcompute.node.telemetry.traces import tracing
 
     with contextlib.ExitStack() as stack:
-        held = stack.enter_context(claim(plan.folder / DRIVER_FILE, plan.name or ""))
-        stack.enter_context(logging_to_file(plan.folder, "driver"))
-        options = plan.options(member)
-        check_ports([(plan.api_host, plan.api_port), (options.host, options.port)])
+        held = stack.enter_context(claim(folder / DRIVER_FILE, arguments.name or ""))
+        stack.enter_context(logging_to_file(folder, "driver"))
+        options = arguments.options(member)
+        check_ports([(arguments.api_host, arguments.api_port), (options.host, options.port)])
         serving = StandaloneDriver(member.credentials, list(member.control_urls), options)
         stack.enter_context(contextlib.closing(serving))
         stack.enter_context(tracing(load_settings(), serving.pool.requests))
-        foreground = _ForegroundDriver(plan, serving, held, screen)
+        foreground = _ForegroundDriver(arguments, serving, held, screen)
         asyncio.run(foreground.serve())
         serving.leave()
         code = foreground.exit_code()
@@ -164,28 +160,32 @@ def run_driver(plan: DriverPlan, member: EnrolledNode, screen: Screen) -> NoRetu
 class _ForegroundDriver:
     """Serves the API and says what happens meanwhile."""
 
-    def __init__(self, plan: DriverPlan, driver: StandaloneDriver, held: PidLock, screen: Screen) -> None:
-        self._plan = plan
+    def __init__(
+        self, arguments: DriverArguments, driver: StandaloneDriver, held: PidLock, screen: Screen
+    ) -> None:
+        self._given = arguments
         self._driver = driver
         self._held = held
         self._screen = screen
-        self._host, self._port = plan.api_host, plan.api_port
+        self._host, self._port = arguments.api_host, arguments.api_port
         self._stop = asyncio.Event()
 
     async def serve(self) -> None:
         from shardcompute.api import create_app, serve
 
-        plan = self._plan
-        needs_key = bool(plan.keys) or not is_loopback(plan.api_host)
+        given = self._given
+        needs_key = bool(given.keys) or not is_loopback(given.api_host)
         app = create_app(
             self._driver.pool,
-            api_keys=plan.keys or None,
+            api_keys=given.keys or None,
             verify_key=self._driver.verify_key if needs_key else None,
         )
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(self._watch())
             try:
-                await serve(app, plan.api_host, plan.api_port, on_listening=self._listening, stop=self._stop)
+                await serve(
+                    app, given.api_host, given.api_port, on_listening=self._listening, stop=self._stop
+                )
             finally:
                 watcher.cancel()
 
@@ -204,8 +204,7 @@ class _ForegroundDriver:
 
     def _listening(self, host: str, port: int) -> None:
         self._host, self._port = reachable_host(host), port
-        near = "127.0.0.1" if is_any_address(host) else reachable_host(host)
-        self._held.update(api_url=f"http://{near}:{port}")
+        self._held.update(api_url=f"http://{near_host(host)}:{port}")
         url = f"http://{self._host}:{port}"
         self._screen.say(f"the API listens at {url}; Ctrl-C stops it")
         self._driver.start(url)
@@ -220,7 +219,7 @@ class _ForegroundDriver:
         self._stop.set()
 
     def _greet(self, model: str) -> None:
-        for line in greeting(model, self._host, self._port, self._plan.keys):
+        for line in greeting(model, self._host, self._port, self._given.keys):
             self._screen.say(line)
-        if not self._plan.keys and not is_loopback(self._plan.api_host):
+        if not self._given.keys and not is_loopback(self._given.api_host):
             self._screen.say("Clients need an API key of the cluster, such as that which `up` has printed.")

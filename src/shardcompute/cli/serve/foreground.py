@@ -22,18 +22,21 @@ from shardcompute.cli.options.cluster import (
     JOIN_PORT,
     KV_TOKENS,
     LATENCY_WEIGHTS,
-    Drafting,
+    ClusterArguments,
     DriverPlacementOption,
     Preference,
+    ServingArguments,
+    cluster_folder,
     draft_heads_folder,
 )
 from shardcompute.cli.progress import waiting
-from shardcompute.cli.serve.addresses import check_ports, is_any_address, is_loopback, reachable_host
+from shardcompute.cli.serve.addresses import check_ports, is_loopback, near_host, reachable_host
 from shardcompute.cli.serve.greeting import check_keys, greeting, invitation
 from shardcompute.cli.serve.shaping import open_transports
 from shardcompute.cli.serve.stopping import terminating_as_interrupt
 from shardcompute.core.generation import Speculation
 from shardcompute.core.settings import Settings
+from shardcompute.core.units import count_of
 from shardcompute.weights.sources.reference import parse_reference
 
 if TYPE_CHECKING:
@@ -49,30 +52,18 @@ _LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class SwarmPlan:
+class ClusterPlan:
     """What to start. `workers` None: none on this machine. Other Nones: the defaults that the options name."""
 
-    model: str
-    folder: Path
-    host: str
-    port: int
-    keys: list[str]
+    serving: ServingArguments
+    cluster: ClusterArguments
     form: str
-    name: str | None = None
-    cluster_port: int | None = None
-    join_port: int | None = None
-    advertise: str | None = None
     context: int | None = None
-    kv_tokens: int | None = None
-    draft_heads: Path | None = None
-    speculate: Drafting = Drafting.AUTO
-    draft_model: str | None = None
-    chains: int | None = None
-    prefer: Preference | None = None
-    driver_placement: DriverPlacementOption | None = None
-    wire: str | None = None
     workers: LocalWorkers | None = None
     shape: str | None = None
+
+    def draft_heads(self, settings: Settings) -> Path | None:
+        return draft_heads_folder(settings) if self.cluster.self_draft else None
 
     def cluster_options(self, settings: Settings) -> ClusterOptions:
         from shardcompute.control import PlacementPolicy
@@ -80,44 +71,47 @@ class SwarmPlan:
         from shardcompute.node.driver.draft_model import drafters_from
         from shardcompute.wire.codecs.mode import EXACT, check_wire
 
+        given, host, context = self.cluster, self.serving.host, _or(self.context, CONTEXT)
         return ClusterOptions(
-            folder=self.folder,
-            name=self.name or "home",
-            host=self.host,
-            port=_or(self.cluster_port, CLUSTER_PORT),
-            join_port=_or(self.join_port, JOIN_PORT),
-            advertise=self.advertise or reachable_host(self.host),
-            kv_tokens=_or(self.kv_tokens, KV_TOKENS),
-            draft_heads=self.draft_heads,
+            folder=cluster_folder(settings, given.data_dir),
+            name=given.name or "home",
+            host=host,
+            port=_or(given.cluster_port, CLUSTER_PORT),
+            join_port=_or(given.join_port, JOIN_PORT),
+            advertise=given.advertise or reachable_host(host),
+            kv_tokens=_or(given.kv_tokens, KV_TOKENS),
+            draft_heads=self.draft_heads(settings),
             ahead_heads=draft_heads_folder(settings),
-            speculation=Speculation(self.speculate.value),
-            open_drafters=drafters_from(self.draft_model, settings, _or(self.context, CONTEXT)),
-            context_length=_or(self.context, CONTEXT),
+            speculation=Speculation(given.speculate.value),
+            open_drafters=drafters_from(given.draft_model, settings, context),
+            context_length=context,
             placing=PlacementPolicy(
-                latency_weight=LATENCY_WEIGHTS[self.prefer or Preference.BALANCED],
-                drivers=(self.driver_placement or DriverPlacementOption.AUTO).value,
+                latency_weight=LATENCY_WEIGHTS[given.prefer or Preference.BALANCED],
+                drivers=(given.driver_placement or DriverPlacementOption.AUTO).value,
             ),
-            wire=check_wire(EXACT if self.wire is None else self.wire),
+            wire=check_wire(EXACT if given.wire is None else given.wire),
             transports=open_transports(self.shape),
         )
 
 
-def run_swarm(plan: SwarmPlan, screen: Screen, settings: Settings) -> None:
+def run_cluster(plan: ClusterPlan, screen: Screen, settings: Settings) -> None:
     """Until a signal asks to stop."""
     from shardcompute.node.process.launch import check_cluster_name_of
     from shardcompute.node.process.log_files import logging_to_file
     from shardcompute.node.process.pidfile import CLUSTER_FILE, claim
 
-    check_keys(plan.keys)
-    parse_reference(plan.model)  # a wrong name is said before anything is started
-    if plan.name is not None:
-        check_cluster_name_of(plan.folder, plan.name)
-    with terminating_as_interrupt(), claim(plan.folder / CLUSTER_FILE, plan.name or "") as held:
+    serving, name = plan.serving, plan.cluster.name
+    folder = cluster_folder(settings, plan.cluster.data_dir)
+    check_keys(serving.api_key or [])
+    parse_reference(serving.model)  # a wrong name is said before anything is started
+    if name is not None:
+        check_cluster_name_of(folder, name)
+    with terminating_as_interrupt(), claim(folder / CLUSTER_FILE, name or "") as held:
         options = plan.cluster_options(settings)
-        check_ports([(plan.host, plan.port), (plan.host, options.port), (plan.host, options.join_port)])
-        with logging_to_file(plan.folder, "coordinator"):
-            checkpoint = _open(plan.model, screen, settings)
-            check_fitted(checkpoint, plan.draft_heads, plan.model)
+        check_ports((serving.host, port) for port in (serving.port, options.port, options.join_port))
+        with logging_to_file(folder, "coordinator"):
+            checkpoint = _open(serving.model, screen, settings)
+            check_fitted(checkpoint, plan.draft_heads(settings), serving.model)
             _run(plan, options, checkpoint, held, screen, settings)
     screen.say("stopped")
 
@@ -132,7 +126,7 @@ def _open(model: str, screen: Screen, settings: Settings) -> Checkpoint:
 
 
 def _run(
-    plan: SwarmPlan,
+    plan: ClusterPlan,
     options: ClusterOptions,
     checkpoint: Checkpoint,
     held: PidLock,
@@ -147,7 +141,7 @@ def _run(
     from shardcompute.security.tokens import parse_token
     from shardcompute.web import page_routes
 
-    served = launch.Served(checkpoint, plan.form, plan.chains or 1)
+    served = launch.Served(checkpoint, plan.form, plan.cluster.chains or 1)
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(Cluster(options))
         stack.enter_context(tracing(settings, cluster.pool.requests))
@@ -157,7 +151,8 @@ def _run(
         admin.restore(without=checkpoint.name)
         invited = cluster.create_token()
         token = parse_token(invited)
-        keys = plan.keys if plan.keys or is_loopback(plan.host) else [launch.api_key_of(cluster)]
+        given = plan.serving.api_key or []
+        keys = given if given or is_loopback(plan.serving.host) else [launch.api_key_of(cluster)]
         held.update(
             name=token.cluster,
             api_key=keys[0] if keys else "",
@@ -165,13 +160,13 @@ def _run(
             join_port=launch.join_port(token),
         )
         if plan.workers is not None:
-            screen.say(f"starting {_count(plan.workers.count, 'worker')} on this machine")
+            screen.say(f"starting {count_of(plan.workers.count, 'worker')} on this machine")
             stack.enter_context(launch.running_workers(cluster, token, plan.workers, screen.say))
             stack.callback(cluster.coordinator.stand_down)
         launch.serve_from_workers(cluster, served, plan.workers.count if plan.workers else 0)
         app = create_app(
             cluster.pool,
-            api_keys=plan.keys or None,
+            api_keys=given or None,
             verify_key=admin.verify_key if keys else None,
             admin=admin,
             page=page_routes(),
@@ -185,7 +180,7 @@ class _Foreground:
 
     def __init__(
         self,
-        plan: SwarmPlan,
+        plan: ClusterPlan,
         cluster: Cluster,
         app: Starlette,
         keys: list[str],
@@ -200,7 +195,7 @@ class _Foreground:
         self._invited = invited
         self._held = held
         self._screen = screen
-        self._host, self._port = plan.host, plan.port
+        self._host, self._port = plan.serving.host, plan.serving.port
         self._has_greeted = False
         self._complaint: tuple[str, ...] = ()
 
@@ -210,15 +205,15 @@ class _Foreground:
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(self._watch())
             try:
-                await serve(self._app, self._plan.host, self._plan.port, on_listening=self._listening)
+                await serve(
+                    self._app, self._plan.serving.host, self._plan.serving.port, on_listening=self._listening
+                )
             finally:
                 watcher.cancel()
 
     def _listening(self, host: str, port: int) -> None:
-        self._host, self._port = self._plan.advertise or reachable_host(host), port
-        # Commands on this machine need no network.
-        near = "127.0.0.1" if is_any_address(host) else reachable_host(host)
-        self._held.update(api_url=f"http://{near}:{port}")
+        self._host, self._port = self._plan.cluster.advertise or reachable_host(host), port
+        self._held.update(api_url=f"http://{near_host(host)}:{port}")
         if self._plan.workers is None:
             self._say_all([f"the API listens at http://{self._host}:{port}", *self._invitation()])
 
@@ -262,7 +257,7 @@ class _Foreground:
                 self._say_all(self._invitation())
 
     def _invitation(self) -> list[str]:
-        return invitation(self._invited, self._plan.host)
+        return invitation(self._invited, self._plan.serving.host)
 
     def _say_all(self, lines: list[str]) -> None:
         for line in lines:
@@ -297,7 +292,3 @@ def _status(screen: Screen) -> Iterator[_StatusLine]:
 
 def _or(given: int | None, default: int) -> int:
     return default if given is None else given
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -7,28 +7,21 @@ from typing import Annotated
 import typer
 
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.options import cluster as swarm_options
-from shardcompute.cli.options import common as options
-from shardcompute.cli.options.common import Backend
-from shardcompute.cli.serve.shaping import Shape
-from shardcompute.cli.serve.worker import Advertise, Host, Name, Port, WorkerPlan, run_worker
+from shardcompute.cli.options.engine import check_device
+from shardcompute.cli.options.records import with_options
+from shardcompute.cli.options.worker import WorkerArguments, WorkerFolder, worker_folder
+from shardcompute.cli.serve.worker import run_worker
 from shardcompute.core.settings import load_settings
 
 
+@with_options
 def join(
     token: Annotated[
         str, typer.Argument(metavar="TOKEN", help="The token that `shardcompute up` prints; starts with sc1.")
     ],
-    data_dir: swarm_options.WorkerFolder = None,
-    host: Host = None,
-    port: Port = 0,
-    advertise: Advertise = None,
-    name: Name = None,
-    max_memory: swarm_options.MaxMemory = None,
-    threads: options.Threads = None,
-    backend: options.BackendName = Backend.ONNX,
-    device: options.Device = "cpu",
-    shape: Shape = None,
+    *,
+    data_dir: WorkerFolder = None,
+    arguments: WorkerArguments,
 ) -> None:
     """Join a cluster with a token and serve as one of its workers until Ctrl-C.
 
@@ -40,9 +33,9 @@ def join(
 
     screen = open_screen()
     parsed = parse_token(token)
-    folder = swarm_options.worker_folder(load_settings(), data_dir)
-    plan = WorkerPlan(folder, host, port, advertise, name, max_memory, threads, backend, device, shape)
+    folder = worker_folder(load_settings(), data_dir)
+    check_device(arguments.device, arguments.backend)
     check_free(folder / WORKER_FILE)
     member = join_from(folder, parsed)
     screen.say(f"joined {parsed.cluster} as {member.credentials.identity.node_id}")
-    run_worker(plan, member, screen)
+    run_worker(folder, arguments, member, screen)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardcompute.cli.console import Screen
 from shardcompute.cli.models.opening import open_with_progress
+from shardcompute.cli.options.cluster import ServingArguments
 from shardcompute.cli.serve.addresses import check_ports, reachable_host
 from shardcompute.cli.serve.greeting import choose_keys, greeting
 from shardcompute.core.settings import Settings
@@ -16,19 +17,14 @@ if TYPE_CHECKING:
 
 
 def serve_locally(
-    model: str,
-    host: str,
-    port: int,
-    keys: list[str],
-    engine: EngineOptions,
-    screen: Screen,
-    settings: Settings,
+    serving: ServingArguments, engine: EngineOptions, screen: Screen, settings: Settings
 ) -> None:
     """Until a signal asks to stop."""
-    keys = choose_keys(host, keys)
+    host, port = serving.host, serving.port
+    keys = choose_keys(host, serving.api_key or [])
     # A port that is taken is said before the model is fetched and loaded.
     check_ports([(host, port)])
-    opened = open_with_progress(model, settings, engine, screen, is_quiet=False)
+    opened = open_with_progress(serving.model, settings, engine, screen, is_quiet=False)
     with opened.service:
         screen.say(f"loaded in {opened.load_s:.1f} s")
         _serve(opened.service, host, port, keys, screen)

@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from shardcompute.cli.console import Screen, open_screen
-from shardcompute.cli.options.common import Json
+from shardcompute.cli.options.output import Json
 from shardcompute.cli.serve.service_files import ACTIONS, Launchd, ServiceSystem, Systemd, describe_service
 from shardcompute.core.errors import ShardComputeError, SourceError, UsageError
 from shardcompute.core.settings import Settings, load_settings

@@ -1,18 +1,11 @@
-"""The hidden option --shape: this process takes part in an emulated network, as one of its machines."""
+"""Transport of the hidden option --shape: this process sends as a machine of an emulated network would."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shardcompute.wire import Transports
-
-Shape = Annotated[
-    str | None,
-    typer.Option("--shape", metavar="MACHINE@FILE", hidden=True, help="Send as an emulated network would."),
-]
 
 
 def open_transports(shape: str | None) -> Transports:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.options import cluster as swarm_options
-from shardcompute.cli.options import common as options
-from shardcompute.cli.options.common import Backend, WeightForm, check_device, engine_options
+from shardcompute.cli.options.cluster import ClusterArguments, ServingArguments
+from shardcompute.cli.options.engine import EngineArguments, check_device
+from shardcompute.cli.options.records import changed_options, with_options
+from shardcompute.cli.options.worker import MaxMemory
 from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import Settings, load_settings
 
@@ -18,11 +20,10 @@ if TYPE_CHECKING:
     from shardcompute.node.process.launch import LocalWorkers
 
 
+@with_options
 def up(
-    model: swarm_options.Model = "",
-    host: swarm_options.Host = "127.0.0.1",
-    port: swarm_options.Port = 8000,
-    api_key: swarm_options.ApiKey = None,
+    serving: ServingArguments,
+    *,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -35,26 +36,9 @@ def up(
     local: Annotated[
         bool, typer.Option("--local", help="Serve from this process alone, without a cluster.")
     ] = False,
-    data_dir: swarm_options.ClusterFolder = None,
-    name: swarm_options.ClusterName = None,
-    cluster_port: swarm_options.ClusterPort = None,
-    join_port: swarm_options.JoinPort = None,
-    advertise: swarm_options.Advertise = None,
-    chains: swarm_options.Chains = None,
-    prefer: swarm_options.Prefer = None,
-    driver_placement: swarm_options.DriverPlacement = None,
-    wire: swarm_options.WireForm = None,
-    kv_tokens: swarm_options.KvTokens = None,
-    speculate: swarm_options.Speculate = swarm_options.Drafting.AUTO,
-    draft_model: swarm_options.DraftModel = None,
-    self_draft: swarm_options.SelfDraft = False,
-    max_memory: swarm_options.MaxMemory = None,
-    weights: options.Weights = WeightForm.NATIVE,
-    backend: options.BackendName = Backend.ONNX,
-    device: options.Device = "cpu",
-    threads: options.Threads = None,
-    context: options.Context = None,
-    kv_memory: options.KvMemory = None,
+    cluster: ClusterArguments,
+    max_memory: MaxMemory = None,
+    engine: EngineArguments,
     stages: Annotated[
         int | None,
         typer.Option(
@@ -69,93 +53,41 @@ def up(
     otherwise; then clients need an API key, which is made and printed if none is given.
     """
     screen, settings = open_screen(), load_settings()
-    cluster_only = {
-        "--workers": workers,
-        "--no-workers": no_workers or None,
-        "--data-dir": data_dir,
-        "--name": name,
-        "--cluster-port": cluster_port,
-        "--join-port": join_port,
-        "--advertise": advertise,
-        "--chains": chains,
-        "--prefer": prefer,
-        "--driver-placement": driver_placement,
-        "--wire": wire,
-        "--kv-tokens": kv_tokens,
-        "--self-draft": self_draft or None,
-        "--draft-model": draft_model,
-        "--speculate": None if speculate is swarm_options.Drafting.AUTO else speculate,
-        "--max-memory": max_memory,
-    }
+    own = {"--workers": workers, "--max-memory": max_memory}
     if local:
         from shardcompute.cli.serve.local import serve_locally
 
-        _refuse(cluster_only, "a cluster", "leave out --local")
-        engine = engine_options(
-            weights=weights,
-            backend=backend,
-            device=device,
-            threads=threads,
-            context=context,
-            kv_memory=kv_memory,
-            stages=stages or 1,
-        )
-        serve_locally(model, host, port, api_key or [], engine, screen, settings)
+        useless = [*_given({**own, "--no-workers": no_workers or None}), *changed_options(cluster)]
+        _refuse(useless, "a cluster", "leave out --local")
+        serve_locally(serving, engine.engine_options(stages or 1), screen, settings)
         return
-    from shardcompute.cli.serve.foreground import SwarmPlan, run_swarm
+    from shardcompute.cli.serve.foreground import ClusterPlan, run_cluster
 
-    _refuse({"--kv-memory": kv_memory, "--stages": stages}, "a single process", "add --local")
-    check_device(device, backend)
-    own = None if no_workers else _own_workers(workers, threads, max_memory, backend, device, settings)
+    _refuse(_given({"--kv-memory": engine.kv_memory, "--stages": stages}), "a single process", "add --local")
+    check_device(engine.device, engine.backend)
     if no_workers:
-        _refuse(
-            {"--workers": workers, "--threads": threads, "--max-memory": max_memory},
-            "workers on this machine",
-            "leave out --no-workers",
-        )
-    plan = SwarmPlan(
-        model=model,
-        folder=swarm_options.cluster_folder(settings, data_dir),
-        host=host,
-        port=port,
-        keys=api_key or [],
-        form=weights.value,
-        name=name,
-        cluster_port=cluster_port,
-        join_port=join_port,
-        advertise=advertise,
-        context=context,
-        kv_tokens=kv_tokens,
-        speculate=speculate,
-        draft_model=draft_model,
-        draft_heads=swarm_options.draft_heads_folder(settings) if self_draft else None,
-        chains=chains,
-        prefer=prefer,
-        driver_placement=driver_placement,
-        wire=wire,
-        workers=own,
-    )
-    run_swarm(plan, screen, settings)
+        useless = _given({**own, "--threads": engine.threads})
+        _refuse(useless, "workers on this machine", "leave out --no-workers")
+    shared = None if no_workers else _own_workers(workers, max_memory, engine, settings)
+    plan = ClusterPlan(serving, cluster, engine.weights.value, engine.context, workers=shared)
+    run_cluster(plan, screen, settings)
 
 
 def _own_workers(
-    count: int | None,
-    threads: int | None,
-    max_memory: int | None,
-    backend: Backend,
-    device: str,
-    settings: Settings,
+    count: int | None, max_memory: int | None, engine: EngineArguments, settings: Settings
 ) -> LocalWorkers:
-    from dataclasses import replace
-
     from shardcompute.node.process.launch import share_machine
 
-    shared = share_machine(count=count, threads=threads or settings.threads, max_memory_bytes=max_memory)
-    return replace(shared, backend=backend.value, device=device)
+    threads = engine.threads or settings.threads
+    shared = share_machine(count=count, threads=threads, max_memory_bytes=max_memory)
+    return replace(shared, backend=engine.backend.value, device=engine.device)
 
 
-def _refuse(given: Mapping[str, object | None], what: str, hint: str) -> None:
+def _given(options: Mapping[str, object | None]) -> list[str]:
+    return [name for name, value in options.items() if value is not None]
+
+
+def _refuse(useless: list[str], what: str, hint: str) -> None:
     """UsageError for options that would have no effect."""
-    useless = [name for name, value in given.items() if value is not None]
     if useless:
         raise UsageError(f"{' and '.join(useless)} only mean something for {what}", hint=hint)

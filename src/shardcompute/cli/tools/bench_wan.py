@@ -118,7 +118,7 @@ def _run_thin(
 
 def _serving(model: str, weights: str, max_memory: str) -> WanServing:
     from shardcompute.bench.wan.cluster import WanServing
-    from shardcompute.cli.sizes import parse_size
+    from shardcompute.cli.format import parse_size
     from shardcompute.cli.tools.bench import model_path
     from shardcompute.weights.sources.reference import EMBEDDED_NAMES
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardcompute.cli.console import Screen, open_screen
-from shardcompute.cli.options import cluster as swarm_options
-from shardcompute.cli.options.common import Json
+from shardcompute.cli.options.cluster import CLUSTER_PORT, JOIN_PORT, cluster_folder
+from shardcompute.cli.options.output import Json
+from shardcompute.cli.options.worker import driver_folder, worker_folder
 from shardcompute.core.settings import load_settings
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ def doctor(
     from shardcompute.cli.tools.checks import check_clock
 
     screen, settings = open_screen(), load_settings()
-    folders = [swarm_options.cluster_folder(settings, data_dir)]
+    folders = [cluster_folder(settings, data_dir)]
     if data_dir is None:
-        folders += [swarm_options.worker_folder(settings, None), (settings.data_dir / "driver").absolute()]
+        folders += [worker_folder(settings, None), driver_folder(settings, None)]
     look_again = check_clock()
     findings = [*_findings(folders, settings.data_dir), *look_again()]
     if json:
@@ -82,8 +83,8 @@ def _check_cluster(folder: Path) -> Iterator[Finding]:
     if running is None:
         wanted = (
             ("HTTP API", _API_PORT, "--port"),
-            ("links between nodes", swarm_options.CLUSTER_PORT, "--cluster-port"),
-            ("joining", swarm_options.JOIN_PORT, "--join-port"),
+            ("links between nodes", CLUSTER_PORT, "--cluster-port"),
+            ("joining", JOIN_PORT, "--join-port"),
         )
         yield from checks.check_ports_free(wanted, port_holder)
         return
@@ -133,7 +134,7 @@ def _check_api(url: str) -> Iterator[Finding]:
 
 
 def _check_member(folder: Path) -> Iterator[Finding]:
-    """A worker or driver that has joined can reach its coordinator and has papers that are good."""
+    """A worker or driver that has joined can reach its coordinator, and its certificate is good."""
     from shardcompute.cli.tools import checks
     from shardcompute.core.errors import ShardComputeError
     from shardcompute.node.enrolment.stored import MEMBER_FILE, open_enrolled

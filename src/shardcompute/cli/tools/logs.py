@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from shardcompute.cli.console import Screen, open_screen
-from shardcompute.cli.options import cluster as swarm_options
+from shardcompute.cli.options.cluster import ClusterFolder, cluster_folder
 from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import load_settings
 
@@ -33,13 +33,13 @@ def logs(
         int,
         typer.Option("--lines", "-n", metavar="N", min=0, help="How many of the last lines of each to show."),
     ] = 100,
-    data_dir: swarm_options.ClusterFolder = None,
+    data_dir: ClusterFolder = None,
 ) -> None:
     """Show the logs of the cluster's coordinator and local workers, in order of time."""
     from shardcompute.node.process.log_files import log_folder
 
     screen = open_screen()
-    folder = log_folder(swarm_options.cluster_folder(load_settings(), data_dir))
+    folder = log_folder(cluster_folder(load_settings(), data_dir))
     files = find_logs(folder, name)
     tails = [LogTail(path) for path in files]
     for line in merge({tail.name: tail.last(lines) for tail in tails}):

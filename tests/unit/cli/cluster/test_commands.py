@@ -13,9 +13,9 @@ import pytest
 
 from shardcompute.cli.chat import remote
 from shardcompute.cli.cluster import text as cluster_text
-from shardcompute.cli.cluster.access import ClusterAddress, find_cluster
+from shardcompute.cli.cluster.access import ClusterAddress, ClusterLocation
 from shardcompute.cli.cluster.following import follow_load
-from shardcompute.cli.durations import format_duration, parse_duration
+from shardcompute.cli.format import format_duration, parse_duration
 from shardcompute.cluster_client import ClusterClient
 from shardcompute.control import events as happened
 from shardcompute.core.errors import CancelledError, CapacityError, SourceError, UsageError
@@ -63,9 +63,9 @@ def test_addresses_that_are_none(cli: Cli, lab: Lab, url: str) -> None:
 
 
 def test_an_address_for_openai_clients_is_understood(home: Path) -> None:
-    assert find_cluster("http://box:8000/v1/", "k", None) == ClusterAddress("http://box:8000", "k", False)
+    assert ClusterLocation("http://box:8000/v1/", "k").find() == ClusterAddress("http://box:8000", "k", False)
     with pytest.raises(UsageError, match="two clusters"):
-        find_cluster("http://box:8000", None, home)
+        ClusterLocation("http://box:8000", None, home).find()
 
 
 # What is shown

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from shardcompute.cli.cluster import completion as completing
+from shardcompute.cli.cluster.completion import complete_fetched, complete_nodes, complete_served
 from shardcompute.cli.main import app
 
 from ..cluster_lab import Lab, say_running
@@ -60,9 +60,9 @@ def test_trouble_offers_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("shardcompute.cli.cluster.access.find_cluster", fail)
+    monkeypatch.setattr("shardcompute.cli.cluster.access.ClusterLocation.find", fail)
     context: Any = SimpleNamespace(params={})
-    assert completing.complete_served(context, "") == []
-    assert completing.complete_nodes(context, "") == []
+    assert complete_served(context, "") == []
+    assert complete_nodes(context, "") == []
     monkeypatch.setenv("SHARDCOMPUTE_THREADS", "many")
-    assert completing.complete_fetched("") == []
+    assert complete_fetched("") == []

@@ -105,10 +105,10 @@ def test_what_was_installed_runs_in_the_same_process(
     cli: Cli, home: Path, user: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans: list[Any] = []
-    monkeypatch.setattr("shardcompute.cli.serve.foreground.run_swarm", lambda plan, *_: plans.append(plan))
+    monkeypatch.setattr("shardcompute.cli.serve.foreground.run_cluster", lambda plan, *_: plans.append(plan))
     cli("service", "install", "up", "--no-workers", "--port", "0", "--api-key", SECRET)
     assert cli("service", "exec", "up").exit_code == 0
-    assert (plans[0].keys, plans[0].port, plans[0].workers) == ([SECRET], 0, None)
+    assert (plans[0].serving.api_key, plans[0].serving.port, plans[0].workers) == ([SECRET], 0, None)
     (home / "services" / "up.key").write_text("[")
     assert cli("service", "exec", "up").exit_code == 6
     assert cli("service", "exec", "driver").exit_code == 2

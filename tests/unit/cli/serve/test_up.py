@@ -11,9 +11,14 @@ from typing import Any, get_args
 import pytest
 
 from shardcompute import api
-from shardcompute.cli.options import cluster as swarm_options
+from shardcompute.cli.options.cluster import (
+    ClusterArguments,
+    DriverPlacementOption,
+    ServingArguments,
+    WireForm,
+)
 from shardcompute.cli.serve.addresses import address_towards, check_ports, is_loopback, reachable_host
-from shardcompute.cli.serve.foreground import SwarmPlan
+from shardcompute.cli.serve.foreground import ClusterPlan
 from shardcompute.cli.serve.greeting import choose_keys, greeting, invitation
 from shardcompute.core.errors import LinkError, UsageError
 from shardcompute.core.settings import load_settings
@@ -160,14 +165,15 @@ def test_greeting_can_be_pasted() -> None:
 
 
 def test_help_names_every_codec() -> None:
-    [option] = get_args(swarm_options.WireForm)[1:]
+    [option] = get_args(WireForm)[1:]
     assert {"auto", *CODECS} <= {word.strip("(),.:") for word in option.help.split()}
 
 
 @pytest.mark.parametrize(("given", "placement"), [(None, "auto"), ("auto", "auto"), ("here", "here")])
 def test_where_drivers_may_sit(given: str | None, placement: str, tmp_path: Path) -> None:
-    driver_placement = None if given is None else swarm_options.DriverPlacementOption(given)
-    plan = SwarmPlan("", tmp_path, "127.0.0.1", 0, [], "native", driver_placement=driver_placement)
+    policy = None if given is None else DriverPlacementOption(given)
+    cluster = ClusterArguments(data_dir=tmp_path, driver_placement=policy)
+    plan = ClusterPlan(ServingArguments(port=0), cluster, "native")
     placing = plan.cluster_options(load_settings()).placing
     assert placing is not None
     assert placing.drivers == placement

@@ -1,0 +1,81 @@
+"""Options of the commands that start a worker, or another node that joins a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardcompute.cli.format import parse_size
+from shardcompute.cli.options.engine import Backend, BackendName, Device, Threads
+from shardcompute.core.settings import Settings
+
+WorkerFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        metavar="FOLDER",
+        help="Folder of the worker, by default `worker` in the data folder. Each folder is a worker of its own.",
+    ),
+]
+Host = Annotated[
+    str | None,
+    typer.Option(
+        "--host",
+        metavar="ADDRESS",
+        help="Address to listen on, by default the one that this machine uses towards the coordinator.",
+    ),
+]
+Port = Annotated[
+    int, typer.Option("--port", metavar="N", min=0, max=65535, help="Port to listen on; 0 for any free one.")
+]
+Advertise = Annotated[
+    str | None,
+    typer.Option(
+        "--advertise", metavar="HOST", help="Name or address under which other nodes reach this worker."
+    ),
+]
+Name = Annotated[
+    str | None,
+    typer.Option(
+        "--name", metavar="NAME", help="What people call this worker, by default the machine's name."
+    ),
+]
+MaxMemory = Annotated[
+    int | None,
+    typer.Option(
+        "--max-memory",
+        metavar="SIZE",
+        parser=parse_size,
+        help="Memory that a worker may use for weights, keys and values, such as 8G; by default most of what is free.",
+    ),
+]
+Shape = Annotated[
+    str | None,
+    typer.Option("--shape", metavar="MACHINE@FILE", hidden=True, help="Send as an emulated network would."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerArguments:
+    """How a worker is to take part; None: chosen from what the machine is."""
+
+    host: Host = None
+    port: Port = 0
+    advertise: Advertise = None
+    name: Name = None
+    max_memory: MaxMemory = None
+    threads: Threads = None
+    backend: BackendName = Backend.ONNX
+    device: Device = "cpu"
+    shape: Shape = None
+
+
+def worker_folder(settings: Settings, given: Path | None) -> Path:
+    return (given or settings.data_dir / "worker").absolute()
+
+
+def driver_folder(settings: Settings, given: Path | None) -> Path:
+    return (given or settings.data_dir / "driver").absolute()
