@@ -14,7 +14,7 @@ from shardcompute.control.state import ClusterState
 from shardcompute.core.errors import LinkError
 from shardcompute.node.coordinator.driver_port import DriverPort
 from shardcompute.node.coordinator.session_recovery import RecoveryPlan, plan_recovery
-from shardcompute.node.rpc.commands import Connect, Connected, NodeCommand, Wire, decode_connected
+from shardcompute.node.rpc.commands import Connect, Connected, NodeCommand, Peer, Wire, decode_connected
 from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.wire.codecs.mode import EXACT
 from shardcompute.wire.control import CommandReply
@@ -62,24 +62,23 @@ def connect_epoch(
 def _orders(
     action: ConnectChain, driver: DriverPort, repair: RecoveryPlan | None, wire_of: WireOf
 ) -> list[Connect]:
-    ring = [*((stage.node, stage.address) for stage in action.stages), (action.driver, driver.url)]
+    own = Peer(action.driver, driver.url)
+    ring = [*(Peer(stage.node, stage.address) for stage in action.stages), own]
     return [
         Connect(
             chain=action.chain,
             epoch=action.epoch,
             start=stage.start,
             stop=stage.stop,
-            next_node=ring[index + 1][0],
-            next_url=ring[index + 1][1],
-            previous_node=ring[index - 1][0],
-            driver_node=action.driver,
-            driver_url=driver.url,
-            driver_session_namespace=driver.session_namespace,
-            driver_kv_tokens=action.kv_tokens,
+            next=ring[index + 1],
+            previous_node=ring[index - 1].node,
+            driver=own,
+            session_namespace=driver.session_namespace,
+            kv_tokens=action.kv_tokens,
             is_last=index == len(action.stages) - 1,
             keeps_sessions=repair is not None and index not in repair.new,
             replays=repair is not None and index + 1 in repair.new,
-            wire=wire_of(stage.node, ring[index + 1][0]),
+            wire=wire_of(stage.node, ring[index + 1].node),
         )
         for index, stage in enumerate(action.stages)
     ]

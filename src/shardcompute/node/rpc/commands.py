@@ -12,6 +12,8 @@ from shardcompute.node.rpc.session_ids import Resumption
 
 
 class Peer(msgspec.Struct, frozen=True):
+    """A node, and where it is reached."""
+
     node: str
     url: str
 
@@ -47,7 +49,7 @@ class Wire(msgspec.Struct, frozen=True):
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Take a place in an epoch of a chain and open the link to whoever comes next.
+    """Take part in an epoch of a chain and open the link to whoever comes next.
 
     `keeps_sessions`: this stage was in the epoch before and goes on with its KV. `replays`: whoever comes next is new
     and gets what this stage has sent before. Frames are taken from `previous_node` (the driver, for the first stage)
@@ -58,13 +60,11 @@ class Connect(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     epoch: int
     start: int
     stop: int
-    next_node: str
-    next_url: str
+    next: Peer
     previous_node: str
-    driver_node: str
-    driver_url: str
-    driver_session_namespace: int
-    driver_kv_tokens: int
+    driver: Peer
+    session_namespace: int
+    kv_tokens: int
     is_last: bool
     keeps_sessions: bool = False
     replays: bool = False

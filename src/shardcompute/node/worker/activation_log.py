@@ -16,7 +16,12 @@ from itertools import groupby
 import numpy as np
 
 from shardcompute.core.steps import Opening, Prefix, SessionRows
-from shardcompute.wire import PackedRows
+from shardcompute.node.rpc.commands import Wire
+from shardcompute.node.rpc.frames import REPLAY, opened_of, segment_of
+from shardcompute.wire import PackedRows, StepFrame, find_codec
+from shardcompute.wire.codecs.mode import EXACT
+
+_REPLAY_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +152,31 @@ class ActivationLog:
                     work = SessionRows(session, position, tuple(track.ids[position : position + len(piece)]))
                     yield work, track.opening if position == 0 else None, piece
                     position += len(piece)
+
+
+def replay_frames(
+    log: ActivationLog, chain: str, epoch: int, wire: Wire
+) -> Iterator[tuple[StepFrame, list[memoryview]]]:
+    """What a new next stage is sent, in order: all that it would have got, had it been there from the start."""
+    for work, opening, chunk in log.replay(_REPLAY_ROWS):
+        codec, body = _body_of(chunk, wire)
+        frame = StepFrame(
+            chain=chain,
+            epoch=epoch,
+            sequence=REPLAY,
+            segments=[segment_of(work)],
+            rows=len(chunk),
+            width=chunk.width,
+            codec=codec,
+            replay=True,
+            opens=[] if opening is None else [opened_of(opening)],
+        )
+        yield frame, body
+
+
+def _body_of(chunk: Chunk, wire: Wire) -> tuple[str, list[memoryview]]:
+    """Logged rows as they were sent; a stage that cannot read that form gets the same values exactly."""
+    codec = find_codec(chunk.codec)
+    if chunk.codec in wire.codecs:
+        return chunk.codec, codec.wrap(chunk.rows)
+    return EXACT, find_codec(EXACT).encode(codec.rows.unpack(chunk.rows, chunk.width))

@@ -1,4 +1,4 @@
-"""The links that a stage sends on: one to each neighbour, whichever chains use it."""
+"""The links that a stage sends on: one to each peer, whichever chains use it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
 
 from shardcompute.core.errors import LinkError
+from shardcompute.node.rpc.commands import Peer
 from shardcompute.node.worker.codec_choice import LinkPace
 from shardcompute.wire import Link, LinkPump, Message, choose_warmth
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbour:
-    """Whom a stage sends to: the next stage, or the driver where it is the last."""
-
-    node: str
-    url: str
 
 
 class PeerLinks:
@@ -34,8 +26,8 @@ class PeerLinks:
         self._paces: dict[str, LinkPace] = {}
         self._is_closed = False
 
-    def open(self, to: Neighbour) -> LinkPump:
-        """The link to a neighbour, dialled where there is none. Raises LinkError."""
+    def open(self, to: Peer) -> LinkPump:
+        """The link to a peer, dialled where there is none. Raises LinkError."""
         with self._lock:
             known = self._pumps.get(to.url)
         if known is not None:
@@ -69,7 +61,7 @@ class PeerLinks:
             raise LinkError("this node is closing")
         return kept
 
-    def send(self, to: Neighbour, message: Message, body: Sequence[memoryview] = ()) -> None:
+    def send(self, to: Peer, message: Message, body: Sequence[memoryview] = ()) -> None:
         """Send over a link that is open, waiting for room: dialling is not for the thread that computes.
 
         Raises LinkError where there is none; that it ended has been reported.
@@ -80,13 +72,13 @@ class PeerLinks:
             raise LinkError(f"there is no link to {to.node}")
         pump.offer(message, tuple(body), timeout_s=None)
 
-    def bytes_per_s(self, to: Neighbour) -> float | None:
-        """What the link to a neighbour carries, as far as sending has shown; None where it has not."""
+    def bytes_per_s(self, to: Peer) -> float | None:
+        """What the link to a peer carries, as far as sending has shown; None where it has not."""
         with self._lock:
             pace = self._paces.get(to.url)
         return None if pace is None else pace.bytes_per_s
 
-    def has(self, to: Neighbour) -> bool:
+    def has(self, to: Peer) -> bool:
         with self._lock:
             return to.url in self._pumps
 
@@ -103,7 +95,7 @@ class PeerLinks:
             self._is_closed = True
         self.keep_only(())
 
-    def _lost(self, to: Neighbour, pump: LinkPump, error: LinkError) -> None:
+    def _lost(self, to: Peer, pump: LinkPump, error: LinkError) -> None:
         with self._lock:
             if self._pumps.get(to.url) is not pump:
                 return

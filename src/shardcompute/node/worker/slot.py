@@ -1,4 +1,4 @@
-"""A stage in its place: whom it hears, whom it sends to, whom it answers, and what it keeps of whose sessions."""
+"""Slots of stages: whom one hears, whom it sends to, whom it answers, and what it keeps of whose sessions."""
 
 from __future__ import annotations
 
@@ -7,34 +7,46 @@ from dataclasses import dataclass, field, replace
 
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import CapacityError, LinkError
-from shardcompute.node.rpc.commands import Wire
+from shardcompute.node.rpc.commands import Admit, Connect, Peer, Wire
 from shardcompute.node.rpc.session_ids import namespace_of, within
 from shardcompute.node.worker.activation_log import ActivationLog
-from shardcompute.node.worker.peer_links import Neighbour
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.wire import StepFrame
 
 
 @dataclass(frozen=True, slots=True)
 class StageRoute:
-    """Where a stage stands in one epoch of its chain."""
+    """Whom a stage hears and sends to in one epoch of its chain."""
 
     epoch: int
-    next: Neighbour
-    driver: Neighbour
+    next: Peer
+    driver: Peer
     """The coordinator's own, without which there is no chain."""
     is_last: bool
     previous: str
     """The node whose frames are taken: the stage before, or the driver where this is the first."""
     wire: Wire = field(default_factory=Wire)
-    drivers: Mapping[int, Neighbour] = field(default_factory=dict)
+    drivers: Mapping[int, Peer] = field(default_factory=dict)
     """Who is answered, by the namespace of their sessions."""
     shares: Mapping[int, int] = field(default_factory=dict)
     """KV tokens that each of them may use."""
     dismissed: frozenset[int] = frozenset()
     """Ranges of drivers that are gone: what still comes of them is dropped."""
 
-    def owner(self, sessions: Sequence[int]) -> Neighbour | None:
+    @classmethod
+    def of(cls, command: Connect) -> StageRoute:
+        return cls(
+            command.epoch,
+            command.next,
+            command.driver,
+            command.is_last,
+            command.previous_node,
+            command.wire,
+            {command.session_namespace: command.driver},
+            {command.session_namespace: command.kv_tokens},
+        )
+
+    def owner(self, sessions: Sequence[int]) -> Peer | None:
         """The one driver whose sessions these are."""
         namespaces = {namespace_of(session) for session in sessions}
         return self.drivers.get(namespaces.pop()) if len(namespaces) == 1 else None
@@ -53,11 +65,12 @@ class StageRoute:
         owner = self.owner(sessions)
         return self._is_stage_before(sender) or (owner is not None and owner.node == sender)
 
-    def with_driver(self, namespace: int, driver: Neighbour, kv_tokens: int) -> StageRoute:
+    def with_driver(self, command: Admit) -> StageRoute:
+        namespace = command.session_namespace
         return replace(
             self,
-            drivers={**self.drivers, namespace: driver},
-            shares={**self.shares, namespace: kv_tokens},
+            drivers={**self.drivers, namespace: command.driver},
+            shares={**self.shares, namespace: command.kv_tokens},
             dismissed=self.dismissed - {namespace},
         )
 
@@ -82,7 +95,7 @@ class StageRoute:
                 hint="ask another driver, or start the cluster with more --kv-tokens",
             )
 
-    def neighbours(self) -> list[Neighbour]:
+    def peers(self) -> list[Peer]:
         """Everybody to whom something may have to be sent."""
         return [self.next, self.driver, *self.drivers.values()]
 
@@ -100,18 +113,18 @@ def sessions_in(frame: StepFrame) -> list[int]:
 
 @dataclass(slots=True)
 class StageSlot:
-    """A shard in its place, with what it has sent on to the next stage."""
+    """A shard in its chain, with what it has sent on to the next stage."""
 
     chain: str
     runtime: StageRuntime
-    place: StageRoute
+    route: StageRoute
     log: ActivationLog
     _newest: dict[int, int] = field(default_factory=dict)
     """By the namespace of its sessions, the number of each driver's last frame."""
 
-    def driver_of(self, frame: StepFrame) -> Neighbour:
+    def driver_of(self, frame: StepFrame) -> Peer:
         """Whom the frame's results go to. LinkError when it was dismissed meanwhile."""
-        owner = self.place.owner([segment.session for segment in frame.segments])
+        owner = self.route.owner([segment.session for segment in frame.segments])
         if owner is None:
             raise LinkError(f"the driver of a frame of chain {frame.chain} is gone")
         return owner
@@ -129,7 +142,7 @@ class StageSlot:
         """Of what a driver asks the first stage for; the others follow."""
         if not frame.width and not frame.replay:
             wanted = {segment.session: segment.start + segment.count for segment in frame.segments}
-            self.place.check_share(wanted, self.runtime.session_lengths())
+            self.route.check_share(wanted, self.runtime.session_lengths())
 
     def held(self, namespace: int) -> dict[int, int]:
         """The sessions of a namespace that have memory here, and how many tokens of each."""

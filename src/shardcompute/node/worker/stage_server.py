@@ -22,12 +22,11 @@ from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.steps import Foreseen, Opening, Picked, SessionRows
-from shardcompute.node.rpc.commands import Connected
+from shardcompute.node.rpc.commands import Admit, Connect, Connected
 from shardcompute.node.rpc.frames import opening_of, segment_of, step_failed, step_result, work_of
-from shardcompute.node.worker.activation_log import ActivationLog, Chunk
+from shardcompute.node.worker.activation_log import ActivationLog, Chunk, replay_frames
 from shardcompute.node.worker.codec_choice import choose_codec
-from shardcompute.node.worker.peer_links import Neighbour, PeerLinks
-from shardcompute.node.worker.replays import replay_frames
+from shardcompute.node.worker.peer_links import PeerLinks
 from shardcompute.node.worker.slot import StageRoute, StageSlot, sessions_in
 from shardcompute.runtime.head_drafter import AheadDrafter
 from shardcompute.runtime.stage import StageRuntime
@@ -115,41 +114,43 @@ class StageServer:
             if slot is not None and slot.runtime is runtime:
                 del self._slots[key[0]]
         if runtime is not None:
-            self._links.keep_only(self._neighbours())
+            self._links.keep_only(self._peer_urls())
             self._inbox.put(runtime.close)
 
-    def connect(self, key: ShardKey, place: StageRoute, *, keeps_sessions: bool, replays: bool) -> Connected:
-        """Take the shard's place in its chain's new shape and open the link to whoever comes next.
+    def connect(self, command: Connect) -> Connected:
+        """Let a shard take part in its chain's new epoch and open the link to whoever comes next.
 
-        Sessions of the epoch before are forgotten, and replayed by the driver, unless `keeps_sessions`. With
-        `replays` the next stage, which must have taken its place, is sent all that the log has. Raises LinkError.
+        Sessions of the epoch before are forgotten, and replayed by the driver, unless it keeps them. Where it
+        replays, the next stage, which must be connected, is sent all that the log has. Raises LinkError.
         """
-        slot, goes_on = self._take_slot(key, place, keeps_sessions)
+        slot, goes_on = self._take_slot(command)
         if not goes_on:
             self._inbox.put(slot.runtime.reset)
-        # A computing thread that waits to send to a neighbour of before would never come to the rest.
-        self._links.keep_only(self._neighbours())
-        self._links.open(place.next)
-        if not place.is_last:
-            self._links.open(place.driver)
+        # A computing thread that waits to send to a peer of before would never come to the rest.
+        self._links.keep_only(self._peer_urls())
+        self._links.open(command.next)
+        if not command.is_last:
+            self._links.open(command.driver)
         done: queue.SimpleQueue[Connected | LinkError] = queue.SimpleQueue()
-        self._inbox.put(lambda: done.put(self._take_stock(slot, goes_on, replays and goes_on)))
+        self._inbox.put(lambda: done.put(self._take_stock(slot, goes_on, command.replays and goes_on)))
         return self._await(done)
 
-    def _take_slot(self, key: ShardKey, place: StageRoute, keeps_sessions: bool) -> tuple[StageSlot, bool]:
-        """The shard in its new place, and whether it goes on with its sessions."""
-        chain = key[0]
+    def _take_slot(self, command: Connect) -> tuple[StageSlot, bool]:
+        """The shard with its new route, and whether it goes on with its sessions."""
+        chain, epoch = command.chain, command.epoch
         with self._lock:
-            runtime = self._runtimes.get(key)
+            runtime = self._runtimes.get((chain, command.start, command.stop))
             if runtime is None:
-                raise LinkError(f"layers {key[1]} to {key[2]} of chain {chain} are not loaded here")
-            if place.epoch < self._fences.get(chain, 0):
-                raise LinkError(f"epoch {place.epoch} of chain {chain} is over")
+                raise LinkError(
+                    f"layers {command.start} to {command.stop} of chain {chain} are not loaded here"
+                )
+            if epoch < self._fences.get(chain, 0):
+                raise LinkError(f"epoch {epoch} of chain {chain} is over")
             former = self._slots.get(chain)
-            goes_on = keeps_sessions and former is not None and former.runtime is runtime
+            goes_on = command.keeps_sessions and former is not None and former.runtime is runtime
             log_ = former.log if goes_on and former is not None else ActivationLog(self._log_bytes)
-            slot = self._slots[chain] = StageSlot(chain, runtime, place, log_)
-            self._fences[chain] = place.epoch
+            slot = self._slots[chain] = StageSlot(chain, runtime, StageRoute.of(command), log_)
+            self._fences[chain] = epoch
         return slot, goes_on
 
     def _await(self, done: queue.SimpleQueue[Connected | LinkError]) -> Connected:
@@ -167,30 +168,31 @@ class StageServer:
     def unreachable(self) -> set[str]:
         """The nodes to which the frames of current epochs should go and cannot."""
         with self._lock:
-            places = [
-                slot.place
+            routes = [
+                slot.route
                 for chain, slot in self._slots.items()
-                if slot.place.epoch >= self._fences.get(chain, 0)
+                if slot.route.epoch >= self._fences.get(chain, 0)
             ]
-        expected = {each for place in places for each in (place.next, *place.drivers.values())}
+        expected = {each for route in routes for each in (route.next, *route.drivers.values())}
         return {each.node for each in expected if not self._links.has(each)}
 
-    def _neighbours(self) -> set[str]:
+    def _peer_urls(self) -> set[str]:
         with self._lock:
-            places = [slot.place for slot in self._slots.values()]
-        return {neighbour.url for place in places for neighbour in place.neighbours()}
+            routes = [slot.route for slot in self._slots.values()]
+        return {peer.url for route in routes for peer in route.peers()}
 
-    def admit(self, chain: str, epoch: int, namespace: int, driver: Neighbour, kv_tokens: int) -> Connected:
+    def admit(self, command: Admit) -> Connected:
         """Take another driver's frames too, or change its share; answers with what is held of its sessions.
 
         Raises LinkError where it cannot be reached, or the epoch is over.
         """
+        chain, epoch, namespace = command.chain, command.epoch, command.session_namespace
         with self._lock:
             slot = self._slots.get(chain)
-            if slot is None or slot.place.epoch != epoch or epoch < self._fences.get(chain, 0):
+            if slot is None or slot.route.epoch != epoch or epoch < self._fences.get(chain, 0):
                 raise LinkError(f"epoch {epoch} of chain {chain} is over")
-            slot.place = slot.place.with_driver(namespace, driver, kv_tokens)
-        self._links.open(driver)
+            slot.route = slot.route.with_driver(command)
+        self._links.open(command.driver)
         done: queue.SimpleQueue[Connected | LinkError] = queue.SimpleQueue()
         self._inbox.put(lambda: done.put(Connected(True, {}, slot.held(namespace))))
         return self._await(done)
@@ -201,9 +203,9 @@ class StageServer:
             slot = self._slots.get(chain)
             if slot is None:
                 return
-            slot.place = slot.place.without_driver(namespace)
+            slot.route = slot.route.without_driver(namespace)
         # A computing thread that waits to send to it would never come to the rest.
-        self._links.keep_only(self._neighbours())
+        self._links.keep_only(self._peer_urls())
         self._inbox.put(lambda: slot.free(namespace))
 
     def fence(self, chain: str, epoch: int, *, forgets: bool = False) -> None:
@@ -211,11 +213,11 @@ class StageServer:
         with self._lock:
             self._fences[chain] = max(self._fences.get(chain, 0), epoch + 1)
             slot = self._slots.get(chain)
-            if not forgets or slot is None or slot.place.epoch > epoch:
+            if not forgets or slot is None or slot.route.epoch > epoch:
                 return
             del self._slots[chain]
         self._inbox.put(slot.runtime.reset)
-        self._links.keep_only(self._neighbours())
+        self._links.keep_only(self._peer_urls())
 
     # What links bring
 
@@ -260,9 +262,9 @@ class StageServer:
         with self._lock:
             slot = self._slots.get(frame.chain)
             is_stale = frame.epoch < self._fences.get(frame.chain, 0)
-        if slot is None or is_stale or frame.epoch != slot.place.epoch:
+        if slot is None or is_stale or frame.epoch != slot.route.epoch:
             return
-        if not slot.place.hears(arrived.sender, sessions_in(frame), is_replay=frame.replay):
+        if not slot.route.hears(arrived.sender, sessions_in(frame), is_replay=frame.replay):
             self._limited_log.warning(
                 arrived.sender,
                 "%s sent a frame for chain %s, in which it has no such place",
@@ -340,7 +342,7 @@ class StageServer:
         """Log what the next stage gets, as it gets it, and send it on unless it has that already."""
         started = time.perf_counter()
         rows, width = out.shape
-        codec = self._choose_codec(slot.place, rows, width)
+        codec = self._choose_codec(slot.route, rows, width)
         # The executor reuses its output; log and link keep what they are given.
         packed = codec.rows.pack(np.array(out, dtype=np.float32))
         slot.log.append(work, openings, Chunk(codec.rows.name, width, packed))
@@ -364,11 +366,11 @@ class StageServer:
             opens=frame.opens,
             timings=[*frame.timings, sent],
         )
-        self._links.send(slot.place.next, passed, body)
+        self._links.send(slot.route.next, passed, body)
 
-    def _choose_codec(self, place: StageRoute, rows: int, width: int) -> Codec:
-        rate = self._links.bytes_per_s(place.next)
-        return find_codec(choose_codec(place.wire, rows, width, bytes_per_s=rate))
+    def _choose_codec(self, route: StageRoute, rows: int, width: int) -> Codec:
+        rate = self._links.bytes_per_s(route.next)
+        return find_codec(choose_codec(route.wire, rows, width, bytes_per_s=rate))
 
     def _take_stock(self, slot: StageSlot, goes_on: bool, replays: bool) -> Connected | LinkError:
         """What is known here, after all that came before; for the new next stage, also told to it."""
@@ -381,8 +383,9 @@ class StageServer:
     def _replay(self, slot: StageSlot) -> dict[int, int]:
         """Send the next stage what it would have got, had it been there from the start."""
         lengths = slot.log.lengths()
-        for frame, body in replay_frames(slot):
-            self._links.send(slot.place.next, frame, body)
+        route = slot.route
+        for frame, body in replay_frames(slot.log, slot.chain, route.epoch, route.wire):
+            self._links.send(route.next, frame, body)
         return lengths
 
     def _report_failure(self, slot: StageSlot, frame: StepFrame, error: Exception) -> None:
@@ -390,7 +393,7 @@ class StageServer:
             log.exception("a step of chain %s failed", frame.chain)
         failed = step_failed(frame, error)
         driver = slot.driver_of(frame)
-        if driver == slot.place.driver:
+        if driver == slot.route.driver:
             self._links.open(driver)
         self._links.send(driver, failed)
 
@@ -399,10 +402,10 @@ class StageServer:
         with self._lock:
             slot = self._slots.get(message.chain)
         # Of an old epoch it may be news of a session that has begun again since.
-        is_current = slot is not None and message.epoch in (0, slot.place.epoch)
-        if slot is not None and is_current and slot.place.may_end(ended.sender, message.sessions):
+        is_current = slot is not None and message.epoch in (0, slot.route.epoch)
+        if slot is not None and is_current and slot.route.may_end(ended.sender, message.sessions):
             for session in message.sessions:
                 self._log_session("has ended", session, message.chain)
             slot.close(message.sessions)
-            if not slot.place.is_last:
-                self._links.send(slot.place.next, message)
+            if not slot.route.is_last:
+                self._links.send(slot.route.next, message)

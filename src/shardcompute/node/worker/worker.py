@@ -46,8 +46,6 @@ from shardcompute.node.weights.client import RemoteTensors, fetch_card, open_rem
 from shardcompute.node.weights.draft_heads import ahead_bytes, has_draft_head, open_ahead, open_drafter
 from shardcompute.node.weights.pieces import Supplier
 from shardcompute.node.weights.server import CachedModels, WeightsServer
-from shardcompute.node.worker.peer_links import Neighbour
-from shardcompute.node.worker.slot import StageRoute
 from shardcompute.node.worker.speed_probe import measure_layer, measure_seconds_per_byte
 from shardcompute.node.worker.stage_server import ShardKey, StageServer
 from shardcompute.runtime.stage import StageRuntime
@@ -259,27 +257,12 @@ class Worker:
         elif isinstance(command, UnloadLayers):
             self._unload((command.chain, command.start, command.stop))
         elif isinstance(command, Connect):
-            driver = Neighbour(command.driver_node, command.driver_url)
-            place = StageRoute(
-                command.epoch,
-                Neighbour(command.next_node, command.next_url),
-                driver,
-                command.is_last,
-                command.previous_node,
-                command.wire,
-                {command.driver_session_namespace: driver},
-                {command.driver_session_namespace: command.driver_kv_tokens},
-            )
-            return encode_connected(self._connect(command, place))
+            return encode_connected(self._connect(command))
         elif isinstance(command, FenceOff):
             self._stages.fence(command.chain, command.epoch, forgets=command.forgets)
             self._hosted.carry_out(command)
         elif isinstance(command, Admit):
-            driver = Neighbour(command.driver.node, command.driver.url)
-            connected = self._stages.admit(
-                command.chain, command.epoch, command.session_namespace, driver, command.kv_tokens
-            )
-            return encode_connected(connected)
+            return encode_connected(self._stages.admit(command))
         elif isinstance(command, Dismiss):
             self._stages.dismiss(command.chain, command.session_namespace)
         elif isinstance(command, Probe):
@@ -288,14 +271,12 @@ class Worker:
             self._hosted.carry_out(command)
         return b""
 
-    def _connect(self, command: Connect, place: StageRoute) -> Connected:
+    def _connect(self, command: Connect) -> Connected:
         key = (command.chain, command.start, command.stop)
         if key not in self._stages.shards():
             # Unloaded while the coordinator was away: it must hear that, and of no model that failed to load.
             self._tell_failed(key, "-", "it is not loaded here")
-        return self._stages.connect(
-            key, place, keeps_sessions=command.keeps_sessions, replays=command.replays
-        )
+        return self._stages.connect(command)
 
     def _load(self, command: LoadLayers) -> None:
         key = (command.chain, command.start, command.stop)

@@ -13,27 +13,34 @@ from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import CapacityError
 from shardcompute.core.generation import Sampling
 from shardcompute.node.coordinator.validation import validate_join, validate_role
+from shardcompute.node.rpc.commands import Admit, Connect, Peer
 from shardcompute.node.rpc.session_ids import Resumption, choose_namespace, first_session, namespace_of
-from shardcompute.node.worker.peer_links import Neighbour
 from shardcompute.node.worker.slot import StageRoute, StageSlot, sessions_in
 from shardcompute.security.names import Role
 from shardcompute.wire import SegmentHeader, StepFrame, open_session, pack_ids
 
-OWN, X, Y = (Neighbour(name, f"tcp://{name}:1") for name in ("head", "x", "y"))
+OWN, X, Y = (Peer(name, f"tcp://{name}:1") for name in ("head", "x", "y"))
 OF_OWN, OF_X, OF_Y = (first_session(number) for number in (1, 2, 3))
 
 
-def place(previous: str) -> StageRoute:
-    first = StageRoute(
-        1,
-        Neighbour("next", "tcp://next:1"),
-        OWN,
-        False,
-        previous,
-        drivers={1: OWN},
-        shares={1: 4 * PAGE_TOKENS},
+def route(previous: str) -> StageRoute:
+    command = Connect(
+        chain="m#1",
+        epoch=1,
+        start=0,
+        stop=1,
+        next=Peer("next", "tcp://next:1"),
+        previous_node=previous,
+        driver=OWN,
+        session_namespace=1,
+        kv_tokens=4 * PAGE_TOKENS,
+        is_last=False,
     )
-    return first.with_driver(2, X, 2 * PAGE_TOKENS)
+    return StageRoute.of(command).with_driver(admit(X, 2, 2 * PAGE_TOKENS))
+
+
+def admit(driver: Peer, namespace: int, kv_tokens: int) -> Admit:
+    return Admit(chain="m#1", epoch=1, driver=driver, session_namespace=namespace, kv_tokens=kv_tokens)
 
 
 def frame(session: int, sequence: int, width: int = 0) -> StepFrame:
@@ -41,7 +48,7 @@ def frame(session: int, sequence: int, width: int = 0) -> StepFrame:
 
 
 def test_the_first_stage_hears_drivers_of_their_own_sessions() -> None:
-    first = place(OWN.node)
+    first = route(OWN.node)
     assert first.hears("head", [OF_OWN])
     assert first.hears("x", [OF_X, OF_X + 1])
     assert not first.hears("x", [OF_OWN])
@@ -53,7 +60,7 @@ def test_the_first_stage_hears_drivers_of_their_own_sessions() -> None:
 
 
 def test_others_hear_the_stage_before() -> None:
-    second = place("stage")
+    second = route("stage")
     assert second.hears("stage", [OF_X])
     assert not second.hears("stage", [OF_Y])
     assert second.hears("stage", [OF_Y], is_replay=True), "its driver may be on its way"
@@ -62,25 +69,25 @@ def test_others_hear_the_stage_before() -> None:
 
 
 def test_who_is_dismissed_is_forgotten() -> None:
-    without = place("stage").without_driver(2)
+    without = route("stage").without_driver(2)
     assert not without.hears("stage", [OF_X])
     assert not without.hears("stage", [OF_X], is_replay=True), "what is on its way is too late"
-    assert X not in without.neighbours()
-    assert without.with_driver(2, X, 32).hears("stage", [OF_X])
+    assert X not in without.peers()
+    assert without.with_driver(admit(X, 2, 32)).hears("stage", [OF_X])
 
 
 def test_nobody_begins_with_what_another_asked() -> None:
     opened = open_session(OF_X, Sampling(), 9)
     own = msgspec.structs.replace(opened, prefix_source=OF_X + 1, prefix_length=8)
     stolen = msgspec.structs.replace(opened, prefix_source=OF_OWN, prefix_length=8)
-    first = place(OWN.node)
+    first = route(OWN.node)
     for opening, is_heard in ((opened, True), (own, True), (stolen, False)):
         asked = msgspec.structs.replace(frame(OF_X, 1), opens=[opening])
         assert first.hears("x", sessions_in(asked)) is is_heard
 
 
 def test_shares() -> None:
-    first = place(OWN.node)
+    first = route(OWN.node)
     page = PAGE_TOKENS
     first.check_share({OF_X: page}, {OF_OWN: 9 * page, OF_X + 1: 1})
     with pytest.raises(CapacityError, match="share"):
@@ -90,7 +97,7 @@ def test_shares() -> None:
 
 
 def test_what_comes_late_is_outdated() -> None:
-    slot = StageSlot("m#1", SimpleNamespace(), place(OWN.node), SimpleNamespace())  # type: ignore[arg-type]
+    slot = StageSlot("m#1", SimpleNamespace(), route(OWN.node), SimpleNamespace())  # type: ignore[arg-type]
     assert not slot.is_outdated(frame(OF_X, 5))
     assert slot.is_outdated(frame(OF_X, 4))
     assert slot.is_outdated(frame(OF_X, 5))
