@@ -1,4 +1,4 @@
-"""The HTTP application over a `Service`: routes, keys, errors. `create_app` is all that others need."""
+"""ASGI application over a `Service`: routes, middleware, errors. `create_app` is all that others need."""
 
 from __future__ import annotations
 
@@ -16,40 +16,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from shardcompute.api import endpoints
-from shardcompute.api.anthropic.messages import MESSAGES_ENDPOINTS
-from shardcompute.api.auth import OPEN_PATHS, ApiKeys, KeyGate, LocalGate, Verifier
+from shardcompute.api import anthropic, cluster, ollama, openai
+from shardcompute.api.auth import OPEN_PATHS, ApiKeyMiddleware, ApiKeys, LoopbackMiddleware, Verifier
 from shardcompute.api.body import Limits
-from shardcompute.api.cluster.routes import CLUSTER_ENDPOINTS
 from shardcompute.api.context import ApiContext, package_version, request_id_of
+from shardcompute.api.endpoints import OPERATIONAL_ROUTES
 from shardcompute.api.errors import error_response, status_of
-from shardcompute.api.generation.chat import create_chat_completion
-from shardcompute.api.generation.embeddings import EMBEDDINGS_ENDPOINTS
-from shardcompute.api.generation.replies import (
-    ChatChunk,
-    ChatCompletion,
-    Completion,
-    DetokenizeReply,
-    HealthReply,
-    ModelList,
-    ModelObject,
-    TokenizeReply,
-    VersionReply,
-)
-from shardcompute.api.generation.schemas import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
 from shardcompute.api.metrics.collector import GenerationMetrics
-from shardcompute.api.middleware import RequestTrail
-from shardcompute.api.ollama.chat import OLLAMA_ENDPOINTS
-from shardcompute.api.ollama.embeddings import OLLAMA_EMBEDDING_ENDPOINTS
-from shardcompute.api.ollama.models import OLLAMA_MODEL_ENDPOINTS
-from shardcompute.api.openai.completions import create_completion
-from shardcompute.api.openai.responses import RESPONSES_ENDPOINTS
-from shardcompute.api.openai.tokenizer_info import TOKENIZER_ENDPOINTS
+from shardcompute.api.middleware import RequestIdMiddleware
 from shardcompute.api.openapi import ApiRoute, describe
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.node.service import Service
@@ -57,71 +31,13 @@ from shardcompute.node.service import Service
 if TYPE_CHECKING:
     from shardcompute.node.admin.admin import ClusterAdmin
 
-_BODY_ERRORS = (400, 404, 408, 413, 415, 503)
-_GENERATION_ERRORS = (*_BODY_ERRORS, 429, 500)
-_log = logging.getLogger(__name__)
-
-ENDPOINTS: tuple[ApiRoute, ...] = (
-    ApiRoute("GET", "/v1/models", endpoints.list_models, "The models served here.", reply=ModelList),
-    ApiRoute(
-        "GET",
-        "/v1/models/{model:path}",
-        endpoints.get_model,
-        "One model.",
-        reply=ModelObject,
-        statuses=(404, 503),
-    ),
-    ApiRoute(
-        "POST",
-        "/v1/chat/completions",
-        create_chat_completion,
-        "Answer a conversation.",
-        body=ChatCompletionRequest,
-        reply=ChatCompletion,
-        chunk=ChatChunk,
-        statuses=_GENERATION_ERRORS,
-    ),
-    ApiRoute(
-        "POST",
-        "/v1/completions",
-        create_completion,
-        "Continue a text.",
-        body=CompletionRequest,
-        reply=Completion,
-        chunk=Completion,
-        statuses=_GENERATION_ERRORS,
-    ),
-    ApiRoute(
-        "POST",
-        "/tokenize",
-        endpoints.tokenize,
-        "Text or messages to token ids.",
-        body=TokenizeRequest,
-        reply=TokenizeReply,
-        statuses=_BODY_ERRORS,
-    ),
-    ApiRoute(
-        "POST",
-        "/detokenize",
-        endpoints.detokenize,
-        "Token ids to text.",
-        body=DetokenizeRequest,
-        reply=DetokenizeReply,
-        statuses=_BODY_ERRORS,
-    ),
-    ApiRoute(
-        "GET", "/health", endpoints.health, "200 once a model is loaded.", reply=HealthReply, statuses=(503,)
-    ),
-    ApiRoute("GET", "/version", endpoints.version, "The version of the server.", reply=VersionReply),
-    ApiRoute("GET", "/metrics", endpoints.metrics, "Metrics in Prometheus' text form."),
-    *TOKENIZER_ENDPOINTS,
-    *EMBEDDINGS_ENDPOINTS,
-    *RESPONSES_ENDPOINTS,
-    *MESSAGES_ENDPOINTS,
-    *OLLAMA_ENDPOINTS,
-    *OLLAMA_EMBEDDING_ENDPOINTS,
-    *OLLAMA_MODEL_ENDPOINTS,
+ROUTES: tuple[ApiRoute, ...] = (
+    *openai.ROUTES,
+    *OPERATIONAL_ROUTES,
+    *anthropic.ROUTES,
+    *ollama.ROUTES,
 )
+_log = logging.getLogger(__name__)
 
 
 def create_app(
@@ -146,7 +62,7 @@ def create_app(
     verifiers: list[Verifier] = [] if api_keys is None else [ApiKeys(api_keys).accepts]
     if verify_key is not None:
         verifiers.append(verify_key)
-    offered = ENDPOINTS if admin is None else (*ENDPOINTS, *CLUSTER_ENDPOINTS)
+    offered = ROUTES if admin is None else (*ROUTES, *cluster.ROUTES)
 
     @cache
     def document() -> dict[str, Any]:
@@ -182,7 +98,7 @@ def _middleware(
     cors_origins: Sequence[str],
 ) -> list[Middleware]:
     """Outermost first. Preflights carry no key, so CORS comes before the gate."""
-    stack = [Middleware(RequestTrail, metrics=counted, known_paths=paths)]
+    stack = [Middleware(RequestIdMiddleware, metrics=counted, known_paths=paths)]
     if cors_origins:
         stack.append(
             Middleware(
@@ -194,9 +110,9 @@ def _middleware(
             )
         )
     if verifiers:
-        stack.append(Middleware(KeyGate, verifiers=verifiers, open_paths=open_paths))
+        stack.append(Middleware(ApiKeyMiddleware, verifiers=verifiers, open_paths=open_paths))
     else:
-        stack.append(Middleware(LocalGate))
+        stack.append(Middleware(LoopbackMiddleware))
     return stack
 
 

@@ -1,4 +1,4 @@
-"""API keys: `Authorization: Bearer <key>` or `x-api-key: <key>`, told to a verifier that lets the request in or not.
+"""Authentication by API keys: `Authorization: Bearer <key>` or `x-api-key: <key>`, which a verifier accepts or not.
 
 `ApiKeys` verifies against a list given at the start, kept as SHA-256 digests and compared in constant time; a
 cluster brings its own book of keys. `/health` answers without a key, so that probes need none. Where no key is
@@ -46,7 +46,7 @@ class ApiKeys:
         return any(matches)
 
 
-class KeyGate:
+class ApiKeyMiddleware:
     """ASGI middleware that answers 401 to requests without an accepted key."""
 
     def __init__(
@@ -86,7 +86,7 @@ class KeyGate:
         )
 
 
-class LocalGate:
+class LoopbackMiddleware:
     """ASGI middleware for an API without keys: 403 to those who would steer a cluster from elsewhere.
 
     Neither the caller nor the name it calls us by may be foreign: a web page that makes its own name point to

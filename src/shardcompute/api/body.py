@@ -1,4 +1,4 @@
-"""What one request may ask for, and how a body is read without trusting its length."""
+"""Request validation: what bodies have in common, their limits, and how one is read without trusting its length."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
+from starlette.responses import Response
 
 from shardcompute.api.errors import RequestError, from_validation
 
@@ -24,6 +25,51 @@ class Limits:
     ping_interval_s: float = 3.0
     body_timeout_s: float = 60.0
     """How long a client may take to send its body."""
+
+
+class RequestBody(BaseModel):
+    """What all bodies share: strict types (`"5"` is no number), finite numbers, unknown fields kept aside."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    model: str | None = Field(None, description="Which model; may be left out when one is served.")
+
+
+class RequestPart(BaseModel):
+    """An object within a body: strict types, unknown fields ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class ReplyBody(BaseModel):
+    """What we answer with. A field is written, null or not, exactly when it was given."""
+
+    model_config = ConfigDict(frozen=True)
+
+    def to_json(self) -> bytes:
+        return self.model_dump_json(exclude_unset=True).encode()
+
+
+class ErrorDetail(ReplyBody):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(ReplyBody):
+    error: ErrorDetail
+
+
+def required(value: str | None, param: str, *, may_be_empty: bool = False) -> str:
+    """A field that only some kinds of an object need; 400 where it is missing."""
+    if value is None or not (value or may_be_empty):
+        raise RequestError(f"{param} is missing.", param=param, code="invalid_value")
+    return value
+
+
+def json_response(body: ReplyBody, status: int = 200) -> Response:
+    return Response(body.to_json(), status_code=status, media_type="application/json")
 
 
 async def read_body(request: Request, kind: type[Body], limits: Limits) -> Body:

@@ -1,4 +1,4 @@
-"""One HTTP connection, with bounds on what a slow, silent or confused client may hold of the server.
+"""HTTP connection limits: bounds on what a slow, silent or confused client may hold of the server.
 
 uvicorn waits as long as it takes for a request to come and for an answer to be read. Here the head of a request
 has `head_timeout_s`, and a client that stops reading has `write_timeout_s`. Beyond `most_connections` the one that
@@ -25,6 +25,8 @@ _MOST_CONNECTIONS = 4096
 
 
 class BoundedConnection(H11Protocol):
+    """One connection, as uvicorn makes them for `most_connections` at the most."""
+
     head_timeout_s = 30.0
     write_timeout_s = 60.0
     most_connections = _MOST_CONNECTIONS
@@ -112,7 +114,7 @@ class _NoRequests(logging.Filter):
 
 
 @contextmanager
-def quiet_about_strangers() -> Iterator[None]:
+def limited_uvicorn_log() -> Iterator[None]:
     """While the block runs, uvicorn's own log does not grow with what strangers send."""
     log, kept = logging.getLogger("uvicorn.error"), _NoRequests()
     log.addFilter(kept)

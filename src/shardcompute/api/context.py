@@ -1,4 +1,4 @@
-"""What every endpoint works with, kept in the application's state."""
+"""Application state: what every endpoint works with."""
 
 from __future__ import annotations
 

@@ -1,79 +1,30 @@
-"""The small endpoints: models, tokens, health, version, metrics."""
+"""Operational endpoints, of no protocol: health, version, metrics."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shardcompute.api.body import read_body
-from shardcompute.api.context import context_of, package_version, run_codec
-from shardcompute.api.errors import RETRY_AFTER_S, RequestError
-from shardcompute.api.generation.answer import json_response
-from shardcompute.api.generation.chat_prompt import encode_messages
-from shardcompute.api.generation.parameters import check_ids, choose_model
-from shardcompute.api.generation.replies import (
-    DetokenizeReply,
-    HealthReply,
-    ModelList,
-    ModelObject,
-    TokenizeReply,
-    VersionReply,
-)
-from shardcompute.api.generation.schemas import DetokenizeRequest, TokenizeRequest
+from shardcompute.api.body import ReplyBody, json_response
+from shardcompute.api.context import context_of, package_version
+from shardcompute.api.errors import RETRY_AFTER_S
 from shardcompute.api.metrics.collector import CONTENT_TYPE
-from shardcompute.node.service import ServedModel
+from shardcompute.api.openapi import ApiRoute
 
 if TYPE_CHECKING:
     from shardcompute.node.admin.admin import ClusterAdmin
 
 
-async def list_models(request: Request) -> Response:
-    served = context_of(request).service.models()
-    return json_response(ModelList(object="list", data=[_card(model) for model in served]))
+class HealthReply(ReplyBody):
+    status: Literal["ok", "loading"]
+    reason: str | None = None
 
 
-async def get_model(request: Request) -> Response:
-    name = request.path_params["model"]
-    if not name:
-        raise HTTPException(404)
-    return json_response(_card(choose_model(context_of(request).service, name)))
-
-
-async def tokenize(request: Request) -> Response:
-    context = context_of(request)
-    body = await read_body(request, TokenizeRequest, context.limits)
-    model = choose_model(context.service, body.model)
-    codec = context.service.codec(model.name)
-    prompt = body.prompt
-    if (prompt is None) == (body.messages is None):
-        raise RequestError("The request needs either prompt or messages.", param="prompt")
-    if prompt is not None:
-        ids = await run_codec(
-            lambda: codec.encode(prompt, add_special=body.add_special_tokens), characters=len(prompt)
-        )
-    else:
-        ids = await encode_messages(
-            codec, body.messages or [], add_generation_prompt=body.add_generation_prompt
-        )
-    reply = TokenizeReply(count=len(ids), max_model_len=model.context_length, tokens=ids)
-    if body.return_token_strs:
-        names = [codec.token_bytes(token_id).decode("utf-8", "replace") for token_id in ids]
-        reply = TokenizeReply(
-            count=len(ids), max_model_len=model.context_length, tokens=ids, token_strs=names
-        )
-    return json_response(reply)
-
-
-async def detokenize(request: Request) -> Response:
-    context = context_of(request)
-    body = await read_body(request, DetokenizeRequest, context.limits)
-    codec = context.service.codec(choose_model(context.service, body.model).name)
-    check_ids(codec, body.tokens, "tokens")
-    return json_response(DetokenizeReply(prompt=codec.decode(body.tokens, skip_special=False)))
+class VersionReply(ReplyBody):
+    version: str
 
 
 async def health(request: Request) -> Response:
@@ -95,11 +46,8 @@ async def metrics(request: Request) -> Response:
     return Response(context.metrics.render(context.service, cluster), headers={"content-type": CONTENT_TYPE})
 
 
-def _card(model: ServedModel) -> ModelObject:
-    return ModelObject(
-        id=model.name,
-        object="model",
-        created=model.created_s,
-        owned_by="shardcompute",
-        max_model_len=model.context_length,
-    )
+OPERATIONAL_ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute("GET", "/health", health, "200 once a model is loaded.", reply=HealthReply, statuses=(503,)),
+    ApiRoute("GET", "/version", version, "The version of the server.", reply=VersionReply),
+    ApiRoute("GET", "/metrics", metrics, "Metrics in Prometheus' text form."),
+)

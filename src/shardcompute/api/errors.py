@@ -1,6 +1,6 @@
-"""How an error looks to a client: OpenAI's body `{"error": {message, type, param, code}}` and an HTTP status.
+"""HTTP errors as clients see them: OpenAI's body `{"error": {message, type, param, code}}` and an HTTP status.
 
-Under the paths of other dialects the same error has their shape (see `shape_error`).
+Under the paths of other protocols the same error has their shape (see `shape_error`).
 
 `RequestError` is for what only HTTP knows (which parameter, which status); everything else comes from the
 tree in `core.errors` and is translated here, once.

@@ -1,4 +1,4 @@
-"""The outermost middleware: every response has an id, every request is counted, no exception escapes.
+"""Outermost ASGI middleware: every response has an id, every request is counted, no exception escapes.
 
 An exception that nobody foresaw is logged once, under the id that the client is told.
 """
@@ -28,7 +28,7 @@ def new_request_id() -> str:
     return uuid.uuid4().hex
 
 
-class RequestTrail:
+class RequestIdMiddleware:
     """Keeps a client's own `x-request-id` where it is harmless, and makes one otherwise."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The description of the API (OpenAPI 3.1), generated from the endpoint table and the pydantic models."""
+"""OpenAPI 3.1 description of the API, generated from the endpoint table and the pydantic models."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shardcompute.api.generation.replies import ErrorReply
+from shardcompute.api.body import ErrorReply
 
+BODY_ERRORS = (400, 404, 408, 413, 415, 503)
+GENERATION_ERRORS = (400, 404, 408, 413, 415, 429, 500, 503)
 _REF = "#/components/schemas/{model}"
 
 

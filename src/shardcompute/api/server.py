@@ -1,4 +1,4 @@
-"""Runs the application under uvicorn until a signal, or until it is told to stop.
+"""HTTP server: runs the application under uvicorn until a signal, or until it is told to stop.
 
 A port that is taken is the most common first mistake, so the error names who holds it where the system tells.
 """
@@ -17,7 +17,7 @@ import psutil
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shardcompute.api.connections import BoundedConnection, choose_most_connections, quiet_about_strangers
+from shardcompute.api.connections import BoundedConnection, choose_most_connections, limited_uvicorn_log
 from shardcompute.api.errors import error_response
 from shardcompute.core.errors import CapacityError, UsageError
 
@@ -54,7 +54,7 @@ async def serve(
     server = _QuietServer(config)
     watcher = asyncio.create_task(_watch(server, listener, on_listening, stop))
     try:
-        with _signals(server), quiet_about_strangers():
+        with _signals(server), limited_uvicorn_log():
             await server.serve(sockets=[listener])
     except asyncio.CancelledError:
         server.should_exit = True

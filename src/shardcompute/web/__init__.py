@@ -1,4 +1,4 @@
-"""The page: a cluster in a browser, from the same routes as every other client. Static files, mounted at `/`."""
+"""The web page: a cluster in a browser, from the same routes as every other client. Static files, mounted at `/`."""
 
 from shardcompute.web.page import page_routes
 

@@ -1,4 +1,4 @@
-"""The files of the page, each with a route of its own. Nothing else on the disk can be asked for.
+"""Static files of the web page, each with a route of its own. Nothing else on the disk can be asked for.
 
 Scripts and styles come from here alone, nothing is inline, and no other site may frame the page.
 """

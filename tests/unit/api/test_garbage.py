@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from shardcompute.api import create_app
 from shardcompute.api.anthropic.schemas import MessagesRequest
-from shardcompute.api.generation.embeddings import EmbeddingsRequest
-from shardcompute.api.generation.schemas import ChatCompletionRequest, CompletionRequest
+from shardcompute.api.generation.schemas import ChatCompletionRequest
 from shardcompute.api.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
+from shardcompute.api.openai.embeddings import EmbeddingsRequest
 from shardcompute.api.openai.responses_schemas import ResponsesRequest
+from shardcompute.api.openai.schemas import CompletionRequest
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 VALUES = st.recursive(
@@ -62,7 +63,7 @@ FOREIGN = {
 
 @GENTLE
 @given(data=st.data())
-def test_other_dialects(call: Any, fakes: Any, data: st.DataObject) -> None:
+def test_other_protocols(call: Any, fakes: Any, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(sorted(FOREIGN)))
     kind, least = FOREIGN[path]
     _post(call, fakes, path, {**least, **data.draw(_fields(kind))})

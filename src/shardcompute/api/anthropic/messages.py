@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, translated to and from chat completions."""
+"""Anthropic's messages: requests translated to a chat, and its choices to content blocks and named SSE events."""
 
 from __future__ import annotations
 
@@ -29,29 +29,24 @@ from shardcompute.api.anthropic.schemas import (
     ToolChoice,
     ToolUseBlock,
 )
-from shardcompute.api.body import read_body
+from shardcompute.api.body import ReplyBody, json_response, read_body, required
 from shardcompute.api.context import context_of, request_id_of
 from shardcompute.api.errors import MESSAGES_PATH, RequestError, shape_error, unsupported
-from shardcompute.api.generation.answer import answer, json_response
+from shardcompute.api.generation.answer import answer
 from shardcompute.api.generation.chat import ChatPlan
-from shardcompute.api.generation.conversation import (
-    Translation,
-    limit,
-    matched_stop,
-    named_event,
-    open_conversation,
-)
+from shardcompute.api.generation.conversation import ChatAdapter, call_arguments, limit, open_conversation
 from shardcompute.api.generation.generations import Outcome
-from shardcompute.api.generation.replies import ChatChunkChoice, ChatCompletion, ReplyBody
-from shardcompute.api.openapi import ApiRoute
+from shardcompute.api.generation.parameters import Plan
+from shardcompute.api.generation.replies import ChatChoice, ChatChunkChoice
+from shardcompute.api.openapi import BODY_ERRORS, GENERATION_ERRORS, ApiRoute
+from shardcompute.api.sse import MEDIA_TYPE, event
 
 _SKIPPED = frozenset({"thinking", "redacted_thinking"})
 _REASONS: dict[str, StopReason] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 async def create_message(request: Request) -> Response:
-    context = context_of(request)
-    body = await read_body(request, MessagesRequest, context.limits)
+    body = await read_body(request, MessagesRequest, context_of(request).limits)
     chat = await open_conversation(
         request,
         _prompt_fields(body)
@@ -65,8 +60,8 @@ async def create_message(request: Request) -> Response:
         },
     )
     chat = limit(chat, body.max_tokens)
-    dialect = MessagesDialect(chat, f"msg_{request_id_of(request)}")
-    return await answer(request, context, chat.body, chat.plan, dialect, MessageEvents())
+    adapter = MessagesAdapter(chat, f"msg_{request_id_of(request)}")
+    return await answer(request, chat.plan, adapter, MessagesFraming(), is_stream=bool(body.stream))
 
 
 async def count_message_tokens(request: Request) -> Response:
@@ -75,23 +70,23 @@ async def count_message_tokens(request: Request) -> Response:
     return json_response(TokenCount(input_tokens=chat.plan.prompt_tokens))
 
 
-class MessageEvents:
-    """Events with names and no word at the end."""
+class MessagesFraming:
+    """SSE events with names, and nothing at the end."""
 
-    media_type = "text/event-stream"
-    ping = named_event("ping", b'{"type":"ping"}')
+    media_type = MEDIA_TYPE
+    ping = event(b'{"type":"ping"}', "ping")
     ending = b""
 
     def write(self, chunk: ReplyBody) -> bytes:
         assert isinstance(chunk, MessageEvent)
-        return named_event(chunk.type, chunk.to_json())
+        return event(chunk.to_json(), chunk.type)
 
     def write_error(self, error: Exception, request_id: str) -> bytes:
         body = shape_error(error, request_id=request_id, path=MESSAGES_PATH)
-        return named_event("error", json.dumps(body).encode())
+        return event(json.dumps(body).encode(), "error")
 
 
-class MessagesDialect(Translation):
+class MessagesAdapter(ChatAdapter):
     """Words a chat as a message of content blocks: text first, then one block for each tool call."""
 
     def __init__(self, chat: ChatPlan, message_id: str) -> None:
@@ -128,13 +123,12 @@ class MessagesDialect(Translation):
             )
             yield MessageEvent(type="message_stop")
 
-    def translate_whole(self, completion: ChatCompletion, outcome: Outcome) -> ReplyBody:
-        choice = completion.choices[0]
+    def translate_whole(self, choice: ChatChoice, outcome: Outcome) -> ReplyBody:
         content: list[TextBlock | ToolUseBlock] = []
         if choice.message.content:
             content.append(TextBlock(type="text", text=choice.message.content))
         for call in choice.message.tool_calls or ():
-            arguments = _parsed(call.function.arguments)
+            arguments = call_arguments(call.function.arguments)
             content.append(
                 ToolUseBlock(type="tool_use", id=call.id, name=call.function.name, input=arguments)
             )
@@ -168,7 +162,7 @@ class MessagesDialect(Translation):
         )
 
     def _ending(self, finish: str, outcome: Outcome) -> tuple[StopReason, str | None]:
-        stop = matched_stop(self.plan, outcome) if finish == "stop" else None
+        stop = _matched_stop(self.plan, outcome) if finish == "stop" else None
         return ("stop_sequence", stop) if stop is not None else (_REASONS[finish], None)
 
     def _start(self, block: TextBlock | ToolUseBlock) -> Iterator[ReplyBody]:
@@ -217,10 +211,10 @@ def _chat_messages(message: InputMessage, where: str) -> list[dict[str, Any]]:
         param = f"{where}.content[{index}]"
         if block.type == "tool_use":
             function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
-            calls.append({"id": _named(block.id, f"{param}.id"), "type": "function", "function": function})
+            calls.append({"id": required(block.id, f"{param}.id"), "type": "function", "function": function})
         elif block.type == "tool_result":
             text = _text(block.content or "", f"{param}.content")
-            call_id = _named(block.tool_use_id, f"{param}.tool_use_id")
+            call_id = required(block.tool_use_id, f"{param}.tool_use_id")
             results.append({"role": "tool", "tool_call_id": call_id, "content": text})
         elif block.type not in _SKIPPED:
             texts.append(block)
@@ -242,12 +236,6 @@ def _text(content: str | Sequence[ContentBlock], where: str) -> str:
     return "\n".join(block.text or "" for block in content)
 
 
-def _named(value: str | None, param: str) -> str:
-    if not value:
-        raise RequestError(f"{param} is missing.", param=param, code="invalid_value")
-    return value
-
-
 def _chat_tool(tool: MessageTool, index: int) -> dict[str, Any]:
     if tool.type not in (None, "custom"):
         message = f"The tool {tool.type!r} would have to run on the server, and none does."
@@ -260,7 +248,7 @@ def _chat_tool(tool: MessageTool, index: int) -> dict[str, Any]:
 
 def _chat_tool_choice(choice: ToolChoice) -> str | dict[str, Any]:
     if choice.type == "tool":
-        return {"type": "function", "function": {"name": _named(choice.name, "tool_choice.name")}}
+        return {"type": "function", "function": {"name": required(choice.name, "tool_choice.name")}}
     return {"any": "required"}.get(choice.type, choice.type)
 
 
@@ -271,16 +259,21 @@ def _response_format(config: OutputConfig | None) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _parsed(arguments: str) -> dict[str, Any]:
-    """A call's arguments as Anthropic's clients take them: an object, whatever the model wrote."""
-    try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
-        parsed = None
-    return parsed if isinstance(parsed, dict) else {"arguments": arguments}
+def _matched_stop(plan: Plan, outcome: Outcome) -> str | None:
+    """The stop string that ended an answer; None when it ended by itself or was cut off."""
+    request = plan.requests[0]
+    is_silent = bool(outcome.tokens) and outcome.tokens[-1].id in request.stop_ids
+    if outcome.finish != "stop" or is_silent or not request.stop:
+        return None
+    written = plan.codec.decode([choice.id for choice in outcome.tokens])
+    behind = written[len(outcome.text) :]
+    return next(
+        (stop for stop in sorted(request.stop, key=len, reverse=True) if behind.startswith(stop)),
+        request.stop[0],
+    )
 
 
-MESSAGES_ENDPOINTS: tuple[ApiRoute, ...] = (
+MESSAGES_ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute(
         "POST",
         MESSAGES_PATH,
@@ -290,7 +283,7 @@ MESSAGES_ENDPOINTS: tuple[ApiRoute, ...] = (
         reply=MessageReply,
         chunk=MessageEvent,
         error=MessagesError,
-        statuses=(400, 404, 408, 413, 415, 429, 500, 503),
+        statuses=GENERATION_ERRORS,
     ),
     ApiRoute(
         "POST",
@@ -300,6 +293,6 @@ MESSAGES_ENDPOINTS: tuple[ApiRoute, ...] = (
         body=CountRequest,
         reply=TokenCount,
         error=MessagesError,
-        statuses=(400, 404, 408, 413, 415, 503),
+        statuses=BODY_ERRORS,
     ),
 )

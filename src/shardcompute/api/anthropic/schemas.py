@@ -1,4 +1,4 @@
-"""Bodies of Anthropic's Messages API: what clients send and what they are answered."""
+"""Request and reply schemas of Anthropic's Messages API: what clients send and what they are answered."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from shardcompute.api.generation.replies import ReplyBody
-from shardcompute.api.generation.schemas import MAX_STOPS, Count, RequestBody, StopText
+from shardcompute.api.body import ReplyBody, RequestBody, RequestPart
+from shardcompute.api.generation.schemas import MAX_STOPS, Count, StopText
 
 
-class ContentBlock(BaseModel):
+class ContentBlock(RequestPart):
     """A content block, as loose as its many kinds: which fields it needs depends on `type`."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     type: str = Field(description="`text`, `tool_use` or `tool_result`; media are refused.")
     text: str | None = None
@@ -25,9 +23,7 @@ class ContentBlock(BaseModel):
     is_error: bool | None = None
 
 
-class InputMessage(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class InputMessage(RequestPart):
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[ContentBlock], Field(fail_fast=True)]
 
@@ -41,17 +37,13 @@ class MessageTool(BaseModel):
     input_schema: dict[str, Any] | None = None
 
 
-class ToolChoice(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class ToolChoice(RequestPart):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class Thinking(RequestPart):
     type: str = Field(description="Accepted and not used: the model decides whether it thinks.")
 
 
@@ -62,9 +54,7 @@ class OutputFormat(BaseModel):
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class OutputConfig(RequestPart):
     format: OutputFormat | None = None
     effort: str | None = Field(None, description="Accepted and not used.")
 

@@ -1,4 +1,4 @@
-"""A cluster's news as server-sent events: `state` first, then `change`s; `state` again for a slow reader.
+"""SSE stream of a cluster's changes: `state` first, then `change`s; `state` again for a slow reader.
 
 What is kept for one reader is bounded (see `node.admin.feed`), so whoever stops reading costs nothing but a socket.
 """
@@ -13,7 +13,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from shardcompute.api.generation.sse import until_disconnect
+from shardcompute.api.sse import until_disconnect
 from shardcompute.node.admin.views import ClusterView
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardcompute.node.admin.feed import News, Subscription
 
 
-class NewsStream(Response):
+class ClusterEventStream(Response):
     """A response that goes on until the client leaves."""
 
     media_type = "text/event-stream"
@@ -56,7 +56,7 @@ class NewsStream(Response):
 
     async def _tell(self, send: Send, reader: Subscription) -> None:
         for news in reader.take():
-            await send({"type": "http.response.body", "body": encode_news(news), "more_body": True})
+            await send({"type": "http.response.body", "body": encode_event(news), "more_body": True})
 
     async def _wait(self, send: Send, woken: asyncio.Event) -> None:
         try:
@@ -66,6 +66,6 @@ class NewsStream(Response):
         woken.clear()
 
 
-def encode_news(news: News) -> bytes:
+def encode_event(news: News) -> bytes:
     kind = b"state" if isinstance(news, ClusterView) else b"change"
     return b"event: " + kind + b"\ndata: " + msgspec.json.encode(news) + b"\n\n"

@@ -1,7 +1,7 @@
-"""The cluster's own routes: what `node.admin.admin` answers, over HTTP. Mounted where there is a cluster.
+"""Cluster admin routes: what `node.admin.admin` answers, over HTTP. Mounted where there is a cluster.
 
-They need a key like all others; without keys they answer this machine alone (see `auth.LocalGate`). What does not
-exist is a 404. Secrets are in the answer to their creation and in no other.
+They need a key like all others; without keys they answer this machine alone (see `auth.LoopbackMiddleware`).
+What does not exist is a 404. Secrets are in the answer to their creation and in no other.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shardcompute.api.body import read_body
-from shardcompute.api.cluster.events import NewsStream
+from shardcompute.api.cluster.events import ClusterEventStream
 from shardcompute.api.cluster.schemas import (
     CatalogueList,
+    ClusterEvent,
+    CreateKeyRequest,
+    CreateTokenRequest,
     Deleted,
-    EmptyBody,
+    EmptyRequest,
     FetchReply,
     KeyList,
-    KeyOrder,
-    ModelOrder,
+    LoadModelRequest,
     NewKeyReply,
-    NewsReply,
     NewTokenReply,
     NodeReply,
     PlanReply,
-    PullOrder,
+    PullModelRequest,
     RequestList,
     StateReply,
     TokenList,
-    TokenOrder,
     UsageReply,
 )
 from shardcompute.api.context import context_of
@@ -56,7 +56,7 @@ async def cluster_state(request: Request) -> Response:
 
 
 async def cluster_events(request: Request) -> Response:
-    return NewsStream(_admin(request), ping_interval_s=context_of(request).limits.ping_interval_s)
+    return ClusterEventStream(_admin(request), ping_interval_s=context_of(request).limits.ping_interval_s)
 
 
 async def cluster_requests(request: Request) -> Response:
@@ -73,17 +73,17 @@ async def cluster_catalogue(request: Request) -> Response:
 
 
 async def pull_model(request: Request) -> Response:
-    order = await read_body(request, PullOrder, context_of(request).limits)
+    order = await read_body(request, PullModelRequest, context_of(request).limits)
     return _reply(await asyncio.to_thread(_admin(request).pull_model, order.model))
 
 
 async def plan_model(request: Request) -> Response:
-    order = await read_body(request, ModelOrder, context_of(request).limits)
+    order = await read_body(request, LoadModelRequest, context_of(request).limits)
     return _reply(await asyncio.to_thread(_admin(request).plan, order.model, order.form, order.chains))
 
 
 async def load_model(request: Request) -> Response:
-    order = await read_body(request, ModelOrder, context_of(request).limits)
+    order = await read_body(request, LoadModelRequest, context_of(request).limits)
     return _reply(await asyncio.to_thread(_admin(request).load_model, order.model, order.form, order.chains))
 
 
@@ -92,7 +92,7 @@ async def unload_model(request: Request) -> Response:
 
 
 async def drain_node(request: Request) -> Response:
-    await read_body(request, EmptyBody, context_of(request).limits)
+    await read_body(request, EmptyRequest, context_of(request).limits)
     return _reply(await _find(_admin(request).drain_node, request.path_params["node"]))
 
 
@@ -101,7 +101,7 @@ async def revoke_node(request: Request) -> Response:
 
 
 async def create_token(request: Request) -> Response:
-    order = await read_body(request, TokenOrder, context_of(request).limits)
+    order = await read_body(request, CreateTokenRequest, context_of(request).limits)
     admin = _admin(request)
     return _reply(
         await asyncio.to_thread(
@@ -123,7 +123,7 @@ async def revoke_token(request: Request) -> Response:
 
 
 async def create_key(request: Request) -> Response:
-    order = await read_body(request, KeyOrder, context_of(request).limits)
+    order = await read_body(request, CreateKeyRequest, context_of(request).limits)
     return _reply(await asyncio.to_thread(_admin(request).create_key, order.label))
 
 
@@ -171,7 +171,7 @@ async def _find(work: Callable[[str], Result], name: str) -> Result:
         raise RequestError(error.message, hint=error.hint, code="not_found", status=404) from error
 
 
-CLUSTER_ENDPOINTS: tuple[ApiRoute, ...] = (
+CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute(
         "GET",
         "/cluster/state",
@@ -185,7 +185,7 @@ CLUSTER_ENDPOINTS: tuple[ApiRoute, ...] = (
         "/cluster/events",
         cluster_events,
         "The state, then its changes, until the client leaves.",
-        chunk=NewsReply,
+        chunk=ClusterEvent,
         statuses=(403, 429),
     ),
     ApiRoute(
@@ -218,7 +218,7 @@ CLUSTER_ENDPOINTS: tuple[ApiRoute, ...] = (
         "/cluster/pulls",
         pull_model,
         "Fetch a model without serving it. Goes on behind the scenes; the state says how far it has come.",
-        body=PullOrder,
+        body=PullModelRequest,
         reply=FetchReply,
         statuses=_ORDER_ERRORS,
     ),
@@ -227,7 +227,7 @@ CLUSTER_ENDPOINTS: tuple[ApiRoute, ...] = (
         "/cluster/plan",
         plan_model,
         "What loading a model would lead to. Nothing is loaded.",
-        body=ModelOrder,
+        body=LoadModelRequest,
         reply=PlanReply,
         statuses=(*_ORDER_ERRORS, 502),
     ),
@@ -236,7 +236,7 @@ CLUSTER_ENDPOINTS: tuple[ApiRoute, ...] = (
         "/cluster/models",
         load_model,
         "Serve another model. Goes on behind the scenes; the state says how far it has come.",
-        body=ModelOrder,
+        body=LoadModelRequest,
         reply=FetchReply,
         statuses=_ORDER_ERRORS,
     ),
@@ -253,7 +253,7 @@ CLUSTER_ENDPOINTS: tuple[ApiRoute, ...] = (
         "/cluster/nodes/{node}/drain",
         drain_node,
         "Move everything off a node, then let it leave.",
-        body=EmptyBody,
+        body=EmptyRequest,
         reply=NodeReply,
         statuses=_ORDER_ERRORS,
     ),
@@ -270,7 +270,7 @@ CLUSTER_ENDPOINTS: tuple[ApiRoute, ...] = (
         "/cluster/tokens",
         create_token,
         "A new join token. Its secret is told this once.",
-        body=TokenOrder,
+        body=CreateTokenRequest,
         reply=NewTokenReply,
         statuses=_ORDER_ERRORS,
     ),
@@ -288,7 +288,7 @@ CLUSTER_ENDPOINTS: tuple[ApiRoute, ...] = (
         "/cluster/keys",
         create_key,
         "A new API key. It is told this once.",
-        body=KeyOrder,
+        body=CreateKeyRequest,
         reply=NewKeyReply,
         statuses=_ORDER_ERRORS,
     ),

@@ -1,4 +1,4 @@
-"""Bodies of the cluster's routes. Replies are `node.admin.views`, described here for OpenAPI and written by msgspec."""
+"""Request schemas of the cluster's routes. Replies are `node.admin.views`, written by msgspec."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
-from shardcompute.api.generation.replies import ReplyBody
+from shardcompute.api.body import ReplyBody
 from shardcompute.node.admin.catalogue import CatalogueEntry
 from shardcompute.node.admin.views import (
     ClusterChange,
@@ -25,17 +25,17 @@ from shardcompute.node.telemetry.usage import UsageReport
 Form = Literal["native", "float32", "int8", "int4", "mixed"]
 
 
-class ClusterBody(BaseModel):
+class ClusterRequest(BaseModel):
     """Strict, and closed: a misspelt field must not quietly do something else."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
-class EmptyBody(ClusterBody):
+class EmptyRequest(ClusterRequest):
     """`{}`: asking for JSON keeps web pages from posting here without a CORS preflight."""
 
 
-class ModelOrder(ClusterBody):
+class LoadModelRequest(ClusterRequest):
     """For planning and loading alike."""
 
     model: str = Field(max_length=4096, description="smollm2, a folder, a .gguf file or org/repo.")
@@ -43,11 +43,11 @@ class ModelOrder(ClusterBody):
     chains: int = Field(1, ge=1, le=64, description="Copies of the model, each on machines of its own.")
 
 
-class PullOrder(ClusterBody):
+class PullModelRequest(ClusterRequest):
     model: str = Field(max_length=4096, description="smollm2 or org/repo.")
 
 
-class TokenOrder(ClusterBody):
+class CreateTokenRequest(ClusterRequest):
     expires_s: Annotated[int | float, Field(gt=0)] = Field(
         86_400, description="Seconds from now; at most 366 days."
     )
@@ -57,7 +57,7 @@ class TokenOrder(ClusterBody):
     )
 
 
-class KeyOrder(ClusterBody):
+class CreateKeyRequest(ClusterRequest):
     label: str = Field("", max_length=80, description="What the key is for.")
 
 
@@ -65,7 +65,7 @@ class StateReply(RootModel[ClusterView]):
     """A cluster at one moment."""
 
 
-class NewsReply(RootModel[ClusterView | ClusterChange]):
+class ClusterEvent(RootModel[ClusterView | ClusterChange]):
     """`state` events hold a whole view, `change` events what differs from what was told before."""
 
 

@@ -1,111 +1,126 @@
-"""Answers a planned request in one dialect, streamed or whole."""
+"""Streaming and whole answers: runs the generations of a plan and lets a protocol's adapter word them.
+
+Nothing is sent until the first delta or the first silence of `ping_interval_s`, so that errors known by then
+are plain HTTP errors. Later ones become one last event. How chunks are written down is the protocol's `Framing`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable
+from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from shardcompute.api.context import ApiContext, package_version, request_id_of
-from shardcompute.api.errors import RequestError
-from shardcompute.api.generation.generations import Generations, Outcome
+from shardcompute.api.body import ReplyBody, json_response
+from shardcompute.api.context import context_of, request_id_of
+from shardcompute.api.errors import status_of
+from shardcompute.api.generation.generations import Generations, Idle, Outcome
 from shardcompute.api.generation.parameters import Plan
-from shardcompute.api.generation.replies import PromptTokensDetails, ReplyBody, TimingsReply, Usage
-from shardcompute.api.generation.schemas import GenerationBody
-from shardcompute.api.generation.sse import Dialect, EventStream, Framing, until_disconnect
-from shardcompute.core.generation import Timings
+from shardcompute.api.sse import HEADERS, until_disconnect
+from shardcompute.core.generation import Delta
+
+_log = logging.getLogger(__name__)
+
+
+class ReplyAdapter(Protocol):
+    """How one API words an answer, in chunks or as a whole."""
+
+    def chunks(self, index: int, delta: Delta, outcomes: list[Outcome]) -> Iterable[ReplyBody]: ...
+
+    def closing(self, outcomes: list[Outcome]) -> Iterable[ReplyBody]: ...
+
+    def whole(self, outcomes: list[Outcome]) -> ReplyBody: ...
+
+
+class Framing(Protocol):
+    """How one API writes the chunks of a stream down."""
+
+    media_type: str
+    ping: bytes
+    """What shows that a silent stream lives."""
+    ending: bytes
+
+    def write(self, chunk: ReplyBody) -> bytes: ...
+
+    def write_error(self, error: Exception, request_id: str) -> bytes: ...
 
 
 async def answer(
-    request: Request,
-    context: ApiContext,
-    body: GenerationBody,
-    plan: Plan,
-    dialect: Dialect,
-    framing: Framing | None = None,
+    request: Request, plan: Plan, adapter: ReplyAdapter, framing: Framing, *, is_stream: bool
 ) -> Response:
+    """The plan's generations as one response: streamed, or whole once all have ended."""
+    context = context_of(request)
     generations = Generations(context.service, plan, context.metrics, clock=context.clock)
-    if body.stream:
-        return EventStream(
+    if is_stream:
+        return GenerationStream(
             generations,
-            dialect,
+            adapter,
+            framing,
             ping_interval_s=context.limits.ping_interval_s,
             request_id=request_id_of(request),
-            framing=framing,
         )
     outcomes = await until_disconnect(request.receive, _finish(generations))
-    return json_response(dialect.whole(outcomes))
+    return json_response(adapter.whole(outcomes))
 
 
-def json_response(body: ReplyBody, status: int = 200) -> Response:
-    return Response(body.to_json(), status_code=status, media_type="application/json")
+class GenerationStream(Response):
+    """A response that runs the generations while it sends them."""
 
+    def __init__(
+        self,
+        generations: Generations,
+        adapter: ReplyAdapter,
+        framing: Framing,
+        *,
+        ping_interval_s: float,
+        request_id: str,
+    ) -> None:
+        super().__init__(headers=HEADERS, media_type=framing.media_type)
+        del self.headers["content-length"]
+        self._generations = generations
+        self._adapter, self._framing = adapter, framing
+        self._ping_interval_s = ping_interval_s
+        self._request_id = request_id
+        self._is_open = False
 
-def fingerprint() -> str:
-    return f"shardcompute-{package_version()}"
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await until_disconnect(receive, self._stream(send))
 
+    async def _stream(self, send: Send) -> None:
+        framing = self._framing
+        async with self._generations as running:
+            try:
+                while (item := await running.next(self._ping_interval_s)) is not None:
+                    if item is Idle.IDLE:
+                        await self._write(send, framing.ping)
+                        continue
+                    for chunk in self._adapter.chunks(*item, running.outcomes):
+                        await self._write(send, framing.write(chunk))
+                for chunk in self._adapter.closing(running.outcomes):
+                    await self._write(send, framing.write(chunk))
+                await self._write(send, framing.ending)
+            except Exception as error:
+                if not self._is_open:
+                    raise
+                self._log_failure(error)
+                await self._write(send, framing.write_error(error, self._request_id))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-def wants_usage(body: GenerationBody) -> bool:
-    """Whether the stream ends with a chunk of usage; options for a stream that is not asked for are wrong."""
-    if body.stream_options is None:
-        return False
-    if not body.stream:
-        raise RequestError("stream_options is only allowed together with stream.", param="stream_options")
-    return bool(body.stream_options.include_usage)
+    async def _write(self, send: Send, data: bytes) -> None:
+        if not data:
+            return
+        if not self._is_open:
+            self._is_open = True
+            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            await send(start)
+        await send({"type": "http.response.body", "body": data, "more_body": True})
 
-
-def usage_of(plan: Plan, outcomes: Sequence[Outcome]) -> Usage:
-    """A prompt counts once, however many answers it gets."""
-    generated = sum(len(outcome.tokens) for outcome in outcomes)
-    prompt = plan.prompt_tokens
-    first = [outcome.timings for outcome in outcomes[:: plan.choices_per_prompt]]
-    cached = sum(timings.cached_tokens for timings in first if timings is not None)
-    return Usage(
-        prompt_tokens=prompt,
-        completion_tokens=generated,
-        total_tokens=prompt + generated,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
-    )
-
-
-def timings_of(outcomes: Sequence[Outcome]) -> TimingsReply | None:
-    """The longest times and the sum of the tokens, as the choices ran side by side."""
-    known = [outcome.timings for outcome in outcomes if outcome.timings is not None]
-    if not known:
-        return None
-    total = Timings(
-        queue_s=max(timings.queue_s for timings in known),
-        prefill_s=max(timings.prefill_s for timings in known),
-        decode_s=max(timings.decode_s for timings in known),
-        prompt_tokens=sum(timings.prompt_tokens for timings in known),
-        generated_tokens=sum(timings.generated_tokens for timings in known),
-        cached_tokens=sum(timings.cached_tokens for timings in known),
-        traversals=sum(timings.traversals for timings in known),
-        drafted_tokens=sum(timings.drafted_tokens for timings in known),
-        accepted_tokens=sum(timings.accepted_tokens for timings in known),
-    )
-    slowest = max(known, key=lambda timings: timings.traversal.ring_s).traversal
-    return TimingsReply(
-        queue_s=total.queue_s,
-        prefill_s=total.prefill_s,
-        decode_s=total.decode_s,
-        prompt_tokens=total.prompt_tokens,
-        generated_tokens=total.generated_tokens,
-        prefill_tokens_per_s=total.prefill_tokens_per_s,
-        decode_tokens_per_s=total.decode_tokens_per_s,
-        cached_tokens=total.cached_tokens,
-        traversals=total.traversals,
-        drafted_tokens=total.drafted_tokens,
-        accepted_tokens=total.accepted_tokens,
-        wire_s=slowest.wire_s,
-        stage_queue_s=slowest.stage_queue_s,
-        codec_s=slowest.codec_s,
-        compute_s=slowest.compute_s,
-        draft_s=slowest.draft_s,
-        codecs=list(slowest.codecs),
-        bytes_per_token=slowest.received_bytes * total.traversals / max(total.generated_tokens, 1),
-    )
+    def _log_failure(self, error: Exception) -> None:
+        if status_of(error) >= 500:
+            _log.error("request %s failed while streaming", self._request_id, exc_info=error)
 
 
 async def _finish(generations: Generations) -> list[Outcome]:

@@ -1,4 +1,4 @@
-"""From a conversation's messages to the prompt that the model's chat template makes of them."""
+"""Chat prompts: from a conversation's messages to what the model's chat template makes of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from shardcompute.api.context import run_codec
 from shardcompute.api.errors import RequestError, unsupported
-from shardcompute.api.generation.schemas import ChatMessage, ContentPart
+from shardcompute.api.generation.schemas import ChatMessage, ContentPart, ToolCall
 from shardcompute.api.tools import Tool, encode_with_tools
 from shardcompute.core.errors import UsageError
 from shardcompute.node.service import TextCodec
@@ -44,15 +44,20 @@ def _plain(message: ChatMessage, where: str) -> dict[str, Any]:
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
-        plain["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": call.type,
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
-            }
-            for call in message.tool_calls
-        ]
+        plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
     return plain
+
+
+def _plain_call(call: ToolCall) -> dict[str, Any]:
+    """Templates write arguments out as JSON themselves, so they want them parsed where they can be."""
+    given = call.function.arguments
+    parsed = parse_arguments(given)
+    arguments = given if parsed is None else parsed
+    return {
+        "id": call.id,
+        "type": call.type,
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
 
 
 def _text(content: str | list[ContentPart] | None, where: str) -> str:
@@ -70,10 +75,10 @@ def _part(part: ContentPart, param: str) -> str:
     return text
 
 
-def _arguments(text: str) -> Any:
-    """Templates write arguments out as JSON themselves, so they want them parsed where they can be."""
+def parse_arguments(text: str) -> dict[str, Any] | None:
+    """The object that a call's arguments are; None where the model wrote something else."""
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):
-        return text
-    return parsed if isinstance(parsed, dict) else text
+        return None
+    return parsed if isinstance(parsed, dict) else None

@@ -1,4 +1,4 @@
-"""The generations of one request, run side by side.
+"""Concurrent generations of one request, run side by side.
 
 `async with Generations(...)` starts them; `next` hands out deltas in order of arrival; leaving the block, for
 whatever reason, closes every iterator of the service, which cancels what is still running.
@@ -48,10 +48,10 @@ class Outcome:
         self.finish = delta.finish
 
 
-class Quiet(Enum):
+class Idle(Enum):
     """No delta came in the time given."""
 
-    QUIET = "quiet"
+    IDLE = "idle"
 
 
 class Generations:
@@ -85,7 +85,7 @@ class Generations:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def next(self, timeout_s: float | None = None) -> tuple[int, Delta] | Quiet | None:
+    async def next(self, timeout_s: float | None = None) -> tuple[int, Delta] | Idle | None:
         """The next delta and whose it is, None after the last; raises what the service raised."""
         if all(outcome.finish for outcome in self.outcomes):
             return None
@@ -93,7 +93,7 @@ class Generations:
             async with asyncio.timeout(timeout_s):
                 index, item = await self._queue.get()
         except TimeoutError:
-            return Quiet.QUIET
+            return Idle.IDLE
         if isinstance(item, Exception):
             raise item
         self.outcomes[index].add(item)

@@ -1,11 +1,10 @@
-"""Log-probabilities in OpenAI's two forms: objects for chat, parallel lists for plain completions."""
+"""Log-probabilities of a chat's tokens."""
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from shardcompute.api.generation.replies import ChatLogprobs, ChosenToken, CompletionLogprobs, RankedToken
+from shardcompute.api.generation.replies import ChatLogprobs, ChosenToken, RankedToken
 from shardcompute.core.generation import TokenChoice
 from shardcompute.node.service import TextCodec
 
@@ -17,49 +16,12 @@ def chat_logprobs(codec: TextCodec, tokens: Sequence[TokenChoice]) -> ChatLogpro
     return ChatLogprobs(content=[_chosen(codec, choice) for choice in tokens])
 
 
-class CompletionRecorder:
-    """Writes the tokens of one choice, chunk after chunk, keeping count of where in the text they start."""
-
-    def __init__(self, codec: TextCodec) -> None:
-        self._codec = codec
-        self._offset = 0
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def record(self, tokens: Iterable[TokenChoice]) -> CompletionLogprobs:
-        names: list[str] = []
-        logprobs: list[float | None] = []
-        tops: list[dict[str, float] | None] = []
-        offsets: list[int] = []
-        for choice in tokens:
-            names.append(_name(self._codec, choice.id))
-            logprobs.append(None if choice.logprob is None else _finite(choice.logprob))
-            tops.append(self._top(choice))
-            offsets.append(self._offset)
-            self._offset += self._width(choice.id)
-        return CompletionLogprobs(
-            tokens=names, token_logprobs=logprobs, top_logprobs=tops, text_offset=offsets
-        )
-
-    def _top(self, choice: TokenChoice) -> dict[str, float] | None:
-        """The most likely tokens and the chosen one; the first token of a prompt has neither."""
-        if choice.logprob is None:
-            return None
-        ranked = {_name(self._codec, token_id): _finite(value) for token_id, value in choice.alternatives}
-        return ranked | {_name(self._codec, choice.id): _finite(choice.logprob)}
-
-    def _width(self, token_id: int) -> int:
-        """Characters that this token completes; special tokens are not part of the text."""
-        if self._codec.decode([token_id], skip_special=False) != self._codec.decode([token_id]):
-            return 0
-        return len(self._utf8.decode(self._codec.token_bytes(token_id)))
-
-
 def _chosen(codec: TextCodec, choice: TokenChoice) -> ChosenToken:
     ranked = [_ranked(codec, token_id, value) for token_id, value in choice.alternatives]
     own = codec.token_bytes(choice.id)
     return ChosenToken(
         token=own.decode("utf-8", "replace"),
-        logprob=LOWEST_LOGPROB if choice.logprob is None else _finite(choice.logprob),
+        logprob=LOWEST_LOGPROB if choice.logprob is None else finite(choice.logprob),
         bytes=list(own),
         top_logprobs=ranked,
     )
@@ -67,17 +29,8 @@ def _chosen(codec: TextCodec, choice: TokenChoice) -> ChosenToken:
 
 def _ranked(codec: TextCodec, token_id: int, logprob: float) -> RankedToken:
     own = codec.token_bytes(token_id)
-    return RankedToken(token=own.decode("utf-8", "replace"), logprob=_finite(logprob), bytes=list(own))
+    return RankedToken(token=own.decode("utf-8", "replace"), logprob=finite(logprob), bytes=list(own))
 
 
-def _name(codec: TextCodec, token_id: int) -> str:
-    """The token's text, or OpenAI's `bytes:\\xe2\\x80` for a piece of a character."""
-    own = codec.token_bytes(token_id)
-    try:
-        return own.decode("utf-8")
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own)
-
-
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
     return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB

@@ -1,6 +1,6 @@
-"""From a body's parameters to complete `GenerationRequest`s, whichever dialect the body speaks.
+"""Request parameters: from a body to complete `GenerationRequest`s, whichever protocol it came by.
 
-Defaults are OpenAI's: temperature 1, top_p 1. Without a seed the server draws one of 63 bits for each prompt;
+Defaults are temperature 1, top_p 1. Without a seed the server draws one of 63 bits for each prompt;
 with one, a prompt's answer does not depend on the other prompts of the request.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from shardcompute.api.body import Limits
+from shardcompute.api.body import Limits, RequestBody
 from shardcompute.api.errors import RequestError, unsupported
-from shardcompute.api.generation.schemas import GenerationBody, RequestBody
+from shardcompute.api.generation.schemas import GenerationBody
 from shardcompute.core.errors import CapacityError, PromptTooLongError, UnknownModelError, UsageError
 from shardcompute.core.generation import GenerationRequest, Grammar, Sampling, Speculation
 from shardcompute.decoding import derive_seed
@@ -203,8 +203,8 @@ def _sampling(
 
 
 def _speculation(body: GenerationBody) -> Speculation | None:
-    wish = body.speculation
-    return None if wish is None else Speculation(wish.drafter, wish.tokens, wish.frames)
+    asked = body.speculation
+    return None if asked is None else Speculation(asked.drafter, asked.tokens, asked.frames)
 
 
 def _given(value: float | None, default: float) -> float:

@@ -1,6 +1,6 @@
-"""The bodies that clients send, in OpenAI's shapes (and vLLM's for `/tokenize` and `/detokenize`).
+"""Request schemas of generations: sampling and stop parameters, and the chat request that protocols translate to.
 
-Types are strict: `"5"` is no number. Fields that we do not list are ignored, as other servers do, unless
+Their names are OpenAI's, with vLLM's beside them. Fields that we do not list are ignored, as other servers do, unless
 ignoring them would silently change the answer; those are in `parameters.REFUSED`.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from shardcompute.api.body import RequestBody, RequestPart
 
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
@@ -19,21 +21,11 @@ Count = Annotated[int, Field(ge=1, lt=2**31)]
 StopText = Annotated[str, Field(min_length=1)]
 
 
-class RequestBody(BaseModel):
-    """What all bodies share: strict types, finite numbers, unknown fields kept aside."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-    model: str | None = Field(None, description="Which model; may be left out when one is served.")
-
-
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class StreamOptions(RequestPart):
     include_usage: bool | None = None
 
 
-class SpeculationWish(BaseModel):
+class SpeculationOptions(BaseModel):
     """Not OpenAI's: how drafts may speed up the answer. They never change it."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -79,7 +71,7 @@ class GenerationBody(RequestBody):
     n: int | None = Field(None, ge=1, le=128)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    speculation: SpeculationWish | None = None
+    speculation: SpeculationOptions | None = None
     cache_salt: str | None = Field(
         None,
         max_length=256,
@@ -101,24 +93,18 @@ class ContentPart(BaseModel):
     refusal: str | None = None
 
 
-class FunctionCall(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class FunctionCall(RequestPart):
     name: str
     arguments: str
 
 
-class ToolCall(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class ToolCall(RequestPart):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class ChatMessage(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class ChatMessage(RequestPart):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     name: str | None = None
@@ -126,46 +112,34 @@ class ChatMessage(BaseModel):
     tool_call_id: str | None = None
 
 
-class JsonSchemaFormat(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class JsonSchemaFormat(RequestPart):
     name: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = Field(None, description="Accepted and not used: schemas are always enforced.")
 
 
-class ResponseFormat(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class ResponseFormat(RequestPart):
     type: str = Field(description="`text`, `json_object` or `json_schema`.")
     json_schema: JsonSchemaFormat | None = None
 
 
-class FunctionDefinition(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class FunctionDefinition(RequestPart):
     name: str = Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = Field(None, description="Refuse a schema that cannot be enforced as a whole.")
 
 
-class ToolDefinition(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class ToolDefinition(RequestPart):
     type: str = Field(description="`function`; other kinds are refused.")
     function: FunctionDefinition | None = None
 
 
-class NamedFunction(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class NamedFunction(RequestPart):
     name: str
 
 
-class NamedTool(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class NamedTool(RequestPart):
     type: str = Field(description="`function`; other kinds are refused.")
     function: NamedFunction | None = None
 
@@ -183,31 +157,3 @@ class ChatCompletionRequest(GenerationBody):
     )
     parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
     response_format: ResponseFormat | None = None
-
-
-class CompletionRequest(GenerationBody):
-    prompt: (
-        str
-        | Annotated[list[str], Field(fail_fast=True, min_length=1)]
-        | TokenIds
-        | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1)]
-    )
-    max_tokens: int | None = Field(None, ge=0, lt=2**31, description="16 when left out; 0 only with echo.")
-    echo: bool | None = None
-    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    best_of: int | None = Field(None, ge=1, le=128, description="Only the same as n.")
-    suffix: str | None = Field(None, description="Refused.")
-
-
-class TokenizeRequest(RequestBody):
-    """Either `prompt` or `messages`."""
-
-    prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
-    return_token_strs: bool | None = None
-
-
-class DetokenizeRequest(RequestBody):
-    tokens: Annotated[list[TokenId], Field(fail_fast=True)]

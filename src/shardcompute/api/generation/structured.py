@@ -1,4 +1,4 @@
-"""What form an answer must have: OpenAI's `response_format`, and the names that other servers have for the same.
+"""Structured outputs: the grammar that a request asks for, by any of the names that servers have for it.
 
 A grammar that becomes too complex in the middle of an answer ends it where it stands. Such an answer must not pass for
 a whole one, so what ended by itself is compared with its grammar before it is called finished.
@@ -22,7 +22,7 @@ GRAMMAR_TOO_COMPLEX = "grammar_too_complex"
 _ANY_OBJECT = '{"type":"object"}'
 
 
-def wanted_form(body: GenerationBody) -> tuple[str, Grammar] | None:
+def requested_grammar(body: GenerationBody) -> tuple[str, Grammar] | None:
     """The parameter that asks for a form, and the grammar it comes to; None where any text will do."""
     forms = [(param, grammar) for param, grammar in _forms(body) if grammar is not None]
     if len(forms) > 1:
@@ -72,12 +72,12 @@ def _forms(body: GenerationBody) -> Iterator[tuple[str, Grammar | None]]:
     yield "json_schema", _schema(body.json_schema, "json_schema")
     yield "guided_regex", _regex(body.guided_regex)
     yield "guided_choice", _choice(body.guided_choice)
-    wish = body.structured_outputs
-    if wish is not None:
-        yield "structured_outputs.json", _schema(wish.json_, "structured_outputs.json")
-        yield "structured_outputs.regex", _regex(wish.regex)
-        yield "structured_outputs.choice", _choice(wish.choice)
-        yield "structured_outputs.json_object", _any_object() if wish.json_object else None
+    asked = body.structured_outputs
+    if asked is not None:
+        yield "structured_outputs.json", _schema(asked.json_, "structured_outputs.json")
+        yield "structured_outputs.regex", _regex(asked.regex)
+        yield "structured_outputs.choice", _choice(asked.choice)
+        yield "structured_outputs.json_object", _any_object() if asked.json_object else None
 
 
 def _response_format(body: ChatCompletionRequest) -> Grammar | None:

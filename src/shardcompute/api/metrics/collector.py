@@ -38,8 +38,8 @@ class GenerationMetrics:
         self.prefill = _histogram(table.PREFILL)
         self.decode = _histogram(table.DECODE)
 
-    def watch(self, model: str, clock: Callable[[], float]) -> Watch:
-        return Watch(self, model, clock)
+    def watch(self, model: str, clock: Callable[[], float]) -> GenerationTimer:
+        return GenerationTimer(self, model, clock)
 
     def render(self, service: Service, cluster: ClusterHealth | None = None) -> str:
         load = service.load()
@@ -58,7 +58,7 @@ class GenerationMetrics:
         return "\n".join(line for metric in metrics for line in metric.lines()) + "\n"
 
 
-class Watch:
+class GenerationTimer:
     """Measures one generation, from its request to its end."""
 
     def __init__(self, metrics: GenerationMetrics, model: str, clock: Callable[[], float]) -> None:

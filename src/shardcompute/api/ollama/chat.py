@@ -1,4 +1,4 @@
-"""Ollama's `/api/chat` and `/api/generate`, translated to and from chat completions.
+"""Ollama's chat and generate: requests translated to a chat, and its choices to lines of JSON.
 
 Answers stream as lines of JSON unless `stream` is false. Defaults are Ollama's (temperature 0.8, top_k 40, top_p
 0.9), except that nothing is penalised for being repeated.
@@ -13,14 +13,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shardcompute.api.body import read_body
+from shardcompute.api.body import ReplyBody, json_response, read_body
 from shardcompute.api.context import context_of
 from shardcompute.api.errors import OLLAMA_PATH, shape_error, unsupported
-from shardcompute.api.generation.answer import answer, json_response
+from shardcompute.api.generation.answer import answer
 from shardcompute.api.generation.chat import ChatPlan
-from shardcompute.api.generation.conversation import Translation, limit, open_conversation
+from shardcompute.api.generation.conversation import ChatAdapter, call_arguments, limit, open_conversation
 from shardcompute.api.generation.generations import Outcome
-from shardcompute.api.generation.replies import ChatChunkChoice, ChatCompletion, ChatLogprobs, ReplyBody
+from shardcompute.api.generation.replies import ChatChoice, ChatChunkChoice, ChatLogprobs
 from shardcompute.api.ollama.models import find_model, own_name, written_time
 from shardcompute.api.ollama.schemas import (
     OllamaChatReply,
@@ -33,7 +33,7 @@ from shardcompute.api.ollama.schemas import (
     OllamaRequest,
     Options,
 )
-from shardcompute.api.openapi import ApiRoute
+from shardcompute.api.openapi import GENERATION_ERRORS, ApiRoute
 
 NDJSON = "application/x-ndjson"
 _NEUTRAL = {"mirostat": 0, "typical_p": 1, "tfs_z": 1}
@@ -48,8 +48,9 @@ async def ollama_chat(request: Request) -> Response:
     messages = [_chat_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
     fields = _fields(body) | {"messages": messages, "tools": body.tools or None}
     chat = limit(await open_conversation(request, fields), _most_tokens(body))
-    dialect = OllamaDialect(chat, created_at, is_chat=True)
-    return await answer(request, context, chat.body, chat.plan, dialect, Lines(dialect.silence()))
+    adapter = OllamaAdapter(chat, created_at, is_chat=True)
+    framing = NdjsonFraming(adapter.idle_chunk())
+    return await answer(request, chat.plan, adapter, framing, is_stream=body.stream is not False)
 
 
 async def ollama_generate(request: Request) -> Response:
@@ -67,18 +68,19 @@ async def ollama_generate(request: Request) -> Response:
     fields = _fields(body) | {"messages": messages}
     chat = await open_conversation(request, fields, text=body.prompt if body.raw else None)
     chat = limit(chat, _most_tokens(body))
-    dialect = OllamaDialect(chat, created_at, is_chat=False)
-    return await answer(request, context, chat.body, chat.plan, dialect, Lines(dialect.silence()))
+    adapter = OllamaAdapter(chat, created_at, is_chat=False)
+    framing = NdjsonFraming(adapter.idle_chunk())
+    return await answer(request, chat.plan, adapter, framing, is_stream=body.stream is not False)
 
 
-class Lines:
-    """One JSON object in each line; `silence` is what shows that a silent stream lives."""
+class NdjsonFraming:
+    """One JSON object in each line; `idle` is what shows that a silent stream lives."""
 
     media_type = NDJSON
     ending = b""
 
-    def __init__(self, silence: ReplyBody) -> None:
-        self.ping = self.write(silence)
+    def __init__(self, idle: ReplyBody) -> None:
+        self.ping = self.write(idle)
 
     def write(self, chunk: ReplyBody) -> bytes:
         return chunk.to_json() + b"\n"
@@ -87,7 +89,7 @@ class Lines:
         return json.dumps(shape_error(error, request_id=request_id, path=OLLAMA_PATH)).encode() + b"\n"
 
 
-class OllamaDialect(Translation):
+class OllamaAdapter(ChatAdapter):
     """Words a chat as messages (`/api/chat`) or as bare text (`/api/generate`)."""
 
     def __init__(self, chat: ChatPlan, created_at: str, *, is_chat: bool) -> None:
@@ -97,7 +99,7 @@ class OllamaDialect(Translation):
         self._calls: list[tuple[str, list[str]]] = []
         """Names and pieces of arguments: Ollama tells calls whole."""
 
-    def silence(self) -> ReplyBody:
+    def idle_chunk(self) -> ReplyBody:
         """A piece that brings nothing."""
         return self._piece("", (), done=False)
 
@@ -118,8 +120,7 @@ class OllamaDialect(Translation):
                 yield self._piece("", calls, done=False)
             yield self._piece("", (), done=True, **_ending(self._reason(choice.finish_reason), outcome))
 
-    def translate_whole(self, completion: ChatCompletion, outcome: Outcome) -> ReplyBody:
-        choice = completion.choices[0]
+    def translate_whole(self, choice: ChatChoice, outcome: Outcome) -> ReplyBody:
         calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]
         ending = _ending(self._reason(choice.finish_reason), outcome)
         return self._piece(choice.message.content or "", calls, done=True, logprobs=choice.logprobs, **ending)
@@ -138,7 +139,8 @@ class OllamaDialect(Translation):
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if calls:
             message["tool_calls"] = [
-                {"function": {"name": name, "arguments": _parsed(arguments)}} for name, arguments in calls
+                {"function": {"name": name, "arguments": call_arguments(arguments)}}
+                for name, arguments in calls
             ]
         return OllamaChatReply(message=OllamaReplyMessage(**message), **kept)
 
@@ -203,12 +205,12 @@ def _most_tokens(body: OllamaRequest) -> int | None:
     return asked if asked is not None and asked > 0 else None
 
 
-def _response_format(wish: str | Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if not wish:
+def _response_format(asked: str | Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if not asked:
         return None
-    if isinstance(wish, str):
+    if isinstance(asked, str):
         return {"type": "json_object"}
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(wish), "strict": True}}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(asked), "strict": True}}
 
 
 def _chat_message(message: OllamaMessage, where: str) -> dict[str, Any]:
@@ -232,18 +234,7 @@ def _chat_message(message: OllamaMessage, where: str) -> dict[str, Any]:
     return plain
 
 
-def _parsed(arguments: str) -> dict[str, Any]:
-    """A call's arguments as Ollama's clients take them: an object, whatever the model wrote."""
-    try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
-        parsed = None
-    return parsed if isinstance(parsed, dict) else {"arguments": arguments}
-
-
-def _endpoint(
-    path: str, run: Any, summary: str, body: type[OllamaRequest], reply: type[ReplyBody]
-) -> ApiRoute:
+def _route(path: str, run: Any, summary: str, body: type[OllamaRequest], reply: type[ReplyBody]) -> ApiRoute:
     return ApiRoute(
         "POST",
         path,
@@ -254,19 +245,19 @@ def _endpoint(
         chunk=reply,
         chunk_type=NDJSON,
         error=OllamaError,
-        statuses=(400, 404, 408, 413, 415, 429, 500, 503),
+        statuses=GENERATION_ERRORS,
     )
 
 
-OLLAMA_ENDPOINTS: tuple[ApiRoute, ...] = (
-    _endpoint(
+OLLAMA_CHAT_ROUTES: tuple[ApiRoute, ...] = (
+    _route(
         "/api/chat",
         ollama_chat,
         "Answer a conversation (Ollama's shape).",
         OllamaChatRequest,
         OllamaChatReply,
     ),
-    _endpoint(
+    _route(
         "/api/generate",
         ollama_generate,
         "Answer a prompt (Ollama's shape).",

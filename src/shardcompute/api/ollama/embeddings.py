@@ -1,4 +1,4 @@
-"""Ollama's `/api/embed` and the older `/api/embeddings`; `embeddings` says what the vectors are."""
+"""Ollama's embeddings, `/api/embed` and the older `/api/embeddings`; the vectors are `generation.embeddings`'s."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shardcompute.api.body import read_body
+from shardcompute.api.body import ReplyBody, RequestBody, json_response, read_body
 from shardcompute.api.context import context_of
 from shardcompute.api.errors import unsupported
-from shardcompute.api.generation.answer import json_response
 from shardcompute.api.generation.embeddings import MAX_INPUTS, Vector, embed, encode_input
-from shardcompute.api.generation.replies import ReplyBody
-from shardcompute.api.generation.schemas import RequestBody
-from shardcompute.api.generation.sse import until_disconnect
 from shardcompute.api.ollama.models import find_model
 from shardcompute.api.ollama.schemas import OllamaError
-from shardcompute.api.openapi import ApiRoute
+from shardcompute.api.openapi import GENERATION_ERRORS, ApiRoute
+from shardcompute.api.sse import until_disconnect
 
 
 class EmbedRequest(RequestBody):
@@ -86,8 +83,7 @@ async def _embed(
     return model.name, sum(len(prompt) for prompt in prompts), vectors
 
 
-_ERRORS = (400, 404, 408, 413, 415, 429, 500, 503)
-OLLAMA_EMBEDDING_ENDPOINTS: tuple[ApiRoute, ...] = (
+OLLAMA_EMBEDDING_ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute(
         "POST",
         "/api/embed",
@@ -96,7 +92,7 @@ OLLAMA_EMBEDDING_ENDPOINTS: tuple[ApiRoute, ...] = (
         body=EmbedRequest,
         reply=EmbedReply,
         error=OllamaError,
-        statuses=_ERRORS,
+        statuses=GENERATION_ERRORS,
     ),
     ApiRoute(
         "POST",
@@ -106,6 +102,6 @@ OLLAMA_EMBEDDING_ENDPOINTS: tuple[ApiRoute, ...] = (
         body=EmbeddingRequest,
         reply=EmbeddingReply,
         error=OllamaError,
-        statuses=_ERRORS,
+        statuses=GENERATION_ERRORS,
     ),
 )

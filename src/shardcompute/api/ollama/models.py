@@ -1,4 +1,4 @@
-"""What Ollama's clients ask about models and the server. Models are loaded and removed elsewhere."""
+"""Ollama's model routes: what its clients ask about models and the server. Loading and removing is refused."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shardcompute.api.body import read_body
+from shardcompute.api.body import json_response, read_body
 from shardcompute.api.context import context_of, package_version
 from shardcompute.api.errors import RequestError
-from shardcompute.api.generation.answer import json_response
 from shardcompute.api.generation.parameters import choose_model
-from shardcompute.api.generation.replies import VersionReply
 from shardcompute.api.ollama.schemas import (
     ModelDetails,
     ModelName,
@@ -22,17 +20,17 @@ from shardcompute.api.ollama.schemas import (
     OllamaModel,
     OllamaModelReply,
     OllamaModels,
+    OllamaVersion,
     PullReply,
     RunningModel,
     RunningModels,
 )
-from shardcompute.api.openapi import ApiRoute
+from shardcompute.api.openapi import BODY_ERRORS, ApiRoute
 from shardcompute.node.service import ServedModel, Service
 
 _TAG = ":latest"
 _FAMILY = "shardcompute"
 _FAR_FUTURE_S = 100 * 365 * 86_400
-_BODY_ERRORS = (400, 404, 408, 413, 415, 503)
 _DETAILS = ModelDetails(
     parent_model="", format="", family=_FAMILY, families=[_FAMILY], parameter_size="", quantization_level=""
 )
@@ -79,7 +77,7 @@ async def ollama_show(request: Request) -> Response:
 
 
 async def ollama_version(request: Request) -> Response:
-    return json_response(VersionReply(version=package_version()))
+    return json_response(OllamaVersion(version=package_version()))
 
 
 async def ollama_pull(request: Request) -> Response:
@@ -132,11 +130,11 @@ def _refused(method: Literal["POST", "DELETE"], path: str) -> ApiRoute:
         body=ModelName,
         reply=PullReply,
         error=OllamaError,
-        statuses=_BODY_ERRORS,
+        statuses=BODY_ERRORS,
     )
 
 
-OLLAMA_MODEL_ENDPOINTS: tuple[ApiRoute, ...] = (
+OLLAMA_MODEL_ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute(
         "GET",
         "/api/tags",
@@ -158,7 +156,7 @@ OLLAMA_MODEL_ENDPOINTS: tuple[ApiRoute, ...] = (
         "/api/version",
         ollama_version,
         "The version of the server (Ollama's shape).",
-        reply=VersionReply,
+        reply=OllamaVersion,
         error=OllamaError,
     ),
     ApiRoute(
@@ -169,7 +167,7 @@ OLLAMA_MODEL_ENDPOINTS: tuple[ApiRoute, ...] = (
         body=ModelName,
         reply=OllamaModelReply,
         error=OllamaError,
-        statuses=_BODY_ERRORS,
+        statuses=BODY_ERRORS,
     ),
     ApiRoute(
         "POST",
@@ -179,7 +177,7 @@ OLLAMA_MODEL_ENDPOINTS: tuple[ApiRoute, ...] = (
         body=ModelName,
         reply=PullReply,
         error=OllamaError,
-        statuses=_BODY_ERRORS,
+        statuses=BODY_ERRORS,
     ),
     _refused("POST", "/api/create"),
     _refused("POST", "/api/copy"),

@@ -1,4 +1,4 @@
-"""Bodies of Ollama's API: what clients send and what they are answered."""
+"""Request and reply schemas of Ollama's API: what clients send and what they are answered."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from shardcompute.api.generation.replies import ReplyBody
-from shardcompute.api.generation.schemas import MAX_STOPS, MAX_TOP_LOGPROBS, RequestBody, StopText
+from shardcompute.api.body import ReplyBody, RequestBody, RequestPart
+from shardcompute.api.generation.schemas import MAX_STOPS, MAX_TOP_LOGPROBS, StopText
 
 
 class Options(BaseModel):
@@ -42,23 +42,17 @@ class OllamaRequest(RequestBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
 
-class OllamaFunction(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class OllamaFunction(RequestPart):
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
-class OllamaCall(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class OllamaCall(RequestPart):
     id: str | None = None
     function: OllamaFunction
 
 
-class OllamaMessage(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class OllamaMessage(RequestPart):
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     images: list[Any] | None = Field(None, description="Refused.")
@@ -167,3 +161,7 @@ class OllamaModelReply(ReplyBody):
 
 class PullReply(ReplyBody):
     status: Literal["success"]
+
+
+class OllamaVersion(ReplyBody):
+    version: str

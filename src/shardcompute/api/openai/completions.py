@@ -9,12 +9,11 @@ from typing import Any, TypeGuard, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shardcompute.api.body import Limits, read_body
-from shardcompute.api.context import context_of, request_id_of, run_codec
+from shardcompute.api.body import Limits, ReplyBody, read_body
+from shardcompute.api.context import context_of, run_codec
 from shardcompute.api.errors import RequestError, unsupported
-from shardcompute.api.generation.answer import answer, fingerprint, timings_of, usage_of, wants_usage
+from shardcompute.api.generation.answer import answer
 from shardcompute.api.generation.generations import Outcome
-from shardcompute.api.generation.logprobs import CompletionRecorder
 from shardcompute.api.generation.parameters import (
     Plan,
     check_ids,
@@ -22,15 +21,13 @@ from shardcompute.api.generation.parameters import (
     plan_generations,
     refuse_unsupported,
 )
-from shardcompute.api.generation.replies import (
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    ReplyBody,
-    Usage,
-)
-from shardcompute.api.generation.schemas import CompletionRequest
-from shardcompute.api.generation.structured import check_grammar, wanted_form
+from shardcompute.api.generation.structured import check_grammar, requested_grammar
+from shardcompute.api.openai.completion_logprobs import CompletionRecorder
+from shardcompute.api.openai.envelope import Envelope, open_envelope, usage_of, wants_usage
+from shardcompute.api.openai.framing import CompletionsFraming
+from shardcompute.api.openai.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
+from shardcompute.api.openai.schemas import CompletionRequest
+from shardcompute.api.openapi import GENERATION_ERRORS, ApiRoute
 from shardcompute.core.generation import Delta, TokenChoice
 from shardcompute.node.service import TextCodec
 
@@ -52,7 +49,7 @@ async def create_completion(request: Request) -> Response:
     _refuse_what_completions_lack(body)
     model = choose_model(context.service, body.model)
     codec = context.service.codec(model.name)
-    form = wanted_form(body)
+    form = requested_grammar(body)
     if form is not None:
         await check_grammar(codec, form[1], form[0])
     prompts = await _prompts(codec, body, context.limits)
@@ -70,36 +67,33 @@ async def create_completion(request: Request) -> Response:
         limits=context.limits,
         grammar=None if form is None else form[1],
     )
-    dialect = CompletionDialect(
+    adapter = CompletionsAdapter(
         plan,
+        open_envelope(request, "cmpl", plan),
         echoes=[prompt.text for prompt in prompts] if body.echo else None,
-        reply_id=f"cmpl-{request_id_of(request)}",
-        created_s=int(context.wall_clock()),
         has_logprobs=body.logprobs is not None,
         has_usage=wants_usage(body),
         is_prompt_only=max_tokens == 0,
     )
-    return await answer(request, context, body, plan, dialect)
+    return await answer(request, plan, adapter, CompletionsFraming(), is_stream=bool(body.stream))
 
 
-class CompletionDialect:
+class CompletionsAdapter:
     """Words outcomes as text completions. `echoes` holds each prompt's text where it is given back."""
 
     def __init__(
         self,
         plan: Plan,
+        envelope: Envelope,
         *,
         echoes: Sequence[str] | None,
-        reply_id: str,
-        created_s: int,
         has_logprobs: bool,
         has_usage: bool,
         is_prompt_only: bool,
     ) -> None:
         self._plan = plan
+        self._envelope = envelope
         self._echoes = echoes
-        self._id = reply_id
-        self._created_s = created_s
         self._has_logprobs = has_logprobs
         self._has_usage = has_usage
         self._is_prompt_only = is_prompt_only
@@ -164,17 +158,8 @@ class CompletionDialect:
         outcomes: Sequence[Outcome] = (),
     ) -> Completion:
         extra: dict[str, Any] = {"usage": usage} if self._has_usage or usage is not None else {}
-        timings = timings_of(outcomes)
-        if timings is not None:
-            extra["timings"] = timings
         return Completion(
-            id=self._id,
-            object="text_completion",
-            created=self._created_s,
-            model=self._plan.model.name,
-            system_fingerprint=fingerprint(),
-            choices=choices,
-            **extra,
+            object="text_completion", choices=choices, **self._envelope.fields(outcomes), **extra
         )
 
 
@@ -214,3 +199,17 @@ async def _prompt(codec: TextCodec, given: str | list[int], *, has_echo: bool) -
     check_ids(codec, given, "prompt")
     text = codec.decode(given, skip_special=False) if has_echo else ""
     return CompletionPrompt(given, text)
+
+
+COMPLETIONS_ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute(
+        "POST",
+        "/v1/completions",
+        create_completion,
+        "Continue a text.",
+        body=CompletionRequest,
+        reply=Completion,
+        chunk=Completion,
+        statuses=GENERATION_ERRORS,
+    ),
+)

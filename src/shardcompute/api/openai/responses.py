@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: the request is read here, `responses_dialect` words the answer.
+"""OpenAI's Responses API: the request is translated to a chat here, `responses_adapter` words the answer.
 
 Responses are not kept: each request carries its whole conversation.
 """
@@ -10,12 +10,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shardcompute.api.body import read_body
+from shardcompute.api.body import read_body, required
 from shardcompute.api.context import context_of, request_id_of
 from shardcompute.api.errors import RequestError, unsupported
 from shardcompute.api.generation.answer import answer
 from shardcompute.api.generation.conversation import open_conversation
-from shardcompute.api.openai.responses_dialect import ResponseEvents, ResponsesDialect
+from shardcompute.api.openai.framing import ResponsesFraming
+from shardcompute.api.openai.responses_adapter import ResponsesAdapter
 from shardcompute.api.openai.responses_schemas import (
     InputItem,
     InputPart,
@@ -26,7 +27,7 @@ from shardcompute.api.openai.responses_schemas import (
     TextFormat,
     ToolSelection,
 )
-from shardcompute.api.openapi import ApiRoute
+from shardcompute.api.openapi import GENERATION_ERRORS, ApiRoute
 
 _LOGPROBS = "message.output_text.logprobs"
 _TEXTS = frozenset({"input_text", "output_text", "text"})
@@ -56,10 +57,10 @@ async def create_response(request: Request) -> Response:
             "parallel_tool_calls": body.parallel_tool_calls,
         },
     )
-    dialect = ResponsesDialect(
+    adapter = ResponsesAdapter(
         chat, body, request_id=request_id_of(request), created_s=int(context.wall_clock())
     )
-    return await answer(request, context, chat.body, chat.plan, dialect, ResponseEvents())
+    return await answer(request, chat.plan, adapter, ResponsesFraming(), is_stream=bool(body.stream))
 
 
 def _refuse_what_responses_lack(body: ResponsesRequest) -> None:
@@ -95,7 +96,7 @@ def _messages(body: ResponsesRequest) -> list[dict[str, Any]]:
             messages.append(
                 {
                     "role": "tool",
-                    "tool_call_id": _given(item.call_id, f"{where}.call_id"),
+                    "tool_call_id": required(item.call_id, f"{where}.call_id"),
                     "content": text,
                 }
             )
@@ -107,16 +108,16 @@ def _messages(body: ResponsesRequest) -> list[dict[str, Any]]:
 
 
 def _message(item: InputItem, where: str) -> dict[str, Any]:
-    role = _given(item.role, f"{where}.role")
+    role = required(item.role, f"{where}.role")
     return {"role": role, "content": _text(item.content, f"{where}.content")}
 
 
 def _add_call(messages: list[dict[str, Any]], item: InputItem, where: str) -> None:
     """Calls stand beside the assistant's words here and belong to them in chat."""
     call = {
-        "id": _given(item.call_id, f"{where}.call_id"),
+        "id": required(item.call_id, f"{where}.call_id"),
         "type": "function",
-        "function": {"name": _given(item.name, f"{where}.name"), "arguments": item.arguments or "{}"},
+        "function": {"name": required(item.name, f"{where}.name"), "arguments": item.arguments or "{}"},
     }
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
@@ -131,7 +132,7 @@ def _text(content: str | list[InputPart] | None, where: str) -> str:
         if part.type == "refusal":
             texts.append(part.refusal or "")
         elif part.type in _TEXTS:
-            texts.append(_given(part.text, f"{where}[{index}].text", may_be_empty=True))
+            texts.append(required(part.text, f"{where}[{index}].text", may_be_empty=True))
         else:
             param = f"{where}[{index}]"
             raise unsupported(
@@ -140,21 +141,15 @@ def _text(content: str | list[InputPart] | None, where: str) -> str:
     return "\n".join(texts)
 
 
-def _given(value: str | None, param: str, *, may_be_empty: bool = False) -> str:
-    if value is None or not (value or may_be_empty):
-        raise RequestError(f"{param} is missing.", param=param, code="invalid_value")
-    return value
-
-
 def _response_format(body: ResponsesRequest) -> dict[str, Any] | None:
-    wish: TextFormat | None = None if body.text is None else body.text.format
-    if wish is None:
+    asked: TextFormat | None = None if body.text is None else body.text.format
+    if asked is None:
         return None
-    if wish.type != "json_schema":
-        return {"type": wish.type}
-    if wish.json_schema is None:
+    if asked.type != "json_schema":
+        return {"type": asked.type}
+    if asked.json_schema is None:
         raise RequestError("text.format.schema is missing.", param="text.format.schema", code="invalid_value")
-    schema = {"name": wish.name or "answer", "schema": wish.json_schema, "strict": wish.strict}
+    schema = {"name": asked.name or "answer", "schema": asked.json_schema, "strict": asked.strict}
     return {"type": "json_schema", "json_schema": schema}
 
 
@@ -163,7 +158,7 @@ def _chat_tool(tool: ResponseTool, index: int) -> dict[str, Any]:
         message = f"The tool {tool.type!r} would have to run on the server, and none does."
         raise unsupported(f"tools[{index}]", message, hint="send functions of your own")
     function = {
-        "name": _given(tool.name, f"tools[{index}].name"),
+        "name": required(tool.name, f"tools[{index}].name"),
         "description": tool.description,
         "parameters": tool.parameters,
         "strict": tool.strict,
@@ -177,10 +172,10 @@ def _tool_choice(choice: str | ToolSelection | None) -> str | dict[str, Any] | N
         return choice
     if choice.type != "function":
         raise unsupported("tool_choice", f"The tool choice {choice.type!r} is not supported.")
-    return {"type": "function", "function": {"name": _given(choice.name, "tool_choice.name")}}
+    return {"type": "function", "function": {"name": required(choice.name, "tool_choice.name")}}
 
 
-RESPONSES_ENDPOINTS: tuple[ApiRoute, ...] = (
+RESPONSES_ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute(
         "POST",
         "/v1/responses",
@@ -189,6 +184,6 @@ RESPONSES_ENDPOINTS: tuple[ApiRoute, ...] = (
         body=ResponsesRequest,
         reply=ResponseReply,
         chunk=ResponseEvent,
-        statuses=(400, 404, 408, 413, 415, 429, 500, 503),
+        statuses=GENERATION_ERRORS,
     ),
 )

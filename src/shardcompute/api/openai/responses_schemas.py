@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's Responses API: what clients send and what they are answered."""
+"""Request and reply schemas of OpenAI's Responses API: what clients send and what they are answered."""
 
 from __future__ import annotations
 
@@ -6,22 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from shardcompute.api.generation.replies import ChosenToken, ReplyBody
-from shardcompute.api.generation.schemas import MAX_TOP_LOGPROBS, Count, RequestBody
+from shardcompute.api.body import ReplyBody, RequestBody, RequestPart
+from shardcompute.api.generation.replies import ChosenToken
+from shardcompute.api.generation.schemas import MAX_TOP_LOGPROBS, Count
 
 
-class InputPart(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class InputPart(RequestPart):
     type: str = Field(description="`input_text` or `output_text`; media are refused.")
     text: str | None = None
     refusal: str | None = None
 
 
-class InputItem(BaseModel):
+class InputItem(RequestPart):
     """An item of the input, as loose as its many kinds: which fields it needs depends on `type`."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     type: str | None = Field(
         None, description="`message` when left out; or `function_call`, `function_call_output`, `reasoning`."
@@ -34,9 +31,7 @@ class InputItem(BaseModel):
     output: str | Annotated[list[InputPart], Field(fail_fast=True)] | None = None
 
 
-class ResponseTool(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class ResponseTool(RequestPart):
     type: str = Field(description="`function`; tools that run on a server are refused.")
     name: str | None = None
     description: str | None = None
@@ -44,9 +39,7 @@ class ResponseTool(BaseModel):
     strict: bool | None = None
 
 
-class ToolSelection(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class ToolSelection(RequestPart):
     type: str
     name: str | None = None
 
@@ -61,9 +54,7 @@ class TextFormat(BaseModel):
     strict: bool | None = None
 
 
-class TextWish(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
+class TextOptions(RequestPart):
     format: TextFormat | None = None
     verbosity: str | None = Field(None, description="Accepted and not used.")
 
@@ -77,7 +68,7 @@ class ResponsesRequest(RequestBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     include: list[str] | None = Field(None, description="`message.output_text.logprobs`; others are ignored.")
     stream: bool | None = None
-    text: TextWish | None = None
+    text: TextOptions | None = None
     tools: list[ResponseTool] | None = None
     tool_choice: str | ToolSelection | None = None
     parallel_tool_calls: bool | None = None

@@ -1,4 +1,8 @@
-"""Calls of tools: how models are told of them, how their calls are read, and how a call is enforced."""
+"""Tool calling: how models are told of tools, how their calls are read, and how a call is enforced.
+
+Owns a `CallFormat` for each family of models, with its streaming parser and its grammar. Calls `decoding` and a model's
+vocabulary; `api.generation` calls it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How one family of models writes calls of tools down."""
+"""Tool call formats: how one family of models writes calls down."""
 
 from __future__ import annotations
 

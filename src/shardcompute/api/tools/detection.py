@@ -1,4 +1,4 @@
-"""Which format a model writes calls in, told from its chat template."""
+"""Tool call format detection, from a model's chat template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer turns out to be while it is read: words, and calls of tools."""
+"""Tool call parsing events: what an answer turns out to be while it is read, text and calls of tools."""
 
 from __future__ import annotations
 

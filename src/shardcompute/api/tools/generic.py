@@ -1,4 +1,4 @@
-"""Tools for models whose chat template knows none: they are explained in the system message.
+"""Tool calling for models whose chat template knows none: they are explained in the system message.
 
 The model is taught the format of `hermes` in words. Calls and results of the conversation so far are written into
 messages that any template takes: a call as the assistant's text, a result as the user's.

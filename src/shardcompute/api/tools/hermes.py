@@ -1,4 +1,4 @@
-"""The format of Hermes and Qwen: `<tool_call>`, a JSON object, `</tool_call>`, as often as there are calls.
+"""Tool call format of Hermes and Qwen: `<tool_call>`, a JSON object, `</tool_call>`, as often as there are calls.
 
 It is also what models are taught that have no format of their own (see `generic`).
 """

@@ -1,4 +1,4 @@
-"""Calls written as JSON, read while they arrive.
+"""Incremental JSON parser of tool calls, read while they arrive.
 
 `JsonText` follows one JSON value to its end without building it. `CallObject` reads `{"name": …, "arguments": …}`,
 whose keys may come in any order, and passes the text of the arguments on as it comes once the name is known. Models

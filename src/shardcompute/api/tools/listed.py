@@ -1,4 +1,4 @@
-"""Formats of a mark and a list of JSON objects, such as `<|tool_call|>[…]` and `<TOOLCALL>[…]</TOOLCALL>`."""
+"""Tool call formats of a mark and a list of JSON objects, such as `<|tool_call|>[…]` and `<TOOLCALL>[…]</TOOLCALL>`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The format of Llama 3: the answer is a JSON object `{"name": …, "parameters": …}`, or several.
+"""Tool call format of Llama 3: the answer is a JSON object `{"name": …, "parameters": …}`, or several.
 
 There is no mark that tells a call from an answer that happens to be JSON, so only an object that begins as a call
 of a tool that was offered is one. A model may put words or `<|python_tag|>` before it, semicolons between several, or

@@ -1,4 +1,4 @@
-"""The formats of Mistral: `[TOOL_CALLS]` and a list of JSON objects or, in later models, `name[ARGS]{…}`.
+"""Tool call formats of Mistral: `[TOOL_CALLS]` and a list of JSON objects or, in later models, `name[ARGS]{…}`.
 
 Names of calls are nine letters or digits, because the models' templates insist on it.
 """

@@ -1,4 +1,4 @@
-"""From the tools of a request to what must be done about them: the prompt, the grammar, the reader of answers."""
+"""Tool call planning: from the tools of a request to the prompt, the grammar and the parser of answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The format of Qwen3-Coder and its kin, which is not JSON: `<tool_call>`, `<function=name>`, and each parameter as
+"""Tool call format of Qwen3-Coder and its kin, not JSON: `<tool_call>`, `<function=name>`, and each parameter as
 
     <parameter=city>
     Oslo

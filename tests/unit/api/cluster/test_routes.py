@@ -379,16 +379,16 @@ def test_too_many_readers_are_a_plain_error(service: Any, admin: ClusterAdmin, a
 
 
 def test_the_client_puts_changes_together(admin: ClusterAdmin, cluster: FakeCluster) -> None:
-    from shardcompute.api.cluster.events import encode_news
+    from shardcompute.api.cluster.events import encode_event
 
     reader = admin._feed.subscribe(lambda: None)
-    content = [encode_news(news) for news in reader.take()]
+    content = [encode_event(news) for news in reader.take()]
     cluster.coordinator.post(happened.NodeDrained("a"))
     admin._feed.publish()
     cluster.coordinator.post(happened.NodeLost("b", 1, "died", NOW_S))
     cluster.coordinator.settle()
     admin._feed.publish()
-    content += [b": ping\n\n", *(encode_news(news) for news in reader.take())]
+    content += [b": ping\n\n", *(encode_event(news) for news in reader.take())]
     transport = httpx.MockTransport(lambda request: httpx.Response(200, content=b"".join(content)))
     with ClusterClient(LOCAL, transport=transport) as client:
         views = list(client.watch())

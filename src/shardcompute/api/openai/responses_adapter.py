@@ -1,17 +1,16 @@
-"""Words a chat as OpenAI's Responses API does: output items, and a stream of numbered, named events."""
+"""Reply adapter of OpenAI's Responses API: a chat as output items, or as a stream of numbered, named events."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-from shardcompute.api.errors import error_body
-from shardcompute.api.generation.answer import usage_of
+from shardcompute.api.body import ReplyBody
 from shardcompute.api.generation.chat import ChatPlan
-from shardcompute.api.generation.conversation import Translation, named_event
+from shardcompute.api.generation.conversation import ChatAdapter
 from shardcompute.api.generation.generations import Outcome
-from shardcompute.api.generation.replies import ChatChunkChoice, ChatCompletion, ChosenToken, ReplyBody
+from shardcompute.api.generation.replies import ChatChoice, ChatChunkChoice, ChosenToken
+from shardcompute.api.openai.envelope import usage_of
 from shardcompute.api.openai.responses_schemas import (
     IncompleteDetails,
     OutputCall,
@@ -26,35 +25,8 @@ from shardcompute.api.openai.responses_schemas import (
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class ResponseEvents:
-    """Events with names and no word at the end."""
-
-    media_type = "text/event-stream"
-    ping = b": ping\n\n"
-    ending = b""
-
-    def __init__(self) -> None:
-        self._sent = 0
-
-    def write(self, chunk: ReplyBody) -> bytes:
-        assert isinstance(chunk, ResponseEvent)
-        self._sent = chunk.sequence_number + 1
-        return named_event(chunk.type, chunk.to_json())
-
-    def write_error(self, error: Exception, request_id: str) -> bytes:
-        told = error_body(error, request_id=request_id)["error"]
-        body = {
-            "type": "error",
-            "sequence_number": self._sent,
-            "code": told["code"] or told["type"],
-            "message": told["message"],
-            "param": told["param"],
-        }
-        return named_event("error", json.dumps(body).encode())
-
-
-class ResponsesDialect(Translation):
-    """One message item, then one item for each tool call."""
+class ResponsesAdapter(ChatAdapter):
+    """Words a chat as one message item, then one item for each tool call."""
 
     def __init__(self, chat: ChatPlan, body: ResponsesRequest, *, request_id: str, created_s: int) -> None:
         super().__init__(chat)
@@ -99,8 +71,7 @@ class ResponsesDialect(Translation):
             yield from self._end_item(status)
             yield self._event(f"response.{status}", response=self._reply(status, self._done, outcome))
 
-    def translate_whole(self, completion: ChatCompletion, outcome: Outcome) -> ReplyBody:
-        choice = completion.choices[0]
+    def translate_whole(self, choice: ChatChoice, outcome: Outcome) -> ReplyBody:
         status: Status = "incomplete" if choice.finish_reason == "length" else "completed"
         calls = choice.message.tool_calls or ()
         output: list[OutputMessage | OutputCall] = []

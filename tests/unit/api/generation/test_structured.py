@@ -1,4 +1,4 @@
-"""An answer that its grammar broke off is an error in every dialect, and never passes for a whole one."""
+"""An answer that its grammar broke off is an error in every protocol, and never passes for a whole one."""
 
 from __future__ import annotations
 

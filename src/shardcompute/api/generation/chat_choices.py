@@ -1,0 +1,149 @@
+"""Chat choices: each generation's text as an assistant's message with tool calls, in deltas or whole.
+
+Every protocol's adapter translates these choices; their shapes are those of OpenAI's chat completions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from shardcompute.api.generation.generations import Outcome
+from shardcompute.api.generation.logprobs import chat_logprobs
+from shardcompute.api.generation.parameters import Plan
+from shardcompute.api.generation.replies import (
+    AssistantMessage,
+    CalledFunction,
+    CalledFunctionDelta,
+    CalledTool,
+    CalledToolDelta,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatDelta,
+)
+from shardcompute.api.tools import CallArguments, CallStarted, Event, SpokenText, ToolPlan
+from shardcompute.core.generation import Delta
+
+
+class ChatChoices:
+    """The choices of one chat, in the order of the plan's requests."""
+
+    def __init__(self, plan: Plan, tools: ToolPlan | None, *, has_logprobs: bool) -> None:
+        self._codec = plan.codec
+        self._builders = [MessageBuilder(tools) for _ in plan.requests]
+        self._has_logprobs = has_logprobs
+
+    def chunks(self, index: int, delta: Delta, outcome: Outcome) -> Iterator[ChatChunkChoice]:
+        """What one delta adds to choice `index`; the last has a reason to finish and nothing else."""
+        builder, is_over = self._builders[index], outcome.finish is not None
+        logprobs = chat_logprobs(self._codec, delta.tokens) if self._has_logprobs and delta.tokens else None
+        deltas = builder.push(delta.text, is_over=is_over, must_speak=logprobs is not None)
+        for left, each in zip(range(len(deltas) - 1, -1, -1), deltas, strict=True):
+            yield ChatChunkChoice(
+                index=index, delta=each, logprobs=None if left else logprobs, finish_reason=None
+            )
+        if is_over:
+            reason = _reason(builder, outcome)
+            yield ChatChunkChoice(index=index, delta=ChatDelta(), logprobs=None, finish_reason=reason)
+
+    def whole(self, outcomes: Iterable[Outcome]) -> list[ChatChoice]:
+        return [self._choice(index, outcome) for index, outcome in enumerate(outcomes)]
+
+    def _choice(self, index: int, outcome: Outcome) -> ChatChoice:
+        builder = self._builders[index]
+        builder.push(outcome.text, is_over=True)
+        return ChatChoice(
+            index=index,
+            message=builder.message(),
+            logprobs=chat_logprobs(self._codec, outcome.tokens) if self._has_logprobs else None,
+            finish_reason=_reason(builder, outcome),
+        )
+
+
+def _reason(builder: MessageBuilder, outcome: Outcome) -> Literal["stop", "length", "tool_calls"]:
+    assert outcome.finish is not None
+    return "tool_calls" if outcome.finish == "stop" and builder.has_calls else outcome.finish
+
+
+class MessageBuilder:
+    """The assistant's message, built from an answer's text as it comes: what was said and called so far."""
+
+    def __init__(self, tools: ToolPlan | None) -> None:
+        self._tools = tools
+        self._reader = None if tools is None else tools.reader()
+        self._ids: list[str] = []
+        self._names: list[str] = []
+        self._arguments: list[list[str]] = []
+        self._texts: list[str] = []
+        self._is_muted = False
+        self._is_open = False
+
+    @property
+    def has_calls(self) -> bool:
+        return bool(self._ids)
+
+    def push(self, text: str, *, is_over: bool = False, must_speak: bool = False) -> list[ChatDelta]:
+        """The deltas that this adds: the role, text, each call's id and name, then pieces of its arguments.
+
+        With `must_speak` there is a delta of text or a call even where nothing is certain yet.
+        """
+        if self._reader is None:
+            events: list[Event] = [SpokenText(text)] if text else []
+        else:
+            events = self._reader.push(text) + (self._reader.finish() if is_over else [])
+        deltas = list(self._deltas_of(events))
+        if must_speak and not deltas:
+            deltas = [ChatDelta(content="")]
+        if not self._is_open and (deltas or is_over or self._reader is None):
+            self._is_open = True
+            deltas = _opened(deltas)
+        return deltas
+
+    def message(self) -> AssistantMessage:
+        """All of it."""
+        text = "".join(self._texts)
+        if not self.has_calls:
+            return AssistantMessage(role="assistant", content=text, refusal=None)
+        called = zip(self._ids, self._names, self._arguments, strict=True)
+        calls = [
+            CalledTool(
+                id=call_id,
+                type="function",
+                function=CalledFunction(name=name, arguments="".join(arguments)),
+            )
+            for call_id, name, arguments in called
+        ]
+        return AssistantMessage(role="assistant", content=text or None, refusal=None, tool_calls=calls)
+
+    def _deltas_of(self, events: Iterable[Event]) -> Iterable[ChatDelta]:
+        for event in events:
+            if isinstance(event, SpokenText):
+                self._texts.append(event.text)
+                yield ChatDelta(content=event.text)
+            elif isinstance(event, CallStarted):
+                assert self._tools is not None
+                self._is_muted = self.has_calls and not self._tools.is_parallel
+                if not self._is_muted:
+                    yield self._started(event.name, self._tools.format.new_id())
+            elif not self._is_muted:
+                yield self._argued(event)
+
+    def _started(self, name: str, call_id: str) -> ChatDelta:
+        self._ids.append(call_id)
+        self._names.append(name)
+        self._arguments.append([])
+        function = CalledFunctionDelta(name=name, arguments="")
+        call = CalledToolDelta(index=len(self._ids) - 1, id=call_id, type="function", function=function)
+        return ChatDelta(tool_calls=[call])
+
+    def _argued(self, event: CallArguments) -> ChatDelta:
+        self._arguments[-1].append(event.text)
+        function = CalledFunctionDelta(arguments=event.text)
+        return ChatDelta(tool_calls=[CalledToolDelta(index=len(self._ids) - 1, function=function)])
+
+
+def _opened(deltas: list[ChatDelta]) -> list[ChatDelta]:
+    """With the role in front, which shares a delta with a call but not with text."""
+    if deltas and deltas[0].tool_calls:
+        return [ChatDelta(role="assistant", content=None, tool_calls=deltas[0].tool_calls), *deltas[1:]]
+    return [ChatDelta(role="assistant", content=""), *deltas]
