@@ -9,12 +9,8 @@ from unittest import mock
 
 import pytest
 
-from shardcompute.backends.executor import ExecutorOptions
-from shardcompute.draft_training.lens_fit import fit_lenses
-from shardcompute.node.weights import draft_heads
 from shardcompute.node.weights.draft_heads import DraftHeadStore
 from shardcompute.runtime import shard
-from shardcompute.runtime.drafting import DraftLimits
 from shardcompute.runtime.head_drafter import AheadLimits
 from shardcompute.security import Credentials
 from support.models.ahead import random_ahead
@@ -37,14 +33,10 @@ def alone(tiny: Path) -> Iterator[Alone]:
 
 @pytest.fixture(scope="session")
 def heads(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
-    """Draft heads of the tiny model, for every cut and for the last stage."""
+    """A draft head of the tiny model."""
     folder = tmp_path_factory.mktemp("draft-heads")
-    options = ExecutorOptions(kv_bytes=64 << 20, context_length=256, threads=1)
     with open_tiny(tiny) as checkpoint:
-        layers = range(1, checkpoint.spec.layer_count)
-        store = DraftHeadStore(folder)
-        store.save(checkpoint, fit_lenses(checkpoint, layers, options, tokens=256))
-        store.save_ahead(checkpoint, random_ahead(checkpoint.spec))
+        DraftHeadStore(folder).save(checkpoint, random_ahead(checkpoint.spec))
     return folder
 
 
@@ -74,8 +66,5 @@ def member(besieged: Siege) -> Credentials:
 @pytest.fixture(scope="module")
 def bold() -> Iterator[None]:
     """A model of random weights is sure of nothing."""
-    with (
-        mock.patch.object(draft_heads, "DraftLimits", partial(DraftLimits, confidence=0.0)),
-        mock.patch.object(shard, "AheadLimits", partial(AheadLimits, confidence=0.0)),
-    ):
+    with mock.patch.object(shard, "AheadLimits", partial(AheadLimits, confidence=0.0)):
         yield

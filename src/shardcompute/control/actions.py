@@ -114,8 +114,6 @@ class ConnectChain(Struct, frozen=True, tag=True):
     stages: tuple[StageAddress, ...]
     kv_tokens: int = 0
     """The driver's share of the KV memory."""
-    drafts: bool = False
-    """The first stage can draft."""
 
     @property
     def key(self) -> tuple[object, ...]:

@@ -200,8 +200,7 @@ def _connections(state: ClusterState) -> Iterator[Action]:
                 for stage in chain.stages
             )
             share = kv_share(state, chain, state.driver)
-            drafts = state.models[chain.model].model.can_self_draft and len(stages) > 1
-            yield ConnectChain(chain.id, chain.epoch, chain.model, state.driver, stages, share, drafts)
+            yield ConnectChain(chain.id, chain.epoch, chain.model, state.driver, stages, share)
 
 
 def _activations(state: ClusterState) -> Iterator[Action]:

@@ -25,10 +25,9 @@ class Sizes:
     work_before: tuple[int, ...]
     """Bytes read for one row."""
     embedding_bytes: int
-    """With what the first stage needs to draft."""
     head_bytes: int
     shared_bytes: int
-    """Counted once, not twice, where one stage is the whole model; which has no need to draft."""
+    """Counted once, not twice, where one stage is the whole model."""
     overhead_bytes: int
     densest_work: float
     """The most bytes read per byte of memory in any layer."""
@@ -83,10 +82,9 @@ def sizes_of(model: Model) -> Sizes:
         weights_before=_sums(model.layer_bytes),
         memory_before=_sums(size + kv_bytes for size in model.layer_bytes),
         work_before=_sums(work),
-        embedding_bytes=model.embedding_bytes + model.draft_bytes,
+        embedding_bytes=model.embedding_bytes,
         head_bytes=model.head_bytes,
-        shared_bytes=model.draft_bytes
-        + (min(model.embedding_bytes, model.head_bytes) if model.is_head_tied else 0),
+        shared_bytes=min(model.embedding_bytes, model.head_bytes) if model.is_head_tied else 0,
         overhead_bytes=model.shard_overhead_bytes,
         densest_work=max(
             (read / max(1, size + kv_bytes) for read, size in zip(work, model.layer_bytes, strict=True)),

@@ -152,12 +152,6 @@ class Model(Struct, frozen=True, kw_only=True):
     work_bytes: tuple[int, ...] = ()
     """Weights read for one row by each layer, where that differs from all of them (experts)."""
     shard_overhead_bytes: int = 0
-    draft_bytes: int = 0
-    """What a first stage holds besides, to draft tokens itself; 0: it does not draft."""
-
-    @property
-    def can_self_draft(self) -> bool:
-        return self.draft_bytes > 0
 
     @property
     def layer_count(self) -> int:

@@ -26,25 +26,12 @@ class SessionRows:
     ids: tuple[int, ...]
     wanted: int = 0
     targets: tuple[int, ...] = ()
-    drafts: int = 0
-    """So many tokens the first stage may add of its own, after `ids`."""
-    drafted: int = 0
-    """So many of the last `ids` the first stage has added."""
     ahead: int = 0
     """So many tokens the last stage may guess, after those that it picks."""
 
     @property
     def segment(self) -> Segment:
         return Segment(self.session, self.start, len(self.ids), self.wanted)
-
-
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """Tokens that the first stage added to a session's rows, from position `start` on."""
-
-    session: int
-    start: int
-    ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +74,6 @@ class Picked:
     position: int
     choice: TokenChoice
     is_scored: bool = False
-
-
-def drafted_in(work: Sequence[SessionRows]) -> list[Drafted]:
-    """What the first stage has added to these rows."""
-    return [
-        Drafted(part.session, part.segment.stop - part.drafted, part.ids[-part.drafted :])
-        for part in work
-        if part.drafted
-    ]
 
 
 def segments_of(work: Sequence[SessionRows]) -> list[Segment]:

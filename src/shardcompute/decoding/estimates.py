@@ -17,7 +17,7 @@ _PRIOR_ACCEPTANCE: Mapping[str, tuple[float, ...]] = {
     "ahead": (0.25, 0.45, 0.65, 0.85),
 }
 _OTHER_ACCEPTANCE = (0.4, 0.5, 0.6, 0.8)
-_PRIOR_DRAFT_S: Mapping[str, float] = {"ngram": 2e-6, "self": 1e-3, "ahead": 2e-3}
+_PRIOR_DRAFT_S: Mapping[str, float] = {"ngram": 2e-6, "ahead": 2e-3}
 _OTHER_DRAFT_S = 4e-3
 _POSITIONS = (0, 1, 2, 3, 3, 4, 4, 4, 5)
 """Which bucket a position in a draft belongs to; what is beyond counts as the last."""

@@ -31,8 +31,8 @@ _MARGIN = 1.03
 """Speculation must promise this much more than plain decoding, and a further frame than one frame less."""
 _FREE_DRAFT_S = 2e-4
 """A draft token under this is made whenever there may be use for it: only its verification costs."""
-_ONE_FRAME = frozenset({"self", "ahead"})
-"""These draft where a frame is, so nothing can be drafted to follow it before it is back."""
+_ONE_FRAME = frozenset({"ahead"})
+"""These draft at the end of a frame's way, so nothing can be drafted to follow it before it is back."""
 _FIRST_TOKENS = 4
 _PROBE_TOKENS = 2
 _PROBE_ACCEPTANCE = 0.9

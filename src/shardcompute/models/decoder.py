@@ -14,7 +14,7 @@ import numpy as np
 
 from shardcompute.backends.matrix import Float32, Matrix
 from shardcompute.backends.ops import Attention, ExpertBlock, Gate, Handle, Ops, Tensor
-from shardcompute.models.spec import ModelSpec, Stage, head_stage
+from shardcompute.models.spec import ModelSpec, Stage
 
 
 class TensorSource(Protocol):
@@ -170,23 +170,6 @@ class Decoder:
         if weights.experts is not None:
             return ops.experts(x, weights.experts)
         return ops.linear(ops.gated(ops.linear(x, weights.gate_up), Gate(self.spec.activation)), weights.down)
-
-
-class HeadNetwork(Decoder):
-    """The final norm and the output head without any layers: what makes logits of any hidden state, or of one that
-    `is_normed` already."""
-
-    def __init__(self, spec: ModelSpec, source: TensorSource, *, is_normed: bool = False) -> None:
-        super().__init__(spec, head_stage(spec), source)
-        self._is_normed = is_normed
-        self.is_first = False
-        self.layer_count = 0
-
-    def load_shared(self, ops: Ops) -> list[Handle]:
-        return []
-
-    def normed(self, ops: Ops, weights: HeadWeights, x: Tensor) -> Tensor:
-        return ops.wanted(x) if self._is_normed else super().normed(ops, weights, x)
 
 
 def _normed(ops: Ops, x: Tensor, weight: Handle | None, eps: float) -> Tensor:

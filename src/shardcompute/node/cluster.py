@@ -34,7 +34,7 @@ from shardcompute.node.enrolment.join_server import JoinServer
 from shardcompute.node.rpc.commands import OfferedModel
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes
-from shardcompute.node.weights.draft_heads import DraftHeadStore, ahead_attachments
+from shardcompute.node.weights.draft_heads import ahead_attachments
 from shardcompute.node.weights.server import WeightsServer
 from shardcompute.security import (
     ClusterAuthority,
@@ -83,8 +83,6 @@ class ClusterOptions:
     transports: Transports = field(default_factory=default_transports)
     """How links are made, by the scheme of their URLs."""
     draft_heads: Path | None = None
-    """Where fitted draft heads lie; None: first stages draft nothing themselves."""
-    ahead_heads: Path | None = None
     """Where that lies which last stages guess with, besides what comes with the package."""
 
 
@@ -182,20 +180,13 @@ class Cluster:
         """Serve a model from whatever workers there are and will be."""
         options = self.options
         tokenizer = checkpoint.tokenizer()
-        store = None if options.draft_heads is None else DraftHeadStore(options.draft_heads)
-        heads = {} if store is None else store.attachments(checkpoint)
-        ahead = ahead_attachments(checkpoint, options.ahead_heads)
+        ahead = ahead_attachments(checkpoint, options.draft_heads)
         served = prepare_served(
             checkpoint,
             form,
             options.folder / "served",
             progress,
-            attachments={
-                **attachments_of(tokenizer),
-                TOKENIZER: pack_tokenizer(checkpoint),
-                **heads,
-                **ahead,
-            },
+            attachments={**attachments_of(tokenizer), TOKENIZER: pack_tokenizer(checkpoint), **ahead},
         )
         drafters = options.open_drafters(tokenizer, checkpoint.spec.vocab_size)
         self._close_files(checkpoint.name)
@@ -215,9 +206,7 @@ class Cluster:
                 can_foresee=bool(ahead),
             )
         )
-        model = describe_card(
-            served.card, kv_tokens=options.kv_tokens, context_length=context, drafts=bool(heads)
-        )
+        model = describe_card(served.card, kv_tokens=options.kv_tokens, context_length=context)
         self.coordinator.introduce()
         self.coordinator.post(ModelRequested(model, chains, has_draft_model=bool(drafters)))
 

@@ -9,9 +9,9 @@ from shardcompute.backends.executor import Executor, ExecutorOptions, Network
 from shardcompute.backends.matrix import rows_of
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import BackendError, UsageError
-from shardcompute.models.decoder import Decoder, HeadNetwork, TensorSource
+from shardcompute.models.decoder import Decoder, TensorSource
 from shardcompute.models.head_draft import AheadNetwork, AheadWeights
-from shardcompute.models.spec import ModelSpec, Stage, head_stage, whole
+from shardcompute.models.spec import ModelSpec, Stage, whole
 from shardcompute.runtime.head_drafter import AheadDrafter, AheadLimits
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.formats.quantise import WEIGHT_FORMS
@@ -44,35 +44,13 @@ def build_executor(
     return _run_by(backend, Decoder(spec, stage, source), options)
 
 
-def open_head(
-    checkpoint: Checkpoint,
-    *,
-    backend: str = "onnx",
-    form: str = "native",
-    is_normed: bool = False,
-    options: ExecutorOptions,
-) -> Executor:
-    """Load the output head alone, with the final norm unless states come normed: logits for each hidden state."""
-    source = checkpoint.source(head_stage(checkpoint.spec), form=form)
-    return build_head(checkpoint.spec, source, backend=backend, is_normed=is_normed, options=options)
-
-
-def build_head(
-    spec: ModelSpec, source: TensorSource, *, backend: str, is_normed: bool = False, options: ExecutorOptions
-) -> Executor:
-    """`open_head` from wherever `source` reads."""
-    # It keeps nothing between steps: every row is the first of a session of its own.
-    options = replace(options, kv_bytes=1 << 20, max_rows=options.max_wanted, context_length=PAGE_TOKENS)
-    return _run_by(backend, HeadNetwork(spec, source, is_normed=is_normed), options)
-
-
 def build_ahead(
     spec: ModelSpec, source: TensorSource, weights: AheadWeights, *, backend: str, options: ExecutorOptions
 ) -> AheadDrafter:
     """What guesses on from the final states of a last stage; `source` has the model's head and embedding."""
     head, embedding = (rows_of(source.matrix(name), weights.ids) for name in ("head", "embedding"))
     limits = AheadLimits(context_length=options.context_length, max_rows=options.max_wanted)
-    # Every row is the first of a session of its own, as for a head.
+    # It keeps nothing between steps: every row is the first of a session of its own.
     options = replace(options, kv_bytes=1 << 20, max_rows=options.max_wanted, context_length=PAGE_TOKENS)
     return AheadDrafter(
         _run_by(backend, AheadNetwork(spec, weights, head), options),

@@ -1,22 +1,18 @@
 """One shard at work: sessions, KV and `step`, with the tail where the chain ends.
 
-A first stage may have a drafter: `draft` then adds to a step's rows those of tokens that it guesses. So may a last
-one: `foresee` then guesses what follows the tokens that a step has picked.
+A last stage may have a drafter: `foresee` then guesses what follows the tokens that a step has picked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from shardcompute.backends.executor import Executor, KvUsage
 from shardcompute.backends.matrix import Array
-from shardcompute.core.errors import UsageError
 from shardcompute.core.steps import Foreseen, Opening, Picked, SessionRows, segments_of
 from shardcompute.models.vocabulary import Vocabulary
-from shardcompute.runtime.drafting import SelfDrafter
 from shardcompute.runtime.head_drafter import AheadDrafter
 from shardcompute.runtime.tail import Tail
 
@@ -30,17 +26,13 @@ class StageRuntime:
         *,
         is_first: bool,
         is_last: bool,
-        drafter: SelfDrafter | None = None,
         ahead: AheadDrafter | None = None,
         vocabulary: Callable[[], Vocabulary] | None = None,
     ) -> None:
         """A last stage asks for the `vocabulary` when a session has a grammar."""
-        if drafter is not None and (is_last or not is_first):
-            raise ValueError("only a first stage with others behind it can draft")
         if ahead is not None and not is_last:
             raise ValueError("only a last stage can guess ahead")
         self._executor = executor
-        self._drafter = drafter
         self._ahead = ahead
         self._is_first = is_first
         self._tail = Tail(vocabulary) if is_last else None
@@ -49,8 +41,6 @@ class StageRuntime:
         self, work: Sequence[SessionRows], openings: Iterable[Opening], activations: Array | None
     ) -> Array | list[Picked]:
         """Activations for the next stage or, from the last one, the picked tokens."""
-        if not self._is_first and any(part.drafts for part in work):
-            raise UsageError("only the first stage of a chain can be asked for drafts")
         if self._is_first:
             inputs: Array = np.fromiter((token for part in work for token in part.ids), dtype=np.int64)
         elif activations is None:
@@ -63,10 +53,7 @@ class StageRuntime:
                 prefix = opening.prefix
                 self._executor.adopt(prefix.source, opening.session, prefix.length, is_moved=prefix.is_moved)
         if self._tail is None:
-            rows = self._executor.step(segments_of(work), inputs)
-            if self._drafter is not None:
-                self._drafter.follow(work, openings)
-            return rows
+            return self._executor.step(segments_of(work), inputs)
         keeps_hidden = self._guesses(work) or self._tail.wants_hidden(work, openings)
         out = self._executor.step(segments_of(work), inputs, keeps_hidden=keeps_hidden)
         self._tail.open(openings)
@@ -89,19 +76,11 @@ class StageRuntime:
     def _guesses(self, work: Sequence[SessionRows]) -> bool:
         return self._ahead is not None and any(part.ahead for part in work)
 
-    def draft(self, work: Sequence[SessionRows], rows: Array) -> tuple[Sequence[SessionRows], Array]:
-        """What `step` has just made of `work`, with the drafts that it asks for where this stage can draft."""
-        if self._drafter is None:
-            return [replace(part, drafts=0) if part.drafts else part for part in work], rows
-        return self._drafter.extend(work, rows, self._executor.step)
-
     def close_sessions(self, sessions: Iterable[int]) -> None:
         for session in sessions:
             self._executor.close_session(session)
             if self._tail is not None:
                 self._tail.close(session)
-            if self._drafter is not None:
-                self._drafter.close_session(session)
 
     def reset(self) -> None:
         """Forget every session: the chain has a new shape and its driver replays what it needs."""
@@ -123,7 +102,5 @@ class StageRuntime:
 
     def close(self) -> None:
         self._executor.close()
-        if self._drafter is not None:
-            self._drafter.close()
         if self._ahead is not None:
             self._ahead.close()

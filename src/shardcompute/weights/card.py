@@ -58,12 +58,8 @@ class Card:
         for layer in self.layout.layers[stage.start : stage.stop]:
             yield from layer.values()
         if stage.is_last:
-            yield from self.head_places()
-
-    def head_places(self) -> Iterator[TensorPlace]:
-        """What a stage reads besides that makes logits of its own."""
-        yield self.layout.model["norm"]
-        yield self.layout.model["head"]
+            yield self.layout.model["norm"]
+            yield self.layout.model["head"]
 
     def stage_tensors(self, stage: Stage) -> tuple[str, ...]:
         """The stored tensors of a stage, each once."""
@@ -82,14 +78,6 @@ class Card:
     def head_bytes(self) -> int:
         """The output matrix, also where it is the embedding's."""
         return self._size(self.stored_names(self.layout.model["head"]))
-
-    @property
-    def draft_bytes(self) -> int:
-        """What a first stage holds besides, to draft: norm, head and the lens before them."""
-        lens_bytes = 4 * self.spec.hidden * (self.spec.hidden + 1)
-        return lens_bytes + self._size(
-            name for place in self.head_places() for name in self.stored_names(place)
-        )
 
     def layer_tensors(self, layer: int) -> tuple[str, ...]:
         places = self.layout.layers[layer].values()

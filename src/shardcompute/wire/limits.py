@@ -61,13 +61,10 @@ def _check_frame(frame: StepFrame, body_bytes: int, limits: WireLimits) -> None:
     _check_at_most("frame", frame.rows, "rows", limits.max_rows)
     _check_at_most("frame", len(frame.segments), "segments", limits.max_segments)
     _check_at_most("frame", len(frame.opens), "new sessions", limits.max_segments)
-    rows = drafts = 0
+    rows = 0
     for segment in frame.segments:
         rows += segment.count
-        drafts += segment.drafts
         _check_at_most("segment", segment.ahead, "tokens to guess", limits.max_rows)
-        if segment.drafted and segment.drafted >= segment.wanted:
-            raise LinkError(f"{segment.drafted} drafted rows cannot be judged by {segment.wanted} results")
         if segment.wanted > segment.count:
             raise LinkError(f"a segment of {segment.count} rows wants the results of {segment.wanted}")
         if len(segment.ids) != ID_BYTES * segment.count:
@@ -76,9 +73,6 @@ def _check_frame(frame: StepFrame, body_bytes: int, limits: WireLimits) -> None:
             raise LinkError(f"{segment.wanted} wanted rows have {len(segment.targets)} bytes of target ids")
     if rows != frame.rows:
         raise LinkError(f"a frame of {frame.rows} rows has segments of {rows}")
-    _check_at_most("frame", rows + drafts, "rows and drafts", limits.max_rows)
-    if drafts and frame.width:
-        raise LinkError("a frame that has left the first stage asks for drafts")
     for opened in frame.opens:
         _check_at_most("session", len(opened.logit_bias), "biases", limits.max_ids)
         _check_at_most("session", len(opened.grammar), "bytes of grammar", limits.max_grammar_bytes)
@@ -95,9 +89,8 @@ def _check_frame(frame: StepFrame, body_bytes: int, limits: WireLimits) -> None:
 def _check_result(result: StepResult, limits: WireLimits) -> None:
     _check_at_most("result", len(result.rows), "rows", limits.max_rows)
     _check_at_most("result", len(result.prompt_rows), "prompt rows", limits.max_rows)
-    drafted = sum(len(each.ids) for each in result.drafted) + sum(len(each.ids) for each in result.ahead)
-    _check_at_most("result", len(result.drafted), "sessions with drafts", limits.max_segments)
-    _check_at_most("result", len(result.ahead), "sessions with guesses", limits.max_segments)
+    _check_at_most("result", len(result.ahead), "sessions with drafts", limits.max_segments)
+    drafted = sum(len(each.ids) for each in result.ahead)
     _check_at_most("result", drafted, "bytes of drafts", limits.max_rows * ID_BYTES)
     alternatives = sum(len(row.alternatives) for row in (*result.rows, *result.prompt_rows))
     _check_at_most("result", alternatives, "alternatives", limits.max_ids)

@@ -25,8 +25,8 @@ from shardcompute.core.errors import LinkError
 from shardcompute.core.generation import MAX_GRAMMAR_CHARS, Grammar, GrammarKind, Sampling
 from shardcompute.wire.control import ControlMessage
 
-VERSION_MIN = 1
-VERSION_MAX = 1
+VERSION_MIN = 2
+VERSION_MAX = 2
 ID_BYTES = 4
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -90,8 +90,8 @@ class Fence(msgspec.Struct, frozen=True, array_like=True, tag=8):
 class SegmentHeader(msgspec.Struct, frozen=True, array_like=True):
     """A `core.batch.Segment` with the token ids of its rows, which the tail needs for its history.
 
-    `targets`, where given, are token ids to score instead of picking, one for each wanted row. The first stage may add
-    `drafts` rows of its own; in what it sends on, the last `drafted` are such. The last stage may guess `ahead` tokens.
+    `targets`, where given, are token ids to score instead of picking, one for each wanted row. The last stage may guess
+    `ahead` tokens.
     """
 
     session: Number
@@ -100,8 +100,6 @@ class SegmentHeader(msgspec.Struct, frozen=True, array_like=True):
     wanted: Position
     ids: bytes
     targets: bytes = b""
-    drafts: Position = 0
-    drafted: Position = 0
     ahead: Position = 0
 
     def segment(self) -> Segment:
@@ -165,7 +163,7 @@ class StageTiming(msgspec.Struct, frozen=True, array_like=True):
     codec: str = ""
     sent_bytes: Number = 0
     draft_s: float = 0.0
-    """Of a first or a last stage: how long it drafted, which `compute_s` leaves out."""
+    """Of a last stage: how long it drafted, which `compute_s` leaves out."""
 
 
 class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag=9):
@@ -203,14 +201,6 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
     hidden: bytes = b""
 
 
-class DraftedIds(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens that the first stage added to a session, from position `start` on."""
-
-    session: Number
-    start: Position
-    ids: bytes
-
-
 class AheadIds(msgspec.Struct, frozen=True, array_like=True):
     """Tokens that the last stage guesses to stand at position `start` of a session and behind."""
 
@@ -229,7 +219,6 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=11):
     rows: list[RowResult]
     prompt_rows: list[RowResult] = []
     timings: list[StageTiming] = []
-    drafted: list[DraftedIds] = []
     ahead: list[AheadIds] = []
 
 

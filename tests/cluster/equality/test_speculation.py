@@ -84,7 +84,7 @@ def assert_same(
 
 
 @pytest.mark.parametrize("kind", [greedy, sampled])
-@pytest.mark.parametrize("drafter", ["ngram", "model", "self", "ahead", "auto"])
+@pytest.mark.parametrize("drafter", ["ngram", "model", "ahead", "auto"])
 def test_every_drafter_at_several_depths(
     lab: LabSwarm,
     conformance: Conformance,
@@ -100,7 +100,7 @@ def test_every_drafter_at_several_depths(
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [greedy, sampled])
-@pytest.mark.parametrize("drafter", ["ngram", "model", "self", "ahead"])
+@pytest.mark.parametrize("drafter", ["ngram", "model", "ahead"])
 def test_every_drafter_at_every_depth(
     lab: LabSwarm,
     conformance: Conformance,
@@ -115,7 +115,7 @@ def test_every_drafter_at_every_depth(
 
 def test_log_probabilities_stop_strings_and_penalties(lab: LabSwarm, conformance: Conformance) -> None:
     requests = mixture(conformance.alone, 12, TOKENS)
-    wishes = [Speculation("model", 4, 2), Speculation("self", 3), Speculation("ahead", 4)]
+    wishes = [Speculation("model", 4, 2), Speculation("ahead", 4)]
     assert_same(lab, conformance, requests, wishes)
 
 
@@ -144,7 +144,7 @@ def test_the_last_stage_guesses_ahead(lab: LabSwarm, conformance: Conformance) -
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2], ids=["first", "middle", "last"])
-@pytest.mark.parametrize("drafter", ["model", "self", "ahead", "ngram"])
+@pytest.mark.parametrize("drafter", ["model", "ahead", "ngram"])
 def test_a_machine_dies_while_drafts_are_on_their_way(
     tmp_path: Path,
     tiny: Path,

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardcompute.security import ClusterAuthority, Credentials, NodeIdentity, Role
-from shardcompute.wire import Hello, LinkOptions, Message, TcpTransport, WireLimits, pack_frame
+from shardcompute.wire import (
+    VERSION_MAX,
+    VERSION_MIN,
+    Hello,
+    LinkOptions,
+    Message,
+    TcpTransport,
+    WireLimits,
+    pack_frame,
+)
 from shardcompute.wire.socket_link import SocketLink
 from shardcompute.wire.tcp import split_address
 
@@ -39,7 +48,7 @@ class Papers:
 
 
 def hello_of(credentials: Credentials, role: str) -> Hello:
-    return Hello(1, 1, credentials.identity.node_id, role, credentials.own.cluster)
+    return Hello(VERSION_MIN, VERSION_MAX, credentials.identity.node_id, role, credentials.own.cluster)
 
 
 def dial_as(credentials: Credentials, url: str, role: str, hello: Hello | None = None) -> SocketLink:

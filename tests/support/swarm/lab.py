@@ -469,7 +469,6 @@ def swarm(
         placing=placing,
         wire=wire,
         draft_heads=draft_heads,
-        ahead_heads=draft_heads,
         open_drafters=open_drafters,
         patience_s=patience_s,
     )

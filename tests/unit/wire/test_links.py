@@ -11,6 +11,7 @@ import pytest
 
 from shardcompute.core.errors import LinkClosedError, LinkError, UsageError
 from shardcompute.wire import (
+    VERSION_MAX,
     Goodbye,
     Hello,
     LinkOptions,
@@ -59,8 +60,8 @@ def in_thread(action: Callable[[], object]) -> Callable[[], object]:
 
 def test_both_ends_are_introduced(connect: Connect) -> None:
     pair = connect()
-    assert (pair.near.peer, pair.near.role, pair.near.version) == ("answerer", "", 1)
-    assert (pair.far.peer, pair.far.role, pair.far.version) == ("dialler", "worker", 1)
+    assert (pair.near.peer, pair.near.role, pair.near.version) == ("answerer", "", VERSION_MAX)
+    assert (pair.far.peer, pair.far.role, pair.far.version) == ("dialler", "worker", VERSION_MAX)
 
 
 def test_frames_go_both_ways_in_order(connect: Connect) -> None:

@@ -29,7 +29,6 @@ Say = Callable[[str], None]
 ARMS: Mapping[str, str] = {
     "plain": "off",
     "ngram": "ngram",
-    "self": "self",
     "ahead": "ahead",
     "model": "model",
     "auto": "auto",
@@ -48,7 +47,7 @@ class WanBench:
     per_category: int = 1
     tokens: int = 64
     streams: Sequence[int] = (1, 4, 8, 16)
-    arms: Sequence[str] = ("plain", "ngram", "self", "ahead", "auto")
+    arms: Sequence[str] = ("plain", "ngram", "ahead", "auto")
     workers: int = 3
     draft_model: str = ""
     emulator: Emulator = Emulator.AUTO
@@ -135,12 +134,9 @@ def run_wan_bench(bench: WanBench, say: Say) -> WanOutcome:
 
 def _with_drafters(bench: WanBench) -> WanServing:
     """Drafters that only work where the cluster was started with them."""
-    options = bench.serving.options
-    if "self" in bench.arms and "--self-draft" not in options:
-        options = (*options, "--self-draft")
-    if bench.draft_model:
-        options = (*options, "--draft-model", bench.draft_model)
-    return replace(bench.serving, options=options)
+    if not bench.draft_model:
+        return bench.serving
+    return replace(bench.serving, options=(*bench.serving.options, "--draft-model", bench.draft_model))
 
 
 @contextlib.contextmanager

@@ -55,7 +55,6 @@ class Drafting(StrEnum):
     OFF = "off"
     NGRAM = "ngram"
     MODEL = "model"
-    SELF = "self"
     AHEAD = "ahead"
 
 
@@ -182,15 +181,6 @@ Chains = Annotated[
         rich_help_panel=_CLUSTER,
     ),
 ]
-SelfDraft = Annotated[
-    bool,
-    typer.Option(
-        "--self-draft/--no-self-draft",
-        help="Have the first machine guess tokens ahead, for fewer trips around slow networks; no answer changes. "
-        "Takes memory for the model's head there, and `shardcompute draft-head fit` once before.",
-        rich_help_panel=_CLUSTER,
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +209,6 @@ class ClusterArguments:
     kv_tokens: KvTokens = None
     speculate: Speculate = Drafting.AUTO
     draft_model: DraftModel = None
-    self_draft: SelfDraft = False
 
 
 def draft_heads_folder(settings: Settings) -> Path:

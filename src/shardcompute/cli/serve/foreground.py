@@ -11,11 +11,9 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardcompute.cli.console import Screen
-from shardcompute.cli.models.draft_head import check_fitted
 from shardcompute.cli.options.cluster import (
     CLUSTER_PORT,
     CONTEXT,
@@ -62,9 +60,6 @@ class ClusterPlan:
     workers: LocalWorkers | None = None
     shape: str | None = None
 
-    def draft_heads(self, settings: Settings) -> Path | None:
-        return draft_heads_folder(settings) if self.cluster.self_draft else None
-
     def cluster_options(self, settings: Settings) -> ClusterOptions:
         from shardcompute.control import PlacementPolicy
         from shardcompute.node.cluster import ClusterOptions
@@ -80,8 +75,7 @@ class ClusterPlan:
             join_port=_or(given.join_port, JOIN_PORT),
             advertise=given.advertise or reachable_host(host),
             kv_tokens=_or(given.kv_tokens, KV_TOKENS),
-            draft_heads=self.draft_heads(settings),
-            ahead_heads=draft_heads_folder(settings),
+            draft_heads=draft_heads_folder(settings),
             speculation=Speculation(given.speculate.value),
             open_drafters=drafters_from(given.draft_model, settings, context),
             context_length=context,
@@ -111,7 +105,6 @@ def run_cluster(plan: ClusterPlan, screen: Screen, settings: Settings) -> None:
         check_ports((serving.host, port) for port in (serving.port, options.port, options.join_port))
         with logging_to_file(folder, "coordinator"):
             checkpoint = _open(serving.model, screen, settings)
-            check_fitted(checkpoint, plan.draft_heads(settings), serving.model)
             _run(plan, options, checkpoint, held, screen, settings)
     screen.say("stopped")
 

@@ -36,7 +36,6 @@ class ConnectedEpoch:
     resumption: Resumption | None
     told: set[int] = field(default_factory=set)
     """The drivers, by the namespace of their sessions, that have been told of it."""
-    drafts: bool = False
 
 
 def connect_epoch(

@@ -234,7 +234,6 @@ class RemoteDrivers:
             nodes=[stage.node for stage in wiring.stages],
             kv_tokens=action.kv_tokens,
             resumption=resumption,
-            drafts=wiring.drafts,
         )
         self._ask(action.driver, order)
 

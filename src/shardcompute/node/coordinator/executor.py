@@ -158,7 +158,6 @@ class ActionExecutor:
             kv_tokens=model.kv_tokens,
             context_length=model.context_length,
             sources=[*sources, self._origin],
-            drafts=model.can_self_draft and action.start == 0 and action.stop < model.layer_count,
         )
         self._tell(action, action.node, command)
 
@@ -243,7 +242,7 @@ class ActionExecutor:
         self._connecting.discard(action.key)
         self._started.discard(action.key)
         self._wirings[action.chain] = ConnectedEpoch(
-            action.epoch, action.stages, action.kv_tokens, resumption, drafts=action.drafts
+            action.epoch, action.stages, action.kv_tokens, resumption
         )
         self._truth.apply(ChainConnected(action.chain, action.epoch))
 

@@ -9,7 +9,7 @@ from shardcompute.control.state import Model
 from shardcompute.weights.card import Card
 
 
-def describe_card(card: Card, *, kv_tokens: int, context_length: int, drafts: bool = False) -> Model:
+def describe_card(card: Card, *, kv_tokens: int, context_length: int) -> Model:
     """The sizes of a model as it is served, for placement."""
     spec = card.spec
 
@@ -31,5 +31,4 @@ def describe_card(card: Card, *, kv_tokens: int, context_length: int, drafts: bo
         context_length=context_length,
         weight_form=card.form,
         is_head_tied=spec.tied_head,
-        draft_bytes=card.draft_bytes if drafts else 0,
     )

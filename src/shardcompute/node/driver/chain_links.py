@@ -15,7 +15,6 @@ from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.rpc.frames import (
     REPLAY,
-    drafted_of,
     error_of,
     foreseen_of,
     picked_of,
@@ -39,11 +38,9 @@ class ChainAddress:
     first_url: str
     nodes: tuple[str, ...]
     """All stages' nodes; results come from the last, failures from any of them."""
-    drafts: bool = False
-    """The first stage can draft."""
 
     def shape(self, kv_tokens: int) -> ChainShape:
-        return ChainShape(kv_tokens, len(self.nodes), can_self_draft=self.drafts)
+        return ChainShape(kv_tokens, len(self.nodes))
 
 
 class RemoteChain:
@@ -202,9 +199,7 @@ class DriverLinks:
             else:
                 driver.step_failed(message.sequence, error_of(message))
             return
-        driver.take_results(
-            message.sequence, picked_of(message), drafted_of(message), message.timings, foreseen_of(message)
-        )
+        driver.take_results(message.sequence, picked_of(message), message.timings, foreseen_of(message))
         if self._on_timings is not None:
             self._on_timings(message.chain, message.timings)
 

@@ -34,7 +34,5 @@ class ChainShape:
     stages: int = 1
     max_rows: int = 512
     max_wanted: int = 64
-    can_self_draft: bool = False
-    """Whether the first stage can add drafts of its own."""
     can_share: bool = True
     """Whether a session can begin with another's memory."""

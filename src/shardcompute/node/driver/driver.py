@@ -21,7 +21,7 @@ from shardcompute.core.errors import (
     ShardComputeError,
 )
 from shardcompute.core.generation import GenerationRequest, TokenChoice
-from shardcompute.core.steps import Drafted, Foreseen, Frame, Picked, SessionRows
+from shardcompute.core.steps import Foreseen, Frame, Picked, SessionRows
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.decoding.ngram import NgramDrafter
 from shardcompute.decoding.router import PipeLoad
@@ -177,7 +177,6 @@ class Driver:
                 # One frame for each stage keeps all of them busy, and frames as large as that allows.
                 frames_in_flight=shape.stages,
             )
-            self._speculator.can_self_draft = shape.can_self_draft
             self._scheduler.shares_prefixes = shape.can_share
             self._port, self._shape = port, shape
             self._fill()
@@ -229,12 +228,11 @@ class Driver:
         self,
         sequence: int,
         picked: Sequence[Picked],
-        drafted: Sequence[Drafted] = (),
         timings: Sequence[StageTiming] = (),
         foreseen: Sequence[Foreseen] = (),
     ) -> None:
-        """What a frame brought: picked tokens, what the first stage drafted, how the stages spent their time, and what
-        the last one guesses to come next."""
+        """What a frame brought: picked tokens, how the stages spent their time, and what the last one guesses to come
+        next."""
         if any(result.choice.id >= self._limits.vocab_size for result in picked):
             self.step_failed(
                 sequence, BackendError("the last stage chose a token that the model does not have")
@@ -246,8 +244,8 @@ class Driver:
                 return
             now = time.monotonic()
             landing = flight.landed(now, timings)
-            self._note(flight.frame, landing, drafted, timings)
-            for session, result in self._scheduler.take_results(sequence, picked, drafted):
+            self._note(flight.frame, landing, timings)
+            for session, result in self._scheduler.take_results(sequence, picked):
                 generation = self._generations.get(session.id)
                 if generation is not None:  # emitting the others' deltas may have cancelled it
                     self._extend(generation, result.choice, now)
@@ -322,18 +320,13 @@ class Driver:
             self._scheduler.limits = replace(self._scheduler.limits, frames_in_flight=depth)
         return max(depth, self._speculator.most_frames())
 
-    def _note(
-        self, frame: Frame, landing: Landing, drafted: Sequence[Drafted], timings: Sequence[StageTiming]
-    ) -> None:
+    def _note(self, frame: Frame, landing: Landing, timings: Sequence[StageTiming]) -> None:
         """Learn from a frame that came back."""
-        rows = frame.rows + sum(len(addition.ids) for addition in drafted)
         self._speculator.router.traversed(
-            rows,
+            frame.rows,
             landing.seconds - landing.queue_s - landing.draft_s,
             [timing.compute_s for timing in timings],
         )
-        if timings:
-            self._speculator.self_draft_s = timings[0].draft_s / max(len(drafted), 1)
         for part in frame.work:
             generation = self._generations.get(part.session)
             if generation is not None and generation.session.generated:

@@ -45,7 +45,7 @@ class Landing:
     codec_s: float
     compute_s: float
     draft_s: float
-    """Of that, the first stage's own drafting."""
+    """Of that, the last stage's drafting."""
     received_bytes: int
     codecs: frozenset[str]
 

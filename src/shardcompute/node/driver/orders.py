@@ -69,9 +69,7 @@ class DriverCommandExecutor:
         if not self._pool.serves(command.model):
             raise UnknownModelError(f"the tokenizer of {command.model} is not here yet")
         first = command.first
-        address = ChainAddress(
-            command.chain, command.epoch, first.node, first.url, tuple(command.nodes), command.drafts
-        )
+        address = ChainAddress(command.chain, command.epoch, first.node, first.url, tuple(command.nodes))
         self._pool.open_address(address)
         action = ActivateChain(command.chain, command.epoch, command.model)
         self._pool.activate_chain(action, command.kv_tokens, command.resumption)

@@ -152,9 +152,7 @@ class DriverPool:
     def open_chain(self, action: ConnectChain) -> None:
         first = action.stages[0]
         nodes = tuple(stage.node for stage in action.stages)
-        self.open_address(
-            ChainAddress(action.chain, action.epoch, first.node, first.address, nodes, action.drafts)
-        )
+        self.open_address(ChainAddress(action.chain, action.epoch, first.node, first.address, nodes))
 
     def open_address(self, address: ChainAddress) -> None:
         """Dial the first stage of a new epoch. Raises LinkError."""

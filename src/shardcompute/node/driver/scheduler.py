@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shardcompute.core.generation import GenerationRequest
-from shardcompute.core.steps import Drafted, Frame, Opening, Picked, SessionRows
+from shardcompute.core.steps import Frame, Opening, Picked, SessionRows
 from shardcompute.node.driver.prefix_cache import PrefixStore
 from shardcompute.node.driver.session import Session, round_to_pages
 
@@ -42,15 +42,11 @@ class Speculator(Protocol):
         ...
 
     def extend(self, session: Session) -> None:
-        """Add to `assumed`, or set `drafts`, `ahead` or `is_drafting`; or leave the session as it is."""
+        """Add to `assumed`, or set `ahead` or `is_drafting`; or leave the session as it is."""
         ...
 
     def committed(self, session: Session, was_assumed: bool, is_right: bool) -> None:
         """A token was picked; whether another one, or the same, had been assumed there."""
-        ...
-
-    def self_drafted(self, session: Session, count: int) -> None:
-        """The first stage has added so many tokens of its own."""
         ...
 
 
@@ -65,9 +61,6 @@ class PlainDecoding:
 
     def committed(self, session: Session, was_assumed: bool, is_right: bool) -> None:
         """Nothing is to be learned."""
-
-    def self_drafted(self, session: Session, count: int) -> None:
-        """Never asked for."""
 
 
 @dataclass(slots=True)
@@ -126,19 +119,11 @@ class Scheduler:
             self._send(self.running[part.session], part)
         return Frame(self._sequence, tuple(work), openings)
 
-    def take_results(
-        self, sequence: int, picked: Iterable[Picked], drafted: Iterable[Drafted] = ()
-    ) -> list[tuple[Session, Picked]]:
+    def take_results(self, sequence: int, picked: Iterable[Picked]) -> list[tuple[Session, Picked]]:
         """Results of a frame, for sessions that are still here; picked tokens become known.
 
         What was sent before a session was rolled back does not count: it is told again.
         """
-        for addition in drafted:
-            session = self.running.get(addition.session)
-            if session is not None and sequence in session.flights and addition.start == len(session.known):
-                session.assumed[:] = addition.ids
-                session.sent = session.length
-                self.speculator.self_drafted(session, len(addition.ids))
         taken: list[tuple[Session, Picked]] = []
         for result in picked:
             session = self.running.get(result.session)
@@ -152,7 +137,7 @@ class Scheduler:
                 session.early[result.position] = result
                 taken.extend((session, each) for each in self._commit(session))
         for session in self.running.values():
-            session.flights.pop(sequence, None)
+            session.flights.discard(sequence)
         return taken
 
     def undo(self, frame: Frame) -> None:
@@ -253,7 +238,7 @@ class Scheduler:
             if part is not None:
                 work.append(part)
                 room -= len(part.ids)
-                wanted -= part.wanted + part.drafts
+                wanted -= part.wanted
         return work
 
     def _is_new(self, session: int) -> bool:
@@ -265,8 +250,8 @@ class Scheduler:
 
     def _send(self, session: Session, part: SessionRows) -> None:
         session.sent = part.start + len(part.ids)
-        session.flights[self._sequence] = part.drafts
-        session.drafts = session.ahead = 0
+        session.flights.add(self._sequence)
+        session.ahead = 0
         self._turns.remove(session.id)
         self._turns.append(session.id)
 
@@ -296,9 +281,5 @@ def _next_work(session: Session, room: int, wanted_room: int) -> SessionRows | N
     if count < 1:
         return None
     wanted = max(count - silent, 0)
-    is_last = start + count == len(session.known) and not session.assumed
-    drafts = min(session.drafts, max(wanted_room - wanted, 0)) if is_last else 0
     ahead = session.ahead if wanted and start + count == session.length else 0
-    return SessionRows(
-        session.id, start, session.tokens(start, start + count), wanted, drafts=drafts, ahead=ahead
-    )
+    return SessionRows(session.id, start, session.tokens(start, start + count), wanted, ahead=ahead)

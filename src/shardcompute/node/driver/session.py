@@ -25,14 +25,12 @@ class Session:
     reused: int = 0
     """So many tokens it had from another session."""
     sent: int = 0
-    drafts: int = 0
-    """So many tokens may the first stage draft after the next row that it is sent."""
     ahead: int = 0
     """So many tokens may the last stage guess, after those that it picks from the next rows."""
     is_drafting: bool = False
     """A drafter is at work; nothing is sent until it has answered."""
-    flights: dict[int, int] = field(default_factory=dict)
-    """Frames with rows of this session that are under way, and how many tokens each may draft."""
+    flights: set[int] = field(default_factory=set)
+    """Frames with rows of this session that are under way."""
     early: dict[int, Picked] = field(default_factory=dict)
     """Picks that came before those of earlier rows."""
     scores: dict[int, TokenChoice] = field(default_factory=dict)
@@ -62,8 +60,7 @@ class Session:
     @property
     def held_tokens(self) -> int:
         """KV that it holds or will need next, in tokens of whole pages."""
-        drafted = max(self.flights.values(), default=0) + self.drafts
-        return round_to_pages(self.length + drafted + 1)
+        return round_to_pages(self.length + 1)
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Known and assumed tokens at positions from `start` to `stop`."""
@@ -115,7 +112,7 @@ class Session:
         self.assumed.clear()
         self.early.clear()
         self.flights.clear()
-        self.drafts = self.ahead = 0
+        self.ahead = 0
 
     def opening(self) -> Opening:
         request = self.request

@@ -65,9 +65,6 @@ class RoutedSpeculator:
         """KV that nobody holds yet."""
         self.can_foresee = False
         """Whether the last stage can guess ahead."""
-        self.can_self_draft = False
-        self.self_draft_s = 0.0
-        """How long the first stage drafted for each session of the newest frame."""
         self._foreseen = ForeseenDrafter()
         self._drafters: Mapping[str, Drafter] = {
             drafter.name: drafter for drafter in (*drafters, self._foreseen)
@@ -80,8 +77,7 @@ class RoutedSpeculator:
 
     @property
     def available(self) -> list[str]:
-        made = [name for name in self._drafters if name != self._foreseen.name or self.can_foresee]
-        return [*made, *(["self"] if self.can_self_draft else [])]
+        return [name for name in self._drafters if name != self._foreseen.name or self.can_foresee]
 
     def wish(self, request: GenerationRequest) -> Speculation:
         return request.speculation or self._default
@@ -92,7 +88,6 @@ class RoutedSpeculator:
         if wish.drafter not in ("auto", "off") and wish.drafter not in self.available:
             hints = {
                 "model": "start with --draft-model",
-                "self": "start with --self-draft",
                 "ahead": "fit it with `shardcompute draft-head train`, and start again",
             }
             raise UsageError(
@@ -147,7 +142,7 @@ class RoutedSpeculator:
             return
         course = self.course(session.id)
         room = self._room(session)
-        if session.drafts or course.dry_at == session.length or room < 1:
+        if course.dry_at == session.length or room < 1:
             return
         wish = self.wish(session.request)
         if not is_first:
@@ -180,13 +175,6 @@ class RoutedSpeculator:
         if not is_right:
             course.records.clear()
 
-    def self_drafted(self, session: Session, count: int) -> None:
-        if count:
-            self.router.drafted(session.id, "self", self.self_draft_s, count)
-            self._note(session, "self", 0, count)
-        else:
-            self.router.missed(session.id, "self")
-
     def foreseen(self, session: Session, guessed: Foreseen | None, seconds: float) -> None:
         """What the last stage guesses to follow the session's last known token, which took it so long; None: it was
         asked in vain."""
@@ -211,9 +199,7 @@ class RoutedSpeculator:
                 )
                 if draft.ids:
                     offers.append(DraftOffer(drafter.name, draft.grade, len(draft.ids)))
-        others = [
-            name for name in self.available if name not in self._drafters or self._drafters[name].is_slow
-        ]
+        others = [name for name in self.available if self._drafters[name].is_slow]
         wish = self.wish(session.request)
         chosen = self.router.compare(session.id, wish, offers, self.load, others)
         if chosen is None:
@@ -226,10 +212,7 @@ class RoutedSpeculator:
         limit = min(course.round.tokens, room)
         if course.round.drafter is None or limit < 1:
             return False
-        drafter = self._drafters.get(course.round.drafter)
-        if drafter is None:
-            session.drafts = limit
-            return True
+        drafter = self._drafters[course.round.drafter]
         if drafter.is_slow:
             self._draft_aside(session, drafter, limit)
             return True
@@ -284,10 +267,6 @@ class RoutedSpeculator:
             course.dry_at = session.length
             return False
         session.assumed.extend(draft.ids[:count])
-        self._note(session, drafter, draft.grade, count)
-        return True
-
-    def _note(self, session: Session, drafter: str, grade: int, count: int) -> None:
-        course = self.course(session.id)
-        course.records.append(_Record(drafter, grade, count))
+        course.records.append(_Record(drafter, draft.grade, count))
         course.drafted += count
+        return True

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import ShardComputeError, UsageError
-from shardcompute.core.steps import Drafted, Foreseen, Frame, Opening, Picked, SessionRows, drafted_in
+from shardcompute.core.steps import Foreseen, Frame, Opening, Picked, SessionRows
 from shardcompute.node.driver.driver import Driver
 from shardcompute.runtime.stage import StageRuntime
 
@@ -48,20 +48,19 @@ class LocalChain:
 
     def _step(self, frame: Frame) -> None:
         try:
-            picked, drafted, foreseen = self._compute(frame)
+            picked, foreseen = self._compute(frame)
         except ShardComputeError as error:
             self._driver.step_failed(frame.sequence, error)
         except Exception as error:
             self._driver.step_failed(frame.sequence, ShardComputeError(f"a step failed: {error!r}"))
         else:
-            self._driver.take_results(frame.sequence, picked, drafted, foreseen=foreseen)
+            self._driver.take_results(frame.sequence, picked, foreseen=foreseen)
 
-    def _compute(self, frame: Frame) -> tuple[list[Picked], list[Drafted], list[Foreseen]]:
-        work: Sequence[SessionRows] = frame.work
+    def _compute(self, frame: Frame) -> tuple[list[Picked], list[Foreseen]]:
         rows: Array | None = None
         for stage in self._stages:
-            passed = stage.step(work, frame.openings, rows)
+            passed = stage.step(frame.work, frame.openings, rows)
             if isinstance(passed, list):
-                return passed, drafted_in(work), stage.foresee(work, passed)
-            work, rows = stage.draft(work, passed)
+                return passed, stage.foresee(frame.work, passed)
+            rows = passed
         raise UsageError("the last stage of a chain must pick tokens")

@@ -19,8 +19,7 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class LoadLayers(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Load layers `[start, stop)` of a model, with KV memory for `kv_tokens`. `drafts`: as a first stage that guesses
-    tokens itself, which takes the model's head besides."""
+    """Load layers `[start, stop)` of a model, with KV memory for `kv_tokens`."""
 
     chain: str
     model: str
@@ -29,7 +28,6 @@ class LoadLayers(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     kv_tokens: int
     context_length: int
     sources: list[Peer]
-    drafts: bool = False
 
 
 class UnloadLayers(msgspec.Struct, frozen=True, tag=True):
@@ -154,7 +152,6 @@ class Attach(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     nodes: list[str]
     kv_tokens: int
     resumption: Resumption | None = None
-    drafts: bool = False
 
 
 class Share(msgspec.Struct, frozen=True, tag=True):

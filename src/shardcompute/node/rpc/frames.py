@@ -9,10 +9,9 @@ from msgspec.structs import replace
 from shardcompute.core import errors
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.generation import TokenChoice
-from shardcompute.core.steps import Drafted, Foreseen, Frame, Opening, Picked, Prefix, SessionRows, drafted_in
+from shardcompute.core.steps import Foreseen, Frame, Opening, Picked, Prefix, SessionRows
 from shardcompute.wire import (
     AheadIds,
-    DraftedIds,
     RowResult,
     SegmentHeader,
     SessionOpen,
@@ -65,8 +64,6 @@ def work_of(segment: SegmentHeader) -> SessionRows:
         tuple(int(token) for token in unpack_ids(segment.ids)),
         segment.wanted,
         tuple(int(token) for token in unpack_ids(segment.targets)),
-        segment.drafts,
-        segment.drafted,
         segment.ahead,
     )
 
@@ -103,11 +100,7 @@ def result_row(picked: Picked) -> RowResult:
 
 
 def step_result(
-    frame: StepFrame,
-    work: Sequence[SessionRows],
-    out: Sequence[Picked],
-    foreseen: Sequence[Foreseen],
-    timings: list[StageTiming],
+    frame: StepFrame, out: Sequence[Picked], foreseen: Sequence[Foreseen], timings: list[StageTiming]
 ) -> StepResult:
     """What the last stage tells the driver of a frame."""
     rows = [(result_row(picked), picked.is_scored) for picked in out]
@@ -118,7 +111,6 @@ def step_result(
         [row for row, is_scored in rows if not is_scored],
         [row for row, is_scored in rows if is_scored],
         timings,
-        [drafted_ids(drafted) for drafted in drafted_in(work)],
         [ahead_ids(guessed) for guessed in foreseen],
     )
 
@@ -131,17 +123,6 @@ def step_failed(frame: StepFrame, error: Exception) -> StepFailed:
 def picked_of(result: StepResult) -> list[Picked]:
     scored = [_picked(row, is_scored=True) for row in result.prompt_rows]
     return scored + [_picked(row, is_scored=False) for row in result.rows]
-
-
-def drafted_ids(drafted: Drafted) -> DraftedIds:
-    return DraftedIds(drafted.session, drafted.start, pack_ids(drafted.ids))
-
-
-def drafted_of(result: StepResult) -> list[Drafted]:
-    return [
-        Drafted(each.session, each.start, tuple(int(token) for token in unpack_ids(each.ids)))
-        for each in result.drafted
-    ]
 
 
 def ahead_ids(foreseen: Foreseen) -> AheadIds:
@@ -170,8 +151,6 @@ def segment_of(part: SessionRows) -> SegmentHeader:
         part.wanted,
         pack_ids(part.ids),
         pack_ids(part.targets),
-        part.drafts,
-        part.drafted,
         part.ahead,
     )
 

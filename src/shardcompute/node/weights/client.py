@@ -17,7 +17,7 @@ from typing import Any
 from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CorruptModelError, LinkError, SourceError, UnknownModelError, UsageError
-from shardcompute.models.spec import Stage, head_stage
+from shardcompute.models.spec import Stage
 from shardcompute.node.weights.pieces import (
     PIECE_BYTES,
     RETRY_DELAYS_S,
@@ -28,7 +28,7 @@ from shardcompute.node.weights.pieces import (
     fetch_pieces,
 )
 from shardcompute.node.weights.stores import BufferStore, CacheStore, Incoming, Store
-from shardcompute.runtime.shard import build_executor, build_head
+from shardcompute.runtime.shard import build_executor
 from shardcompute.weights.card import Card, decode_card, row_range
 from shardcompute.weights.formats.bytes import check_range
 from shardcompute.weights.formats.tensor_file import Span, TensorEntry
@@ -73,25 +73,11 @@ def open_remote_shard(
     backend: str = "onnx",
     options: ExecutorOptions,
     rank: Rank | None = None,
-    drafts: bool = False,
 ) -> Executor:
-    """Fetch a stage and load it; `tensors` may be closed afterwards. With `drafts` the head is fetched as well."""
-    tensors.prefetch(stage, rank, drafts=drafts)
+    """Fetch a stage and load it; `tensors` may be closed afterwards."""
+    tensors.prefetch(stage, rank)
     source = shard_source(card, tensors, stage, rank)
     return build_executor(card.spec, stage, source, backend=backend, options=options)
-
-
-def open_remote_head(
-    card: Card,
-    tensors: RemoteTensors,
-    *,
-    backend: str = "onnx",
-    is_normed: bool = False,
-    options: ExecutorOptions,
-) -> Executor:
-    """Load the head that was fetched with a stage that drafts."""
-    source = shard_source(card, tensors, head_stage(card.spec))
-    return build_head(card.spec, source, backend=backend, is_normed=is_normed, options=options)
 
 
 class RemoteTensors(Closing):
@@ -135,9 +121,9 @@ class RemoteTensors(Closing):
             except SourceError as error:
                 self._stop_caching(error)
 
-    def prefetch(self, stage: Stage, rank: Rank | None = None, *, drafts: bool = False) -> None:
+    def prefetch(self, stage: Stage, rank: Rank | None = None) -> None:
         """Bring what a shard needs into the cache. What tensor ranks need parts of is fetched when it is read."""
-        whole, total = _needs(self._card, stage, rank or Rank(), drafts)
+        whole, total = _needs(self._card, stage, rank or Rank())
         self._whole.update(whole)
         self._done_bytes, self._total_bytes = 0, total
         if self._cache is None or not self._is_caching:
@@ -264,11 +250,11 @@ class RemoteTensors(Closing):
                 self._on_progress(done, total)
 
 
-def _needs(card: Card, stage: Stage, rank: Rank, drafts: bool) -> tuple[list[str], int]:
+def _needs(card: Card, stage: Stage, rank: Rank) -> tuple[list[str], int]:
     """The tensors that a shard needs whole, and the bytes that it needs in all, nearly where ranks cut rows."""
     whole: dict[str, int] = {}
     parts: dict[str, int] = {}
-    for place in [*card.stage_places(stage), *(card.head_places() if drafts else ())]:
+    for place in card.stage_places(stage):
         for name in card.stored_names(place):
             size = card.entries[name].size_bytes
             if place.split == "rows" and rank.count > 1:

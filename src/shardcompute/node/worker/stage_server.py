@@ -286,10 +286,7 @@ class StageServer:
             out = slot.runtime.step(work, openings, activations)
             computed = time.perf_counter()
             foreseen: list[Foreseen] = []
-            if not isinstance(out, list):
-                drafted, out = slot.runtime.draft(work, out)
-                work = list(drafted)
-            elif not frame.replay:
+            if isinstance(out, list) and not frame.replay:
                 foreseen = slot.runtime.foresee(work, out)
         except Exception as error:
             self._report_failure(slot, frame, error)
@@ -305,7 +302,7 @@ class StageServer:
         if not isinstance(out, list):
             self._pass_on(slot, frame, work, openings, out, timing)
         elif not frame.replay:
-            self._answer(slot, frame, work, out, foreseen, timing)
+            self._answer(slot, frame, out, foreseen, timing)
 
     def _log_session(self, what: str, session: int, chain: str) -> None:
         """Stages know sessions by number alone; which request one belongs to is in the log of its driver."""
@@ -321,13 +318,12 @@ class StageServer:
         self,
         slot: StageSlot,
         frame: StepFrame,
-        work: Sequence[SessionRows],
         out: list[Picked],
         foreseen: Sequence[Foreseen],
         timing: StageTiming,
     ) -> None:
         """The end of the chain: results straight to the driver."""
-        result = step_result(frame, work, out, foreseen, [*frame.timings, timing])
+        result = step_result(frame, out, foreseen, [*frame.timings, timing])
         self._links.send(slot.driver_of(frame), result)
 
     def _pass_on(

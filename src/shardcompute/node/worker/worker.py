@@ -43,7 +43,7 @@ from shardcompute.node.rpc.control_client import ControlClient
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes, probe_links
 from shardcompute.node.weights.client import RemoteTensors, fetch_card, open_remote_shard
-from shardcompute.node.weights.draft_heads import ahead_bytes, has_draft_head, open_ahead, open_drafter
+from shardcompute.node.weights.draft_heads import ahead_bytes, open_ahead
 from shardcompute.node.weights.pieces import Supplier
 from shardcompute.node.weights.server import CachedModels, WeightsServer
 from shardcompute.node.worker.speed_probe import measure_layer, measure_seconds_per_byte
@@ -340,10 +340,7 @@ class Worker:
         card = self._fetch_card(origin, command.model)
         stage = Stage(command.start, command.stop, card.spec.layer_count)
         kv_bytes = command.kv_tokens * card.spec.kv_bytes_per_token_and_layer * stage.count
-        drafts = command.drafts and has_draft_head(card, stage)
-        if command.drafts and not drafts:
-            log.warning("%s has no draft head behind layer %d: nothing is drafted", card.model, stage.stop)
-        size = card.stage_bytes(stage) + kv_bytes + (card.draft_bytes if drafts else 0)
+        size = card.stage_bytes(stage) + kv_bytes
         self._await_room(size)
 
         def progress(done: int, total: int) -> None:
@@ -365,16 +362,12 @@ class Worker:
         ]
         with contextlib.closing(RemoteTensors(card, sources, self._cache, progress=progress)) as tensors:
             backend = self._options.backend
-            executor = open_remote_shard(
-                card, stage, tensors, backend=backend, options=options, drafts=drafts
-            )
-            drafter = open_drafter(card, stage, tensors, backend=backend, options=options) if drafts else None
+            executor = open_remote_shard(card, stage, tensors, backend=backend, options=options)
             vocabulary = served_vocabulary(tensors) if stage.is_last else None
         runtime = StageRuntime(
             executor,
             is_first=stage.is_first,
             is_last=stage.is_last,
-            drafter=drafter,
             vocabulary=None if vocabulary is None else lambda: vocabulary,
         )
         layer_s = measure_layer(runtime, stage, card.spec.hidden)

@@ -19,6 +19,8 @@ from shardcompute.core.errors import LinkClosedError, LinkError, UsageError
 from shardcompute.node.rpc.endpoint import Endpoint, OnLink, receive_all
 from shardcompute.security import Credentials, Revocations, Role
 from shardcompute.wire import (
+    VERSION_MAX,
+    VERSION_MIN,
     Hello,
     Link,
     LinkOptions,
@@ -165,8 +167,8 @@ def test_closing_without_a_start(server: Credentials) -> None:
         ({"role": "control"}, "does not serve links of role 'control'"),
         ({"role": "x" * 4000}, "does not serve links of role"),
         ({"cluster": "elsewhere"}, "belongs to cluster 'home'"),
-        ({"version_min": 2, "version_max": 9}, "speaks protocol versions 1 to 1"),
-        ({"version_min": 0, "version_max": 0}, "speaks protocol versions 1 to 1"),
+        ({"version_min": VERSION_MAX + 1, "version_max": 99}, "speaks protocol versions"),
+        ({"version_min": 0, "version_max": VERSION_MIN - 1}, "speaks protocol versions"),
     ],
 )
 def test_false_greetings(
