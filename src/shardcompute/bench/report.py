@@ -1,4 +1,4 @@
-"""What every benchmark shares: where it ran, its results, a table for people and a JSON file for machines."""
+"""Results of benchmarks: labelled numbers, and where they were measured, in a JSON file."""
 
 from __future__ import annotations
 
@@ -49,22 +49,20 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-def write_json(
-    path: Path,
-    environment: Mapping[str, Any],
-    results: Iterable[Result],
-    more: Mapping[str, Any] | None = None,
-) -> None:
-    """`more` is what a benchmark keeps besides its results."""
-    listed = [result.as_json() for result in results]
-    content = {"environment": environment, "results": listed, **(more or {})}
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """What a benchmark found, under where it ran."""
+    text = json.dumps({"environment": describe_environment(), **content}, indent=1, ensure_ascii=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise SourceError(
             f"cannot write {path}: {error.strerror}", hint="choose another --json file"
         ) from error
+
+
+def listed(results: Iterable[Result]) -> list[dict[str, Any]]:
+    return [result.as_json() for result in results]
 
 
 def median_ratio(values: Sequence[float], baseline: Sequence[float]) -> float:

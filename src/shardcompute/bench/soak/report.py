@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardcompute.bench.report import Result
+from shardcompute.bench.tables import Row, render_table, rows_of, with_unit
 
 WARM_UP = 0.2
 """Part of the time after which samples count."""
@@ -233,24 +234,36 @@ def raw_of(outcome: SoakOutcome) -> dict[str, Any]:
     }
 
 
-HEADINGS = ("process", "of", "warm", "end", "per minute", "rise", "later", "higher", "allowed", "verdict")
-
-
-def cells_of(trend: Trend) -> tuple[str, ...]:
-    """A row of the table, under `HEADINGS`."""
+def measures_of(trend: Trend) -> dict[str, str]:
+    """What a trend tells, under the names of the table's rows."""
     form = ".1f" if trend.unit == "MiB" else ".0f"
-    return (
-        trend.process,
-        f"{trend.quantity} ({trend.unit})" if trend.unit == "MiB" else trend.quantity,
-        format(trend.warm, form),
-        format(trend.end, form),
-        f"{trend.per_minute:+.2f}",
-        f"{trend.rise:+.1f}",
-        f"{trend.later_rise:+.1f}",
-        f"{trend.higher:+.1f}",
-        f"{trend.allowed:.1f}",
-        trend.verdict,
-    )
+    return {
+        "warm": format(trend.warm, form),
+        "end": format(trend.end, form),
+        "per minute": f"{trend.per_minute:+.2f}",
+        "rise": f"{trend.rise:+.1f}",
+        "later rise": f"{trend.later_rise:+.1f}",
+        "higher": f"{trend.higher:+.1f}",
+        "allowed": f"{trend.allowed:.1f}",
+        "verdict": trend.verdict,
+    }
+
+
+def render_requests(tallies: Mapping[str, SoakTally]) -> str:
+    fields = ("done", "failed", "cancelled")
+    rows = [
+        (field, {kind: str(getattr(tally, field)) for kind, tally in tallies.items()}) for field in fields
+    ]
+    return render_table("requests", list(tallies), rows)
+
+
+def render_trends(trends: Sequence[Trend]) -> str:
+    """How each quantity went, with the processes side by side."""
+    rows: list[Row] = []
+    for quantity, unit in dict.fromkeys((trend.quantity, trend.unit) for trend in trends):
+        told = {trend.process: measures_of(trend) for trend in trends if trend.quantity == quantity}
+        rows += rows_of(with_unit(quantity, unit), told)
+    return render_table("processes", list(dict.fromkeys(trend.process for trend in trends)), rows)
 
 
 def summary_lines(outcome: SoakOutcome) -> list[str]:

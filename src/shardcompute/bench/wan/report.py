@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
+from shardcompute.bench.tables import Row as TableRow
+from shardcompute.bench.tables import render_table, rows_of
 from shardcompute.bench.wan.run import Row, WanOutcome
-from shardcompute.core.errors import SourceError
+from shardcompute.core.units import count_of
 
 PARTS = ("wire_s", "stage_queue_s", "codec_s", "compute_s", "draft_s")
 """What the time of a traversal is made of."""
@@ -126,44 +126,37 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return statistics.mean(known) if known else None
 
 
-HEADINGS = (
-    "ring ms", "streams", "category", "arm", "tok/s", "× plain", "tok/traversal", "accepted", "traversal ms",
-    "first token s", "bytes/token",
-)  # fmt: skip
-
-
-def cells_of(summary: Summary) -> tuple[str, ...]:
-    """A row of the table, under `HEADINGS`."""
+def measures_of(summary: Summary) -> dict[str, str]:
+    """What a summary tells, under the names of the table's rows."""
     traversal_ms = None if summary.traversal_s is None else summary.traversal_s * 1e3
-    accepted = "" if summary.acceptance is None else f"{summary.acceptance:.0%}"
-    return (
-        f"{summary.ring_ms:g}",
-        str(summary.streams),
-        summary.category,
-        summary.arm,
-        f"{summary.tokens_per_s:.1f}",
-        _shown(summary.speedup, ".2f"),
-        _shown(summary.tokens_per_traversal, ".2f"),
-        accepted,
-        _shown(traversal_ms, ".0f"),
-        f"{summary.first_s:.2f}",
-        _shown(summary.bytes_per_token, ",.0f"),
-    )
+    return {
+        "tok/s": f"{summary.tokens_per_s:.1f}",
+        "× plain": _shown(summary.speedup, ".2f"),
+        "tok/traversal": _shown(summary.tokens_per_traversal, ".2f"),
+        "accepted": _shown(summary.acceptance, ".0%"),
+        "traversal ms": _shown(traversal_ms, ".0f"),
+        "first token s": f"{summary.first_s:.2f}",
+        "bytes/token": _shown(summary.bytes_per_token, ",.0f"),
+    }
+
+
+def render_summaries(summaries: Sequence[Summary]) -> str:
+    """A table for each distance and number of streams, with the arms side by side for each category."""
+    tables = []
+    for ring_ms, streams in dict.fromkeys((each.ring_ms, each.streams) for each in summaries):
+        here = [each for each in summaries if (each.ring_ms, each.streams) == (ring_ms, streams)]
+        rows: list[TableRow] = []
+        for category in dict.fromkeys(each.category for each in here):
+            rows += rows_of(
+                category, {each.arm: measures_of(each) for each in here if each.category == category}
+            )
+        title = f"ring {ring_ms:g} ms, {count_of(streams, 'stream')}"
+        tables.append(render_table(title, list(dict.fromkeys(each.arm for each in here)), rows))
+    return "\n".join(tables)
 
 
 def _shown(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
-
-
-def write_rows(path: Path, environment: Mapping[str, Any], content: Mapping[str, Any]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"environment": environment, **content}, indent=1, ensure_ascii=False)
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise SourceError(
-            f"cannot write {path}: {error.strerror}", hint="choose another --json file"
-        ) from error
 
 
 def outcome_json(outcome: WanOutcome, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from shardcompute.cli.tools.bench_faults import faults
+from shardcompute.cli.tools.bench_run import BenchProgress, JsonFile, Model, WeightsName, finish, model_path
 from shardcompute.cli.tools.bench_soak import prefix, soak
 from shardcompute.cli.tools.bench_wan import wan
 
-if TYPE_CHECKING:
-    from shardcompute.bench.report import Result
-
 app = typer.Typer(help="Measure, with raw results as JSON.", no_args_is_help=True)
 
-Model = Annotated[
-    str, typer.Argument(help="Model: a folder, a .gguf file, org/repo, or nothing for the default.")
-]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write raw results to this file.")]
 Forms = Annotated[str, typer.Option(help="Weight forms, separated by commas.")]
 
 
@@ -38,6 +30,7 @@ def engine(
 ) -> None:
     """Decode and prefill speed and memory of every weight form, next to transformers."""
     from shardcompute.bench.engine import EngineBench, run_engine_bench
+    from shardcompute.bench.tables import render_results
 
     path = model_path(model)
     bench = EngineBench(
@@ -50,8 +43,7 @@ def engine(
     )
     with BenchProgress() as say:
         results = run_engine_bench(bench, say)
-    show_results(results, rows=("engine",), columns=("threads", "tokens", "batch"))
-    write_results(json_file, results)
+    finish(results, render_results(results, "engine", labels=("threads", "tokens", "batch")), json_file)
 
 
 @app.command()
@@ -65,6 +57,7 @@ def quality(
 ) -> None:
     """Perplexity, LAMBADA accuracy and size of every weight form."""
     from shardcompute.bench.quality import run_quality_bench
+    from shardcompute.bench.tables import render_results
     from shardcompute.core.settings import load_settings
     from shardcompute.weights.sources.reference import parse_reference
     from shardcompute.weights.sources.resolve import resolve
@@ -75,8 +68,7 @@ def quality(
         results = run_quality_bench(
             lambda: resolve(reference, settings), forms.split(","), data, texts, threads, say
         )
-    show_results(results, rows=("form",), columns=())
-    write_results(json_file, results)
+    finish(results, render_results(results, "form"), json_file)
 
 
 @app.command()
@@ -92,6 +84,7 @@ def codecs(
 ) -> None:
     """What each form of activations costs between stages: bytes, time, and what it does to the text."""
     from shardcompute.bench.codecs import CodecBench, run_codec_bench
+    from shardcompute.bench.tables import render_results
     from shardcompute.core.settings import load_settings
     from shardcompute.weights.sources.reference import parse_reference
     from shardcompute.weights.sources.resolve import resolve
@@ -110,8 +103,7 @@ def codecs(
     )
     with BenchProgress() as say:
         results = run_codec_bench(bench, say)
-    show_results(results, rows=("weights", "codec"), columns=("cuts",))
-    write_results(json_file, results)
+    finish(results, render_results(results, "codec", labels=("cuts",), tables=("weights",)), json_file)
 
 
 @app.command()
@@ -123,17 +115,17 @@ def exactness(
 ) -> None:
     """What rows with equal bits cost, against one fused graph."""
     from shardcompute.bench.exactness import ExactnessBench, run_exactness_bench
+    from shardcompute.bench.tables import render_results
 
     with BenchProgress() as say:
         results = run_exactness_bench(ExactnessBench(bits, threads, rounds=rounds), say)
-    show_results(results, rows=("arm",), columns=("past", "batch"))
-    write_results(json_file, results)
+    finish(results, render_results(results, "arm", labels=("past", "batch")), json_file)
 
 
 @app.command()
 def swarm(
     model: Model = "",
-    weights: Annotated[str, typer.Option(help="Weight form.")] = "int8",
+    weights: WeightsName = "int8",
     workers: Annotated[int, typer.Option(min=1, help="Local workers, one thread each.")] = 2,
     streams: Annotated[str, typer.Option(help="Streams at once, separated by commas.")] = "1,8,32",
     rounds: Annotated[int, typer.Option(min=1, help="How often every arm takes its turn.")] = 4,
@@ -141,31 +133,31 @@ def swarm(
 ) -> None:
     """Two workers against one process on this machine, as a client sees them."""
     from shardcompute.bench.swarm import SwarmBench, run_swarm_bench
+    from shardcompute.bench.tables import render_results
 
     counts = [int(part) for part in streams.split(",")]
     bench = SwarmBench(model_path(model), weights, workers, counts, rounds=rounds)
     with BenchProgress() as say:
         results = run_swarm_bench(bench, say)
-    show_results(results, rows=("arm",), columns=("streams", "stage"))
-    write_results(json_file, results)
+    finish(results, render_results(results, "arm", labels=("streams", "stage")), json_file)
 
 
 @app.command()
 def failover(
     model: Model = "",
-    weights: Annotated[str, typer.Option(help="Weight form.")] = "native",
+    weights: WeightsName = "native",
     workers: Annotated[int, typer.Option(min=2, help="Local workers, stages and standbys together.")] = 3,
     max_memory: Annotated[str, typer.Option(help="Memory of each worker, such as 150M.")] = "",
     json_file: JsonFile = None,
 ) -> None:
     """Kill and freeze each stage mid-sentence: what the client sees, and for how long."""
     from shardcompute.bench.failover import FailoverBench, run_failover_bench
+    from shardcompute.bench.tables import render_results
 
     bench = FailoverBench(model_path(model), weights, workers, max_memory)
     with BenchProgress() as say:
         results = run_failover_bench(bench, say)
-    show_results(results, rows=("how", "stage"), columns=())
-    write_results(json_file, results)
+    finish(results, render_results(results, "stage", tables=("how",)), json_file)
 
 
 app.command()(wan)
@@ -196,66 +188,3 @@ def gpu(
     outcome = run_gpu_bench(layers=layers, rounds=rounds)
     if json_file is not None:
         json_file.write_text(json.dumps(outcome, indent=1) + "\n", encoding="utf-8")
-
-
-def model_path(model: str) -> str:
-    """The model's file or folder, fetched if it must be, so that every arm reads the same."""
-    from shardcompute.core.settings import load_settings
-    from shardcompute.weights.sources.reference import parse_reference
-    from shardcompute.weights.sources.resolve import resolve
-
-    files = resolve(parse_reference(model), load_settings())
-    folder = files.folder or Path()
-    return str(folder / files.main_file if files.kind == "gguf" else folder)
-
-
-class BenchProgress:
-    """What is being measured now: one changing line on a terminal, plain lines otherwise."""
-
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        self._status = self._console.status("starting") if self._console.is_terminal else None
-
-    def __enter__(self) -> BenchProgress:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def __call__(self, message: str) -> None:
-        if self._status is not None:
-            self._status.update(message)
-        else:
-            self._console.print(message, highlight=False)
-
-
-def show_results(results: list[Result], rows: tuple[str, ...], columns: tuple[str, ...]) -> None:
-    """One table: a row per labelled engine or form, a column per metric and its remaining labels."""
-    headings: list[str] = []
-    cells: dict[tuple[str, ...], dict[str, str]] = {}
-    for result in results:
-        parts = [f"{name} {result.labels[name]}" for name in columns if name in result.labels]
-        heading = "\n".join([result.metric.replace("_", " "), *parts, result.unit])
-        if heading not in headings:
-            headings.append(heading)
-        key = tuple(str(result.labels.get(name, "")) for name in rows)
-        cells.setdefault(key, {})[heading] = f"{result.value:.4g}"
-    table = Table()
-    for name in rows:
-        table.add_column(name, no_wrap=True)
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for key, row in cells.items():
-        table.add_row(*key, *(row.get(heading, "") for heading in headings))
-    Console(width=max(100, 12 * len(headings))).print(table)
-
-
-def write_results(path: Path | None, results: list[Result]) -> None:
-    from shardcompute.bench.report import describe_environment, write_json
-
-    if path is not None:
-        write_json(path, describe_environment(), results)
-        Console(stderr=True).print(f"raw results: {path}", highlight=False)

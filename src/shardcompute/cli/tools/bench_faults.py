@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from shardcompute.cli.tools.bench_run import (
+    BenchProgress,
+    EmulatorName,
+    JsonFile,
+    Mbit,
+    ModelOption,
+    WeightsName,
+    finish,
+    model_path,
+)
 from shardcompute.sim import Emulator
 
 if TYPE_CHECKING:
@@ -21,35 +30,27 @@ def faults(
         str, typer.Option("--faults", help="Faults, separated by commas; by default all (see --list).")
     ] = "",
     is_list: Annotated[bool, typer.Option("--list", help="Say which faults there are, and stop.")] = False,
-    model: Annotated[
-        str,
-        typer.Option("--model", help="Model: a folder, a .gguf file, org/repo, or nothing for the default."),
-    ] = "",
-    weights: Annotated[str, typer.Option(help="Weight form.")] = "native",
+    model: ModelOption = "",
+    weights: WeightsName = "native",
     stages: Annotated[int, typer.Option(min=2, max=16, help="Stages, each on a machine of its own.")] = 3,
     spares: Annotated[int, typer.Option(min=0, max=8, help="Machines more than the stages need.")] = 0,
     streams: Annotated[int, typer.Option(min=1, max=16, help="Answers at once.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="How often each fault happens.")] = 3,
     tokens: Annotated[int, typer.Option(min=16, help="Tokens of an answer.")] = 64,
     ring_ms: Annotated[float, typer.Option(min=0.0, help="Time once round the ring in ms.")] = 80.0,
-    mbit: Annotated[
-        float, typer.Option(min=0.1, help="Mbit/s of every machine's line, up and down.")
-    ] = 100.0,
+    mbit: Mbit = 100.0,
     drafter: Annotated[str, typer.Option(help="What drafts: auto, ngram or off.")] = "auto",
-    emulator: Annotated[
-        Emulator,
-        typer.Option(help="Network namespaces (root on Linux: real TCP), or shaped links (anywhere)."),
-    ] = Emulator.AUTO,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write raw results to this file.")] = None,
+    emulator: EmulatorName = Emulator.AUTO,
+    json_file: JsonFile = None,
 ) -> None:
     """Machines far apart, while packets are lost, lines collapse and machines vanish for a moment.
 
     Exit code 1 if any answer differs from the undisturbed one.
     """
+    from shardcompute.bench.tables import render_results
     from shardcompute.bench.wan.cluster import WanServing
     from shardcompute.bench.wan.faults import FAULTS, FaultBench, run_fault_bench
     from shardcompute.bench.wan.faults_report import differing, raw_results, summarise
-    from shardcompute.cli.tools.bench import BenchProgress, model_path, show_results, write_results
     from shardcompute.weights.sources.reference import EMBEDDED_NAMES
 
     if is_list:
@@ -73,8 +74,7 @@ def faults(
     with BenchProgress() as say:
         rows = run_fault_bench(bench, say)
     summary = summarise(rows)
-    show_results(summary, rows=("fault",), columns=())
-    write_results(json_file, [*summary, *raw_results(rows)])
+    finish([*summary, *raw_results(rows)], render_results(summary, "fault"), json_file)
     if wrong := differing(rows):
         _complain(wrong, len(rows))
         raise typer.Exit(DIFFERENT)

@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from shardcompute.cli.tools.bench_run import (
+    BenchProgress,
+    EmulatorName,
+    JsonFile,
+    Mbit,
+    ModelOption,
+    WeightsName,
+    finish,
+    model_path,
+    write_results,
+)
 from shardcompute.core.errors import UsageError
 from shardcompute.sim import Emulator
 
@@ -23,17 +33,12 @@ _SHOWN_MISMATCHES = 10
 
 def wan(
     data: Annotated[Path, typer.Option(help="Spec-Bench's questions as JSON lines.")],
-    model: Annotated[
-        str,
-        typer.Option("--model", help="Model: a folder, a .gguf file, org/repo, or nothing for the default."),
-    ] = "",
-    weights: Annotated[str, typer.Option(help="Weight form.")] = "native",
+    model: ModelOption = "",
+    weights: WeightsName = "native",
     ring_ms: Annotated[
         str, typer.Option(help="Times once round the ring in ms, separated by commas.")
     ] = "20,80,200",
-    mbit: Annotated[
-        float, typer.Option(min=0.1, help="Mbit/s of every machine's line, up and down.")
-    ] = 100.0,
+    mbit: Mbit = 100.0,
     per_category: Annotated[int, typer.Option(min=1, help="Prompts of each category.")] = 1,
     tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 64,
     streams: Annotated[str, typer.Option(help="Streams at once, separated by commas.")] = "1,4,8,16",
@@ -47,16 +52,13 @@ def wan(
     max_memory: Annotated[
         str, typer.Option(help="Memory of each worker, such as 150M; by default what its share needs.")
     ] = "",
-    emulator: Annotated[
-        Emulator,
-        typer.Option(help="Network namespaces (root on Linux: real TCP), or shaped links (anywhere)."),
-    ] = Emulator.AUTO,
+    emulator: EmulatorName = Emulator.AUTO,
     thin: Annotated[
         bool, typer.Option("--thin", help="Instead: a 2,000-token prompt over 10 Mbit/s uplinks, by --wire.")
     ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="With --thin: how often both arms take their turn.")] = 3,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw pictures into this folder.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write raw results to this file.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Machines far apart: plain decoding against drafts, on an emulated network.
 
@@ -71,7 +73,6 @@ def wan(
         _run_thin(serving, data, rounds, workers, emulator, json_file)
         return
     from shardcompute.bench.wan.run import WanBench, run_wan_bench
-    from shardcompute.cli.tools.bench import BenchProgress
 
     bench = WanBench(
         serving,
@@ -106,20 +107,18 @@ def wan(
 def _run_thin(
     serving: WanServing, data: Path, rounds: int, workers: int, emulator: Emulator, json_file: Path | None
 ) -> None:
+    from shardcompute.bench.tables import render_results
     from shardcompute.bench.wan.thin import ThinBench, run_thin_bench
-    from shardcompute.cli.tools.bench import BenchProgress, show_results, write_results
 
     bench = ThinBench(serving, data, rounds=rounds, workers=workers, emulator=emulator)
     with BenchProgress() as say:
         results = run_thin_bench(bench, say)
-    show_results(results, rows=("wire",), columns=())
-    write_results(json_file, results)
+    finish(results, render_results(results, "wire"), json_file)
 
 
 def _serving(model: str, weights: str, max_memory: str) -> WanServing:
     from shardcompute.bench.wan.cluster import WanServing
     from shardcompute.cli.format import parse_size
-    from shardcompute.cli.tools.bench import model_path
     from shardcompute.weights.sources.reference import EMBEDDED_NAMES
 
     memory = parse_size(max_memory) if max_memory else 0
@@ -136,35 +135,22 @@ def _numbers(text: str, option: str) -> list[str]:
 
 
 def _show(outcome: WanOutcome) -> None:
-    from shardcompute.bench.wan.report import HEADINGS, cells_of, summarise
+    from shardcompute.bench.wan.report import render_summaries, summarise
 
-    table = Table(title=f"{len(outcome.stages)} stages, {outcome.emulator}")
-    for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading in ("category", "arm") else "right")
-    previous = None
-    for summary in summarise(outcome.rows):
-        here = (summary.ring_ms, summary.streams, summary.category)
-        if previous not in (None, here):
-            table.add_section()
-        previous = here
-        table.add_row(*cells_of(summary))
-    Console(width=140).print(table)
+    typer.echo(f"{len(outcome.stages)} stages, {outcome.emulator}\n")
+    typer.echo(render_summaries(summarise(outcome.rows)))
 
 
 def _keep(
     outcome: WanOutcome, settings: dict[str, object], plot: Path | None, json_file: Path | None
 ) -> None:
-    from shardcompute.bench.report import describe_environment
     from shardcompute.bench.wan.plots import plot_wan
-    from shardcompute.bench.wan.report import outcome_json, summarise, write_rows
+    from shardcompute.bench.wan.report import outcome_json, summarise
 
-    said = Console(stderr=True)
-    if json_file is not None:
-        write_rows(json_file, describe_environment(), outcome_json(outcome, settings))
-        said.print(f"raw results: {json_file}", highlight=False)
+    write_results(json_file, outcome_json(outcome, settings))
     if plot is not None:
         for path in plot_wan(summarise(outcome.rows), plot):
-            said.print(f"picture: {path}", highlight=False)
+            Console(stderr=True).print(f"picture: {path}", highlight=False)
 
 
 def _complain(mismatches: Sequence[Mismatch], answers: int) -> None:

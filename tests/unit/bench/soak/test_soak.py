@@ -12,13 +12,12 @@ from typer.testing import CliRunner
 from shardcompute.bench.questions import QUESTIONS, system_prompt
 from shardcompute.bench.servers import find_errors
 from shardcompute.bench.soak.report import (
-    HEADINGS,
     Pace,
     Sample,
     SoakOutcome,
     SoakTally,
-    cells_of,
     find_trends,
+    measures_of,
     paces,
     raw_of,
     results_of,
@@ -186,11 +185,10 @@ def test_report_in_words() -> None:
         "failed: plain: status 503",
     ]
     memory, descriptors, _ = find_trends(watched(lambda at_s: 200 + at_s / 20), WHOLE_S)
-    assert cells_of(memory) == (
-        "worker-1", "memory (MiB)", "203.0", "215.0", "+3.00", "+12.0", "+6.0", "+12.0", "10.2", "grows",
-    )  # fmt: skip
-    assert cells_of(descriptors)[1:4] == ("descriptors", "30", "30")
-    assert len(cells_of(memory)) == len(HEADINGS)
+    assert [*measures_of(memory).values()] == [
+        "203.0", "215.0", "+3.00", "+12.0", "+6.0", "+12.0", "10.2", "grows",
+    ]  # fmt: skip
+    assert measures_of(descriptors)["warm"] == measures_of(descriptors)["end"] == "30"
 
 
 def test_results_and_samples_are_kept() -> None:
@@ -293,7 +291,7 @@ def test_the_command_fails_when_something_grows(
     monkeypatch.setattr(
         "shardcompute.bench.soak.run.run_soak_bench", lambda bench, say: outcome(watched(mib))
     )
-    monkeypatch.setattr("shardcompute.cli.tools.bench.model_path", lambda model: model)
+    monkeypatch.setattr("shardcompute.cli.tools.bench_soak.model_path", lambda model: model)
     file = tmp_path / "out" / "soak.json"
     done = CliRunner().invoke(app, ["bench", "soak", "--json", str(file)])
     assert done.exit_code == code, done.output

@@ -180,7 +180,7 @@ def test_the_command_shows_figures_and_complains_of_texts(
         return rows
 
     monkeypatch.setattr(wan_faults, "run_fault_bench", run)
-    monkeypatch.setattr("shardcompute.cli.tools.bench.model_path", lambda model: model)
+    monkeypatch.setattr("shardcompute.cli.tools.bench_faults.model_path", lambda model: model)
     out = tmp_path / "faults.json"
     command = ["bench", "faults", "--faults", "loss,blackout", "--streams", "2", "--json", str(out)]
     done = CliRunner().invoke(app, command)
