@@ -163,7 +163,7 @@ def test_join_line_lets_a_machine_in(browser: Any, url: str, lab: LabSwarm) -> N
         page.goto(url)
         page.get_by_role("button", name="Make a join line").click()
         line = page.locator(".join pre").inner_text()
-        lab._token = parse_token(line.split()[2])
+        lab.token = parse_token(line.split()[2])
         guest = lab.add_worker(2)
         wait_for(page, ".news li", f"{guest.folder.name} joined")
         page.locator(f".machines li[data-node='{guest.node}']").wait_for()

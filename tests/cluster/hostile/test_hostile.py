@@ -11,17 +11,20 @@ import socket
 import struct
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from shardcompute.core.errors import AuthError, ForbiddenError, LinkError, UsageError
-from shardcompute.core.generation import GenerationRequest, TokenChoice
-from shardcompute.node.enrolment.admission import Application
+from shardcompute.core.errors import AuthError, ForbiddenError, LinkError, ShardComputeError, UsageError
+from shardcompute.core.generation import TokenChoice
+from shardcompute.node.enrolment.admission import Admission, Application
 from shardcompute.node.enrolment.join_client import join_cluster
 from shardcompute.security import Credentials, JoinToken, Role, parse_token
+from shardcompute.security.bootstrap import open_join
+from shardcompute.weights.card import Card, decode_card
 from shardcompute.wire import (
     Link,
+    Message,
     Ping,
-    RowResult,
     SegmentHeader,
     SessionClose,
     StepFailed,
@@ -33,17 +36,21 @@ from shardcompute.wire import (
 from shardcompute.wire.control import (
     CardReply,
     Command,
+    CommandReply,
     FetchFailed,
     FetchModel,
     FetchTensor,
     NodeEvent,
 )
+from support.network.lab_links import LabLink
 from support.network.papers import Papers, connect, connect_tls, dial_as, frame_bytes, hello_of, read_end
 from support.swarm.lab import LabSwarm, LabWorker
-from support.swarm.siege import BAD_JSON, PROMPT, Siege, receive
+from support.swarm.siege import BAD_JSON, PROMPT, Siege, deliver, receive, suspended
 
 pytestmark = pytest.mark.usefixtures("outlasts")
 IDLE_CONNECTIONS = 500
+STRANGER = "127.0.0.77"
+"""An address of this machine that no other test comes from."""
 
 
 @pytest.fixture
@@ -54,8 +61,8 @@ def expected(besieged: Siege) -> tuple[TokenChoice, ...]:
 def ports(lab: LabSwarm) -> list[str]:
     return [
         lab.cluster.url,
-        lab.workers[0]._endpoint.url,
-        f"tcp://{lab._token.addresses[0]}",
+        lab.workers[0].url,
+        f"tcp://{lab.token.addresses[0]}",
     ]
 
 
@@ -83,7 +90,7 @@ def test_garbage_at_every_port(lab: LabSwarm, content: bytes) -> None:
 
 def test_papers_of_another_cluster(lab: LabSwarm, tmp_path: Path) -> None:
     stranger = Papers.found(tmp_path, lab.cluster.options.name).node("stranger", Role.COORDINATOR)
-    for url in (lab.cluster.url, lab.workers[0]._endpoint.url):
+    for url in (lab.cluster.url, lab.workers[0].url):
         with pytest.raises(LinkError, match="TLS"):
             dial_as(stranger, url, "control")
 
@@ -107,12 +114,16 @@ def test_a_stranger_fills_no_log(lab: LabSwarm, caplog: pytest.LogCaptureFixture
     caplog.set_level(logging.DEBUG)
     for _ in range(30):
         for url in ports(lab):
-            with connect(url) as sock:
+            with connect(url, source=STRANGER) as sock:
                 sock.sendall(b"\0" * 64)
                 read_end(sock)
-    # One line a minute for each port and kind; earlier tests may have caused it already.
-    lines = [record.getMessage() for record in caplog.records if "127.0.0.1" in record.getMessage()]
-    assert len([line for line in lines if "dropped" in line or "applicant" in line]) <= 3, lines
+
+    def lines() -> list[str]:
+        return [line for line in (each.getMessage() for each in list(caplog.records)) if STRANGER in line]
+
+    # One line a minute for each port.
+    lab.wait_until(lambda: len(lines()) >= len(ports(lab)), lambda: f"a line for each port: {lines()}")
+    assert len(lines()) == len(ports(lab)), lines()
 
 
 # Join tokens
@@ -146,15 +157,7 @@ def test_a_token_that_has_expired(lab: LabSwarm) -> None:
 
 
 def test_a_token_for_another_role(lab: LabSwarm) -> None:
-    cluster = lab.cluster
-    book, token = cluster._tokens.create(
-        addresses=lab._token.addresses,
-        fingerprint=lab._token.fingerprint,
-        cluster=lab._token.cluster,
-        now_s=0.0 + cluster._tokens.records[-1].created_at_s,
-        roles=(Role.DRIVER,),
-    )
-    cluster._tokens = book
+    token = parse_token(lab.cluster.create_token(roles=(Role.DRIVER,)))
     with pytest.raises(ForbiddenError, match="does not admit a worker"):
         tries_to_join(lab, token, "role")
     with pytest.raises(UsageError, match="nobody joins as"):
@@ -162,7 +165,7 @@ def test_a_token_for_another_role(lab: LabSwarm) -> None:
 
 
 def test_a_wrong_secret_looks_like_an_unknown_token(lab: LabSwarm) -> None:
-    good = lab._token
+    good = lab.token
     for changed in ({"secret": bytes(20)}, {"token_id": "0" * 12}):
         parts = {name: getattr(good, name) for name in JoinToken.__slots__}
         with pytest.raises(AuthError, match="not known to this cluster"):
@@ -170,10 +173,15 @@ def test_a_wrong_secret_looks_like_an_unknown_token(lab: LabSwarm) -> None:
 
 
 def test_roles_that_are_none(lab: LabSwarm) -> None:
-    token = lab._token
+    token = lab.token
     for role in ("coordinator", "", "worker,coordinator", "\0"):
-        with pytest.raises(UsageError, match="nobody joins as"):
-            lab.cluster._admit(Application(token.token_id, token.secret, role, "n", ""))
+        application = msgspec.json.encode(Application(token.token_id, token.secret, role, "n", ""))
+        connection, _ = open_join(connect(f"tcp://{token.addresses[0]}"), token)
+        with connection:
+            connection.sendall(struct.pack("!I", len(application)) + application)
+            admission = msgspec.json.decode(read_end(connection)[4:], type=Admission)
+        assert (admission.code, admission.certificate_pem) == ("UsageError", "")
+        assert "nobody joins as" in admission.error
 
 
 # Members that meddle with chains
@@ -188,6 +196,12 @@ def forged_frame(lab: LabSwarm, session: int) -> StepFrame:
     )
 
 
+def with_token(result: StepResult, token: int) -> StepResult:
+    """The same result, had the model said something else."""
+    rows = [msgspec.structs.replace(row, token=token) for row in result.rows]
+    return msgspec.structs.replace(result, rows=rows)
+
+
 def waits_for_line(lab: LabSwarm, caplog: pytest.LogCaptureFixture, *parts: str) -> None:
     lab.wait_until(
         lambda: any(all(part in record.getMessage() for part in parts) for record in list(caplog.records)),
@@ -197,65 +211,60 @@ def waits_for_line(lab: LabSwarm, caplog: pytest.LogCaptureFixture, *parts: str)
 
 @pytest.mark.parametrize("role", ["stage", "driver"])
 def test_frames_of_somebody_who_has_no_place_in_the_chain(
-    lab: LabSwarm, member: Credentials, role: str, caplog: pytest.LogCaptureFixture
+    lab: LabSwarm, role: str, expected: tuple[TokenChoice, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither a member nor another stage of the same chain may send the first stage anything to compute."""
-    first = lab.stage(0)
-    first._stages._limited_log = type(first._stages._limited_log)(logging.getLogger("forged"))
-    for number, sender in enumerate((member, lab.stage(-1)._endpoint._credentials)):
-        with dial_as(sender, first._endpoint.url, role) as link:
-            link.send(forged_frame(lab, session=77 + number))
-            waits_for_line(lab, caplog, sender.identity.node_id, "no such place")
-    assert first.sessions() == 0
+    first, forged = lab.stage(0), {77, 78}
+    # Nobody has heard of it yet, so that its first line is not kept back.
+    newcomer = tries_to_join(lab, lab.token, f"newcomer of role {role}")
+    for session, sender in zip(sorted(forged), (newcomer, lab.stage(-1).credentials), strict=True):
+        with dial_as(sender, first.url, role) as link:
+            deliver(lab, link, sender, forged_frame(lab, session))
+    waits_for_line(lab, caplog, newcomer.identity.node_id, "no such place")
+    # What is computed in turn has been computed since.
+    assert lab.ask(PROMPT).tokens == expected
+    assert not forged & first.session_ids()
 
 
 def test_sessions_are_ended_by_their_chain_alone(
     lab: LabSwarm, member: Credentials, expected: tuple[TokenChoice, ...]
 ) -> None:
-    chain, first = lab.chain().id, lab.stage(0)
-    with dial_as(member, first._endpoint.url, "stage") as link:
-        talk = lab.start(PROMPT)
-        lab.wait_until(lambda: len(talk.tokens) > 2, "tokens")
-        sessions = [
-            session for driver in lab.cluster.pool._drivers.values() for session in driver._generations
-        ]
-        while not talk.is_over:
-            link.send(SessionClose(chain, sessions))
-        assert talk.result().tokens == expected
+    chain, first = lab.chain(), lab.stage(0)
+    with dial_as(member, first.url, "stage") as link:
+        with suspended(lab) as answer:
+            sessions = [row.session for row in answer.result.rows]
+            assert sessions
+            assert first.sessions() > 0
+            for epoch in (0, chain.epoch):
+                deliver(lab, link, member, SessionClose(chain.id, sessions, epoch))
+            assert not answer.talk.is_over
+        assert answer.talk.result().tokens == expected
 
 
 @pytest.mark.parametrize("who", ["a member", "the first stage"])
 def test_results_of_anybody_but_the_last_stage(
     lab: LabSwarm, member: Credentials, who: str, expected: tuple[TokenChoice, ...]
 ) -> None:
-    sender = member if who == "a member" else lab.stage(0)._endpoint._credentials
-    chain = lab.chain()
-    [driver] = lab.cluster.pool._drivers.values()
+    sender = member if who == "a member" else lab.stage(0).credentials
     with dial_as(sender, lab.cluster.url, "stage") as link:
-        talk = lab.start(PROMPT)
-        while not talk.is_over:
-            for sequence in list(driver._in_flight):
-                rows = [RowResult(session, 17, 65) for session in list(driver._generations)]
-                link.send(StepResult(chain.id, chain.epoch, sequence, rows))
-                if who == "a member":
-                    link.send(StepFailed(chain.id, chain.epoch, sequence, [], "UsageError", "no"))
-        assert talk.result().tokens == expected
+        with suspended(lab) as answer:
+            true = answer.result
+            forged: list[Message] = [with_token(true, 65)]
+            # A stage may say that a step failed; a member may not.
+            if who == "a member":
+                forged.append(StepFailed(true.chain, true.epoch, true.sequence, [], "UsageError", "no"))
+            assert forged[0] != true
+            deliver(lab, link, sender, *forged)
+            assert not answer.talk.is_over
+        assert answer.talk.result().tokens == expected
 
 
 def test_a_token_that_the_model_does_not_have(lab: LabSwarm) -> None:
     """From the last stage itself: the request fails, the chain goes on."""
-    chain = lab.chain()
-    [driver] = lab.cluster.pool._drivers.values()
-    last = lab.stage(-1)
-    talk = lab.start(GenerationRequest(PROMPT.prompt, 400))
-    lab.wait_until(lambda: bool(driver._in_flight) or talk.is_over, "a frame")
-    while not talk.is_over:
-        for sequence in list(driver._in_flight):
-            rows = [RowResult(session, 17, 1 << 30) for session in list(driver._generations)]
-            result = StepResult(chain.id, chain.epoch, sequence, rows)
-            lab.cluster.pool.take(result, memoryview(b""), last.node)
-    with pytest.raises(Exception, match="token that the model does not have"):
-        talk.result()
+    with suspended(lab) as answer:
+        lab.cluster.pool.take(with_token(answer.result, 1 << 30), memoryview(b""), lab.stage(-1).node)
+    with pytest.raises(ShardComputeError, match="token that the model does not have"):
+        answer.talk.result()
 
 
 # Weights
@@ -263,16 +272,22 @@ def test_a_token_that_the_model_does_not_have(lab: LabSwarm) -> None:
 
 def weights_links(lab: LabSwarm, member: Credentials) -> list[tuple[Link, str]]:
     """A link to everybody who serves weights, and what they call the model."""
-    card = lab.cluster._served[lab.model].card
     workers: list[LabWorker] = lab.workers
+    fingerprint = card_of(lab, member).fingerprint
     return [
         (dial_as(member, lab.cluster.url, "weights"), lab.model),
-        *((dial_as(member, worker._endpoint.url, "weights"), card.fingerprint) for worker in workers),
+        *((dial_as(member, worker.url, "weights"), fingerprint) for worker in workers),
     ]
 
 
+def card_of(lab: LabSwarm, member: Credentials) -> Card:
+    with dial_as(member, lab.cluster.url, "weights") as link:
+        link.send(FetchModel(1, lab.model))
+        return decode_card(receive(link, CardReply).card)
+
+
 def test_weights_that_cannot_be_had(lab: LabSwarm, member: Credentials) -> None:
-    tensor, entry = next(iter(lab.cluster._served[lab.model].card.entries.items()))
+    tensor, entry = next(iter(card_of(lab, member).entries.items()))
     most = (1 << 63) - 1
     for link, model in weights_links(lab, member):
         with link:
@@ -309,20 +324,22 @@ def test_other_messages_on_a_link_for_weights(lab: LabSwarm, member: Credentials
 
 @pytest.mark.parametrize("content", BAD_JSON.values(), ids=BAD_JSON)
 def test_commands_that_are_none(lab: LabSwarm, content: bytes) -> None:
-    worker = lab.workers[0]
-    answers = []
-    coordinator = lab.cluster.coordinator
-    [told] = [each for each in coordinator._members.all() if each.node == worker.node]
-    number = 1 << 40
-    coordinator._members._waiting[number] = (told.pump, answers.append)
-    told.pump.offer(Command(number, content))
-    lab.wait_until(lambda: bool(answers), "an answer")
-    assert "cannot be understood" in answers[0].error
+    worker, coordinator, number = lab.workers[0].node, lab.cluster.node, 1 << 40
+    replies: list[CommandReply] = []
+
+    def watch(link: LabLink, message: Message) -> None:
+        if link.peer == worker and isinstance(message, CommandReply) and message.number == number:
+            replies.append(message)
+
+    with lab.network.watched(watch):
+        lab.network.send(coordinator, worker, "control", Command(number, content))
+        lab.wait_until(lambda: bool(replies), "a reply")
+    assert "cannot be understood" in replies[0].error
 
 
 def test_frames_cut_short_and_half_sent_inside_a_link(lab: LabSwarm, member: Credentials) -> None:
     frame = frame_bytes(forged_frame(lab, 5))
-    for url, role in ((lab.cluster.url, "control"), (lab.workers[0]._endpoint.url, "stage")):
+    for url, role in ((lab.cluster.url, "control"), (lab.workers[0].url, "stage")):
         for content in (frame[:-1], frame[:7], frame[:-1] + b"\xc1", b"SCw\x01" + b"\xff" * 12):
             with connect_tls(url, member.client_context()) as sock:
                 sock.sendall(frame_bytes(hello_of(member, role)))

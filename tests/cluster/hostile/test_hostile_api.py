@@ -10,21 +10,23 @@ import json
 import logging
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardcompute.api import Limits, create_app, server
+from shardcompute.api import Limits, connections, create_app, server
 from shardcompute.api.connections import BoundedConnection, choose_most_connections
-from support.api.api_server import ApiServer, read_all, read_answer, request
+from shardcompute.core.rate_limited_log import RateLimitedLog
+from support.api.api_server import TIMEOUT_S, ApiServer, read_all, read_answer, request
 from support.swarm.lab import LabSwarm, swarm
 
 KEY = "key"
 ASK = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
 IDLE_CONNECTIONS = 1000
+NOTHING = 0
+"""The connection ends without a word."""
 
 
 @pytest.fixture(scope="module")
@@ -65,31 +67,30 @@ def text_of(api: ApiServer) -> str:
 # Garbage
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"\0" * 1000,
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\xaa" * 500,
-        b"SCw\x01\xff\xff\xff\xff",
-        b"GET\r\n\r\n",
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: x\r\nname without colon\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 20_000 + b"\r\n",
-        b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
-        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
-        b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: king\r\n\r\n",
-    ],
-    ids=lambda content: repr(content[:24]),
-)
-def test_what_is_no_request(api: ApiServer, content: bytes) -> None:
+NO_REQUESTS: dict[str, tuple[bytes, int]] = {
+    "zeros": (b"\0" * 1000, 400),
+    "the beginning of TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\xaa" * 500, 400),
+    "a frame that has no line": (b"SCw\x01\xff\xff\xff\xff", NOTHING),
+    "a method alone": (b"GET\r\n\r\n", 400),
+    "no host": (b"GET / HTTP/1.1\r\n\r\n", 400),
+    "no header": (b"GET / HTTP/1.1\r\nhost: x\r\nname without colon\r\n\r\n", 400),
+    "a long path": (b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+    "less than no length": (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n", 400),
+    "two lengths": (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n", 400),
+    "no encoding": (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: king\r\n\r\n", 400),
+    # What can be read as a request has no key.
+    "a version to come": (b"GET / HTTP/9.9\r\n\r\n", 401),
+    "very many headers": (b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 20_000 + b"\r\n", 401),
+}
+
+
+@pytest.mark.parametrize(("content", "status"), NO_REQUESTS.values(), ids=NO_REQUESTS)
+def test_what_is_no_request(api: ApiServer, content: bytes, status: int) -> None:
     with api.connect() as sock:
         with contextlib.suppress(OSError):
             sock.sendall(content)
             sock.shutdown(socket.SHUT_WR)
-        # What can be read as a request has no key.
-        assert read_answer(sock)[0] in (0, 400, 401, 501)
+        assert read_answer(sock)[0] == status
 
 
 def test_garbage_behind_a_request(api: ApiServer, caplog: pytest.LogCaptureFixture) -> None:
@@ -107,8 +108,12 @@ def test_garbage_behind_a_request(api: ApiServer, caplog: pytest.LogCaptureFixtu
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_garbage_fills_no_log(api: ApiServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_garbage_fills_no_log(
+    api: ApiServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.DEBUG)
+    # Others have said such things before; of them nothing is known here.
+    monkeypatch.setattr(connections, "_limited_log", RateLimitedLog(logging.getLogger(connections.__name__)))
     upgrade = request("/v1/models", method="GET", headers="upgrade: websocket\r\n")
     for content in (b"\0\r\n\r\n", upgrade.replace(b"connection: close", b"connection: upgrade")):
         for _ in range(20):
@@ -118,7 +123,10 @@ def test_garbage_fills_no_log(api: ApiServer, caplog: pytest.LogCaptureFixture) 
                 read_answer(sock)
     # The log of requests is seen by tests alone.
     lines = [r for r in caplog.records if r.name.startswith(("uvicorn.error", "shardcompute.api"))]
-    assert len(lines) <= 2
+    assert [r.getMessage() for r in lines] == [
+        "something that is no HTTP request came to the API",
+        "a client asked for another protocol than HTTP",
+    ]
 
 
 # Absurd requests
@@ -225,21 +233,25 @@ def test_the_bound_leaves_files_for_the_cluster() -> None:
     assert 64 <= choose_most_connections() <= 4096
 
 
+def drip(sock: socket.socket, byte: bytes) -> bytes:
+    """Send this now and then until the server has had enough; what it said in the end."""
+    sock.settimeout(0.02)
+    for _ in range(1000):
+        try:
+            return b"".join(read_all(sock))
+        except TimeoutError:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                sock.sendall(byte)
+    pytest.fail("the server waits for as long as a byte comes now and then")
+
+
 @pytest.mark.parametrize("content", [b"", b"POST /v1/comple", request("/v1/completions")[:-2]])
 def test_heads_that_never_end(lab: LabSwarm, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BoundedConnection, "head_timeout_s", 0.2)
     with ApiServer(create_app(lab.cluster.pool, api_keys=[KEY])) as hasty, hasty.connect() as sock:
-        with contextlib.suppress(OSError):
-            sock.sendall(content)
-            for _ in range(1000):
-                if content:
-                    sock.sendall(b"a")
-                else:
-                    assert sock.recv(1) == b""
-                    break
-                time.sleep(0.02)
-            else:
-                pytest.fail("twenty seconds were granted")
+        sock.sendall(content)
+        drip(sock, b"a" if content else b"")
+        monkeypatch.setattr(BoundedConnection, "head_timeout_s", TIMEOUT_S)
         # A request that takes its time to be answered is none of these.
         assert hasty.post("/v1/completions", {**ASK, "max_tokens": 300, "ignore_eos": True})[0] == 200
 
@@ -249,11 +261,7 @@ def test_a_second_request_that_never_ends(lab: LabSwarm, monkeypatch: pytest.Mon
     with ApiServer(create_app(lab.cluster.pool, api_keys=[KEY])) as hasty, hasty.connect() as sock:
         sock.sendall(request("/health", method="GET").replace(b"connection: close\r\n", b""))
         assert sock.recv(4096).startswith(b"HTTP/1.1 200")
-        with contextlib.suppress(OSError):
-            for _ in range(1000):
-                sock.sendall(b"G")
-                time.sleep(0.02)
-            pytest.fail("twenty seconds were granted")
+        drip(sock, b"G")
 
 
 def test_bodies_that_never_end(api: ApiServer) -> None:
@@ -261,11 +269,7 @@ def test_bodies_that_never_end(api: ApiServer) -> None:
     announced = request("/v1/completions").replace(b"content-length: 0", b"content-length: 1000")
     with api.connect() as sock:
         sock.sendall(announced)
-        with contextlib.suppress(OSError):
-            for _ in range(60):
-                sock.sendall(b" ")
-                time.sleep(0.02)
-        assert read_answer(sock)[0] == 408
+        assert drip(sock, b" ").startswith(b"HTTP/1.1 408")
 
 
 def test_clients_that_do_not_read(lab: LabSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,8 +286,9 @@ def test_clients_that_do_not_read(lab: LabSwarm, monkeypatch: pytest.MonkeyPatch
     with ApiServer(create_app(lab.cluster.pool, api_keys=[KEY])) as hasty:
         with hasty.connect(receive_bytes=4096) as sock:
             sock.sendall(request("/tokenize", body))
-            assert lost.wait(20), "the server waits for a client that does not read"
+            assert lost.wait(TIMEOUT_S), "the server waits for a client that does not read"
             assert len(b"".join(read_all(sock))) < 12_000_000
+        monkeypatch.setattr(BoundedConnection, "write_timeout_s", TIMEOUT_S)
         assert hasty.ask(request("/tokenize", body))[1].endswith(b"]}")
 
 

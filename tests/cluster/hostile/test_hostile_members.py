@@ -70,7 +70,7 @@ def description(member: Credentials, **changes: Any) -> NodeJoined:
 def test_a_greeting_in_another_name(lab: LabSwarm, member: Credentials, role: str) -> None:
     honest = hello_of(member, role)
     victim = msgspec.structs.replace(honest, node=lab.workers[0].node)
-    for url in (lab.cluster.url, lab.workers[1]._endpoint.url):
+    for url in (lab.cluster.url, lab.workers[1].url):
         with pytest.raises(LinkError, match="was expected"):
             dial_as(member, url, role, victim)
 

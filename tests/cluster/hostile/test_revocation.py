@@ -24,7 +24,7 @@ def lab(tmp_path: Path, tiny: Path) -> Iterator[LabSwarm]:
 
 
 def knows(worker: LabWorker, revoked: str) -> bool:
-    return revoked in worker._endpoint.revocations.node_ids
+    return revoked in worker.revoked_nodes
 
 
 def test_a_stage_is_thrown_out_in_the_middle_of_a_sentence(lab: LabSwarm, alone: Alone) -> None:
@@ -41,37 +41,37 @@ def test_a_stage_is_thrown_out_in_the_middle_of_a_sentence(lab: LabSwarm, alone:
         assert outcast.node not in lab.chain().nodes
         # The others have heard of it without asking, and nobody has a link to it left.
         lab.wait_until(lambda: all(knows(worker, outcast.node) for worker in lab.workers), "the news")
-        lab.wait_until(lambda: not outcast._endpoint._links, "the end of its links")
+        lab.wait_until(lambda: not lab.network.open_links(outcast.node), "the end of its links")
     finally:
         outcast.close()
 
 
 def test_its_papers_open_nothing_any_more(lab: LabSwarm) -> None:
     outcast = lab.stage(0)
-    credentials, folder = outcast._endpoint._credentials, outcast.folder
+    credentials, folder = outcast.credentials, outcast.folder
     lab.workers.remove(outcast)
     outcast.close()
     lab.cluster.revoke_node(outcast.node)
     lab.wait_until(lambda: all(knows(worker, outcast.node) for worker in lab.workers), "the news")
     doors = [
         (lab.cluster.url, ("control", "stage", "weights", "probe")),
-        *((worker._endpoint.url, ("stage", "driver", "weights", "probe")) for worker in lab.workers),
+        *((worker.url, ("stage", "driver", "weights", "probe")) for worker in lab.workers),
     ]
     for url, roles in doors:
         for role in roles:
             with pytest.raises(LinkError, match="has been removed"):
                 dial_as(credentials, url, role)
     with pytest.raises(ForbiddenError, match="has been removed"):
-        join_cluster(lab._token, folder, Role.WORKER)
+        join_cluster(lab.token, folder, Role.WORKER)
     # As a new node the machine may come back.
     (folder / "node.key").unlink()
     (folder / "certificate.pem").unlink()
-    assert join_cluster(lab._token, folder, Role.WORKER)[0].identity.node_id != outcast.node
+    assert join_cluster(lab.token, folder, Role.WORKER)[0].identity.node_id != outcast.node
 
 
 def test_nobody_is_forgotten_by_a_restart(lab: LabSwarm) -> None:
     outcast = lab.stage(2)
-    credentials = outcast._endpoint._credentials
+    credentials = outcast.credentials
     lab.workers.remove(outcast)
     outcast.close()
     lab.cluster.revoke_node(outcast.node)

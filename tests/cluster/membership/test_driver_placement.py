@@ -50,7 +50,7 @@ def wait_quiet(lab: LabSwarm) -> None:
     """No session holds memory anywhere, and nothing is under way."""
 
     def is_quiet() -> bool:
-        for service in (lab.cluster.pool, *(worker._hosted.pool for worker in lab.workers)):
+        for service in (lab.cluster.pool, *(worker.hosted.pool for worker in lab.workers)):
             service.drop_prefixes()
         return all(worker.sessions() == 0 for worker in lab.workers)
 
@@ -73,7 +73,7 @@ def test_a_far_coordinator_has_its_driver_hosted(tmp_path: Path, tiny: Path, alo
         talks = start_streams(lab, mixture(alone, 8, TOKENS))
         assert_same(alone, talks)
         wait_quiet(lab)
-        assert hosts_of(lab) == {host._hosted.session_namespace}
+        assert hosts_of(lab) == {host.hosted.session_namespace}
         assert lab.chain().epoch == chain.epoch, "nothing of this gave the chain another shape"
         timings = talks[0].timings
         assert timings is not None
@@ -81,7 +81,7 @@ def test_a_far_coordinator_has_its_driver_hosted(tmp_path: Path, tiny: Path, alo
         assert [timing.node for timing in lab.cluster.pool.timings()[chain.id]] == list(chain.nodes)
         view = lab.cluster.pool.requests.views()[0]
         assert {share.node for share in view.stages} == set(chain.nodes)
-        there, here = host._hosted.pool, lab.cluster.pool
+        there, here = host.hosted.pool, lab.cluster.pool
         lab.wait_until(
             lambda: here.load().routers[chain.id] == there.load().routers[chain.id],
             "the host has said what its router knows",
@@ -147,7 +147,7 @@ def test_another_stage_dies_mid_answer(tmp_path: Path, tiny: Path, alone: Alone)
         assert_same(alone, talks)
         assert lab.wait_hosted() is host
         wait_quiet(lab)
-        assert hosts_of(lab) == {host._hosted.session_namespace}
+        assert hosts_of(lab) == {host.hosted.session_namespace}
 
 
 def test_the_link_to_the_host_breaks(tmp_path: Path, tiny: Path, alone: Alone) -> None:
@@ -160,7 +160,7 @@ def test_the_link_to_the_host_breaks(tmp_path: Path, tiny: Path, alone: Alone) -
         assert_same(alone, start_streams(lab, mixture(alone, 2, TOKENS)))
         wait_quiet(lab)
         assert lab.chain().epoch == epoch, "for the chain nothing happened"
-        assert hosts_of(lab) == {host._hosted.session_namespace, lab.cluster.pool.session_namespace}
+        assert hosts_of(lab) == {host.hosted.session_namespace, lab.cluster.pool.session_namespace}
 
 
 @pytest.mark.parametrize("stage", [0, -1], ids=["to the first stage", "from the last"])
@@ -185,7 +185,7 @@ def test_a_driver_comes_home_mid_answer(tmp_path: Path, tiny: Path, alone: Alone
         assert_same(alone, talks)
         assert_same(alone, start_streams(lab, mixture(alone, 2, TOKENS)))
         wait_quiet(lab)
-        assert host._hosted.pool.chains() == set(), "the host has forgotten the chain"
+        assert host.hosted.pool.chains() == set(), "the host has forgotten the chain"
         assert {each.kv_tokens for each in lab.chain().drivers} == {KV_TOKENS}
 
 
@@ -215,7 +215,7 @@ def test_whoever_leaves_frees_the_hosts_memory(tmp_path: Path, tiny: Path, alone
             return count
 
         assert asyncio.run(leave_early()) == ARRIVED
-        lab.wait_until(lambda: host._hosted.pool.load().running == 0, "the host stops too")
+        lab.wait_until(lambda: host.hosted.pool.load().running == 0, "the host stops too")
         wait_quiet(lab)
 
 
@@ -246,7 +246,7 @@ def test_a_model_that_nobody_can_serve_fails_at_its_host_too(
 ) -> None:
     with swarm(tmp_path, tiny, layers=THREE, stages=3, home_rtt_s=FAR_S) as lab:
         host = lab.wait_hosted()
-        host._hosted.pool._patience_s = 0.0
+        host.hosted.pool._patience_s = 0.0
         talk = start_streams(lab, [greedy(mixture(alone, 1, 1)[0].prompt, 400)])[0]
         lab.kill(lab.stage(1))
         with pytest.raises(CapacityError, match="does not fit"):

@@ -40,7 +40,7 @@ def sessions_of(lab: LabSwarm, driver: StandaloneDriver) -> list[int]:
     return [
         sum(session >> 32 == driver.pool.session_namespace for session in runtime.session_lengths())
         for worker in lab.workers
-        for runtime in worker._stages.shards().values()
+        for runtime in worker.stages.shards().values()
     ]
 
 
@@ -227,9 +227,9 @@ def test_strangers_are_not_heard(tmp_path: Path, tiny: Path, alone: Alone) -> No
             segment = SegmentHeader(session, 0, 1, 0, pack_ids([1]))
             return StepFrame(chain.id, chain.epoch, 1 << 40, [segment], 1, 0, "", replay=True)
 
-        first._stages.take(frame((b.pool.session_namespace << 32) + 7), memoryview(b""), a.node)
-        first._stages.take(frame((1 << 62) + 7), memoryview(b""), a.node)
-        first._stages.take(frame((a.pool.session_namespace << 32) + 7), memoryview(b""), lab.stage(1).node)
-        first._stages.take(frame((a.pool.session_namespace << 32) + 8), memoryview(b""), a.node)
+        first.stages.take(frame((b.pool.session_namespace << 32) + 7), memoryview(b""), a.node)
+        first.stages.take(frame((1 << 62) + 7), memoryview(b""), a.node)
+        first.stages.take(frame((a.pool.session_namespace << 32) + 7), memoryview(b""), lab.stage(1).node)
+        first.stages.take(frame((a.pool.session_namespace << 32) + 8), memoryview(b""), a.node)
         lab.wait_until(lambda: any(sessions_of(lab, a)), "its own is taken, after all the others were not")
         assert first.sessions() == 1

@@ -126,7 +126,7 @@ def test_a_model_is_dropped_and_loaded_again(tmp_path: Path, tiny: Path, alone: 
                 talk.result()
         with pytest.raises(UnknownModelError):
             lab.ask(talks[0].request)
-        lab.wait_until(lambda: not any(w._stages.shards() for w in lab.workers), lab.describe)
+        lab.wait_until(lambda: not any(w.stages.shards() for w in lab.workers), lab.describe)
         lab.wait_until(lambda: not lab.state.models, "nothing is known of it")
         lab.serve()
         lab.wait_serving(stages=3)

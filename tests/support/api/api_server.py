@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from shardcompute.api import serve
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class ApiServer:

@@ -1,6 +1,6 @@
 """Links of a test's own network: real TCP and TLS, but a node can be frozen, killed or cut off from another.
 
-`LabNetwork` stands in for `TcpTransport` (see `transports`). It knows every link by the node that holds that end of it:
+`LabNetwork` is the transport of all its nodes. It knows every link by the node that holds that end of it:
 a frozen node's ends neither send nor deliver, as if its process were stopped while the system keeps its sockets; a
 dead node's ends are all closed at once; a cut closes what carries frames between two nodes.
 """
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -22,6 +23,7 @@ from shardcompute.wire.tcp import TcpListener
 from shardcompute.wire.wrapped import WrappedLink
 
 _DATA_ROLES = ("stage", "driver")
+Watch = Callable[["LabLink", Message], None]
 
 
 class Gate:
@@ -52,17 +54,20 @@ class LabLink(WrappedLink):
         super().__init__(link)
         self._network = network
         self._closed = threading.Event()
+        self._sending = threading.Lock()
         self.owner = owner
         self.kind = role
         self.is_data = role in _DATA_ROLES
 
     def send(self, message: Message, body: Body = ()) -> None:
         self._pass()
-        super().send(message, body)
+        with self._sending:
+            super().send(message, body)
 
     def receive(self, timeout_s: float | None = None) -> tuple[Message, memoryview]:
         frame = super().receive(timeout_s)
         self._pass()
+        self._network.arrived(self, frame[0])
         return frame
 
     def close(self) -> None:
@@ -102,6 +107,7 @@ class LabNetwork:
     _dead: set[str] = field(default_factory=set)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _transport: TcpTransport = field(default_factory=TcpTransport)
+    _watches: tuple[Watch, ...] = ()
 
     # What a node sees (a `wire.Transport`)
 
@@ -189,9 +195,37 @@ class LabNetwork:
         with self._lock:
             self._cuts.clear()
 
-    def open_links(self) -> list[str]:
+    def open_links(self, owner: str | None = None) -> list[str]:
+        """Of one node, or of all."""
         with self._lock:
-            return [f"{link.owner} has a {link.kind} link to {link.peer}" for link in self._links]
+            links = [link for link in self._links if owner in (None, link.owner)]
+        return [f"{link.owner} has a {link.kind} link to {link.peer}" for link in links]
+
+    # What can be seen of it
+
+    @contextmanager
+    def watched(self, watch: Watch) -> Iterator[None]:
+        """Inside the block `watch` sees all that arrives anywhere, before whoever holds that end gets it; while it
+        waits, so does what arrived."""
+        with self._lock:
+            self._watches = (*self._watches, watch)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._watches = tuple(each for each in self._watches if each is not watch)
+
+    def arrived(self, link: LabLink, message: Message) -> None:
+        for watch in self._watches:
+            watch(link, message)
+
+    def send(self, owner: str, peer: str, kind: str, message: Message) -> None:
+        """Say something over a link that is there already, in the name of the node that holds this end."""
+        with self._lock:
+            [link] = [
+                each for each in self._links if (each.owner, each.peer, each.kind) == (owner, peer, kind)
+            ]
+        link.send(message)
 
     @property
     def transports(self) -> Transports:

@@ -57,9 +57,9 @@ def dial_as(credentials: Credentials, url: str, role: str, hello: Hello | None =
     return TcpTransport().dial(url, hello or hello_of(credentials, role), options)
 
 
-def connect(url: str, timeout_s: float = 20.0) -> socket.socket:
-    """A bare connection to where a node listens."""
-    return socket.create_connection(split_address(url), timeout=timeout_s)
+def connect(url: str, timeout_s: float = 20.0, *, source: str = "") -> socket.socket:
+    """A bare connection to where a node listens, perhaps from another address of this machine."""
+    return socket.create_connection(split_address(url), timeout_s, (source, 0) if source else None)
 
 
 def connect_tls(url: str, context: ssl.SSLContext) -> ssl.SSLSocket:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -44,6 +44,7 @@ from shardcompute.node.enrolment.join_client import join_cluster
 from shardcompute.node.local.service import EngineOptions, LocalService, open_model
 from shardcompute.node.rpc import link_probe
 from shardcompute.node.rpc.commands import LoadLayers
+from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.node.rpc.link_probe import LinkQuality
 from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.node.worker import worker as worker_room
@@ -120,7 +121,29 @@ class LabWorker(Worker):
     def __init__(self, credentials: Credentials, urls: list[str], options: WorkerOptions) -> None:
         self.loads: list[ShardKey] = []
         self.folder = options.folder
-        super().__init__(credentials, urls, options, DriverHost)
+        self.credentials = credentials
+        super().__init__(credentials, urls, options, self._open_host)
+
+    def _open_host(self, endpoint: Endpoint, on_link_broken: Callable[[str], None]) -> DriverHost:
+        self.hosted = DriverHost(endpoint, on_link_broken)
+        return self.hosted
+
+    @property
+    def url(self) -> str:
+        return self._endpoint.url
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._memory_bytes
+
+    @property
+    def revoked_nodes(self) -> Collection[str]:
+        """Whom it talks to no more."""
+        return self._endpoint.revocations.node_ids
+
+    @property
+    def stages(self) -> StageServer:
+        return self._stages
 
     def _load_now(self, command: LoadLayers, key: ShardKey) -> None:
         self.loads.append(key)
@@ -129,6 +152,9 @@ class LabWorker(Worker):
     def sessions(self) -> int:
         """Sessions that hold KV here."""
         return sum(runtime.kv_usage().sessions for runtime in self._stages.shards().values())
+
+    def session_ids(self) -> set[int]:
+        return {id_ for runtime in self._stages.shards().values() for id_ in runtime.session_lengths()}
 
     def logged_bytes(self) -> int:
         return sum(slot.log.used_bytes for slot in self._stages._slots.values())
@@ -190,7 +216,7 @@ class LabSwarm(Closing):
         port = urlsplit(self.cluster.url).port
         assert port is not None
         self.options = replace(self.options, port=port, join_port=join_port)
-        self._token = token
+        self.token = token
         swarm, activate = self.cluster.pool, self.cluster.pool.activate_chain
 
         def note(action: ActivateChain, kv_tokens: int, resumption: Resumption | None) -> None:
@@ -273,10 +299,10 @@ class LabSwarm(Closing):
 
     def revive(self, worker: LabWorker) -> LabWorker:
         """The same machine, started again."""
-        return self._open_worker(worker.folder, worker._memory_bytes)
+        return self._open_worker(worker.folder, worker.memory_bytes)
 
     def _open_worker(self, folder: Path, memory_bytes: int) -> LabWorker:
-        credentials, urls = join_cluster(self._token, folder, Role.WORKER)
+        credentials, urls = join_cluster(self.token, folder, Role.WORKER)
         options = WorkerOptions(
             folder,
             name=folder.name,
@@ -339,7 +365,7 @@ class LabSwarm(Closing):
         return self.open_driver(self.folder / f"driver-{self._joined}")
 
     def open_driver(self, folder: Path) -> StandaloneDriver:
-        credentials, urls = join_cluster(self._token, folder, Role.DRIVER)
+        credentials, urls = join_cluster(self.token, folder, Role.DRIVER)
         options = StandaloneOptions(name=folder.name, transports=self.network.transports)
         driver = StandaloneDriver(credentials, urls, options)
         self.drivers.append(driver)

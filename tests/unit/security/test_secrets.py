@@ -56,6 +56,7 @@ def test_secrets_are_masked_and_the_rest_stays(tmp_path: Path) -> None:
         "sc1.x",
         "-----BEGIN CERTIFICATE-----",
     ],
+    ids=["a long name", "an id of a key", "the beginning of a token", "a certificate"],
 )
 def test_ordinary_words_and_public_ids_stay(text: str) -> None:
     assert redact(text) == text

@@ -55,6 +55,7 @@ def test_folder_is_claimed_once(path: Path) -> None:
         json.dumps({"pid": 1 << 30, "create_time_s": 1.0, "started_at_s": 1.0}).encode(),
         json.dumps({"pid": os.getpid(), "create_time_s": 1.0, "started_at_s": 1.0}).encode(),
     ],
+    ids=["nothing", "cut short", "nobody", "somebody else"],
 )
 def test_what_a_crash_left_behind_is_no_obstacle(path: Path, content: bytes) -> None:
     path.parent.mkdir()
