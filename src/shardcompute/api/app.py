@@ -119,5 +119,5 @@ def _middleware(
 async def _answer_error(request: Request, error: Exception) -> Response:
     request_id = request_id_of(request)
     if status_of(error) >= 500:
-        _log.error("request %s failed: %s", request_id, error)
+        _log.error("request %s failed: %s", request_id, error, extra={"request": request_id})
     return error_response(error, request_id=request_id, path=request.url.path)

@@ -17,7 +17,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shardcompute.api.errors import RequestError, error_response
 from shardcompute.core.errors import UsageError
-from shardcompute.node.telemetry.usage import CALLER
 from shardcompute.security.api_keys import KEY_PREFIX, key_id_of
 
 CLUSTER_PATH = "/cluster/"
@@ -60,8 +59,10 @@ class ApiKeyMiddleware:
         if scope["type"] != "http" or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal(_key_of(Headers(scope=scope)))
+        key = _key_of(Headers(scope=scope))
+        refusal = self._refusal(key)
         if refusal is None:
+            scope["shardcompute.caller"] = name_key(key)
             await self._app(scope, receive, send)
         else:
             request_id = scope.get("shardcompute.request_id", "")
@@ -74,8 +75,6 @@ class ApiKeyMiddleware:
         elif not any(accepts(key) for accepts in self._verifiers):
             message = "The API key is not one that this server accepts."
         else:
-            # Each request runs in a context of its own.
-            CALLER.set(name_key(key))
             return None
         return RequestError(
             message,

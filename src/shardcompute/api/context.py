@@ -39,6 +39,12 @@ def request_id_of(request: Request) -> str:
     return request_id
 
 
+def caller_of(request: Request) -> str:
+    """The public name of the key that the request was let in with; "" where none was asked for."""
+    caller: str = request.scope.get("shardcompute.caller", "")
+    return caller
+
+
 async def run_codec(work: Callable[[], Result], *, characters: int) -> Result:
     """Runs tokenizer work, off the event loop when the text is long enough to hold up other streams."""
     return await asyncio.to_thread(work) if characters > _LONG_TEXT_CHARACTERS else work()

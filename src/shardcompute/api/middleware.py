@@ -16,7 +16,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardcompute.api.errors import error_response
 from shardcompute.api.metrics.collector import GenerationMetrics
-from shardcompute.node.telemetry.request_log import REQUEST_ID
 
 CLIENT_LEFT_STATUS = 499
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -50,8 +49,6 @@ class RequestIdMiddleware:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _CLIENT_ID.fullmatch(given) else self._new_id()
         scope["shardcompute.request_id"] = request_id
-        # Each request runs in a context of its own.
-        REQUEST_ID.set(request_id)
         status: int | None = None
 
         async def send_with_id(message: Message) -> None:
@@ -65,9 +62,15 @@ class RequestIdMiddleware:
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             status = CLIENT_LEFT_STATUS
-            _log.debug("request %s: the client left", request_id)
+            _log.debug("request %s: the client left", request_id, extra={"request": request_id})
         except Exception as error:
-            _log.exception("request %s failed: %s %s", request_id, scope["method"], scope["path"])
+            _log.exception(
+                "request %s failed: %s %s",
+                request_id,
+                scope["method"],
+                scope["path"],
+                extra={"request": request_id},
+            )
             if status is None:
                 response = error_response(error, request_id=request_id, path=scope["path"])
                 await response(scope, receive, send_with_id)

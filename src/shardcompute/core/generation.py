@@ -77,10 +77,19 @@ class GenerationRequest:
     """As `Sampling.logprobs`, for the prompt's own tokens (the first has none)."""
     speculation: Speculation | None = None
     """None: as the server does by default."""
-    scope: str = ""
-    """What is kept of one generation may speed up another of the same scope."""
+    caller: str = ""
+    """The public name of the API key behind it; "" where none was asked for."""
+    request_id: str = ""
+    """The id of the HTTP request behind it, as its client sees it; "" where there is none."""
+    cache_salt: str = ""
+    """A caller's own partition of what is kept of prompts."""
     shown_ids: frozenset[int] = frozenset()
     """Special tokens whose text belongs to the answer, such as marks of tool calls; others are left out of it."""
+
+    @property
+    def prefix_scope(self) -> tuple[str, str]:
+        """What is kept of one generation may speed up another of the same scope: callers share nothing."""
+        return self.caller, self.cache_salt
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ def beginning(alone: Alone) -> tuple[int, ...]:
 def ask(lab: LabSwarm, alone: Alone, request: GenerationRequest) -> Timings:
     """The answer must be that of one process that shares nothing with anybody."""
     talk = lab.start(request)
-    assert talk.result() == alone.answer(replace(request, scope=repr(request.prompt)))
+    assert talk.result() == alone.answer(replace(request, cache_salt=repr(request.prompt)))
     assert talk.timings is not None
     return talk.timings
 
@@ -60,7 +60,7 @@ def test_what_was_shared_survives_a_machine(tmp_path: Path, tiny: Path, alone: A
         talk = lab.start(request)
         lab.wait_until(lambda: len(talk.tokens) > 10, "some tokens")
         lab.kill(lab.stage(stage))
-        assert talk.result() == alone.answer(replace(request, scope="alone"))
+        assert talk.result() == alone.answer(replace(request, cache_salt="alone"))
         assert ask(lab, alone, greedy((*shared, 71), TOKENS)).generated_tokens == TOKENS
         lab.wait_quiet()
 
@@ -72,7 +72,7 @@ def test_a_chat_goes_on(tmp_path: Path, tiny: Path, alone: Alone) -> None:
             request = greedy((*history, 66 + turn), TOKENS)
             timings = ask(lab, alone, request)
             assert (timings.cached_tokens > 0) == (turn > 0)
-            answer = alone.answer(replace(request, scope=repr(request.prompt)))
+            answer = alone.answer(replace(request, cache_salt=repr(request.prompt)))
             history = (*request.prompt, *(choice.id for choice in answer.tokens))
         assert sum(worker.sessions() for worker in lab.workers) == 2, "one session on each stage"
         lab.wait_quiet()

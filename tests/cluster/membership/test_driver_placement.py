@@ -231,7 +231,7 @@ def test_what_cannot_work_is_said_by_the_host(tmp_path: Path, tiny: Path, alone:
 def test_a_host_remembers_beginnings(tmp_path: Path, tiny: Path, alone: Alone) -> None:
     with swarm(tmp_path, tiny, layers=THREE, stages=3, home_rtt_s=FAR_S) as lab:
         lab.wait_hosted()
-        request = replace(greedy(list(range(1, 100)), 8), scope="mine", speculation=Speculation("ngram"))
+        request = replace(greedy(list(range(1, 100)), 8), cache_salt="mine", speculation=Speculation("ngram"))
         first, second = lab.start(request), None
         assert first.result() == alone.answer(request)
         second = lab.start(request)

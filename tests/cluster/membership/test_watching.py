@@ -32,9 +32,9 @@ def test_a_request_is_found_in_the_logs_of_driver_and_stages(
         )
         (view,) = lab.cluster.pool.requests.views()
     marks = [(record.name.rpartition(".")[2], record.__dict__) for record in caplog.records]
-    driver = [fields for name, fields in marks if name == "swarm" and fields.get("request") == view.id]
+    driver = [fields for name, fields in marks if name == "pool" and fields.get("request") == view.id]
     assert [str(fields["session"]) for fields in driver] == [view.session]
-    stages = [fields for name, fields in marks if name == "stage_host" and "session" in fields]
+    stages = [fields for name, fields in marks if name == "stage_server" and "session" in fields]
     begun = [fields for fields in stages if "begins" in fields["message"]]
     assert [str(fields["session"]) for fields in begun] == [view.session] * 2
     ends = [fields for name, fields in marks if name == "request_log"]

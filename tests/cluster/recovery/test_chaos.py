@@ -43,7 +43,7 @@ def wishes(alone: Alone) -> list[GenerationRequest]:
 
 def truth(alone: Alone, request: GenerationRequest) -> Answer:
     """What one process answers that drafts nothing and shares nothing with anybody."""
-    return alone.answer(replace(request, scope=repr(request), speculation=Speculation("off")))
+    return alone.answer(replace(request, cache_salt=repr(request), speculation=Speculation("off")))
 
 
 class Chaos:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardcompute.core.generation import Delta
-from shardcompute.node.telemetry.request_log import REQUEST_ID
+from shardcompute.core.generation import Delta, GenerationRequest
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -18,9 +17,9 @@ def heard(service: Any) -> list[str]:
     ids: list[str] = []
     answer = service.generate
 
-    async def generate(*arguments: Any) -> AsyncIterator[Delta]:
-        ids.append(REQUEST_ID.get())
-        async for delta in answer(*arguments):
+    async def generate(model: str, request: GenerationRequest) -> AsyncIterator[Delta]:
+        ids.append(request.request_id)
+        async for delta in answer(model, request):
             yield delta
 
     service.generate = generate
@@ -48,4 +47,3 @@ def test_clients_may_choose_it(app: Any, call: Any, heard: list[str]) -> None:
     call(app, "POST", "/v1/completions", json={"prompt": "hi"}, headers={"x-request-id": "no spaces"})
     assert heard[:2] == ["mine.7", "mine.7"]
     assert "no spaces" not in heard
-    assert REQUEST_ID.get() == ""

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from shardcompute.api.body import ReplyBody, json_response
 from shardcompute.api.context import context_of, request_id_of
 from shardcompute.api.errors import status_of
-from shardcompute.api.generation.generations import Generations, Idle, Outcome
+from shardcompute.api.generation.generations import Generations, Idle, Outcome, open_generations
 from shardcompute.api.generation.parameters import Plan
 from shardcompute.api.sse import HEADERS, until_disconnect
 from shardcompute.core.generation import Delta
@@ -53,7 +53,7 @@ async def answer(
 ) -> Response:
     """The plan's generations as one response: streamed, or whole once all have ended."""
     context = context_of(request)
-    generations = Generations(context.service, plan, context.metrics, clock=context.clock)
+    generations = open_generations(request, plan)
     if is_stream:
         return GenerationStream(
             generations,
@@ -120,7 +120,12 @@ class GenerationStream(Response):
 
     def _log_failure(self, error: Exception) -> None:
         if status_of(error) >= 500:
-            _log.error("request %s failed while streaming", self._request_id, exc_info=error)
+            _log.error(
+                "request %s failed while streaming",
+                self._request_id,
+                exc_info=error,
+                extra={"request": self._request_id},
+            )
 
 
 async def _finish(generations: Generations) -> list[Outcome]:

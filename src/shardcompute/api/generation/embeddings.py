@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from shardcompute.api.context import context_of, run_codec
 from shardcompute.api.errors import RequestError
-from shardcompute.api.generation.generations import Generations, Outcome
+from shardcompute.api.generation.generations import Outcome, open_generations
 from shardcompute.api.generation.parameters import Plan, check_ids
 from shardcompute.core.errors import BackendError, PromptTooLongError
 from shardcompute.core.generation import GenerationRequest, Sampling
@@ -57,7 +57,7 @@ async def embed(request: Request, model: ServedModel, prompts: Sequence[tuple[in
             for prompt in prompts[start : start + _AT_ONCE]
         )
         plan = Plan(model, codec, requests, 1)
-        async with Generations(context.service, plan, context.metrics, clock=context.clock) as running:
+        async with open_generations(request, plan) as running:
             vectors += [_vector(outcome) for outcome in await running.finish()]
     return vectors
 

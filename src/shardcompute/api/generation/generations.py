@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import TracebackType
 from typing import Literal, Self
 
+from starlette.requests import Request
+
+from shardcompute.api.context import caller_of, context_of, request_id_of
 from shardcompute.api.generation.parameters import Plan
 from shardcompute.api.generation.structured import check_complete
 from shardcompute.api.metrics.collector import GenerationMetrics
@@ -130,6 +133,16 @@ class Generations:
             await self._queue.put((index, error))
         finally:
             watch.ended(ended_by, prompt_tokens=len(request.prompt))
+
+
+def open_generations(request: Request, plan: Plan) -> Generations:
+    """The generations of a plan, in the name of the HTTP request that asks for them."""
+    context = context_of(request)
+    caller, request_id = caller_of(request), request_id_of(request)
+    requests = tuple(replace(each, caller=caller, request_id=request_id) for each in plan.requests)
+    return Generations(
+        context.service, replace(plan, requests=requests), context.metrics, clock=context.clock
+    )
 
 
 async def _close(deltas: AsyncIterator[Delta]) -> None:

@@ -18,7 +18,6 @@ from shardcompute.core.errors import CapacityError, PromptTooLongError, UnknownM
 from shardcompute.core.generation import GenerationRequest, Grammar, Sampling, Speculation
 from shardcompute.decoding import derive_seed
 from shardcompute.node.service import ServedModel, Service, TextCodec
-from shardcompute.node.telemetry.usage import CALLER
 
 SEED_BITS = 63
 
@@ -151,7 +150,7 @@ def plan_generations(
                 include_stop=bool(body.include_stop_str_in_output),
                 prompt_logprobs=prompt_logprobs,
                 speculation=_speculation(body),
-                scope=f"{CALLER.get()} {body.cache_salt or ''}",
+                cache_salt=body.cache_salt or "",
                 shown_ids=shown_ids,
             )
             requests.append(request)

@@ -285,7 +285,7 @@ class DriverPool:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(deltas.put_nowait, delta)
 
-        with self.requests.open(name, chain, len(request.prompt)) as entry:
+        with self.requests.open(name, chain, request) as entry:
 
             def begun(session: int) -> None:
                 entry.session = session

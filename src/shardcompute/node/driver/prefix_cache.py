@@ -24,7 +24,7 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Parked:
-    scope: str
+    scope: tuple[str, str]
     ids: Ids
 
     @property
@@ -50,7 +50,7 @@ class PrefixStore:
         length = min(session.sent, len(session.known))
         if length < SHORTEST or not session.is_opened:
             return False
-        self._parked[session.id] = _Parked(session.request.scope, _array(session.known[:length]))
+        self._parked[session.id] = _Parked(session.request.prefix_scope, _array(session.known[:length]))
         return True
 
     def find(self, session: Session, running: Iterable[Session]) -> Prefix | None:
@@ -59,13 +59,17 @@ class PrefixStore:
         wanted = _array(session.known[:-1])
         best: Prefix | None = None
         for number, parked in self._parked.items():
-            if parked.scope == session.request.scope:
+            if parked.scope == session.request.prefix_scope:
                 # One that is wholly used up can be taken over as it is.
                 length = _common(wanted, parked.ids)
                 is_moved = length == len(parked.ids)
                 best = _longer(best, Prefix(number, length, is_moved))
         for other in running:
-            if other.is_opened and other.id != session.id and other.request.scope == session.request.scope:
+            if (
+                other.is_opened
+                and other.id != session.id
+                and other.request.prefix_scope == session.request.prefix_scope
+            ):
                 computed = _array(other.known[: min(other.sent, len(other.known))])
                 best = _longer(best, Prefix(other.id, _common(wanted, computed)))
         if best is None:

@@ -47,7 +47,7 @@ class ResumableGeneration:
                 try:
                     self._number = far.submit(self._chain, self._request, self._take, self._begun)
                 except LinkError as error:
-                    log.info("a generation stays here: %s", error.message)
+                    log.info("a generation stays here: %s", error.message, extra=self._log_fields())
                 else:
                     self._far = far
                     return
@@ -88,8 +88,14 @@ class ResumableGeneration:
         self._session = session
         self._on_session(session)
 
+    def _log_fields(self) -> dict[str, object]:
+        return {"request": self._request.request_id or None, "chain": self._chain}
+
     def _take_over(self) -> None:
-        log.info("a generation of %s goes on here after %d tokens", self._chain, len(self._received))
+        known = len(self._received)
+        log.info(
+            "a generation of %s goes on here after %d tokens", self._chain, known, extra=self._log_fields()
+        )
         self._far = None
         try:
             self._begun(self._home.submit(self._request, self._go_on, self._received))

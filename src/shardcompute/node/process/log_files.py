@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from shardcompute.core.settings import load_settings
-from shardcompute.node.telemetry.request_log import REQUEST_ID
 from shardcompute.security.secrets import RedactSecrets
 
 MOST_BYTES = 8 << 20
@@ -112,8 +111,6 @@ class JsonLines(logging.Formatter):
         fields |= {
             name: str(record.__dict__[name]) for name in _FIELDS if record.__dict__.get(name) is not None
         }
-        if REQUEST_ID.get():
-            fields.setdefault("request", REQUEST_ID.get())
         if record.exc_info and not record.exc_text:
             record.exc_text = self.formatException(record.exc_info)
         if record.exc_text:

@@ -13,19 +13,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
 from shardcompute.core.errors import ShardComputeError
-from shardcompute.core.generation import Delta, Timings
-from shardcompute.node.telemetry.usage import CALLER, UsageBook
+from shardcompute.core.generation import Delta, GenerationRequest, Timings
+from shardcompute.node.telemetry.usage import UsageBook
 from shardcompute.wire import StageTiming
 
 log = logging.getLogger(__name__)
-REQUEST_ID: ContextVar[str] = ContextVar("shardcompute_request_id", default="")
-"""The id of the HTTP request behind what runs now, as its client sees it; "" where there is none."""
 _RATE_WINDOW_S = 5.0
 StageTimes = Callable[[str], Sequence[StageTiming]]
 """What the stages of a chain did for its newest step."""
@@ -80,7 +77,7 @@ class RequestView:
 class RequestEntry:
     """One generation, from its request to its end."""
 
-    def __init__(self, log: RequestLog, id: str, model: str, chain: str, prompt_tokens: int) -> None:
+    def __init__(self, log: RequestLog, id: str, model: str, chain: str, request: GenerationRequest) -> None:
         self.has_started: Callable[[], bool] = lambda: False
         """Whether the chain works on it yet."""
         self.session: int | None = None
@@ -89,9 +86,9 @@ class RequestEntry:
         self.ended_as = 0
         """How many had ended when this one did; 0 while it runs."""
         self.id, self._model, self._chain = id, model, chain
-        self._key = CALLER.get()
+        self._key = request.caller
         self._stages = _StageSums()
-        self._prompt_tokens = prompt_tokens
+        self._prompt_tokens = len(request.prompt)
         self._generated = 0
         self._submitted_s = log.clock()
         self._started_at_s = log.wall_clock()
@@ -224,10 +221,10 @@ class RequestLog:
         """Call `listener` with every generation that ends, in the thread in which it does."""
         self._listeners.append(listener)
 
-    def open(self, model: str, chain: str, prompt_tokens: int) -> RequestEntry:
+    def open(self, model: str, chain: str, request: GenerationRequest) -> RequestEntry:
         with self._lock:
             self._opened += 1
-            entry = RequestEntry(self, self._choose_id(), model, chain, prompt_tokens)
+            entry = RequestEntry(self, self._choose_id(request.request_id), model, chain, request)
             self._ids.add(entry.id)
             self._live[id(entry)] = entry
         return entry
@@ -269,9 +266,9 @@ class RequestLog:
             closed = self._closed
         return tuple(entry.view() for entry in entries), closed
 
-    def _choose_id(self) -> str:
+    def _choose_id(self, request_id: str) -> str:
         """The HTTP request's own; its further generations, and requests of the same id, get a number after it."""
-        given = REQUEST_ID.get() or str(self._opened)
+        given = request_id or str(self._opened)
         others = (f"{given}.{number}" for number in itertools.count(2))
         return next(id for id in itertools.chain((given,), others) if id not in self._ids)
 

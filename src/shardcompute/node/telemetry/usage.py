@@ -9,11 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextvars import ContextVar
 from dataclasses import dataclass
 
-CALLER: ContextVar[str] = ContextVar("shardcompute_caller", default="")
-"""The public name of the API key behind what runs now; "" where none was asked for."""
 OTHERS = "others"
 _MOST_PAIRS = 256
 _SPANS = ((60, 60), (3600, 168))

@@ -14,12 +14,11 @@ from shardcompute.api import Limits, create_app
 from shardcompute.cluster_client import ClusterClient
 from shardcompute.control import events as happened
 from shardcompute.core.errors import AuthError, BackendError, QueueFullError, UnknownModelError, UsageError
-from shardcompute.core.generation import Delta, TokenChoice
+from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin.admin import ClusterAdmin
 from shardcompute.node.admin.views import ClusterView
 from shardcompute.node.service import ServiceLoad
-from shardcompute.node.telemetry.usage import CALLER
 from shardcompute.web import page_routes
 from support.api.bridge import Bridge
 from support.models.tiny_checkpoint import save_tiny_llama
@@ -106,7 +105,7 @@ def test_nodes_are_drained_and_revoked(client: ClusterClient, cluster: FakeClust
 
 def test_requests_are_listed(client: ClusterClient, cluster: FakeCluster) -> None:
     assert client.requests() == []
-    with cluster.pool.requests.open("org/tiny", "org/tiny#1", 7):
+    with cluster.pool.requests.open("org/tiny", "org/tiny#1", GenerationRequest((0,) * 7, 1)):
         (request,) = client.requests()
     assert (request.model, request.chain, request.state, request.prompt_tokens) == (
         "org/tiny",
@@ -405,18 +404,18 @@ def test_an_answer_that_is_not_ours() -> None:
 
 def test_requests_that_were_told_are_not_told_again(ask: Any, cluster: FakeCluster) -> None:
     for _ in range(3):
-        with cluster.pool.requests.open("org/tiny", "org/tiny#1", 7):
+        with cluster.pool.requests.open("org/tiny", "org/tiny#1", GenerationRequest((0,) * 7, 1)):
             pass
     first = ask("GET", "/cluster/requests").json()
     assert ([request["id"] for request in first["data"]], first["ended"]) == (["3", "2", "1"], 3)
-    with cluster.pool.requests.open("org/tiny", "org/tiny#1", 7):
+    with cluster.pool.requests.open("org/tiny", "org/tiny#1", GenerationRequest((0,) * 7, 1)):
         later = ask("GET", f"/cluster/requests?after={first['ended']}").json()
     assert [request["id"] for request in later["data"]] == ["4"]
     assert ask("GET", "/cluster/requests?after=-1").status_code == 400
 
 
 def test_usage_is_told_by_key_and_model(ask: Any, cluster: FakeCluster) -> None:
-    with cluster.pool.requests.open("org/tiny", "org/tiny#1", 7) as entry:
+    with cluster.pool.requests.open("org/tiny", "org/tiny#1", GenerationRequest((0,) * 7, 1)) as entry:
         entry.saw(Delta(tokens=(TokenChoice(1), TokenChoice(2))))
     usage = ask("GET", "/cluster/usage").json()
     [total] = usage["totals"]
@@ -455,7 +454,7 @@ def test_generations_know_the_public_name_of_their_key(fakes: Any, admin: Cluste
 
     class Service(fakes.FakeService):  # type: ignore[misc]
         def generate(self, model: str, request: Any) -> Any:
-            callers.append(CALLER.get())
+            callers.append(request.caller)
             return super().generate(model, request)
 
     own = admin.create_key("laptop")
@@ -468,4 +467,3 @@ def test_generations_know_the_public_name_of_their_key(fakes: Any, admin: Cluste
     assert callers[0] == own.id
     assert callers[1].startswith("key-")
     assert "given" not in callers[1]
-    assert CALLER.get() == ""

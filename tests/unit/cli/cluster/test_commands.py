@@ -19,6 +19,7 @@ from shardcompute.cli.format import format_duration, parse_duration
 from shardcompute.cluster_client import ClusterClient
 from shardcompute.control import events as happened
 from shardcompute.core.errors import CancelledError, CapacityError, SourceError, UsageError
+from shardcompute.core.generation import GenerationRequest
 from shardcompute.node.admin.views import FetchView
 from support.swarm.fake_cluster import MODEL, NOW_S
 
@@ -141,7 +142,7 @@ def test_nodes_as_table_map_and_json(cli: Cli, lab: Lab) -> None:
 
 def test_ps(cli: Cli, lab: Lab) -> None:
     assert "nothing has been asked" in cli("ps", *HERE).stderr
-    with lab.cluster.pool.requests.open("org/tiny", "org/tiny#1", 7):
+    with lab.cluster.pool.requests.open("org/tiny", "org/tiny#1", GenerationRequest((0,) * 7, 1)):
         (row,) = cli("ps", *HERE).stdout.splitlines()[1:]
         assert row.split()[:5] == ["1", "org/tiny", "org/tiny#1", "waiting", "7"]
         (told,) = json.loads(cli("ps", "--json", *HERE).stdout)

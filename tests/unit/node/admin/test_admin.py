@@ -12,7 +12,7 @@ import pytest
 
 from shardcompute.control import events as happened
 from shardcompute.core.errors import CapacityError, QueueFullError, SourceError, UnknownModelError, UsageError
-from shardcompute.core.generation import Delta, Timings, TokenChoice
+from shardcompute.core.generation import Delta, GenerationRequest, Timings, TokenChoice
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin.admin import ClusterAdmin
 from shardcompute.node.admin.downloads import Fetches
@@ -116,7 +116,7 @@ def test_a_model_that_does_not_fit_says_what_is_missing(settings: Settings) -> N
 def test_requests_are_followed_from_the_queue_to_their_end() -> None:
     now = [0.0]
     log = RequestLog(clock=lambda: now[0], wall_clock=lambda: 5.0)
-    with log.open("m", "m#1", 4) as entry:
+    with log.open("m", "m#1", GenerationRequest((0,) * 4, 1)) as entry:
         started = False
         entry.has_started = lambda: started
         assert log.views()[0].state == "waiting"
@@ -138,18 +138,18 @@ def test_requests_are_followed_from_the_queue_to_their_end() -> None:
 
 def test_requests_end_as_their_blocks_do() -> None:
     log = RequestLog()
-    with pytest.raises(CapacityError), log.open("m", "m#1", 1):
+    with pytest.raises(CapacityError), log.open("m", "m#1", GenerationRequest((0,) * 1, 1)):
         raise CapacityError("no room", hint="wait")
-    with pytest.raises(GeneratorExit), log.open("m", "m#1", 1):
+    with pytest.raises(GeneratorExit), log.open("m", "m#1", GenerationRequest((0,) * 1, 1)):
         raise GeneratorExit
     assert [(view.state, view.error) for view in log.views()] == [("cancelled", ""), ("failed", "no room")]
 
 
 def test_only_the_last_requests_are_kept_and_all_that_run() -> None:
     log = RequestLog(size=2)
-    running = [log.open("m", "m#1", 1) for _ in range(3)]
+    running = [log.open("m", "m#1", GenerationRequest((0,) * 1, 1)) for _ in range(3)]
     for _ in range(5):
-        with log.open("m", "m#1", 1):
+        with log.open("m", "m#1", GenerationRequest((0,) * 1, 1)):
             pass
     assert [view.id for view in log.views()] == ["3", "2", "1", "8", "7"]
     running[0].__exit__(None, None, None)

@@ -120,7 +120,14 @@ def test_requests_and_answers_travel_whole() -> None:
     sampling = Sampling(
         temperature=0.5, logit_bias=MappingProxyType({3: -1.0}), seed=(1 << 64) - 1, logprobs=2
     )
-    request = ask(sampling=sampling, stop_ids=frozenset({7}), scope="mine", shown_ids=frozenset({9}))
+    request = ask(
+        sampling=sampling,
+        stop_ids=frozenset({7}),
+        cache_salt="mine",
+        caller="key",
+        request_id="id",
+        shown_ids=frozenset({9}),
+    )
     with hosting() as lab:
         seen: list[GenerationRequest] = []
         submit = lab.host.submit

@@ -61,11 +61,19 @@ def test_a_session_that_is_still_answering_shares_too() -> None:
     assert first.tokens == continuation(ask(60).prompt, 50)
 
 
-def test_scopes_share_nothing() -> None:
+@pytest.mark.parametrize("field", ["caller", "cache_salt"])
+def test_scopes_share_nothing(field: str) -> None:
     driver, chain = connected(SHARING)
-    run(driver, chain, ask(60, 5, scope="one"))
-    assert cached(run(driver, chain, ask(60, 5, scope="other"))) == 0
-    assert cached(run(driver, chain, ask(60, 5, scope="one"))) > 0
+    run(driver, chain, ask(60, 5, **{field: "one"}))
+    assert cached(run(driver, chain, ask(60, 5, **{field: "other"}))) == 0
+    assert cached(run(driver, chain, ask(60, 5, **{field: "one"}))) > 0
+
+
+def test_a_caller_is_no_salt_and_a_request_id_neither() -> None:
+    driver, chain = connected(SHARING)
+    run(driver, chain, ask(60, 5, caller="one", request_id="a"))
+    assert cached(run(driver, chain, ask(60, 5, cache_salt="one"))) == 0
+    assert cached(run(driver, chain, ask(60, 5, caller="one", request_id="b"))) > 0
 
 
 def test_scored_prompts_are_computed() -> None:

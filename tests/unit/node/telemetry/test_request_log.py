@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import contextvars
 import json
 import logging
 from pathlib import Path
 
 import pytest
 
-from shardcompute.core.generation import Delta, Timings, TokenChoice
+from shardcompute.core.generation import Delta, GenerationRequest, Timings, TokenChoice
 from shardcompute.node.process.log_files import log_path, logging_to_file
-from shardcompute.node.telemetry.request_log import REQUEST_ID, RequestLog, RequestView
+from shardcompute.node.telemetry.request_log import RequestLog, RequestView
 
 
-def _in_request(id: str, log: RequestLog) -> str:
-    def ask() -> str:
-        REQUEST_ID.set(id)
-        with log.open("m", "m#1", 3) as entry:
-            entry.session = 5
-            entry.saw(Delta("a", (TokenChoice(1),), finish="stop", timings=Timings(cached_tokens=2)))
-        return entry.id
-
-    return contextvars.copy_context().run(ask)
+def _generate(id: str, log: RequestLog) -> str:
+    with log.open("m", "m#1", GenerationRequest((1, 2, 3), 1, request_id=id)) as entry:
+        entry.session = 5
+        entry.saw(Delta("a", (TokenChoice(1),), finish="stop", timings=Timings(cached_tokens=2)))
+    return entry.id
 
 
 def test_requests_are_known_by_the_id_that_clients_see() -> None:
     log = RequestLog(size=2)
-    assert _in_request("abc", log) == "abc"
+    assert _generate("abc", log) == "abc"
     # Clients may choose the same id again, and a request may have several generations.
-    assert _in_request("abc", log) == "abc.2"
-    assert _in_request("x", log) == "x"
+    assert _generate("abc", log) == "abc.2"
+    assert _generate("x", log) == "x"
     # "abc" has been forgotten by now.
-    assert _in_request("abc", log) == "abc"
+    assert _generate("abc", log) == "abc"
     assert [view.id for view in log.views()] == ["abc", "x"]
     assert log.views()[0].session == "5"
     assert log.views()[0].cached_tokens == 2
@@ -42,7 +37,7 @@ def test_listeners_hear_of_each_end_once() -> None:
     log = RequestLog()
     heard: list[RequestView] = []
     log.listen(heard.append)
-    with pytest.raises(ValueError), log.open("m", "m#1", 1) as entry:
+    with pytest.raises(ValueError), log.open("m", "m#1", GenerationRequest((0,) * 1, 1)) as entry:
         raise ValueError
     log.close(entry)
     assert [(view.state, view.error) for view in heard] == [("failed", "ValueError")]
@@ -58,7 +53,7 @@ def json_logs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_json_lines_name_the_request(tmp_path: Path) -> None:
     noted = logging.getLogger("test")
     with logging_to_file(tmp_path, "driver"):
-        _in_request("abc", RequestLog())
+        _generate("abc", RequestLog())
         noted.debug("key %s", "sk-sc-0123456789abcdef", extra={"chain": "m#1", "else": "no"})
         try:
             raise ValueError("two\nlines")

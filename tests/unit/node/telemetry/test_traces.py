@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardcompute.core.errors import CapacityError, UsageError
-from shardcompute.core.generation import Delta, Timings, TokenChoice
+from shardcompute.core.generation import Delta, GenerationRequest, Timings, TokenChoice
 from shardcompute.core.settings import load_settings
 from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.node.telemetry.traces import SpanWriter, tracing
@@ -37,7 +37,7 @@ def log(exporter: Any) -> RequestLog:
 
 
 def test_a_generation_is_a_span_with_its_parts(log: RequestLog, exporter: Any) -> None:
-    with log.open("m", "m#1", 4) as entry:
+    with log.open("m", "m#1", GenerationRequest((0,) * 4, 1)) as entry:
         entry.session = 5
         timings = Timings(0.5, 1.5, 2.0, 4, 1, cached_tokens=3)
         entry.saw(Delta("a", (TokenChoice(1),), finish="length", timings=timings))
@@ -60,7 +60,7 @@ def test_a_generation_is_a_span_with_its_parts(log: RequestLog, exporter: Any) -
 
 
 def test_a_failure_is_marked(log: RequestLog, exporter: Any) -> None:
-    with pytest.raises(CapacityError), log.open("m", "m#1", 4):
+    with pytest.raises(CapacityError), log.open("m", "m#1", GenerationRequest((0,) * 4, 1)):
         raise CapacityError("no room")
     (span,) = exporter.get_finished_spans()
     assert (span.status.status_code.name, span.status.description) == ("ERROR", "no room")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shardcompute.core.generation import Delta, Timings, TokenChoice
+from shardcompute.core.generation import Delta, GenerationRequest, Timings, TokenChoice
 from shardcompute.node.telemetry.request_log import RequestLog
-from shardcompute.node.telemetry.usage import CALLER, OTHERS, UsageBook
+from shardcompute.node.telemetry.usage import OTHERS, UsageBook
 from shardcompute.wire import StageTiming
 
 HOUR_S = 3600.0
@@ -70,12 +70,8 @@ def test_log_counts_for_the_caller_and_adds_up_stages() -> None:
     ]
     newest = [steps[0]]
     log = RequestLog(stage_times=lambda chain: newest[0])
-    token = CALLER.set("sk-sc-12345678")
-    try:
-        entry = log.open("tiny", "tiny#1", prompt_tokens=4)
-    finally:
-        CALLER.reset(token)
-    with entry:
+    request = GenerationRequest((1, 2, 3, 4), 3, caller="sk-sc-12345678")
+    with log.open("tiny", "tiny#1", request) as entry:
         entry.saw(Delta(tokens=(TokenChoice(1),)))
         entry.saw(Delta(tokens=(TokenChoice(2),)))  # of the same step
         newest[0] = steps[1]
@@ -102,9 +98,9 @@ def test_log_counts_for_the_caller_and_adds_up_stages() -> None:
 def test_only_later_ends_are_told_again() -> None:
     log = RequestLog(size=3)
     for _ in range(5):
-        with log.open("tiny", "tiny#1", 1):
+        with log.open("tiny", "tiny#1", GenerationRequest((0,) * 1, 1)):
             pass
-    running = log.open("tiny", "tiny#1", 1)
+    running = log.open("tiny", "tiny#1", GenerationRequest((0,) * 1, 1))
     views, ended = log.look()
     assert ([view.id for view in views], ended) == (["6", "5", "4", "3"], 5)
     assert [view.id for view in log.look(4)[0]] == ["6", "5"]
