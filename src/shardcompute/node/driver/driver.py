@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import (
     BackendError,
     CapacityError,
@@ -30,10 +29,11 @@ from shardcompute.node.driver.answer import AnswerText
 from shardcompute.node.driver.chain_port import ChainPort, ChainShape
 from shardcompute.node.driver.flights import Flight, Landing
 from shardcompute.node.driver.generation import Emit, Generation
+from shardcompute.node.driver.kv_budget import KvBudget
 from shardcompute.node.driver.limits import DriverLimits, DriverLoad, check_request
-from shardcompute.node.driver.scheduler import Scheduler, SchedulerLimits
-from shardcompute.node.driver.session import Session, round_to_pages
-from shardcompute.node.driver.speculator import RoutedSpeculator
+from shardcompute.node.driver.scheduler import PipeContext, Scheduler, SchedulerLimits
+from shardcompute.node.driver.session import Session
+from shardcompute.node.driver.speculator import RoutedSpeculator, TakeDraft
 from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.wire import StageTiming
 
@@ -52,15 +52,20 @@ class Driver:
         self._tokenizer = tokenizer
         self._limits = limits
         self._lock = threading.RLock()
-        self._speculator = RoutedSpeculator((NgramDrafter(), *drafters), limits.speculation, self._take_draft)
-        self._scheduler = Scheduler(
-            SchedulerLimits(max_sessions=limits.max_sessions), first_session, self._speculator
+        self._speculator = RoutedSpeculator(
+            (NgramDrafter(), *drafters),
+            limits.speculation,
+            self._take_draft,
+            can_foresee=limits.can_foresee,
         )
-        self._speculator.can_foresee = limits.can_foresee
+        self._budget = KvBudget()
+        self._scheduler = Scheduler(
+            SchedulerLimits(max_sessions=limits.max_sessions), first_session, self._speculator, self._budget
+        )
         self._generations: dict[int, Generation] = {}
         self._in_flight: dict[int, Flight] = {}
         self._port: ChainPort | None = None
-        self._shape = ChainShape(0)
+        self._stages = 1
         self._is_closed = False
         self._patience: threading.Timer | None = None
         """Runs while there is no chain, and none in sight."""
@@ -128,8 +133,8 @@ class Driver:
             return DriverLoad(
                 len(self._scheduler.running),
                 len(self._scheduler.waiting),
-                self._scheduler.used_tokens(),
-                self._shape.capacity_tokens,
+                self._budget.used_tokens,
+                self._budget.capacity_tokens,
             )
 
     def speculation(self) -> Mapping[str, float]:
@@ -140,7 +145,7 @@ class Driver:
     def drop_prefixes(self) -> None:
         """Give up what is kept of ended sessions."""
         with self._lock:
-            self._close_sessions(self._scheduler.prefixes.clear())
+            self._close_sessions(self._budget.evict_all())
 
     def close(self) -> None:
         """End every generation with an error; nothing is sent any more."""
@@ -150,7 +155,7 @@ class Driver:
             for generation in list(self._generations.values()):
                 self._end(generation)
                 generation.emit(CapacityError("the model is being shut down", hint="try again later"))
-            self._close_sessions(self._scheduler.prefixes.clear())
+            self._close_sessions(self._budget.evict_all())
             self._port = None
             self._speculator.close()
 
@@ -163,30 +168,21 @@ class Driver:
             self._in_flight.clear()
             # Also those whose end was told to a chain that broke before all stages heard of it.
             held = resumption.held if resumption is not None else frozenset()
-            kept = self._scheduler.prefixes.clear()
+            kept = self._scheduler.connect(shape)
             ended = {*self._ended, *held, *kept} - self._scheduler.running.keys()
             if ended:
                 port.close_sessions(sorted(ended))
                 self._ended = []
             for session in self._scheduler.running.values():
                 self._resume(session, port, shape, resumption)
-            self._scheduler.limits = SchedulerLimits(
-                chunk_rows=shape.max_rows,
-                max_sessions=self._limits.max_sessions,
-                max_wanted=shape.max_wanted,
-                # One frame for each stage keeps all of them busy, and frames as large as that allows.
-                frames_in_flight=shape.stages,
-            )
-            self._scheduler.shares_prefixes = shape.can_share
-            self._port, self._shape = port, shape
+            self._port, self._stages = port, shape.stages
             self._fill()
 
     def resize(self, shape: ChainShape) -> None:
         """The chain that is connected has more or less memory for us from now on; frames under way stay so."""
         with self._lock:
-            self._shape = shape
-            while self._free_tokens() < 0 and (given_up := self._give_up()) is not None:
-                self._close_sessions([given_up])
+            self._budget.capacity_tokens = shape.capacity_tokens
+            self._close_sessions(self._scheduler.shrink())
             self._fill()
 
     def disconnect(self) -> None:
@@ -194,6 +190,7 @@ class Driver:
         with self._lock:
             self._port = None
             self._in_flight.clear()
+            self._budget.disconnect()
 
     def fail_later(self, error: ShardComputeError, patience_s: float) -> None:
         """Unless a chain is connected by then, end every generation with this error."""
@@ -268,8 +265,7 @@ class Driver:
                 return
             if isinstance(error, CapacityError):
                 self._scheduler.undo(frame)
-                if len(self._scheduler.prefixes):
-                    self._close_sessions(self._scheduler.prefixes.clear())
+                self._close_sessions(self._budget.evict_all())
                 victim = None if sequence <= self._freed_after else self._scheduler.preempt()
                 if victim is not None:
                     self._close_sessions([victim.id])
@@ -296,13 +292,9 @@ class Driver:
         self._is_draining = self._is_draining and bool(self._in_flight)
         if self._is_draining:
             return
-        while self._port is not None and len(self._in_flight) < self._pipe_depth():
-            self._speculator.load = PipeLoad(
-                self._scheduler.answering(), len(self._in_flight), self._shape.stages
-            )
-            self._make_room()
-            free = self._speculator.free_tokens = self._free_tokens()
-            frame = self._scheduler.next_frame(free)
+        while self._port is not None and len(self._in_flight) < self._most_frames():
+            self._close_sessions(self._scheduler.make_room())
+            frame = self._scheduler.next_frame(self._context())
             if frame is None:
                 return
             now = time.monotonic()
@@ -313,12 +305,16 @@ class Driver:
             self._last_sent = frame.sequence
             self._port.send(frame)
 
-    def _pipe_depth(self) -> int:
-        """So many frames keep every stage busy: one for each, and as many as are on the wires between them."""
-        depth = self._speculator.router.pipe_depth(self._shape.stages)
-        if depth != self._scheduler.limits.frames_in_flight:
-            self._scheduler.limits = replace(self._scheduler.limits, frames_in_flight=depth)
-        return max(depth, self._speculator.most_frames())
+    def _most_frames(self) -> int:
+        """So many may be under way."""
+        return max(self._speculator.router.pipe_depth(self._stages), self._speculator.most_frames())
+
+    def _context(self) -> PipeContext:
+        return PipeContext(
+            PipeLoad(self._scheduler.answering(), len(self._in_flight), self._stages),
+            self._speculator.router.pipe_depth(self._stages),
+            self._budget.free_tokens,
+        )
 
     def _note(self, frame: Frame, landing: Landing, timings: Sequence[StageTiming]) -> None:
         """Learn from a frame that came back."""
@@ -343,12 +339,12 @@ class Driver:
                 is_sound = guessed is None or all(token < self._limits.vocab_size for token in guessed.ids)
                 self._speculator.foreseen(session, guessed if is_sound else None, seconds)
 
-    def _take_draft(self, session: int, take: Callable[[Session], None]) -> None:
+    def _take_draft(self, session: int, take: TakeDraft) -> None:
         """A slow drafter has answered, from a thread of its own."""
         with self._lock:
             generation = self._generations.get(session)
             if generation is not None:
-                take(generation.session)
+                take(generation.session, self._context())
                 self._fill()
 
     def _resume(
@@ -385,8 +381,7 @@ class Driver:
         self._scheduler.remove(generation.session)
         self._generations.pop(generation.session.id, None)
         self._speculator.forget(generation.session.id)
-        shares = self._port is not None and self._scheduler.shares_prefixes
-        if not (shares and self._scheduler.prefixes.park(generation.session)):
+        if not self._budget.keep(generation.session):
             self._close_sessions([generation.session.id])
 
     def _close_sessions(self, sessions: Sequence[int]) -> None:
@@ -398,27 +393,6 @@ class Driver:
             self._port.close_sessions(sessions)
         else:
             self._ended.extend(sessions)
-
-    def _free_tokens(self) -> int:
-        scheduler = self._scheduler
-        return self._shape.capacity_tokens - scheduler.used_tokens() - scheduler.prefixes.held_tokens
-
-    def _make_room(self) -> None:
-        """Give up what is kept of ended sessions where those under way, or the next one, need its memory."""
-        scheduler = self._scheduler
-        needed = PAGE_TOKENS * len(scheduler.running)
-        if scheduler.waiting:
-            needed += round_to_pages(len(scheduler.waiting[0].known) + 1)
-        while self._free_tokens() < needed and (evicted := scheduler.prefixes.evict()) is not None:
-            self._close_sessions([evicted])
-
-    def _give_up(self) -> int | None:
-        """The session whose memory is missed least: one that has ended, else the youngest; None for the last one."""
-        evicted = self._scheduler.prefixes.evict()
-        if evicted is not None:
-            return evicted
-        victim = self._scheduler.preempt()
-        return None if victim is None else victim.id
 
     def _drop_shared(self, frame: Frame) -> None:
         """Some stages may have begun these sessions with others' memory, some not: start again without."""

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from shardcompute.core.generation import GenerationRequest
 from shardcompute.core.steps import Frame, Opening, Picked, SessionRows
-from shardcompute.node.driver.prefix_cache import PrefixStore
-from shardcompute.node.driver.session import Session, round_to_pages
+from shardcompute.decoding.router import PipeLoad
+from shardcompute.node.driver.chain_port import ChainShape
+from shardcompute.node.driver.kv_budget import KvBudget
+from shardcompute.node.driver.session import Session
 
 _PROMPT_SHARE = 4
 """One row in so many is kept for prompts while others are answering."""
@@ -31,17 +33,27 @@ class SchedulerLimits:
     shared_rows: int = 64
     max_sessions: int = 16
     max_wanted: int = 64
-    frames_in_flight: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PipeContext:
+    """What there is to know of the chain while a frame is put together."""
+
+    load: PipeLoad
+    depth: int = 1
+    """So many frames keep every stage busy: one for each, and as many as are on the wires between them."""
+    free_tokens: int = 0
+    """KV that nobody holds yet."""
 
 
 class Speculator(Protocol):
     """Where drafts come from. Called while a frame is put together, so it must be quick."""
 
-    def can_extend(self, session: Session) -> bool:
+    def can_extend(self, session: Session, context: PipeContext) -> bool:
         """Whether `extend` may add to a session of which every row has been sent."""
         ...
 
-    def extend(self, session: Session) -> None:
+    def extend(self, session: Session, context: PipeContext) -> None:
         """Add to `assumed`, or set `ahead` or `is_drafting`; or leave the session as it is."""
         ...
 
@@ -53,10 +65,10 @@ class Speculator(Protocol):
 class PlainDecoding:
     """A `Speculator` that never does."""
 
-    def can_extend(self, session: Session) -> bool:
+    def can_extend(self, session: Session, context: PipeContext) -> bool:
         return False
 
-    def extend(self, session: Session) -> None:
+    def extend(self, session: Session, context: PipeContext) -> None:
         """Nothing is ever assumed."""
 
     def committed(self, session: Session, was_assumed: bool, is_right: bool) -> None:
@@ -65,19 +77,25 @@ class PlainDecoding:
 
 @dataclass(slots=True)
 class Scheduler:
-    """Owns the sessions of one chain."""
+    """Owns the sessions of one chain; `budget` knows which of them run, because they hold its memory."""
 
     limits: SchedulerLimits
     first_id: int = 1
     speculator: Speculator = field(default_factory=PlainDecoding)
-    prefixes: PrefixStore = field(default_factory=PrefixStore)
-    shares_prefixes: bool = False
-    """Whether the chain can begin a session with another's memory."""
-    running: dict[int, Session] = field(default_factory=dict)
+    budget: KvBudget = field(default_factory=KvBudget)
     waiting: deque[Session] = field(default_factory=deque)
     _turns: deque[int] = field(default_factory=deque)
     _sequence: int = 0
     _added: int = 0
+
+    @property
+    def running(self) -> dict[int, Session]:
+        return self.budget.running
+
+    def connect(self, shape: ChainShape) -> list[int]:
+        """Frames go to a chain of this shape from now on. Returns the sessions that were kept on the one before."""
+        self.limits = replace(self.limits, chunk_rows=shape.max_rows, max_wanted=shape.max_wanted)
+        return self.budget.connect(shape.capacity_tokens, can_share=shape.can_share)
 
     def add(self, request: GenerationRequest) -> Session:
         session = Session(self.first_id + self._added, request, list(request.prompt))
@@ -87,20 +105,24 @@ class Scheduler:
 
     def remove(self, session: Session) -> None:
         """The session is over, or nobody wants it any more."""
-        if self.running.pop(session.id, None) is not None:
+        if self.budget.release(session):
             self._turns.remove(session.id)
         elif session in self.waiting:
             self.waiting.remove(session)
 
-    def next_frame(self, free_tokens: int) -> Frame | None:
-        """The next step, or None when every session waits for results. `free_tokens` of KV bound new sessions."""
-        self._admit(free_tokens)
-        answering = [s for s in self._in_turn() if s.generated and self._is_due(s)]
+    def make_room(self) -> list[int]:
+        """Give up what is kept of ended sessions for those who run, or wait first. Returns what was given up."""
+        return self.budget.make_room(self.waiting[0] if self.waiting else None)
+
+    def next_frame(self, context: PipeContext) -> Frame | None:
+        """The next step, or None when every session waits for results."""
+        self._admit()
+        answering = [s for s in self._in_turn() if s.generated and self._is_due(s, context)]
         computing = [s for s in self._in_turn() if not s.generated and s.unsent]
         limits = self.limits
         room = min(limits.chunk_rows, limits.shared_rows) if answering else limits.chunk_rows
         reserved = -(-room // _PROMPT_SHARE) if computing else 0
-        work = self._answer(answering, room - reserved, limits.max_wanted - bool(reserved))
+        work = self._answer(answering, context, room - reserved, limits.max_wanted - bool(reserved))
         room -= sum(len(part.ids) for part in work)
         wanted = limits.max_wanted - sum(part.wanted for part in work)
         for session in computing:
@@ -161,9 +183,9 @@ class Scheduler:
 
     def preempt(self) -> Session | None:
         """Make room: the youngest session gives up its KV and starts again when there is room."""
-        if len(self.running) < 2:
+        session = self.budget.choose_victim()
+        if session is None:
             return None
-        session = self.running[max(self.running)]
         self.remove(session)
         session.forget()
         session.void_until = self._sequence
@@ -178,9 +200,18 @@ class Scheduler:
                 session.forget()
                 session.void_until = self._sequence
 
-    def used_tokens(self) -> int:
-        """KV that the running sessions hold or will need next, in tokens of whole pages."""
-        return sum(session.held_tokens for session in self.running.values())
+    def shrink(self) -> list[int]:
+        """Give up the sessions whose memory is missed least while there is too little: ended ones, then the youngest.
+        Returns what was given up."""
+        given_up: list[int] = []
+        while self.budget.free_tokens < 0:
+            if (kept := self.budget.evict()) is not None:
+                given_up.append(kept)
+            elif (victim := self.preempt()) is not None:
+                given_up.append(victim.id)
+            else:
+                break
+        return given_up
 
     def answering(self) -> int:
         """How many sessions have begun to answer."""
@@ -198,42 +229,31 @@ class Scheduler:
             taken.append(result)
         return taken
 
-    def _admit(self, free_tokens: int) -> None:
+    def _admit(self) -> None:
         while self.waiting and len(self.running) < self.limits.max_sessions:
-            needed = round_to_pages(len(self.waiting[0].known) + 1)
-            if self.running and needed > free_tokens:
+            if not self.budget.admit(self.waiting[0]):
                 return
-            session = self.waiting.popleft()
-            free_tokens -= needed
-            self._begin(session)
-            self.running[session.id] = session
-            self._turns.append(session.id)
-
-    def _begin(self, session: Session) -> None:
-        request = session.request
-        # Rows that are scored or looked at have to be computed.
-        if self.shares_prefixes and request.prompt_logprobs is None and not request.sampling.wants_hidden:
-            prefix = self.prefixes.find(session, self.running.values())
-            if prefix is not None:
-                session.begin_with(prefix)
+            self._turns.append(self.waiting.popleft().id)
 
     def _in_turn(self) -> list[Session]:
         return [self.running[i] for i in self._turns]
 
-    def _is_due(self, session: Session) -> bool:
+    def _is_due(self, session: Session, context: PipeContext) -> bool:
         if session.is_drafting:
             return False
-        return session.unsent > 0 or self.speculator.can_extend(session)
+        return session.unsent > 0 or self.speculator.can_extend(session, context)
 
-    def _answer(self, answering: list[Session], room: int, wanted: int) -> list[SessionRows]:
+    def _answer(
+        self, answering: list[Session], context: PipeContext, room: int, wanted: int
+    ) -> list[SessionRows]:
         """Rows of sessions that are answering: with several frames in flight, each takes its share of the sessions
         so that every stage has one."""
-        share = -(-len(self.running) // self.limits.frames_in_flight)
+        share = -(-len(self.running) // context.depth)
         work: list[SessionRows] = []
         for session in answering:
             if len(work) == share:
                 break
-            self.speculator.extend(session)
+            self.speculator.extend(session, context)
             part = None if session.is_drafting else _next_work(session, room, wanted)
             if part is not None:
                 work.append(part)

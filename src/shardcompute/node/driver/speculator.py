@@ -19,15 +19,17 @@ from shardcompute.core.generation import GenerationRequest, Speculation
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.steps import Foreseen
 from shardcompute.decoding.drafting import Draft, Drafter
-from shardcompute.decoding.router import DraftOffer, DraftPlan, PipeLoad, Router
+from shardcompute.decoding.router import DraftOffer, DraftPlan, Router
 from shardcompute.node.driver.head_drafts import ForeseenDrafter
+from shardcompute.node.driver.scheduler import PipeContext
 from shardcompute.node.driver.session import Session
 
 log = logging.getLogger(__name__)
 MOST_TOKENS = 16
 MOST_FRAMES = 8
 _PLAIN = DraftPlan(None, 0, 1, "not asked yet")
-OnDraft = Callable[[int, Callable[[Session], None]], None]
+TakeDraft = Callable[[Session, PipeContext], None]
+OnDraft = Callable[[int, TakeDraft], None]
 """Given a session and what is to be done with it, under the lock, now that its draft is there."""
 
 
@@ -57,14 +59,18 @@ class DraftStats:
 class RoutedSpeculator:
     """A `scheduler.Speculator` that asks a router what pays."""
 
-    def __init__(self, drafters: Sequence[Drafter], default: Speculation, on_draft: OnDraft) -> None:
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        default: Speculation,
+        on_draft: OnDraft,
+        *,
+        can_foresee: bool = False,
+    ) -> None:
+        """`can_foresee`: the last stage can guess ahead."""
         self._default = default
         self.router = Router()
-        self.load = PipeLoad(0, 0, 1)
-        self.free_tokens = 0
-        """KV that nobody holds yet."""
-        self.can_foresee = False
-        """Whether the last stage can guess ahead."""
+        self._can_foresee = can_foresee
         self._foreseen = ForeseenDrafter()
         self._drafters: Mapping[str, Drafter] = {
             drafter.name: drafter for drafter in (*drafters, self._foreseen)
@@ -77,7 +83,7 @@ class RoutedSpeculator:
 
     @property
     def available(self) -> list[str]:
-        return [name for name in self._drafters if name != self._foreseen.name or self.can_foresee]
+        return [name for name in self._drafters if name != self._foreseen.name or self._can_foresee]
 
     def wish(self, request: GenerationRequest) -> Speculation:
         return request.speculation or self._default
@@ -120,41 +126,41 @@ class RoutedSpeculator:
 
     # For the scheduler
 
-    def can_extend(self, session: Session) -> bool:
+    def can_extend(self, session: Session, context: PipeContext) -> bool:
         course = self.course(session.id)
         return (
             bool(session.assumed)
             and course.round.drafter in self._drafters
             and len(session.flights) < course.round.frames
             and course.dry_at != session.length
-            and self._room(session) > 0
+            and self._room(session, context) > 0
         )
 
-    def extend(self, session: Session) -> None:
-        self._extend(session)
-        if self.can_foresee and not session.flights:
+    def extend(self, session: Session, context: PipeContext) -> None:
+        self._extend(session, context)
+        if self._can_foresee and not session.flights:
             wish = self.wish(session.request)
-            session.ahead = self.router.ask_ahead(session.id, wish, self._foreseen.name, self.load)
+            session.ahead = self.router.ask_ahead(session.id, wish, self._foreseen.name, context.load)
 
-    def _extend(self, session: Session) -> None:
+    def _extend(self, session: Session, context: PipeContext) -> None:
         is_first = not session.assumed and session.sent == len(session.known) - 1
-        if not is_first and (session.unsent or not self.can_extend(session)):
+        if not is_first and (session.unsent or not self.can_extend(session, context)):
             return
         course = self.course(session.id)
-        room = self._room(session)
+        room = self._room(session, context)
         if course.dry_at == session.length or room < 1:
             return
         wish = self.wish(session.request)
         if not is_first:
-            self._draft(session, course, room)
+            self._draft(session, course, room, context)
             return
         course.records.clear()
-        if wish.drafter == "auto" and self._draft_at_hand(session, course, room):
+        if wish.drafter == "auto" and self._draft_at_hand(session, course, room, context):
             return
         available = [name for name in self.available if self._may_have(name, session)]
         while available:
-            course.round = self.router.choose(session.id, wish, available, self.load)
-            if course.round.drafter is None or self._draft(session, course, room):
+            course.round = self.router.choose(session.id, wish, available, context.load)
+            if course.round.drafter is None or self._draft(session, course, room, context):
                 return
             # This one has nothing to offer; another may.
             available = [name for name in available if name != course.round.drafter]
@@ -189,7 +195,7 @@ class RoutedSpeculator:
     def _may_have(self, drafter: str, session: Session) -> bool:
         return drafter != self._foreseen.name or self._foreseen.has(session.id, session.known)
 
-    def _draft_at_hand(self, session: Session, course: DraftStats, room: int) -> bool:
+    def _draft_at_hand(self, session: Session, course: DraftStats, room: int, context: PipeContext) -> bool:
         """Where drafts are there already, or cost nothing, take the one that promises most."""
         offers = []
         for drafter in self._drafters.values():
@@ -201,13 +207,13 @@ class RoutedSpeculator:
                     offers.append(DraftOffer(drafter.name, draft.grade, len(draft.ids)))
         others = [name for name in self.available if self._drafters[name].is_slow]
         wish = self.wish(session.request)
-        chosen = self.router.compare(session.id, wish, offers, self.load, others)
+        chosen = self.router.compare(session.id, wish, offers, context.load, others)
         if chosen is None:
             return False
         course.round = chosen
-        return self._draft(session, course, room)
+        return self._draft(session, course, room, context)
 
-    def _draft(self, session: Session, course: DraftStats, room: int) -> bool:
+    def _draft(self, session: Session, course: DraftStats, room: int, context: PipeContext) -> bool:
         """Have the round's drafter add to the session; False if it has nothing to offer."""
         limit = min(course.round.tokens, room)
         if course.round.drafter is None or limit < 1:
@@ -218,13 +224,13 @@ class RoutedSpeculator:
             return True
         began_s = time.perf_counter()
         draft = drafter.propose(session.id, session.known, session.assumed, limit, session.opening())
-        return self._take(session, drafter.name, draft, time.perf_counter() - began_s)
+        return self._take(session, context, drafter.name, draft, time.perf_counter() - began_s)
 
-    def _room(self, session: Session) -> int:
+    def _room(self, session: Session, context: PipeContext) -> int:
         """How many more tokens may be assumed. The last one asked for is never drafted, it is picked; and drafts
         are not worth making room for."""
         wanted = session.request.max_tokens - session.generated - len(session.assumed) - 1
-        pages = self.free_tokens // PAGE_TOKENS * PAGE_TOKENS
+        pages = context.free_tokens // PAGE_TOKENS * PAGE_TOKENS
         return min(wanted, session.held_tokens + max(pages, 0) - session.length - 1)
 
     def _draft_aside(self, session: Session, drafter: Drafter, limit: int) -> None:
@@ -241,17 +247,19 @@ class RoutedSpeculator:
                 draft = Draft(())
             seconds = time.perf_counter() - began_s
 
-            def take(session: Session) -> None:
+            def take(session: Session, context: PipeContext) -> None:
                 session.is_drafting = False
                 if [*session.known, *session.assumed] == [*known, *assumed]:
-                    self._take(session, drafter.name, draft, seconds)
+                    self._take(session, context, drafter.name, draft, seconds)
 
             self._on_draft(session.id, take)
 
         assert self._thread is not None
         self._thread.submit(work)
 
-    def _take(self, session: Session, drafter: str, draft: Draft, seconds: float) -> bool:
+    def _take(
+        self, session: Session, context: PipeContext, drafter: str, draft: Draft, seconds: float
+    ) -> bool:
         """False if there is nothing worth sending."""
         course = self.course(session.id)
         course.draft_s += seconds
@@ -260,7 +268,7 @@ class RoutedSpeculator:
             if drafter != self._foreseen.name:
                 self.router.drafted(session.id, drafter, seconds, count)
             if self.wish(session.request).tokens is None:
-                count = self.router.worth(session.id, drafter, draft.grade, count, self.load)
+                count = self.router.worth(session.id, drafter, draft.grade, count, context.load)
         else:
             self.router.missed(session.id, drafter)
         if count < 1:

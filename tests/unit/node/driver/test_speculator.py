@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import GenerationRequest, Speculation
+from shardcompute.decoding.ngram import NgramDrafter
 from shardcompute.decoding.router import PipeLoad
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.limits import DriverLimits
+from shardcompute.node.driver.scheduler import PipeContext
 from shardcompute.node.driver.session import Session
+from shardcompute.node.driver.speculator import RoutedSpeculator
 from shardcompute.node.rpc.session_ids import Resumption
 from support.models.drafters import Oracle
 from support.swarm.fake_chain import PIPELINE, Caller, FakeChain, Letters, ask, continuation, submit
@@ -224,36 +227,46 @@ def test_a_session_that_ends_is_forgotten_by_its_drafter() -> None:
     assert oracle.forgotten == [generation]
 
 
-def repeating(oracle: Oracle) -> tuple[Driver, Session]:
+def repeating(oracle: Oracle) -> tuple[RoutedSpeculator, Session]:
     """A session whose text repeats itself, on a ring that is known to be slow."""
-    limits = DriverLimits(vocab_size=30, context_length=1000)
-    driver = Driver(cast(Tokenizer, Letters()), limits, drafters=[oracle])
-    speculator = driver._speculator
-    speculator.free_tokens = 1000
-    speculator.load = PipeLoad(1, 0, 2)
+    speculator = RoutedSpeculator([NgramDrafter(), oracle], Speculation(), lambda session, take: None)
     for rows in (1, 4, 16) * 20:
         speculator.router.traversed(rows, 0.1, [0.002, 0.002])
     prompt = tuple([0, 1, 2] * 20)
-    return driver, Session(1, GenerationRequest(prompt, 50), [*prompt, 0], sent=len(prompt))
+    return speculator, Session(1, GenerationRequest(prompt, 50), [*prompt, 0], sent=len(prompt))
+
+
+RING = PipeContext(PipeLoad(1, 0, 2), depth=2, free_tokens=1000)
 
 
 def test_a_free_draft_that_is_sure_goes_before_a_drafter_that_is_better_in_the_mean() -> None:
-    driver, session = repeating(Oracle(lambda prompt: [0, 1, 2] * 20, is_slow=True))
+    speculator, session = repeating(Oracle(lambda prompt: [0, 1, 2] * 20, is_slow=True))
     for _ in range(50):
-        driver._speculator.router.verified(1, "ngram", 3, 8, 8)
-        driver._speculator.router.verified(1, "model", 1, 4, 3)
-    driver._speculator.extend(session)
-    assert driver._speculator.course(1).round.drafter == "ngram"
+        speculator.router.verified(1, "ngram", 3, 8, 8)
+        speculator.router.verified(1, "model", 1, 4, 3)
+    speculator.extend(session, RING)
+    assert speculator.course(1).round.drafter == "ngram"
     assert session.assumed[:2] == [1, 2]
-    driver.close()
+    speculator.close()
 
 
 def test_a_slow_drafter_is_asked_where_the_draft_at_hand_is_poor() -> None:
-    driver, session = repeating(Oracle(lambda prompt: [0, 1, 2] * 20, is_slow=True))
+    speculator, session = repeating(Oracle(lambda prompt: [0, 1, 2] * 20, is_slow=True))
     for _ in range(100):
-        driver._speculator.router.verified(1, "ngram", 3, 8, 0)
-        driver._speculator.router.verified(1, "model", 1, 4, 4)
-    driver._speculator.extend(session)
-    assert driver._speculator.course(1).round.drafter == "model"
+        speculator.router.verified(1, "ngram", 3, 8, 0)
+        speculator.router.verified(1, "model", 1, 4, 4)
+    speculator.extend(session, RING)
+    assert speculator.course(1).round.drafter == "model"
     assert session.is_drafting
-    driver.close()
+    speculator.close()
+
+
+def test_drafts_are_not_worth_making_room_for() -> None:
+    speculator, session = repeating(Oracle(lambda prompt: [0, 1, 2] * 20))
+    session.known.extend([1, 2])  # with the next one they fill its page
+    session.sent += 2
+    speculator.extend(session, replace(RING, free_tokens=PAGE_TOKENS - 1))
+    assert session.assumed == []
+    speculator.extend(session, replace(RING, free_tokens=PAGE_TOKENS))
+    assert session.assumed
+    speculator.close()
