@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run up test test-failed test-long check format compat bench clean
+.PHONY: help setup setup-run up test test-failed test-long test-ci check format compat bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -28,13 +28,16 @@ up: $(VENV)/.run ## Serve the embedded default model
 	@$(BIN)/shardcompute up
 
 test: $(VENV)/.dev ## Run the tests (about twelve minutes on two cores)
-	@$(BIN)/python -m pytest tests -m "not long"
+	@$(BIN)/python scripts/suite.py
 
 test-failed: $(VENV)/.dev ## Run once more what failed last time
-	@$(BIN)/python -m pytest tests -m "not long" --last-failed --last-failed-no-failures none
+	@$(BIN)/python -m pytest tests --last-failed --last-failed-no-failures none
 
-test-long: $(VENV)/.dev ## Run the long suites too
-	@$(BIN)/python -m pytest tests
+test-long: $(VENV)/.dev ## Run the long suites too (more than an hour)
+	@$(BIN)/python scripts/suite.py --long
+
+test-ci: $(VENV)/.dev ## Run the tests and the long suites in a small form, as .ci/run does
+	@$(BIN)/python scripts/suite.py --ci
 
 check: $(VENV)/.dev ## Lint, types, import directions, unit tests
 	@$(BIN)/ruff check src tests
@@ -43,14 +46,14 @@ check: $(VENV)/.dev ## Lint, types, import directions, unit tests
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/file_map.py --check
 	@$(BIN)/python scripts/docs_reference.py --check
-	@$(BIN)/python -m pytest tests/unit tests/property
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/property -n 2 --dist loadfile
 
 format: $(VENV)/.dev ## Format the code
 	@$(BIN)/ruff check --fix src tests
 	@$(BIN)/ruff format src tests
 
-compat: $(VENV)/.dev ## Try unmodified clients, each in an environment of its own, against real servers
-	@$(BIN)/python scripts/compat.py --data $(DATA)
+compat: $(VENV)/.dev ## Try unmodified clients, each in an environment of its own, against real servers (CLIENTS="openai llm")
+	@$(BIN)/python scripts/compat.py --data $(DATA) $(CLIENTS)
 
 bench: $(VENV)/.dev ## Measure the engine and its weight forms; results under bench/results
 	@$(BIN)/shardcompute bench engine --json bench/results/engine.json

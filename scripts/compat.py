@@ -62,7 +62,7 @@ TABLE = (
 def main() -> int:
     options = _read_options()
     clients = [client for client in TABLE if not options.client or client.name in options.client]
-    failures = 0
+    failures = tried = 0
     with contextlib.ExitStack() as stack:
         tame = any(not client.is_wild for client in clients)
         names = (options.server or SERVERS) if tame else ()
@@ -73,15 +73,23 @@ def main() -> int:
                 servers = (
                     [own.enter_context(serving("short", MODEL_NAME, SHORT))] if client.is_wild else shared
                 )
-                why = try_client(client, servers, options.cache, options.data)
+                try:
+                    why = try_client(client, servers, options.cache, options.data)
+                except NotInstalledError as error:
+                    why = f"cannot be installed: {error}"
+                    if options.may_skip:
+                        print(f"{client.name:18} SKIPPED, {why}", flush=True)
+                        continue
+            tried += 1
             failures += bool(why)
             verdict = f"failed: {why}" if why else f"ok ({', '.join(server.name for server in servers)})"
             print(f"{client.name:18} {time.monotonic() - started:5.0f} s  {verdict}", flush=True)
+    print(f"{tried - failures} of {len(clients)} clients content, {len(clients) - tried} skipped", flush=True)
     return 1 if failures else 0
 
 
 def try_client(client: Client, servers: Sequence[Server], cache: Path, data: Path) -> str:
-    """Empty, or why it failed."""
+    """Empty, or why it failed. Raises NotInstalledError."""
     try:
         python = environment(client, cache)
         with tempfile.TemporaryDirectory(prefix="shardcompute-compat-") as folder:
@@ -90,6 +98,8 @@ def try_client(client: Client, servers: Sequence[Server], cache: Path, data: Pat
                 run(command(client, python, server, data, Path(folder, server.name)), server.name)
                 if client.has_scores:
                     scores.append(Path(folder, server.name).read_text())
+    except NotInstalledError:
+        raise
     except CompatError as error:
         return str(error)
     if len(set(scores)) > 1:
@@ -101,6 +111,10 @@ class CompatError(Exception):
     """A client could not be installed, or was not content."""
 
 
+class NotInstalledError(CompatError):
+    """The package index did not give what the client needs."""
+
+
 def environment(client: Client, cache: Path) -> Path:
     """The interpreter of an environment with the client in it."""
     folder = cache / client.name
@@ -110,7 +124,10 @@ def environment(client: Client, cache: Path) -> Path:
         return python
     run([sys.executable, "-m", "venv", "--clear", str(folder)], "venv")
     install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    run([*install, *client.packages], "pip")
+    try:
+        run([*install, *client.packages], "pip")
+    except CompatError as error:
+        raise NotInstalledError(str(error)) from error
     mark.write_text(wanted)
     return python
 
@@ -161,6 +178,7 @@ def _read_options() -> argparse.Namespace:
     names = [client.name for client in TABLE]
     parser.add_argument("client", nargs="*", metavar="client", help=f"of: {', '.join(names)}; all by default")
     parser.add_argument("--server", action="append", choices=SERVERS, help="may be repeated; all by default")
+    parser.add_argument("--may-skip", action="store_true", help="do not fail for what cannot be installed")
     parser.add_argument("--cache", type=Path, default=ROOT / ".venv" / "compat")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
     options = parser.parse_args()

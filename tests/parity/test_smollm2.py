@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -41,18 +41,15 @@ def files_of(path: Path) -> ModelFiles:
 
 
 @pytest.fixture(scope="module")
-def reference(smollm2_gguf: Path) -> Iterator[Any]:
+def reference(smollm2_gguf: Path) -> Any:
     """`transformers` with the same file, widened to float32."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     transformers.logging.disable_progress_bar()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
     )
-    yield model.eval().requires_grad_(False)
-    torch.set_num_threads(threads)
+    return model.eval().requires_grad_(False)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,93 @@
+"""`make test`: the test suite in two parts, what shares nothing side by side and what starts whole clusters one by one.
+
+A failure in one part does not hide the other; what failed is named at the end. `--ci` adds the long suites in a small
+form, and runs once more what failed and is listed in tests/known_flaky.txt; whatever else fails has failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+KNOWN_FLAKY = ROOT / "tests" / "known_flaky.txt"
+LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
+SIDE_BY_SIDE = ("tests/unit", "tests/property", "tests/parity")
+ONE_BY_ONE = ("tests/cluster", "tests/compat", "tests/docs", "tests/process", "tests/ui")
+MOST_JOBS = 4
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+PASSED, FAILED = 0, 1
+
+
+def main() -> int:
+    options = _read_options()
+    known = read_known(KNOWN_FLAKY.read_text())
+    LAST_FAILED.unlink(missing_ok=True)
+    wanted = [] if options.long else ["-m", "not long" if options.ci else "not long and not ci"]
+    jobs = str(max(2, min(MOST_JOBS, os.cpu_count() or 2)))
+    statuses = [
+        # By file: tests of a file share what it costs to open a model.
+        run([*SIDE_BY_SIDE, *wanted, "-n", jobs, "--dist", "loadfile"], ONE_THREAD),
+        run([*ONE_BY_ONE, *wanted]),
+    ]
+    if not any(statuses):
+        return PASSED
+    failed = read_failed()
+    tell("failed", [f"{test}  (known: {known[test]})" if test in known else test for test in failed])
+    if not options.ci or set(statuses) - {PASSED, FAILED} or set(failed) - set(known):
+        return FAILED
+    print("All of them are known to fail now and then. Once more, by themselves:", flush=True)
+    status = run(failed)
+    tell("failed once", failed)
+    tell("failed again", read_failed() if status else [])
+    return PASSED if status == PASSED else FAILED
+
+
+def run(arguments: Sequence[str], surroundings: dict[str, str] | None = None) -> int:
+    command = [sys.executable, "-m", "pytest", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **(surroundings or {})}, check=False
+    ).returncode
+
+
+def read_failed() -> list[str]:
+    """The tests that failed since the beginning, or when they ran last."""
+    return sorted(json.loads(LAST_FAILED.read_text())) if LAST_FAILED.exists() else []
+
+
+def read_known(text: str) -> dict[str, str]:
+    """Reasons by test. Raises ValueError for a line without a reason and for a test that is no longer there."""
+    known = {}
+    for line in text.splitlines():
+        test, _, reason = line.partition("  ")
+        if not test or test.startswith("#"):
+            continue
+        path, _, name = test.partition("::")
+        function = f"def {name.partition('[')[0]}("
+        if not reason.strip():
+            raise ValueError(f"{KNOWN_FLAKY.name}: {test} has no reason")
+        if not (ROOT / path).is_file() or function not in (ROOT / path).read_text():
+            raise ValueError(f"{KNOWN_FLAKY.name}: there is no {test} any more")
+        known[test] = reason.strip()
+    return known
+
+
+def tell(what: str, tests: Sequence[str]) -> None:
+    if tests:
+        print(f"{what}:", *tests, sep="\n  ", flush=True)
+
+
+def _read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ci", action="store_true", help="as .ci/run does")
+    parser.add_argument("--long", action="store_true", help="the long suites too")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
