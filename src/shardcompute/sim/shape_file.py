@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -41,16 +42,17 @@ def parse_shape_option(text: str) -> tuple[str, Path]:
 class ShapeReader:
     """What the file says now, read again at most every 50 ms. Methods may be called from any thread."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
+        self._clock = clock
         self._lock = threading.Lock()
         self._stamp = (0, 0)
-        self._looked_s = 0.0
+        self._looked_s = clock()
         self._shape = self._read()
 
     def shape(self) -> NetworkShape:
         with self._lock:
-            now_s = time.monotonic()
+            now_s = self._clock()
             if now_s - self._looked_s >= _LOOK_S:
                 self._looked_s = now_s
                 if self._stamp_of_file() != self._stamp:

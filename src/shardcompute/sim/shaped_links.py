@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -43,11 +44,12 @@ class Weather(Protocol):
         """The conditions now."""
 
 
-class _Uplink:
+class Uplink:
     """A machine's uplink, shared by all links of its process."""
 
-    def __init__(self, machine: str, weather: Weather) -> None:
+    def __init__(self, machine: str, weather: Weather, clock: Callable[[], float] = time.monotonic) -> None:
         self.machine = machine
+        self.clock = clock
         self._weather = weather
         self._lock = threading.Lock()
         self._line = Line(1.0, 0.0)
@@ -60,10 +62,10 @@ class _Uplink:
     def arrival_s(self, peer: str, size_bytes: int) -> float:
         """When a frame that is sent now is there, were the path never cut."""
         if peer == self.machine:
-            return time.monotonic()
+            return self.clock()
         conditions = self._weather.shape().conditions
         path, port = conditions.path(self.machine, peer), conditions.port(self.machine)
-        now_s = time.monotonic()
+        now_s = self.clock()
         with self._lock:
             if self._line.bytes_per_s != port.uplink_bytes_per_s:
                 self._line.retune(port.uplink_bytes_per_s, port.queue_s, now_s)
@@ -78,7 +80,7 @@ class _Uplink:
 class ShapedLink(WrappedLink):
     """One end of a link to a machine that is far away."""
 
-    def __init__(self, link: Link, role: str, far: str, uplink: _Uplink, options: LinkOptions) -> None:
+    def __init__(self, link: Link, role: str, far: str, uplink: Uplink, options: LinkOptions) -> None:
         super().__init__(link)
         self.role = role
         self._far = far
@@ -151,7 +153,7 @@ class ShapedLink(WrappedLink):
 
     def _wait_until(self, due_s: float) -> bool:
         """True when the frame has arrived; False if the link was given up first."""
-        while (left_s := due_s - time.monotonic()) > 0:
+        while (left_s := due_s - self._uplink.clock()) > 0:
             with self._changed:
                 if not self._queue:
                     return False
@@ -169,7 +171,7 @@ class ShapedLink(WrappedLink):
 
 
 class ShapedListener(Closing):
-    def __init__(self, listener: Listener, uplink: _Uplink, options: LinkOptions) -> None:
+    def __init__(self, listener: Listener, uplink: Uplink, options: LinkOptions) -> None:
         self._listener = listener
         self._uplink = uplink
         self._options = options
@@ -190,11 +192,13 @@ class ShapedListener(Closing):
 class ShapedTransport:
     """The links of a process on `machine`."""
 
-    def __init__(self, inner: Transport, machine: str, weather: Weather) -> None:
+    def __init__(
+        self, inner: Transport, machine: str, weather: Weather, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         weather.shape().conditions.index(machine)
         self._inner = inner
         self._weather = weather
-        self._uplink = _Uplink(machine, weather)
+        self._uplink = Uplink(machine, weather, clock)
 
     def dial(self, url: str, ours: Hello, options: LinkOptions = DEFAULT_OPTIONS) -> ShapedLink:
         far = self._machine_at(url)

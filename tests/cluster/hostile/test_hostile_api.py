@@ -20,6 +20,7 @@ from shardcompute.api import Limits, connections, create_app, server
 from shardcompute.api.connections import BoundedConnection, choose_most_connections
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from support.api.api_server import TIMEOUT_S, ApiServer, read_all, read_answer, request
+from support.network.papers import drip
 from support.swarm.lab import LabSwarm, swarm
 
 KEY = "key"
@@ -231,18 +232,6 @@ def test_more_connections_than_are_allowed(
 
 def test_the_bound_leaves_files_for_the_cluster() -> None:
     assert 64 <= choose_most_connections() <= 4096
-
-
-def drip(sock: socket.socket, byte: bytes) -> bytes:
-    """Send this now and then until the server has had enough; what it said in the end."""
-    sock.settimeout(0.02)
-    for _ in range(1000):
-        try:
-            return b"".join(read_all(sock))
-        except TimeoutError:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                sock.sendall(byte)
-    pytest.fail("the server waits for as long as a byte comes now and then")
 
 
 @pytest.mark.parametrize("content", [b"", b"POST /v1/comple", request("/v1/completions")[:-2]])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 from shardcompute.security import ClusterAuthority, Credentials, NodeIdentity, Role
 from shardcompute.wire import (
@@ -69,6 +72,23 @@ def connect_tls(url: str, context: ssl.SSLContext) -> ssl.SSLSocket:
 
 def frame_bytes(message: Message, *body: bytes) -> bytes:
     return b"".join(pack_frame(message, body, WireLimits()))
+
+
+def drip(sock: socket.socket, byte: bytes) -> bytes:
+    """Send this now and then until the other side has had enough; what it said in the end."""
+    sock.settimeout(0.02)
+    content = b""
+    for _ in range(1000):
+        try:
+            while chunk := sock.recv(65536):
+                content += chunk
+            return content
+        except TimeoutError:
+            with contextlib.suppress(OSError):
+                sock.sendall(byte)
+        except OSError:
+            return content
+    pytest.fail("a byte now and then is enough to be waited for")
 
 
 def read_end(sock: socket.socket) -> bytes:
