@@ -43,7 +43,9 @@ async def metrics(request: Request) -> Response:
     context = context_of(request)
     admin: ClusterAdmin | None = request.app.state.admin
     cluster = None if admin is None else await asyncio.to_thread(admin.health)
-    return Response(context.metrics.render(context.service, cluster), headers={"content-type": CONTENT_TYPE})
+    snapshot = context.metrics.snapshot(context.service, cluster)
+    # Many series take milliseconds to write, in which tokens would have to wait.
+    return Response(await asyncio.to_thread(snapshot.render), headers={"content-type": CONTENT_TYPE})
 
 
 OPERATIONAL_ROUTES: tuple[ApiRoute, ...] = (

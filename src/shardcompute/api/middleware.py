@@ -81,4 +81,4 @@ class RequestIdMiddleware:
         """Only paths and methods that we know become labels, so that nobody can fill our memory with them."""
         path = scope["path"] if scope["path"] in self._known_paths else "other"
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        self._metrics.http_requests.add(1, path, method, str(status or CLIENT_LEFT_STATUS))
+        self._metrics.http_requests.labels(path, method, str(status or CLIENT_LEFT_STATUS)).inc()

@@ -60,7 +60,7 @@ def test_a_lost_machine_is_counted(tmp_path: Path, tiny: Path, alone: Alone) -> 
         assert health.incidents.replans[lab.model] >= 1
         assert health.nodes_by_status["lost"] == 1
         assert sum(health.weights_sent_bytes.values()) > 0
-        text = GenerationMetrics().render(lab.cluster.pool, health)
+        text = GenerationMetrics().snapshot(lab.cluster.pool, health).render().decode()
         at_work = {stage.node for stage in lab.cluster.pool.load().stages if stage.compute_s > 0}
         assert set(lab.chain().nodes) <= at_work
         assert all(f'node="{node}"' in text for node in at_work)

@@ -110,14 +110,14 @@ class Generations:
 
     async def _pump(self, index: int, request: GenerationRequest) -> None:
         """Carries one generation's deltas, or the error that ended it, into the queue."""
-        watch = self._metrics.watch(self.plan.model.name, self._clock)
+        timer = self._metrics.time(self.plan.model.name, self._clock)
         ended_by = "cancelled"
         try:
             deltas = self._service.generate(self.plan.model.name, request)
             try:
                 said: list[int] = []
                 async for delta in deltas:
-                    watch.saw(delta)
+                    timer.saw(delta)
                     said += [choice.id for choice in delta.tokens]
                     if delta.finish == "stop" and request.sampling.grammar is not None:
                         await check_complete(self.plan.codec, request.sampling.grammar, said)
@@ -132,7 +132,7 @@ class Generations:
             ended_by = "error"
             await self._queue.put((index, error))
         finally:
-            watch.ended(ended_by, prompt_tokens=len(request.prompt))
+            timer.ended(ended_by, prompt_tokens=len(request.prompt))
 
 
 def open_generations(request: Request, plan: Plan) -> Generations:

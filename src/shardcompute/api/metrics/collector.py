@@ -1,12 +1,19 @@
-"""What `/metrics` says: requests and generations that we count, and the service and cluster as they are now."""
+"""Prometheus collector: the requests and generations that the API counts, and the service and cluster as they are now.
+
+Every metric is one of `table`, written under each of its names. There is no global registry: each application counts
+for itself, and what is as it is now is read when `/metrics` is asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from prometheus_client import Counter, Histogram, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
 from shardcompute.api.metrics import table
-from shardcompute.api.metrics.kinds import Counter, Gauge, Gauges, Histogram, Metric
 from shardcompute.api.metrics.table import MetricRow
 from shardcompute.core.generation import Delta
 from shardcompute.node.service import Service, ServiceLoad
@@ -16,46 +23,47 @@ if TYPE_CHECKING:
     from shardcompute.node.admin.incidents import ClusterHealth
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+Values = Mapping[tuple[str, ...], float]
+"""By the values of a metric's labels."""
 
 
 class GenerationMetrics:
-    """What the API counts of requests and generations."""
+    """What the API counts of requests and generations. Methods may be called from any thread."""
 
     def __init__(self) -> None:
-        self.http_requests = _counter(table.HTTP_REQUESTS)
-        self.prompt_tokens = _counter(table.PROMPT_TOKENS)
-        self.cached_tokens = _counter(table.CACHED_TOKENS)
-        self.generated_tokens = _counter(table.GENERATED_TOKENS)
-        self.finished = _counter(table.FINISHED)
-        self.succeeded = _counter(table.SUCCEEDED)
-        self.traversals = _counter(table.TRAVERSALS)
-        self.drafted_tokens = _counter(table.DRAFTED_TOKENS)
-        self.accepted_tokens = _counter(table.ACCEPTED_TOKENS)
-        self.first_token = _histogram(table.FIRST_TOKEN)
-        self.between_tokens = _histogram(table.BETWEEN_TOKENS)
-        self.whole = _histogram(table.WHOLE)
-        self.queue = _histogram(table.QUEUE)
-        self.prefill = _histogram(table.PREFILL)
-        self.decode = _histogram(table.DECODE)
+        self._counted: list[tuple[MetricRow, Counter | Histogram]] = []
+        self.http_requests = self._counter(table.HTTP_REQUESTS)
+        self.prompt_tokens = self._counter(table.PROMPT_TOKENS)
+        self.cached_tokens = self._counter(table.CACHED_TOKENS)
+        self.generated_tokens = self._counter(table.GENERATED_TOKENS)
+        self.finished = self._counter(table.FINISHED)
+        self.succeeded = self._counter(table.SUCCEEDED)
+        self.traversals = self._counter(table.TRAVERSALS)
+        self.drafted_tokens = self._counter(table.DRAFTED_TOKENS)
+        self.accepted_tokens = self._counter(table.ACCEPTED_TOKENS)
+        self.first_token = self._histogram(table.FIRST_TOKEN)
+        self.between_tokens = self._histogram(table.BETWEEN_TOKENS)
+        self.whole = self._histogram(table.WHOLE)
+        self.queue = self._histogram(table.QUEUE)
+        self.prefill = self._histogram(table.PREFILL)
+        self.decode = self._histogram(table.DECODE)
 
-    def watch(self, model: str, clock: Callable[[], float]) -> GenerationTimer:
+    def time(self, model: str, clock: Callable[[], float]) -> GenerationTimer:
         return GenerationTimer(self, model, clock)
 
-    def render(self, service: Service, cluster: ClusterHealth | None = None) -> str:
-        load = service.load()
-        version = _gauges(table.VERSION)
-        version.set(1, VERSION)
-        metrics: list[Metric] = [
-            *(metric for metric in vars(self).values()),
-            _gauge(table.RUNNING, load.running),
-            _gauge(table.WAITING, load.waiting),
-            _gauge(table.KV_USAGE, load.kv_used_fraction),
-            _gauge(table.READY, float(service.is_ready())),
-            version,
-            *_work_metrics(load),
-            *([] if cluster is None else _cluster_metrics(cluster)),
-        ]
-        return "\n".join(line for metric in metrics for line in metric.lines()) + "\n"
+    def snapshot(self, service: Service, cluster: ClusterHealth | None = None) -> MetricsSnapshot:
+        return MetricsSnapshot(self._counted, service.load(), service.is_ready(), cluster)
+
+    def _counter(self, row: MetricRow) -> Counter:
+        counter = Counter(row.names[0], row.meaning, row.labels, registry=None)
+        self._counted.append((row, counter))
+        return counter
+
+    def _histogram(self, row: MetricRow) -> Histogram:
+        histogram = Histogram(row.names[0], row.meaning, row.labels, registry=None, buckets=_SECONDS)
+        self._counted.append((row, histogram))
+        return histogram
 
 
 class GenerationTimer:
@@ -65,104 +73,128 @@ class GenerationTimer:
         self._metrics, self._model, self._clock = metrics, model, clock
         self._begun = clock()
         self._latest: float | None = None
+        self._generated: Counter | None = None
+        self._between: Histogram | None = None
 
     def saw(self, delta: Delta) -> None:
         if delta.tokens:
             now = self._clock()
-            if self._latest is None:
-                self._metrics.first_token.observe(now - self._begun, self._model)
+            if self._latest is None or self._generated is None or self._between is None:
+                # Looked up once, as these count every token.
+                self._generated = self._metrics.generated_tokens.labels(self._model)
+                self._between = self._metrics.between_tokens.labels(self._model)
+                self._metrics.first_token.labels(self._model).observe(now - self._begun)
             else:
                 # Tokens that arrive together share the time since the last ones.
                 each_s = (now - self._latest) / len(delta.tokens)
                 for _ in delta.tokens:
-                    self._metrics.between_tokens.observe(each_s, self._model)
+                    self._between.observe(each_s)
             self._latest = now
-            self._metrics.generated_tokens.add(len(delta.tokens), self._model)
+            self._generated.inc(len(delta.tokens))
         if delta.timings is not None:
-            self._metrics.queue.observe(delta.timings.queue_s, self._model)
-            self._metrics.prefill.observe(delta.timings.prefill_s, self._model)
-            self._metrics.decode.observe(delta.timings.decode_s, self._model)
-            self._metrics.cached_tokens.add(delta.timings.cached_tokens, self._model)
-            self._metrics.traversals.add(delta.timings.traversals, self._model)
-            self._metrics.drafted_tokens.add(delta.timings.drafted_tokens, self._model)
-            self._metrics.accepted_tokens.add(delta.timings.accepted_tokens, self._model)
+            self._metrics.queue.labels(self._model).observe(delta.timings.queue_s)
+            self._metrics.prefill.labels(self._model).observe(delta.timings.prefill_s)
+            self._metrics.decode.labels(self._model).observe(delta.timings.decode_s)
+            self._metrics.cached_tokens.labels(self._model).inc(delta.timings.cached_tokens)
+            self._metrics.traversals.labels(self._model).inc(delta.timings.traversals)
+            self._metrics.drafted_tokens.labels(self._model).inc(delta.timings.drafted_tokens)
+            self._metrics.accepted_tokens.labels(self._model).inc(delta.timings.accepted_tokens)
 
     def ended(self, reason: str, *, prompt_tokens: int) -> None:
-        self._metrics.finished.add(1, self._model, reason)
+        self._metrics.finished.labels(self._model, reason).inc()
         if self._latest is not None:
-            self._metrics.prompt_tokens.add(prompt_tokens, self._model)
+            self._metrics.prompt_tokens.labels(self._model).inc(prompt_tokens)
         if reason in ("stop", "length"):
-            self._metrics.whole.observe(self._clock() - self._begun, self._model)
-            self._metrics.succeeded.add(1, self._model, reason)
+            self._metrics.whole.labels(self._model).observe(self._clock() - self._begun)
+            self._metrics.succeeded.labels(self._model, reason).inc()
 
 
-def _work_metrics(load: ServiceLoad) -> list[Metric]:
-    frames, size = _counter(table.WIRE_FRAMES), _counter(table.WIRE_BYTES)
-    for hop in load.traffic:
-        names = (hop.sender, hop.receiver, hop.codec)
-        frames.add(hop.frames, *names)
-        size.add(hop.size_bytes, *names)
-    steps, compute = _counter(table.STAGE_STEPS), _counter(table.STAGE_COMPUTE)
-    queue, codec = _counter(table.STAGE_QUEUE), _counter(table.STAGE_CODEC)
-    for stage in load.stages:
-        place = (stage.chain, stage.node)
-        steps.add(stage.steps, *place)
-        compute.add(stage.compute_s, *place)
-        queue.add(stage.queue_s, *place)
-        codec.add(stage.codec_s, *place)
-    used, capacity = _gauges(table.KV_USED), _gauges(table.KV_CAPACITY)
-    for kv in load.kv:
-        used.set(kv.used_tokens, kv.chain)
-        capacity.set(kv.capacity_tokens, kv.chain)
-    router = _gauges(table.ROUTER)
-    for chain, known in load.routers.items():
-        for what, value in known.items():
-            router.set(value, chain, what)
-    return [frames, size, steps, compute, queue, codec, used, capacity, router]
+class MetricsSnapshot(Collector):
+    """Everything that one scrape is told."""
+
+    def __init__(
+        self,
+        counted: Iterable[tuple[MetricRow, Counter | Histogram]],
+        load: ServiceLoad,
+        is_ready: bool,
+        cluster: ClusterHealth | None,
+    ) -> None:
+        self._counted = counted
+        self._now: list[tuple[MetricRow, Values]] = [
+            (table.RUNNING, {(): load.running}),
+            (table.WAITING, {(): load.waiting}),
+            (table.KV_USAGE, {(): load.kv_used_fraction}),
+            (table.READY, {(): is_ready}),
+            (table.VERSION, {(VERSION,): 1}),
+            *_work(load),
+            *([] if cluster is None else _health(cluster)),
+        ]
+
+    def collect(self) -> Iterator[Metric]:
+        for row, metric in self._counted:
+            yield from _counted_families(row, metric)
+        for row, values in self._now:
+            yield from _families(row, values)
+
+    def render(self) -> bytes:
+        """In Prometheus' text form. Takes milliseconds where there are many series."""
+        return generate_latest(self)
 
 
-def _cluster_metrics(cluster: ClusterHealth) -> list[Metric]:
-    nodes, memory, weights = _gauges(table.NODES), _gauges(table.NODE_MEMORY), _gauges(table.NODE_USED)
-    for status, count in cluster.nodes_by_status.items():
-        nodes.set(count, status)
-    for node in cluster.nodes:
-        memory.set(node.memory_bytes, node.id, node.name)
-        weights.set(node.used_bytes, node.id, node.name)
-    chains, wanted = _gauges(table.CHAINS), _gauges(table.CHAINS_WANTED)
-    for (model, status), count in cluster.chains_by_status.items():
-        chains.set(count, model, status)
-    for model, count in cluster.wanted_chains.items():
-        wanted.set(count, model)
-    round_trip, is_open = _gauges(table.LINK_RTT), _gauges(table.LINKS_OPEN)
-    for link in cluster.links:
-        if link.is_open:
-            round_trip.set(link.rtt_s, link.a, link.b)
-        is_open.set(float(link.is_open), link.a, link.b)
-    lost, failovers, replans = _counter(table.NODES_LOST), _counter(table.FAILOVERS), _counter(table.REPLANS)
-    lost.add(cluster.incidents.lost_nodes)
-    sent = _counter(table.WEIGHTS_SENT)
-    for counter, counts in (
-        (failovers, cluster.incidents.failovers),
-        (replans, cluster.incidents.replans),
-        (sent, cluster.weights_sent_bytes),
-    ):
-        for name, count in counts.items():
-            counter.add(count, name)
-    return [nodes, memory, weights, lost, chains, wanted, failovers, replans, round_trip, is_open, sent]
+def _counted_families(row: MetricRow, metric: Counter | Histogram) -> Iterator[Metric]:
+    """The metric under each of its names, without the times of creation that the library adds."""
+    [family] = metric.collect()
+    for name in row.names:
+        renamed = Metric(_stem(name), row.meaning, row.kind)
+        for sample in family.samples:
+            suffix = sample.name.removeprefix(family.name)
+            if suffix != "_created":
+                renamed.add_sample(_stem(name) + suffix, sample.labels, sample.value)
+        yield renamed
 
 
-def _counter(row: MetricRow) -> Counter:
-    return Counter(row.names, row.meaning, row.labels)
+def _families(row: MetricRow, values: Values) -> Iterator[Metric]:
+    for name in row.names:
+        family = Metric(_stem(name), row.meaning, row.kind)
+        for labels, value in sorted(values.items()):
+            family.add_sample(name, dict(zip(row.labels, labels, strict=True)), value)
+        yield family
 
 
-def _histogram(row: MetricRow) -> Histogram:
-    return Histogram(row.names, row.meaning, row.labels)
+def _stem(name: str) -> str:
+    """A family's name, to which the library adds the suffix of counters itself."""
+    return name.removesuffix("_total")
 
 
-def _gauge(row: MetricRow, value: float) -> Gauge:
-    return Gauge(row.names, row.meaning, value)
+def _work(load: ServiceLoad) -> Iterator[tuple[MetricRow, Values]]:
+    hops = {(hop.sender, hop.receiver, hop.codec): hop for hop in load.traffic}
+    yield table.WIRE_FRAMES, {labels: hop.frames for labels, hop in hops.items()}
+    yield table.WIRE_BYTES, {labels: hop.size_bytes for labels, hop in hops.items()}
+    stages = {(stage.chain, stage.node): stage for stage in load.stages}
+    yield table.STAGE_STEPS, {labels: stage.steps for labels, stage in stages.items()}
+    yield table.STAGE_COMPUTE, {labels: stage.compute_s for labels, stage in stages.items()}
+    yield table.STAGE_QUEUE, {labels: stage.queue_s for labels, stage in stages.items()}
+    yield table.STAGE_CODEC, {labels: stage.codec_s for labels, stage in stages.items()}
+    yield table.KV_USED, {(kv.chain,): kv.used_tokens for kv in load.kv}
+    yield table.KV_CAPACITY, {(kv.chain,): kv.capacity_tokens for kv in load.kv}
+    routers = load.routers.items()
+    yield table.ROUTER, {(chain, what): value for chain, known in routers for what, value in known.items()}
 
 
-def _gauges(row: MetricRow) -> Gauges:
-    (name,) = row.names
-    return Gauges(name, row.meaning, row.labels)
+def _health(cluster: ClusterHealth) -> Iterator[tuple[MetricRow, Values]]:
+    yield table.NODES, _by_name(cluster.nodes_by_status)
+    yield table.NODE_MEMORY, {(node.id, node.name): node.memory_bytes for node in cluster.nodes}
+    yield table.NODE_USED, {(node.id, node.name): node.used_bytes for node in cluster.nodes}
+    yield table.NODES_LOST, {(): cluster.incidents.lost_nodes}
+    chains = cluster.chains_by_status.items()
+    yield table.CHAINS, {(model, status): count for (model, status), count in chains}
+    yield table.CHAINS_WANTED, _by_name(cluster.wanted_chains)
+    yield table.FAILOVERS, _by_name(cluster.incidents.failovers)
+    yield table.REPLANS, _by_name(cluster.incidents.replans)
+    yield table.LINK_RTT, {(link.a, link.b): link.rtt_s for link in cluster.links if link.is_open}
+    yield table.LINKS_OPEN, {(link.a, link.b): link.is_open for link in cluster.links}
+    yield table.WEIGHTS_SENT, _by_name(cluster.weights_sent_bytes)
+
+
+def _by_name(counts: Mapping[str, float]) -> Values:
+    return {(name,): count for name, count in counts.items()}

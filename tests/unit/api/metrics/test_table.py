@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from prometheus_client import parser
 
 from shardcompute.api import create_app
 from shardcompute.api.metrics.table import all_rows
@@ -15,8 +16,6 @@ from shardcompute.node.admin.admin import ClusterAdmin
 from shardcompute.node.service import HopTraffic, KvUse, ServiceLoad, StageWork
 from support.api.promtool import assert_sound, needs_promtool
 from support.swarm.fake_cluster import NOW_S, serving_cluster
-
-parser = pytest.importorskip("prometheus_client.parser")
 
 
 @pytest.fixture
@@ -75,13 +74,13 @@ def test_values_of_chains_and_the_cluster(text: str) -> None:
     lines = text.splitlines()
     assert 'shardcompute_stage_compute_seconds_total{chain="m#1",node="a"} 0.5' in lines
     assert 'shardcompute_stage_queue_seconds_total{chain="m#1",node="a"} 0.25' in lines
-    assert 'shardcompute_kv_used_tokens{chain="m#1"} 16' in lines
-    assert 'shardcompute_kv_capacity_tokens{chain="m#1"} 64' in lines
-    assert 'shardcompute_cached_prompt_tokens_total{model_name="org/tiny"} 2' in lines
-    assert 'shardcompute_weights_sent_bytes_total{receiver="b"} 7' in lines
-    assert 'shardcompute_nodes{status="lost"} 1' in lines
-    assert 'shardcompute_nodes{status="draining"} 0' in lines
-    assert "shardcompute_nodes_lost_total 1" in lines
+    assert 'shardcompute_kv_used_tokens{chain="m#1"} 16.0' in lines
+    assert 'shardcompute_kv_capacity_tokens{chain="m#1"} 64.0' in lines
+    assert 'shardcompute_cached_prompt_tokens_total{model_name="org/tiny"} 2.0' in lines
+    assert 'shardcompute_weights_sent_bytes_total{receiver="b"} 7.0' in lines
+    assert 'shardcompute_nodes{status="lost"} 1.0' in lines
+    assert 'shardcompute_nodes{status="draining"} 0.0' in lines
+    assert "shardcompute_nodes_lost_total 1.0" in lines
 
 
 def test_names_follow_the_customs() -> None:
