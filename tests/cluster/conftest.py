@@ -9,11 +9,11 @@ from unittest import mock
 
 import pytest
 
-from shardcompute.node.weights.draft_heads import DraftHeadStore
+from shardcompute.node.weights.draft_heads import save_draft_head
 from shardcompute.runtime import shard
-from shardcompute.runtime.head_drafter import AheadLimits
+from shardcompute.runtime.head_drafter import HeadDraftLimits
 from shardcompute.security import Credentials
-from support.models.ahead import random_ahead
+from support.models.draft_heads import random_draft_head
 from support.models.tiny_checkpoint import save_tiny_llama
 from support.swarm.lab import Alone, LabSwarm, open_alone, open_tiny
 from support.swarm.siege import Siege, siege
@@ -36,7 +36,7 @@ def heads(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
     """A draft head of the tiny model."""
     folder = tmp_path_factory.mktemp("draft-heads")
     with open_tiny(tiny) as checkpoint:
-        DraftHeadStore(folder).save(checkpoint, random_ahead(checkpoint.spec))
+        save_draft_head(folder, checkpoint, random_draft_head(checkpoint.spec))
     return folder
 
 
@@ -66,5 +66,5 @@ def member(besieged: Siege) -> Credentials:
 @pytest.fixture(scope="module")
 def bold() -> Iterator[None]:
     """A model of random weights is sure of nothing."""
-    with mock.patch.object(shard, "AheadLimits", partial(AheadLimits, confidence=0.0)):
+    with mock.patch.object(shard, "HeadDraftLimits", partial(HeadDraftLimits, confidence=0.0)):
         yield

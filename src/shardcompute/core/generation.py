@@ -49,7 +49,7 @@ class Sampling:
     """Give with each picked token the hidden state that it was picked from (embeddings)."""
 
 
-DrafterName = Literal["auto", "off", "ngram", "model", "ahead"]
+DrafterName = Literal["auto", "off", "ngram", "model", "head"]
 
 
 @dataclass(frozen=True, slots=True)

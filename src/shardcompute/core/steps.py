@@ -26,8 +26,8 @@ class SessionRows:
     ids: tuple[int, ...]
     wanted: int = 0
     targets: tuple[int, ...] = ()
-    ahead: int = 0
-    """So many tokens the last stage may guess, after those that it picks."""
+    head_draft_tokens: int = 0
+    """So many tokens the last stage may draft, after those that it picks."""
 
     @property
     def segment(self) -> Segment:
@@ -35,13 +35,14 @@ class SessionRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
-    """Tokens that the last stage guesses to stand at `start` and behind, and how sure it is (`decoding.drafting`)."""
+class Draft:
+    """Tokens proposed for a session from position `start` on, and how sure the drafter is of them
+    (`decoding.drafting`). One that the last stage makes of a step's final states is a *head draft*."""
 
     session: int
     start: int
     ids: tuple[int, ...]
-    grade: int
+    grade: int = 0
 
 
 @dataclass(frozen=True, slots=True)

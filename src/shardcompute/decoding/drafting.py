@@ -1,31 +1,24 @@
-"""What a drafter is: something that guesses how a session goes on, cheaply and often enough right.
+"""Drafters: whatever proposes how a session goes on, cheaply and often enough right.
 
-Guesses are verified by the model itself: one holds if it is what the last stage picks. So a drafter can make an answer
-faster or slower but never different. It says how sure it is by a grade; how much each grade is worth is measured, not
-believed.
+Drafts are verified by the model itself: a token holds if it is what the last stage picks. So a drafter can make an
+answer faster or slower but never different. It says how sure it is by a grade; how much each grade is worth is
+measured, not believed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from shardcompute.core.steps import Opening
+from shardcompute.core.steps import Draft, Opening
 
 GRADES = 4
 """Grades are 0 (a wild guess) to `GRADES - 1` (nearly certain)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """Guessed tokens, most trusted first, and how sure the drafter is of them. No ids: nothing to offer."""
-
-    ids: tuple[int, ...]
-    grade: int = 0
+HEAD_DRAFTER = "head"
+"""Names the drafter whose drafts the last stage makes."""
 
 
 def likelihood_of(token: int, logits: npt.NDArray[np.float32]) -> float:
@@ -40,7 +33,7 @@ def grade_of(sureness: float, bounds: Sequence[float]) -> int:
 
 
 class Drafter(Protocol):
-    """Guesses for all sessions of one driver. One caller at a time.
+    """Drafts for all sessions of one driver. One caller at a time.
 
     `is_slow`: a call takes milliseconds, so no lock may be held over it.
     """
@@ -53,8 +46,8 @@ class Drafter(Protocol):
 
     def propose(
         self, session: int, known: Sequence[int], assumed: Sequence[int], limit: int, opening: Opening
-    ) -> Draft:
-        """At most `limit` tokens that may follow `known` and `assumed`.
+    ) -> Draft | None:
+        """At most `limit` tokens, and at least one, that may follow `known` and `assumed`; None: nothing to offer.
 
         `known`, the prompt and the committed tokens, only ever grows for a session. `assumed` are drafted tokens
         that are already being verified; they may be taken back. Neither is changed or kept.

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardcompute.decoding.drafting import GRADES
+from shardcompute.decoding.drafting import GRADES, HEAD_DRAFTER
 
 _PRIOR_ACCEPTANCE: Mapping[str, tuple[float, ...]] = {
     "ngram": (0.2, 0.4, 0.6, 0.85),
     "model": (0.35, 0.5, 0.7, 0.85),
-    "ahead": (0.25, 0.45, 0.65, 0.85),
+    HEAD_DRAFTER: (0.25, 0.45, 0.65, 0.85),
 }
 _OTHER_ACCEPTANCE = (0.4, 0.5, 0.6, 0.8)
-_PRIOR_DRAFT_S: Mapping[str, float] = {"ngram": 2e-6, "ahead": 2e-3}
+_PRIOR_DRAFT_S: Mapping[str, float] = {"ngram": 2e-6, HEAD_DRAFTER: 2e-3}
 _OTHER_DRAFT_S = 4e-3
 _POSITIONS = (0, 1, 2, 3, 3, 4, 4, 4, 5)
 """Which bucket a position in a draft belongs to; what is beyond counts as the last."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardcompute.core.steps import Opening
-from shardcompute.decoding.drafting import GRADES, Draft
+from shardcompute.core.steps import Draft, Opening
+from shardcompute.decoding.drafting import GRADES
 
 _LENGTHS = (5, 3, 2)
 """Indexed lengths, longest first. Matches are measured in full, so that those in between count as what they are."""
@@ -63,7 +63,7 @@ class NgramDrafter:
 
     def propose(
         self, session: int, known: Sequence[int], assumed: Sequence[int], limit: int, opening: Opening
-    ) -> Draft:
+    ) -> Draft | None:
         index = self._indices.get(session)
         if index is None:
             index = self._indices[session] = _Index()
@@ -76,8 +76,9 @@ class NgramDrafter:
             ends = index.occurrences(which, tail[-size:], total)
             matches = [(length, end) for end in ends if (length := _match(known, tail, end)) >= size]
             if matches:
-                return _draft(known, assumed, matches, limit)
-        return Draft(())
+                ids, grade = _draft(known, assumed, matches, limit)
+                return Draft(session, total, ids, grade)
+        return None
 
     def forget(self, session: int) -> None:
         self._indices.pop(session, None)
@@ -96,21 +97,22 @@ def _match(known: Sequence[int], tail: Sequence[int], end: int) -> int:
 
 def _draft(
     known: Sequence[int], assumed: Sequence[int], matches: Sequence[tuple[int, int]], limit: int
-) -> Draft:
+) -> tuple[tuple[int, ...], int]:
+    """The tokens that followed the longest match, and the grade."""
     length, end = max(matches)
     ids: list[int] = []
     for position in range(end, end + limit):
-        # Past the known text it goes on through its own guesses: what repeats with a period goes on repeating.
+        # Past the known text it goes on through its own draft: what repeats with a period goes on repeating.
         ids.append(_token(known, assumed, ids, position))
     following = [_token(known, assumed, ids, other) for _, other in matches]
-    return Draft(tuple(ids), _grade(length, following))
+    return tuple(ids), _grade(length, following)
 
 
-def _token(known: Sequence[int], assumed: Sequence[int], guessed: Sequence[int], position: int) -> int:
+def _token(known: Sequence[int], assumed: Sequence[int], drafted: Sequence[int], position: int) -> int:
     if position < len(known):
         return known[position]
     position -= len(known)
-    return assumed[position] if position < len(assumed) else guessed[position - len(assumed)]
+    return assumed[position] if position < len(assumed) else drafted[position - len(assumed)]
 
 
 def _grade(length: int, following: Sequence[int]) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardcompute.core.generation import Speculation
-from shardcompute.decoding.drafting import GRADES
+from shardcompute.decoding.drafting import GRADES, HEAD_DRAFTER
 from shardcompute.decoding.estimates import Acceptance, DraftTimes, RingTimes
 from shardcompute.decoding.gains import (
     MOST_FRAMES,
@@ -31,7 +31,7 @@ _MARGIN = 1.03
 """Speculation must promise this much more than plain decoding, and a further frame than one frame less."""
 _FREE_DRAFT_S = 2e-4
 """A draft token under this is made whenever there may be use for it: only its verification costs."""
-_ONE_FRAME = frozenset({"ahead"})
+_ONE_FRAME = frozenset({HEAD_DRAFTER})
 """These draft at the end of a frame's way, so nothing can be drafted to follow it before it is back."""
 _FIRST_TOKENS = 4
 _PROBE_TOKENS = 2
@@ -187,8 +187,9 @@ class Router:
             self._rounds[best.drafter] = self._rounds.get(best.drafter, 0) + 1
         return best
 
-    def ask_ahead(self, session: int, wish: Speculation, drafter: str, load: PipeLoad) -> int:
-        """How many tokens a drafter is to have ready when the next frame comes back, where it must be told before."""
+    def head_draft_tokens(self, session: int, wish: Speculation, load: PipeLoad) -> int:
+        """How many tokens the last stage is to draft behind the next frame; it must be told with that."""
+        drafter = HEAD_DRAFTER
         if wish.drafter not in ("auto", drafter) or wish.tokens == 0:
             return 0
         if wish.drafter == drafter and (wish.tokens is not None or not self._ring.is_known):

@@ -1,4 +1,4 @@
-"""Fits the network that drafts on the last stage (`models.head_draft`) where a whole model and torch are at hand.
+"""Fits the network that drafts on the last stage (`models.draft_head`) where a whole model and torch are at hand.
 
 The model talks to itself, reads what it said, and the network learns from the states that it had meanwhile.
 `python -m shardcompute.draft_training.fit MODEL FILE` does it in a batch job, without what a terminal needs.
@@ -24,7 +24,12 @@ from shardcompute.core.errors import BackendError, ShardComputeError, UsageError
 from shardcompute.draft_training.dialogue import SelfPlayDialogue
 from shardcompute.draft_training.scripts import write_scripts
 from shardcompute.models.decoder import Decoder
-from shardcompute.models.head_draft import AheadBlock, AheadWeights, decode_ahead, encode_ahead
+from shardcompute.models.draft_head import (
+    DraftHeadBlock,
+    DraftHeadWeights,
+    decode_draft_head,
+    encode_draft_head,
+)
 from shardcompute.models.spec import Stage, head_stage, whole
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.formats.quantise import convert
@@ -33,7 +38,7 @@ from shardcompute.weights.sources.progress import NullProgress, Progress
 if TYPE_CHECKING:
     from shardcompute.backends.torch import TorchExecutor
     from shardcompute.draft_training.self_play import Talk
-    from shardcompute.draft_training.training import AheadNet, Examination, Fixed
+    from shardcompute.draft_training.training import DraftHeadNet, Examination, Fixed
     from shardcompute.draft_training.training_rows import Lessons
 
 Say = Callable[[str], None]
@@ -74,7 +79,7 @@ class FitPlan:
 class Fit:
     """A fitted drafter, and how it did on conversations that it had not learned from (`Examination` says how)."""
 
-    weights: AheadWeights
+    weights: DraftHeadWeights
     agreement: tuple[float, ...]
     acceptance: tuple[float, ...]
     accepted: float
@@ -93,7 +98,7 @@ class Fit:
         ]
 
 
-def fit_ahead(
+def train_draft_head(
     checkpoint: Checkpoint,
     plan: FitPlan,
     *,
@@ -143,7 +148,7 @@ class _Fit:
         fixed = self._borrow(ids)
         net, loss = self._train(lessons, fixed)
         # What was kept is examined, with all its rounding.
-        weights = decode_ahead(encode_ahead(_pack(net, ids)), self._spec.hidden)
+        weights = decode_draft_head(encode_draft_head(_pack(net, ids)), self._spec.hidden)
         result = self._examine(examine, weights, lessons, fixed)
         fit = Fit(
             weights,
@@ -225,7 +230,7 @@ class _Fit:
     def _elapsed_share(self) -> float:
         return (time.monotonic() - self._started) / (60 * (self._plan.minutes or 1e-6))
 
-    def _train(self, lessons: Lessons, fixed: Fixed) -> tuple[AheadNet, float]:
+    def _train(self, lessons: Lessons, fixed: Fixed) -> tuple[DraftHeadNet, float]:
         import torch
 
         from shardcompute.draft_training.training import TrainingPlan, new_net, train
@@ -253,7 +258,7 @@ class _Fit:
         return net, loss
 
     def _examine(
-        self, examine: Callable[..., Examination], weights: AheadWeights, lessons: Lessons, fixed: Fixed
+        self, examine: Callable[..., Examination], weights: DraftHeadWeights, lessons: Lessons, fixed: Fixed
     ) -> Examination:
         from shardcompute.draft_training.training import STEPS, load_net
 
@@ -342,15 +347,15 @@ class _Fit:
         return [SelfPlayDialogue(part, len(part)) for part in parts]
 
 
-def _pack(net: AheadNet, ids: Any) -> AheadWeights:
+def _pack(net: DraftHeadNet, ids: Any) -> DraftHeadWeights:
     def matrix(values: Any) -> Matrix:
         return convert(DenseMatrix(vector(values)), "int8")
 
     def vector(values: Any) -> Float32:
         return np.ascontiguousarray(values.detach().cpu().numpy(), dtype=np.float32)
 
-    blocks = [AheadBlock(vector(b.norm), matrix(b.gate_up), matrix(b.down)) for b in net.blocks]
-    return AheadWeights(ids, matrix(net.join), tuple(blocks), vector(net.norm))
+    blocks = [DraftHeadBlock(vector(b.norm), matrix(b.gate_up), matrix(b.down)) for b in net.blocks]
+    return DraftHeadWeights(ids, matrix(net.join), tuple(blocks), vector(net.norm))
 
 
 def _choose_device_name(name: str) -> str:
@@ -390,11 +395,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with open_checkpoint(resolve(parse_reference(model), load_settings())) as checkpoint:
             content = "" if text is None else text.read_text(errors="replace")
-            fit = fit_ahead(checkpoint, FitPlan(**given), text=content, say=_print_line)
+            fit = train_draft_head(checkpoint, FitPlan(**given), text=content, say=_print_line)
     except ShardComputeError as error:
         print(f"{error}\n{error.hint}".rstrip(), file=sys.stderr)
         return 1
-    file.write_bytes(encode_ahead(fit.weights))
+    file.write_bytes(encode_draft_head(fit.weights))
     _print_line(f"{file}: {file.stat().st_size} bytes")
     return 0
 

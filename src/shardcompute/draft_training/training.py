@@ -1,4 +1,4 @@
-"""Trains the network that guesses on from a model's last hidden state (`models.head_draft` says what it computes).
+"""Trains the network that guesses on from a model's last hidden state (`models.draft_head` says what it computes).
 
 It is unrolled over the true text: from the state of a row and the tokens that followed it guesses the states of the
 next rows, and is taught by what the model's own head makes of them, which is compared with the model's choices.
@@ -77,7 +77,7 @@ class Examination:
     rows: int
 
 
-class AheadNet:
+class DraftHeadNet:
     """The weights, as float32 on the device."""
 
     def __init__(
@@ -104,7 +104,9 @@ class AheadNet:
         return _normed(u, self._eps) * self.norm
 
 
-def new_net(lessons: Lessons, eps: float, *, blocks: int, width: int, random: torch.Generator) -> AheadNet:
+def new_net(
+    lessons: Lessons, eps: float, *, blocks: int, width: int, random: torch.Generator
+) -> DraftHeadNet:
     """Random, but for the scale of its result, which is that of the states."""
     hidden, device = lessons.states.shape[1], lessons.states.device
 
@@ -114,7 +116,7 @@ def new_net(lessons: Lessons, eps: float, *, blocks: int, width: int, random: to
 
     sample = lessons.states[: min(lessons.rows, 1 << 16)].float()
     ones = torch.ones(hidden, device=device)
-    return AheadNet(
+    return DraftHeadNet(
         draw(hidden, 2 * hidden),
         [
             ResidualBlock(ones.clone().requires_grad_(), draw(2 * width, hidden), draw(hidden, width, 0.1))
@@ -131,13 +133,13 @@ def load_net(
     norm: Float32,
     eps: float,
     device: torch.device,
-) -> AheadNet:
+) -> DraftHeadNet:
     """From finished weights (of a block: norm, gate and up, down), to examine what was kept."""
 
     def load(values: Float32) -> torch.Tensor:
         return torch.from_numpy(values).to(device)
 
-    return AheadNet(
+    return DraftHeadNet(
         load(join),
         [ResidualBlock(load(n), load(gate_up), load(down)) for n, gate_up, down in blocks],
         load(norm),
@@ -146,7 +148,7 @@ def load_net(
 
 
 def train(
-    net: AheadNet,
+    net: DraftHeadNet,
     lessons: Lessons,
     starts: torch.Tensor,
     fixed: Fixed,
@@ -189,7 +191,7 @@ def train(
     return last
 
 
-def examine(net: AheadNet, lessons: Lessons, rows: torch.Tensor, fixed: Fixed) -> Examination:
+def examine(net: DraftHeadNet, lessons: Lessons, rows: torch.Tensor, fixed: Fixed) -> Examination:
     """Guess on from these rows, behind each of which `STEPS` more come."""
     with torch.no_grad():
         right = [_guess_right(net, lessons, part, fixed) for part in rows.split(_EXAMINED_ROWS)]
@@ -208,7 +210,7 @@ def examine(net: AheadNet, lessons: Lessons, rows: torch.Tensor, fixed: Fixed) -
     )
 
 
-def _guess_right(net: AheadNet, lessons: Lessons, rows: torch.Tensor, fixed: Fixed) -> torch.Tensor:
+def _guess_right(net: DraftHeadNet, lessons: Lessons, rows: torch.Tensor, fixed: Fixed) -> torch.Tensor:
     """`[rows, STEPS]`: a wrong guess would change all behind it, but only those before the first wrong one count."""
     states, found = lessons.states[rows].float(), []
     for step in range(1, STEPS + 1):
@@ -219,7 +221,7 @@ def _guess_right(net: AheadNet, lessons: Lessons, rows: torch.Tensor, fixed: Fix
 
 
 def _loss(
-    net: AheadNet,
+    net: DraftHeadNet,
     lessons: Lessons,
     rows: torch.Tensor,
     fixed: Fixed,

@@ -34,7 +34,7 @@ from shardcompute.node.enrolment.join_server import JoinServer
 from shardcompute.node.rpc.commands import OfferedModel
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes
-from shardcompute.node.weights.draft_heads import ahead_attachments
+from shardcompute.node.weights.draft_heads import draft_head_attachments
 from shardcompute.node.weights.server import WeightsServer
 from shardcompute.security import (
     ClusterAuthority,
@@ -83,7 +83,7 @@ class ClusterOptions:
     transports: Transports = field(default_factory=default_transports)
     """How links are made, by the scheme of their URLs."""
     draft_heads: Path | None = None
-    """Where that lies which last stages guess with, besides what comes with the package."""
+    """Where draft heads lie, besides those that come with the package."""
 
 
 class ServedOrder(msgspec.Struct, frozen=True):
@@ -180,13 +180,13 @@ class Cluster:
         """Serve a model from whatever workers there are and will be."""
         options = self.options
         tokenizer = checkpoint.tokenizer()
-        ahead = ahead_attachments(checkpoint, options.draft_heads)
+        draft_heads = draft_head_attachments(checkpoint, options.draft_heads)
         served = prepare_served(
             checkpoint,
             form,
             options.folder / "served",
             progress,
-            attachments={**attachments_of(tokenizer), TOKENIZER: pack_tokenizer(checkpoint), **ahead},
+            attachments={**attachments_of(tokenizer), TOKENIZER: pack_tokenizer(checkpoint), **draft_heads},
         )
         drafters = options.open_drafters(tokenizer, checkpoint.spec.vocab_size)
         self._close_files(checkpoint.name)
@@ -203,7 +203,7 @@ class Cluster:
                 int(time.time()),
                 options.speculation,
                 drafters,
-                can_foresee=bool(ahead),
+                has_draft_head=bool(draft_heads),
             )
         )
         model = describe_card(served.card, kv_tokens=options.kv_tokens, context_length=context)
@@ -338,7 +338,7 @@ class Cluster:
                 context_length=model.context_length,
                 created_s=model.created_s,
                 speculation=model.speculation,
-                can_foresee=model.can_foresee,
+                has_draft_head=model.has_draft_head,
             )
             for model in self.pool.all_models()
         ]

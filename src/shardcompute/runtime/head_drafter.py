@@ -1,8 +1,8 @@
-"""Drafts born on the last stage: what follows from a row's final state besides the token that was picked from it.
+"""Head drafts: what follows from a row's final state besides the token that was picked from it.
 
-A last stage that has a model's `AheadNetwork` guesses on from the last row that counts: one step of the network for
-each token, for all sessions of a frame together. The guesses go back to the driver along with the picks, and come round
-again as drafts of the next frame. Nothing is remembered between steps, so there is nothing to lose or to roll back.
+A last stage that has a model's draft head drafts on from the last row that counts: one step of the network for each
+token, for all sessions of a frame together. Drafts go back to the driver along with the picks, and come round again in
+the next frame. Nothing is remembered between steps, so there is nothing to lose or to roll back.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from shardcompute.backends.executor import Executor
 from shardcompute.backends.matrix import Array, Float32, Matrix, rows_of
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import ShardComputeError
-from shardcompute.core.steps import Foreseen, Picked, SessionRows
+from shardcompute.core.steps import Draft, Picked, SessionRows
 from shardcompute.decoding.drafting import grade_of, likelihood_of
 from shardcompute.runtime.tail import Tail
 
 _GRADE_BOUNDS = (0.35, 0.6, 0.85)
-"""Of the likelihood of the first guess; from each on, the grade is one higher."""
+"""Of the likelihood of the first token; from each on, the grade is one higher."""
 
 
 @dataclass(frozen=True, slots=True)
-class AheadLimits:
-    """`most` tokens for a session at a time. A token with which all guesses are less likely than `confidence` to be
+class HeadDraftLimits:
+    """`most` tokens for a session at a time. A token with which the whole draft is less likely than `confidence` to be
     right, in the network's own eyes, is not sent any more."""
 
     context_length: int
@@ -37,7 +37,7 @@ class AheadLimits:
 
 @dataclass(slots=True)
 class _Growth:
-    """The guesses of one session: `token` stands at `position`, and `state` is that of the row before it."""
+    """The draft of one session: `token` stands at `position`, and `state` is that of the row before it."""
 
     part: SessionRows
     position: int
@@ -49,11 +49,11 @@ class _Growth:
     first: float = 0.0
 
 
-class AheadDrafter:
-    """Guesses for the sessions of one last stage.
+class HeadDrafter:
+    """Drafts for the sessions of one last stage.
 
-    `network` runs an `AheadNetwork`; its logits are those of the tokens `ids`, whose rows of the model's embedding (as
-    its first layer would see them, but for `embedding_scale`) are `embedding`.
+    `network` runs a `DraftHeadNetwork`; its logits are those of the tokens `ids`, whose rows of the model's embedding
+    (as its first layer would see them, but for `embedding_scale`) are `embedding`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class AheadDrafter:
         network: Executor,
         ids: Array,
         embedding: Matrix,
-        limits: AheadLimits,
+        limits: HeadDraftLimits,
         *,
         vocab_size: int,
         embedding_scale: float = 1.0,
@@ -74,11 +74,11 @@ class AheadDrafter:
         self._limits = limits
         self._vocab_size = vocab_size
 
-    def foresee(
+    def draft(
         self, work: Sequence[SessionRows], picked: Sequence[Picked], states: Array, tail: Tail
-    ) -> list[Foreseen]:
-        """Guesses for the work that asks for some. `picked` and `states` are one for each wanted row, as `tail` gave
-        them; it is asked to pick guesses too, and then knows what it knew before."""
+    ) -> list[Draft]:
+        """Drafts for the work that asks for some. `picked` and `states` are one for each wanted row, as `tail` gave
+        them; it is asked to pick drafted tokens too, and then knows what it knew before."""
         growing = self._begin(work, picked, states)
         grown: list[_Growth] = growing
         while growing:
@@ -86,7 +86,7 @@ class AheadDrafter:
             growing = [each for each in growing if len(each.ids) < each.most]
         for each in grown:
             tail.follow(each.part)
-        return [_foreseen(each) for each in grown if each.ids]
+        return [_draft_of(each) for each in grown if each.ids]
 
     def close(self) -> None:
         self._network.close()
@@ -96,11 +96,15 @@ class AheadDrafter:
         row = 0
         for part in work:
             first, row = row, row + part.wanted
-            if not (part.ahead and part.wanted) or part.targets or len(begun) == self._limits.max_rows:
+            if (
+                not (part.head_draft_tokens and part.wanted)
+                or part.targets
+                or len(begun) == self._limits.max_rows
+            ):
                 continue
             last = first + _accepted(part, picked[first:row])
             choice, position = picked[last].choice, picked[last].position + 1
-            most = min(part.ahead, self._limits.most, self._limits.context_length - position - 1)
+            most = min(part.head_draft_tokens, self._limits.most, self._limits.context_length - position - 1)
             if most > 0:
                 state = np.array(states[last], dtype=np.float32)
                 begun.append(_Growth(part, position, choice.id, state, most))
@@ -116,7 +120,7 @@ class AheadDrafter:
             return
         logits, states = self._step(known)
         for each, row, state in zip(known, logits, states, strict=True):
-            token = self._guess(each, row, tail)
+            token = self._pick(each, row, tail)
             likelihood = each.likelihood * self._likelihood(row, token)
             if token is None or likelihood < self._limits.confidence:
                 each.most = len(each.ids)
@@ -134,9 +138,9 @@ class AheadDrafter:
         logits = self._network.step(segments, rows, keeps_hidden=True)
         return np.array(logits, dtype=np.float32), np.array(self._network.hidden_rows(), dtype=np.float32)
 
-    def _guess(self, growth: _Growth, logits: Float32, tail: Tail) -> int | None:
+    def _pick(self, growth: _Growth, logits: Float32, tail: Tail) -> int | None:
         """What would be picked from these logits; None where nothing known is allowed."""
-        # Tokens that are not known cannot be guessed.
+        # Tokens that are not known cannot be drafted.
         spread = np.full((1, self._vocab_size), -np.inf, dtype=np.float32)
         spread[0, self._ids] = logits
         try:
@@ -159,7 +163,7 @@ def _accepted(part: SessionRows, picked: Sequence[Picked]) -> int:
     return accepted
 
 
-def _foreseen(growth: _Growth) -> Foreseen:
+def _draft_of(growth: _Growth) -> Draft:
     start = growth.position - len(growth.ids) + 1
     grade = grade_of(growth.first, _GRADE_BOUNDS)
-    return Foreseen(growth.part.session, start, tuple(growth.ids), grade)
+    return Draft(growth.part.session, start, tuple(growth.ids), grade)

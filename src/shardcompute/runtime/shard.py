@@ -10,9 +10,9 @@ from shardcompute.backends.matrix import rows_of
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import BackendError, UsageError
 from shardcompute.models.decoder import Decoder, TensorSource
-from shardcompute.models.head_draft import AheadNetwork, AheadWeights
+from shardcompute.models.draft_head import DraftHeadNetwork, DraftHeadWeights
 from shardcompute.models.spec import ModelSpec, Stage, whole
-from shardcompute.runtime.head_drafter import AheadDrafter, AheadLimits
+from shardcompute.runtime.head_drafter import HeadDrafter, HeadDraftLimits
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.formats.quantise import WEIGHT_FORMS
 
@@ -44,16 +44,21 @@ def build_executor(
     return _run_by(backend, Decoder(spec, stage, source), options)
 
 
-def build_ahead(
-    spec: ModelSpec, source: TensorSource, weights: AheadWeights, *, backend: str, options: ExecutorOptions
-) -> AheadDrafter:
-    """What guesses on from the final states of a last stage; `source` has the model's head and embedding."""
+def build_head_drafter(
+    spec: ModelSpec,
+    source: TensorSource,
+    weights: DraftHeadWeights,
+    *,
+    backend: str,
+    options: ExecutorOptions,
+) -> HeadDrafter:
+    """What drafts on from the final states of a last stage; `source` has the model's head and embedding."""
     head, embedding = (rows_of(source.matrix(name), weights.ids) for name in ("head", "embedding"))
-    limits = AheadLimits(context_length=options.context_length, max_rows=options.max_wanted)
+    limits = HeadDraftLimits(context_length=options.context_length, max_rows=options.max_wanted)
     # It keeps nothing between steps: every row is the first of a session of its own.
     options = replace(options, kv_bytes=1 << 20, max_rows=options.max_wanted, context_length=PAGE_TOKENS)
-    return AheadDrafter(
-        _run_by(backend, AheadNetwork(spec, weights, head), options),
+    return HeadDrafter(
+        _run_by(backend, DraftHeadNetwork(spec, weights, head), options),
         weights.ids,
         embedding,
         limits,

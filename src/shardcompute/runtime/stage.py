@@ -1,6 +1,6 @@
 """One shard at work: sessions, KV and `step`, with the tail where the chain ends.
 
-A last stage may have a drafter: `foresee` then guesses what follows the tokens that a step has picked.
+A last stage may have a drafter: `draft` then tells what may follow the tokens that a step has picked.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import numpy as np
 
 from shardcompute.backends.executor import Executor, KvUsage
 from shardcompute.backends.matrix import Array
-from shardcompute.core.steps import Foreseen, Opening, Picked, SessionRows, segments_of
+from shardcompute.core.steps import Draft, Opening, Picked, SessionRows, segments_of
 from shardcompute.models.vocabulary import Vocabulary
-from shardcompute.runtime.head_drafter import AheadDrafter
+from shardcompute.runtime.head_drafter import HeadDrafter
 from shardcompute.runtime.tail import Tail
 
 
@@ -26,14 +26,14 @@ class StageRuntime:
         *,
         is_first: bool,
         is_last: bool,
-        ahead: AheadDrafter | None = None,
+        drafter: HeadDrafter | None = None,
         vocabulary: Callable[[], Vocabulary] | None = None,
     ) -> None:
         """A last stage asks for the `vocabulary` when a session has a grammar."""
-        if ahead is not None and not is_last:
-            raise ValueError("only a last stage can guess ahead")
+        if drafter is not None and not is_last:
+            raise ValueError("only a last stage can draft")
         self._executor = executor
-        self._ahead = ahead
+        self._drafter = drafter
         self._is_first = is_first
         self._tail = Tail(vocabulary) if is_last else None
 
@@ -54,27 +54,27 @@ class StageRuntime:
                 self._executor.adopt(prefix.source, opening.session, prefix.length, is_moved=prefix.is_moved)
         if self._tail is None:
             return self._executor.step(segments_of(work), inputs)
-        keeps_hidden = self._guesses(work) or self._tail.wants_hidden(work, openings)
+        keeps_hidden = self._has_to_draft(work) or self._tail.wants_hidden(work, openings)
         out = self._executor.step(segments_of(work), inputs, keeps_hidden=keeps_hidden)
         self._tail.open(openings)
         return self._tail.pick(work, out, self._executor.hidden_rows() if keeps_hidden else None)
 
-    def foresee(self, work: Sequence[SessionRows], picked: Sequence[Picked]) -> list[Foreseen]:
-        """Guesses of what follows the tokens that `step` has just picked, where they are asked for and can be made."""
-        if self._ahead is None or self._tail is None or not self._guesses(work):
+    def draft(self, work: Sequence[SessionRows], picked: Sequence[Picked]) -> list[Draft]:
+        """Head drafts behind the tokens that `step` has just picked, where they are asked for and can be made."""
+        if self._drafter is None or self._tail is None or not self._has_to_draft(work):
             return []
-        return self._ahead.foresee(work, picked, self._executor.hidden_rows(), self._tail)
+        return self._drafter.draft(work, picked, self._executor.hidden_rows(), self._tail)
 
-    def guess_with(self, ahead: AheadDrafter | None) -> None:
-        """From now on guess ahead with this; None: not at all."""
-        if self._tail is None and ahead is not None:
-            raise ValueError("only a last stage can guess ahead")
-        former, self._ahead = self._ahead, ahead
+    def draft_with(self, drafter: HeadDrafter | None) -> None:
+        """From now on draft with this; None: not at all."""
+        if self._tail is None and drafter is not None:
+            raise ValueError("only a last stage can draft")
+        former, self._drafter = self._drafter, drafter
         if former is not None:
             former.close()
 
-    def _guesses(self, work: Sequence[SessionRows]) -> bool:
-        return self._ahead is not None and any(part.ahead for part in work)
+    def _has_to_draft(self, work: Sequence[SessionRows]) -> bool:
+        return self._drafter is not None and any(part.head_draft_tokens for part in work)
 
     def close_sessions(self, sessions: Iterable[int]) -> None:
         for session in sessions:
@@ -102,5 +102,5 @@ class StageRuntime:
 
     def close(self) -> None:
         self._executor.close()
-        if self._ahead is not None:
-            self._ahead.close()
+        if self._drafter is not None:
+            self._drafter.close()

@@ -64,7 +64,7 @@ def _check_frame(frame: StepFrame, body_bytes: int, limits: WireLimits) -> None:
     rows = 0
     for segment in frame.segments:
         rows += segment.count
-        _check_at_most("segment", segment.ahead, "tokens to guess", limits.max_rows)
+        _check_at_most("segment", segment.head_draft_tokens, "tokens to draft", limits.max_rows)
         if segment.wanted > segment.count:
             raise LinkError(f"a segment of {segment.count} rows wants the results of {segment.wanted}")
         if len(segment.ids) != ID_BYTES * segment.count:
@@ -89,8 +89,8 @@ def _check_frame(frame: StepFrame, body_bytes: int, limits: WireLimits) -> None:
 def _check_result(result: StepResult, limits: WireLimits) -> None:
     _check_at_most("result", len(result.rows), "rows", limits.max_rows)
     _check_at_most("result", len(result.prompt_rows), "prompt rows", limits.max_rows)
-    _check_at_most("result", len(result.ahead), "sessions with drafts", limits.max_segments)
-    drafted = sum(len(each.ids) for each in result.ahead)
+    _check_at_most("result", len(result.head_drafts), "sessions with drafts", limits.max_segments)
+    drafted = sum(len(each.ids) for each in result.head_drafts)
     _check_at_most("result", drafted, "bytes of drafts", limits.max_rows * ID_BYTES)
     alternatives = sum(len(row.alternatives) for row in (*result.rows, *result.prompt_rows))
     _check_at_most("result", alternatives, "alternatives", limits.max_ids)

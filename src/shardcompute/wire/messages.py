@@ -90,8 +90,8 @@ class Fence(msgspec.Struct, frozen=True, array_like=True, tag=8):
 class SegmentHeader(msgspec.Struct, frozen=True, array_like=True):
     """A `core.batch.Segment` with the token ids of its rows, which the tail needs for its history.
 
-    `targets`, where given, are token ids to score instead of picking, one for each wanted row. The last stage may guess
-    `ahead` tokens.
+    `targets`, where given, are token ids to score instead of picking, one for each wanted row. The last stage may draft
+    `head_draft_tokens`.
     """
 
     session: Number
@@ -100,7 +100,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, array_like=True):
     wanted: Position
     ids: bytes
     targets: bytes = b""
-    ahead: Position = 0
+    head_draft_tokens: Position = 0
 
     def segment(self) -> Segment:
         return Segment(self.session, self.start, self.count, self.wanted)
@@ -201,8 +201,8 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
     hidden: bytes = b""
 
 
-class AheadIds(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens that the last stage guesses to stand at position `start` of a session and behind."""
+class HeadDraftIds(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens that the last stage drafts for a session, from position `start` on."""
 
     session: Number
     start: Position
@@ -219,7 +219,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=11):
     rows: list[RowResult]
     prompt_rows: list[RowResult] = []
     timings: list[StageTiming] = []
-    ahead: list[AheadIds] = []
+    head_drafts: list[HeadDraftIds] = []
 
 
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=12):

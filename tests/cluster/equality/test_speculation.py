@@ -84,7 +84,7 @@ def assert_same(
 
 
 @pytest.mark.parametrize("kind", [greedy, sampled])
-@pytest.mark.parametrize("drafter", ["ngram", "model", "ahead", "auto"])
+@pytest.mark.parametrize("drafter", ["ngram", "model", "head", "auto"])
 def test_every_drafter_at_several_depths(
     lab: LabSwarm,
     conformance: Conformance,
@@ -102,7 +102,7 @@ def test_every_drafter_at_several_depths(
     "every", [pytest.param(1, marks=pytest.mark.long), pytest.param(7, marks=pytest.mark.ci)]
 )
 @pytest.mark.parametrize("kind", [greedy, sampled])
-@pytest.mark.parametrize("drafter", ["ngram", "model", "ahead"])
+@pytest.mark.parametrize("drafter", ["ngram", "model", "head"])
 def test_every_drafter_at_every_depth(
     lab: LabSwarm,
     conformance: Conformance,
@@ -122,7 +122,7 @@ def test_every_drafter_at_every_depth(
 
 def test_log_probabilities_stop_strings_and_penalties(lab: LabSwarm, conformance: Conformance) -> None:
     requests = mixture(conformance.alone, 12, TOKENS)
-    wishes = [Speculation("model", 4, 2), Speculation("ahead", 4)]
+    wishes = [Speculation("model", 4, 2), Speculation("head", 4)]
     assert_same(lab, conformance, requests, wishes)
 
 
@@ -138,20 +138,20 @@ def test_right_drafts_save_traversals(lab: LabSwarm, conformance: Conformance) -
     assert timings.traversal.codecs == ("exact",)
 
 
-def test_the_last_stage_guesses_ahead(lab: LabSwarm, conformance: Conformance) -> None:
+def test_the_last_stage_drafts(lab: LabSwarm, conformance: Conformance) -> None:
     request = greedy(prompts(conformance.alone.service.tokenizer)[0], TOKENS)
 
     def drafted() -> bool:
-        talk = lab.start(conformance.ask(request, Speculation("ahead", 4)))
+        talk = lab.start(conformance.ask(request, Speculation("head", 4)))
         assert talk.result() == conformance.alone.answer(request)
         return talk.timings is not None and talk.timings.drafted_tokens > 0
 
-    # What it guesses with comes after its layers.
-    lab.wait_until(drafted, "guesses of the last stage")
+    # Its draft head comes after its layers.
+    lab.wait_until(drafted, "drafts of the last stage")
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2], ids=["first", "middle", "last"])
-@pytest.mark.parametrize("drafter", ["model", "ahead", "ngram"])
+@pytest.mark.parametrize("drafter", ["model", "head", "ngram"])
 def test_a_machine_dies_while_drafts_are_on_their_way(
     tmp_path: Path,
     tiny: Path,

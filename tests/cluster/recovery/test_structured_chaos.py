@@ -19,7 +19,7 @@ from support.swarm.lab import Alone, LabSwarm, swarm
 ROOMS = (2,) * 6
 """At least three machines hold the model, and the last a head to draft with; the others stand by."""
 TOKENS = 160
-SPECULATIONS = (Speculation("off"), Speculation("ngram", 4, 2), Speculation("ahead", 3))
+SPECULATIONS = (Speculation("off"), Speculation("ngram", 4, 2), Speculation("head", 3))
 """One answer with each."""
 pytestmark = pytest.mark.usefixtures("bold")
 

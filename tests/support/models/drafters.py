@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shardcompute.core.steps import Opening
-from shardcompute.decoding.drafting import Draft
+from shardcompute.core.steps import Draft, Opening
 
 
 @dataclass
@@ -23,7 +22,7 @@ class Oracle:
 
     def propose(
         self, session: int, known: Sequence[int], assumed: Sequence[int], limit: int, opening: Opening
-    ) -> Draft:
+    ) -> Draft | None:
         self.asked += 1
         prompt = tuple(known[: opening.prompt_length])
         whole = [*prompt, *self.answer(prompt)]
@@ -32,7 +31,7 @@ class Oracle:
             (token + 1) % self.vocabulary if self.is_wrong(start + i) else token
             for i, token in enumerate(whole[start : start + limit])
         ]
-        return Draft(tuple(ids))
+        return Draft(session, start, tuple(ids)) if ids else None
 
     def close(self) -> None:
         """It holds nothing."""

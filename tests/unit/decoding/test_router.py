@@ -224,32 +224,32 @@ def test_equal_stories_lead_to_equal_choices() -> None:
     assert [choose(first) for _ in range(20)] == [choose(second) for _ in range(20)]
 
 
-def test_guesses_are_asked_for_beforehand_where_they_pay() -> None:
+def test_head_drafts_are_asked_for_where_they_pay() -> None:
     router = measured()
-    assert router.ask_ahead(1, AUTO, "ahead", ALONE) > 0
+    assert router.head_draft_tokens(1, AUTO, ALONE) > 0
     for _ in range(60):
-        router.verified(1, "ahead", 2, 4, 4)
-    eager = router.ask_ahead(1, AUTO, "ahead", ALONE)
+        router.verified(1, "head", 2, 4, 4)
+    eager = router.head_draft_tokens(1, AUTO, ALONE)
     assert eager >= 4
     for wish in (Speculation("off"), Speculation("ngram"), Speculation("auto", tokens=0)):
-        assert router.ask_ahead(1, wish, "ahead", ALONE) == 0
-    assert router.ask_ahead(1, Speculation("ahead", tokens=3), "ahead", ALONE) == 3
-    assert Router().ask_ahead(1, AUTO, "ahead", ALONE) == 0
-    assert Router().ask_ahead(1, Speculation("ahead"), "ahead", ALONE) > 0
+        assert router.head_draft_tokens(1, wish, ALONE) == 0
+    assert router.head_draft_tokens(1, Speculation("head", tokens=3), ALONE) == 3
+    assert Router().head_draft_tokens(1, AUTO, ALONE) == 0
+    assert Router().head_draft_tokens(1, Speculation("head"), ALONE) > 0
 
 
-def test_guesses_that_never_hold_are_asked_for_less_and_less() -> None:
+def test_head_drafts_that_never_hold_are_asked_for_less_and_less() -> None:
     router = measured()
     for _ in range(200):
-        router.verified(1, "ahead", 2, 2, 0)
-    asked = [bool(router.ask_ahead(1, AUTO, "ahead", ALONE)) for _ in range(300)]
+        router.verified(1, "head", 2, 2, 0)
+    asked = [bool(router.head_draft_tokens(1, AUTO, ALONE)) for _ in range(300)]
     assert 0 < sum(asked[:100]) < 20
     assert sum(asked[200:]) <= sum(asked[:100])
 
 
 def test_drafts_that_are_made_inside_the_ring_go_round_one_at_a_time() -> None:
-    router = taught(measured(), 4, drafter="ahead")
-    assert choose(router, AUTO, ALONE, "ahead").frames == 1
+    router = taught(measured(), 4, drafter="head")
+    assert choose(router, AUTO, ALONE, "head").frames == 1
 
 
 def test_of_the_drafts_at_hand_the_one_that_promises_most_is_sent() -> None:
@@ -257,13 +257,13 @@ def test_of_the_drafts_at_hand_the_one_that_promises_most_is_sent() -> None:
     for _ in range(100):
         router.verified(1, "ngram", 1, 4, 1)
         router.verified(1, "ngram", 3, 4, 4)
-        router.verified(1, "ahead", 2, 4, 3)
-    guessed = DraftOffer("ahead", 2, 4)
-    poor = router.compare(1, AUTO, [DraftOffer("ngram", 1, 8), guessed], ALONE)
-    good = router.compare(1, AUTO, [DraftOffer("ngram", 3, 8), guessed], ALONE)
+        router.verified(1, "head", 2, 4, 3)
+    drafted = DraftOffer("head", 2, 4)
+    poor = router.compare(1, AUTO, [DraftOffer("ngram", 1, 8), drafted], ALONE)
+    good = router.compare(1, AUTO, [DraftOffer("ngram", 3, 8), drafted], ALONE)
     assert poor is not None
     assert good is not None
-    assert (poor.drafter, good.drafter) == ("ahead", "ngram")
+    assert (poor.drafter, good.drafter) == ("head", "ngram")
     assert poor.tokens <= 4
     assert good.tokens == 8
 

@@ -19,13 +19,13 @@ from shardcompute.backends.numpy_ops import NumpyExecutor
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import BackendError, UsageError
 from shardcompute.core.settings import Settings
-from shardcompute.draft_training import fit as ahead_fit
+from shardcompute.draft_training import fit
 from shardcompute.draft_training.dialogue import ChosenTokens, GivenTokens
-from shardcompute.draft_training.fit import Fit, FitPlan, fit_ahead
+from shardcompute.draft_training.fit import Fit, FitPlan, train_draft_head
 from shardcompute.draft_training.questions import ask
 from shardcompute.draft_training.scripts import write_scripts
 from shardcompute.draft_training.training import load_net
-from shardcompute.models.head_draft import AheadNetwork, decode_ahead, encode_ahead
+from shardcompute.models.draft_head import DraftHeadNetwork, decode_draft_head, encode_draft_head
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
@@ -58,7 +58,7 @@ def checkpoint(folder: Path) -> Iterator[Checkpoint]:
 @pytest.fixture(scope="module")
 def learned(checkpoint: Checkpoint) -> tuple[Fit, list[str]]:
     lines: list[str] = []
-    return fit_ahead(checkpoint, LONGER, say=lines.append), lines
+    return train_draft_head(checkpoint, LONGER, say=lines.append), lines
 
 
 def test_it_learns_what_the_model_says(learned: tuple[Fit, list[str]]) -> None:
@@ -73,7 +73,7 @@ def test_it_learns_what_the_model_says(learned: tuple[Fit, list[str]]) -> None:
 
 def test_it_is_kept_as_it_was_examined(learned: tuple[Fit, list[str]]) -> None:
     weights = learned[0].weights
-    kept = decode_ahead(encode_ahead(weights), HIDDEN)
+    kept = decode_draft_head(encode_draft_head(weights), HIDDEN)
     assert np.array_equal(kept.ids, weights.ids)
     assert np.array_equal(kept.join.to_dense(), weights.join.to_dense())
     assert [block.down.shape for block in kept.blocks] == [(HIDDEN, 128)] * 2
@@ -90,7 +90,7 @@ def test_what_is_trained_is_what_will_be_run(checkpoint: Checkpoint, learned: tu
 
     head = DenseMatrix(np.eye(len(weights.ids), HIDDEN, dtype=np.float32))
     options = ExecutorOptions(kv_bytes=1 << 20, context_length=64)
-    executor = NumpyExecutor(AheadNetwork(spec, weights, head), options)
+    executor = NumpyExecutor(DraftHeadNetwork(spec, weights, head), options)
     segments = [Segment(row, 0, 1, 1) for row in range(rows)]
     executor.step(segments, np.concatenate([states, embedded], axis=1), keeps_hidden=True)
     assert np.abs(trained).max() > 1
@@ -98,12 +98,12 @@ def test_what_is_trained_is_what_will_be_run(checkpoint: Checkpoint, learned: tu
 
 
 def test_the_same_seed_gives_the_same_drafter(checkpoint: Checkpoint) -> None:
-    first, second = (encode_ahead(fit_ahead(checkpoint, SMALL).weights) for _ in range(2))
+    first, second = (encode_draft_head(train_draft_head(checkpoint, SMALL).weights) for _ in range(2))
     assert first == second
 
 
 def test_it_knows_only_so_many_tokens_and_always_the_end(checkpoint: Checkpoint) -> None:
-    fit = fit_ahead(checkpoint, SMALL, text="something to read " * 40)
+    fit = train_draft_head(checkpoint, SMALL, text="something to read " * 40)
     ids = fit.weights.ids
     assert fit.tokens >= 900 + 700, "what is read comes on top of what is said"
     assert len(ids) == 32
@@ -113,20 +113,20 @@ def test_it_knows_only_so_many_tokens_and_always_the_end(checkpoint: Checkpoint)
 def test_a_batch_job_writes_the_file(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "ahead.draft"
+    file = tmp_path / "head.draft"
     options = ["--tokens", "700", "--epochs", "1", "--width", "64", "--sessions", "8", "--device", "cpu"]
-    assert ahead_fit.main([str(folder), str(file), *options]) == 0
-    assert len(decode_ahead(file.read_bytes(), HIDDEN).blocks) == 2
+    assert fit.main([str(folder), str(file), *options]) == 0
+    assert len(decode_draft_head(file.read_bytes(), HIDDEN).blocks) == 2
     assert re.search(r"expected tokens per round: \d\.\d\d", capsys.readouterr().out)
-    assert ahead_fit.main([str(folder / "missing"), str(file)]) == 1
+    assert fit.main([str(folder / "missing"), str(file)]) == 1
     assert "there is no folder" in capsys.readouterr().err
 
 
 def test_too_little_text_is_refused(checkpoint: Checkpoint) -> None:
     with pytest.raises(UsageError, match="too few to learn from"):
-        fit_ahead(checkpoint, FitPlan(tokens=60, sessions=1, device="cpu", context_length=64))
+        train_draft_head(checkpoint, FitPlan(tokens=60, sessions=1, device="cpu", context_length=64))
     with pytest.raises(UsageError, match="how long"):
-        fit_ahead(checkpoint, FitPlan(minutes=None))
+        train_draft_head(checkpoint, FitPlan(minutes=None))
 
 
 def test_without_torch_the_error_says_what_to_install(
@@ -134,7 +134,7 @@ def test_without_torch_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(BackendError) as caught:
-        fit_ahead(checkpoint, SMALL)
+        train_draft_head(checkpoint, SMALL)
     assert "shardcompute[torch]" in caught.value.hint
 
 

@@ -30,7 +30,7 @@ class SpeculationOptions(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    drafter: Literal["auto", "off", "ngram", "model", "ahead"] = "auto"
+    drafter: Literal["auto", "off", "ngram", "model", "head"] = "auto"
     tokens: int | None = Field(None, ge=1, le=16, description="Drafted tokens in a frame.")
     frames: int | None = Field(None, ge=1, le=8, description="Frames on their way at once.")
 

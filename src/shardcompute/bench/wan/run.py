@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 ARMS: Mapping[str, str] = {
     "plain": "off",
     "ngram": "ngram",
-    "ahead": "ahead",
+    "head": "head",
     "model": "model",
     "auto": "auto",
 }
@@ -47,7 +47,7 @@ class WanBench:
     per_category: int = 1
     tokens: int = 64
     streams: Sequence[int] = (1, 4, 8, 16)
-    arms: Sequence[str] = ("plain", "ngram", "ahead", "auto")
+    arms: Sequence[str] = ("plain", "ngram", "head", "auto")
     workers: int = 3
     draft_model: str = ""
     emulator: Emulator = Emulator.AUTO

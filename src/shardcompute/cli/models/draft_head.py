@@ -54,7 +54,7 @@ def train(
         ),
     ] = None,
     vocabulary: Annotated[
-        int, typer.Option("--vocabulary", metavar="N", min=16, help="Most tokens that it may guess.")
+        int, typer.Option("--vocabulary", metavar="N", min=16, help="Most tokens that it may draft.")
     ] = 16_384,
     device: Annotated[
         str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps.")
@@ -83,7 +83,7 @@ def train(
 ) -> None:
     """Train a drafter for a model's last machine, where all of the model fits into memory and torch is installed.
 
-    The model talks to itself, and a small network learns to foresee how it goes on. A GPU is a hundred times as fast
+    The model talks to itself, and a small network learns to tell how it goes on. A GPU is a hundred times as fast
     at this as a CPU. What was trained lies in the data folder, where `up` finds it.
     """
     from shardcompute.weights.checkpoint import open_checkpoint
@@ -95,9 +95,9 @@ def train(
         waiting(screen, f"opening {reference}") as progress,
         open_checkpoint(resolve(reference, settings, progress)) as checkpoint,
     ):
-        from shardcompute.draft_training.fit import FitPlan, fit_ahead
+        from shardcompute.draft_training.fit import FitPlan, train_draft_head
         from shardcompute.node.local.service import default_threads
-        from shardcompute.node.weights.draft_heads import DraftHeadStore
+        from shardcompute.node.weights.draft_heads import save_draft_head
 
         plan = FitPlan(
             minutes=minutes,
@@ -112,6 +112,6 @@ def train(
             seed=seed,
         )
         content = "" if text is None else text.read_text(errors="replace")
-        fit = fit_ahead(checkpoint, plan, text=content, progress=progress, say=screen.say)
-        path = DraftHeadStore(draft_heads_folder(settings)).save(checkpoint, fit.weights)
+        fit = train_draft_head(checkpoint, plan, text=content, progress=progress, say=screen.say)
+        path = save_draft_head(draft_heads_folder(settings), checkpoint, fit.weights)
         screen.say(f"{path}: {1 + fit.accepted:.2f} tokens per round are to be expected")

@@ -55,7 +55,7 @@ class Drafting(StrEnum):
     OFF = "off"
     NGRAM = "ngram"
     MODEL = "model"
-    AHEAD = "ahead"
+    HEAD = "head"
 
 
 Speculate = Annotated[

@@ -43,8 +43,8 @@ def wan(
     tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 64,
     streams: Annotated[str, typer.Option(help="Streams at once, separated by commas.")] = "1,4,8,16",
     arms: Annotated[
-        str, typer.Option(help="Arms: plain, ngram, ahead, model, auto; several streams: plain, auto.")
-    ] = "plain,ngram,ahead,auto",
+        str, typer.Option(help="Arms: plain, ngram, head, model, auto; several streams: plain, auto.")
+    ] = "plain,ngram,head,auto",
     workers: Annotated[int, typer.Option(min=2, max=16, help="Stages, each on a machine of its own.")] = 3,
     draft_model: Annotated[
         str, typer.Option("--draft-model", help="A model of the same vocabulary for the arm called model.")

@@ -16,7 +16,7 @@ from shardcompute.node.driver.driver import Driver
 from shardcompute.node.rpc.frames import (
     REPLAY,
     error_of,
-    foreseen_of,
+    head_drafts_of,
     picked_of,
     replay_frame,
     step_frame,
@@ -199,7 +199,7 @@ class DriverLinks:
             else:
                 driver.step_failed(message.sequence, error_of(message))
             return
-        driver.take_results(message.sequence, picked_of(message), message.timings, foreseen_of(message))
+        driver.take_results(message.sequence, picked_of(message), message.timings, head_drafts_of(message))
         if self._on_timings is not None:
             self._on_timings(message.chain, message.timings)
 

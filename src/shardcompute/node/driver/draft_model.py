@@ -19,8 +19,8 @@ from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.core.errors import CapacityError, UsageError
 from shardcompute.core.generation import TokenChoice
 from shardcompute.core.settings import Settings
-from shardcompute.core.steps import Opening, SessionRows
-from shardcompute.decoding.drafting import Draft, Drafter, grade_of
+from shardcompute.core.steps import Draft, Opening, SessionRows
+from shardcompute.decoding.drafting import Drafter, grade_of
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.runtime.shard import open_shard
 from shardcompute.runtime.stage import StageRuntime
@@ -70,21 +70,21 @@ class ModelDrafter:
 
     def propose(
         self, session: int, known: Sequence[int], assumed: Sequence[int], limit: int, opening: Opening
-    ) -> Draft:
+    ) -> Draft | None:
         """May take long for a session's first draft, which computes its whole prompt. Raises BackendError."""
         tokens = [*known, *assumed]
         limits = self._limits
         # The last drafted token is never computed, so it may lie just past the context.
         limit = min(limit, limits.context_length - len(tokens) + 1)
         if limit < 1 or not tokens or max(tokens) >= limits.vocab_size:
-            return Draft(())
+            return None
         with self._lock:
             self._drop_ended()
             try:
                 return self._draft(session, tokens, len(known), limit, self._fitting(session, opening))
             except CapacityError:
                 self._drop(session)
-                return Draft(())
+                return None
 
     def forget(self, session: int) -> None:
         # A draft may be under way, and whoever tells us must not wait for it.
@@ -100,7 +100,9 @@ class ModelDrafter:
             self._sessions.clear()
             self._stage.close()
 
-    def _draft(self, session: int, tokens: list[int], known: int, limit: int, opening: Opening) -> Draft:
+    def _draft(
+        self, session: int, tokens: list[int], known: int, limit: int, opening: Opening
+    ) -> Draft | None:
         choice = self._catch_up(session, tokens, known, opening)
         ids: list[int] = []
         sureness = 0.0
@@ -113,7 +115,10 @@ class ModelDrafter:
             if len(ids) == limit or choice.id in self._limits.end_ids:
                 break
             choice = self._step(session, (choice.id,), opening)
-        return Draft(tuple(ids), grade_of(math.exp(sureness / len(ids)), _GRADE_BOUNDS)) if ids else Draft(())
+        if not ids:
+            return None
+        grade = grade_of(math.exp(sureness / len(ids)), _GRADE_BOUNDS)
+        return Draft(session, len(tokens), tuple(ids), grade)
 
     def _catch_up(self, session: int, tokens: list[int], known: int, opening: Opening) -> TokenChoice:
         """Compute what the session's KV lacks, from the first token that differs; the pick after the last one."""

@@ -20,7 +20,7 @@ from shardcompute.core.errors import (
     ShardComputeError,
 )
 from shardcompute.core.generation import GenerationRequest, TokenChoice
-from shardcompute.core.steps import Foreseen, Frame, Picked, SessionRows
+from shardcompute.core.steps import Draft, Frame, Picked, SessionRows
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.decoding.ngram import NgramDrafter
 from shardcompute.decoding.router import PipeLoad
@@ -56,7 +56,7 @@ class Driver:
             (NgramDrafter(), *drafters),
             limits.speculation,
             self._take_draft,
-            can_foresee=limits.can_foresee,
+            has_draft_head=limits.has_draft_head,
         )
         self._budget = KvBudget()
         self._scheduler = Scheduler(
@@ -226,9 +226,9 @@ class Driver:
         sequence: int,
         picked: Sequence[Picked],
         timings: Sequence[StageTiming] = (),
-        foreseen: Sequence[Foreseen] = (),
+        head_drafts: Sequence[Draft] = (),
     ) -> None:
-        """What a frame brought: picked tokens, how the stages spent their time, and what the last one guesses to come
+        """What a frame brought: picked tokens, how the stages spent their time, and what the last one drafts to come
         next."""
         if any(result.choice.id >= self._limits.vocab_size for result in picked):
             self.step_failed(
@@ -246,7 +246,7 @@ class Driver:
                 generation = self._generations.get(session.id)
                 if generation is not None:  # emitting the others' deltas may have cancelled it
                     self._extend(generation, result.choice, now)
-            self._foresee(flight.frame, foreseen, timings)
+            self._take_head_drafts(flight.frame, head_drafts, timings)
             self._fill()
 
     def step_failed(self, sequence: int, error: ShardComputeError) -> None:
@@ -328,16 +328,18 @@ class Driver:
             if generation is not None and generation.session.generated:
                 generation.journey.add(landing)
 
-    def _foresee(self, frame: Frame, foreseen: Sequence[Foreseen], timings: Sequence[StageTiming]) -> None:
-        """Keep what the last stage guessed for sessions that asked and are still here."""
-        guesses = {guessed.session: guessed for guessed in foreseen}
-        seconds = timings[-1].draft_s / max(len(guesses), 1) if timings else 0.0
+    def _take_head_drafts(
+        self, frame: Frame, head_drafts: Sequence[Draft], timings: Sequence[StageTiming]
+    ) -> None:
+        """Keep what the last stage drafted for sessions that asked and are still here."""
+        drafts = {draft.session: draft for draft in head_drafts}
+        seconds = timings[-1].draft_s / max(len(drafts), 1) if timings else 0.0
         for part in frame.work:
             session = self._scheduler.running.get(part.session)
-            if part.ahead and session is not None:
-                guessed = guesses.get(part.session)
-                is_sound = guessed is None or all(token < self._limits.vocab_size for token in guessed.ids)
-                self._speculator.foreseen(session, guessed if is_sound else None, seconds)
+            if part.head_draft_tokens and session is not None:
+                draft = drafts.get(part.session)
+                is_sound = draft is None or all(token < self._limits.vocab_size for token in draft.ids)
+                self._speculator.take_head_draft(session, draft if is_sound else None, seconds)
 
     def _take_draft(self, session: int, take: TakeDraft) -> None:
         """A slow drafter has answered, from a thread of its own."""

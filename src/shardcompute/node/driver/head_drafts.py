@@ -1,24 +1,25 @@
-"""Head drafts at the driver: what last stages guessed along with their picks, kept until a session wants it."""
+"""Head drafts at the driver: what last stages drafted along with their picks, kept until a session wants it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from shardcompute.core.steps import Foreseen, Opening
-from shardcompute.decoding.drafting import GRADES, Draft
+from shardcompute.core.steps import Draft, Opening
+from shardcompute.decoding.drafting import GRADES, HEAD_DRAFTER
 
 
-class ForeseenDrafter:
-    """Offers the newest guesses for each session, as long as they begin where its known tokens end."""
+class HeadDraftCache:
+    """A `Drafter` that offers each session's newest head draft, as long as that begins where its known tokens end."""
 
-    name = "ahead"
+    name = HEAD_DRAFTER
     is_slow = False
 
     def __init__(self) -> None:
-        self._newest: dict[int, Foreseen] = {}
+        self._newest: dict[int, Draft] = {}
 
-    def take(self, foreseen: Foreseen) -> None:
-        self._newest[foreseen.session] = foreseen
+    def take(self, draft: Draft) -> None:
+        self._newest[draft.session] = draft
 
     def has(self, session: int, known: Sequence[int]) -> bool:
         kept = self._newest.get(session)
@@ -26,11 +27,12 @@ class ForeseenDrafter:
 
     def propose(
         self, session: int, known: Sequence[int], assumed: Sequence[int], limit: int, opening: Opening
-    ) -> Draft:
+    ) -> Draft | None:
         kept = self._newest.get(session)
         if kept is None or assumed or kept.start != len(known):
-            return Draft(())
-        return Draft(kept.ids[:limit], min(kept.grade, GRADES - 1))
+            return None
+        # The grade came over the wire.
+        return replace(kept, ids=kept.ids[:limit], grade=min(kept.grade, GRADES - 1))
 
     def forget(self, session: int) -> None:
         self._newest.pop(session, None)

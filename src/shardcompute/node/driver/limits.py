@@ -19,8 +19,8 @@ class DriverLimits:
     max_waiting: int = 256
     speculation: Speculation = AUTO
     """For requests that do not say."""
-    can_foresee: bool = False
-    """Whether last stages can guess ahead."""
+    has_draft_head: bool = False
+    """Whether last stages draft."""
 
 
 @dataclass(frozen=True, slots=True)

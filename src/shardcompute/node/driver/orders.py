@@ -61,7 +61,7 @@ class DriverCommandExecutor:
                 offered.context_length,
                 offered.created_s,
                 offered.speculation,
-                can_foresee=offered.can_foresee,
+                has_draft_head=offered.has_draft_head,
             )
         )
 

@@ -47,8 +47,8 @@ class PoolModel:
     """For requests that do not say."""
     drafters: Sequence[Drafter] = ()
     """Beside the one that every driver has."""
-    can_foresee: bool = False
-    """Whether last stages can guess ahead."""
+    has_draft_head: bool = False
+    """Whether last stages draft."""
 
 
 PATIENCE_S = 10.0
@@ -171,7 +171,7 @@ class DriverPool:
                     self._max_sessions,
                     self._max_waiting,
                     model.speculation,
-                    model.can_foresee,
+                    model.has_draft_head,
                 )
                 first = first_session(self.session_namespace)
                 driver = self._drivers[action.chain] = Driver(

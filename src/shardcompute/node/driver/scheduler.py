@@ -54,7 +54,7 @@ class Speculator(Protocol):
         ...
 
     def extend(self, session: Session, context: PipeContext) -> None:
-        """Add to `assumed`, or set `ahead` or `is_drafting`; or leave the session as it is."""
+        """Add to `assumed`, or set `head_draft_tokens` or `is_drafting`; or leave the session as it is."""
         ...
 
     def committed(self, session: Session, was_assumed: bool, is_right: bool) -> None:
@@ -271,7 +271,7 @@ class Scheduler:
     def _send(self, session: Session, part: SessionRows) -> None:
         session.sent = part.start + len(part.ids)
         session.flights.add(self._sequence)
-        session.ahead = 0
+        session.head_draft_tokens = 0
         self._turns.remove(session.id)
         self._turns.append(session.id)
 
@@ -301,5 +301,6 @@ def _next_work(session: Session, room: int, wanted_room: int) -> SessionRows | N
     if count < 1:
         return None
     wanted = max(count - silent, 0)
-    ahead = session.ahead if wanted and start + count == session.length else 0
-    return SessionRows(session.id, start, session.tokens(start, start + count), wanted, ahead=ahead)
+    drafted = session.head_draft_tokens if wanted and start + count == session.length else 0
+    ids = session.tokens(start, start + count)
+    return SessionRows(session.id, start, ids, wanted, head_draft_tokens=drafted)

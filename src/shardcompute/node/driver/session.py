@@ -25,8 +25,8 @@ class Session:
     reused: int = 0
     """So many tokens it had from another session."""
     sent: int = 0
-    ahead: int = 0
-    """So many tokens may the last stage guess, after those that it picks from the next rows."""
+    head_draft_tokens: int = 0
+    """So many tokens may the last stage draft, after those that it picks from the next rows."""
     is_drafting: bool = False
     """A drafter is at work; nothing is sent until it has answered."""
     flights: set[int] = field(default_factory=set)
@@ -112,7 +112,7 @@ class Session:
         self.assumed.clear()
         self.early.clear()
         self.flights.clear()
-        self.ahead = 0
+        self.head_draft_tokens = 0
 
     def opening(self) -> Opening:
         request = self.request

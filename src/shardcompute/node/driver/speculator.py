@@ -17,10 +17,10 @@ from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import GenerationRequest, Speculation
 from shardcompute.core.rate_limited_log import RateLimitedLog
-from shardcompute.core.steps import Foreseen
-from shardcompute.decoding.drafting import Draft, Drafter
+from shardcompute.core.steps import Draft
+from shardcompute.decoding.drafting import HEAD_DRAFTER, Drafter
 from shardcompute.decoding.router import DraftOffer, DraftPlan, Router
-from shardcompute.node.driver.head_drafts import ForeseenDrafter
+from shardcompute.node.driver.head_drafts import HeadDraftCache
 from shardcompute.node.driver.scheduler import PipeContext
 from shardcompute.node.driver.session import Session
 
@@ -65,15 +65,15 @@ class RoutedSpeculator:
         default: Speculation,
         on_draft: OnDraft,
         *,
-        can_foresee: bool = False,
+        has_draft_head: bool = False,
     ) -> None:
-        """`can_foresee`: the last stage can guess ahead."""
+        """`has_draft_head`: the last stage drafts."""
         self._default = default
         self.router = Router()
-        self._can_foresee = can_foresee
-        self._foreseen = ForeseenDrafter()
+        self._has_draft_head = has_draft_head
+        self._head_drafts = HeadDraftCache()
         self._drafters: Mapping[str, Drafter] = {
-            drafter.name: drafter for drafter in (*drafters, self._foreseen)
+            drafter.name: drafter for drafter in (*drafters, self._head_drafts)
         }
         self._on_draft = on_draft
         self._courses: dict[int, DraftStats] = {}
@@ -83,7 +83,7 @@ class RoutedSpeculator:
 
     @property
     def available(self) -> list[str]:
-        return [name for name in self._drafters if name != self._foreseen.name or self._can_foresee]
+        return [name for name in self._drafters if name != HEAD_DRAFTER or self._has_draft_head]
 
     def wish(self, request: GenerationRequest) -> Speculation:
         return request.speculation or self._default
@@ -94,7 +94,7 @@ class RoutedSpeculator:
         if wish.drafter not in ("auto", "off") and wish.drafter not in self.available:
             hints = {
                 "model": "start with --draft-model",
-                "ahead": "fit it with `shardcompute draft-head train`, and start again",
+                HEAD_DRAFTER: "train one with `shardcompute draft-head train`, and start again",
             }
             raise UsageError(
                 f"there is no drafter {wish.drafter!r} here",
@@ -138,9 +138,9 @@ class RoutedSpeculator:
 
     def extend(self, session: Session, context: PipeContext) -> None:
         self._extend(session, context)
-        if self._can_foresee and not session.flights:
+        if self._has_draft_head and not session.flights:
             wish = self.wish(session.request)
-            session.ahead = self.router.ask_ahead(session.id, wish, self._foreseen.name, context.load)
+            session.head_draft_tokens = self.router.head_draft_tokens(session.id, wish, context.load)
 
     def _extend(self, session: Session, context: PipeContext) -> None:
         is_first = not session.assumed and session.sent == len(session.known) - 1
@@ -181,19 +181,19 @@ class RoutedSpeculator:
         if not is_right:
             course.records.clear()
 
-    def foreseen(self, session: Session, guessed: Foreseen | None, seconds: float) -> None:
-        """What the last stage guesses to follow the session's last known token, which took it so long; None: it was
+    def take_head_draft(self, session: Session, draft: Draft | None, seconds: float) -> None:
+        """What the last stage drafts to follow the session's last known token, which took it so long; None: it was
         asked in vain."""
-        if guessed is None or not guessed.ids:
-            self.router.had_nothing(session.id, self._foreseen.name)
-        elif guessed.start == len(session.known) and not session.assumed:
-            self.router.drafted(session.id, self._foreseen.name, seconds, len(guessed.ids))
-            self._foreseen.take(guessed)
+        if draft is None or not draft.ids:
+            self.router.had_nothing(session.id, HEAD_DRAFTER)
+        elif draft.start == len(session.known) and not session.assumed:
+            self.router.drafted(session.id, HEAD_DRAFTER, seconds, len(draft.ids))
+            self._head_drafts.take(draft)
 
     # Inside
 
     def _may_have(self, drafter: str, session: Session) -> bool:
-        return drafter != self._foreseen.name or self._foreseen.has(session.id, session.known)
+        return drafter != HEAD_DRAFTER or self._head_drafts.has(session.id, session.known)
 
     def _draft_at_hand(self, session: Session, course: DraftStats, room: int, context: PipeContext) -> bool:
         """Where drafts are there already, or cost nothing, take the one that promises most."""
@@ -203,7 +203,7 @@ class RoutedSpeculator:
                 draft = drafter.propose(
                     session.id, session.known, session.assumed, min(room, MOST_TOKENS), session.opening()
                 )
-                if draft.ids:
+                if draft is not None:
                     offers.append(DraftOffer(drafter.name, draft.grade, len(draft.ids)))
         others = [name for name in self.available if self._drafters[name].is_slow]
         wish = self.wish(session.request)
@@ -244,7 +244,7 @@ class RoutedSpeculator:
             except Exception as error:
                 # Plain decoding needs no draft; a drafter in trouble must not stop it.
                 self._limited_log.warning(drafter.name, "the drafter %s failed: %r", drafter.name, error)
-                draft = Draft(())
+                draft = None
             seconds = time.perf_counter() - began_s
 
             def take(session: Session, context: PipeContext) -> None:
@@ -258,23 +258,29 @@ class RoutedSpeculator:
         self._thread.submit(work)
 
     def _take(
-        self, session: Session, context: PipeContext, drafter: str, draft: Draft, seconds: float
+        self, session: Session, context: PipeContext, drafter: str, draft: Draft | None, seconds: float
     ) -> bool:
         """False if there is nothing worth sending."""
         course = self.course(session.id)
         course.draft_s += seconds
-        count = len(draft.ids)
-        if count:
-            if drafter != self._foreseen.name:
-                self.router.drafted(session.id, drafter, seconds, count)
-            if self.wish(session.request).tokens is None:
-                count = self.router.worth(session.id, drafter, draft.grade, count, context.load)
-        else:
+        count = 0 if draft is None else self._count_to_send(session, context, drafter, draft, seconds)
+        if draft is None:
             self.router.missed(session.id, drafter)
-        if count < 1:
+        if draft is None or count < 1:
             course.dry_at = session.length
             return False
         session.assumed.extend(draft.ids[:count])
         course.records.append(_Record(drafter, draft.grade, count))
         course.drafted += count
         return True
+
+    def _count_to_send(
+        self, session: Session, context: PipeContext, drafter: str, draft: Draft, seconds: float
+    ) -> int:
+        """How many of the draft's tokens to send; those that the last stage made were counted when they came."""
+        count = len(draft.ids)
+        if drafter != HEAD_DRAFTER:
+            self.router.drafted(session.id, drafter, seconds, count)
+        if self.wish(session.request).tokens is None:
+            return self.router.worth(session.id, drafter, draft.grade, count, context.load)
+        return count

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import ShardComputeError, UsageError
-from shardcompute.core.steps import Foreseen, Frame, Opening, Picked, SessionRows
+from shardcompute.core.steps import Draft, Frame, Opening, Picked, SessionRows
 from shardcompute.node.driver.driver import Driver
 from shardcompute.runtime.stage import StageRuntime
 
@@ -48,19 +48,19 @@ class LocalChain:
 
     def _step(self, frame: Frame) -> None:
         try:
-            picked, foreseen = self._compute(frame)
+            picked, drafts = self._compute(frame)
         except ShardComputeError as error:
             self._driver.step_failed(frame.sequence, error)
         except Exception as error:
             self._driver.step_failed(frame.sequence, ShardComputeError(f"a step failed: {error!r}"))
         else:
-            self._driver.take_results(frame.sequence, picked, foreseen=foreseen)
+            self._driver.take_results(frame.sequence, picked, head_drafts=drafts)
 
-    def _compute(self, frame: Frame) -> tuple[list[Picked], list[Foreseen]]:
+    def _compute(self, frame: Frame) -> tuple[list[Picked], list[Draft]]:
         rows: Array | None = None
         for stage in self._stages:
             passed = stage.step(frame.work, frame.openings, rows)
             if isinstance(passed, list):
-                return passed, stage.foresee(frame.work, passed)
+                return passed, stage.draft(frame.work, passed)
             rows = passed
         raise UsageError("the last stage of a chain must pick tokens")

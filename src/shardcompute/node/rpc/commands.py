@@ -125,7 +125,7 @@ class OfferedModel(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     created_s: int
     speculation: Speculation
-    can_foresee: bool = False
+    has_draft_head: bool = False
 
 
 class Introduce(msgspec.Struct, frozen=True, tag=True, kw_only=True):

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from shardcompute.core import errors
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.generation import TokenChoice
-from shardcompute.core.steps import Foreseen, Frame, Opening, Picked, Prefix, SessionRows
+from shardcompute.core.steps import Draft, Frame, Opening, Picked, Prefix, SessionRows
 from shardcompute.wire import (
-    AheadIds,
+    HeadDraftIds,
     RowResult,
     SegmentHeader,
     SessionOpen,
@@ -64,7 +64,7 @@ def work_of(segment: SegmentHeader) -> SessionRows:
         tuple(int(token) for token in unpack_ids(segment.ids)),
         segment.wanted,
         tuple(int(token) for token in unpack_ids(segment.targets)),
-        segment.ahead,
+        segment.head_draft_tokens,
     )
 
 
@@ -100,7 +100,7 @@ def result_row(picked: Picked) -> RowResult:
 
 
 def step_result(
-    frame: StepFrame, out: Sequence[Picked], foreseen: Sequence[Foreseen], timings: list[StageTiming]
+    frame: StepFrame, out: Sequence[Picked], drafts: Sequence[Draft], timings: list[StageTiming]
 ) -> StepResult:
     """What the last stage tells the driver of a frame."""
     rows = [(result_row(picked), picked.is_scored) for picked in out]
@@ -111,7 +111,7 @@ def step_result(
         [row for row, is_scored in rows if not is_scored],
         [row for row, is_scored in rows if is_scored],
         timings,
-        [ahead_ids(guessed) for guessed in foreseen],
+        [HeadDraftIds(each.session, each.start, pack_ids(each.ids), each.grade) for each in drafts],
     )
 
 
@@ -125,14 +125,10 @@ def picked_of(result: StepResult) -> list[Picked]:
     return scored + [_picked(row, is_scored=False) for row in result.rows]
 
 
-def ahead_ids(foreseen: Foreseen) -> AheadIds:
-    return AheadIds(foreseen.session, foreseen.start, pack_ids(foreseen.ids), foreseen.grade)
-
-
-def foreseen_of(result: StepResult) -> list[Foreseen]:
+def head_drafts_of(result: StepResult) -> list[Draft]:
     return [
-        Foreseen(each.session, each.start, tuple(int(token) for token in unpack_ids(each.ids)), each.grade)
-        for each in result.ahead
+        Draft(each.session, each.start, tuple(int(token) for token in unpack_ids(each.ids)), each.grade)
+        for each in result.head_drafts
     ]
 
 
@@ -151,7 +147,7 @@ def segment_of(part: SessionRows) -> SegmentHeader:
         part.wanted,
         pack_ids(part.ids),
         pack_ids(part.targets),
-        part.ahead,
+        part.head_draft_tokens,
     )
 
 

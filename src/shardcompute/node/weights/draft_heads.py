@@ -15,11 +15,11 @@ from pathlib import Path
 
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.core.errors import CorruptModelError
-from shardcompute.models.head_draft import AheadWeights, decode_ahead, encode_ahead
+from shardcompute.models.draft_head import DraftHeadWeights, decode_draft_head, encode_draft_head
 from shardcompute.models.spec import head_stage
 from shardcompute.node.weights.client import RemoteTensors
-from shardcompute.runtime.head_drafter import AheadDrafter
-from shardcompute.runtime.shard import build_ahead
+from shardcompute.runtime.head_drafter import HeadDrafter
+from shardcompute.runtime.shard import build_head_drafter
 from shardcompute.weights.attached import find_attachment, read_attachment
 from shardcompute.weights.card import Card
 from shardcompute.weights.checkpoint import Checkpoint
@@ -27,45 +27,39 @@ from shardcompute.weights.served import content_of, shard_source, weights_key
 from shardcompute.weights.sources.disk import disk_errors
 
 log = logging.getLogger(__name__)
-_AHEAD_FILE = "ahead.draft"
-AHEAD = "ahead"
-"""The name under which what a last stage guesses with is attached."""
+_FILE = "head.draft"
+DRAFT_HEAD = "draft-head"
+"""The name under which it is attached to a model."""
 
 
-class DraftHeadStore:
-    """Trained draft heads in a folder: one folder for each model, told by its content."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def save(self, checkpoint: Checkpoint, weights: AheadWeights) -> Path:
-        """Keep what the last stage guesses with; where it is kept."""
-        path = self._folder / content_of(checkpoint) / _AHEAD_FILE
-        with disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, encode_ahead(weights))
-        return path
+def save_draft_head(folder: Path, checkpoint: Checkpoint, weights: DraftHeadWeights) -> Path:
+    """Keep a model's draft head in a folder of all models' heads; where it is kept."""
+    path = _path(folder, checkpoint)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, encode_draft_head(weights))
+    return path
 
 
-def ahead_attachments(checkpoint: Checkpoint, folder: Path | None) -> dict[str, bytes]:
-    """What the last stage guesses with, where it was fitted and saved in the folder or comes with the package."""
-    path = None if folder is None else folder / content_of(checkpoint) / _AHEAD_FILE
+def draft_head_attachments(checkpoint: Checkpoint, folder: Path | None) -> dict[str, bytes]:
+    """A model's draft head to be served with it, where one was saved in the folder or comes with the package."""
+    path = None if folder is None else _path(folder, checkpoint)
     if path is not None and path.exists():
         with disk_errors(path):
             content: bytes | None = path.read_bytes()
     else:
-        content = packaged_ahead(checkpoint)
+        content = packaged_draft_head(checkpoint)
     if content is None:
         return {}
     try:
-        decode_ahead(content, checkpoint.spec.hidden)
+        decode_draft_head(content, checkpoint.spec.hidden)
     except CorruptModelError as error:
         log.warning("%s is left out: %s", path, error)
         return {}
-    return {AHEAD: content}
+    return {DRAFT_HEAD: content}
 
 
-def packaged_ahead(checkpoint: Checkpoint) -> bytes | None:
+def packaged_draft_head(checkpoint: Checkpoint) -> bytes | None:
     """What comes with the package for these weights."""
     spec = checkpoint.spec
     shape = f"{spec.layer_count}-{spec.hidden}-{spec.vocab_size}-"
@@ -79,26 +73,30 @@ def packaged_ahead(checkpoint: Checkpoint) -> bytes | None:
     return next((file.read_bytes() for file in files if file.name == wanted), None)
 
 
-def ahead_bytes(card: Card) -> int:
-    """How much of a model's card is for guessing ahead; 0: nothing."""
-    stored = find_attachment(card.entries, AHEAD)
+def draft_head_bytes(card: Card) -> int:
+    """How large the draft head on a model's card is; 0: there is none."""
+    stored = find_attachment(card.entries, DRAFT_HEAD)
     return 0 if stored is None else card.entries[stored].size_bytes
 
 
-def open_ahead(
+def open_head_drafter(
     card: Card, tensors: RemoteTensors, *, backend: str, options: ExecutorOptions, room_bytes: int
-) -> tuple[AheadDrafter, int] | None:
-    """What a last stage guesses with, and the memory that it takes; None where that is more than there is room for."""
-    content = read_attachment(tensors, AHEAD)
+) -> tuple[HeadDrafter, int] | None:
+    """What a last stage drafts with, and the memory that it takes; None where that is more than there is room for."""
+    content = read_attachment(tensors, DRAFT_HEAD)
     if content is None:
         return None
-    weights = decode_ahead(content, card.spec.hidden)
+    weights = decode_draft_head(content, card.spec.hidden)
     share = len(weights.ids) / card.spec.vocab_size
     size_bytes = len(content) + int(share * (card.head_bytes + card.embedding_bytes))
     if size_bytes > room_bytes:
         return None
     source = shard_source(card, tensors, head_stage(card.spec))
-    return build_ahead(card.spec, source, weights, backend=backend, options=options), size_bytes
+    return build_head_drafter(card.spec, source, weights, backend=backend, options=options), size_bytes
+
+
+def _path(folder: Path, checkpoint: Checkpoint) -> Path:
+    return folder / content_of(checkpoint) / _FILE
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -21,14 +21,14 @@ import numpy as np
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.core.rate_limited_log import RateLimitedLog
-from shardcompute.core.steps import Foreseen, Opening, Picked, SessionRows
+from shardcompute.core.steps import Draft, Opening, Picked, SessionRows
 from shardcompute.node.rpc.commands import Admit, Connect, Connected
 from shardcompute.node.rpc.frames import opening_of, segment_of, step_failed, step_result, work_of
 from shardcompute.node.worker.activation_log import ActivationLog, Chunk, replay_frames
 from shardcompute.node.worker.codec_choice import choose_codec
 from shardcompute.node.worker.peer_links import PeerLinks
 from shardcompute.node.worker.slot import StageRoute, StageSlot, sessions_in
-from shardcompute.runtime.head_drafter import AheadDrafter
+from shardcompute.runtime.head_drafter import HeadDrafter
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.wire import (
     Codec,
@@ -93,14 +93,14 @@ class StageServer:
                 return
         runtime.close()
 
-    def equip(self, key: ShardKey, ahead: AheadDrafter | None) -> None:
-        """Let a last stage guess ahead, after the step that may be running; None: no more."""
+    def draft_with(self, key: ShardKey, drafter: HeadDrafter | None) -> None:
+        """Let a last stage draft, after the step that may be running; None: no more."""
         with self._lock:
             runtime = self._runtimes.get(key)
         if runtime is not None:
-            self._inbox.put(partial(runtime.guess_with, ahead))
-        elif ahead is not None:
-            ahead.close()
+            self._inbox.put(partial(runtime.draft_with, drafter))
+        elif drafter is not None:
+            drafter.close()
 
     def shards(self) -> dict[ShardKey, StageRuntime]:
         with self._lock:
@@ -285,9 +285,9 @@ class StageServer:
                 self._log_session("begins", opening.session, frame.chain)
             out = slot.runtime.step(work, openings, activations)
             computed = time.perf_counter()
-            foreseen: list[Foreseen] = []
+            drafts: list[Draft] = []
             if isinstance(out, list) and not frame.replay:
-                foreseen = slot.runtime.foresee(work, out)
+                drafts = slot.runtime.draft(work, out)
         except Exception as error:
             self._report_failure(slot, frame, error)
             return
@@ -302,7 +302,7 @@ class StageServer:
         if not isinstance(out, list):
             self._pass_on(slot, frame, work, openings, out, timing)
         elif not frame.replay:
-            self._answer(slot, frame, out, foreseen, timing)
+            self._answer(slot, frame, out, drafts, timing)
 
     def _log_session(self, what: str, session: int, chain: str) -> None:
         """Stages know sessions by number alone; which request one belongs to is in the log of its driver."""
@@ -319,11 +319,11 @@ class StageServer:
         slot: StageSlot,
         frame: StepFrame,
         out: list[Picked],
-        foreseen: Sequence[Foreseen],
+        drafts: Sequence[Draft],
         timing: StageTiming,
     ) -> None:
         """The end of the chain: results straight to the driver."""
-        result = step_result(frame, out, foreseen, [*frame.timings, timing])
+        result = step_result(frame, out, drafts, [*frame.timings, timing])
         self._links.send(slot.driver_of(frame), result)
 
     def _pass_on(

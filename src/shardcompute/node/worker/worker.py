@@ -43,7 +43,7 @@ from shardcompute.node.rpc.control_client import ControlClient
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes, probe_links
 from shardcompute.node.weights.client import RemoteTensors, fetch_card, open_remote_shard
-from shardcompute.node.weights.draft_heads import ahead_bytes, open_ahead
+from shardcompute.node.weights.draft_heads import draft_head_bytes, open_head_drafter
 from shardcompute.node.weights.pieces import Supplier
 from shardcompute.node.weights.server import CachedModels, WeightsServer
 from shardcompute.node.worker.speed_probe import measure_layer, measure_seconds_per_byte
@@ -125,8 +125,8 @@ HostDrivers = Callable[[Endpoint, Callable[[str], None]], HostedDriversPort]
 class _Held:
     model: str
     size_bytes: int
-    ahead_bytes: int = 0
-    """Of what it guesses ahead with, which is given up where others need the memory."""
+    draft_head_bytes: int = 0
+    """Of its draft head, which is given up where others need the memory."""
 
 
 class Worker:
@@ -319,12 +319,12 @@ class Worker:
         """What is no longer wanted here is unloaded in a moment; CapacityError if that does not suffice."""
 
         def used_bytes() -> int:
-            return sum(held.size_bytes + held.ahead_bytes for held in self._held.values())
+            return sum(held.size_bytes + held.draft_head_bytes for held in self._held.values())
 
         can_fit = size_bytes <= self._memory_bytes
         with self._freed:
             if used_bytes() + size_bytes > self._memory_bytes:
-                self._guess_no_more()
+                self._drop_draft_heads()
             if can_fit and self._freed.wait_for(
                 lambda: self._closing.is_set() or used_bytes() + size_bytes <= self._memory_bytes,
                 _ROOM_TIMEOUT_S,
@@ -378,20 +378,20 @@ class Worker:
         self._control.tell(
             NodeMeasured(node=self.node, incarnation=life, model=command.model, layer_s=layer_s)
         )
-        if stage.is_last and ahead_bytes(card):
+        if stage.is_last and draft_head_bytes(card):
             # Not before the stage is there: a chain that waits for it can do without.
-            equip = partial(self._equip, key, card, sources, options)
-            threading.Thread(target=equip, name="ahead", daemon=True).start()
+            add = partial(self._add_draft_head, key, card, sources, options)
+            threading.Thread(target=add, name="draft head", daemon=True).start()
 
-    def _equip(
+    def _add_draft_head(
         self, key: ShardKey, card: Card, sources: Sequence[Supplier], options: ExecutorOptions
     ) -> None:
-        """Let a last stage guess ahead, where there is memory left for it."""
+        """Let a last stage draft, where there is memory left for that."""
         try:
             with self._loading, contextlib.closing(RemoteTensors(card, sources, self._cache)) as tensors:
                 with self._lock:
-                    used = sum(held.size_bytes + held.ahead_bytes for held in self._held.values())
-                opened = open_ahead(
+                    used = sum(held.size_bytes + held.draft_head_bytes for held in self._held.values())
+                opened = open_head_drafter(
                     card,
                     tensors,
                     backend=self._options.backend,
@@ -399,22 +399,22 @@ class Worker:
                     room_bytes=self._memory_bytes - used,
                 )
                 if opened is None:
-                    log.info("no memory is left to guess ahead with %s", card.model)
+                    log.info("no memory is left for a draft head of %s", card.model)
                     return
                 drafter, size_bytes = opened
                 with self._lock:
                     held = self._held.get(key)
                     if held is not None:
-                        self._held[key] = replace(held, ahead_bytes=size_bytes)
-                self._stages.equip(key, drafter)
+                        self._held[key] = replace(held, draft_head_bytes=size_bytes)
+                self._stages.draft_with(key, drafter)
         except ShardComputeError as error:
-            log.warning("nothing is guessed ahead with %s: %s", card.model, error)
+            log.warning("no draft head of %s is used: %s", card.model, error)
 
-    def _guess_no_more(self) -> None:
+    def _drop_draft_heads(self) -> None:
         for key, held in self._held.items():
-            if held.ahead_bytes:
-                self._held[key] = replace(held, ahead_bytes=0)
-                self._stages.equip(key, None)
+            if held.draft_head_bytes:
+                self._held[key] = replace(held, draft_head_bytes=0)
+                self._stages.draft_with(key, None)
 
     def _probe(self, command: Probe) -> None:
         for measured in probe_links(self.node, command.peers, self._endpoint.dial):

@@ -11,7 +11,7 @@ from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import Sampling
 from shardcompute.core.settings import Settings
-from shardcompute.core.steps import Opening, SessionRows
+from shardcompute.core.steps import Draft, Opening, SessionRows
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.draft_model import (
     DraftModelLimits,
@@ -74,7 +74,8 @@ def drafted(
     sampling: Sampling | None = None,
 ) -> list[int]:
     opening = Opening(session, sampling or Sampling(), len(PROMPT))
-    return list(drafter.propose(session, known, assumed, limit, opening).ids)
+    draft = drafter.propose(session, known, assumed, limit, opening)
+    return [] if draft is None else list(draft.ids)
 
 
 @pytest.mark.parametrize(
@@ -143,11 +144,11 @@ def test_a_draft_ends_where_the_answer_would(checkpoint: Checkpoint) -> None:
 def test_grades_say_how_sure_it_is(checkpoint: Checkpoint) -> None:
     drafter = open_drafter(checkpoint)
     sharp = Opening(1, Sampling(logit_bias={60: 50.0}), len(PROMPT))
-    certain = drafter.propose(1, PROMPT, (), 4, sharp)
-    assert (certain.ids, certain.grade) == ((60,) * 4, 3)
+    assert drafter.propose(1, PROMPT, (), 4, sharp) == Draft(1, len(PROMPT), (60,) * 4, 3)
     # Every word equally likely: one guess, and no more.
     flat = Opening(2, Sampling(logit_bias=dict.fromkeys(range(80), 50.0)), len(PROMPT))
     vague = drafter.propose(2, PROMPT, (), 4, flat)
+    assert vague is not None
     assert (len(vague.ids), vague.grade) == (1, 0)
 
 

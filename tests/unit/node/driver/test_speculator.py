@@ -211,7 +211,7 @@ def test_a_slow_drafter_that_fails_leaves_plain_decoding() -> None:
 
 @pytest.mark.parametrize(
     "wish",
-    [Speculation("ahead"), Speculation("model"), Speculation("ngram", 17), Speculation("ngram", 1, 9)],
+    [Speculation("head"), Speculation("model"), Speculation("ngram", 17), Speculation("ngram", 1, 9)],
 )
 def test_what_cannot_be_done_is_refused(wish: Speculation) -> None:
     driver = Driver(cast(Tokenizer, Letters()), DriverLimits(vocab_size=30, context_length=1000))

@@ -21,7 +21,7 @@ from shardcompute.core.errors import (
     UnknownModelError,
 )
 from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
-from shardcompute.core.steps import Foreseen, Opening, Picked, SessionRows
+from shardcompute.core.steps import Draft, Opening, Picked, SessionRows
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
@@ -51,7 +51,7 @@ class LetterStage:
         self._free_steps = None
         self._gate.set()
 
-    def foresee(self, work: Sequence[SessionRows], picked: Sequence[Picked]) -> list[Foreseen]:
+    def draft(self, work: Sequence[SessionRows], picked: Sequence[Picked]) -> list[Draft]:
         return []
 
     def step(

@@ -1,13 +1,13 @@
-"""A small network that guesses on from a model's last hidden state, without its layers and without memory.
+"""A draft head: a small network that drafts on from a model's last hidden state, without layers and without memory.
 
-The last stage has a row's final normed state and the token picked from it. From these two the network guesses the next
+The last stage has a row's final normed state and the token picked from it. From these two the network predicts the next
 row's final state, the model's own head makes a token of that, and so on:
 
     z = [state | embedding of the token], each half with a mean square of 1
     u = join · z; for each block: u = u + down · (silu(gate · n) ∘ up · n), n the norm of u
     the next state is the norm of u; its logits are those of a few thousand common tokens
 
-It is fitted to the text of one model (`draft_training.fit`) and kept as one file, in 8-bit blocks.
+It is trained on the text of one model (`draft_training`) and kept as one file, in 8-bit blocks.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from shardcompute.core.errors import CorruptModelError
 from shardcompute.models.spec import ModelSpec
 
 _MAGIC = b"ahead1\n\0"
+"""How every file begins, that of the package too."""
 _BLOCK_SIZE = 32
 _MOST_BLOCKS = 16
 _MOST_WIDTH = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
-class AheadBlock:
+class DraftHeadBlock:
     norm: Float32
     gate_up: Matrix
     down: Matrix
 
 
 @dataclass(frozen=True, slots=True)
-class AheadWeights:
+class DraftHeadWeights:
     """`ids` are the tokens that it knows, in rising order."""
 
     ids: NDArray[np.int32]
     join: Matrix
-    blocks: tuple[AheadBlock, ...]
+    blocks: tuple[DraftHeadBlock, ...]
     norm: Float32
 
 
@@ -56,7 +57,7 @@ class _Handles:
     head: Handle
 
 
-class AheadNetwork:
+class DraftHeadNetwork:
     """A `Network` without layers: rows `[state | embedding]` in, logits of the known tokens out. The hidden rows of a
     step are the next states. `head` is the model's own, of these tokens alone."""
 
@@ -64,7 +65,7 @@ class AheadNetwork:
     is_last = True
     layer_count = 0
 
-    def __init__(self, spec: ModelSpec, weights: AheadWeights, head: Matrix) -> None:
+    def __init__(self, spec: ModelSpec, weights: DraftHeadWeights, head: Matrix) -> None:
         self._weights = weights
         self._head = head
         self._width = spec.hidden
@@ -114,7 +115,7 @@ class AheadNetwork:
         return ops.linear(x, weights.head)
 
 
-def encode_ahead(weights: AheadWeights) -> bytes:
+def encode_draft_head(weights: DraftHeadWeights) -> bytes:
     """Matrices must be in 8-bit blocks (`weights.formats.quantise`)."""
     blocks = weights.blocks
     width = blocks[0].down.shape[1] if blocks else _BLOCK_SIZE
@@ -127,19 +128,19 @@ def encode_ahead(weights: AheadWeights) -> bytes:
     return b"".join(parts)
 
 
-def decode_ahead(content: bytes, hidden: int) -> AheadWeights:
+def decode_draft_head(content: bytes, hidden: int) -> DraftHeadWeights:
     """Raises CorruptModelError for what cannot be one for a model of this width."""
     try:
         weights = _decode(content, hidden)
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptModelError(
-            f"{len(content)} bytes are no drafter for a model of width {hidden}: {error}",
-            hint="fit it again with `shardcompute draft-head train`",
+            f"{len(content)} bytes are no draft head for a model of width {hidden}: {error}",
+            hint="train it again with `shardcompute draft-head train`",
         ) from error
     return weights
 
 
-def _decode(content: bytes, hidden: int) -> AheadWeights:
+def _decode(content: bytes, hidden: int) -> DraftHeadWeights:
     if content[: len(_MAGIC)] != _MAGIC:
         raise ValueError("it does not begin as one")
     start = len(_MAGIC) + 4
@@ -155,12 +156,12 @@ def _decode(content: bytes, hidden: int) -> AheadWeights:
         raise ValueError("its tokens are not in order")
     norm, join = reader.vector(hidden), reader.matrix(hidden, 2 * hidden)
     blocks = tuple(
-        AheadBlock(reader.vector(hidden), reader.matrix(2 * width, hidden), reader.matrix(hidden, width))
+        DraftHeadBlock(reader.vector(hidden), reader.matrix(2 * width, hidden), reader.matrix(hidden, width))
         for _ in range(count)
     )
     if reader.place != len(content):
         raise ValueError("something is left over")
-    return AheadWeights(ids, join, blocks, norm)
+    return DraftHeadWeights(ids, join, blocks, norm)
 
 
 def _pack_vector(values: Float32) -> bytes:

@@ -1,4 +1,4 @@
-"""What guesses ahead: its file, and that every backend computes what is written down."""
+"""A draft head: its file, and that every backend computes what is written down."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from shardcompute.backends.matrix import Float32, rows_of
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import CorruptModelError
 from shardcompute.core.settings import Settings
-from shardcompute.models.head_draft import AheadNetwork, AheadWeights, decode_ahead, encode_ahead
+from shardcompute.models.draft_head import (
+    DraftHeadNetwork,
+    DraftHeadWeights,
+    decode_draft_head,
+    encode_draft_head,
+)
 from shardcompute.models.spec import head_stage
 from shardcompute.runtime.shard import _run_by
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
-from support.models.ahead import random_ahead
+from support.models.draft_heads import random_draft_head
 from support.models.tiny_checkpoint import save_tiny_llama
 
 OPTIONS = ExecutorOptions(kv_bytes=1 << 20, max_rows=16, max_wanted=16, context_length=64)
@@ -31,7 +36,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]
         yield opened
 
 
-def assert_equal(one: AheadWeights, other: AheadWeights) -> None:
+def assert_equal(one: DraftHeadWeights, other: DraftHeadWeights) -> None:
     assert np.array_equal(one.ids, other.ids)
     assert np.array_equal(one.norm, other.norm)
     pairs = [(one.join, other.join)]
@@ -44,11 +49,11 @@ def assert_equal(one: AheadWeights, other: AheadWeights) -> None:
 
 
 def test_a_file_gives_back_what_was_saved(checkpoint: Checkpoint) -> None:
-    weights = random_ahead(checkpoint.spec)
-    content = encode_ahead(weights)
-    decoded = decode_ahead(content, checkpoint.spec.hidden)
+    weights = random_draft_head(checkpoint.spec)
+    content = encode_draft_head(weights)
+    decoded = decode_draft_head(content, checkpoint.spec.hidden)
     assert_equal(weights, decoded)
-    assert encode_ahead(decoded) == content
+    assert encode_draft_head(decoded) == content
 
 
 @pytest.mark.parametrize(
@@ -63,18 +68,20 @@ def test_a_file_gives_back_what_was_saved(checkpoint: Checkpoint) -> None:
     ],
 )
 def test_a_damaged_file_is_refused(checkpoint: Checkpoint, damage: object) -> None:
-    content = encode_ahead(random_ahead(checkpoint.spec))
+    content = encode_draft_head(random_draft_head(checkpoint.spec))
     with pytest.raises(CorruptModelError):
-        decode_ahead(damage(content), checkpoint.spec.hidden)  # type: ignore[operator]
+        decode_draft_head(damage(content), checkpoint.spec.hidden)  # type: ignore[operator]
 
 
 def test_a_file_for_a_model_of_another_width_is_refused(checkpoint: Checkpoint) -> None:
-    content = encode_ahead(random_ahead(checkpoint.spec))
+    content = encode_draft_head(random_draft_head(checkpoint.spec))
     with pytest.raises(CorruptModelError, match="draft-head train"):
-        decode_ahead(content, 2 * checkpoint.spec.hidden)
+        decode_draft_head(content, 2 * checkpoint.spec.hidden)
 
 
-def by_the_book(rows: Float32, weights: AheadWeights, head: Float32, eps: float) -> tuple[Float32, Float32]:
+def by_the_book(
+    rows: Float32, weights: DraftHeadWeights, head: Float32, eps: float
+) -> tuple[Float32, Float32]:
     def normed(x: Float32) -> Float32:
         out: Float32 = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
         return out
@@ -93,9 +100,9 @@ def by_the_book(rows: Float32, weights: AheadWeights, head: Float32, eps: float)
 def test_backends_compute_what_is_written_down(checkpoint: Checkpoint, backend: str, error: float) -> None:
     if backend == "torch":
         pytest.importorskip("torch")
-    spec, weights = checkpoint.spec, random_ahead(checkpoint.spec)
+    spec, weights = checkpoint.spec, random_draft_head(checkpoint.spec)
     head = rows_of(checkpoint.source(head_stage(spec)).matrix("head"), weights.ids)
-    executor = _run_by(backend, AheadNetwork(spec, weights, head), OPTIONS)
+    executor = _run_by(backend, DraftHeadNetwork(spec, weights, head), OPTIONS)
     rows = np.random.default_rng(1).standard_normal((3, 2 * spec.hidden), dtype=np.float32)
     logits = np.array(executor.step([Segment(i, 0, 1, 1) for i in range(3)], rows, keeps_hidden=True))
     states = np.array(executor.hidden_rows())
