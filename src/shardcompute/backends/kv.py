@@ -11,6 +11,7 @@ import mmap
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -98,6 +99,40 @@ class PageBudget:
 
 def count_pages(tokens: int) -> int:
     return -(-tokens // PAGE_TOKENS)
+
+
+class SessionKv(Protocol):
+    """Where a backend keeps keys and values."""
+
+    budget: PageBudget
+
+    def adopt(self, source: int, target: int, length: int, *, is_moved: bool) -> None: ...
+
+    def release(self, session: int) -> None: ...
+
+
+Kv = TypeVar("Kv", bound=SessionKv)
+
+
+class KvSessions(Generic[Kv]):
+    """What an `Executor` does with sessions that concerns their KV alone."""
+
+    _kv: Kv
+
+    def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
+        self._kv.adopt(source, target, length, is_moved=is_moved)
+
+    def close_session(self, session: int) -> None:
+        self._kv.release(session)
+
+    def session_length(self, session: int) -> int:
+        return self._kv.budget.lengths.get(session, 0)
+
+    def sessions(self) -> list[int]:
+        return list(self._kv.budget.lengths)
+
+    def kv_usage(self) -> KvUsage:
+        return self._kv.budget.usage()
 
 
 class HostKv:

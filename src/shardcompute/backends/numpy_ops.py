@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from shardcompute.backends.executor import ExecutorOptions, KvUsage, Network
-from shardcompute.backends.kv import HostKv
+from shardcompute.backends.executor import ExecutorOptions, Network
+from shardcompute.backends.kv import HostKv, KvSessions
 from shardcompute.backends.matrix import Array, Float32, Matrix
 from shardcompute.backends.ops import Attention, ExpertBlock, Gate
 from shardcompute.backends.rotation import rotation_tables
@@ -171,7 +171,7 @@ _ACTIVATIONS: dict[str, Callable[[Float32], Float32]] = {
 }
 
 
-class NumpyExecutor:
+class NumpyExecutor(KvSessions[HostKv]):
     """Runs a network with NumpyOps, layer after layer."""
 
     def __init__(self, network: Network, options: ExecutorOptions) -> None:
@@ -204,21 +204,6 @@ class NumpyExecutor:
 
     def hidden_rows(self) -> Array:
         return self._hidden
-
-    def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
-        self._kv.adopt(source, target, length, is_moved=is_moved)
-
-    def close_session(self, session: int) -> None:
-        self._kv.release(session)
-
-    def session_length(self, session: int) -> int:
-        return self._kv.budget.lengths.get(session, 0)
-
-    def sessions(self) -> list[int]:
-        return list(self._kv.budget.lengths)
-
-    def kv_usage(self) -> KvUsage:
-        return self._kv.budget.usage()
 
     def close(self) -> None:
         self._layers.clear()

@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.backends.matrix import Array
-from shardcompute.bench.quality import Say, Text, read_texts
-from shardcompute.bench.report import Result
+from shardcompute.bench.quality import Text, read_texts
+from shardcompute.bench.report import Result, Say
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import UsageError
 from shardcompute.models.spec import Stage

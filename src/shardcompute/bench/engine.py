@@ -7,15 +7,14 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardcompute.bench.report import Result, median_ratio
+from shardcompute.bench.report import Result, Say, median_ratio
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import BackendError
 
-Say = Callable[[str], None]
 TRANSFORMERS = "transformers float32"
 
 

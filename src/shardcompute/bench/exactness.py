@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,12 +22,11 @@ from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
 from shardcompute.backends.ort.linear import Linear, stack, write_linear
 from shardcompute.backends.ort.ops import write_gated
 from shardcompute.backends.rotation import rotation_tables
-from shardcompute.bench.report import Result, median_ratio
+from shardcompute.bench.report import Result, Say, median_ratio
 from shardcompute.core.batch import Segment
 from shardcompute.models.decoder import Decoder
 from shardcompute.models.spec import Layer, ModelSpec, Rope, whole
 
-Say = Callable[[str], None]
 _CONTEXT = 2048
 
 

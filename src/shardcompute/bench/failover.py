@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,10 @@ from typing import Any
 import numpy as np
 import psutil
 
-from shardcompute.bench.report import Result
+from shardcompute.bench.report import Result, Say
 from shardcompute.bench.servers import Server, StreamedReply, serving
 from shardcompute.core.errors import BackendError
 from shardcompute.security import NodeIdentity
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.backends.matrix import Array
-from shardcompute.bench.report import Result
+from shardcompute.bench.report import Result, Say
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import UsageError
 from shardcompute.models.spec import whole
@@ -26,7 +26,6 @@ from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.loader import stored_bytes
 from shardcompute.weights.sources.resolve import ModelFiles
 
-Say = Callable[[str], None]
 _ROWS = 512
 
 

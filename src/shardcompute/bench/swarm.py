@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from shardcompute.bench.report import Result, median_ratio
+from shardcompute.bench.report import Result, Say, median_ratio
 from shardcompute.bench.servers import Server, StreamedReply, serving
 
-Say = Callable[[str], None]
 _PARTS = ("compute_s", "stage_queue_s", "codec_s", "wire_s")
 
 
@@ -45,7 +44,7 @@ def run_swarm_bench(bench: SwarmBench, say: Say) -> list[Result]:
             server.stream(_prompt(0, bench), 8)
         for count in bench.streams:
             results += _compare(bench, [single, swarm], count, say)
-        results += _hop(swarm.state(), bench)
+        results += _hop(swarm.state())
     return results
 
 
@@ -96,7 +95,7 @@ def _stages(state: dict[str, Any]) -> list[dict[str, Any]]:
     return stages
 
 
-def _hop(state: dict[str, Any], bench: SwarmBench) -> list[Result]:
+def _hop(state: dict[str, Any]) -> list[Result]:
     """Where a step's time went on each stage, of the newest step."""
     results = []
     for index, stage in enumerate(_stages(state)):

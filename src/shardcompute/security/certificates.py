@@ -87,7 +87,7 @@ def check_peer(
             f"The peer belongs to the cluster {peer.cluster}, not to {cluster}",
             hint="join both nodes to one cluster",
         )
-    if revocations.covers(peer.node_id, peer.serial):
+    if revocations.covers(peer.node_id):
         raise ForbiddenError(
             f"Node {peer.node_id} has been removed from the cluster",
             hint="to let the machine back in, delete its node.key and join it with a new token",

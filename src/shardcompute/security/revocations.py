@@ -6,40 +6,35 @@ and closes open links to those on it. The list only grows: a machine that may co
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shardcompute.security.stored import Stored, read_stored, write_stored
 
 
 @dataclass(frozen=True, slots=True)
 class Revocations:
-    """Revoked node ids, and serial numbers (hexadecimal) of single revoked certificates."""
+    """The ids of nodes that were removed."""
 
     node_ids: frozenset[str] = frozenset()
-    serials: frozenset[str] = frozenset()
 
     def with_node(self, node_id: str) -> Revocations:
-        return replace(self, node_ids=self.node_ids | {node_id})
-
-    def with_serial(self, serial: str) -> Revocations:
-        return replace(self, serials=self.serials | {serial})
+        return Revocations(self.node_ids | {node_id})
 
     def merged(self, other: Revocations) -> Revocations:
         """Everything that either list revokes, so that an old list never readmits anyone."""
-        return Revocations(self.node_ids | other.node_ids, self.serials | other.serials)
+        return Revocations(self.node_ids | other.node_ids)
 
-    def covers(self, node_id: str, serial: str) -> bool:
-        return node_id in self.node_ids or serial in self.serials
+    def covers(self, node_id: str) -> bool:
+        return node_id in self.node_ids
 
     def to_bytes(self) -> bytes:
-        return write_stored(_StoredRevocations(1, self.node_ids, self.serials))
+        return write_stored(_StoredRevocations(1, self.node_ids))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Revocations:
         stored = read_stored(content, _StoredRevocations, "The list of revoked nodes")
-        return cls(stored.node_ids, stored.serials)
+        return cls(stored.node_ids)
 
 
 class _StoredRevocations(Stored, frozen=True):
     node_ids: frozenset[str]
-    serials: frozenset[str]

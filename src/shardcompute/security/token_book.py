@@ -157,9 +157,6 @@ class TokenBook:
             )
         return self._with(replace(record, is_revoked=True))
 
-    def without_expired(self, now_s: float) -> TokenBook:
-        return TokenBook(tuple(record for record in self.records if record.state(now_s) != "expired"))
-
     def summaries(self, now_s: float) -> tuple[TokenSummary, ...]:
         """Every token, oldest first."""
         return tuple(

@@ -10,37 +10,25 @@ import contextlib
 import shutil
 import socket
 import tempfile
-import threading
 from collections.abc import Sequence
-from functools import reduce
 from pathlib import Path
 
-from shardcompute.core.closing import Closing
-from shardcompute.sim.conditions import Change, Conditions, apply_change, initial_conditions
-from shardcompute.sim.network import Emulator
+from shardcompute.sim.network import EmulatedNetwork, Emulator
 from shardcompute.sim.shape_file import NetworkShape, write_shape
 from shardcompute.sim.topology import Topology
 
 _HOST = "127.0.0.1"
 
 
-class LoopbackNetwork(Closing):
+class LoopbackNetwork(EmulatedNetwork):
+    emulator = Emulator.LINKS
+
     def __init__(self, topology: Topology, machines: Sequence[str]) -> None:
-        self.emulator = Emulator.LINKS
-        self._conditions = initial_conditions(topology, machines)
+        super().__init__(topology, machines)
         self._addresses: dict[str, str] = {}
-        self._lock = threading.Lock()
         self._folder = Path(tempfile.mkdtemp(prefix="shardcompute-net-"))
         self._file = self._folder / "shape.json"
-        self._write()
-
-    @property
-    def conditions(self) -> Conditions:
-        return self._conditions
-
-    @property
-    def machines(self) -> tuple[str, ...]:
-        return self._conditions.machines
+        self._enforce()
 
     def host(self, machine: str) -> str:
         return _HOST
@@ -51,7 +39,7 @@ class LoopbackNetwork(Closing):
             with socket.create_server((_HOST, 0)) as probe:
                 port: int = probe.getsockname()[1]
             self._addresses[f"{_HOST}:{port}"] = machine
-            self._write()
+            self._enforce()
         return port
 
     def command(self, machine: str, command: Sequence[str]) -> list[str]:
@@ -64,18 +52,8 @@ class LoopbackNetwork(Closing):
     def inside(self, machine: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def change(self, *changes: Change) -> None:
-        with self._lock:
-            self._conditions = reduce(apply_change, changes, self._conditions)
-            self._write()
-
-    def impose(self, conditions: Conditions) -> None:
-        with self._lock:
-            self._conditions = conditions
-            self._write()
-
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _write(self) -> None:
+    def _enforce(self) -> None:
         write_shape(self._file, NetworkShape(self._conditions, dict(self._addresses)))

@@ -12,18 +12,15 @@ import os
 import selectors
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
-from functools import reduce
 
 import msgspec
 
-from shardcompute.core.closing import Closing
 from shardcompute.core.errors import BackendError
-from shardcompute.sim.conditions import Change, Conditions, apply_change, initial_conditions, to_json
+from shardcompute.sim.conditions import to_json
 from shardcompute.sim.leftovers import namespace_name, remove_leftovers, remove_namespace
-from shardcompute.sim.network import Emulator
+from shardcompute.sim.network import EmulatedNetwork, Emulator
 from shardcompute.sim.switch import Setup, SwitchReply, mac_of
 from shardcompute.sim.taps import inside_namespace
 from shardcompute.sim.topology import Topology
@@ -35,15 +32,15 @@ _PATIENCE_S = 20.0
 _numbers = itertools.count()
 
 
-class NamespaceNetwork(Closing):
+class NamespaceNetwork(EmulatedNetwork):
+    emulator = Emulator.NAMESPACES
+
     def __init__(self, topology: Topology, machines: Sequence[str]) -> None:
         remove_leftovers()
-        self.emulator = Emulator.NAMESPACES
-        self._conditions = initial_conditions(topology, machines)
+        super().__init__(topology, machines)
         number = next(_numbers)
         self._names = {machine: namespace_name(number, machine) for machine in machines}
         self._ports = {machine: itertools.count(_FIRST_PORT) for machine in machines}
-        self._lock = threading.Lock()
         self._switch: subprocess.Popen[bytes] | None = None
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
@@ -53,14 +50,6 @@ class NamespaceNetwork(Closing):
             for index, machine in enumerate(machines):
                 self._configure(index, machine)
             undo.pop_all()
-
-    @property
-    def conditions(self) -> Conditions:
-        return self._conditions
-
-    @property
-    def machines(self) -> tuple[str, ...]:
-        return self._conditions.machines
 
     def host(self, machine: str) -> str:
         return f"{_NETWORK}.{self._conditions.index(machine) + 1}"
@@ -77,17 +66,8 @@ class NamespaceNetwork(Closing):
     def inside(self, machine: str) -> contextlib.AbstractContextManager[None]:
         return inside_namespace(self._names[machine])
 
-    def change(self, *changes: Change) -> None:
-        with self._lock:
-            self._impose(reduce(apply_change, changes, self._conditions))
-
-    def impose(self, conditions: Conditions) -> None:
-        with self._lock:
-            self._impose(conditions)
-
-    def _impose(self, conditions: Conditions) -> None:
-        self._conditions = conditions
-        self._order(to_json(conditions))
+    def _enforce(self) -> None:
+        self._order(to_json(self._conditions))
 
     def close(self) -> None:
         """Processes on the machines that still run are killed."""

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import shutil
 import sys
+import threading
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
+from functools import reduce
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
 
+from shardcompute.core.closing import Closing
 from shardcompute.core.errors import BackendError
-from shardcompute.sim.conditions import Change, Conditions
+from shardcompute.sim.conditions import Change, Conditions, apply_change, initial_conditions
 from shardcompute.sim.topology import Topology
 
 
@@ -28,49 +30,58 @@ class Emulator(StrEnum):
     LINKS = "links"
 
 
-class EmulatedNetwork(Protocol):
+class EmulatedNetwork(Closing):
     """Leaving the block (or `close`) ends it. Start programs inside the block, and end them there."""
 
-    @property
-    def emulator(self) -> Emulator: ...
+    emulator: Emulator
+
+    def __init__(self, topology: Topology, machines: Sequence[str]) -> None:
+        self._conditions = initial_conditions(topology, machines)
+        self._lock = threading.Lock()
 
     @property
-    def conditions(self) -> Conditions: ...
+    def conditions(self) -> Conditions:
+        return self._conditions
 
     @property
-    def machines(self) -> tuple[str, ...]: ...
-
-    def host(self, machine: str) -> str:
-        """The address at which the other machines reach this one."""
-
-    def new_port(self, machine: str) -> int:
-        """A port of the machine for the links of one process; no other process gets it."""
-
-    def command(self, machine: str, command: Sequence[str]) -> list[str]:
-        """The command line that runs `command` on a machine."""
-
-    def options(self, machine: str) -> list[str]:
-        """What `shardcompute coordinator`, `worker` and `join` must be told on this machine."""
-
-    def inside(self, machine: str) -> AbstractContextManager[None]:
-        """Sockets that this thread makes inside the block are on that machine."""
+    def machines(self) -> tuple[str, ...]:
+        return self._conditions.machines
 
     def change(self, *changes: Change) -> None:
         """Change the conditions, all at once. They are in force when this returns, or a moment later."""
+        with self._lock:
+            self._conditions = reduce(apply_change, changes, self._conditions)
+            self._enforce()
 
     def impose(self, conditions: Conditions) -> None:
         """Other conditions for the same machines."""
+        with self._lock:
+            self._conditions = conditions
+            self._enforce()
 
-    def close(self) -> None: ...
+    @abstractmethod
+    def host(self, machine: str) -> str:
+        """The address at which the other machines reach this one."""
 
-    def __enter__(self) -> Self: ...
+    @abstractmethod
+    def new_port(self, machine: str) -> int:
+        """A port of the machine for the links of one process; no other process gets it."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    @abstractmethod
+    def command(self, machine: str, command: Sequence[str]) -> list[str]:
+        """The command line that runs `command` on a machine."""
+
+    @abstractmethod
+    def options(self, machine: str) -> list[str]:
+        """What `shardcompute coordinator`, `worker` and `join` must be told on this machine."""
+
+    @abstractmethod
+    def inside(self, machine: str) -> AbstractContextManager[None]:
+        """Sockets that this thread makes inside the block are on that machine."""
+
+    @abstractmethod
+    def _enforce(self) -> None:
+        """Have the conditions take effect. Called with the lock held."""
 
 
 def why_no_namespaces() -> str:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardcompute.backends.executor import ExecutorOptions, KvUsage, Network
-from shardcompute.backends.kv import HostKv
+from shardcompute.backends.executor import ExecutorOptions, Network
+from shardcompute.backends.kv import HostKv, KvSessions
 from shardcompute.backends.matrix import Array, Float32, Matrix, rows_of
 from shardcompute.backends.ort.graph import use_threads
 from shardcompute.backends.ort.ops import OrtOps
@@ -21,7 +21,7 @@ _PROBED_ROWS = 16
 _ROW_MULTIPLES = (1, 2, 4, 8, 16)
 
 
-class OrtExecutor:
+class OrtExecutor(KvSessions[HostKv]):
     """A slice of a model as a program of graphs; embedding and KV live here, on the host.
 
     Rows come out with the same bits whatever other rows they are computed with. Where this machine's kernels treat
@@ -49,7 +49,7 @@ class OrtExecutor:
         self._wanted = 0
         kept = [self._input, self._output, *([] if self._normed is None else [self._normed])]
         narrow = options.max_wanted + _PROBED_ROWS
-        self.buffer_bytes = assign_buffers(self._ops.steps, kept, capacity, narrow)
+        assign_buffers(self._ops.steps, kept, capacity, narrow)
         self._steps = self._ops.steps
         self.row_multiple = self._probe_rows()
         _return_freed_memory()
@@ -83,25 +83,16 @@ class OrtExecutor:
         return self._normed.buffer[: self._wanted]
 
     def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
-        self._kv.adopt(source, target, length, is_moved=is_moved)
+        super().adopt(source, target, length, is_moved=is_moved)
         for kernel in self._ops.kernels:
             kernel.forget(target)
             if is_moved:
                 kernel.forget(source)
 
     def close_session(self, session: int) -> None:
-        self._kv.release(session)
+        super().close_session(session)
         for kernel in self._ops.kernels:
             kernel.forget(session)
-
-    def session_length(self, session: int) -> int:
-        return self._kv.budget.lengths.get(session, 0)
-
-    def sessions(self) -> list[int]:
-        return list(self._kv.budget.lengths)
-
-    def kv_usage(self) -> KvUsage:
-        return self._kv.budget.usage()
 
     def close(self) -> None:
         self._steps.clear()

@@ -183,20 +183,17 @@ def round_up(rows: int, multiple: int) -> int:
 
 def assign_buffers(
     steps: Sequence[ProgramStep], kept: Sequence[Value], max_rows: int, narrow_rows: int
-) -> int:
-    """Give every value a buffer, reusing those of dead values; returns the bytes taken. `kept` never die."""
+) -> None:
+    """Give every value a buffer, reusing those of dead values. `kept` never die."""
     last_use: dict[int, int] = {}
     for index, step in enumerate(steps):
         for value in (*step.inputs(), *step.outputs()):
             last_use[id(value)] = index
     immortal = {id(value) for value in kept}
     free: dict[tuple[int, bool], list[Float32]] = {}
-    taken = 0
 
     def allocate(value: Value) -> Float32:
-        nonlocal taken
         rows = narrow_rows if value.is_narrow else max_rows
-        taken += rows * value.width * 4
         return np.zeros((rows, value.width), dtype=np.float32)
 
     for value in kept:
@@ -210,4 +207,3 @@ def assign_buffers(
         for value in {id(v): v for v in (*step.inputs(), *step.outputs())}.values():
             if last_use[id(value)] == index and id(value) not in immortal:
                 free.setdefault((value.width, value.is_narrow), []).append(value.buffer)
-    return taken

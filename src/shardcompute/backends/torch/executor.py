@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardcompute.backends.executor import ExecutorOptions, KvUsage, Network
+from shardcompute.backends.executor import ExecutorOptions, Network
+from shardcompute.backends.kv import KvSessions
 from shardcompute.backends.matrix import Array
 from shardcompute.backends.torch.device import can_fuse, choose_device, choose_dtype
 from shardcompute.backends.torch.kv import PagedKv
@@ -18,7 +19,7 @@ from shardcompute.core.batch import Segment, count_rows
 from shardcompute.core.errors import UsageError
 
 
-class TorchExecutor:
+class TorchExecutor(KvSessions[PagedKv]):
     """See Executor. `use_library` leaves matrix products to torch's library, for comparison."""
 
     def __init__(self, network: Network, options: ExecutorOptions, *, use_library: bool = False) -> None:
@@ -87,21 +88,6 @@ class TorchExecutor:
                 return result[: len(plan.wanted) if self._network.is_last else plan.rows]
             self._ops.begin(plan)
             return self._forward(inputs.to(self._device, non_blocking=True))
-
-    def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
-        self._kv.adopt(source, target, length, is_moved=is_moved)
-
-    def close_session(self, session: int) -> None:
-        self._kv.release(session)
-
-    def session_length(self, session: int) -> int:
-        return self._kv.budget.lengths.get(session, 0)
-
-    def sessions(self) -> list[int]:
-        return list(self._kv.budget.lengths)
-
-    def kv_usage(self) -> KvUsage:
-        return self._kv.budget.usage()
 
     def close(self) -> None:
         if self._graphs is not None:

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardcompute.bench.questions import QUESTIONS
+from shardcompute.bench.report import Say
 from shardcompute.bench.wan.cluster import TimedAnswer, WanCluster, WanServing, wan_cluster
 from shardcompute.bench.wan.run import emulated_homes
 from shardcompute.core.errors import BackendError, UsageError
 from shardcompute.sim import Change, Emulator, initial_conditions, ring_topology
 from shardcompute.sim.faults import changed, cut_off, flapping, slowed
 
-Say = Callable[[str], None]
 _WHOLE_AGAIN_S = 60.0
 _LOOK_S = 0.05
 _WARM_TOKENS = 8

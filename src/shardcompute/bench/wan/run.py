@@ -8,11 +8,12 @@ Drafts must never change an answer: texts that differ are part of the outcome.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from shardcompute.bench.report import Say
 from shardcompute.bench.wan.cluster import TimedAnswer, WanCluster, WanServing, wan_cluster
 from shardcompute.bench.wan.prompts import BenchPrompt, pick_prompts, read_prompts
 from shardcompute.core.errors import UsageError
@@ -25,7 +26,6 @@ from shardcompute.sim import (
     ring_topology,
 )
 
-Say = Callable[[str], None]
 ARMS: Mapping[str, str] = {
     "plain": "off",
     "ngram": "ngram",

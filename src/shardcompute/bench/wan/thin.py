@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardcompute.bench.report import Result, median_ratio
+from shardcompute.bench.report import Result, Say, median_ratio
 from shardcompute.bench.wan.cluster import WanCluster, WanServing, wan_cluster
 from shardcompute.bench.wan.prompts import read_prompts
 from shardcompute.bench.wan.run import emulated_homes
 from shardcompute.core.errors import UsageError
 from shardcompute.sim import Emulator, initial_conditions, load_topology
 
-Say = Callable[[str], None]
 WIRES = ("exact", "auto")
 _EVERYTHING = 1 << 20
 

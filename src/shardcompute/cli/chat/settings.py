@@ -43,10 +43,6 @@ def setting_rows(answer_options: AnswerOptions) -> list[tuple[str, str, str]]:
     return [(name, str(setting.show(answer_options)), setting.meaning) for name, setting in _SETTINGS.items()]
 
 
-def setting_names() -> tuple[str, ...]:
-    return tuple(_SETTINGS)
-
-
 def _bounded(option: Any, kind: type[int] | type[float]) -> Callable[[str], Any]:
     """A number within the bounds of a command's option."""
     declared = get_args(option)[1]

@@ -136,7 +136,7 @@ class Endpoint:
             threading.Thread(target=self._serve, args=(link,), name=name, daemon=True).start()
 
     def _is_revoked(self, link: Link) -> bool:
-        return self.revocations.covers(link.peer, read_peer(link.certificate).serial)
+        return self.revocations.covers(link.peer)
 
     def _serve(self, link: Link) -> None:
         try:

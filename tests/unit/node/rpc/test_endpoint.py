@@ -291,14 +291,6 @@ def test_a_revoked_node_is_refused(endpoint: Endpoint, client: Credentials, pape
         assert is_answered(link)
 
 
-def test_a_revoked_certificate_is_refused(endpoint: Endpoint, client: Credentials, papers: Papers) -> None:
-    endpoint.heed(Revocations().with_serial(client.own.serial))
-    with pytest.raises(LinkError, match="has been removed"):
-        dial_as(client, endpoint.url, "echo")
-    with dial_as(papers.node("client", Role.WORKER), endpoint.url, "echo") as link:
-        assert is_answered(link)
-
-
 def test_open_links_of_a_revoked_node_end(endpoint: Endpoint, client: Credentials, papers: Papers) -> None:
     with (
         dial_as(client, endpoint.url, "echo") as link,
