@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from shardcompute.bench.report import Result, Say
-from shardcompute.bench.servers import Server, StreamedReply, serving
+from shardcompute.bench.servers import Server, StreamedReply, cluster_arguments, serving
 from shardcompute.core.errors import BackendError
 from shardcompute.security import NodeIdentity
 
@@ -38,8 +38,7 @@ def run_failover_bench(bench: FailoverBench, say: Say) -> list[Result]:
         stage = 0
         while True:
             say(f"{how} on stage {stage}: starting {bench.workers} workers")
-            arguments = ["--workers", str(bench.workers), "--threads", "1", "--weights", bench.form]
-            arguments += ["--cluster-port", "0", "--join-port", "0", "--kv-tokens", str(bench.kv_tokens)]
+            arguments = cluster_arguments(bench.workers, bench.form, "--kv-tokens", str(bench.kv_tokens))
             if bench.max_memory:
                 arguments += ["--max-memory", bench.max_memory]
             with serving("swarm", bench.model_path, arguments) as server:

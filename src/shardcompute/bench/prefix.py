@@ -6,7 +6,6 @@ nobody used before, so nothing of them is known; warm ones share theirs. What is
 
 from __future__ import annotations
 
-import json
 import secrets
 import statistics
 import time
@@ -16,8 +15,9 @@ from typing import Any
 
 from shardcompute.bench.questions import QUESTIONS, system_prompt
 from shardcompute.bench.report import Result, Say, median_ratio
-from shardcompute.bench.servers import Server, serving
+from shardcompute.bench.servers import Server, cluster_arguments, serving
 from shardcompute.bench.stages import memory_per_stage
+from shardcompute.bench.streaming import chunks_of
 from shardcompute.core.errors import BackendError, UsageError
 
 ARMS = ("cold", "warm")
@@ -91,9 +91,8 @@ def run_prefix_bench(bench: PrefixBench, say: Say) -> PrefixOutcome:
         bench.model_path, bench.form, bench.workers, kv_tokens=bench.kv_tokens, context=bench.context
     )
     say(f"starting {bench.workers} workers")
-    arguments = ["--workers", str(bench.workers), "--threads", "1", "--weights", bench.form]
-    arguments += ["--cluster-port", "0", "--join-port", "0", "--kv-tokens", str(bench.kv_tokens)]
-    arguments += ["--context", str(bench.context), "--max-memory", str(memory)]
+    room = ["--kv-tokens", str(bench.kv_tokens), "--context", str(bench.context), "--max-memory", str(memory)]
+    arguments = cluster_arguments(bench.workers, bench.form, *room)
     with serving("cluster", bench.model_path, arguments) as server:
         system = system_prompt(bench.prompt_tokens, server.count_tokens)
         salts = {"warm": secrets.token_hex(8)}
@@ -149,14 +148,7 @@ def _ask(server: Server, body: Mapping[str, Any], arm: str, question: int) -> Pr
     text, first_s, usage = "", 0.0, None
     started = time.perf_counter()
     with server.client.stream("POST", "/v1/chat/completions", json=body) as response:
-        if response.status_code != 200:
-            raise BackendError(f"status {response.status_code}: {response.read().decode()[:300]}")
-        for line in response.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line[6:])
-            if "error" in chunk:
-                raise BackendError(f"the stream failed: {chunk['error']}")
+        for chunk in chunks_of(response):
             for choice in chunk["choices"]:
                 text += choice["delta"].get("content") or ""
             if text and not first_s:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +16,12 @@ from typing import Any
 
 import httpx
 
+from shardcompute.bench.processes import last_words, running
+from shardcompute.bench.streaming import ask_at_once, chunks_of
 from shardcompute.core.errors import BackendError
 from shardcompute.node.process.log_files import log_folder
 
 _READY_S = 120.0
-_STOP_S = 20.0
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\dT\S+Z ")
 _ERROR = re.compile(r"\S+Z (ERROR|CRITICAL) ")
 
@@ -48,7 +47,7 @@ class StreamedReply:
 class Server:
     """A running `shardcompute up`."""
 
-    def __init__(self, name: str, url: str, folder: Path, process: subprocess.Popen[str]) -> None:
+    def __init__(self, name: str, url: str, folder: Path, process: subprocess.Popen[bytes]) -> None:
         self.name = name
         self.url = url
         self.folder = folder
@@ -90,16 +89,7 @@ class Server:
         result = StreamedReply()
         started = time.perf_counter()
         with self.client.stream("POST", "/v1/completions", json=body) as response:
-            if response.status_code != 200:
-                raise BackendError(
-                    f"{self.name} answered {response.status_code}: {response.read().decode()[:300]}"
-                )
-            for line in response.iter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                chunk = json.loads(line[6:])
-                if "error" in chunk:
-                    raise BackendError(f"{self.name} failed mid-stream: {chunk['error']}")
+            for chunk in chunks_of(response):
                 for choice in chunk["choices"]:
                     count = len((choice.get("logprobs") or {}).get("tokens", []))
                     result.arrivals_s += [time.perf_counter() - started] * count
@@ -109,25 +99,7 @@ class Server:
 
     def streams(self, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[list[StreamedReply], float]:
         """Several answers at once, and how long all of them took."""
-        results: list[StreamedReply | Exception] = [StreamedReply() for _ in prompts]
-
-        def ask(index: int) -> None:
-            try:
-                results[index] = self.stream(prompts[index], tokens)
-            except Exception as error:
-                results[index] = error
-
-        started = time.perf_counter()
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(prompts))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        elapsed = time.perf_counter() - started
-        failures = [result for result in results if isinstance(result, Exception)]
-        if failures:
-            raise failures[0]
-        return [result for result in results if isinstance(result, StreamedReply)], elapsed
+        return ask_at_once(prompts, lambda prompt: self.stream(prompt, tokens))
 
 
 def find_errors(lines: Sequence[str]) -> list[str]:
@@ -141,6 +113,12 @@ def find_errors(lines: Sequence[str]) -> list[str]:
     return [" … ".join([first, *trace[-1:]]) for first, *trace in blocks if _ERROR.match(first)]
 
 
+def cluster_arguments(workers: int, form: str, *more: str) -> list[str]:
+    """Options of `up` for a local cluster of workers with one thread each, on any free ports."""
+    alone = ["--threads", "1", "--cluster-port", "0", "--join-port", "0"]
+    return ["--workers", str(workers), "--weights", form, *alone, *more]
+
+
 @contextlib.contextmanager
 def serving(name: str, model: str, arguments: Sequence[str]) -> Iterator[Server]:
     """A server in a folder of its own, ready to answer."""
@@ -149,22 +127,12 @@ def serving(name: str, model: str, arguments: Sequence[str]) -> Iterator[Server]
         command = [sys.executable, "-m", "shardcompute", "up", model, "--port", str(port)]
         if "--local" not in arguments:
             command += ["--data-dir", folder]
-        command += arguments
         log = Path(folder, "bench.log")
-        with log.open("w", encoding="utf-8") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True)
-        server = Server(name, f"http://127.0.0.1:{port}", Path(folder), process)
-        try:
-            _await_ready(server, log)
-            yield server
-        finally:
-            server.client.close()
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_S)
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        with running([*command, *arguments], log) as process:
+            server = Server(name, f"http://127.0.0.1:{port}", Path(folder), process)
+            with server.client:
+                _await_ready(server, log)
+                yield server
 
 
 def _await_ready(server: Server, log: Path) -> None:
@@ -176,8 +144,7 @@ def _await_ready(server: Server, log: Path) -> None:
             if server.client.get("/health").status_code == 200:
                 return
         time.sleep(0.1)
-    last = "; ".join(log.read_text(encoding="utf-8").strip().splitlines()[-3:])
-    raise BackendError(f"{server.name} did not become ready: {last}")
+    raise BackendError(f"{server.name} did not become ready: {last_words(log)}")
 
 
 def _free_port() -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardcompute.bench.report import Result, Say, median_ratio
-from shardcompute.bench.servers import Server, StreamedReply, serving
+from shardcompute.bench.servers import Server, StreamedReply, cluster_arguments, serving
 
 _PARTS = ("compute_s", "stage_queue_s", "codec_s", "wire_s")
 
@@ -35,8 +35,7 @@ def run_swarm_bench(bench: SwarmBench, say: Say) -> list[Result]:
             serving("one process", bench.model_path, ["--local", "--threads", "1", "--weights", bench.form])
         )
         say(f"starting {bench.workers} workers")
-        arguments = ["--workers", str(bench.workers), "--threads", "1", "--weights", bench.form]
-        arguments += ["--cluster-port", "0", "--join-port", "0", "--prefer", "throughput"]
+        arguments = cluster_arguments(bench.workers, bench.form, "--prefer", "throughput")
         swarm = stack.enter_context(serving("swarm", bench.model_path, arguments))
         used = _stages(swarm.state())
         results.append(Result("stages", len(used), "stages", {"arm": "swarm"}))

@@ -21,7 +21,7 @@ import psutil
 
 from shardcompute.bench.questions import QUESTIONS, system_prompt
 from shardcompute.bench.report import Say
-from shardcompute.bench.servers import Server, serving
+from shardcompute.bench.servers import Server, cluster_arguments, serving
 from shardcompute.bench.soak.report import WARM_UP, Sample, SoakOutcome, SoakTally
 from shardcompute.bench.soak.requests import Ask, Kind, RequestMix, is_of_schema
 from shardcompute.bench.stages import memory_per_stage
@@ -79,10 +79,8 @@ def run_soak_bench(bench: SoakBench, say: Say) -> SoakOutcome:
         bench.model_path, bench.form, bench.workers, kv_tokens=bench.kv_tokens, context=bench.context
     )
     say(f"starting {bench.workers} workers")
-    arguments = ["--workers", str(bench.workers), "--threads", "1", "--weights", bench.form]
-    arguments += ["--cluster-port", "0", "--join-port", "0", "--prefer", "throughput"]
-    arguments += ["--kv-tokens", str(bench.kv_tokens), "--context", str(bench.context)]
-    arguments += ["--max-memory", str(memory)]
+    room = ["--kv-tokens", str(bench.kv_tokens), "--context", str(bench.context), "--max-memory", str(memory)]
+    arguments = cluster_arguments(bench.workers, bench.form, "--prefer", "throughput", *room)
     with serving("cluster", bench.model_path, arguments) as server:
         text = "\n".join(texts)
         mix = RequestMix(

@@ -6,13 +6,11 @@ Weights travel before anything is measured: start it under the conditions of a L
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import secrets
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,13 +19,14 @@ from typing import Any
 
 import httpx
 
+from shardcompute.bench.processes import last_words, running
 from shardcompute.bench.stages import memory_per_stage
+from shardcompute.bench.streaming import ask_at_once, chunks_of
 from shardcompute.core.errors import BackendError
 from shardcompute.sim import EmulatedNetwork
 
 _READY_S = 240.0
 _ANSWER_S = 600.0
-_STOP_S = 20.0
 _TOKEN = re.compile(r"shardcompute join (sc1\.\S+)")
 
 
@@ -103,16 +102,15 @@ class WanCluster:
         whole = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}, **body}
         answer = TimedAnswer()
         pieces = 0
+
+        def on_ping() -> None:
+            answer.pings += 1
+
         started = previous = time.perf_counter()
         with self._client() as client, client.stream("POST", path, json=whole) as response:
-            if response.status_code != 200:
-                raise BackendError(f"status {response.status_code}: {response.read().decode()[:300]}")
-            for line in response.iter_lines():
-                answer.pings += line.startswith(":")
-                if not line.startswith("data: {"):
-                    continue
+            for chunk in chunks_of(response, on_ping):
                 now = time.perf_counter()
-                if not _take(answer, json.loads(line[6:])):
+                if not _take(answer, chunk):
                     continue
                 pieces += 1
                 if pieces == 1:
@@ -128,27 +126,7 @@ class WanCluster:
         self, bodies: Sequence[Mapping[str, Any]], *, on_piece: Callable[[int], None] | None = None
     ) -> tuple[list[TimedAnswer], float]:
         """Several answers at once, and how long all of them took; `on_piece` hears of the pieces of each."""
-        results: list[TimedAnswer | Exception] = [TimedAnswer() for _ in bodies]
-
-        def ask(index: int) -> None:
-            try:
-                results[index] = self.ask(bodies[index], on_piece=on_piece)
-            except Exception as error:
-                results[index] = error
-
-        threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(bodies))]
-        started = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        elapsed_s = time.perf_counter() - started
-        answers = []
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
-            answers.append(result)
-        return answers, elapsed_s
+        return ask_at_once(bodies, lambda body: self.ask(body, on_piece=on_piece))
 
     @contextlib.contextmanager
     def _client(self) -> Iterator[httpx.Client]:
@@ -164,8 +142,6 @@ class WanCluster:
 
 def _take(answer: TimedAnswer, chunk: dict[str, Any]) -> bool:
     """True if a chunk brought a piece of the answer."""
-    if "error" in chunk:
-        raise BackendError(f"the stream failed: {chunk['error']}")
     if chunk.get("timings"):
         answer.timings = chunk["timings"]
     if chunk.get("usage"):
@@ -197,11 +173,11 @@ def wan_cluster(network: EmulatedNetwork, serving: WanServing) -> Iterator[WanCl
         port = network.new_port(first)
         log = folder / "coordinator.log"
         command = _coordinator_command(network, serving, folder, port, key)
-        coordinator = stack.enter_context(_running(command, log))
+        coordinator = stack.enter_context(running(command, log))
         token = _await_token(coordinator, log)
         workers = {
             machine: stack.enter_context(
-                _running(
+                running(
                     _worker_command(network, serving, machine, folder / machine, token, memory),
                     folder / f"{machine}.log",
                 )
@@ -242,25 +218,6 @@ def _worker_command(
     return network.command(machine, [*command, *network.options(machine)])
 
 
-@contextlib.contextmanager
-def _running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is gone when the block ends. Supervised workers also end with our end of their stdin."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        assert process.stdin is not None
-        with contextlib.suppress(OSError):
-            process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_S)
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-
-
 def _await_token(coordinator: subprocess.Popen[bytes], log: Path) -> str:
     deadline = time.monotonic() + _READY_S
     while time.monotonic() < deadline and coordinator.poll() is None:
@@ -268,7 +225,7 @@ def _await_token(coordinator: subprocess.Popen[bytes], log: Path) -> str:
         if found is not None:
             return found[1]
         time.sleep(0.05)
-    raise BackendError(f"the coordinator did not start: {_last_words(log)}")
+    raise BackendError(f"the coordinator did not start: {last_words(log)}")
 
 
 def _await_ready(cluster: WanCluster, stages: int, folder: Path) -> None:
@@ -279,12 +236,8 @@ def _await_ready(cluster: WanCluster, stages: int, folder: Path) -> None:
                 return
         dead = [name for name, process in cluster.workers.items() if process.poll() is not None]
         if dead:
-            raise BackendError(f"{dead[0]} ended: {_last_words(folder / f'{dead[0]}.log')}")
+            raise BackendError(f"{dead[0]} ended: {last_words(folder / f'{dead[0]}.log')}")
         time.sleep(0.1)
     raise BackendError(
-        f"no chain of {stages} stages became ready in {_READY_S:g} s: {_last_words(folder / 'coordinator.log')}"
+        f"no chain of {stages} stages became ready in {_READY_S:g} s: {last_words(folder / 'coordinator.log')}"
     )
-
-
-def _last_words(log: Path) -> str:
-    return "; ".join(log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-4:])

@@ -146,8 +146,13 @@ def _scaled(
     factor = fields.optional_number("factor", low=1e-3, high=1e6) or context / original
     amplitude = fields.optional_number("attention_factor", high=1e6)
     if kind == "yarn":
-        return _yarn(fields, theta, dim, context, original, factor, amplitude)
-    return _longrope(fields, theta, dim, context, original, factor, amplitude)
+        frequencies, usual = _yarn(fields, theta, dim, original, factor)
+        limit = yarn_context(context, factor, original)
+    else:
+        frequencies, usual = _longrope(fields, theta, dim), longrope_amplitude(factor, original)
+        # A context that never needs the long factors: cached keys cannot turn anew.
+        limit = min(context, original)
+    return ScaledRope(Rope(frequencies, usual if amplitude is None else amplitude), limit)
 
 
 def _llama3(fields: Fields, theta: float, dim: int, original: int) -> Frequencies:
@@ -159,15 +164,8 @@ def _llama3(fields: Fields, theta: float, dim: int, original: int) -> Frequencie
     return llama3_frequencies(theta, dim, factor=factor, low=low, high=high, original_context=original)
 
 
-def _yarn(
-    fields: Fields,
-    theta: float,
-    dim: int,
-    context: int,
-    original: int,
-    factor: float,
-    amplitude: float | None,
-) -> ScaledRope:
+def _yarn(fields: Fields, theta: float, dim: int, original: int, factor: float) -> tuple[Frequencies, float]:
+    """With the amplitude that holds where none is given."""
     mscale = fields.optional_number("mscale", high=1e6)
     mscale_all_dim = fields.optional_number("mscale_all_dim", high=1e6)
     frequencies = yarn_frequencies(
@@ -179,29 +177,16 @@ def _yarn(
         beta_slow=fields.number("beta_slow", 1.0, high=1e6),
         truncate=fields.flag("truncate", True),
     )
-    if amplitude is None:
-        amplitude = yarn_amplitude(factor, mscale, mscale_all_dim)
-    return ScaledRope(Rope(frequencies, amplitude), yarn_context(context, factor, original))
+    return frequencies, yarn_amplitude(factor, mscale, mscale_all_dim)
 
 
-def _longrope(
-    fields: Fields,
-    theta: float,
-    dim: int,
-    context: int,
-    original: int,
-    factor: float,
-    amplitude: float | None,
-) -> ScaledRope:
-    """The short factors, and a context that never needs the long ones: cached keys cannot turn anew."""
+def _longrope(fields: Fields, theta: float, dim: int) -> Frequencies:
+    """The short factors."""
     short, long = fields.numbers("short_factor"), fields.numbers("long_factor")
     for name, factors in (("short_factor", short), ("long_factor", long)):
         if factors is None or len(factors) != dim // 2:
             raise fields.corrupt(name, factors, f"a list of {dim // 2} numbers")
-    if amplitude is None:
-        amplitude = longrope_amplitude(factor, original)
-    frequencies = factored_frequencies(theta, dim, short or ())
-    return ScaledRope(Rope(frequencies, amplitude), min(context, original))
+    return factored_frequencies(theta, dim, short or ())
 
 
 def check_head_dim(fields: Fields, name: str, head_dim: int) -> int:
