@@ -8,18 +8,17 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from shardcompute.api import create_app
 from shardcompute.core.settings import load_settings
 from shardcompute.node.admin.admin import ClusterAdmin
-from shardcompute.node.worker.stage_server import ShardKey
+from shardcompute.node.rpc.commands import LoadLayers
 from shardcompute.web import page_routes
 from support.api.api_server import ApiServer
 from support.api.browser import watched_page
-from support.swarm.lab import LabSwarm, LabWorker, swarm
+from support.swarm.lab import LabSwarm, swarm
 
 LIVE_ROWS = ".chain[data-chain^='tiny#'] .layers:not(.standbys) li"
 
@@ -124,18 +123,19 @@ def test_stop_ends_the_generation(browser: Any, url: str, lab: LabSwarm) -> None
 def test_another_model_is_planned_loaded_and_unloaded(
     browser: Any, url: str, lab: LabSwarm, tinier: Path
 ) -> None:
-    may_load, load_now = threading.Event(), LabWorker._load_now
+    may_load = threading.Event()
 
-    def wait_then_load(self: LabWorker, command: Any, key: ShardKey) -> None:
+    def wait(command: LoadLayers) -> None:
         if command.model == "tinier":
             assert may_load.wait(60)
-        load_now(self, command, key)
 
     lab.add_worker(4)
+    for worker in lab.workers:
+        worker.before_load = wait
     lab.wait_until(
         lambda: [n.status for n in lab.state.nodes.values()] == ["ready"] * 5, "a worker with room"
     )
-    with mock.patch.object(LabWorker, "_load_now", wait_then_load), watched_page(browser, url) as (page, _):
+    with watched_page(browser, url) as (page, _):
         page.goto(f"{url}/#/models")
         page.get_by_label("Model", exact=True).fill(str(tinier))
         page.get_by_role("button", name="Preview").click()

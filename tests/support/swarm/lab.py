@@ -120,6 +120,7 @@ class LabWorker(Worker):
 
     def __init__(self, credentials: Credentials, urls: list[str], options: WorkerOptions) -> None:
         self.loads: list[ShardKey] = []
+        self.before_load: Callable[[LoadLayers], None] = lambda command: None
         self.folder = options.folder
         self.credentials = credentials
         super().__init__(credentials, urls, options, self._open_host)
@@ -147,6 +148,7 @@ class LabWorker(Worker):
 
     def _load_now(self, command: LoadLayers, key: ShardKey) -> None:
         self.loads.append(key)
+        self.before_load(command)
         super()._load_now(command, key)
 
     def sessions(self) -> int:
@@ -292,20 +294,21 @@ class LabSwarm(Closing):
 
     # Workers
 
-    def add_worker(self, layers: int) -> LabWorker:
+    def add_worker(self, layers: int, *, advertise: str = "") -> LabWorker:
         """Another machine, with room for so many layers of the first model."""
         self._joined += 1
-        return self._open_worker(self.folder / f"worker-{self._joined}", self.room_for(layers))
+        return self._open_worker(self.folder / f"worker-{self._joined}", self.room_for(layers), advertise)
 
     def revive(self, worker: LabWorker) -> LabWorker:
         """The same machine, started again."""
         return self._open_worker(worker.folder, worker.memory_bytes)
 
-    def _open_worker(self, folder: Path, memory_bytes: int) -> LabWorker:
+    def _open_worker(self, folder: Path, memory_bytes: int, advertise: str = "") -> LabWorker:
         credentials, urls = join_cluster(self.token, folder, Role.WORKER)
         options = WorkerOptions(
             folder,
             name=folder.name,
+            advertise=advertise,
             threads=1,
             max_memory_bytes=memory_bytes,
             transports=self.network.transports,
