@@ -87,7 +87,7 @@ def _default(schema: Mapping[str, Any]) -> str:
 
 def _named(content: Mapping[str, Any]) -> str:
     schema = content.get("x-event-schema", content.get("schema", {}))
-    return f" ({_type(schema)})" if "$ref" in schema else ""
+    return f" ({_type(schema)})" if schema.keys() & {"$ref", "anyOf"} else ""
 
 
 def _table(headings: tuple[str, ...], rows: list[tuple[str, str, str]]) -> str:

@@ -1,4 +1,4 @@
-"""OpenAPI 3.1 description of the API, generated from the endpoint table and the pydantic models."""
+"""OpenAPI 3.1 description of the API, generated from the routes and the types of what goes in and out."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel
-from pydantic.json_schema import JsonSchemaMode, models_json_schema
+from pydantic import BaseModel, TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -28,9 +28,10 @@ class ApiRoute:
     run: Callable[[Request], Awaitable[Response]]
     summary: str
     body: type[BaseModel] | None = None
-    reply: type[BaseModel] | None = None
-    chunk: type[BaseModel] | None = None
-    """What each event of a stream holds, where the endpoint can stream."""
+    reply: Any = None
+    """The type of what is answered: a model, or a dataclass or union that something else than pydantic writes."""
+    chunk: Any = None
+    """That of each event of a stream, where the endpoint can stream."""
     chunk_type: str = "text/event-stream"
     error: type[BaseModel] = ErrorReply
     statuses: tuple[int, ...] = ()
@@ -46,14 +47,15 @@ class ApiRoute:
 
 def describe(endpoints: Sequence[ApiRoute], *, version: str, has_keys: bool) -> dict[str, Any]:
     """The OpenAPI document; `has_keys` says that requests need a bearer key."""
-    kinds: list[tuple[type[BaseModel], JsonSchemaMode]] = []
+    kinds: list[tuple[Any, JsonSchemaMode]] = []
     for endpoint in endpoints:
-        kinds.append((endpoint.error, "serialization"))
-        if endpoint.body is not None:
-            kinds.append((endpoint.body, "validation"))
-        kinds += [(kind, "serialization") for kind in (endpoint.reply, endpoint.chunk) if kind is not None]
-    refs, definitions = models_json_schema(list(dict.fromkeys(kinds)), ref_template=_REF)
-    schemas = {kind: refs[kind, mode] for kind, mode in kinds}
+        answers = (endpoint.error, endpoint.reply, endpoint.chunk)
+        kinds += [(endpoint.body, "validation"), *((kind, "serialization") for kind in answers)]
+    used = [(kind, mode) for kind, mode in dict.fromkeys(kinds) if kind is not None]
+    refs, definitions = TypeAdapter.json_schemas(
+        [(kind, mode, TypeAdapter(kind)) for kind, mode in used], ref_template=_REF
+    )
+    schemas = {kind: refs[kind, mode] for kind, mode in used}
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         operations = paths.setdefault(endpoint.public_path, {})
@@ -70,7 +72,7 @@ def describe(endpoints: Sequence[ApiRoute], *, version: str, has_keys: bool) -> 
     return document
 
 
-def _operation(endpoint: ApiRoute, schemas: dict[type[BaseModel], Any]) -> dict[str, Any]:
+def _operation(endpoint: ApiRoute, schemas: dict[Any, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if endpoint.reply is not None:
         content["application/json"] = {"schema": schemas[endpoint.reply]}

@@ -18,28 +18,30 @@ from shardcompute.api.body import read_body
 from shardcompute.api.cluster.events import ClusterEventStream
 from shardcompute.api.cluster.schemas import (
     CatalogueList,
-    ClusterEvent,
     CreateKeyRequest,
     CreateTokenRequest,
     Deleted,
     EmptyRequest,
-    FetchReply,
     KeyList,
     LoadModelRequest,
-    NewKeyReply,
-    NewTokenReply,
-    NodeReply,
-    PlanReply,
     PullModelRequest,
     RequestList,
-    StateReply,
     TokenList,
-    UsageReply,
 )
 from shardcompute.api.context import context_of
 from shardcompute.api.errors import RequestError
 from shardcompute.api.openapi import ApiRoute
 from shardcompute.core.errors import UnknownModelError, UsageError
+from shardcompute.node.admin.views import (
+    ClusterChange,
+    ClusterView,
+    FetchView,
+    NewKey,
+    NewToken,
+    NodeView,
+    PlanView,
+)
+from shardcompute.node.telemetry.usage import UsageReport
 from shardcompute.security.names import Role
 
 if TYPE_CHECKING:
@@ -177,7 +179,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/state",
         cluster_state,
         "Nodes, links, models, chains and what is being fetched.",
-        reply=StateReply,
+        reply=ClusterView,
         statuses=(403,),
     ),
     ApiRoute(
@@ -185,7 +187,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/events",
         cluster_events,
         "The state, then its changes, until the client leaves.",
-        chunk=ClusterEvent,
+        chunk=ClusterView | ClusterChange,
         statuses=(403, 429),
     ),
     ApiRoute(
@@ -202,7 +204,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/usage",
         cluster_usage,
         "Tokens by API key and model, by the minute for an hour and by the hour for a week.",
-        reply=UsageReply,
+        reply=UsageReport,
         statuses=(403,),
     ),
     ApiRoute(
@@ -219,7 +221,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         pull_model,
         "Fetch a model without serving it. Goes on behind the scenes; the state says how far it has come.",
         body=PullModelRequest,
-        reply=FetchReply,
+        reply=FetchView,
         statuses=_ORDER_ERRORS,
     ),
     ApiRoute(
@@ -228,7 +230,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         plan_model,
         "What loading a model would lead to. Nothing is loaded.",
         body=LoadModelRequest,
-        reply=PlanReply,
+        reply=PlanView,
         statuses=(*_ORDER_ERRORS, 502),
     ),
     ApiRoute(
@@ -237,7 +239,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         load_model,
         "Serve another model. Goes on behind the scenes; the state says how far it has come.",
         body=LoadModelRequest,
-        reply=FetchReply,
+        reply=FetchView,
         statuses=_ORDER_ERRORS,
     ),
     ApiRoute(
@@ -254,7 +256,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         drain_node,
         "Move everything off a node, then let it leave.",
         body=EmptyRequest,
-        reply=NodeReply,
+        reply=NodeView,
         statuses=_ORDER_ERRORS,
     ),
     ApiRoute(
@@ -262,7 +264,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/nodes/{node}",
         revoke_node,
         "Throw a node out for good.",
-        reply=NodeReply,
+        reply=NodeView,
         statuses=_NAMING_ERRORS,
     ),
     ApiRoute(
@@ -271,7 +273,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         create_token,
         "A new join token. Its secret is told this once.",
         body=CreateTokenRequest,
-        reply=NewTokenReply,
+        reply=NewToken,
         statuses=_ORDER_ERRORS,
     ),
     ApiRoute("GET", "/cluster/tokens", list_tokens, "All join tokens.", reply=TokenList, statuses=(403,)),
@@ -289,7 +291,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         create_key,
         "A new API key. It is told this once.",
         body=CreateKeyRequest,
-        reply=NewKeyReply,
+        reply=NewKey,
         statuses=_ORDER_ERRORS,
     ),
     ApiRoute("GET", "/cluster/keys", list_keys, "All API keys.", reply=KeyList, statuses=(403,)),

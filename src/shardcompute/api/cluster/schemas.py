@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import BaseModel, ConfigDict, Field
 
 from shardcompute.api.body import ReplyBody
 from shardcompute.node.admin.catalogue import CatalogueEntry
 from shardcompute.node.admin.views import (
-    ClusterChange,
-    ClusterView,
-    FetchView,
     KeyView,
-    NewKey,
-    NewToken,
-    NodeView,
-    PlanView,
     TokenView,
 )
 from shardcompute.node.telemetry.request_log import RequestView
-from shardcompute.node.telemetry.usage import UsageReport
 
 Form = Literal["native", "float32", "int8", "int4", "mixed"]
 
@@ -59,38 +51,6 @@ class CreateTokenRequest(ClusterRequest):
 
 class CreateKeyRequest(ClusterRequest):
     label: str = Field("", max_length=80, description="What the key is for.")
-
-
-class StateReply(RootModel[ClusterView]):
-    """A cluster at one moment."""
-
-
-class ClusterEvent(RootModel[ClusterView | ClusterChange]):
-    """`state` events hold a whole view, `change` events what differs from what was told before."""
-
-
-class PlanReply(RootModel[PlanView]):
-    """A dry run."""
-
-
-class FetchReply(RootModel[FetchView]):
-    """An order that is being carried out; the state says how far it has come."""
-
-
-class NodeReply(RootModel[NodeView]):
-    """The node as it was when it was asked."""
-
-
-class NewTokenReply(RootModel[NewToken]):
-    """A join token, told this once."""
-
-
-class NewKeyReply(RootModel[NewKey]):
-    """An API key, told this once."""
-
-
-class UsageReply(RootModel[UsageReport]):
-    """Spans in which nothing was used are left out."""
 
 
 class RequestList(ReplyBody):
