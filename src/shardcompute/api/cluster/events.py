@@ -13,7 +13,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from shardcompute.api.sse import until_disconnect
+from shardcompute.api.sse import HEADERS, MEDIA_TYPE, PING, event, until_disconnect
 from shardcompute.node.admin.views import ClusterView
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 class ClusterEventStream(Response):
     """A response that goes on until the client leaves."""
 
-    media_type = "text/event-stream"
+    media_type = MEDIA_TYPE
 
     def __init__(self, admin: ClusterAdmin, *, ping_interval_s: float) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._admin = admin
         self._ping_interval_s = ping_interval_s
@@ -62,10 +62,9 @@ class ClusterEventStream(Response):
         try:
             await asyncio.wait_for(woken.wait(), self._ping_interval_s)
         except TimeoutError:
-            await send({"type": "http.response.body", "body": b": ping\n\n", "more_body": True})
+            await send({"type": "http.response.body", "body": PING, "more_body": True})
         woken.clear()
 
 
 def encode_event(news: News) -> bytes:
-    kind = b"state" if isinstance(news, ClusterView) else b"change"
-    return b"event: " + kind + b"\ndata: " + msgspec.json.encode(news) + b"\n\n"
+    return event(msgspec.json.encode(news), "state" if isinstance(news, ClusterView) else "change")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import secrets
 import string
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from shardcompute.api.tools.events import CallReader
 from shardcompute.decoding import json_rule
@@ -59,35 +60,35 @@ class Marks:
         return f"<[{self._ids[text]}]>" if text in self._ids else quoted(text)
 
 
-class CallFormat(Protocol):
-    """Formats have no state: they are shared by all answers."""
+class CallFormat(ABC):
+    """How one family of models writes calls. Formats have no state: they are shared by all answers."""
 
     marks: tuple[str, ...]
     """Texts that may be special tokens."""
-    has_own_template: bool
+    has_own_template = True
     """Whether the model's chat template tells it of its tools; otherwise we do."""
-    most_calls: int
+    most_calls = MOST_CALLS
     """In one answer, where a grammar counts them."""
 
+    @abstractmethod
     def reader(self, tools: Sequence[Tool]) -> CallReader:
         """A reader of one answer of a model that knows these tools."""
-        ...
 
+    @abstractmethod
     def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
         """Lark rules by which `calls` stands for one to `most` calls."""
-        ...
 
-    def words_then_calls(self, marks: Marks, most: int) -> str | None:
+    @abstractmethod
+    def text_then_calls(self, marks: Marks, most: int) -> str | None:
         """Besides those rules, some by which `answer` stands for free text or calls; None where that cannot be."""
-        ...
 
     def new_id(self) -> str:
         """The name of one call."""
-        ...
+        return f"call_{random_letters(24)}"
 
     def known_id(self, call_id: str) -> str:
         """A name that somebody else gave a call, as the model's template takes it."""
-        ...
+        return call_id
 
 
 def lenient_arguments(tool: Tool) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +32,28 @@ class CallArguments:
 Event: TypeAlias = SpokenText | CallStarted | CallArguments
 
 
-class CallReader(Protocol):
-    """Reads one answer in one format, piece by piece."""
+class CallReader(ABC):
+    """A streaming parser: reads one answer in one format, piece by piece."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        """Text that may yet turn out to be something else."""
 
     def push(self, text: str) -> list[Event]:
         """What is certain by now."""
-        ...
+        self._held += text
+        events: list[Event] = []
+        while self._held and self._advance(events):
+            pass
+        return merged(events)
 
+    @abstractmethod
     def finish(self) -> list[Event]:
         """The answer is over: what was held back."""
-        ...
+
+    @abstractmethod
+    def _advance(self, events: list[Event]) -> bool:
+        """One step; False when more text is needed."""
 
 
 def merged(events: Iterable[Event]) -> list[Event]:

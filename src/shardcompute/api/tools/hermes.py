@@ -8,21 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardcompute.api.tools.call_format import (
-    MOST_CALLS,
     ArgumentsRule,
+    CallFormat,
     Marks,
     Tool,
     object_rules,
-    random_letters,
 )
-from shardcompute.api.tools.events import Event, SpokenText, merged, split_before
+from shardcompute.api.tools.events import CallReader, Event, SpokenText, merged, split_before
 from shardcompute.api.tools.json_calls import CallObject
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _BETWEEN = " \t\r\n,[]"
 
 
-class MarkedReader:
+class MarkedReader(CallReader):
     """Text, calls between marks, text again. What stands between marks and is no call stays text.
 
     Several calls may stand between one pair of marks, with or without a list around them, and the closing mark may be
@@ -30,20 +29,13 @@ class MarkedReader:
     """
 
     def __init__(self, open_mark: str = OPEN, close_mark: str = CLOSE) -> None:
+        super().__init__()
         self._open, self._close = open_mark, close_mark
-        self._held = ""
         self._is_inside = False
         self._raw = ""
         """What was read since the mark, as long as no call has come of it."""
         self._call: CallObject | None = None
         self._has_called = False
-
-    def push(self, text: str) -> list[Event]:
-        self._held += text
-        events: list[Event] = []
-        while self._advance(events):
-            pass
-        return merged(events)
 
     def finish(self) -> list[Event]:
         events: list[Event] = []
@@ -56,7 +48,6 @@ class MarkedReader:
         return merged(events)
 
     def _advance(self, events: list[Event]) -> bool:
-        """One step; False when more text is needed."""
         if self._call is not None:
             return self._follow_call(self._call, events)
         if self._is_inside:
@@ -106,10 +97,8 @@ class MarkedReader:
         return True
 
 
-class HermesFormat:
+class HermesFormat(CallFormat):
     marks: tuple[str, ...] = (OPEN, CLOSE)
-    has_own_template = True
-    most_calls = MOST_CALLS
 
     def reader(self, tools: Sequence[Tool]) -> MarkedReader:
         return MarkedReader()
@@ -117,14 +106,8 @@ class HermesFormat:
     def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
         return f"{marked_calls(marks, most)}\n{object_rules(tools, 'arguments', arguments)}"
 
-    def words_then_calls(self, marks: Marks, most: int) -> str | None:
-        return words_then_marked_calls(marks, most)
-
-    def new_id(self) -> str:
-        return f"call_{random_letters(24)}"
-
-    def known_id(self, call_id: str) -> str:
-        return call_id
+    def text_then_calls(self, marks: Marks, most: int) -> str | None:
+        return text_then_marked_calls(marks, most)
 
 
 def marked_calls(marks: Marks, most: int) -> str:
@@ -132,7 +115,7 @@ def marked_calls(marks: Marks, most: int) -> str:
     return f'calls: marked {_more(most)}\nmarked: {marks.term(OPEN)} "\\n" call "\\n" {marks.term(CLOSE)}'
 
 
-def words_then_marked_calls(marks: Marks, most: int) -> str:
+def text_then_marked_calls(marks: Marks, most: int) -> str:
     """Lark rules by which `answer` stands for text, perhaps with such calls behind it."""
     rest = f'"\\n" call "\\n" {marks.term(CLOSE)} {_more(most)}'
     text = "TEXT: /(.|\\n)*/"

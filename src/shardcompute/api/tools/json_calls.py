@@ -29,6 +29,14 @@ class JsonText:
         self._is_started = False
         self.is_whole = False
 
+    def push(self, text: str) -> tuple[str, str]:
+        """What of `text` belongs to the value, and what follows it."""
+        for index, letter in enumerate(text):
+            self.takes(letter)
+            if self.is_whole:
+                return text[: index + 1], text[index + 1 :]
+        return text, ""
+
     def takes(self, letter: str) -> bool:
         """Whether the next letter belongs to the value; the last one of an object, list or string makes it whole."""
         if self._is_in_string:

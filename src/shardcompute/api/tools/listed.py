@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardcompute.api.tools.call_format import (
-    MOST_CALLS,
     ArgumentsRule,
+    CallFormat,
     Marks,
     Tool,
     listed_rules,
     quoted,
-    random_letters,
 )
 from shardcompute.api.tools.hermes import MarkedReader
 
 
-class ListedFormat:
+class ListedFormat(CallFormat):
     """`is_closed` says whether the model was taught to write the closing mark; it is read in any case."""
-
-    has_own_template = True
-    most_calls = MOST_CALLS
 
     def __init__(self, open_mark: str, close_mark: str, *, is_closed: bool = True) -> None:
         self.marks: tuple[str, ...] = (open_mark, close_mark)
@@ -32,18 +28,12 @@ class ListedFormat:
     def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
         return listed_rules(marks.term(self.marks[0]), tools, most, arguments, self._end(marks))
 
-    def words_then_calls(self, marks: Marks, most: int) -> str | None:
+    def text_then_calls(self, marks: Marks, most: int) -> str | None:
         text = "TEXT: /(.|\\n)*/"
         if marks.is_token(self.marks[0]):
             return f"answer: TEXT calls?\n{text}"
         trigger = f"trigger[lazy]: TEXT {quoted(self.marks[0])}"
         return f"answer: TEXT | trigger listed {self._end(marks)}\n{trigger}\n{text}"
-
-    def new_id(self) -> str:
-        return f"call_{random_letters(24)}"
-
-    def known_id(self, call_id: str) -> str:
-        return call_id
 
     def _end(self, marks: Marks) -> str:
         return marks.term(self.marks[1]) if self._is_closed else ""

@@ -9,20 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardcompute.api.tools.call_format import ArgumentsRule, Marks, Tool, object_rules, random_letters
-from shardcompute.api.tools.events import CallStarted, Event, SpokenText, merged, split_before
+from shardcompute.api.tools.call_format import (
+    ArgumentsRule,
+    CallFormat,
+    Marks,
+    Tool,
+    object_rules,
+)
+from shardcompute.api.tools.events import CallReader, CallStarted, Event, SpokenText, merged, split_before
 from shardcompute.api.tools.json_calls import CallObject, JsonText
 
 TAG = "<|python_tag|>"
 _BETWEEN = " \t\r\n;,[]"
 
 
-class LlamaReader:
+class LlamaReader(CallReader):
     """Text and calls as they come. An object that is no call is text as a whole, whatever it holds."""
 
     def __init__(self, names: frozenset[str]) -> None:
+        super().__init__()
         self._names = names
-        self._held = ""
         self._before = ""
         """Text in front of what may be a call."""
         self._call: CallObject | None = None
@@ -31,13 +37,6 @@ class LlamaReader:
         self._has_called = False
         self._is_fresh = True
         """Nothing was said yet, or since the last call."""
-
-    def push(self, text: str) -> list[Event]:
-        self._held += text
-        events: list[Event] = []
-        while self._held and self._advance(events):
-            pass
-        return merged(events)
 
     def finish(self) -> list[Event]:
         held = self._held
@@ -99,20 +98,14 @@ class LlamaReader:
         return False
 
     def _follow_other(self, value: JsonText, events: list[Event]) -> bool:
-        for index, letter in enumerate(self._held):
-            value.takes(letter)
-            if value.is_whole:
-                self._say(self._held[: index + 1], events)
-                self._held, self._other = self._held[index + 1 :], None
-                return True
-        self._say(self._held, events)
-        self._held = ""
-        return False
+        said, self._held = value.push(self._held)
+        self._say(said, events)
+        self._other = None if value.is_whole else value
+        return value.is_whole
 
 
-class LlamaFormat:
+class LlamaFormat(CallFormat):
     marks: tuple[str, ...] = (TAG,)
-    has_own_template = True
     most_calls = 1
 
     def reader(self, tools: Sequence[Tool]) -> LlamaReader:
@@ -121,11 +114,5 @@ class LlamaFormat:
     def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
         return f"calls: call\n{object_rules(tools, 'parameters', arguments)}"
 
-    def words_then_calls(self, marks: Marks, most: int) -> str | None:
+    def text_then_calls(self, marks: Marks, most: int) -> str | None:
         return None
-
-    def new_id(self) -> str:
-        return f"call_{random_letters(24)}"
-
-    def known_id(self, call_id: str) -> str:
-        return call_id

@@ -10,15 +10,23 @@ import re
 from collections.abc import Sequence
 
 from shardcompute.api.tools.call_format import (
-    MOST_CALLS,
     ArgumentsRule,
+    CallFormat,
     Marks,
     Tool,
     listed_rules,
     quoted,
     random_letters,
 )
-from shardcompute.api.tools.events import CallArguments, CallStarted, Event, SpokenText, merged, split_before
+from shardcompute.api.tools.events import (
+    CallArguments,
+    CallReader,
+    CallStarted,
+    Event,
+    SpokenText,
+    merged,
+    split_before,
+)
 from shardcompute.api.tools.json_calls import CallObject, JsonText
 
 OPEN, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -28,24 +36,17 @@ _BETWEEN = ", \t\r\n]"
 _ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
-class MistralReader:
+class MistralReader(CallReader):
     """Text up to the mark, then calls in either form. What follows a mark and is no call stays text."""
 
     def __init__(self) -> None:
-        self._held = ""
+        super().__init__()
         self._is_text = True
         self._is_list = False
         self._has_called = False
         """Since the mark."""
         self._call: CallObject | None = None
         self._arguments: JsonText | None = None
-
-    def push(self, text: str) -> list[Event]:
-        self._held += text
-        events: list[Event] = []
-        while self._held and self._advance(events):
-            pass
-        return merged(events)
 
     def finish(self) -> list[Event]:
         events: list[Event] = []
@@ -106,23 +107,16 @@ class MistralReader:
         return False
 
     def _follow_arguments(self, value: JsonText, events: list[Event]) -> bool:
-        for index, letter in enumerate(self._held):
-            value.takes(letter)
-            if value.is_whole:
-                events.append(CallArguments(self._held[: index + 1]))
-                self._held, self._arguments = self._held[index + 1 :], None
-                return True
-        events.append(CallArguments(self._held))
-        self._held = ""
-        return False
+        written, self._held = value.push(self._held)
+        events.append(CallArguments(written))
+        self._arguments = None if value.is_whole else value
+        return value.is_whole
 
 
-class MistralFormat:
+class MistralFormat(CallFormat):
     """`has_args_mark` tells the later form from the earlier one."""
 
     marks: tuple[str, ...] = (OPEN, ARGS, CALL_ID)
-    has_own_template = True
-    most_calls = MOST_CALLS
 
     def __init__(self, *, has_args_mark: bool = False) -> None:
         self._has_args_mark = has_args_mark
@@ -140,7 +134,7 @@ class MistralFormat:
             lines.append(f"arguments_{index}: {arguments(tool)}")
         return "\n".join(lines)
 
-    def words_then_calls(self, marks: Marks, most: int) -> str | None:
+    def text_then_calls(self, marks: Marks, most: int) -> str | None:
         # Only where the mark is a token of its own can free text not run into it.
         return "answer: TEXT calls?\nTEXT: /(.|\\n)*/" if marks.is_token(OPEN) else None
 

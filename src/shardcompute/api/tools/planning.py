@@ -66,7 +66,7 @@ class ToolPlan:
             return f"start: calls\n{calls}\n"
         if text_rule is not None:
             return f"start: calls | text\ntext: {text_rule}\n{calls}\n"
-        answer = self.format.words_then_calls(self.marks, most)
+        answer = self.format.text_then_calls(self.marks, most)
         return None if answer is None else f"start: answer\n{answer}\n{calls}\n"
 
 

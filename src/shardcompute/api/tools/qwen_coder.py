@@ -15,16 +15,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from shardcompute.api.tools.call_format import (
-    MOST_CALLS,
     ArgumentsRule,
+    CallFormat,
     Marks,
     Tool,
     any_arguments,
     quoted,
-    random_letters,
 )
-from shardcompute.api.tools.events import CallArguments, CallStarted, Event, SpokenText, merged, split_before
-from shardcompute.api.tools.hermes import CLOSE, OPEN, marked_calls, words_then_marked_calls
+from shardcompute.api.tools.events import (
+    CallArguments,
+    CallReader,
+    CallStarted,
+    Event,
+    SpokenText,
+    merged,
+    split_before,
+)
+from shardcompute.api.tools.hermes import CLOSE, OPEN, marked_calls, text_then_marked_calls
 from shardcompute.core.errors import UsageError
 from shardcompute.decoding import json_rule
 
@@ -38,23 +45,16 @@ _DEFINITIONS = ("$defs", "definitions")
 _UNENFORCED = frozenset({"pattern", "minLength", "maxLength", "format"})
 
 
-class QwenCoderReader:
+class QwenCoderReader(CallReader):
     """Text, calls, text again. Models that leave `<tool_call>` out are understood."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._schemas = {tool.name: tool.parameters for tool in tools}
-        self._held = ""
+        super().__init__()
         self._name: str | None = None
         self._given = 0
         """Parameters of the call under way."""
         self._has_called = False
-
-    def push(self, text: str) -> list[Event]:
-        self._held += text
-        events: list[Event] = []
-        while self._held and self._advance(events):
-            pass
-        return merged(events)
 
     def finish(self) -> list[Event]:
         events: list[Event] = []
@@ -153,10 +153,8 @@ def _types_of(schema: object) -> set[str]:
     return found or {_NAMES[type(value)] for value in values if type(value) in _NAMES}
 
 
-class QwenCoderFormat:
+class QwenCoderFormat(CallFormat):
     marks: tuple[str, ...] = (OPEN, CLOSE)
-    has_own_template = True
-    most_calls = MOST_CALLS
 
     def reader(self, tools: Sequence[Tool]) -> QwenCoderReader:
         return QwenCoderReader(tools)
@@ -170,14 +168,8 @@ class QwenCoderFormat:
         lines += [f"words[suffix={end}]: /(.|\\n)*/", f"end: {end}"]
         return "\n".join(lines)
 
-    def words_then_calls(self, marks: Marks, most: int) -> str | None:
-        return words_then_marked_calls(marks, most)
-
-    def new_id(self) -> str:
-        return f"call_{random_letters(24)}"
-
-    def known_id(self, call_id: str) -> str:
-        return call_id
+    def text_then_calls(self, marks: Marks, most: int) -> str | None:
+        return text_then_marked_calls(marks, most)
 
 
 def _call_rules(index: int, tool: Tool, *, is_open: bool) -> Iterable[str]:
