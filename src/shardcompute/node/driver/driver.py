@@ -3,23 +3,27 @@
 A driver holds no layers. It gives frames to a `ChainPort` and takes their results, in whatever order and from
 whatever thread they come. When the chain is lost it forgets what was computed, waits for the next shape, and
 computes every session's known tokens again: sampling is a pure function, so the answers go on as they would
-have. Deltas are emitted under the driver's lock, in order.
+have. What follows from all that is decided under one lock and done outside of it, in order: frames are sent, sessions
+closed and deltas emitted while others decide.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
+from shardcompute.core.effects import CallLater, EffectQueue, start_timer
 from shardcompute.core.errors import (
     BackendError,
     CapacityError,
     QueueFullError,
     ShardComputeError,
 )
-from shardcompute.core.generation import GenerationRequest, TokenChoice
+from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
 from shardcompute.core.steps import Draft, Frame, Picked, SessionRows
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.decoding.ngram import NgramDrafter
@@ -38,8 +42,30 @@ from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.wire import StageTiming
 
 
+class Patience:
+    """Runs while there is no chain, and none in sight; then `on_lost` hears of it, unless it was stopped."""
+
+    def __init__(
+        self,
+        error: ShardComputeError,
+        seconds: float,
+        call_later: CallLater,
+        on_lost: Callable[[Patience], None],
+    ) -> None:
+        self.error = error
+        self._start = partial(call_later, seconds, partial(on_lost, self))
+        self._cancel: Callable[[], None] | None = None
+
+    def start(self) -> None:
+        self._cancel = self._start()
+
+    def stop(self) -> None:
+        if self._cancel is not None:
+            self._cancel()
+
+
 class Driver:
-    """Serves generations over one chain. All methods may be called from any thread."""
+    """Serves generations over one chain. All methods may be called from any thread, also while deltas are emitted."""
 
     def __init__(
         self,
@@ -48,10 +74,14 @@ class Driver:
         *,
         first_session: int = 1,
         drafters: Sequence[Drafter] = (),
+        call_later: CallLater = start_timer,
     ) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._call_later = call_later
+        self._chain_effects = EffectQueue()
+        self._deltas = EffectQueue()
         self._speculator = RoutedSpeculator(
             (NgramDrafter(), *drafters),
             limits.speculation,
@@ -67,8 +97,7 @@ class Driver:
         self._port: ChainPort | None = None
         self._stages = 1
         self._is_closed = False
-        self._patience: threading.Timer | None = None
-        """Runs while there is no chain, and none in sight."""
+        self._patience: Patience | None = None
         self._last_sent = 0
         self._freed_after = 0
         """The last frame that was sent before memory was freed: it, and those before it, may have lacked that."""
@@ -92,7 +121,7 @@ class Driver:
         check_request(request, self._limits)
         room = self._limits.context_length - len(request.prompt)
         request = replace(request, max_tokens=min(request.max_tokens, room))
-        with self._lock:
+        with self._deciding():
             self._speculator.check(request)
             if self._is_closed:
                 raise CapacityError("the driver is shutting down")
@@ -115,10 +144,11 @@ class Driver:
         return session.id
 
     def cancel(self, generation: int) -> None:
-        """Stop a generation and free its memory; nothing more is emitted."""
-        with self._lock:
+        """Stop a generation and free its memory; nothing more is emitted, but what another thread is emitting now."""
+        with self._deciding():
             known = self._generations.get(generation)
             if known is not None:
+                known.is_cancelled = True
                 self._end(known)
                 self._fill()
 
@@ -144,26 +174,26 @@ class Driver:
 
     def drop_prefixes(self) -> None:
         """Give up what is kept of ended sessions."""
-        with self._lock:
+        with self._deciding():
             self._close_sessions(self._budget.evict_all())
 
     def close(self) -> None:
         """End every generation with an error; nothing is sent any more."""
-        with self._lock:
+        with self._deciding():
             self._is_closed = True
             self._wait_no_longer()
-            for generation in list(self._generations.values()):
-                self._end(generation)
-                generation.emit(CapacityError("the model is being shut down", hint="try again later"))
+            self._fail_all(CapacityError("the model is being shut down", hint="try again later"))
             self._close_sessions(self._budget.evict_all())
             self._port = None
             self._speculator.close()
+        # A frame that another thread is sending now is through when this returns.
+        self._chain_effects.flush()
 
     # What the chain tells
 
     def connect(self, port: ChainPort, shape: ChainShape, resumption: Resumption | None = None) -> None:
         """A chain is ready, for the first time or again. What it does not know any more is computed again."""
-        with self._lock:
+        with self._deciding():
             self._wait_no_longer()
             self._in_flight.clear()
             # Also those whose end was told to a chain that broke before all stages heard of it.
@@ -171,7 +201,7 @@ class Driver:
             kept = self._scheduler.connect(shape)
             ended = {*self._ended, *held, *kept} - self._scheduler.running.keys()
             if ended:
-                port.close_sessions(sorted(ended))
+                self._chain_effects.put(partial(port.close_sessions, sorted(ended)))
                 self._ended = []
             for session in self._scheduler.running.values():
                 self._resume(session, port, shape, resumption)
@@ -180,7 +210,7 @@ class Driver:
 
     def resize(self, shape: ChainShape) -> None:
         """The chain that is connected has more or less memory for us from now on; frames under way stay so."""
-        with self._lock:
+        with self._deciding():
             self._budget.capacity_tokens = shape.capacity_tokens
             self._close_sessions(self._scheduler.shrink())
             self._fill()
@@ -197,29 +227,15 @@ class Driver:
         if patience_s <= 0:
             self.fail_all(error)
             return
-        with self._lock:
+        with self._deciding():
             if self._patience is None and self._port is None and not self._is_closed:
-                self._patience = threading.Timer(patience_s, self._lose_patience, [error])
-                self._patience.daemon = True
-                self._patience.start()
-
-    def _lose_patience(self, error: ShardComputeError) -> None:
-        with self._lock:
-            if self._patience is threading.current_thread():
-                self._patience = None
-                self.fail_all(error)
-
-    def _wait_no_longer(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+                self._patience = Patience(error, patience_s, self._call_later, self._lose_patience)
+                self._chain_effects.put(self._patience.start)
 
     def fail_all(self, error: ShardComputeError) -> None:
         """No chain will come soon: end every generation with this error."""
-        with self._lock:
-            for generation in list(self._generations.values()):
-                self._end(generation)
-                generation.emit(error)
+        with self._deciding():
+            self._fail_all(error)
 
     def take_results(
         self,
@@ -235,7 +251,7 @@ class Driver:
                 sequence, BackendError("the last stage chose a token that the model does not have")
             )
             return
-        with self._lock:
+        with self._deciding():
             flight = self._in_flight.pop(sequence, None)
             if flight is None:
                 return
@@ -244,14 +260,14 @@ class Driver:
             self._note(flight.frame, landing, timings)
             for session, result in self._scheduler.take_results(sequence, picked):
                 generation = self._generations.get(session.id)
-                if generation is not None:  # emitting the others' deltas may have cancelled it
+                if generation is not None:  # unless it has ended with the one before
                     self._extend(generation, result.choice, now)
             self._take_head_drafts(flight.frame, head_drafts, timings)
             self._fill()
 
     def step_failed(self, sequence: int, error: ShardComputeError) -> None:
         """A step could not be computed: make room, or give its sessions the error. Others go on."""
-        with self._lock:
+        with self._deciding():
             flight = self._in_flight.pop(sequence, None)
             if flight is None:
                 return
@@ -275,17 +291,53 @@ class Driver:
             for part in frame.work:
                 generation = self._generations.get(part.session)
                 if generation is not None:
-                    self._end(generation)
-                    generation.emit(error)
+                    self._fail(generation, error)
             self._fill()
 
     def replay_failed(self, sessions: Sequence[int]) -> None:
         """A new stage could not be told of these sessions: they start again."""
-        with self._lock:
+        with self._deciding():
             self._scheduler.start_again(sessions)
             self._fill()
 
     # Inside
+
+    @contextlib.contextmanager
+    def _deciding(self) -> Iterator[None]:
+        """Decide under the lock, then do what follows outside of it: the chain first, which has others waiting."""
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._chain_effects.run()
+            self._deltas.run()
+
+    def _send(self, port: ChainPort, frame: Frame) -> None:
+        if not self._is_closed:
+            port.send(frame)
+
+    def _emit(self, generation: Generation, said: Delta | ShardComputeError) -> None:
+        if not generation.is_cancelled:
+            generation.emit(said)
+
+    def _fail(self, generation: Generation, error: ShardComputeError) -> None:
+        self._end(generation)
+        self._deltas.put(partial(self._emit, generation, error))
+
+    def _fail_all(self, error: ShardComputeError) -> None:
+        for generation in list(self._generations.values()):
+            self._fail(generation, error)
+
+    def _lose_patience(self, patience: Patience) -> None:
+        with self._deciding():
+            if self._patience is patience:
+                self._patience = None
+                self._fail_all(patience.error)
+
+    def _wait_no_longer(self) -> None:
+        if self._patience is not None:
+            self._chain_effects.put(self._patience.stop)
+            self._patience = None
 
     def _fill(self) -> None:
         """Send frames while there is work and room in the pipe."""
@@ -303,7 +355,7 @@ class Driver:
                 generation.started_s = generation.started_s or now
             self._in_flight[frame.sequence] = Flight(frame, now)
             self._last_sent = frame.sequence
-            self._port.send(frame)
+            self._chain_effects.put(partial(self._send, self._port, frame))
 
     def _most_frames(self) -> int:
         """So many may be under way."""
@@ -343,7 +395,7 @@ class Driver:
 
     def _take_draft(self, session: int, take: TakeDraft) -> None:
         """A slow drafter has answered, from a thread of its own."""
-        with self._lock:
+        with self._deciding():
             generation = self._generations.get(session)
             if generation is not None:
                 take(generation.session, self._context())
@@ -364,7 +416,8 @@ class Driver:
             opening = replace(session.opening(), prefix=None)
             for start in range(0, known, shape.max_rows):
                 ids = tuple(session.known[start : min(start + shape.max_rows, known)])
-                port.replay(SessionRows(session.id, start, ids), opening if start == 0 else None)
+                work = SessionRows(session.id, start, ids)
+                self._chain_effects.put(partial(port.replay, work, opening if start == 0 else None))
 
     def _extend(self, generation: Generation, choice: TokenChoice, now: float) -> None:
         session, request = generation.session, generation.session.request
@@ -377,7 +430,7 @@ class Driver:
         if delta.finish is not None:
             delta = replace(delta, timings=generation.timings(self._speculator.course(session.id), now))
             self._end(generation)
-        generation.emit(delta)
+        self._deltas.put(partial(self._emit, generation, delta))
 
     def _end(self, generation: Generation) -> None:
         self._scheduler.remove(generation.session)
@@ -392,7 +445,7 @@ class Driver:
             return
         self._freed_after = self._last_sent
         if self._port is not None:
-            self._port.close_sessions(sessions)
+            self._chain_effects.put(partial(self._port.close_sessions, sessions))
         else:
             self._ended.extend(sessions)
 

@@ -25,6 +25,8 @@ class Generation:
     submitted_s: float
     started_s: float = 0.0
     first_token_s: float = 0.0
+    is_cancelled: bool = False
+    """Nobody wants to hear of it any more."""
     journey: Journey = field(default_factory=Journey)
 
     def timings(self, course: DraftStats, now: float) -> Timings:
