@@ -139,7 +139,7 @@ class Cluster:
             self._endpoint.url,
             self._driver_lost_link,
             patience_s=options.patience_s,
-            far=HostedDrivers(
+            hosted=HostedDrivers(
                 lambda url: self._endpoint.dial(url, "generations"),
                 lambda chain, node: self.coordinator.lost_host(chain, node),
             ),

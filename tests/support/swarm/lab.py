@@ -37,7 +37,7 @@ from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node import cluster as cluster_room
 from shardcompute.node.admin.dry_run import size_up
 from shardcompute.node.cluster import Cluster, ClusterOptions
-from shardcompute.node.driver.host import DriverHost
+from shardcompute.node.driver.hosted_server import DriverHost
 from shardcompute.node.driver.pool import DriverPool
 from shardcompute.node.driver.standalone import StandaloneDriver, StandaloneOptions
 from shardcompute.node.enrolment.join_client import join_cluster
@@ -393,7 +393,7 @@ class LabSwarm(Closing):
 
     def host(self) -> LabWorker | None:
         """The worker whose driver the coordinator hands the first chain's generations to; None while it has its own."""
-        far = self.cluster.pool._far
+        far = self.cluster.pool._hosted
         driver = None if far is None else far.at(self.chain().id)
         return None if driver is None else self.worker(driver.node)
 

@@ -102,7 +102,7 @@ def _worker_options(folder: Path, arguments: WorkerArguments, member: EnrolledNo
 
 def _serve(member: EnrolledNode, options: WorkerOptions, stop: Event, screen: Screen) -> int:
     """The exit code: 0 unless the coordinator will not have us any more."""
-    from shardcompute.node.driver.host import DriverHost
+    from shardcompute.node.driver.hosted_server import DriverHost
     from shardcompute.node.worker.worker import Worker
 
     with closing(Worker(member.credentials, list(member.control_urls), options, DriverHost)) as serving:

@@ -1,10 +1,12 @@
-"""The coordinator's side of drivers that workers host: which chain's driver sits where, and what it was handed."""
+"""Hosted drivers as the coordinator sees them: which worker drives a chain, what it was handed, and how that goes on
+here where it fails."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,7 +14,9 @@ import msgspec
 
 from shardcompute.core import errors
 from shardcompute.core.errors import LinkError, ShardComputeError
-from shardcompute.core.generation import Delta, GenerationRequest
+from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
+from shardcompute.node.driver.driver import Driver
+from shardcompute.node.driver.generation import Emit
 from shardcompute.node.driver.limits import DriverLoad
 from shardcompute.node.rpc.outbox import Outbox
 from shardcompute.wire import Link, Message, StageTiming
@@ -164,46 +168,48 @@ class HostedDrivers:
     def host(self, chain: str, node: str, url: str) -> None:
         """From now on generations of this chain go there. Raises LinkError."""
         with self._lock:
-            known = next((far for far in self._hosts.values() if far.node == node and not far.is_lost), None)
-        far = known or self._open(node, url)
+            known = next(
+                (host for host in self._hosts.values() if host.node == node and not host.is_lost), None
+            )
+        host = known or self._open(node, url)
         with self._lock:
             former = self._hosts.get(chain)
             if not self._is_closed:
-                self._hosts[chain] = far
+                self._hosts[chain] = host
         if self._is_closed:
-            far.close()
+            host.close()
             raise LinkError("this node is closing")
-        if former is not None and former is not far:
+        if former is not None and former is not host:
             self._leave(chain, former)
 
     def unhost(self, chain: str, node: str | None = None) -> None:
         """Bring a chain's generations back from this node, or from wherever they are."""
         with self._lock:
-            far = self._hosts.get(chain)
-            if far is None or node not in (None, far.node):
+            host = self._hosts.get(chain)
+            if host is None or node not in (None, host.node):
                 return
             del self._hosts[chain]
-        self._leave(chain, far)
+        self._leave(chain, host)
 
-    def at(self, chain: str) -> HostedDriverClient | None:
+    def find(self, chain: str) -> HostedDriverClient | None:
         """Who computes a chain's generations; None: its driver here."""
         with self._lock:
-            far = self._hosts.get(chain)
-        return None if far is None or far.is_lost else far
+            host = self._hosts.get(chain)
+        return None if host is None or host.is_lost else host
 
     def count(self, chain: str) -> int:
-        far = self.at(chain)
-        return 0 if far is None else far.count(chain)
+        host = self.find(chain)
+        return 0 if host is None else host.count(chain)
 
     def load(
         self, chain: str, own: DriverLoad, router: Mapping[str, float]
     ) -> tuple[DriverLoad, Mapping[str, float]]:
         """How busy the drivers of a chain are, the one here and perhaps one elsewhere, and what the router knows of
         the one that gets the requests."""
-        far = self.at(chain)
-        if far is None:
+        host = self.find(chain)
+        if host is None:
             return own, router
-        known, count = far.load(chain), far.count(chain)
+        known, count = host.load(chain), host.count(chain)
         if known is None:
             return replace(own, running=own.running + count), router
         waiting = min(known.waiting, count)
@@ -218,9 +224,9 @@ class HostedDrivers:
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-            all_far, self._hosts = set(self._hosts.values()), {}
-        for far in all_far:
-            far.close()
+            hosts, self._hosts = set(self._hosts.values()), {}
+        for host in hosts:
+            host.close()
 
     def _open(self, node: str, url: str) -> HostedDriverClient:
         link = self._dial(url)
@@ -229,24 +235,138 @@ class HostedDrivers:
             raise LinkError(f"{link.peer} answered at {url}, where {node} was expected")
         return HostedDriverClient(node, link, self._lost, self._timed)
 
-    def _leave(self, chain: str, far: HostedDriverClient) -> None:
-        far.take_back(chain)
+    def _leave(self, chain: str, host: HostedDriverClient) -> None:
+        host.take_back(chain)
         with self._lock:
-            is_used = far in self._hosts.values()
+            is_used = host in self._hosts.values()
         if not is_used:
-            far.close()
+            host.close()
 
-    def _timed(self, far: HostedDriverClient, chain: str, timings: Sequence[StageTiming]) -> None:
-        if self.at(chain) is far:
+    def _timed(self, host: HostedDriverClient, chain: str, timings: Sequence[StageTiming]) -> None:
+        if self.find(chain) is host:
             self.on_step(chain, timings)
 
-    def _lost(self, far: HostedDriverClient) -> None:
+    def _lost(self, host: HostedDriverClient) -> None:
         with self._lock:
-            chains = [chain for chain, each in self._hosts.items() if each is far]
+            chains = [chain for chain, each in self._hosts.items() if each is host]
             for chain in chains:
                 del self._hosts[chain]
         for chain in chains:
-            self._on_lost(chain, far.node)
+            self._on_lost(chain, host.node)
+
+
+class ResumableGeneration:
+    """One generation, wherever it is computed: on the worker that hosts the chain's driver, and by the own driver if
+    that one fails. Sampling depends on seed and position alone, so that one goes on from the tokens that have arrived,
+    and the answer is the one that it would have been.
+
+    Methods may be called from any thread. `emit` gets deltas in order, or at last an error.
+    """
+
+    def __init__(
+        self, chain: str, request: GenerationRequest, own: Driver, emit: Emit, on_session: OnSession
+    ) -> None:
+        self._chain = chain
+        self._request = request
+        self._own = own
+        self._emit = emit
+        self._on_session = on_session
+        self._lock = threading.Lock()
+        self._host: HostedDriverClient | None = None
+        self._number = 0
+        self._session: int | None = None
+        self._is_over = False
+        self._received: list[TokenChoice] = []
+        self._asked_s = time.monotonic()
+        self._first_token_s = 0.0
+
+    def start(self, host: HostedDriverClient | None) -> None:
+        """Raises what `Driver.submit` does."""
+        if host is not None:
+            try:
+                # What the host says waits until it is known whom it comes from.
+                with self._lock:
+                    self._number = host.submit(self._chain, self._request, self._take, self._begun)
+                    self._host = host
+            except LinkError as error:
+                log.info("a generation stays here: %s", error.message, extra=self._log_fields())
+            else:
+                return
+        self._submit_here(self._emit)
+
+    def has_started(self) -> bool:
+        """Whether the chain works on it yet; what a host has taken counts as such."""
+        with self._lock:
+            session, is_here = self._session, self._host is None
+        return session is not None and (not is_here or self._own.has_started(session))
+
+    def cancel(self) -> None:
+        """Stop it and free its memory; nothing more is emitted."""
+        with self._lock:
+            self._is_over = True
+            host, session = self._host, self._session
+        if host is not None:
+            host.cancel(self._number)
+        elif session is not None:
+            self._own.cancel(session)
+
+    def _take(self, said: Delta | ShardComputeError | None) -> None:
+        """From the host's link; None: it says nothing more."""
+        with self._lock:
+            if self._is_over or self._host is None:
+                return
+            if said is not None:
+                # Under our lock, so that nothing that follows from elsewhere overtakes it.
+                self._receive(said)
+                return
+            self._host = self._session = None
+        self._take_over()
+
+    def _receive(self, said: Delta | ShardComputeError) -> None:
+        if isinstance(said, Delta):
+            self._received.extend(said.tokens)
+            self._first_token_s = self._first_token_s or time.monotonic()
+            self._is_over = said.finish is not None
+        else:
+            self._is_over = True
+        self._emit(said)
+
+    def _begun(self, session: int) -> None:
+        self._session = session
+        self._on_session(session)
+
+    def _log_fields(self) -> dict[str, object]:
+        return {"request": self._request.request_id or None, "chain": self._chain}
+
+    def _take_over(self) -> None:
+        known = len(self._received)
+        log.info(
+            "a generation of %s goes on here after %d tokens", self._chain, known, extra=self._log_fields()
+        )
+        try:
+            self._submit_here(self._go_on)
+        except ShardComputeError as error:
+            self._is_over = True
+            self._emit(error)
+
+    def _submit_here(self, emit: Emit) -> None:
+        session = self._own.submit(self._request, emit, self._received)
+        self._begun(session)
+        if self._is_over:
+            # Cancelled before its number was known.
+            self._own.cancel(session)
+
+    def _go_on(self, said: Delta | ShardComputeError) -> None:
+        if isinstance(said, Delta) and said.timings is not None and self._received:
+            # The driver here has seen the end of it only.
+            timings = replace(
+                said.timings,
+                queue_s=0.0,
+                prefill_s=self._first_token_s - self._asked_s,
+                decode_s=time.monotonic() - self._first_token_s,
+            )
+            said = replace(said, timings=timings)
+        self._emit(said)
 
 
 def _timings_of(message: StepTimed) -> list[StageTiming]:

@@ -22,9 +22,8 @@ from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.chain_links import ChainAddress, DriverLinks, OnTimings
 from shardcompute.node.driver.driver import Driver
-from shardcompute.node.driver.hosted_client import HostedDrivers
+from shardcompute.node.driver.hosted_client import HostedDrivers, ResumableGeneration
 from shardcompute.node.driver.limits import DriverLimits
-from shardcompute.node.driver.resumable import ResumableGeneration
 from shardcompute.node.rpc.session_ids import Resumption, choose_namespace, first_session
 from shardcompute.node.service import KvUse, ServedModel, ServiceLoad
 from shardcompute.node.telemetry.request_log import RequestLog
@@ -67,16 +66,16 @@ class DriverPool:
         max_sessions: int = 64,
         max_waiting: int = 256,
         patience_s: float = PATIENCE_S,
-        far: HostedDrivers | None = None,
+        hosted: HostedDrivers | None = None,
         on_step: OnTimings | None = None,
     ) -> None:
-        """`far` knows the chains whose driver sits on a worker; without it all of them are driven here. `on_step`
+        """`hosted` knows the chains that workers drive; without it all of them are driven here. `on_step`
         hears how stages spent their time on each step."""
         self.url = url
-        self._far = far
+        self._hosted = hosted
         self._on_step = on_step
-        if far is not None:
-            far.on_step = self._keep_timings
+        if hosted is not None:
+            hosted.on_step = self._keep_timings
         self.session_namespace = choose_namespace()
         self.requests = RequestLog(stage_times=lambda chain: self._timings.get(chain, ()))
         self._links = DriverLinks(dial, on_link_broken, self._keep_timings)
@@ -132,8 +131,8 @@ class DriverPool:
             drivers, self._drivers = list(self._drivers.values()), {}
         for driver in drivers:
             driver.close()
-        if self._far is not None:
-            self._far.close()
+        if self._hosted is not None:
+            self._hosted.close()
         self._links.close()
 
     def drop_prefixes(self) -> None:
@@ -207,17 +206,17 @@ class DriverPool:
         self._links.forget(chain)
         if driver is not None:
             driver.close()
-        if self._far is not None:
-            self._far.unhost(chain)
+        if self._hosted is not None:
+            self._hosted.unhost(chain)
 
     def host_chain(self, chain: str, node: str, url: str) -> None:
-        if self._far is None:
+        if self._hosted is None:
             raise LinkError("this node hands no generations over")
-        self._far.host(chain, node, url)
+        self._hosted.host(chain, node, url)
 
     def unhost_chain(self, chain: str, node: str) -> None:
-        if self._far is not None:
-            self._far.unhost(chain, node)
+        if self._hosted is not None:
+            self._hosted.unhost(chain, node)
 
     def report_unservable(self, action: ReportUnservable, broken: Collection[str]) -> None:
         why = "; ".join(action.reasons)
@@ -258,9 +257,9 @@ class DriverPool:
         with self._lock:
             loads = {chain: driver.load() for chain, driver in self._drivers.items()}
             routers = {chain: driver.speculation() for chain, driver in self._drivers.items()}
-        if self._far is not None:
+        if self._hosted is not None:
             for chain in loads:
-                loads[chain], routers[chain] = self._far.load(chain, loads[chain], routers[chain])
+                loads[chain], routers[chain] = self._hosted.load(chain, loads[chain], routers[chain])
         used = sum(load.used_tokens for load in loads.values())
         capacity = sum(load.capacity_tokens for load in loads.values())
         fraction = min(1.0, used / capacity) if capacity else 0.0
@@ -293,7 +292,7 @@ class DriverPool:
                 log.debug("request %s is session %d of chain %s", entry.id, session, chain, extra=extra)
 
             relay = ResumableGeneration(chain, request, driver, emit, begun)
-            relay.start(None if self._far is None else self._far.at(chain))
+            relay.start(None if self._hosted is None else self._hosted.find(chain))
             entry.has_started = relay.has_started
             try:
                 while True:
@@ -330,10 +329,10 @@ class DriverPool:
             drivers = [(chain, self._drivers[chain]) for chain in connected or chains]
         if not drivers:
             raise CapacityError(f"{model} is still being loaded", hint="try again in a few seconds")
-        return min(drivers, key=lambda each: _busyness(each[1]) + self._far_count(each[0]))
+        return min(drivers, key=lambda each: _busyness(each[1]) + self._hosted_count(each[0]))
 
-    def _far_count(self, chain: str) -> int:
-        return 0 if self._far is None else self._far.count(chain)
+    def _hosted_count(self, chain: str) -> int:
+        return 0 if self._hosted is None else self._hosted.count(chain)
 
     def _keep_timings(self, chain: str, timings: Sequence[StageTiming]) -> None:
         self._traffic.count(timings, chain)

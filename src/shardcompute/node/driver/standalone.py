@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from shardcompute.control.events import LinkBroken, NodeJoined
 from shardcompute.core.errors import AuthError
-from shardcompute.node.driver.orders import DriverCommandExecutor
+from shardcompute.node.driver.command_executor import DriverCommandExecutor
 from shardcompute.node.driver.pool import DriverPool
 from shardcompute.node.rpc.commands import Introduce, NodeCommand, Probe
 from shardcompute.node.rpc.control_client import ControlClient
@@ -64,7 +64,7 @@ class StandaloneDriver:
         self.pool = DriverPool(
             lambda url: self._endpoint.dial(url, "driver"), self._endpoint.url, self._link_broken
         )
-        self._orders = DriverCommandExecutor(
+        self._executor = DriverCommandExecutor(
             self.pool, lambda peer: self._endpoint.dial(peer.url, "weights", peer.node)
         )
         self._control = ControlClient(
@@ -149,7 +149,7 @@ class StandaloneDriver:
         elif isinstance(command, Probe):
             self._probe(command)
         else:
-            self._orders.carry_out(command)
+            self._executor.carry_out(command)
         return b""
 
     def _learn(self, command: Introduce) -> None:
@@ -164,7 +164,7 @@ class StandaloneDriver:
             self.pool.retire_chain(chain)
         known = {model.name for model in self.pool.all_models()}
         for offered in command.models:
-            self._orders.learn(offered, command.origin)
+            self._executor.learn(offered, command.origin)
         for name in known - {offered.name for offered in command.models} - set(command.wanted):
             self.pool.remove_model(name)
 

@@ -10,7 +10,7 @@ import pytest
 
 from shardcompute.core.errors import LinkClosedError, LinkError
 from shardcompute.core.generation import GenerationRequest
-from shardcompute.node.driver.host import DriverHost
+from shardcompute.node.driver.hosted_server import DriverHost
 from shardcompute.node.rpc.commands import FenceOff, Retire, Share
 from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.security import Credentials, Role

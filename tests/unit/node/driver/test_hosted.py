@@ -14,10 +14,9 @@ import pytest
 from shardcompute.core.errors import LinkError, PromptTooLongError, QueueFullError, UsageError
 from shardcompute.core.generation import GenerationRequest, Sampling, Speculation, TokenChoice
 from shardcompute.node.driver.driver import Driver
-from shardcompute.node.driver.hosted_client import HostedDriverClient, HostedDrivers
+from shardcompute.node.driver.hosted_client import HostedDriverClient, HostedDrivers, ResumableGeneration
 from shardcompute.node.driver.hosted_server import HostedDriverServer
 from shardcompute.node.driver.limits import DriverLoad
-from shardcompute.node.driver.resumable import ResumableGeneration
 from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, InprocLink, InprocTransport, Ping, StageTiming
 from shardcompute.wire.generations import unpack_delta, unpack_request
 from support.network.lab_links import wait_until
@@ -45,7 +44,7 @@ class Hosting:
     def start(self, request: GenerationRequest) -> tuple[ResumableGeneration, Caller]:
         caller = Caller()
         relay = ResumableGeneration(CHAIN, request, self.home, caller, lambda session: None)
-        relay.start(self.drivers.at(CHAIN))
+        relay.start(self.drivers.find(CHAIN))
         return relay, caller
 
     def run_there(self, tokens: int, caller: Caller) -> None:
@@ -152,7 +151,7 @@ def test_what_a_host_leaves_unfinished_goes_on_here(lab: Hosting, received: int)
     assert timings is not None
     assert timings.generated_tokens == 6
     assert min(timings.queue_s, timings.prefill_s, timings.decode_s) >= 0
-    assert lab.drivers.at(CHAIN) is None
+    assert lab.drivers.find(CHAIN) is None
     wait_for(lambda: lab.host.load().running == 0)
 
 
@@ -201,11 +200,11 @@ def test_whoever_leaves_is_not_computed_for(lab: Hosting) -> None:
     relay, caller = lab.start(ask(max_tokens=500))
     lab.run_there(1, caller)
     assert relay.has_started()
-    far = lab.drivers.at(CHAIN)
-    assert far is not None
-    assert (far.count(CHAIN), lab.drivers.count(CHAIN)) == (1, 1)
+    host = lab.drivers.find(CHAIN)
+    assert host is not None
+    assert (host.count(CHAIN), lab.drivers.count(CHAIN)) == (1, 1)
     relay.cancel()
-    assert far.count(CHAIN) == 0
+    assert host.count(CHAIN) == 0
     wait_for(lambda: lab.host.load().running == 0)
     lab.links[0].sever()
     wait_for(lambda: bool(lab.lost))
@@ -240,27 +239,27 @@ def test_chains_of_one_host_share_a_link(lab: Hosting) -> None:
     lab.drivers.host("m#2", "host", "inproc://host")
     assert len(lab.links) == 1
     lab.drivers.unhost("m#2", "somebody else")
-    assert lab.drivers.at("m#2") is lab.drivers.at(CHAIN)
+    assert lab.drivers.find("m#2") is lab.drivers.find(CHAIN)
     lab.drivers.unhost(CHAIN, "host")
-    assert lab.drivers.at(CHAIN) is None
-    far = lab.drivers.at("m#2")
-    assert isinstance(far, HostedDriverClient)
-    assert not far.is_lost, "another chain needs the link"
+    assert lab.drivers.find(CHAIN) is None
+    host = lab.drivers.find("m#2")
+    assert isinstance(host, HostedDriverClient)
+    assert not host.is_lost, "another chain needs the link"
     lab.drivers.unhost("m#2")
-    assert far.is_lost
+    assert host.is_lost
     assert lab.lost == [], "nobody lost it"
 
 
 def test_another_node_than_expected_is_no_host(lab: Hosting) -> None:
     with pytest.raises(LinkError, match="was expected"):
         lab.drivers.host("m#2", "another", "inproc://host")
-    assert lab.drivers.at("m#2") is None
+    assert lab.drivers.find("m#2") is None
 
 
 def test_nonsense_ends_the_link(lab: Hosting) -> None:
-    far = lab.drivers.at(CHAIN)
-    assert far is not None
-    far._outbox.put(Ping(1, 0.0))
+    host = lab.drivers.find(CHAIN)
+    assert host is not None
+    host._outbox.put(Ping(1, 0.0))
     wait_for(lambda: lab.lost == [(CHAIN, "host")])
     for unpack in (unpack_request, unpack_delta):
         with pytest.raises(LinkError):
@@ -287,10 +286,10 @@ def test_what_stages_did_is_heard_of_chains_that_sit_there(lab: Hosting) -> None
     _, caller = lab.start(ask())
     lab.run_there(1, caller)
     lab.hosted["m#2"] = lab.host
-    far = lab.drivers.at(CHAIN)
-    assert far is not None
+    host = lab.drivers.find(CHAIN)
+    assert host is not None
     other = Caller()
-    far.submit("m#2", ask(), other, lambda session: None)
+    host.submit("m#2", ask(), other, lambda session: None)
     wait_for(lambda: lab.host.load().running + lab.host.load().waiting == 2)
     lab.desks[0].timed("m#2", packed)
     lab.desks[0].timed(CHAIN, packed)
@@ -307,9 +306,9 @@ def test_how_busy_a_host_is(lab: Hosting) -> None:
     assert lab.drivers.load(CHAIN, own, {"x": 1.0}) == (DriverLoad(2, 2, 3, 4), {"x": 1.0})
     lab.run_there(1, caller)
     lab.desks[0]._report()
-    far = lab.drivers.at(CHAIN)
-    assert far is not None
-    wait_for(lambda: far.load(CHAIN) is not None)
+    host = lab.drivers.find(CHAIN)
+    assert host is not None
+    wait_for(lambda: host.load(CHAIN) is not None)
     there = lab.host.load()
     load, router = lab.drivers.load(CHAIN, own, {"x": 1.0})
     assert load == DriverLoad(2, 2, 3 + there.used_tokens, 4 + there.capacity_tokens)

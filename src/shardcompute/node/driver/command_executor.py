@@ -1,4 +1,4 @@
-"""What the coordinator tells drivers that are not its own, carried out for all of one process."""
+"""Command executor of a process' drivers, where they are not the coordinator's own."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ log = logging.getLogger(__name__)
 
 
 class DriverCommandExecutor:
-    """Orders for the drivers in `swarm`. `dial` opens a link for weights, over which tokenizers come."""
+    """Carries out commands for the drivers in `pool`. `dial` opens a link for weights, over which tokenizers come."""
 
-    def __init__(self, swarm: DriverPool, dial: Callable[[Peer], Link]) -> None:
-        self._pool = swarm
+    def __init__(self, pool: DriverPool, dial: Callable[[Peer], Link]) -> None:
+        self._pool = pool
         self._dial = dial
 
     def carry_out(self, command: NodeCommand) -> None:
-        """What is no order for a driver is left alone."""
+        """What is no command for a driver is left alone."""
         if isinstance(command, Attach):
             self._attach(command)
         elif isinstance(command, Share):
