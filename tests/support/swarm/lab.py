@@ -393,9 +393,8 @@ class LabSwarm(Closing):
 
     def host(self) -> LabWorker | None:
         """The worker whose driver the coordinator hands the first chain's generations to; None while it has its own."""
-        far = self.cluster.pool._hosted
-        driver = None if far is None else far.at(self.chain().id)
-        return None if driver is None else self.worker(driver.node)
+        node = self.cluster.pool.host_of(self.chain().id)
+        return None if node is None else self.worker(node)
 
     def wait_hosted(self) -> LabWorker:
         self.wait_until(

@@ -29,10 +29,8 @@ from shardcompute.decoding.drafting import Drafter
 from shardcompute.decoding.ngram import NgramDrafter
 from shardcompute.decoding.router import PipeLoad
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.driver.answer import AnswerText
 from shardcompute.node.driver.chain_port import ChainPort, ChainShape
-from shardcompute.node.driver.flights import Flight, Landing
-from shardcompute.node.driver.generation import Emit, Generation
+from shardcompute.node.driver.generation import AnswerText, Emit, Flight, Generation, Landing
 from shardcompute.node.driver.kv_budget import KvBudget
 from shardcompute.node.driver.limits import DriverLimits, DriverLoad, check_request
 from shardcompute.node.driver.scheduler import PipeContext, Scheduler, SchedulerLimits

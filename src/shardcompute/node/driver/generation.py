@@ -1,23 +1,145 @@
-"""What a driver keeps of a generation beside the scheduler's session: its text, who hears of it, and its times."""
+"""One generation from picked tokens to deltas: its text, how its frames spent their time, and who hears of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shardcompute.core.errors import ShardComputeError
-from shardcompute.core.generation import Delta, Timings
-from shardcompute.node.driver.answer import AnswerText
-from shardcompute.node.driver.flights import Journey
+from shardcompute.core.generation import (
+    Delta,
+    FinishReason,
+    GenerationRequest,
+    Timings,
+    TokenChoice,
+    Traversal,
+)
+from shardcompute.core.steps import Frame
+from shardcompute.decoding import StopMatcher
+from shardcompute.models.detokenizer import StreamingDetokenizer
+from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.session import Session
 from shardcompute.node.driver.speculator import DraftStats
+from shardcompute.wire import StageTiming
 
 Emit = Callable[[Delta | ShardComputeError], None]
 
 
+class AnswerText:
+    """One generation's text so far. `push` is given tokens in order until `finish` is set."""
+
+    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer) -> None:
+        self._request = request
+        self._detokenizer = StreamingDetokenizer(tokenizer, shown_ids=request.shown_ids)
+        self._stops = StopMatcher(request.stop, request.include_stop) if request.stop else None
+        self.count = 0
+        self.finish: FinishReason | None = None
+
+    def push(self, choice: TokenChoice) -> Delta:
+        self.count += 1
+        if choice.id in self._request.stop_ids:
+            self.finish = "stop"
+            return Delta(self._flush(), (choice,), finish=self.finish)
+        text = self._detokenizer.push(choice.id)
+        if self._stops is not None:
+            result = self._stops.push(text)
+            text = result.text
+            if result.matched:
+                self.finish = "stop"
+        if self.finish is None and self.count >= self._request.max_tokens:
+            self.finish = "length"
+            text += self._flush()
+        return Delta(text, (choice,), finish=self.finish)
+
+    def _flush(self) -> str:
+        """What was held back: an unfinished character, a possible stop string that never completed."""
+        rest = self._detokenizer.finish()
+        if self._stops is None:
+            return rest
+        result = self._stops.push(rest)
+        if result.matched:
+            self.finish = "stop"
+            return result.text
+        return result.text + self._stops.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A frame that was sent, and when."""
+
+    frame: Frame
+    sent_s: float
+
+    def landed(self, now_s: float, timings: Sequence[StageTiming]) -> Landing:
+        queue_s = sum(timing.queue_s for timing in timings)
+        codec_s = sum(timing.codec_s for timing in timings)
+        compute_s = sum(timing.compute_s for timing in timings)
+        draft_s = sum(timing.draft_s for timing in timings)
+        seconds = now_s - self.sent_s
+        return Landing(
+            seconds=seconds,
+            wire_s=max(seconds - queue_s - codec_s - compute_s - draft_s, 0.0),
+            draft_s=draft_s,
+            queue_s=queue_s,
+            codec_s=codec_s,
+            compute_s=compute_s,
+            received_bytes=sum(timing.received_bytes for timing in timings),
+            codecs=frozenset(timing.codec for timing in timings if timing.codec),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """A frame that came back: what it took, and of that the stages' own report."""
+
+    seconds: float
+    wire_s: float
+    queue_s: float
+    codec_s: float
+    compute_s: float
+    draft_s: float
+    """Of that, the last stage's drafting."""
+    received_bytes: int
+    codecs: frozenset[str]
+
+
+class Journey:
+    """The frames that one generation took part in after its prompt."""
+
+    def __init__(self) -> None:
+        self.traversals = 0
+        self._wire_s = self._queue_s = self._codec_s = self._compute_s = self._draft_s = 0.0
+        self._received_bytes = 0
+        self._codecs: frozenset[str] = frozenset()
+
+    def add(self, landing: Landing) -> None:
+        self.traversals += 1
+        self._wire_s += landing.wire_s
+        self._queue_s += landing.queue_s
+        self._codec_s += landing.codec_s
+        self._compute_s += landing.compute_s
+        self._draft_s += landing.draft_s
+        self._received_bytes += landing.received_bytes
+        self._codecs |= landing.codecs
+
+    def mean(self, draft_s: float) -> Traversal:
+        count = max(self.traversals, 1)
+        return Traversal(
+            self._wire_s / count,
+            self._queue_s / count,
+            self._codec_s / count,
+            self._compute_s / count,
+            (draft_s + self._draft_s) / count,
+            self._received_bytes / count,
+            tuple(sorted(self._codecs)),
+        )
+
+
 @dataclass(slots=True)
 class Generation:
-    """What the driver keeps beside the scheduler's session."""
+    """What the driver keeps beside the scheduler's session: its text, who hears of it, and its times."""
 
     session: Session
     answer: AnswerText
@@ -43,3 +165,30 @@ class Generation:
             accepted_tokens=course.accepted,
             traversal=self.journey.mean(course.draft_s),
         )
+
+
+class DeltaStream:
+    """Deltas from a driver's threads, for the event loop in which this was made. Iterating ends after the last one,
+    or with the error that ended the generation."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._said: asyncio.Queue[Delta | ShardComputeError] = asyncio.Queue()
+        self._is_over = False
+
+    def emit(self, said: Delta | ShardComputeError) -> None:
+        # A loop that was closed has nobody waiting; the threads that emit must go on for the others.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._said.put_nowait, said)
+
+    def __aiter__(self) -> DeltaStream:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self._is_over:
+            raise StopAsyncIteration
+        said = await self._said.get()
+        if isinstance(said, ShardComputeError):
+            raise said
+        self._is_over = said.finish is not None
+        return said

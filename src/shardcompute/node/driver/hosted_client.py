@@ -197,10 +197,6 @@ class HostedDrivers:
             host = self._hosts.get(chain)
         return None if host is None or host.is_lost else host
 
-    def count(self, chain: str) -> int:
-        host = self.find(chain)
-        return 0 if host is None else host.count(chain)
-
     def load(
         self, chain: str, own: DriverLoad, router: Mapping[str, float]
     ) -> tuple[DriverLoad, Mapping[str, float]]:

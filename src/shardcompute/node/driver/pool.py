@@ -7,8 +7,6 @@ with what is missing.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import threading
 import time
@@ -16,13 +14,14 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from shardcompute.control.actions import ActivateChain, ConnectChain, ReportUnservable
-from shardcompute.core.errors import CapacityError, LinkError, ShardComputeError, UnknownModelError
+from shardcompute.core.errors import CapacityError, LinkError, UnknownModelError
 from shardcompute.core.generation import Delta, GenerationRequest, Speculation
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.chain_links import ChainAddress, DriverLinks, OnTimings
 from shardcompute.node.driver.driver import Driver
-from shardcompute.node.driver.hosted_client import HostedDrivers, ResumableGeneration
+from shardcompute.node.driver.generation import DeltaStream
+from shardcompute.node.driver.hosted_client import HostedDriverClient, HostedDrivers, ResumableGeneration
 from shardcompute.node.driver.limits import DriverLimits
 from shardcompute.node.rpc.session_ids import Resumption, choose_namespace, first_session
 from shardcompute.node.service import KvUse, ServedModel, ServiceLoad
@@ -48,6 +47,18 @@ class PoolModel:
     """Beside the one that every driver has."""
     has_draft_head: bool = False
     """Whether last stages draft."""
+
+
+@dataclass(slots=True)
+class _PoolChain:
+    """A chain that is driven here."""
+
+    model: str
+    driver: Driver
+    is_connected: bool = False
+    """Not while it is being repaired."""
+    timings: Sequence[StageTiming] = ()
+    """Of its newest step, stage by stage."""
 
 
 PATIENCE_S = 10.0
@@ -77,16 +88,13 @@ class DriverPool:
         if hosted is not None:
             hosted.on_step = self._keep_timings
         self.session_namespace = choose_namespace()
-        self.requests = RequestLog(stage_times=lambda chain: self._timings.get(chain, ()))
+        self.requests = RequestLog(stage_times=self._stage_times)
         self._links = DriverLinks(dial, on_link_broken, self._keep_timings)
         self._lock = threading.Lock()
         self._models: dict[str, PoolModel] = {}
-        self._drivers: dict[str, Driver] = {}
-        self._model_of: dict[str, str] = {}
-        self._connected: set[str] = set()
+        self._chains: dict[str, _PoolChain] = {}
         self._unservable: dict[str, CapacityError] = {}
         self._patience_s = patience_s
-        self._timings: dict[str, Sequence[StageTiming]] = {}
         self._traffic = WireTraffic()
         self._max_sessions = max_sessions
         self._max_waiting = max_waiting
@@ -101,19 +109,25 @@ class DriverPool:
 
     def find_driver(self, chain: str) -> Driver | None:
         with self._lock:
-            return self._drivers.get(chain)
+            known = self._chains.get(chain)
+        return None if known is None else known.driver
+
+    def host_of(self, chain: str) -> str | None:
+        """The worker that drives a chain in this process' place; None: it is driven here."""
+        host = self._host(chain)
+        return None if host is None else host.node
 
     def chains(self) -> set[str]:
         """The chains that have a driver here."""
         with self._lock:
-            return set(self._drivers)
+            return set(self._chains)
 
     def remove_model(self, name: str) -> None:
         with self._lock:
             self._models.pop(name, None)
             self._unservable.pop(name, None)
             # The chains stay until they are retired: somebody may want the model again before that.
-            drivers = [self._drivers[chain] for chain, model in self._model_of.items() if model == name]
+            drivers = [chain.driver for chain in self._chains.values() if chain.model == name]
         for driver in drivers:
             driver.fail_all(CapacityError(f"{name} is no longer served here", hint="load it again"))
 
@@ -124,13 +138,13 @@ class DriverPool:
     def timings(self) -> dict[str, Sequence[StageTiming]]:
         """Of each chain's newest step, stage by stage."""
         with self._lock:
-            return dict(self._timings)
+            return {name: chain.timings for name, chain in self._chains.items() if chain.timings}
 
     def close(self) -> None:
         with self._lock:
-            drivers, self._drivers = list(self._drivers.values()), {}
-        for driver in drivers:
-            driver.close()
+            chains, self._chains = list(self._chains.values()), {}
+        for chain in chains:
+            chain.driver.close()
         if self._hosted is not None:
             self._hosted.close()
         self._links.close()
@@ -138,9 +152,9 @@ class DriverPool:
     def drop_prefixes(self) -> None:
         """Give up what is kept of ended sessions."""
         with self._lock:
-            drivers = list(self._drivers.values())
-        for driver in drivers:
-            driver.drop_prefixes()
+            chains = list(self._chains.values())
+        for chain in chains:
+            chain.driver.drop_prefixes()
 
     # For the coordinator (see `driver_port.DriverSide`)
 
@@ -162,8 +176,8 @@ class DriverPool:
             model = self._models.get(action.model)
             if model is None:
                 raise CapacityError(f"{action.model} is not served here any more")
-            driver = self._drivers.get(action.chain)
-            if driver is None:
+            chain = self._chains.get(action.chain)
+            if chain is None:
                 limits = DriverLimits(
                     model.vocab_size,
                     model.context_length,
@@ -173,17 +187,11 @@ class DriverPool:
                     model.has_draft_head,
                 )
                 first = first_session(self.session_namespace)
-                driver = self._drivers[action.chain] = Driver(
-                    model.tokenizer,
-                    limits,
-                    first_session=first,
-                    drafters=model.drafters,
-                )
-                self._model_of[action.chain] = action.model
+                driver = Driver(model.tokenizer, limits, first_session=first, drafters=model.drafters)
+                chain = self._chains[action.chain] = _PoolChain(action.model, driver)
             self._unservable.pop(action.model, None)
-        self._links.activate(action.chain, action.epoch, driver, kv_tokens, resumption)
-        with self._lock:
-            self._connected.add(action.chain)
+        self._links.activate(action.chain, action.epoch, chain.driver, kv_tokens, resumption)
+        chain.is_connected = True
 
     def share_chain(self, chain: str, epoch: int, kv_tokens: int) -> None:
         self._links.share(chain, epoch, kv_tokens)
@@ -194,18 +202,16 @@ class DriverPool:
 
     def fence_chain(self, chain: str, epoch: int) -> None:
         with self._lock:
-            self._connected.discard(chain)
+            if (known := self._chains.get(chain)) is not None:
+                known.is_connected = False
         self._links.fence(chain, epoch)
 
     def retire_chain(self, chain: str) -> None:
         with self._lock:
-            driver = self._drivers.pop(chain, None)
-            for known in (self._model_of, self._timings):
-                known.pop(chain, None)
-            self._connected.discard(chain)
+            known = self._chains.pop(chain, None)
         self._links.forget(chain)
-        if driver is not None:
-            driver.close()
+        if known is not None:
+            known.driver.close()
         if self._hosted is not None:
             self._hosted.unhost(chain)
 
@@ -226,11 +232,11 @@ class DriverPool:
         )
         log.warning("%s", error)
         with self._lock:
-            chains = {chain for chain, model in self._model_of.items() if model == action.model}
-            if not chains & self._connected:
+            of_model = {name: chain for name, chain in self._chains.items() if chain.model == action.model}
+            if not any(chain.is_connected for chain in of_model.values()):
                 self._unservable[action.model] = error
-                broken = chains
-            drivers = [self._drivers[chain] for chain in broken if chain in self._drivers]
+                broken = of_model.keys()
+            drivers = [self._chains[name].driver for name in broken if name in self._chains]
         for driver in drivers:
             # Machines that are out of reach for a moment come back; those who wait for them may stall that long.
             driver.fail_later(error, self._patience_s)
@@ -247,16 +253,15 @@ class DriverPool:
     def is_ready(self) -> bool:
         """Whether requests are taken: also while a chain is being repaired, when they wait for it."""
         with self._lock:
-            return bool(self._connected) or any(
-                model not in self._unservable
-                for chain, model in self._model_of.items()
-                if chain in self._drivers
+            return any(
+                chain.is_connected or chain.model not in self._unservable for chain in self._chains.values()
             )
 
     def load(self) -> ServiceLoad:
         with self._lock:
-            loads = {chain: driver.load() for chain, driver in self._drivers.items()}
-            routers = {chain: driver.speculation() for chain, driver in self._drivers.items()}
+            drivers = {name: chain.driver for name, chain in self._chains.items()}
+        loads = {chain: driver.load() for chain, driver in drivers.items()}
+        routers = {chain: driver.speculation() for chain, driver in drivers.items()}
         if self._hosted is not None:
             for chain in loads:
                 loads[chain], routers[chain] = self._hosted.load(chain, loads[chain], routers[chain])
@@ -276,14 +281,7 @@ class DriverPool:
     async def generate(self, model: str, request: GenerationRequest) -> AsyncIterator[Delta]:
         name = self._find(model).name
         chain, driver = self._choose_driver(name)
-        loop = asyncio.get_running_loop()
-        deltas: asyncio.Queue[Delta | ShardComputeError] = asyncio.Queue()
-
-        def emit(delta: Delta | ShardComputeError) -> None:
-            # A loop that was closed has nobody waiting; the links' threads must go on for the others.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(deltas.put_nowait, delta)
-
+        deltas = DeltaStream()
         with self.requests.open(name, chain, request) as entry:
 
             def begun(session: int) -> None:
@@ -291,20 +289,15 @@ class DriverPool:
                 extra = {"request": entry.id, "session": session, "chain": chain}
                 log.debug("request %s is session %d of chain %s", entry.id, session, chain, extra=extra)
 
-            relay = ResumableGeneration(chain, request, driver, emit, begun)
-            relay.start(None if self._hosted is None else self._hosted.find(chain))
-            entry.has_started = relay.has_started
+            generation = ResumableGeneration(chain, request, driver, deltas.emit, begun)
+            generation.start(self._host(chain))
+            entry.has_started = generation.has_started
             try:
-                while True:
-                    delta = await deltas.get()
-                    if isinstance(delta, ShardComputeError):
-                        raise delta
+                async for delta in deltas:
                     entry.saw(delta)
                     yield delta
-                    if delta.finish is not None:
-                        return
             finally:
-                relay.cancel()
+                generation.cancel()
 
     def _find(self, name: str) -> PoolModel:
         with self._lock:
@@ -322,29 +315,32 @@ class DriverPool:
         with self._lock:
             if model in self._unservable:
                 raise self._unservable[model]
-            chains = [
-                chain for chain, name in self._model_of.items() if name == model and chain in self._drivers
-            ]
-            connected = [chain for chain in chains if chain in self._connected]
-            drivers = [(chain, self._drivers[chain]) for chain in connected or chains]
+            chains = {name: chain for name, chain in self._chains.items() if chain.model == model}
+            connected = {name: chain for name, chain in chains.items() if chain.is_connected}
+            drivers = [(name, chain.driver) for name, chain in (connected or chains).items()]
         if not drivers:
             raise CapacityError(f"{model} is still being loaded", hint="try again in a few seconds")
-        return min(drivers, key=lambda each: _busyness(each[1]) + self._hosted_count(each[0]))
+        return min(drivers, key=lambda each: self._busyness(*each))
 
-    def _hosted_count(self, chain: str) -> int:
-        return 0 if self._hosted is None else self._hosted.count(chain)
+    def _stage_times(self, chain: str) -> Sequence[StageTiming]:
+        with self._lock:
+            known = self._chains.get(chain)
+        return () if known is None else known.timings
+
+    def _host(self, chain: str) -> HostedDriverClient | None:
+        return None if self._hosted is None else self._hosted.find(chain)
+
+    def _busyness(self, chain: str, driver: Driver) -> int:
+        load, host = driver.load(), self._host(chain)
+        return load.running + load.waiting + (0 if host is None else host.count(chain))
 
     def _keep_timings(self, chain: str, timings: Sequence[StageTiming]) -> None:
         self._traffic.count(timings, chain)
         with self._lock:
-            self._timings[chain] = timings
+            if (known := self._chains.get(chain)) is not None:
+                known.timings = timings
         if self._on_step is not None:
             self._on_step(chain, timings)
-
-
-def _busyness(driver: Driver) -> int:
-    load = driver.load()
-    return load.running + load.waiting
 
 
 def _mib(size_bytes: int) -> str:

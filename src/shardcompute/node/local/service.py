@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import queue
 import time
@@ -21,6 +19,7 @@ from shardcompute.models.spec import Stage, cut_layers
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
+from shardcompute.node.driver.generation import DeltaStream
 from shardcompute.node.driver.limits import DriverLimits
 from shardcompute.node.local.chain import LocalChain
 from shardcompute.node.service import ServedModel, ServiceLoad
@@ -96,23 +95,11 @@ class LocalService(Closing):
 
     async def generate(self, model: str, request: GenerationRequest) -> AsyncIterator[Delta]:
         self._check_name(model)
-        loop = asyncio.get_running_loop()
-        deltas: asyncio.Queue[Delta | ShardComputeError] = asyncio.Queue()
-
-        def emit(delta: Delta | ShardComputeError) -> None:
-            # A loop that was closed has nobody waiting; the chain's thread must go on for the others.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(deltas.put_nowait, delta)
-
-        generation = self.driver.submit(request, emit)
+        deltas = DeltaStream()
+        generation = self.driver.submit(request, deltas.emit)
         try:
-            while True:
-                delta = await deltas.get()
-                if isinstance(delta, ShardComputeError):
-                    raise delta
+            async for delta in deltas:
                 yield delta
-                if delta.finish is not None:
-                    return
         finally:
             self.driver.cancel(generation)
 
