@@ -47,6 +47,7 @@ from shardcompute.node.rpc.commands import LoadLayers
 from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.node.rpc.link_probe import LinkQuality
 from shardcompute.node.rpc.session_ids import Resumption
+from shardcompute.node.worker import shard_loader
 from shardcompute.node.worker import worker as worker_room
 from shardcompute.node.worker.stage_server import ShardKey, StageServer
 from shardcompute.node.worker.worker import Worker, WorkerOptions
@@ -146,10 +147,12 @@ class LabWorker(Worker):
     def stages(self) -> StageServer:
         return self._stages
 
-    def _load_now(self, command: LoadLayers, key: ShardKey) -> None:
-        self.loads.append(key)
+    def _load_shard(self, command: LoadLayers) -> float | None:
         self.before_load(command)
-        super()._load_now(command, key)
+        layer_s = super()._load_shard(command)
+        if layer_s is not None:
+            self.loads.append((command.chain, command.start, command.stop))
+        return layer_s
 
     def sessions(self) -> int:
         """Sessions that hold KV here."""
@@ -547,7 +550,7 @@ class Alone:
 def _constant_measurements(reach: Callable[[Callable[[], Link]], LinkQuality]) -> Iterator[None]:
     with (
         mock.patch.object(worker_room, "measure_seconds_per_byte", return_value=3e-12),
-        mock.patch.object(worker_room, "measure_layer", return_value=1e-4),
+        mock.patch.object(shard_loader, "measure_layer", return_value=1e-4),
         mock.patch.object(link_probe, "probe_link", reach),
     ):
         yield

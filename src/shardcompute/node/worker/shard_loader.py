@@ -1,0 +1,212 @@
+"""Shard loader of a worker: fetches layers, opens them within its memory, and frees them again.
+
+Draft heads come after the layers that they belong to, and are given up first where others need the memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from shardcompute.backends.executor import ExecutorOptions
+from shardcompute.control.state import Shard
+from shardcompute.core.errors import CapacityError, LinkError, ShardComputeError
+from shardcompute.models.spec import Stage
+from shardcompute.node.rpc.commands import LoadLayers, Peer
+from shardcompute.node.weights.client import RemoteTensors, fetch_card, open_remote_shard
+from shardcompute.node.weights.draft_heads import draft_head_bytes, open_head_drafter
+from shardcompute.node.weights.pieces import Supplier
+from shardcompute.node.worker.speed_probe import measure_layer
+from shardcompute.node.worker.stage_server import ShardKey, StageServer
+from shardcompute.runtime.stage import StageRuntime
+from shardcompute.weights.card import Card
+from shardcompute.weights.served import served_vocabulary
+from shardcompute.weights.shard_cache import ShardCache
+from shardcompute.wire import Link
+
+log = logging.getLogger(__name__)
+_RETRY_DELAYS_S = (0.5, 1.0, 2.0)
+_ROOM_TIMEOUT_S = 10.0
+OnProgress = Callable[[float], None]
+"""Hears which fraction of a shard is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardOptions:
+    """On what shards are computed, and how many bytes weights and KV of all of them may take."""
+
+    memory_bytes: int
+    threads: int
+    backend: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    shard: Shard
+    draft_head_bytes: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self.shard.size_bytes + self.draft_head_bytes
+
+
+class ShardLoader:
+    """Owns what of a worker's memory shards take; `stages` computes with them. Methods may be called from any thread.
+
+    `dial` opens a link over which weights come.
+    """
+
+    def __init__(
+        self, stages: StageServer, cache: ShardCache, dial: Callable[[Peer], Link], options: ShardOptions
+    ) -> None:
+        self._stages = stages
+        self._cache = cache
+        self._dial = dial
+        self._options = options
+        self._held: dict[ShardKey, _Held] = {}
+        self._lock = threading.Lock()
+        self._freed = threading.Condition(self._lock)
+        self._loading = threading.Lock()
+        """One at a time: two loads beside each other need the memory of both at their peak."""
+        self._closing = threading.Event()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[tuple[Shard, ...]]:
+        """What is in memory; nothing comes there or goes inside the block."""
+        with self._lock:
+            yield tuple(held.shard for held in self._held.values())
+
+    def load(self, command: LoadLayers, on_progress: OnProgress) -> float | None:
+        """Have these layers in memory. Returns how many seconds one of them takes, None where they were there already.
+
+        Raises CapacityError where they do not fit, LinkError or SourceError where they cannot be had.
+        """
+        key = (command.chain, command.start, command.stop)
+        with self._loading:
+            return None if key in self._held else self._load(command, key, on_progress)
+
+    def unload(self, key: ShardKey) -> None:
+        self._stages.remove(key)
+        with self._freed:
+            self._held.pop(key, None)
+            self._freed.notify_all()
+
+    def close(self) -> None:
+        """Wait for memory and for others no more."""
+        self._closing.set()
+        with self._freed:
+            self._freed.notify_all()
+
+    def _load(self, command: LoadLayers, key: ShardKey, on_progress: OnProgress) -> float:
+        *_, origin = command.sources
+        card = self._fetch_card(origin, command.model)
+        stage = Stage(command.start, command.stop, card.spec.layer_count)
+        kv_bytes = command.kv_tokens * card.spec.kv_bytes_per_token_and_layer * stage.count
+        size = card.stage_bytes(stage) + kv_bytes
+        self._await_room(size)
+        options = ExecutorOptions(
+            kv_bytes=kv_bytes,
+            context_length=min(command.context_length, card.spec.context_length),
+            threads=self._options.threads,
+            device=self._options.device,
+        )
+        suppliers = [
+            Supplier(each.node, partial(self._dial, each), each is origin) for each in command.sources
+        ]
+        runtime = self._open_stage(card, stage, suppliers, options, on_progress)
+        layer_s = measure_layer(runtime, stage, card.spec.hidden)
+        self._stages.add(key, runtime)
+        with self._lock:
+            shard = Shard(command.chain, command.model, command.start, command.stop, size)
+            self._held[key] = _Held(shard)
+        if stage.is_last and draft_head_bytes(card):
+            # Not before the stage is there: a chain that waits for it can do without.
+            add = partial(self._add_draft_head, key, card, suppliers, options)
+            threading.Thread(target=add, name="draft head", daemon=True).start()
+        return layer_s
+
+    def _open_stage(
+        self,
+        card: Card,
+        stage: Stage,
+        suppliers: Sequence[Supplier],
+        options: ExecutorOptions,
+        on_progress: OnProgress,
+    ) -> StageRuntime:
+        def progress(done: int, total: int) -> None:
+            on_progress(done / total if total else 1.0)
+
+        with contextlib.closing(RemoteTensors(card, suppliers, self._cache, progress=progress)) as tensors:
+            executor = open_remote_shard(card, stage, tensors, backend=self._options.backend, options=options)
+            vocabulary = served_vocabulary(tensors) if stage.is_last else None
+        return StageRuntime(
+            executor,
+            is_first=stage.is_first,
+            is_last=stage.is_last,
+            vocabulary=None if vocabulary is None else lambda: vocabulary,
+        )
+
+    def _fetch_card(self, origin: Peer, model: str) -> Card:
+        """A moment without the coordinator is no reason to give up."""
+        for delay_s in _RETRY_DELAYS_S:
+            try:
+                return fetch_card(partial(self._dial, origin), model)
+            except LinkError:
+                if self._closing.wait(delay_s):
+                    raise
+        return fetch_card(partial(self._dial, origin), model)
+
+    # Memory
+
+    def _await_room(self, size_bytes: int) -> None:
+        """What is no longer wanted here is unloaded in a moment; CapacityError if that does not suffice."""
+        memory_bytes = self._options.memory_bytes
+        with self._freed:
+            if self._used_bytes() + size_bytes > memory_bytes:
+                self._drop_draft_heads()
+            if size_bytes <= memory_bytes and self._freed.wait_for(
+                lambda: self._closing.is_set() or self._used_bytes() + size_bytes <= memory_bytes,
+                _ROOM_TIMEOUT_S,
+            ):
+                return
+            raise CapacityError(
+                f"{size_bytes} bytes do not fit beside the {self._used_bytes()} of {memory_bytes} in use",
+                hint="give this worker more with --max-memory",
+            )
+
+    def _used_bytes(self) -> int:
+        return sum(held.size_bytes for held in self._held.values())
+
+    def _add_draft_head(
+        self, key: ShardKey, card: Card, suppliers: Sequence[Supplier], options: ExecutorOptions
+    ) -> None:
+        """Let a last stage draft, where there is memory left for that."""
+        try:
+            with self._loading, contextlib.closing(RemoteTensors(card, suppliers, self._cache)) as tensors:
+                with self._lock:
+                    room_bytes = self._options.memory_bytes - self._used_bytes()
+                opened = open_head_drafter(
+                    card, tensors, backend=self._options.backend, options=options, room_bytes=room_bytes
+                )
+                if opened is None:
+                    log.info("no memory is left for a draft head of %s", card.model)
+                    return
+                drafter, size_bytes = opened
+                with self._lock:
+                    held = self._held.get(key)
+                    if held is not None:
+                        self._held[key] = replace(held, draft_head_bytes=size_bytes)
+                self._stages.draft_with(key, drafter)
+        except ShardComputeError as error:
+            log.warning("no draft head of %s is used: %s", card.model, error)
+
+    def _drop_draft_heads(self) -> None:
+        for key, held in self._held.items():
+            if held.draft_head_bytes:
+                self._held[key] = replace(held, draft_head_bytes=0)
+                self._stages.draft_with(key, None)
