@@ -27,9 +27,8 @@ from shardcompute.core.settings import Settings
 from shardcompute.core.steps import Opening, Picked, SessionRows
 from shardcompute.models.spec import cut
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
-from shardcompute.node.driver.limits import DriverLimits
+from shardcompute.node.driver.limits import ChainShape, DriverLimits
 from shardcompute.node.local.chain import LocalChain
 from shardcompute.node.local.service import LocalService
 from shardcompute.runtime.shard import open_shard

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 log = logging.getLogger(__name__)
@@ -57,3 +58,21 @@ def start_timer(delay_s: float, effect: Effect) -> Callable[[], None]:
     timer.daemon = True
     timer.start()
     return timer.cancel
+
+
+class Countdown:
+    """Tells `on_over` that the time is up, unless it is stopped before. Being told may come late: whoever is, looks
+    whether this is still the countdown that it waits for."""
+
+    def __init__(
+        self, seconds: float, on_over: Callable[[Countdown], None], call_later: CallLater = start_timer
+    ) -> None:
+        self._begin = partial(call_later, seconds, partial(on_over, self))
+        self._cancel: Callable[[], None] | None = None
+
+    def start(self) -> None:
+        self._cancel = self._begin()
+
+    def stop(self) -> None:
+        if self._cancel is not None:
+            self._cancel()

@@ -17,9 +17,8 @@ from shardcompute.core.errors import CapacityError, ShardComputeError, UsageErro
 from shardcompute.core.generation import Delta, GenerationRequest, Speculation, TokenChoice
 from shardcompute.core.steps import Frame, Opening, Picked, SessionRows
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
-from shardcompute.node.driver.limits import DriverLimits
+from shardcompute.node.driver.limits import ChainShape, DriverLimits
 
 LETTERS = 26
 SHAPE = ChainShape(capacity_tokens=100 * PAGE_TOKENS, can_share=False)

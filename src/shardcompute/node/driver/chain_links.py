@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from shardcompute.core.errors import LinkError
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.steps import Frame, Opening, SessionRows
-from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
+from shardcompute.node.driver.limits import ChainShape
 from shardcompute.node.rpc.frames import (
     REPLAY,
     error_of,

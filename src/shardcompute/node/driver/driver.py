@@ -12,11 +12,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
-from shardcompute.core.effects import CallLater, EffectQueue, start_timer
+from shardcompute.core.effects import CallLater, Countdown, EffectQueue, start_timer
 from shardcompute.core.errors import (
     BackendError,
     CapacityError,
@@ -24,15 +25,14 @@ from shardcompute.core.errors import (
     ShardComputeError,
 )
 from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
-from shardcompute.core.steps import Draft, Frame, Picked, SessionRows
+from shardcompute.core.steps import Draft, Frame, Opening, Picked, SessionRows
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.decoding.ngram import NgramDrafter
 from shardcompute.decoding.router import PipeLoad
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.driver.chain_port import ChainPort, ChainShape
 from shardcompute.node.driver.generation import AnswerText, Emit, Flight, Generation, Landing
 from shardcompute.node.driver.kv_budget import KvBudget
-from shardcompute.node.driver.limits import DriverLimits, DriverLoad, check_request
+from shardcompute.node.driver.limits import ChainShape, DriverLimits, DriverLoad, check_request
 from shardcompute.node.driver.scheduler import PipeContext, Scheduler, SchedulerLimits
 from shardcompute.node.driver.session import Session
 from shardcompute.node.driver.speculator import RoutedSpeculator, TakeDraft
@@ -40,26 +40,21 @@ from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.wire import StageTiming
 
 
-class Patience:
-    """Runs while there is no chain, and none in sight; then `on_lost` hears of it, unless it was stopped."""
+class ChainPort(Protocol):
+    """Where a driver's frames go. Neither method blocks for long, and neither calls the driver back directly."""
 
-    def __init__(
-        self,
-        error: ShardComputeError,
-        seconds: float,
-        call_later: CallLater,
-        on_lost: Callable[[Patience], None],
-    ) -> None:
-        self.error = error
-        self._start = partial(call_later, seconds, partial(on_lost, self))
-        self._cancel: Callable[[], None] | None = None
+    def send(self, frame: Frame) -> None:
+        """Start a step; its results reach `Driver.take_results` or `Driver.step_failed` later, or never if the
+        chain is lost."""
+        ...
 
-    def start(self) -> None:
-        self._cancel = self._start()
+    def close_sessions(self, sessions: Sequence[int]) -> None:
+        """Free these sessions' KV on every stage, after the frames sent so far."""
+        ...
 
-    def stop(self) -> None:
-        if self._cancel is not None:
-            self._cancel()
+    def replay(self, work: SessionRows, opening: Opening | None) -> None:
+        """Have the first stage, and it alone, compute these rows for their KV."""
+        ...
 
 
 class Driver:
@@ -95,7 +90,7 @@ class Driver:
         self._port: ChainPort | None = None
         self._stages = 1
         self._is_closed = False
-        self._patience: Patience | None = None
+        self._patience: Countdown | None = None
         self._last_sent = 0
         self._freed_after = 0
         """The last frame that was sent before memory was freed: it, and those before it, may have lacked that."""
@@ -227,7 +222,9 @@ class Driver:
             return
         with self._deciding():
             if self._patience is None and self._port is None and not self._is_closed:
-                self._patience = Patience(error, patience_s, self._call_later, self._lose_patience)
+                self._patience = Countdown(
+                    patience_s, lambda patience: self._lose_patience(patience, error), self._call_later
+                )
                 self._chain_effects.put(self._patience.start)
 
     def fail_all(self, error: ShardComputeError) -> None:
@@ -326,11 +323,11 @@ class Driver:
         for generation in list(self._generations.values()):
             self._fail(generation, error)
 
-    def _lose_patience(self, patience: Patience) -> None:
+    def _lose_patience(self, patience: Countdown, error: ShardComputeError) -> None:
         with self._deciding():
             if self._patience is patience:
                 self._patience = None
-                self._fail_all(patience.error)
+                self._fail_all(error)
 
     def _wait_no_longer(self) -> None:
         if self._patience is not None:

@@ -1,4 +1,4 @@
-"""What a driver can take, how busy it is, and which requests it refuses at once."""
+"""Limits of a driver and of its chain, how busy it is, and which requests it refuses at once."""
 
 from __future__ import annotations
 
@@ -29,6 +29,18 @@ class DriverLoad:
     waiting: int
     used_tokens: int
     capacity_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChainShape:
+    """What the driver must know of a chain: KV for how many tokens, how many stages, how large a step."""
+
+    capacity_tokens: int
+    stages: int = 1
+    max_rows: int = 512
+    max_wanted: int = 64
+    can_share: bool = True
+    """Whether a session can begin with another's memory."""
 
 
 def check_request(request: GenerationRequest, limits: DriverLimits) -> None:

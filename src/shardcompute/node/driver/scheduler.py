@@ -17,8 +17,8 @@ from typing import Protocol
 from shardcompute.core.generation import GenerationRequest
 from shardcompute.core.steps import Frame, Opening, Picked, SessionRows
 from shardcompute.decoding.router import PipeLoad
-from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.kv_budget import KvBudget
+from shardcompute.node.driver.limits import ChainShape
 from shardcompute.node.driver.session import Session
 
 _PROMPT_SHARE = 4

@@ -19,8 +19,8 @@ from shardcompute.core.generation import GenerationRequest, Speculation
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.steps import Draft
 from shardcompute.decoding.drafting import HEAD_DRAFTER, Drafter
+from shardcompute.decoding.head_drafts import HeadDraftCache
 from shardcompute.decoding.router import DraftOffer, DraftPlan, Router
-from shardcompute.node.driver.head_drafts import HeadDraftCache
 from shardcompute.node.driver.scheduler import PipeContext
 from shardcompute.node.driver.session import Session
 

@@ -17,10 +17,9 @@ from shardcompute.core.generation import Delta, GenerationRequest
 from shardcompute.core.settings import Settings
 from shardcompute.models.spec import Stage, cut_layers
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.generation import DeltaStream
-from shardcompute.node.driver.limits import DriverLimits
+from shardcompute.node.driver.limits import ChainShape, DriverLimits
 from shardcompute.node.local.chain import LocalChain
 from shardcompute.node.service import ServedModel, ServiceLoad
 from shardcompute.runtime.fallback import describe_fallback

@@ -12,9 +12,8 @@ from shardcompute.core.errors import (
 )
 from shardcompute.core.generation import Delta, GenerationRequest, Sampling, TokenChoice
 from shardcompute.core.steps import Picked
-from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
-from shardcompute.node.driver.limits import DriverLoad
+from shardcompute.node.driver.limits import ChainShape, DriverLoad
 from support.swarm.fake_chain import (
     PIPELINE,
     SHAPE,

@@ -16,8 +16,8 @@ from shardcompute.core.errors import (
 )
 from shardcompute.core.generation import Sampling, TokenChoice
 from shardcompute.core.steps import Picked
-from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
+from shardcompute.node.driver.limits import ChainShape
 from shardcompute.node.rpc.session_ids import Resumption
 from support.swarm.fake_chain import (
     PIPELINE,

@@ -16,9 +16,8 @@ from shardcompute.core.generation import GenerationRequest, Speculation
 from shardcompute.decoding.ngram import NgramDrafter
 from shardcompute.decoding.router import PipeLoad
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
-from shardcompute.node.driver.limits import DriverLimits
+from shardcompute.node.driver.limits import ChainShape, DriverLimits
 from shardcompute.node.driver.scheduler import PipeContext
 from shardcompute.node.driver.session import Session
 from shardcompute.node.driver.speculator import RoutedSpeculator

@@ -23,9 +23,8 @@ from shardcompute.core.errors import (
 from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
 from shardcompute.core.steps import Draft, Opening, Picked, SessionRows
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
-from shardcompute.node.driver.limits import DriverLimits
+from shardcompute.node.driver.limits import ChainShape, DriverLimits
 from shardcompute.node.local.chain import LocalChain
 from shardcompute.node.local.service import LocalService, default_threads
 from shardcompute.runtime.stage import StageRuntime

@@ -11,9 +11,8 @@ from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.core.generation import GenerationRequest, Sampling, Speculation
 from shardcompute.models.draft_head import encode_draft_head
 from shardcompute.models.spec import cut, head_stage
-from shardcompute.node.driver.chain_port import ChainShape
 from shardcompute.node.driver.driver import Driver
-from shardcompute.node.driver.limits import DriverLimits
+from shardcompute.node.driver.limits import ChainShape, DriverLimits
 from shardcompute.node.local.chain import LocalChain
 from shardcompute.node.local.service import LocalService
 from shardcompute.node.weights.draft_heads import DRAFT_HEAD, draft_head_attachments, save_draft_head

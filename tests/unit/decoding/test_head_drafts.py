@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardcompute.core.generation import Sampling
 from shardcompute.core.steps import Draft, Opening
 from shardcompute.decoding.drafting import GRADES
-from shardcompute.node.driver.head_drafts import HeadDraftCache
+from shardcompute.decoding.head_drafts import HeadDraftCache
 
 OPENING = Opening(1, Sampling(), 2)
 
