@@ -1,4 +1,4 @@
-"""What runs a slice of a model on one device, and what it runs.
+"""Executor interface: what runs a slice of a model on one device, and what it runs.
 
 A `Network` is the slice, written against Ops; an `Executor` is a backend's way to run it step by step over
 ragged batches, with the sessions' KV inside.

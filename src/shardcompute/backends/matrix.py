@@ -1,4 +1,4 @@
-"""How weight matrices travel from files to kernels: dense, in quantised blocks, or blocks with outliers.
+"""Weight matrices as they travel from files to kernels: dense, in quantised blocks, or blocks with outliers.
 
 All matrices are `[out, in]`, as checkpoints store them: `y = x @ w.T`. Kernels take these forms without a
 second rounding; `to_dense` is the definition of what each form means.

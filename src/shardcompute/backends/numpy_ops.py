@@ -1,4 +1,4 @@
-"""The oracle: every primitive in plain numpy, for tests and for reading. Slow, and obviously right."""
+"""Numpy backend, the oracle: every primitive in plain numpy, for tests and for reading. Slow, and obviously right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sines and cosines of rotary embeddings, computed one way for every backend."""
+"""Rotary embeddings: their sines and cosines, computed one way for every backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which experts a row goes to and with what weight, on the host."""
+"""Expert routing: which experts a row goes to and with what weight, on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any causal language model that `transformers` knows and our families do not, cut between its layers.
+"""Fallback to `transformers`: any causal model that it knows and our families do not, cut between its layers.
 
 The model's own modules compute. A slice keeps the layers `[start, stop)` in the model and drops the others; hooks
 feed the first of them with the rows that came from the slice before (whatever the model did to its embeddings is

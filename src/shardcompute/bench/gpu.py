@@ -1,4 +1,4 @@
-"""How near a CUDA device's decode comes to the bandwidth of its memory.
+"""`bench gpu`: how near a CUDA device's decode comes to the bandwidth of its memory.
 
     python -m shardcompute.bench.gpu --json results.json
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import httpx
 
-from shardcompute.bench.processes import last_words, running
 from shardcompute.bench.streaming import ask_at_once, chunks_of
 from shardcompute.core.errors import BackendError
 from shardcompute.node.process.log_files import log_folder
 
 _READY_S = 120.0
+_STOP_S = 20.0
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\dT\S+Z ")
 _ERROR = re.compile(r"\S+Z (ERROR|CRITICAL) ")
 
@@ -151,3 +151,27 @@ def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
     return port
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Asked to stop at the end, then made to. Supervised workers also end with our end of their stdin."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_S)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def last_words(log: Path) -> str:
+    """The end of what a process has written."""
+    return "; ".join(log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-4:])

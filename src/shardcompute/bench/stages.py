@@ -1,4 +1,4 @@
-"""How much memory a worker may have so that a model takes a wished number of stages, no fewer."""
+"""Memory limits of workers with which a model takes a wished number of stages, no fewer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where output goes: answers, listings and JSON to stdout, everything said to people to stderr.
+"""Console output: answers, listings and JSON to stdout, everything said to people to stderr.
 
 On a terminal there are tables, colours and bars; anywhere else plain lines. NO_COLOR makes a terminal's
 output plain too. Text that comes from models and files cannot steer the terminal: control characters are

@@ -1,4 +1,4 @@
-"""How the program ends: every outcome has its exit code and, unless it is success, a line on stderr."""
+"""Exit codes: every outcome has its own and, unless it is success, a line on stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program: its commands, put together."""
+"""Entry point: the program's commands, put together."""
 
 from __future__ import annotations
 

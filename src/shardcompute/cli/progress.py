@@ -1,4 +1,4 @@
-"""Shows what a command waits for: bars on a terminal, a line now and then anywhere else."""
+"""Progress of what a command waits for: bars on a terminal, a line now and then anywhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token ids to text, as they arrive.
+"""Detokenizer: token ids to text, as they arrive.
 
 The text is that of the tokens' exact bytes, decoded as UTF-8 with a decoder that keeps an unfinished
 character until its last byte comes. So nothing is ever shown and taken back, a U+FFFD appears only for

@@ -1,4 +1,4 @@
-"""Where the decoder's tensors lie in a checkpoint.
+"""Tensor layout: where the decoder's tensors lie in a checkpoint.
 
 The decoder asks for tensors by our own names; a family's layout says which checkpoint tensor each comes from
 and how it was stored. Names, per layer: `attention.{norm,q,k,v,out,q_norm,k_norm,sinks,post_norm}`,

@@ -1,4 +1,4 @@
-"""Everything about a model that changes its maths, complete and frozen.
+"""Model spec: everything about a model that changes its maths, complete and frozen.
 
 A spec is all that a machine needs, besides weights, to run any slice of the model. Families (see
 `families`) produce specs from checkpoints; the decoder (see `decoder`) runs them.

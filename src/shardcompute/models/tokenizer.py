@@ -1,4 +1,4 @@
-"""Text to token ids and back, for the tokenizers of Hugging Face folders and of GGUF files.
+"""Tokenizer: text to token ids and back, for the tokenizers of Hugging Face folders and of GGUF files.
 
 Decoding is by bytes: every token stands for exact bytes (`token_bytes`), and the text of ids is the UTF-8
 reading of those bytes joined. So a text in pieces equals the text in one go, and SentencePiece's leading

@@ -1,4 +1,8 @@
-"""Who is who in a cluster and who may do what: identities, certificates, TLS, join tokens, API keys."""
+"""Security of a cluster: identities, certificates, TLS, join tokens, API keys, revocations.
+
+Owns the cluster's authority, who may act in which role, and files that hold secrets. Books and lists are values
+without a clock; whoever keeps them gives the time. May call `core` alone, and logs no secret.
+"""
 
 from __future__ import annotations
 

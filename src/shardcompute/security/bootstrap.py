@@ -1,4 +1,4 @@
-"""First contact: how a machine that has only a join token finds out that it talks to the right cluster.
+"""Trust bootstrap: how a machine that has only a join token finds out that it talks to the right cluster.
 
 The client sends `JOIN_HELLO` and the server answers, still in the clear, with the authority's certificate, two
 bytes of length first. It is public; what counts is that its SHA-256 equals the fingerprint in the token. The

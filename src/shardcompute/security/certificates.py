@@ -1,4 +1,4 @@
-"""Reading the certificates of a cluster: who a peer is, when to renew, the authority's fingerprint.
+"""Certificates of a cluster, read: who a peer is, when to renew, the authority's fingerprint.
 
 `peer_from_certificate` says what a certificate claims and that the claim fits its key. Whether the cluster's
 authority signed it is for the TLS handshake to check, before.

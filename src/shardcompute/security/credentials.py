@@ -1,4 +1,4 @@
-"""What a node keeps after joining: its certificate and the cluster's authority, one file beside its key."""
+"""Credentials that a node keeps after joining: its certificate and the cluster's authority, one file beside its key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _END = "-----END CERTIFICATE-----\n"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A node's identity with the papers of one cluster."""
+    """A node's identity with its certificate in one cluster."""
 
     identity: NodeIdentity
     certificate_pem: str
@@ -36,13 +36,13 @@ class Credentials:
         return peer_from_certificate(parse_certificate(self.certificate_pem))
 
     def save(self) -> None:
-        """Keeps the papers beside the key, in place of older ones."""
+        """Keeps the certificates beside the key, in place of older ones."""
         content = self.certificate_pem + self.authority_pem
         replace_private(self.identity.key_path.with_name(CREDENTIALS_FILE), content.encode("ascii"))
 
     @classmethod
     def load(cls, identity: NodeIdentity) -> Credentials | None:
-        """The papers kept beside the key, or None if this node has not joined."""
+        """The certificates kept beside the key, or None if this node has not joined."""
         path = identity.key_path.with_name(CREDENTIALS_FILE)
         try:
             content = read_private(path).decode("ascii")

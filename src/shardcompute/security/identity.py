@@ -1,4 +1,4 @@
-"""Who a node is: an Ed25519 key that is made on first use and never leaves its folder.
+"""Node identity: an Ed25519 key that is made on first use and never leaves its folder.
 
     identity = NodeIdentity.open(folder)        # loads node.key, or makes it
     signature = identity.sign(b"receipt")

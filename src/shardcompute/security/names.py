@@ -1,4 +1,4 @@
-"""How nodes, roles and clusters are named in certificates and tokens.
+"""Names of nodes, roles and clusters in certificates and tokens.
 
 A node id is derived from the node's public key, so that nobody can choose one: `n` and the first 20 base32
 characters (100 bits) of the key's SHA-256. A certificate names its owner with one URI,

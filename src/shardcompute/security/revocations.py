@@ -1,4 +1,4 @@
-"""Who is no longer welcome although its certificate has not run out.
+"""Revocation list: nodes that were removed although their certificates have not run out.
 
 The coordinator keeps the list and sends it to every node, which checks peers against it after each handshake
 and closes open links to those on it. The list only grows: a machine that may come back makes a new identity.

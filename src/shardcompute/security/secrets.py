@@ -1,4 +1,4 @@
-"""Keeping secrets out of logs: join tokens, API keys, authorization headers, private keys.
+"""Masking of secrets in logs: join tokens, API keys, authorization headers, private keys.
 
     handler.addFilter(RedactSecrets())
 

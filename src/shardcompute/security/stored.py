@@ -1,4 +1,4 @@
-"""How books and lists are written: msgpack, read strictly.
+"""Serialisation of books and lists: msgpack, read strictly.
 
 A revocation that gets lost in reading would let somebody in. So a stored form is an array with a version, in
 which nothing may be missing, unknown or left to a default; anything else is `SourceError`.

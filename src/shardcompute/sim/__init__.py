@@ -1,4 +1,8 @@
-"""Emulated networks: machines, lines and distances on one computer, and what befalls them."""
+"""Network emulation: machines, lines and distances on one computer, and faults that befall them.
+
+Owns topologies, the conditions in force, and two emulators with one interface: `namespaces` (real TCP, root on Linux)
+and `links` (shaped inside our own transport, anywhere). May call `wire` for links and `core`; knows nothing of nodes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network as it is at this moment: the line of each machine, and the way from each machine to each other one.
+"""Network conditions at this moment: the line of each machine, and the way from each machine to each other one.
 
 `Conditions` is a complete value that travels as JSON to whoever emulates the network; a `Change` turns one into
 the next. Nothing here knows how the emulation is done.

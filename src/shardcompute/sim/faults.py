@@ -1,4 +1,4 @@
-"""What befalls networks and machines: blackouts, partitions, flapping lines, lines that collapse, slow machines.
+"""Fault injection: blackouts, partitions, flapping lines, lines that collapse, slow machines.
 
 Each is a block: inside it the fault is there, behind it the network is as it was before. Blocks nest; two that overlap
 otherwise undo each other's work.

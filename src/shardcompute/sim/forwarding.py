@@ -1,4 +1,4 @@
-"""What a switch does with packets, without any device: who gets them, and when.
+"""Packet forwarding of a switch, without any device: who gets them, and when.
 
 A packet waits for its sender's uplink, travels for the path's delay (and jitter), then waits for its receiver's
 downlink. It is dropped where a path is cut, where chance says so, and where a queue is full. Packets between two

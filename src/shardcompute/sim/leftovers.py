@@ -1,4 +1,4 @@
-"""Taking away what an emulated network has made: namespaces, the devices in them, the processes on its machines.
+"""Cleanup of what an emulated network has made: namespaces, the devices in them, the processes on its machines.
 
 Names say whose they are: `scnet-PID-NUMBER-MACHINE`. A network that comes later removes those of processes that
 live no more.

@@ -1,4 +1,4 @@
-"""When bytes are through a line: a rate, and a queue in front of it. Time comes in as a number."""
+"""Rate limit of a line, with a queue in front of it. Time comes in as a number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file through which processes on an emulated network hear of its conditions, and hear again when they change."""
+"""Shape file, through which processes on an emulated network hear of its conditions, and of every change."""
 
 from __future__ import annotations
 

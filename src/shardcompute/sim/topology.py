@@ -1,4 +1,4 @@
-"""What a network is made of: regions, how far they are from each other, and the lines of the machines in them.
+"""Topology of a network: regions, how far they are from each other, and the lines of the machines in them.
 
 A topology is a small TOML file:
 

@@ -1,4 +1,4 @@
-"""Small files that travel beside a model's tensors, such as its vocabulary: to everybody they are tensors of bytes.
+"""Attached files that travel beside a model's tensors, such as its vocabulary: to everybody they are tensors of bytes.
 
 So they are listed on the card, fetched in pieces from whoever has them, checked and cached like weights. An
 attachment's stored name holds the hash of its content, so a model whose vocabulary changed is another model to

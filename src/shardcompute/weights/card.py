@@ -1,4 +1,4 @@
-"""What a model consists of, for machines that hold none of its files.
+"""Model card: what a model consists of, for machines that hold none of its files.
 
 A `Card` is all that a worker needs to know before it asks for a single weight: the spec, where the decoder's
 tensors lie, and how large each stored one is. It travels as compressed JSON. Its `fingerprint` names the bytes:

@@ -1,4 +1,4 @@
-"""A model opened for reading: its spec, its layout, its tensors and its tokenizer, from any kind of file."""
+"""Checkpoint, a model opened for reading: its spec, layout, tensors and tokenizer, from any kind of file."""
 
 from __future__ import annotations
 

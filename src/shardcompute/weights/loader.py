@@ -1,4 +1,4 @@
-"""A shard's tensors, read one by one as the decoder asks for them, already sliced and in the wanted form.
+"""Loader of a shard's tensors, read one by one as the decoder asks for them, already sliced and in the wanted form.
 
 Only the bytes that a shard needs are read. A checkpoint's tensors must be exactly those its family has (see
 `models.families`), and each must have the shape that its config calls for: anything else is an error, never ignored.

@@ -1,4 +1,4 @@
-"""Fetched weights on a worker's disk, so that nothing travels twice.
+"""Shard cache: fetched weights on a worker's disk, so that nothing travels twice.
 
     <fingerprint>/            one model in one form, as its card identifies it
       card                    the card, so that what lies here can be told and served after a restart

@@ -1,4 +1,7 @@
-"""The CPU backend: a shard as a program of small ONNX Runtime graphs around exact attention."""
+"""ONNX Runtime backend: a shard on the CPU as a program of small graphs around exact attention.
+
+Owns the graphs, the buffers between them and attention's kernels. May call its siblings in `backends` and `core`.
+"""
 
 from shardcompute.backends.ort.executor import OrtExecutor
 

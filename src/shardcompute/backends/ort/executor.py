@@ -1,4 +1,4 @@
-"""Runs a network on the CPU through ONNX Runtime."""
+"""Executor for CPUs: runs a network through ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes one ONNX graph and opens it as a session.
+"""Graph writer: writes one ONNX graph and opens it as a session.
 
 Activations are `[1, rows, width]` float32. Weights are handed to the session as memory, never through the
 serialised graph, so that the only copy that stays is the kernels' own packed one.

@@ -1,4 +1,4 @@
-"""Ops that record: a decoder run once over these leaves a program of graphs behind."""
+"""Recording ops: a decoder run once over these leaves a program of graphs behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which device and number format to compute in."""
+"""Device and number format to compute in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a network with torch: eagerly on CPUs and Apple GPUs, by our kernels and CUDA graphs on CUDA devices."""
+"""Executor for torch: eagerly on CPUs and Apple GPUs, by our kernels and CUDA graphs on CUDA devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the rows of one step lie: positions, pages and wanted rows of a ragged batch, as arrays."""
+"""Step plan, where the rows of one step lie: positions, pages and wanted rows of a ragged batch, as arrays."""
 
 from __future__ import annotations
 

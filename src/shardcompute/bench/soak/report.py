@@ -1,4 +1,4 @@
-"""What `bench soak` makes of its samples. Pure.
+"""Trends and summary of `bench soak`, from its samples. Pure.
 
 A process grows in memory, descriptors or threads when all of these hold:
 

@@ -1,4 +1,4 @@
-"""What `bench soak` asks: a fixed round of kinds, with texts and lengths that the request's number settles."""
+"""Workload of `bench soak`: a fixed round of kinds, with texts and lengths that the request's number settles."""
 
 from __future__ import annotations
 

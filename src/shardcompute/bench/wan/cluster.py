@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from shardcompute.bench.processes import last_words, running
+from shardcompute.bench.servers import last_words, running
 from shardcompute.bench.stages import memory_per_stage
 from shardcompute.bench.streaming import ask_at_once, chunks_of
 from shardcompute.core.errors import BackendError

@@ -1,4 +1,4 @@
-"""What `bench faults` makes of its answers. Pure."""
+"""Summary of `bench faults`, from its answers. Pure."""
 
 from __future__ import annotations
 

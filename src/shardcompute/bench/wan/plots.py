@@ -1,4 +1,4 @@
-"""Pictures of what `bench wan` found. Needs matplotlib, which comes with the `dev` extra only."""
+"""Plots of what `bench wan` found. Needs matplotlib, which comes with the `dev` extra only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `bench wan` found, in numbers for people: by kind of work and in the mean, as ratios within the run."""
+"""Summary of `bench wan`: by kind of work and in the mean, as ratios within the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks an open model and takes its answer: as text while it comes, or as one object at the end."""
+"""Generation: asks an open model and takes its answer, as text while it comes, or as one object at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `run` is asked: which of its arguments is the model, and what text is the prompt."""
+"""Prompts of `run`: which of its arguments is the model, and what text is the prompt."""
 
 from __future__ import annotations
 

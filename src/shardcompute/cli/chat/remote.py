@@ -1,4 +1,4 @@
-"""A model that a server answers for, with the face that conversations know from a model in this process."""
+"""Remote model: a server answers for it, with the interface that conversations know from a model in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `/set` changes in a conversation, with the names and bounds that the command's options have."""
+"""Sampling parameters that `/set` changes, with the names and bounds that the command's options have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the cluster that a command talks to: the one on this machine, or the one at --url."""
+"""Cluster discovery for commands: the one on this machine, or the one at --url."""
 
 from __future__ import annotations
 

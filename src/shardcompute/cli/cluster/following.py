@@ -1,4 +1,4 @@
-"""Waits until a cluster has done what it was asked, and shows how far it has come."""
+"""Progress of loading and draining: waits until a cluster has done what it was asked, and shows how far it has come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster in words and rows of characters; from views alone, so that what is shown can be tested."""
+"""Text views of a cluster, in words and rows of characters; from views alone, so that what is shown can be tested."""
 
 from __future__ import annotations
 

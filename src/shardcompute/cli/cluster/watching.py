@@ -1,4 +1,4 @@
-"""Shows a view of a cluster once, or goes on showing it while it changes.
+"""Live view: shows a cluster once, or goes on showing it while it changes.
 
 On a terminal a watched view is redrawn in place and fits the window; anywhere else every change is written anew. A
 cluster that is out of reach for a while is waited for. Ctrl-C ends the watching, and with it the command, well.

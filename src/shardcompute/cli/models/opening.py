@@ -1,4 +1,4 @@
-"""Opens a model for a command, which shows its user what it waits for."""
+"""Opening of a model for a command, with progress for whoever waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server says once it is ready: everything that comes next, ready to be copied."""
+"""Start-up message of a server that is ready: everything that comes next, ready to be copied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serves a model from this process alone: `up --local`."""
+"""Single-process serving: `up --local`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened in a cluster between two looks at it, in lines for people."""
+"""Changes of a cluster between two looks at it, in lines for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long-running commands are asked to stop: by a signal, or by the end of whoever started them."""
+"""Shutdown of long-running commands: by a signal, or by the end of whoever started them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every `bench` command shares: its options, the model it measures, its progress and its results."""
+"""Shared parts of the `bench` commands: options, the model that is measured, progress and results."""
 
 from __future__ import annotations
 

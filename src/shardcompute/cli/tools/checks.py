@@ -1,4 +1,4 @@
-"""What `doctor` looks at. Each check gives findings: what is, whether that is good, and what to do if not."""
+"""Health checks of `doctor`. Each gives findings: what is, whether that is good, and what to do if not."""
 
 from __future__ import annotations
 
@@ -181,7 +181,11 @@ def check_certificate(
         return
     days = (expires_at_s - now_s) / 86_400
     fix = "set this machine's clock, or join again with a new token" if days <= 0 else ""
-    good = f"papers good for {days:.0f} days" if days > 0 else f"papers that ran out {-days:.0f} days ago"
+    good = (
+        f"a certificate good for {days:.0f} days"
+        if days > 0
+        else f"a certificate that ran out {-days:.0f} days ago"
+    )
     yield Finding(subject, f"joined {cluster}, {good}", fix)
 
 

@@ -1,4 +1,8 @@
-"""Model families as data: what a checkpoint says about itself becomes a spec and a layout."""
+"""Model families as data: what a checkpoint says about itself becomes a spec and a layout.
+
+Owns the readers of `config.json` and of GGUF metadata, and rotary embeddings. A field that nobody reads is refused:
+what is silently overlooked would change tokens. May call `models.spec`, `models.layout` and `core`.
+"""
 
 from shardcompute.models.families.gguf import from_gguf, rope_factors_tensor
 from shardcompute.models.families.gguf_architectures import GGUF_ARCHITECTURES

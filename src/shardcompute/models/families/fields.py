@@ -1,4 +1,4 @@
-"""Reads a model's description field by field, so that nothing in it is silently overlooked.
+"""Field reader: a model's description field by field, so that nothing in it is silently overlooked.
 
 Every read checks type and range (CorruptModelError names the field) and marks the field as honoured;
 `refuse_unread` then refuses whatever was neither read nor declared harmless. Except where a reader tells them

@@ -1,4 +1,4 @@
-"""From a GGUF file's metadata and tensor names to a spec and a layout.
+"""GGUF reader: from a file's metadata and tensor names to a spec and a layout.
 
 Every key of the architecture is honoured, known to be harmless, or refused. Norms of Gemma models need no 1
 added here, and matrices are as in any checkpoint once the file's dimensions are read in our order.

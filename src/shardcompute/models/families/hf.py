@@ -1,4 +1,4 @@
-"""From a Hugging Face `config.json` and the names of the stored tensors to a spec and a layout.
+"""Config reader: from a Hugging Face `config.json` and the names of the stored tensors to a spec and a layout.
 
 Both the old way to write rotary parameters (`rope_theta`, `rope_scaling`) and the new one (`rope_parameters`)
 are understood, experts stored one by one and stacked. Every field is honoured, known to be harmless, or

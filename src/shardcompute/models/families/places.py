@@ -1,4 +1,4 @@
-"""What tensors a spec needs, and a layout made of them.
+"""Tensor places: what tensors a spec needs, and a layout made of them.
 
 A `Slot` is one tensor as the decoder wants it; `Slot.at` says where a checkpoint keeps it. Families give a
 function that does so for every slot.

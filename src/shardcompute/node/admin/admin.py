@@ -1,4 +1,4 @@
-"""Everything that people may ask of a running cluster: to see it, to plan, to load, to empty, to let in and out.
+"""Administration of a running cluster: to see it, to plan, to load, to empty, to let in and out.
 
     with ClusterAdmin(cluster, settings) as admin:
         app = create_app(cluster.pool, verify_key=admin.verify_key, admin=admin)

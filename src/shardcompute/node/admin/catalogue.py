@@ -1,4 +1,4 @@
-"""The models that a cluster can be told to serve without asking anybody: those on its coordinator's disk."""
+"""Model catalogue: what a cluster can be told to serve without asking anybody, which is on its coordinator's disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that people asked for, on their way to being served: found, fetched, opened, each in a thread.
+"""Downloads: models that people asked for, on their way to being served: found, fetched, opened, each in a thread.
 
 What is being served leaves the list; what failed stays in it, with the reason, until it is asked for again or
 dropped.

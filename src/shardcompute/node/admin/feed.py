@@ -1,4 +1,4 @@
-"""News of a cluster for any number of readers: first the whole view, then what changes, as it happens.
+"""Event feed of a cluster for any number of readers: first the whole view, then what changes, as it happens.
 
 A thread looks at the cluster when it is poked, and now and then, and tells readers what differs from the last
 look. A reader that does not keep up loses its backlog and gets the newest view instead, so that what is kept for

@@ -1,4 +1,4 @@
-"""What an operator watches of a cluster: how many of what are in which state, and what went wrong so far.
+"""Incident counters for operators: how many of what are in which state, and what went wrong so far.
 
 Incidents are counted from one state to the next, from the start of the process on. A label is made for every
 status there is, so that a count of nothing is a zero and not a gap.

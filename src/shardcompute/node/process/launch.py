@@ -1,4 +1,4 @@
-"""Puts a cluster together on one machine: the coordinator in this process, workers in processes of their own.
+"""Launch of a cluster on one machine: the coordinator in this process, workers in processes of their own.
 
 Nothing here is needed twice: a cluster that is started again from the same folder has the same authority, and its
 local workers the same keys.

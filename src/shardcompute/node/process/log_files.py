@@ -1,4 +1,4 @@
-"""Where processes log: one file each under a folder's `logs/`, rotated by size, with secrets masked.
+"""Log files of processes: one each under a folder's `logs/`, rotated by size, with secrets masked.
 
 Every line starts with a UTC time that sorts as text, so that the files of several processes can be merged. How they
 look and how much is logged is one choice for all processes of a machine (see `core.settings`): plain lines, or one

@@ -1,4 +1,4 @@
-"""Who runs from a folder: `cluster.json`, `worker.json` and `driver.json` tell of them, while they run.
+"""Pid files, who runs from a folder: `cluster.json`, `worker.json` and `driver.json` tell of them, while they run.
 
 A process is recognised by id, start time and command line, so that a file left behind by a crash, or an id that was
 given to somebody else, is never mistaken for it. The files are private (one holds an API key) and replaced in one move.

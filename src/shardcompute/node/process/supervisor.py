@@ -1,4 +1,4 @@
-"""Keeps the worker processes of this machine alive, and takes them along when it goes.
+"""Supervisor: keeps the worker processes of this machine alive, and takes them along when it goes.
 
 A child ends by itself once its standard input closes, which also happens when this process is killed: no worker
 is left behind. What children write to stderr goes to their log files. A child that dies is started again after a

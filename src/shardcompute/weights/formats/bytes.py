@@ -1,4 +1,4 @@
-"""Where the bytes of one file come from: anything with a name and a size that can be read at an offset.
+"""Byte sources of a file: anything with a name and a size that can be read at an offset.
 
 `read` gives exactly what was asked for or raises: `CorruptModelError` when the file ends earlier and
 `SourceError` when it cannot be read at all. Nothing is allocated before the range is known to lie inside the

@@ -1,4 +1,4 @@
-"""Weight matrices turned into the form that the operator asked for, on the way from the file to the kernels.
+"""Quantisation: weight matrices turned into the form that was asked for, on the way from the file to the kernels.
 
 `native` leaves a matrix as the file has it; `float32` widens it; `int8` and `int4` make blocks of 32; `mixed`
 is `int8` with the loudest input columns kept in 16 bit. Widths that a form's blocks do not divide take the

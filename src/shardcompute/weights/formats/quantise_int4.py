@@ -1,4 +1,4 @@
-"""Four-bit blocks fitted by weighted least squares: `w ≈ scale · (code − 8) + shift` in blocks of 32.
+"""int4 quantisation: blocks fitted by weighted least squares: `w ≈ scale · (code − 8) + shift` in blocks of 32.
 
 Each block tries a few widths of the grid; for each, the rounded weights decide the best scale and shift
 outright, and the width with the least error wins. Errors count by `importance`, one number for each input

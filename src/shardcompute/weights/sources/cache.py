@@ -1,4 +1,4 @@
-"""The models kept on this machine's disk.
+"""Model cache: the models kept on this machine's disk.
 
     models/
       org--repo@revision=QUANT/     one entry: the model's files and a manifest, shardcompute.json

@@ -1,4 +1,4 @@
-"""Which files of a repository or folder make the model, decided from their names alone.
+"""File selection: which files of a repository or folder make the model, decided from their names alone.
 
 Safetensors are preferred; a GGUF file is chosen when its quantisation is asked for or when there is nothing
 else. Pickled weights are never chosen: loading a pickle runs whatever code it holds. Names come from outside

@@ -1,4 +1,4 @@
-"""Writing large files so that a crash, a full disk or a second process leaves nothing half done.
+"""Atomic writes of large files, so that a crash, a full disk or a second process leaves nothing half done.
 
 `PartialFile` grows next to its destination and takes its name only when size and hash are right;
 `check_room` says no before a byte is written; `hold_lock` lets one process at a time through.

@@ -1,4 +1,4 @@
-"""How long work on bytes tells whoever watches: start, advance, finish, one task at a time."""
+"""Progress protocol: how long work on bytes tells whoever watches: start, advance, finish, one task at a time."""
 
 from __future__ import annotations
 

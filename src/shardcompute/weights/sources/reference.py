@@ -1,4 +1,4 @@
-"""How a user names a model, and what that name means.
+"""Model references: how a user names a model, and what that name means.
 
     smollm2 (or default, or nothing)   the embedded default model
     ./folder  /abs/folder  ~/folder    a local folder with config.json and safetensors, or with one GGUF file

@@ -1,4 +1,4 @@
-"""From a reference to a model's files, wherever they are.
+"""Resolution of a reference to a model's files, wherever they are.
 
 `resolve` finds a model and fetches what is missing; the `ModelFiles` it gives opens and reads files without
 saying whether they lie in a folder, in the cache or on the hub. `fetch="lazy"` leaves a hub model's weights

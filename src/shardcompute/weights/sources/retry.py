@@ -1,4 +1,4 @@
-"""Trying an HTTP request again when that can help, and saying what is wrong when it cannot."""
+"""HTTP retries: trying a request again when that can help, and saying what is wrong when it cannot."""
 
 from __future__ import annotations
 
