@@ -1,4 +1,4 @@
-"""`make test`: the test suite in two parts, what shares nothing side by side and what starts whole clusters one by one.
+"""`make test`: the test suite in two parts, what lives in its own process side by side, what starts others one by one.
 
 A failure in one part does not hide the other; what failed is named at the end. `--ci` adds the long suites in a small
 form, and runs once more what failed and is listed in tests/known_flaky.txt; whatever else fails has failed.
@@ -17,8 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 KNOWN_FLAKY = ROOT / "tests" / "known_flaky.txt"
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
-SIDE_BY_SIDE = ("tests/unit", "tests/property", "tests/parity")
-ONE_BY_ONE = ("tests/cluster", "tests/compat", "tests/docs", "tests/process", "tests/ui")
+SIDE_BY_SIDE = ("tests/unit", "tests/property", "tests/parity", "tests/cluster", "tests/compat")
+ONE_BY_ONE = ("tests/docs", "tests/process", "tests/ui")
 MOST_JOBS = 4
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 PASSED, FAILED = 0, 1

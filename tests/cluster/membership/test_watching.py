@@ -36,7 +36,9 @@ def test_a_request_is_found_in_the_logs_of_driver_and_stages(
     assert [str(fields["session"]) for fields in driver] == [view.session]
     stages = [fields for name, fields in marks if name == "stage_server" and "session" in fields]
     begun = [fields for fields in stages if "begins" in fields["message"]]
-    assert [str(fields["session"]) for fields in begun] == [view.session] * 2
+    # On both stages; again where one was taken for dead meanwhile.
+    assert {str(fields["session"]) for fields in begun} == {view.session}
+    assert len(begun) >= 2
     ends = [fields for name, fields in marks if name == "request_log"]
     assert [(fields["request"], fields["session"], fields["chain"]) for fields in ends] == [
         (view.id, view.session, view.chain)
