@@ -38,9 +38,10 @@ from shardcompute.control.actions import (
     DetachDriver,
     FenceChain,
     LoadShard,
-    PrepareStandby,
+    ProbeLink,
     ReleaseNode,
     ReportUnservable,
+    RetireChain,
     ShareMemory,
     UnloadShard,
 )
@@ -317,7 +318,6 @@ any_event: st.SearchStrategy[Event] = st.one_of(
     st.builds(happened.NodeLost, node_ids, incarnations, st.just("why"), times),
     st.builds(happened.NodeDrained, node_ids),
     st.builds(happened.NodeLeft, node_ids, incarnations),
-    st.builds(happened.TokenRevoked, st.just("t")),
     st.builds(happened.ModelRequested, st.sampled_from([make_model((1,) * 4), make_model((2,) * 3)])),
     st.builds(happened.ModelDropped, st.just("m")),
     st.builds(happened.ChainPlanned, chain_ids, st.just("m"), shapes),
@@ -328,10 +328,13 @@ any_event: st.SearchStrategy[Event] = st.one_of(
     st.builds(happened.ChainFenced, chain_ids, epochs),
     st.builds(happened.ChainBroken, chain_ids, epochs, st.just(1), st.just("why")),
     st.builds(happened.ChainRetired, chain_ids, st.just("why")),
+    st.builds(happened.ChainReleased, chain_ids),
+    st.builds(happened.LinkClosed, node_ids, node_ids, times),
+    st.builds(happened.LinkProbed, node_ids, node_ids, times),
     st.builds(happened.DriverAttached, chain_ids, epochs, node_ids, st.just(7), st.just(1)),
     st.builds(happened.DriverDetached, chain_ids, node_ids, st.just(7)),
     st.builds(happened.DriverPlaced, chain_ids, st.one_of(node_ids, st.just(""))),
-    st.builds(happened.DriverHostAvoided, chain_ids, node_ids, st.just(7)),
+    st.builds(happened.DriverHostFailed, chain_ids, node_ids, st.just(7)),
 )
 # A beginning after which the rest has something to bite on.
 SERVING: tuple[Event, ...] = (
@@ -379,10 +382,20 @@ def check_integrity(state: ClusterState) -> None:
             assert not chain.is_interrupted
             assert chain.connected_epoch == chain.epoch
             assert all(is_loaded(state, chain, stage) for stage in chain.stages)
+            assert chain.used_stages == chain.stages
         if chain.status == "broken":
             assert chain.is_interrupted
+        assert not set(chain.host_failures) & set(chain.avoided)
+        assert all(
+            chain.host_failures.count(node) < state.health.host_failures for node in chain.host_failures
+        )
     for a, row in state.links.items():
         assert all(a < b for b in row)
+        assert all(link.closed_by in (link.a, link.b) for link in row.values() if not link.is_open)
+    for each in state.link_breaks:
+        assert each.a < each.b
+        assert each.reporter in (each.a, each.b)
+        assert each.count > 0
 
 
 @settings(max_examples=200, deadline=None)
@@ -465,14 +478,18 @@ class Cluster:
                 before = self.state
                 self.tell(event)
                 assert self.state != before
-            case LoadShard() | PrepareStandby():
+            case LoadShard():
                 self._load(action)
-            case UnloadShard(node, life, chain, _, start, stop):
+            case UnloadShard(node, life, chain, start, stop):
                 self.tell(happened.ShardUnloaded(node, life, chain, start, stop))
-            case ConnectChain(chain, epoch):
+            case ConnectChain(chain=chain, epoch=epoch):
                 self.tell(happened.ChainConnected(chain, epoch))
-            case ActivateChain(chain, epoch):
+            case ActivateChain(chain=chain, epoch=epoch):
                 self.tell(happened.ChainReady(chain, epoch))
+            case RetireChain(chain):
+                self.tell(happened.ChainReleased(chain))
+            case ProbeLink(node, peer):
+                self.tell(happened.LinkProbed(node, peer, self.now_s))
             case FenceChain(chain, epoch):
                 self.tell(happened.ChainFenced(chain, epoch))
             case ReleaseNode(node, life):
@@ -490,7 +507,7 @@ class Cluster:
             current = [each.kv_tokens for each in chain.drivers if each.epoch == chain.epoch]
             assert sum(current) <= self.state.models[chain.model].model.kv_tokens
 
-    def _load(self, action: LoadShard | PrepareStandby) -> None:
+    def _load(self, action: LoadShard) -> None:
         node, life, span = action.node, action.incarnation, (action.start, action.stop)
         if self.failures.get(node, 0) > 0:
             self.failures[node] -= 1
@@ -536,6 +553,13 @@ class Cluster:
             assert sum(claims) <= node.memory_bytes
             assert all(shard.chain in self.state.chains for shard in node.shards)
         assert all(chain.status in ("ready", "broken") for chain in self.state.chains.values())
+        assert all(each.count < self.state.health.link_breaks for each in self.state.link_breaks)
+        for link in (link for row in self.state.links.values() for link in row.values() if not link.is_open):
+            ends = {link.a, link.b} - {self.state.driver}
+            nodes = [self.state.nodes[end] for end in ends if end in self.state.nodes]
+            are_there = len(nodes) == len(ends) and all(node.is_answering for node in nodes)
+            is_due = are_there and self.now_s >= link.probe_at_s
+            assert not is_due, "a closed link is never left alone for good"
         for chain in self.state.live_chains():
             if chain.status == "ready":
                 self._check_drivers(chain)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from shardcompute.control.actions import Action, Record
 from shardcompute.control.events import Event, decode_event, encode_event, is_journalled
 from shardcompute.control.explain import ModelReport, explain_plan, report_models
-from shardcompute.control.health import needs_rejoin, next_deadline_s, next_health_events
+from shardcompute.control.health import needs_rejoin
 from shardcompute.control.node_transitions import next_incarnation
 from shardcompute.control.placement.cost_model import NodeCapacity, Request
 from shardcompute.control.placement.place import Placement, Unplaceable, place, place_chains
@@ -48,8 +48,6 @@ __all__ = [
     "needs_rejoin",
     "next_actions",
     "next_commands",
-    "next_deadline_s",
-    "next_health_events",
     "next_incarnation",
     "place",
     "place_chains",

@@ -1,14 +1,18 @@
 """What to do next, in the imperative. Actions are hashable values; each says who does it.
 
 The same action comes out of `next_actions` until an event says that it was done, so the shell remembers the
-`key` of what it has under way and starts each once.
+`identity` of what it has under way and starts each once.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct
+from msgspec.structs import replace
 
 from shardcompute.control.events import Event
+from shardcompute.control.state import Assignment
 
 
 class Source(Struct, frozen=True):
@@ -32,21 +36,19 @@ class Record(Struct, frozen=True, tag=True):
 
     event: Event
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        return ("record", self.event)
+
+class RetireChain(Struct, frozen=True, tag=True):
+    """Tell all drivers that this chain will not come back; then `ChainReleased`."""
+
+    chain: str
 
 
 class FenceChain(Struct, frozen=True, tag=True):
-    """Tell the driver and these nodes to drop frames of this epoch and earlier; then `ChainFenced`."""
+    """Tell all drivers and these nodes to drop frames of this epoch and earlier; then `ChainFenced`."""
 
     chain: str
     epoch: int
     nodes: tuple[str, ...]
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        return ("fence", self.chain, self.epoch)
 
 
 class UnloadShard(Struct, frozen=True, tag=True):
@@ -55,36 +57,12 @@ class UnloadShard(Struct, frozen=True, tag=True):
     node: str
     incarnation: int
     chain: str
-    model: str
     start: int
     stop: int
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        return ("unload", self.node, self.incarnation, self.chain, self.start, self.stop)
 
-
-class LoadShard(Struct, frozen=True, tag=True):
-    """Tell the node to load these layers; then `ShardLoaded` or `ShardFailed`."""
-
-    node: str
-    incarnation: int
-    chain: str
-    epoch: int
-    model: str
-    start: int
-    stop: int
-    size_bytes: int
-    sources: tuple[Source, ...]
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        # Neither the epoch nor new sources make a load that is under way another load.
-        return ("load", self.node, self.incarnation, self.chain, self.start, self.stop)
-
-
-class PrepareStandby(Struct, frozen=True, tag=True):
-    """Like `LoadShard`, in the background: the chain serves without it."""
+class LoadShard(Struct, frozen=True, tag=True, kw_only=True):
+    """Tell the node to load these layers; then `ShardLoaded` or `ShardFailed`. Without a standby's the chain serves."""
 
     node: str
     incarnation: int
@@ -94,74 +72,58 @@ class PrepareStandby(Struct, frozen=True, tag=True):
     stop: int
     size_bytes: int
     sources: tuple[Source, ...]
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        return ("load", self.node, self.incarnation, self.chain, self.start, self.stop)
+    is_standby: bool = False
 
 
-class ConnectChain(Struct, frozen=True, tag=True):
+class ConnectChain(Struct, frozen=True, tag=True, kw_only=True):
     """Open the links driver → stages in order → driver for this epoch; then `ChainConnected`.
 
-    Where a link does not open: `LinkBroken` to try again in a new epoch, or `LinkMeasured` with
-    `is_open=False` to plan around it.
+    Where a link does not open: `LinkBroken` to try again in a new epoch.
     """
 
     chain: str
     epoch: int
     model: str
-    driver: str
     stages: tuple[StageAddress, ...]
-    kv_tokens: int = 0
-    """The driver's share of the KV memory."""
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        return ("connect", self.chain, self.epoch)
+    used_stages: tuple[Assignment, ...]
+    """The last shape that was in use, with whose sessions this one may go on."""
+    kv_tokens: int
+    """The share of the coordinator's own driver of the KV memory."""
 
 
-class ActivateChain(Struct, frozen=True, tag=True):
-    """Tell the driver to use this epoch, replaying sessions where it must; then `ChainReady`."""
+class ActivateChain(Struct, frozen=True, tag=True, kw_only=True):
+    """Tell the coordinator's own driver to use this epoch, replaying sessions where it must; then `ChainReady`."""
 
     chain: str
     epoch: int
     model: str
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        return ("activate", self.chain, self.epoch)
+    stages: tuple[StageAddress, ...]
+    kv_tokens: int
 
 
-class AttachDriver(Struct, frozen=True, tag=True):
-    """Let a driver on another machine use a chain that serves, beside the others; then `DriverAttached`."""
+class AttachDriver(Struct, frozen=True, tag=True, kw_only=True):
+    """Let a driver on another machine use a chain that serves, beside the others; then `DriverAttached`, or, of a
+    worker that hosts it in the coordinator's place, perhaps `DriverHostFailed`."""
 
     chain: str
     epoch: int
     model: str
     driver: str
-    address: str
     session_namespace: int
     kv_tokens: int
-    is_hosted: bool = False
-    """It is a worker that hosts the driver in the coordinator's place."""
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        return ("attach", self.chain, self.epoch, self.driver, self.session_namespace)
+    stages: tuple[StageAddress, ...]
+    is_hosted: bool
 
 
 class ShareMemory(Struct, frozen=True, tag=True):
-    """Give a driver that uses a chain another share of its KV memory; then `DriverAttached`."""
+    """Give a driver that uses a chain another share of its stages' KV memory; then `DriverAttached`."""
 
     chain: str
     epoch: int
     driver: str
     session_namespace: int
     kv_tokens: int
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        return ("share", self.chain, self.epoch, self.driver, self.session_namespace, self.kv_tokens)
+    nodes: tuple[str, ...]
 
 
 class DetachDriver(Struct, frozen=True, tag=True):
@@ -173,9 +135,12 @@ class DetachDriver(Struct, frozen=True, tag=True):
     session_namespace: int
     nodes: tuple[str, ...]
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        return ("detach", self.chain, self.epoch, self.driver, self.session_namespace)
+
+class ProbeLink(Struct, frozen=True, tag=True):
+    """Have a node see whether its closed link to a peer is back; then `LinkProbed`, after `LinkMeasured` if it is."""
+
+    node: str
+    peer: str
 
 
 class ReleaseNode(Struct, frozen=True, tag=True):
@@ -184,34 +149,46 @@ class ReleaseNode(Struct, frozen=True, tag=True):
     node: str
     incarnation: int
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        return ("release", self.node, self.incarnation)
-
 
 class ReportUnservable(Struct, frozen=True, tag=True):
-    """Tell people that a model (or another chain of it) cannot be served, and what is missing."""
+    """Tell a driver that a model (or another chain of it) cannot be served, and what is missing."""
 
+    driver: str
+    session_namespace: int
     model: str
     missing_bytes: int
     reasons: tuple[str, ...]
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        return ("unservable", self.model, self.missing_bytes)
-
 
 Action = (
     Record
+    | RetireChain
     | FenceChain
     | UnloadShard
     | LoadShard
-    | PrepareStandby
     | ConnectChain
     | ActivateChain
     | AttachDriver
     | ShareMemory
     | DetachDriver
+    | ProbeLink
     | ReleaseNode
     | ReportUnservable
 )
+
+_VARYING: dict[type, dict[str, Any]] = {
+    LoadShard: {"sources": (), "is_standby": False},
+    ConnectChain: {"stages": (), "kv_tokens": 0},
+    ActivateChain: {"stages": ()},
+    AttachDriver: {"stages": (), "kv_tokens": 0},
+    ReportUnservable: {"reasons": ()},
+}
+"""What may change while an action is under way without making it another one: other machines can serve the bytes too,
+a standby was promoted, a machine came back at another address, the memory is shared with one driver more (which gets
+its own `ShareMemory`), or the same want is put into other words."""
+
+
+def identity(action: Action) -> Action:
+    """The action without what may vary while it is under way."""
+    varying = _VARYING.get(type(action))
+    return action if varying is None else replace(action, **varying)

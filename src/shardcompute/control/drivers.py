@@ -13,7 +13,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from shardcompute.control.actions import Action, AttachDriver, DetachDriver, ShareMemory
+from shardcompute.control.actions import Action, AttachDriver, DetachDriver, ShareMemory, StageAddress
 from shardcompute.control.driver_placement import HOME, ring_s
 from shardcompute.control.state import Attachment, Chain, ClusterState, Node
 from shardcompute.control.state_updates import with_chain
@@ -51,6 +51,27 @@ def kv_share(state: ClusterState, chain: Chain, driver: str) -> int:
     return model.kv_tokens - own - even * (len(others) - 1) if driver == chain.driver_host else even
 
 
+def own_kv_tokens(state: ClusterState, chain: Chain) -> int:
+    """KV tokens that the stages of a connected chain keep for the coordinator's own driver."""
+    own = (each.kv_tokens for each in chain.drivers if each.driver == state.driver)
+    return next(own, kv_share(state, chain, state.driver))
+
+
+def all_drivers(state: ClusterState) -> list[tuple[str, int]]:
+    """Everybody who drives, or may, with the namespace of its sessions: the coordinator's own driver (0), those in
+    processes of their own, and workers that can host one."""
+    nodes = [state.nodes[id] for id in sorted(state.nodes)]
+    others = [(n.id, n.session_namespace) for n in nodes if n.is_live and (n.can_drive or n.can_host)]
+    return [(state.driver, 0), *others]
+
+
+def stage_addresses(state: ClusterState, chain: Chain) -> tuple[StageAddress, ...]:
+    return tuple(
+        StageAddress(stage.node, state.nodes[stage.node].address, stage.start, stage.stop)
+        for stage in chain.stages
+    )
+
+
 def driver_commands(state: ClusterState) -> Iterator[Action]:
     """What is to be done for every driver to use every chain that serves."""
     for chain in state.live_chains():
@@ -67,23 +88,27 @@ def _commands_of(state: ClusterState, chain: Chain) -> Iterator[Action]:
     for each in gone:
         yield DetachDriver(chain.id, chain.epoch, each.driver, each.session_namespace, chain.nodes)
     for each in greedy:
-        yield ShareMemory(chain.id, chain.epoch, each.driver, each.session_namespace, shares[each.driver])
+        yield ShareMemory(
+            chain.id, chain.epoch, each.driver, each.session_namespace, shares[each.driver], chain.nodes
+        )
     if gone or greedy:
         return
     for each in current:
         if each.kv_tokens < shares[each.driver]:
-            yield ShareMemory(chain.id, chain.epoch, each.driver, each.session_namespace, shares[each.driver])
+            yield ShareMemory(
+                chain.id, chain.epoch, each.driver, each.session_namespace, shares[each.driver], chain.nodes
+            )
     attached = {(each.driver, each.session_namespace) for each in current}
     for node in beside:
         if node.is_answering and (node.id, node.session_namespace) not in attached:
             yield AttachDriver(
-                chain.id,
-                chain.epoch,
-                chain.model,
-                node.id,
-                node.address,
-                node.session_namespace,
-                shares[node.id],
+                chain=chain.id,
+                epoch=chain.epoch,
+                model=chain.model,
+                driver=node.id,
+                session_namespace=node.session_namespace,
+                kv_tokens=shares[node.id],
+                stages=stage_addresses(state, chain),
                 is_hosted=node.can_work,
             )
 

@@ -85,6 +85,23 @@ class LinkBroken(Struct, frozen=True, tag=True):
     now_s: float
 
 
+class LinkClosed(Struct, frozen=True, tag=True):
+    """`reporter` could not reach `node` again and again: nothing is planned across this link until a probe finds it
+    open."""
+
+    reporter: str
+    node: str
+    now_s: float
+
+
+class LinkProbed(Struct, frozen=True, tag=True):
+    """Somebody has tried a closed link; if that got through, `LinkMeasured` came before."""
+
+    a: str
+    b: str
+    now_s: float
+
+
 class NodeSuspected(Struct, frozen=True, tag=True):
     node: str
     incarnation: int
@@ -110,10 +127,6 @@ class NodeLeft(Struct, frozen=True, tag=True):
 
     node: str
     incarnation: int
-
-
-class TokenRevoked(Struct, frozen=True, tag=True):
-    token_id: str
 
 
 class ModelRequested(Struct, frozen=True, tag=True):
@@ -187,18 +200,19 @@ class ShardUnloaded(Struct, frozen=True, tag=True):
 
 
 class ChainConnected(Struct, frozen=True, tag=True):
-    """All links of this epoch are open."""
-
-    chain: str
-    epoch: int
-
-
-class ChainReady(Struct, frozen=True, tag=True):
-    """The driver uses this epoch, with KV for `kv_tokens` (0: its share as of now)."""
+    """All links of this epoch are open; its stages keep KV for `kv_tokens` of the coordinator's own driver (0: its
+    share as of now)."""
 
     chain: str
     epoch: int
     kv_tokens: int = 0
+
+
+class ChainReady(Struct, frozen=True, tag=True):
+    """The coordinator's own driver uses this epoch."""
+
+    chain: str
+    epoch: int
 
 
 class DriverAttached(Struct, frozen=True, tag=True):
@@ -227,13 +241,13 @@ class DriverPlaced(Struct, frozen=True, tag=True):
     reason: str = ""
 
 
-class DriverHostAvoided(Struct, frozen=True, tag=True):
-    """This worker could not host the chain's driver, whose sessions would have had this namespace."""
+class DriverHostFailed(Struct, frozen=True, tag=True):
+    """This worker could not host the chain's driver, whose sessions would have had this namespace; after some times
+    in a row it is not asked any more."""
 
     chain: str
     node: str
     session_namespace: int
-    reason: str = ""
 
 
 class ChainFenced(Struct, frozen=True, tag=True):
@@ -257,6 +271,12 @@ class ChainRetired(Struct, frozen=True, tag=True):
     reason: str
 
 
+class ChainReleased(Struct, frozen=True, tag=True):
+    """All drivers were told that a retired chain will not come back."""
+
+    chain: str
+
+
 Event = (
     CoordinatorStarted
     | StateRemembered
@@ -265,11 +285,12 @@ Event = (
     | NodeMeasured
     | LinkMeasured
     | LinkBroken
+    | LinkClosed
+    | LinkProbed
     | NodeSuspected
     | NodeLost
     | NodeDrained
     | NodeLeft
-    | TokenRevoked
     | ModelRequested
     | ModelDropped
     | ChainPlanned
@@ -286,13 +307,23 @@ Event = (
     | ChainFenced
     | ChainBroken
     | ChainRetired
+    | ChainReleased
     | DriverPlaced
-    | DriverHostAvoided
+    | DriverHostFailed
 )
 
 # Suspicion is undone by heartbeats, which are not written down, so neither is suspicion. Drivers are attached anew
-# after a restart, when all chains are connected anew.
-_FLEETING = (NodeSeen, NodeSuspected, ShardProgressed, DriverAttached, DriverDetached, DriverHostAvoided)
+# after a restart, when all chains are connected anew, told again of chains that are retired, and closed links probed.
+_FLEETING = (
+    NodeSeen,
+    NodeSuspected,
+    ShardProgressed,
+    LinkProbed,
+    DriverAttached,
+    DriverDetached,
+    DriverHostFailed,
+    ChainReleased,
+)
 
 
 def is_journalled(event: Event) -> bool:

@@ -44,16 +44,3 @@ def needs_rejoin(state: ClusterState, node_id: str, incarnation: int) -> bool:
     """True when a heartbeat of this life means nothing to us: tell the node to join anew."""
     node = state.nodes.get(node_id)
     return node is None or not node.is_live or node.incarnation != incarnation
-
-
-def next_deadline_s(state: ClusterState, now_s: float) -> float | None:
-    """When `next_actions` should be asked again if nothing happens before; None: only after an event."""
-    times: list[float] = []
-    for node in state.nodes.values():
-        if node.is_live:
-            suspected_s = node.last_seen_s + state.health.suspect_after_s
-            given_up_s = node.last_seen_s + state.health.given_up_after_s
-            lost_s = node.lease_until_s if node.lease_until_s > now_s else max(given_up_s, now_s)
-            times.append(lost_s if node.status == "suspected" else suspected_s)
-            times.extend(refusal.until_s for refusal in node.refusals if refusal.until_s > now_s)
-    return min(times, default=None)

@@ -1,4 +1,4 @@
-"""How events about nodes and links change the state."""
+"""How events about nodes change the state."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from typing import Any
 from msgspec.structs import replace
 
 from shardcompute.control import events as happened
-from shardcompute.control.drivers import loosen_drivers
-from shardcompute.control.policy import HealthPolicy
-from shardcompute.control.state import (
-    COORDINATOR,
-    ClusterState,
-    LayerTime,
-    MeasuredLink,
-    Node,
-    NodeStatus,
-    hops,
-    is_loaded,
+from shardcompute.control.link_transitions import begin_links_anew
+from shardcompute.control.state import ClusterState, LayerTime, Node, NodeStatus, is_loaded
+from shardcompute.control.state_updates import (
+    claimed_bytes,
+    interrupt,
+    live_node,
+    trim_standbys,
+    with_chain,
+    with_node,
 )
-from shardcompute.control.state_updates import claimed_bytes, interrupt, live_node, trim_standbys, with_node
 
 
 def next_incarnation(state: ClusterState, node_id: str) -> int:
@@ -137,49 +134,6 @@ def _measure_node(state: ClusterState, event: happened.NodeMeasured) -> ClusterS
     return with_node(state, node)
 
 
-def _measure_link(state: ClusterState, event: happened.LinkMeasured) -> ClusterState:
-    if event.a == event.b or event.rtt_s < 0 or event.bytes_per_s <= 0:
-        return state
-    a, b = sorted((event.a, event.b))
-    link = MeasuredLink(a, b, event.rtt_s, event.bytes_per_s, event.is_open)
-    state = replace(state, links={**state.links, a: {**state.links.get(a, {}), b: link}})
-    return state if event.is_open else _interrupt_across(state, a, b, f"{a} and {b} cannot reach each other")
-
-
-def _break_link(state: ClusterState, event: happened.LinkBroken) -> ClusterState:
-    node = live_node(state, event.node)
-    if node is None:
-        return state
-    if event.reporter == event.node:
-        return loosen_drivers(state, event.reporter, event.node)
-    is_known = event.reporter in (COORDINATOR, state.driver)
-    if not is_known and live_node(state, event.reporter) is None:
-        return state
-    node = _accuse(node, event.reporter, state.health, event.now_s)
-    state = loosen_drivers(state, event.reporter, event.node)
-    reason = f"the link between {event.reporter} and {event.node} broke"
-    return _interrupt_across(with_node(state, node), event.reporter, event.node, reason)
-
-
-def _accuse(node: Node, reporter: str, health: HealthPolicy, now_s: float) -> Node:
-    """A control link that alone was reset leaves the machine as long as silence would to dial again: meanwhile its
-    chains go on. Whoever cannot be reached by others either is most likely dead."""
-    accusers = tuple(sorted({*node.accusers, reporter}))
-    lease_until_s = node.lease_until_s
-    if reporter == COORDINATOR:
-        lease_until_s = max(lease_until_s, now_s + health.lost_after_s)
-    if COORDINATOR in accusers and len(accusers) > 1:
-        lease_until_s = min(lease_until_s, now_s + health.lost_after_reset_s)
-    return replace(node, accusers=accusers, lease_until_s=lease_until_s)
-
-
-def _interrupt_across(state: ClusterState, a: str, b: str, reason: str) -> ClusterState:
-    for chain in state.live_chains():
-        if any({a, b} == set(hop) for hop in hops(state, chain)):
-            state = interrupt(state, chain, reason)
-    return state
-
-
 def _suspect(state: ClusterState, event: happened.NodeSuspected) -> ClusterState:
     node = live_node(state, event.node, event.incarnation)
     if node is None:
@@ -248,9 +202,10 @@ def _restart(state: ClusterState, event: happened.CoordinatorStarted) -> Cluster
         else node
         for id, node in state.nodes.items()
     }
-    state = replace(state, nodes=nodes)
+    state = begin_links_anew(replace(state, nodes=nodes), event.now_s)
     for chain in state.live_chains():
-        state = interrupt(state, chain, "the coordinator restarted")
+        state = with_chain(state, replace(chain, used_stages=(), host_failures=()))
+        state = interrupt(state, state.chains[chain.id], "the coordinator restarted")
     return state
 
 
@@ -259,8 +214,6 @@ MEMBERSHIP: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     happened.NodeJoined: _join,
     happened.NodeSeen: _see,
     happened.NodeMeasured: _measure_node,
-    happened.LinkMeasured: _measure_link,
-    happened.LinkBroken: _break_link,
     happened.NodeSuspected: _suspect,
     happened.NodeLost: _lose,
     happened.NodeDrained: _drain,

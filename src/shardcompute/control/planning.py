@@ -15,12 +15,11 @@ from shardcompute.control.actions import (
     ConnectChain,
     FenceChain,
     LoadShard,
-    PrepareStandby,
     Record,
     ReleaseNode,
     ReportUnservable,
+    RetireChain,
     Source,
-    StageAddress,
     UnloadShard,
 )
 from shardcompute.control.decisions import (
@@ -33,14 +32,22 @@ from shardcompute.control.decisions import (
     who_is_in_doubt,
 )
 from shardcompute.control.driver_placement import where_a_driver_belongs
-from shardcompute.control.drivers import driver_commands, kv_share
+from shardcompute.control.drivers import (
+    all_drivers,
+    driver_commands,
+    kv_share,
+    own_kv_tokens,
+    stage_addresses,
+)
 from shardcompute.control.events import Event
+from shardcompute.control.link_transitions import probe_commands, which_link_fails
 from shardcompute.control.placement.place import Unplaceable
 from shardcompute.control.sizes import memory_of
 from shardcompute.control.state import Assignment, Chain, ClusterState, Node, is_loaded
 from shardcompute.control.transitions import apply
 
 _QUESTIONS: tuple[Callable[[ClusterState, float], Event | None], ...] = (
+    which_link_fails,
     who_is_in_doubt,
     which_chain_is_surplus,
     which_chain_needs_repair,
@@ -77,6 +84,7 @@ def decide(state: ClusterState, now_s: float) -> tuple[ClusterState, list[Event]
 def next_commands(state: ClusterState, now_s: float) -> list[Action]:
     """What others must do for the state to become what was decided."""
     return [
+        *_retirements(state),
         *_fences(state),
         *_unloads(state),
         *_loads(state),
@@ -84,9 +92,16 @@ def next_commands(state: ClusterState, now_s: float) -> list[Action]:
         *_activations(state),
         *driver_commands(state),
         *_preparations(state),
+        *probe_commands(state, now_s),
         *_releases(state),
         *_reports(state, now_s),
     ]
+
+
+def _retirements(state: ClusterState) -> Iterator[Action]:
+    for id in sorted(state.chains):
+        if not (state.chains[id].is_live or state.chains[id].is_released):
+            yield RetireChain(id)
 
 
 def _fences(state: ClusterState) -> Iterator[Action]:
@@ -111,9 +126,7 @@ def _unloads(state: ClusterState) -> Iterator[Action]:
     for node in _answering(state):
         for shard in node.shards:
             if not _is_claimed(state, node, shard.chain, shard.start, shard.stop):
-                yield UnloadShard(
-                    node.id, node.incarnation, shard.chain, shard.model, shard.start, shard.stop
-                )
+                yield UnloadShard(node.id, node.incarnation, shard.chain, shard.start, shard.stop)
 
 
 def _answering(state: ClusterState) -> list[Node]:
@@ -137,41 +150,34 @@ def _has_room(state: ClusterState, node: Node) -> bool:
 
 def _loads(state: ClusterState) -> Iterator[Action]:
     for chain in state.live_chains():
-        if chain.is_interrupted:
-            continue
-        for stage in chain.stages:
-            node = state.nodes[stage.node]
-            if node.is_answering and not is_loaded(state, chain, stage) and _has_room(state, node):
-                yield LoadShard(
-                    node.id,
-                    node.incarnation,
-                    chain.id,
-                    chain.epoch,
-                    chain.model,
-                    stage.start,
-                    stage.stop,
-                    memory_of(state.models[chain.model].model, stage),
-                    _sources(state, chain.model, stage),
-                )
+        if not chain.is_interrupted:
+            for stage in chain.stages:
+                yield from _load(state, chain, stage)
 
 
 def _preparations(state: ClusterState) -> Iterator[Action]:
     for chain in state.live_chains():
-        if chain.status != "ready":
-            continue
-        for standby in chain.standbys:
-            node = state.nodes[standby.node]
-            if node.is_answering and not is_loaded(state, chain, standby) and _has_room(state, node):
-                yield PrepareStandby(
-                    node.id,
-                    node.incarnation,
-                    chain.id,
-                    chain.model,
-                    standby.start,
-                    standby.stop,
-                    memory_of(state.models[chain.model].model, standby),
-                    _sources(state, chain.model, standby),
-                )
+        if chain.status == "ready":
+            for standby in chain.standbys:
+                yield from _load(state, chain, standby, is_standby=True)
+
+
+def _load(
+    state: ClusterState, chain: Chain, wanted: Assignment, *, is_standby: bool = False
+) -> Iterator[Action]:
+    node = state.nodes[wanted.node]
+    if node.is_answering and not is_loaded(state, chain, wanted) and _has_room(state, node):
+        yield LoadShard(
+            node=node.id,
+            incarnation=node.incarnation,
+            chain=chain.id,
+            model=chain.model,
+            start=wanted.start,
+            stop=wanted.stop,
+            size_bytes=memory_of(state.models[chain.model].model, wanted),
+            sources=_sources(state, chain.model, wanted),
+            is_standby=is_standby,
+        )
 
 
 def _sources(state: ClusterState, model: str, wanted: Assignment) -> tuple[Source, ...]:
@@ -195,19 +201,27 @@ def _can_run(state: ClusterState, chain: Chain) -> bool:
 def _connections(state: ClusterState) -> Iterator[Action]:
     for chain in state.live_chains():
         if chain.connected_epoch < chain.epoch and _can_run(state, chain):
-            stages = tuple(
-                StageAddress(stage.node, state.nodes[stage.node].address, stage.start, stage.stop)
-                for stage in chain.stages
+            yield ConnectChain(
+                chain=chain.id,
+                epoch=chain.epoch,
+                model=chain.model,
+                stages=stage_addresses(state, chain),
+                used_stages=chain.used_stages,
+                kv_tokens=kv_share(state, chain, state.driver),
             )
-            share = kv_share(state, chain, state.driver)
-            yield ConnectChain(chain.id, chain.epoch, chain.model, state.driver, stages, share)
 
 
 def _activations(state: ClusterState) -> Iterator[Action]:
     for chain in state.live_chains():
         is_connected = chain.connected_epoch == chain.epoch
         if is_connected and chain.status != "ready" and _can_run(state, chain):
-            yield ActivateChain(chain.id, chain.epoch, chain.model)
+            yield ActivateChain(
+                chain=chain.id,
+                epoch=chain.epoch,
+                model=chain.model,
+                stages=stage_addresses(state, chain),
+                kv_tokens=own_kv_tokens(state, chain),
+            )
 
 
 def _releases(state: ClusterState) -> Iterator[Action]:
@@ -224,11 +238,14 @@ def _reports(state: ClusterState, now_s: float) -> Iterator[Action]:
         requested, chains = state.models[name], state.live_chains(name)
         if not requested.is_wanted:
             continue
-        for chain in chains:
-            if chain.status == "broken":
-                yield ReportUnservable(name, chain.missing_bytes, (chain.reason,))
+        wants: list[tuple[int, tuple[str, ...]]] = [
+            (chain.missing_bytes, (chain.reason,)) for chain in chains if chain.status == "broken"
+        ]
         missing = requested.chain_count - len(chains)
         if missing > 0:
             placement = place_next_chain(state, name, missing, now_s)
             if isinstance(placement, Unplaceable):
-                yield ReportUnservable(name, placement.missing_bytes, placement.reasons)
+                wants.append((placement.missing_bytes, placement.reasons))
+        for driver, namespace in all_drivers(state):
+            for missing_bytes, reasons in wants:
+                yield ReportUnservable(driver, namespace, name, missing_bytes, reasons)

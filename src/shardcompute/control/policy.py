@@ -28,6 +28,12 @@ class HealthPolicy(Struct, frozen=True):
     retry_after_s: float = 30.0
     """How long a machine that failed to load a model is left alone; doubles with each failure."""
     retry_limit_s: float = 3600.0
+    link_breaks: int = 3
+    """So often in a row a link may interrupt chains before it counts as closed."""
+    probe_after_s: float = 30.0
+    """How long a closed link is left alone before it is tried again."""
+    host_failures: int = 5
+    """So often in a row a worker may fail to host a chain's driver before others are tried."""
 
 
 class PlacementPolicy(Struct, frozen=True):

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from shardcompute.control.policy import HealthPolicy, PlacementPolicy
 
-NodeRole = Literal["worker", "driver", "both"]
+NodeRole = Literal["worker", "driver"]
 NodeStatus = Literal["joining", "ready", "suspected", "lost", "draining", "gone"]
 ChainStatus = Literal["planned", "loading", "ready", "recovering", "broken", "retired"]
 
@@ -106,7 +106,7 @@ class Node(Struct, frozen=True, kw_only=True):
 
     @property
     def can_work(self) -> bool:
-        return self.role in ("worker", "both")
+        return self.role == "worker"
 
     @property
     def can_drive(self) -> bool:
@@ -132,6 +132,19 @@ class MeasuredLink(Struct, frozen=True):
     rtt_s: float
     bytes_per_s: float
     is_open: bool = True
+    closed_by: str = ""
+    """Of a closed link: the end that could not reach the other, and is to try again."""
+    probe_at_s: float = 0.0
+    """Of a closed link: when it is to be tried next."""
+
+
+class LinkBreaks(Struct, frozen=True):
+    """How often the link between two nodes, `a < b`, interrupted a chain without having carried one in between."""
+
+    a: str
+    b: str
+    count: int
+    reporter: str
 
 
 class Model(Struct, frozen=True, kw_only=True):
@@ -204,6 +217,13 @@ class Chain(Struct, frozen=True, kw_only=True):
     """The worker that hosts the chain's driver; "": it sits with the coordinator."""
     avoided: tuple[str, ...] = ()
     """Workers that were to host it in this shape, and could not."""
+    host_failures: tuple[str, ...] = ()
+    """Workers that failed to host it, once for each time in a row."""
+    used_stages: tuple[Assignment, ...] = ()
+    """The shape that its drivers have last used, with whose sessions the next one may go on. Nothing after a restart:
+    the sessions of the coordinator's own driver ended with its process, and what stages hold of them must be freed."""
+    is_released: bool = False
+    """Of a retired chain: all drivers were told that it will not come back."""
 
     @property
     def is_live(self) -> bool:
@@ -233,7 +253,8 @@ class ClusterState(Struct, frozen=True, kw_only=True):
     models: dict[str, RequestedModel] = {}
     chains: dict[str, Chain] = {}
     chains_planned: int = 0
-    revoked_tokens: tuple[str, ...] = ()
+    link_breaks: tuple[LinkBreaks, ...] = ()
+    """Of links that are in trouble now; a restart begins anew."""
 
     def link(self, a: str, b: str) -> MeasuredLink | None:
         first, second = sorted((a, b))

@@ -42,7 +42,7 @@ def forget_retired(state: ClusterState) -> ClusterState:
     chains = {
         id: chain
         for id, chain in state.chains.items()
-        if chain.is_live or id in held or chain.fenced_epoch < chain.epoch_to_fence
+        if chain.is_live or not chain.is_released or id in held or chain.fenced_epoch < chain.epoch_to_fence
     }
     used = {chain.model for chain in chains.values()}
     models = {name: entry for name, entry in state.models.items() if entry.is_wanted or name in used}

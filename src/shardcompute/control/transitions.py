@@ -14,11 +14,20 @@ from msgspec.structs import replace
 
 from shardcompute.control import events as happened
 from shardcompute.control.driver_placement import HOME
-from shardcompute.control.drivers import kv_share, with_attachment
+from shardcompute.control.drivers import kv_share, own_kv_tokens, with_attachment
 from shardcompute.control.events import Event
+from shardcompute.control.link_transitions import LINKS, without_breaks
 from shardcompute.control.node_transitions import MEMBERSHIP
 from shardcompute.control.shard_transitions import SHARDS
-from shardcompute.control.state import Attachment, Chain, ClusterState, RequestedModel, covers, is_loaded
+from shardcompute.control.state import (
+    Attachment,
+    Chain,
+    ClusterState,
+    RequestedModel,
+    covers,
+    hops,
+    is_loaded,
+)
 from shardcompute.control.state_updates import (
     forget_retired,
     live_node,
@@ -80,6 +89,7 @@ def _reshape(state: ClusterState, event: happened.ChainReshaped) -> ClusterState
         reason=event.reason,
         missing_bytes=0,
         avoided=(),
+        host_failures=(),
     )
     return trim_standbys(with_chain(state, reshaped)) if _is_sound(state, reshaped) else state
 
@@ -108,6 +118,9 @@ def _connect(state: ClusterState, event: happened.ChainConnected) -> ClusterStat
     chain = _current(state, event.chain, event.epoch)
     if chain is None or not all(is_loaded(state, chain, stage) for stage in chain.stages):
         return state
+    # The coordinator's own driver is expected by the stages, and does not use this epoch yet.
+    share = event.kv_tokens or kv_share(state, chain, state.driver)
+    chain = with_attachment(chain, Attachment(state.driver, 0, 0, share))
     return with_chain(state, replace(chain, connected_epoch=event.epoch))
 
 
@@ -115,9 +128,9 @@ def _make_ready(state: ClusterState, event: happened.ChainReady) -> ClusterState
     chain = _current(state, event.chain, event.epoch)
     if chain is None or chain.connected_epoch != event.epoch:
         return state
-    share = event.kv_tokens or kv_share(state, chain, state.driver)
-    own = Attachment(state.driver, 0, event.epoch, share)
-    return with_chain(state, with_attachment(replace(chain, status="ready", missing_bytes=0), own))
+    own = Attachment(state.driver, 0, event.epoch, own_kv_tokens(state, chain))
+    ready = replace(chain, status="ready", missing_bytes=0, used_stages=chain.stages)
+    return without_breaks(with_chain(state, with_attachment(ready, own)), hops(state, chain))
 
 
 def _attach(state: ClusterState, event: happened.DriverAttached) -> ClusterState:
@@ -125,7 +138,8 @@ def _attach(state: ClusterState, event: happened.DriverAttached) -> ClusterState
     if chain is None or not chain.is_live or event.epoch > chain.epoch:
         return state
     attachment = Attachment(event.driver, event.session_namespace, event.epoch, event.kv_tokens)
-    return with_chain(state, with_attachment(chain, attachment))
+    failures = tuple(node for node in chain.host_failures if node != event.driver)
+    return with_chain(state, with_attachment(replace(chain, host_failures=failures), attachment))
 
 
 def _detach(state: ClusterState, event: happened.DriverDetached) -> ClusterState:
@@ -147,10 +161,14 @@ def _place_driver(state: ClusterState, event: happened.DriverPlaced) -> ClusterS
     return with_chain(state, replace(chain, driver_host=event.node))
 
 
-def _avoid(state: ClusterState, event: happened.DriverHostAvoided) -> ClusterState:
+def _fail_host(state: ClusterState, event: happened.DriverHostFailed) -> ClusterState:
     chain = state.chains.get(event.chain)
     if chain is None or not chain.is_live:
         return state
+    failures = (*chain.host_failures, event.node)
+    if failures.count(event.node) < state.health.host_failures:
+        return with_chain(state, replace(chain, host_failures=failures))
+    chain = replace(chain, host_failures=tuple(node for node in failures if node != event.node))
     # Some stages may have let it in.
     place = (event.node, event.session_namespace)
     if all((each.driver, each.session_namespace) != place for each in chain.drivers):
@@ -186,17 +204,21 @@ def _retire(state: ClusterState, event: happened.ChainRetired) -> ClusterState:
     return state if chain is None or not chain.is_live else retire(state, chain, event.reason)
 
 
+def _release(state: ClusterState, event: happened.ChainReleased) -> ClusterState:
+    chain = state.chains.get(event.chain)
+    if chain is None or chain.is_live:
+        return state
+    return with_chain(state, replace(chain, is_released=True))
+
+
 def _remember(state: ClusterState, event: happened.StateRemembered) -> ClusterState:
     # Who drives and what counts as good is said by whoever starts the cluster now.
     return replace(event.state, driver=state.driver, health=state.health, placing=state.placing)
 
 
-def _revoke(state: ClusterState, event: happened.TokenRevoked) -> ClusterState:
-    return replace(state, revoked_tokens=tuple(sorted({*state.revoked_tokens, event.token_id})))
-
-
 _CHANGES: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     **MEMBERSHIP,
+    **LINKS,
     **SHARDS,
     happened.StateRemembered: _remember,
     happened.ModelRequested: _request,
@@ -209,9 +231,9 @@ _CHANGES: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     happened.DriverAttached: _attach,
     happened.DriverDetached: _detach,
     happened.DriverPlaced: _place_driver,
-    happened.DriverHostAvoided: _avoid,
+    happened.DriverHostFailed: _fail_host,
     happened.ChainFenced: _fence,
     happened.ChainBroken: _break,
     happened.ChainRetired: _retire,
-    happened.TokenRevoked: _revoke,
+    happened.ChainReleased: _release,
 }

@@ -18,15 +18,16 @@ from typing import TypeVar
 import msgspec
 
 from shardcompute.control import ClusterState, PlacementPolicy
-from shardcompute.control.events import LinkBroken, ModelDropped, ModelRequested, NodeDrained
+from shardcompute.control.events import ModelDropped, ModelRequested, NodeDrained
 from shardcompute.core.errors import LinkError, UsageError
 from shardcompute.core.generation import Speculation
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.coordinator.coordinator import Coordinator
-from shardcompute.node.coordinator.driver_ports import Brief
+from shardcompute.node.coordinator.driver_attachments import Brief
 from shardcompute.node.coordinator.journal import Journal
 from shardcompute.node.coordinator.model_sizes import describe_card
+from shardcompute.node.driver.command_executor import InProcessDriver
 from shardcompute.node.driver.hosted_client import HostedDrivers
 from shardcompute.node.driver.pool import PATIENCE_S, DriverPool, PoolModel
 from shardcompute.node.enrolment.admission import Admission, Application
@@ -148,7 +149,7 @@ class Cluster:
             self.node,
             self._endpoint.url,
             self._journal,
-            self.pool,
+            InProcessDriver(self.node, self.pool),
             dial=lambda url, node: self._endpoint.dial(url, "probe", node),
             initial=ClusterState(driver=self.node, placing=options.placing or PlacementPolicy()),
             revocations=lambda: self._revocations.to_bytes(),
@@ -278,7 +279,7 @@ class Cluster:
             self._revocations = self._revocations.with_node(node)
             self._journal.write_note("revocations", self._revocations.to_bytes())
         self._endpoint.revocations = self._revocations
-        self.coordinator.expel(node)
+        self.coordinator.revoke(node)
         self._endpoint.heed(self._revocations)
 
     def create_key(self, label: str) -> str:
@@ -348,7 +349,7 @@ class Cluster:
         self.coordinator.serve_control(link)
 
     def _driver_lost_link(self, node: str) -> None:
-        self.coordinator.post(LinkBroken(self.node, node, time.monotonic()))
+        self.coordinator.lost_link(node)
 
     def _own_credentials(self) -> Credentials:
         identity = NodeIdentity.open(self.options.folder / "coordinator")

@@ -183,7 +183,7 @@ def test_speaking_for_others(lab: LabSwarm, member: Credentials, registered: tup
         happened.ChainRetired(chain.id, "because"),
         happened.ChainReshaped(chain.id, chain.epoch + 1, chain.stages),
         happened.ModelDropped(chain.model),
-        happened.TokenRevoked("x"),
+        happened.LinkClosed(victim, other, 1.0),
         happened.CoordinatorStarted(0.0),
     )
     after = lab.state.nodes[victim]
@@ -238,7 +238,7 @@ def test_answers_to_commands_of_others_and_other_nonsense(
 ) -> None:
     link, life = registered
     node = member.identity.node_id
-    members = lab.cluster.coordinator._members
+    members = lab.cluster.coordinator.registry
     [asked] = [each for each in members.all() if each.node == lab.workers[0].node]
     answers: list[CommandReply] = []
     members._waiting[1 << 41] = (asked.pump, answers.append)

@@ -177,7 +177,7 @@ def test_a_chain_that_cannot_be_repaired_leaves_the_others_alone(
 def test_fewer_chains_are_wanted(tmp_path: Path, tiny: Path, alone: Alone) -> None:
     with swarm(tmp_path, tiny, layers=(3, 3, 3, 3), chains=2, stages=2) as lab:
         lab.serve(chains=1)
-        lab.wait_until(lambda: len(lab.state.live_chains()) == 1, "one chain is left")
+        lab.wait_until(lambda: len(lab.state.chains) == 1, "one chain is left, and all drivers know")
         # Whoever asks from now on must not be sent to the chain that is gone.
         assert_undisturbed(lab, alone, start_streams(lab, alone, 4, 30))
 

@@ -126,7 +126,7 @@ def test_a_coordinator_that_stood_still_gives_nobody_up(tmp_path: Path, tiny: Pa
         talks = start_streams(lab, alone, tokens=200)
         awake = threading.Event()
         lab.network.freeze(lab.cluster.node)
-        lab.cluster.coordinator._events.put(lambda: awake.wait() and None)
+        lab.cluster.coordinator.later(lambda: awake.wait() and None)
         health = lab.state.health
         lab.wait_real_time(health.lost_after_s + 0.5)
         awake.set()

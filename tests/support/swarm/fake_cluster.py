@@ -63,15 +63,19 @@ class FakeCoordinator:
         match action:
             case Record(event):
                 self.post(event)
-            case to_do.LoadShard() | to_do.PrepareStandby():
+            case to_do.LoadShard():
                 place = (action.node, action.incarnation, action.chain, action.model, action.start)
                 self.post(happened.ShardLoaded(*place, action.stop, action.size_bytes))
-            case to_do.UnloadShard(node, life, chain, _, start, stop):
+            case to_do.UnloadShard(node, life, chain, start, stop):
                 self.post(happened.ShardUnloaded(node, life, chain, start, stop))
-            case to_do.ConnectChain(chain, epoch):
+            case to_do.ConnectChain(chain=chain, epoch=epoch):
                 self.post(happened.ChainConnected(chain, epoch))
-            case to_do.ActivateChain(chain, epoch):
+            case to_do.ActivateChain(chain=chain, epoch=epoch):
                 self.post(happened.ChainReady(chain, epoch))
+            case to_do.RetireChain(chain):
+                self.post(happened.ChainReleased(chain))
+            case to_do.ProbeLink(node, peer):
+                self.post(happened.LinkProbed(node, peer, NOW_S))
             case to_do.FenceChain(chain, epoch):
                 self.post(happened.ChainFenced(chain, epoch))
             case to_do.AttachDriver() | to_do.ShareMemory():

@@ -25,7 +25,6 @@ from unittest import mock
 from urllib.parse import urlsplit
 
 from shardcompute.control import ClusterState, HealthPolicy, PlacementPolicy
-from shardcompute.control.actions import ActivateChain
 from shardcompute.control.sizes import sizes_of
 from shardcompute.control.state import Chain, Model
 from shardcompute.core.closing import Closing
@@ -43,7 +42,7 @@ from shardcompute.node.driver.standalone import StandaloneDriver, StandaloneOpti
 from shardcompute.node.enrolment.join_client import join_cluster
 from shardcompute.node.local.service import EngineOptions, LocalService, open_model
 from shardcompute.node.rpc import link_probe
-from shardcompute.node.rpc.commands import LoadLayers
+from shardcompute.node.rpc.commands import Attach, LoadLayers
 from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.node.rpc.link_probe import LinkQuality
 from shardcompute.node.rpc.session_ids import Resumption
@@ -224,9 +223,9 @@ class LabSwarm(Closing):
         self.token = token
         swarm, activate = self.cluster.pool, self.cluster.pool.activate_chain
 
-        def note(action: ActivateChain, kv_tokens: int, resumption: Resumption | None) -> None:
-            activate(action, kv_tokens, resumption)
-            self.activations.append(Activation(action.chain, action.epoch, resumption))
+        def note(command: Attach) -> None:
+            activate(command)
+            self.activations.append(Activation(command.chain, command.epoch, command.resumption))
 
         swarm.activate_chain = note  # type: ignore[method-assign]
 

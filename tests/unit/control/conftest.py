@@ -68,18 +68,22 @@ class Cluster:
         match action:
             case Record(event):
                 self.tell(event)
-            case to_do.LoadShard() | to_do.PrepareStandby():
+            case to_do.LoadShard():
                 place = (action.node, action.incarnation, action.chain, action.model, action.start)
                 if action.node in self.failing:
                     self.tell(happened.ShardFailed(*place, action.stop, "no disk", self.now_s))
                 else:
                     self.tell(happened.ShardLoaded(*place, action.stop, action.size_bytes))
-            case to_do.UnloadShard(node, life, chain, _, start, stop):
+            case to_do.UnloadShard(node, life, chain, start, stop):
                 self.tell(happened.ShardUnloaded(node, life, chain, start, stop))
-            case to_do.ConnectChain(chain, epoch):
+            case to_do.ConnectChain(chain=chain, epoch=epoch):
                 self.tell(happened.ChainConnected(chain, epoch))
-            case to_do.ActivateChain(chain, epoch):
+            case to_do.ActivateChain(chain=chain, epoch=epoch):
                 self.tell(happened.ChainReady(chain, epoch))
+            case to_do.RetireChain(chain):
+                self.tell(happened.ChainReleased(chain))
+            case to_do.ProbeLink(node, peer):
+                self.tell(happened.LinkProbed(node, peer, self.now_s))
             case to_do.FenceChain(chain, epoch):
                 self.tell(happened.ChainFenced(chain, epoch))
             case to_do.AttachDriver() | to_do.ShareMemory():

@@ -204,11 +204,11 @@ def test_a_drained_host_is_released_after_its_driver_has_moved(ring: Callable[..
 def test_who_cannot_host_is_avoided_until_the_next_shape(ring: Callable[..., Cluster]) -> None:
     cluster = ring()
     first_host = host(cluster)
-    cluster.tell(
-        happened.DriverHostAvoided(
-            "m#1", first_host, cluster.state.nodes[first_host].session_namespace, "no way in"
-        )
-    )
+    failed = happened.DriverHostFailed("m#1", first_host, cluster.state.nodes[first_host].session_namespace)
+    for _ in range(cluster.state.health.host_failures - 1):
+        cluster.tell(failed)
+    assert host(cluster) == first_host, "it is tried again"
+    cluster.tell(failed)
     other = host(cluster)
     assert other not in ("", first_host)
     chain = cluster.state.chains["m#1"]
@@ -221,7 +221,7 @@ def test_who_cannot_host_is_avoided_until_the_next_shape(ring: Callable[..., Clu
 def test_stages_that_let_somebody_in_who_never_came_are_told(ring: Callable[..., Cluster]) -> None:
     cluster = ring()
     cluster.tell(happened.DriverPlaced("m#1", "b"), happened.DriverDetached("m#1", host(cluster), 1))
-    cluster.tell(happened.DriverHostAvoided("m#1", "b", 2, "no way in"))
+    cluster.tell(*[happened.DriverHostFailed("m#1", "b", 2)] * cluster.state.health.host_failures)
     detached = [action.driver for action in cluster.settle() if isinstance(action, to_do.DetachDriver)]
     assert "b" in detached
 
@@ -256,10 +256,10 @@ def test_hosts_of_chains_that_are_only_planned(ring: Callable[..., Cluster]) -> 
 
 def test_decisions_are_written_down_and_failures_are_not() -> None:
     placed = happened.DriverPlaced("m#1", "a", "why")
-    avoided = happened.DriverHostAvoided("m#1", "a", 1, "why")
+    failed = happened.DriverHostFailed("m#1", "a", 1)
     assert decode_event(encode_event(placed)) == placed
     assert happened.is_journalled(placed)
-    assert not happened.is_journalled(avoided)
+    assert not happened.is_journalled(failed)
     requested = happened.ModelRequested(MODEL, 1, has_draft_model=True)
     assert decode_event(encode_event(requested)) == requested
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from shardcompute.control import COORDINATOR, needs_rejoin, next_deadline_s, next_health_events
+from shardcompute.control import COORDINATOR, needs_rejoin
 from shardcompute.control import events as happened
+from shardcompute.control.health import next_health_events
 
 
 def test_silence_is_suspected_then_lost_within_two_seconds(cluster: Any) -> None:
@@ -80,14 +81,6 @@ def test_strangers_and_the_dead_accuse_in_vain(cluster: Any) -> None:
     cluster.lose("c")
     cluster.tell(happened.LinkBroken("stranger", "b", 0.1), happened.LinkBroken("c", "b", 0.1))
     assert cluster.state.nodes["b"].accusers == ()
-
-
-def test_the_next_deadline_is_the_next_change(cluster: Any) -> None:
-    assert next_deadline_s(cluster.state, 0.0) is None
-    cluster.join("a")
-    assert next_deadline_s(cluster.state, 0.0) == 1.0
-    cluster.tell(happened.NodeSuspected("a", 1, "no heartbeat", 1.0))
-    assert next_deadline_s(cluster.state, 1.0) == 1.75
 
 
 def test_a_drained_machine_that_vanishes_without_work_has_left(cluster: Any) -> None:

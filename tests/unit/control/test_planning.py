@@ -12,7 +12,12 @@ from shardcompute.control.state import Assignment
 
 
 def kinds(actions: list[Any]) -> list[str]:
-    return [type(each.event if isinstance(each, Record) else each).__name__ for each in actions]
+    return [kind(each.event if isinstance(each, Record) else each) for each in actions]
+
+
+def kind(action: Any) -> str:
+    is_standby = isinstance(action, to_do.LoadShard) and action.is_standby
+    return "LoadStandby" if is_standby else type(action).__name__
 
 
 def test_from_a_request_to_a_serving_chain(cluster: Any, model: Model) -> None:
@@ -111,7 +116,7 @@ def test_a_draining_node_is_replaced_before_it_stops_serving(serving: Callable[.
     done = cluster.settle()
     assert kinds(done) == [
         "StandbysChosen",
-        "PrepareStandby",
+        "LoadStandby",
         "ChainReshaped",
         "FenceChain",
         "ConnectChain",
@@ -127,7 +132,7 @@ def test_a_faster_machine_takes_over_once_it_is_loaded(serving: Callable[..., An
     cluster = serving(1000)
     cluster.join("b", 1000, seconds_per_byte=0.1)
     done = kinds(cluster.settle())
-    assert done.index("PrepareStandby") < done.index("ChainReshaped") < done.index("ConnectChain")
+    assert done.index("LoadStandby") < done.index("ChainReshaped") < done.index("ConnectChain")
     assert cluster.shape() == [("b", 0, 6)]
     assert cluster.state.chains["m#1"].standbys == (Assignment("a", 0, 6),)
 
@@ -143,8 +148,14 @@ def test_a_machine_that_is_hardly_better_changes_nothing(serving: Callable[..., 
 def test_a_dropped_model_is_fenced_then_unloaded_then_forgotten(serving: Callable[..., Any]) -> None:
     cluster = serving(500, 500)
     cluster.tell(happened.ModelDropped("m"))
-    assert kinds(next_actions(cluster.state, 0.0)) == ["ChainRetired", "FenceChain"]
-    assert kinds(cluster.settle()) == ["ChainRetired", "FenceChain", "UnloadShard", "UnloadShard"]
+    assert kinds(next_actions(cluster.state, 0.0)) == ["ChainRetired", "RetireChain", "FenceChain"]
+    assert kinds(cluster.settle()) == [
+        "ChainRetired",
+        "RetireChain",
+        "FenceChain",
+        "UnloadShard",
+        "UnloadShard",
+    ]
     assert cluster.state.chains == {}
     assert cluster.state.models == {}
 
@@ -168,7 +179,7 @@ def test_peers_that_hold_the_bytes_are_named_as_sources(serving: Callable[..., A
     node, start, stop = cluster.shape()[0]
     cluster.join("c", 500)
     actions = next_actions(cluster.state, 0.0)
-    [prepare] = [action for action in actions if isinstance(action, to_do.PrepareStandby)]
+    [prepare] = [action for action in actions if kind(action) == "LoadStandby"]
     holder = node if (prepare.start, prepare.stop) == (start, stop) else cluster.shape()[1][0]
     assert prepare.sources == (to_do.Source(holder, f"tcp://{holder}:1", prepare.start, prepare.stop),)
 
@@ -228,15 +239,20 @@ def test_a_shard_nobody_asked_for_is_unloaded(cluster: Any) -> None:
 def test_a_driver_without_memory_gets_no_layers(cluster: Any, model: Model) -> None:
     cluster.join("a", 1000, role="driver")
     cluster.tell(happened.ModelRequested(model))
-    assert kinds(next_actions(cluster.state, 0.0)) == ["ReportUnservable"]
+    told = [action.driver for action in next_actions(cluster.state, 0.0)]
+    assert told == ["driver", "a"], "every driver hears that nobody holds the model"
 
 
-def test_keys_ignore_what_does_not_make_another_action() -> None:
-    load = to_do.LoadShard("a", 1, "m#1", 1, "m", 0, 2, 9, ())
-    again = to_do.LoadShard("a", 1, "m#1", 2, "m", 0, 2, 9, (to_do.Source("b", "x", 0, 2),))
-    prepare = to_do.PrepareStandby("a", 1, "m#1", "m", 0, 2, 9, ())
-    reborn = to_do.LoadShard("a", 2, "m#1", 1, "m", 0, 2, 9, ())
-    assert load.key == again.key == prepare.key != reborn.key
+def test_what_may_vary_does_not_make_another_action() -> None:
+    load = to_do.LoadShard(
+        node="a", incarnation=1, chain="m#1", model="m", start=0, stop=2, size_bytes=9, sources=()
+    )
+    again = replace(load, sources=(to_do.Source("b", "x", 0, 2),), is_standby=True)
+    reborn = replace(load, incarnation=2)
+    assert to_do.identity(load) == to_do.identity(again) != to_do.identity(reborn)
+    report = to_do.ReportUnservable("driver", 0, "m", 5, ("in these words",))
+    assert to_do.identity(report) == to_do.identity(replace(report, reasons=("or in others",)))
+    assert to_do.identity(report) != to_do.identity(replace(report, session_namespace=3))
 
 
 def test_a_chain_that_holds_nothing_is_still_fenced_before_it_is_forgotten(
@@ -245,7 +261,7 @@ def test_a_chain_that_holds_nothing_is_still_fenced_before_it_is_forgotten(
     cluster.join("a")
     cluster.tell(happened.ModelRequested(model))
     cluster.tell(happened.ChainPlanned("m#1", "m", (Assignment("a", 0, 6),)), happened.ModelDropped("m"))
-    assert kinds(cluster.settle()) == ["ChainRetired", "FenceChain"]
+    assert kinds(cluster.settle()) == ["ChainRetired", "RetireChain", "FenceChain"]
     assert cluster.state.chains == {}
 
 
@@ -260,6 +276,6 @@ def test_a_draining_node_is_replaced_by_a_spare_where_others_would_have_to_stop(
     assert cluster.shape() == before
     cluster.tell(happened.NodeDrained(before[1][0]))
     done = kinds(cluster.settle())
-    assert done.index("PrepareStandby") < done.index("ChainReshaped")
+    assert done.index("LoadStandby") < done.index("ChainReshaped")
     assert "LoadShard" not in done
     assert cluster.shape() == [before[0], ("c", before[1][1], before[1][2])]

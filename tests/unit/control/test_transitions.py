@@ -141,7 +141,7 @@ def test_events_and_state_survive_the_journal(serving: Callable[..., Any]) -> No
     joined = happened.NodeJoined(
         node="z",
         name="Z",
-        role="both",
+        role="worker",
         address="tcp://z",
         device="cuda",
         memory_bytes=1,
@@ -161,11 +161,6 @@ def test_events_and_state_survive_the_journal(serving: Callable[..., Any]) -> No
 def test_a_line_that_is_no_event_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_event(b'{"type": "NodeExploded"}')
-
-
-def test_revoked_tokens_stay_revoked(cluster: Any) -> None:
-    cluster.tell(happened.TokenRevoked("t"), happened.TokenRevoked("t"))
-    assert cluster.state.revoked_tokens == ("t",)
 
 
 def test_a_new_shape_must_be_of_the_very_next_epoch(serving: Callable[..., Any]) -> None:

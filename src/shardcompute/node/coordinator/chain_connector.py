@@ -1,67 +1,92 @@
-"""How a chain gets its next shape: every stage is told its place, then the driver dials the first.
+"""How a chain gets its next epoch: every stage is told its place, then the coordinator's driver dials the first.
 
 Stages that are to be told what they missed must be in place before whoever tells them, so these come last.
 """
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shardcompute.control.actions import ConnectChain, StageAddress
+from shardcompute.control.actions import ActivateChain, AttachDriver, ConnectChain
 from shardcompute.control.state import ClusterState
-from shardcompute.core.errors import LinkError
-from shardcompute.node.coordinator.driver_port import DriverPort
+from shardcompute.node.coordinator.driver_port import OwnDriver
+from shardcompute.node.coordinator.node_registry import NodeRegistry, await_answer
 from shardcompute.node.coordinator.session_recovery import RecoveryPlan, plan_recovery
-from shardcompute.node.rpc.commands import Connect, Connected, NodeCommand, Peer, Wire, decode_connected
+from shardcompute.node.rpc.commands import Attach, Connect, Connected, Peer, Wire, decode_connected
 from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.wire.codecs.mode import EXACT
-from shardcompute.wire.control import CommandReply
 
-_TIMEOUT_S = 5.0
-Ask = Callable[[str, NodeCommand], "queue.SimpleQueue[CommandReply]"]
 WireOf = Callable[[str, str], Wire]
 """How activations go from one node to another."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectedEpoch:
-    """An epoch that was connected, and what its stages still knew."""
+    """What is in flight of an epoch that was connected: which sessions it can go on with, until drivers were told.
+
+    No part of the state: sessions never enter it, and no epoch outlives the coordinator that connected it.
+    """
 
     epoch: int
-    stages: tuple[StageAddress, ...]
-    kv_tokens: int
-    """Of the coordinator's own driver."""
     resumption: Resumption | None
+    """What its stages still knew; None: nothing, all sessions are computed again."""
     told: set[int] = field(default_factory=set)
-    """The drivers, by the namespace of their sessions, that have been told of it."""
+    """The other drivers, by the namespace of their sessions, that have been told of it."""
+
+    def known_of(self, namespace: int) -> Resumption | None:
+        """What the stages knew of one driver's sessions."""
+        return None if self.resumption is None else self.resumption.within(namespace)
+
+    def resume(self, namespace: int, answers: Sequence[Connected]) -> Resumption | None:
+        """What a driver is told of its sessions, given what stages that let it in hold of them now."""
+        if namespace in self.told:
+            # It has used this epoch before: what its stages hold now is what they know.
+            return RecoveryPlan(frozenset()).resumption(answers)
+        self.told.add(namespace)
+        return self.known_of(namespace)
 
 
 def connect_epoch(
-    action: ConnectChain, before: Sequence[StageAddress], driver: DriverPort, ask: Ask, wire_of: WireOf
-) -> Resumption | None:
-    """Connect a new epoch; `before` is the last shape that was in use. Returns what is still known of its sessions,
-    None for nothing. Raises LinkError. Waits for others: call it in a thread."""
-    repair = plan_recovery(before, action.stages)
-    orders = _orders(action, driver, repair, wire_of)
+    action: ConnectChain, driver: OwnDriver, registry: NodeRegistry, wire_of: WireOf
+) -> ConnectedEpoch:
+    """Connect a new epoch. Raises LinkError. Waits for others: call it in the background."""
+    plan = plan_recovery(action.used_stages, action.stages)
+    commands = _commands(action, driver, plan, wire_of)
     answers: dict[int, Connected] = {}
     for replays in (False, True):
         asked = {
-            index: ask(action.stages[index].node, order)
-            for index, order in enumerate(orders)
-            if order.replays is replays
+            index: registry.ask(action.stages[index].node, command)
+            for index, command in enumerate(commands)
+            if command.replays is replays
         }
         for index, answer in asked.items():
             answers[index] = decode_connected(await_answer(action.stages[index].node, answer))
-    driver.open_chain(action)
-    return None if repair is None else repair.resumption([answers[i] for i in range(len(orders))])
+    driver.open_chain(attach_command(action))
+    resumption = None if plan is None else plan.resumption([answers[i] for i in range(len(commands))])
+    return ConnectedEpoch(action.epoch, resumption)
 
 
-def _orders(
-    action: ConnectChain, driver: DriverPort, repair: RecoveryPlan | None, wire_of: WireOf
+def attach_command(
+    action: ConnectChain | ActivateChain | AttachDriver, resumption: Resumption | None = None
+) -> Attach:
+    """What any driver is told of an epoch that it is to use."""
+    first = action.stages[0]
+    return Attach(
+        chain=action.chain,
+        epoch=action.epoch,
+        model=action.model,
+        first=Peer(first.node, first.address),
+        nodes=[stage.node for stage in action.stages],
+        kv_tokens=action.kv_tokens,
+        resumption=resumption,
+    )
+
+
+def _commands(
+    action: ConnectChain, driver: OwnDriver, plan: RecoveryPlan | None, wire_of: WireOf
 ) -> list[Connect]:
-    own = Peer(action.driver, driver.url)
+    own = Peer(driver.node, driver.url)
     ring = [*(Peer(stage.node, stage.address) for stage in action.stages), own]
     return [
         Connect(
@@ -75,23 +100,12 @@ def _orders(
             session_namespace=driver.session_namespace,
             kv_tokens=action.kv_tokens,
             is_last=index == len(action.stages) - 1,
-            keeps_sessions=repair is not None and index not in repair.new,
-            replays=repair is not None and index + 1 in repair.new,
+            keeps_sessions=plan is not None and index not in plan.new,
+            replays=plan is not None and index + 1 in plan.new,
             wire=wire_of(stage.node, ring[index + 1].node),
         )
         for index, stage in enumerate(action.stages)
     ]
-
-
-def await_answer(node: str, answer: queue.SimpleQueue[CommandReply], timeout_s: float = _TIMEOUT_S) -> bytes:
-    """What the node answered; LinkError if that is an error, or nothing in time."""
-    try:
-        answered = answer.get(timeout=timeout_s)
-    except queue.Empty:
-        raise LinkError(f"{node} did not answer in time") from None
-    if answered.error:
-        raise LinkError(f"{node}: {answered.error}")
-    return answered.result
 
 
 def wire_between(state: ClusterState, mode: str, sender: str, receiver: str) -> Wire:

@@ -1,4 +1,4 @@
-"""Where nodes report to the coordinator: control links, who comes, who goes, and who is thrown out."""
+"""Server of the nodes' control links: registration, heartbeats, what they report, and how they go."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from shardcompute.control.node_transitions import next_incarnation
 from shardcompute.control.state import COORDINATOR
 from shardcompute.core.errors import LinkError, UsageError
 from shardcompute.core.rate_limited_log import RateLimitedLog
-from shardcompute.node.coordinator.driver_ports import RemoteDrivers
-from shardcompute.node.coordinator.executor import ActionExecutor, CoordinatorPort
+from shardcompute.node.coordinator.coordinator_port import CoordinatorPort
+from shardcompute.node.coordinator.driver_attachments import DriverAttachments
+from shardcompute.node.coordinator.driver_port import DriverPorts
+from shardcompute.node.coordinator.executor import ActionExecutor
 from shardcompute.node.coordinator.liveness import LivenessProbe
 from shardcompute.node.coordinator.node_registry import ConnectedNode, NodeRegistry
 from shardcompute.node.coordinator.validation import validate_join, validate_report, validate_role
@@ -35,29 +37,31 @@ from shardcompute.wire import Link, LinkPump, Message, Refused
 from shardcompute.wire.control import CommandReply, Heartbeat, NodeEvent, Register, Registered
 
 log = logging.getLogger(__name__)
-_EXPEL_TIMEOUT_S = 5.0
+_REVOKE_TIMEOUT_S = 5.0
 _GOODBYE_S = 0.1
 
 
 class ControlServer:
-    """`serve` and `expel` may be called from any thread; all that follows happens in the coordinator's."""
+    """`serve`, `receive` and `revoke` may be called from any thread; all that follows happens in the coordinator's."""
 
     def __init__(
         self,
-        truth: CoordinatorPort,
+        coordinator: CoordinatorPort,
         origin: Peer,
-        members: NodeRegistry,
-        drivers: RemoteDrivers,
-        deeds: ActionExecutor,
-        doors: LivenessProbe,
+        registry: NodeRegistry,
+        ports: DriverPorts,
+        attachments: DriverAttachments,
+        executor: ActionExecutor,
+        liveness: LivenessProbe,
         revocations: Callable[[], bytes],
     ) -> None:
-        self._truth = truth
+        self._coordinator = coordinator
         self._origin = origin
-        self._members = members
-        self._drivers = drivers
-        self._deeds = deeds
-        self._doors = doors
+        self._registry = registry
+        self._ports = ports
+        self._attachments = attachments
+        self._executor = executor
+        self._liveness = liveness
         self._revocations = revocations
         self._limited_log = RateLimitedLog(log)
 
@@ -70,121 +74,130 @@ class ControlServer:
             reasons.append(error)
             ended.set()
 
-        pump = LinkPump(link, lambda m, _: self._take(link.peer, pump, m), end)
+        pump = LinkPump(link, lambda m, _: self.receive(pump, m), end)
         pump.start()
         ended.wait()
         pump.close()
         self._limited_log.info(link.peer, "the control link of %s ended: %s", link.peer, reasons[0].message)
-        self._truth.later(lambda: self._link_ended(link.peer, pump))
+        self._coordinator.later(lambda: self.link_ended(pump))
 
-    def _take(self, node: str, pump: LinkPump, message: Message) -> None:
+    def receive(self, pump: LinkPump, message: Message) -> None:
+        """A message came over a node's link."""
+        node = pump.link.peer
         if isinstance(message, Register):
-            self._take_registration(node, pump, decode_event(message.event))
+            self._receive_registration(node, pump, decode_event(message.event))
         elif isinstance(message, Heartbeat):
-            if needs_rejoin(self._truth.state, node, message.incarnation):
+            if needs_rejoin(self._coordinator.state, node, message.incarnation):
                 # It was given up in the meantime: let it register again with what it holds.
                 pump.link.close()
                 return
-            self._truth.later(
-                lambda: self._truth.apply(NodeSeen(node, message.incarnation, self._truth.now_s()))
-            )
+            self._apply_later(NodeSeen(node, message.incarnation, 0.0))
         elif isinstance(message, NodeEvent):
-            self._take_event(node, pump, decode_event(message.event))
+            self._receive_event(node, pump, decode_event(message.event))
         elif isinstance(message, CommandReply):
-            self._members.answered(pump, message)
+            self._registry.answered(pump, message)
 
-    def _take_registration(self, node: str, pump: LinkPump, event: Event) -> None:
+    def _apply_later(self, event: NodeSeen | LinkBroken | ShardFailed) -> None:
+        """In its turn, at the time of the coordinator's clock: those of nodes mean nothing here."""
+        now_s = self._coordinator.now_s
+        self._coordinator.later(
+            lambda: self._coordinator.apply(msgspec.structs.replace(event, now_s=now_s()))
+        )
+
+    def _receive_registration(self, node: str, pump: LinkPump, event: Event) -> None:
         reason: str | None = "a node may only register itself"
         if isinstance(event, NodeJoined) and event.node == node:
             reason = validate_join(event) or validate_role(event.role, read_peer(pump.link.certificate).roles)
             if reason is None:
-                self._truth.later(lambda: self._register(event, pump))
+                self._coordinator.later(lambda: self._register(event, pump))
                 return
         self._limited_log.warning(node, "%s was not registered: %s", node, reason)
         pump.offer(Refused(f"This node is not registered: {reason}"), timeout_s=1.0)
 
-    def _take_event(self, node: str, pump: LinkPump, event: Event) -> None:
+    def _receive_event(self, node: str, pump: LinkPump, event: Event) -> None:
         try:
-            heard = validate_report(event, node, self._origin.node, self._truth.state.nodes)
+            heard = validate_report(event, node, self._origin.node, self._coordinator.state.nodes)
         except UsageError as error:
             self._limited_log.warning(
                 node, "a %s of %s is ignored: %s", type(event).__name__, node, error.message
             )
             return
         if isinstance(heard, LinkBroken | ShardFailed):
-            self._truth.later(
-                lambda: self._truth.apply(msgspec.structs.replace(heard, now_s=self._truth.now_s()))
-            )
+            self._apply_later(heard)
         elif isinstance(heard, NodeDrained | NodeLeft):
-            self._truth.later(lambda: self._take_leave(heard, pump))
+            self._coordinator.later(lambda: self._let_go(heard, pump))
         else:
-            self._truth.post(heard)
+            self._coordinator.post(heard)
+
+    # In the coordinator's thread
 
     def _register(self, event: NodeJoined, pump: LinkPump) -> None:
-        if self._drivers.is_taken(event.node, event.session_namespace):
-            self._members.offer(
+        if self._ports.is_taken(event.node, event.session_namespace):
+            self._registry.offer(
                 pump, Refused("Another driver numbers its sessions in the same way; start again")
             )
             return
-        incarnation = next_incarnation(self._truth.state, event.node)
-        self._members.enter(ConnectedNode(event.node, incarnation, pump))
-        self._truth.apply(msgspec.structs.replace(event, incarnation=incarnation, now_s=self._truth.now_s()))
-        interval = self._truth.state.health.heartbeat_interval_s
-        self._members.offer(pump, Registered(incarnation, interval, self._revocations()))
-        others = [
-            Peer(n.id, n.address)
-            for n in self._truth.state.nodes.values()
-            if n.is_live and n.id != event.node
-        ]
-        self.probe(event.node, self._origin, *others)
-        self._doors.find(event.node, event.address)
+        incarnation = next_incarnation(self._coordinator.state, event.node)
+        self._registry.add(ConnectedNode(event.node, incarnation, pump))
+        now_s = self._coordinator.now_s()
+        self._coordinator.apply(msgspec.structs.replace(event, incarnation=incarnation, now_s=now_s))
+        self._tell_registered(pump, incarnation)
+        nodes = self._coordinator.state.nodes
+        others = [Peer(n.id, n.address) for n in nodes.values() if n.is_live and n.id != event.node]
+        self._registry.command(event.node, Probe([self._origin, *others]), lambda _: None)
+        self._liveness.learn(event.node, event.address)
         if event.role == "driver":
-            self._drivers.introduce(event.node)
-            self._deeds.report_again()
+            self._attachments.introduce(event.node)
         for chain in {shard.chain for shard in event.shards}:
-            self._deeds.dismiss(self._truth.state.nodes[event.node], chain)
+            self._executor.forget_sessions(nodes[event.node], chain)
 
-    def probe(self, node: str, *peers: Peer) -> None:
-        self._members.command(node, Probe(list(peers)), lambda _: None)
+    def _tell_registered(self, pump: LinkPump, incarnation: int) -> None:
+        interval_s = self._coordinator.state.health.heartbeat_interval_s
+        self._registry.offer(pump, Registered(incarnation, interval_s, self._revocations()))
 
-    def expel(self, node: str) -> None:
+    def revoke(self, node: str) -> None:
         """A node was revoked: tell it, forget it, and give the others the news. Returns once they were sent."""
         done = threading.Event()
-        self._truth.later(lambda: self._expel(node))
-        self._truth.later(done.set)
-        done.wait(_EXPEL_TIMEOUT_S)
+        self._coordinator.later(lambda: self._revoke(node))
+        self._coordinator.later(done.set)
+        done.wait(_REVOKE_TIMEOUT_S)
 
-    def _expel(self, node: str) -> None:
-        member = self._members.leave(node)
-        if member is not None:
-            self._members.offer(member.pump, Refused("This node has been removed from the cluster"))
-            member.pump.close(drain_s=_GOODBYE_S)
-        known = self._truth.state.nodes.get(node)
+    def _revoke(self, node: str) -> None:
+        revoked = self._registry.remove(node)
+        if revoked is not None:
+            self._registry.offer(revoked.pump, Refused("This node has been removed from the cluster"))
+            revoked.pump.close(drain_s=_GOODBYE_S)
+        known = self._coordinator.state.nodes.get(node)
         if known is not None:
-            self._truth.apply(NodeLeft(node, known.incarnation))
-        interval = self._truth.state.health.heartbeat_interval_s
-        for each in self._members.all():
-            self._members.offer(each.pump, Registered(each.incarnation, interval, self._revocations()))
+            self._coordinator.apply(NodeLeft(node, known.incarnation))
+        for each in self._registry.all():
+            self._tell_registered(each.pump, each.incarnation)
 
-    def _link_ended(self, node: str, pump: LinkPump) -> None:
-        member = self._members.leave(node, pump)
-        if member is None or self._truth.has_stood_down:
+    def link_ended(self, pump: LinkPump) -> None:
+        """A node's control link is over; unless its process has ended, too, it dials again."""
+        removed = self._registry.remove(pump.link.peer, pump)
+        if removed is None or self._coordinator.has_stood_down:
             return
-        self._truth.apply(LinkBroken(COORDINATOR, node, self._truth.now_s()))
-        known = self._truth.state.nodes.get(node)
+        node = removed.node
+        self._coordinator.apply(LinkBroken(COORDINATOR, node, self._coordinator.now_s()))
+        known = self._coordinator.state.nodes.get(node)
         if known is not None and known.is_live:
-            self._doors.knock(node, known.address, lambda: self._truth.later(lambda: self._bury(member)))
 
-    def _bury(self, member: ConnectedNode) -> None:
-        if not self._truth.has_stood_down:
-            reason = "its process has ended"
-            self._truth.apply(NodeLost(member.node, member.incarnation, reason, self._truth.now_s()))
+            def ended() -> None:
+                self._coordinator.later(lambda: self._declare_lost(removed))
 
-    def _take_leave(self, event: NodeDrained | NodeLeft, pump: LinkPump) -> None:
+            self._liveness.check(node, known.address, ended)
+
+    def _declare_lost(self, ended: ConnectedNode) -> None:
+        if not self._coordinator.has_stood_down:
+            now_s = self._coordinator.now_s()
+            self._coordinator.apply(NodeLost(ended.node, ended.incarnation, "its process has ended", now_s))
+
+    def _let_go(self, event: NodeDrained | NodeLeft, pump: LinkPump) -> None:
         """A node wants to go, or goes. It knows by the end of its link that this was heard, and does not wait for
         others to take over where none will."""
-        if not self._truth.has_stood_down:
-            self._truth.apply(event)
-        if self._truth.has_stood_down or isinstance(event, NodeLeft):
-            self._members.leave(event.node, pump)
+        if not self._coordinator.has_stood_down:
+            self._coordinator.apply(event)
+        if self._coordinator.has_stood_down or isinstance(event, NodeLeft):
+            self._registry.remove(event.node, pump)
             pump.link.close()

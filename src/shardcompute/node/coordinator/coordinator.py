@@ -1,12 +1,15 @@
 """The control plane's shell: events in, actions out, one thread that decides.
 
 Links and timers put events into one queue; a single thread journals and applies them, asks the control room what
-to do next, and has each action started once (`deeds`). What actions bring about comes back as events, as does what
-nodes report (`reception`). Nothing here computes tensors; token traffic never passes through.
+to do next, and has each action started once (`executor`). What actions bring about comes back as events, as does what
+nodes report (`control_server`). All that is known of the cluster is in its state; all times are of one clock. Nothing
+here computes tensors; token traffic never passes through.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import queue
 import threading
@@ -19,7 +22,6 @@ from shardcompute.control.events import (
     CoordinatorStarted,
     Event,
     LinkBroken,
-    LinkMeasured,
     encode_event,
     is_journalled,
 )
@@ -27,12 +29,11 @@ from shardcompute.control.state import ClusterState
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.node.coordinator.clock import SteadyClock
 from shardcompute.node.coordinator.control_server import ControlServer
-from shardcompute.node.coordinator.driver_port import DriverPort
-from shardcompute.node.coordinator.driver_ports import Brief, RemoteDrivers
+from shardcompute.node.coordinator.coordinator_port import Background, Task, start_thread
+from shardcompute.node.coordinator.driver_attachments import Brief, DriverAttachments
+from shardcompute.node.coordinator.driver_port import DriverPorts, OwnDriver
 from shardcompute.node.coordinator.executor import ActionExecutor, as_json
-from shardcompute.node.coordinator.journal import Journal
-from shardcompute.node.coordinator.journal_replay import replay_journal
-from shardcompute.node.coordinator.link_breaker import LinkBreaker
+from shardcompute.node.coordinator.journal import Journal, replay_journal
 from shardcompute.node.coordinator.liveness import Dial, LivenessProbe
 from shardcompute.node.coordinator.node_registry import NodeRegistry
 from shardcompute.node.rpc.commands import Peer
@@ -44,14 +45,14 @@ _TICK_S = 0.1
 
 
 class Coordinator:
-    """Owns the cluster's state. `apply` belongs to its own thread; everything else may be called from any."""
+    """Owns the cluster's state. `apply` and `turn` belong to its own thread; everything else may be called from any."""
 
     def __init__(
         self,
         node: str,
         weights_url: str,
         journal: Journal,
-        driver: DriverPort,
+        driver: OwnDriver,
         *,
         dial: Dial,
         initial: ClusterState,
@@ -59,22 +60,33 @@ class Coordinator:
         brief: Callable[[], Brief] = lambda: Brief([], b""),
         wire: str = EXACT,
         clock: Callable[[], float] = time.monotonic,
+        background: Background = start_thread,
     ) -> None:
+        self._node = node
         self._journal = journal
         self._clock = SteadyClock(clock)
-        self._events: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
+        self.background = background
+        self._inbox: queue.SimpleQueue[Event | Task] = queue.SimpleQueue()
+        self._delayed: list[tuple[float, int, Task]] = []
+        self._order = itertools.count()
         self._limited_log = RateLimitedLog(log)
         self._state = replay_journal(journal, initial)
-        self._members = NodeRegistry()
+        self.registry = NodeRegistry()
         self.has_stood_down = False
+        self._has_ended = False
         origin = Peer(node, weights_url)
-        self._doubts = LinkBreaker(origin)
-        self._drivers = RemoteDrivers(
-            driver, origin, self._members, lambda: self._state, brief, self._events.put
-        )
-        self._deeds = ActionExecutor(self, origin, driver, self._members, self._drivers, self._doubts, wire)
-        self._reception = ControlServer(
-            self, origin, self._members, self._drivers, self._deeds, LivenessProbe(dial), revocations
+        ports = DriverPorts(driver, self.registry, lambda: self._state)
+        self._attachments = DriverAttachments(self, origin, self.registry, ports, brief)
+        self._executor = ActionExecutor(self, origin, self.registry, ports, self._attachments, wire)
+        self._server = ControlServer(
+            self,
+            origin,
+            self.registry,
+            ports,
+            self._attachments,
+            self._executor,
+            LivenessProbe(dial, background),
+            revocations,
         )
         self._listeners: list[Callable[[ClusterState], None]] = []
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
@@ -88,16 +100,21 @@ class Coordinator:
         return self._clock()
 
     def start(self) -> None:
-        self._thread.start()
         self.post(CoordinatorStarted(self._clock()))
+        self._thread.start()
 
     def post(self, event: Event) -> None:
         """Apply this when its turn comes."""
-        self._events.put(event)
+        self._inbox.put(event)
 
-    def later(self, task: Callable[[], None]) -> None:
+    def later(self, task: Task) -> None:
         """Run this in the coordinator's thread."""
-        self._events.put(task)
+        self._inbox.put(task)
+
+    def after(self, delay_s: float, task: Task) -> None:
+        """Run this in the coordinator's thread, when so much time has passed."""
+        due_s = self._clock() + delay_s
+        self.later(lambda: heapq.heappush(self._delayed, (due_s, next(self._order), task)))
 
     def listen(self, listener: Callable[[ClusterState], None]) -> None:
         """Call `listener`, in the coordinator's thread, with each new state."""
@@ -109,48 +126,58 @@ class Coordinator:
         self.has_stood_down = True
 
     def close(self) -> None:
-        self._deeds.close()
-        self._events.put(None)
+        self.later(self._end)
         self._thread.join()
-        self._members.close()
+        self.registry.close()
 
     def serve_control(self, link: Link) -> None:
         """Serve one node's control link until it ends."""
-        self._reception.serve(link)
+        self._server.serve(link)
 
-    def expel(self, node: str) -> None:
+    def revoke(self, node: str) -> None:
         """A node was revoked: tell it, forget it, and give the others the news. Returns once they were sent."""
-        self._reception.expel(node)
+        self._server.revoke(node)
 
     def introduce(self) -> None:
         """There are other models, or keys, than a moment ago: tell the drivers."""
-        self.later(self._drivers.introduce)
+        self.later(self._attachments.introduce)
+
+    def lost_link(self, node: str) -> None:
+        """The coordinator's own driver lost its link to this node."""
+        self.later(lambda: self.apply(LinkBroken(self._node, node, self._clock())))
 
     def lost_host(self, chain: str, node: str) -> None:
         """The worker that hosts a chain's driver cannot be handed generations any more."""
-        self.later(lambda: self._loosen_host(chain, node))
+        self.later(lambda: self._attachments.lost_host(chain, node))
 
     # In the coordinator's thread
 
     def _run(self) -> None:
-        while True:
-            try:
-                item = self._events.get(timeout=_TICK_S)
-            except queue.Empty:
-                pass
-            else:
-                if item is None:
-                    return
-                self._handle(item)
-                while not self._events.empty():
-                    following = self._events.get()
-                    if following is None:
-                        return
-                    self._handle(following)
-            self._handle(self._act)
-            self._handle(lambda: self._doubts.probe(self._state, self._clock(), self._reception.probe))
+        while not self._has_ended:
+            self.turn(_TICK_S)
 
-    def _handle(self, item: Event | Callable[[], None]) -> None:
+    def turn(self, patience_s: float = 0.0) -> None:
+        """Wait so long for something to happen, deal with all that has, then decide and act."""
+        item = self._next(patience_s)
+        while item is not None:
+            self._handle(item)
+            if self._has_ended:
+                return
+            item = self._next(0.0)
+        while self._delayed and self._delayed[0][0] <= self._clock():
+            self._handle(heapq.heappop(self._delayed)[2])
+        self._handle(self._act)
+
+    def _next(self, patience_s: float) -> Event | Task | None:
+        try:
+            return self._inbox.get(timeout=patience_s) if patience_s else self._inbox.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _end(self) -> None:
+        self._has_ended = True
+
+    def _handle(self, item: Event | Task) -> None:
         """Whatever goes wrong with one event, the cluster goes on."""
         lost_s = self._clock.turn()
         if lost_s:
@@ -171,17 +198,8 @@ class Coordinator:
         self._state = apply(before, event)
         if self._state is before:
             return
-        for chain in before.live_chains():
-            if chain.id not in self._state.chains or not self._state.chains[chain.id].is_live:
-                self._deeds.retire(chain.id)
         if isinstance(event, LinkBroken):
-            self._drivers.broke(event)
-        if isinstance(event, LinkMeasured) and event.is_open:
-            self._doubts.opened(event.a, event.b)
-        elif isinstance(event, LinkBroken) and _interrupted(self._state) - _interrupted(before):
-            closed = self._doubts.broke(self._state, event)
-            if closed is not None:
-                self.apply(closed)
+            self._attachments.link_broke(event)
         for listener in self._listeners:
             listener(self._state)
 
@@ -196,13 +214,4 @@ class Coordinator:
                 self.apply(action.event)
             else:
                 due.append(action)
-        self._deeds.begin(due)
-
-    def _loosen_host(self, chain: str, node: str) -> None:
-        event = self._drivers.lost_host(chain, node)
-        if event is not None:
-            self.apply(event)
-
-
-def _interrupted(state: ClusterState) -> set[str]:
-    return {chain.id for chain in state.chains.values() if chain.is_interrupted}
+        self._executor.begin(due)

@@ -1,12 +1,14 @@
-"""What was decided, done: each action is started once, and what it brings about comes back as events."""
+"""Executes what was decided: each action is started once, and what it brings about comes back as events.
+
+Kept here is only what is in flight: which actions are under way, and which sessions an epoch that has just been
+connected can go on with.
+"""
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
@@ -18,60 +20,53 @@ from shardcompute.control.actions import (
     DetachDriver,
     FenceChain,
     LoadShard,
-    PrepareStandby,
+    ProbeLink,
     ReleaseNode,
     ReportUnservable,
+    RetireChain,
     ShareMemory,
-    StageAddress,
     UnloadShard,
+    identity,
 )
 from shardcompute.control.events import (
     ChainConnected,
     ChainFenced,
     ChainReady,
+    ChainReleased,
     Event,
     LinkBroken,
+    LinkProbed,
     NodeLeft,
     ShardUnloaded,
 )
-from shardcompute.control.state import ClusterState, Node
+from shardcompute.control.state import Node
 from shardcompute.core.errors import ShardComputeError
-from shardcompute.node.coordinator.chain_connector import ConnectedEpoch, connect_epoch, wire_between
-from shardcompute.node.coordinator.driver_port import DriverPort
-from shardcompute.node.coordinator.driver_ports import DriverAction, RemoteDrivers
-from shardcompute.node.coordinator.link_breaker import LinkBreaker
+from shardcompute.node.coordinator.chain_connector import (
+    ConnectedEpoch,
+    attach_command,
+    connect_epoch,
+    wire_between,
+)
+from shardcompute.node.coordinator.coordinator_port import CoordinatorPort
+from shardcompute.node.coordinator.driver_attachments import DriverAction, DriverAttachments
+from shardcompute.node.coordinator.driver_port import DriverPorts
 from shardcompute.node.coordinator.node_registry import NodeRegistry
-from shardcompute.node.rpc.commands import FenceOff, Leave, LoadLayers, NodeCommand, Peer, UnloadLayers
-from shardcompute.node.rpc.session_ids import Resumption
+from shardcompute.node.rpc.commands import (
+    FenceOff,
+    Leave,
+    LoadLayers,
+    NodeCommand,
+    Peer,
+    Probe,
+    Retire,
+    UnloadLayers,
+    Unservable,
+)
 from shardcompute.wire.control import CommandReply
 
 log = logging.getLogger(__name__)
 _RETRY_S = 0.2
-_OF_A_MODEL = (LoadShard, PrepareStandby, ConnectChain, ActivateChain)
-
-
-class CoordinatorPort(Protocol):
-    """The coordinator, as those see it who act for it. `apply` belongs to its thread; the others to any."""
-
-    @property
-    def state(self) -> ClusterState: ...
-
-    @property
-    def has_stood_down(self) -> bool:
-        """Nothing is decided any more."""
-        ...
-
-    def now_s(self) -> float: ...
-
-    def apply(self, event: Event) -> None: ...
-
-    def post(self, event: Event) -> None:
-        """Apply this when its turn comes."""
-        ...
-
-    def later(self, task: Callable[[], None]) -> None:
-        """Run this in the coordinator's thread."""
-        ...
+_OF_A_MODEL = (LoadShard, ConnectChain, ActivateChain)
 
 
 class ActionExecutor:
@@ -79,76 +74,65 @@ class ActionExecutor:
 
     def __init__(
         self,
-        truth: CoordinatorPort,
+        coordinator: CoordinatorPort,
         origin: Peer,
-        own: DriverPort,
-        members: NodeRegistry,
-        drivers: RemoteDrivers,
-        doubts: LinkBreaker,
+        registry: NodeRegistry,
+        ports: DriverPorts,
+        attachments: DriverAttachments,
         wire: str,
     ) -> None:
-        self._truth = truth
+        self._coordinator = coordinator
         self._origin = origin
-        self._own = own
-        self._members = members
-        self._drivers = drivers
-        self._doubts = doubts
+        self._registry = registry
+        self._ports = ports
+        self._attachments = attachments
         self._wire = wire
-        self._started: set[tuple[object, ...]] = set()
-        self._connecting: set[tuple[object, ...]] = set()
-        self._wirings: dict[str, ConnectedEpoch] = {}
-        self._shapes: dict[str, tuple[StageAddress, ...]] = {}
-        """The last shape of each chain that its driver has used."""
-        self._closing = threading.Event()
-
-    def close(self) -> None:
-        self._closing.set()
+        self._under_way: set[Action] = set()
+        self._connecting: set[Action] = set()
+        self._epochs: dict[str, ConnectedEpoch] = {}
 
     def begin(self, actions: Iterable[Action]) -> None:
         """Start what is not under way yet; what is no longer asked for may be asked for again later."""
-        due: set[tuple[object, ...]] = set()
+        due: set[Action] = set()
         for action in actions:
-            if isinstance(action, _OF_A_MODEL) and not self._own.serves(action.model):
+            if isinstance(action, _OF_A_MODEL) and not self._ports.own.serves(action.model):
                 continue  # the journal remembers it, but it has not been opened yet
-            due.add(action.key)
-            if action.key not in self._started:
-                self._started.add(action.key)
+            same = identity(action)
+            due.add(same)
+            if same not in self._under_way:
+                self._under_way.add(same)
                 self._start(action)
-        self._started &= due
-
-    def report_again(self) -> None:
-        """Somebody has come who was not there when the others were told what cannot be served."""
-        self._started = {key for key in self._started if key[0] != "unservable"}
+        self._under_way &= due
 
     def _start(self, action: Action) -> None:
         log.info("doing: %s", as_json(action))
-        if isinstance(action, LoadShard | PrepareStandby):
-            self._load(action)
-        elif isinstance(action, UnloadShard):
-            self._unload(action)
-        elif isinstance(action, ConnectChain):
-            if action.key in self._connecting:
-                return  # it was not asked for in between, but goes on
-            self._connecting.add(action.key)
-            before = self._shapes.get(action.chain, ())
-            threading.Thread(target=self._connect, args=(action, before), name="connect", daemon=True).start()
-        elif isinstance(action, ActivateChain):
-            self._activate(action)
-        elif isinstance(action, AttachDriver | ShareMemory | DetachDriver):
-            self._drivers.start(action, self._wirings[action.chain], self._driver_done)
-        elif isinstance(action, FenceChain):
-            self._fence(action)
-        elif isinstance(action, ReleaseNode):
-            left = NodeLeft(action.node, action.incarnation)
-            self._tell(action, action.node, Leave(), left)
-        elif isinstance(action, ReportUnservable):
-            chains = self._truth.state.live_chains(action.model)
-            broken = [each.id for each in chains if each.status == "broken"]
-            self._own.report_unservable(action, broken)
-            self._drivers.report_unservable(action, broken)
+        match action:
+            case LoadShard():
+                self._load(action)
+            case UnloadShard(node, incarnation, chain, start, stop):
+                done = ShardUnloaded(node, incarnation, chain, start, stop)
+                self._command(action, node, UnloadLayers(chain, start, stop), done)
+            case ConnectChain():
+                self._begin_to_connect(action)
+            case ActivateChain():
+                self._activate(action)
+            case AttachDriver() | ShareMemory() | DetachDriver():
+                self._attachments.start(action, self._epochs.get(action.chain), self._driver_done)
+            case FenceChain():
+                self._fence(action)
+            case RetireChain(chain):
+                self._epochs.pop(chain, None)
+                self._ports.tell_all(Retire(chain))
+                self._coordinator.post(ChainReleased(chain))
+            case ProbeLink():
+                self._probe(action)
+            case ReleaseNode(node, incarnation):
+                self._command(action, node, Leave(), NodeLeft(node, incarnation))
+            case ReportUnservable():
+                self._report(action)
 
-    def _load(self, action: LoadShard | PrepareStandby) -> None:
-        model = self._truth.state.models[action.model].model
+    def _load(self, action: LoadShard) -> None:
+        model = self._coordinator.state.models[action.model].model
         sources = [Peer(source.node, source.address) for source in action.sources]
         command = LoadLayers(
             chain=action.chain,
@@ -159,99 +143,113 @@ class ActionExecutor:
             context_length=model.context_length,
             sources=[*sources, self._origin],
         )
-        self._tell(action, action.node, command)
+        self._command(action, action.node, command)
 
-    def _unload(self, action: UnloadShard) -> None:
-        done = ShardUnloaded(action.node, action.incarnation, action.chain, action.start, action.stop)
-        self._tell(action, action.node, UnloadLayers(action.chain, action.start, action.stop), done)
-
-    def _tell(self, action: Action, node: str, command: NodeCommand, done: Event | None = None) -> None:
+    def _command(self, action: Action, node: str, command: NodeCommand, done: Event | None = None) -> None:
         """Have a node carry out an action, then note that it is done; if it is not, it may be asked for again."""
 
         def answered(answer: CommandReply) -> None:
             if answer.error:
-                self._truth.later(lambda: self._started.discard(action.key))
+                self._coordinator.later(lambda: self._forget(action))
             elif done is not None:
-                self._truth.post(done)
+                self._coordinator.post(done)
 
-        self._members.command(node, command, answered)
+        self._registry.command(node, command, answered)
+
+    def _forget(self, action: Action) -> None:
+        self._under_way.discard(identity(action))
+
+    def _try_again(self, action: Action) -> None:
+        self._coordinator.after(_RETRY_S, lambda: self._forget(action))
+
+    def _fence(self, action: FenceChain) -> None:
+        command = FenceOff(action.chain, action.epoch)
+        self._ports.tell_all(command)
+        # Whoever can host a driver was told of its stages with it.
+        for node in set(action.nodes) - {port.node for port in self._ports.all()}:
+            self._registry.command(node, command, lambda _: None)
+        self._coordinator.post(ChainFenced(action.chain, action.epoch))
+
+    def _probe(self, action: ProbeLink) -> None:
+        node = self._coordinator.state.nodes.get(action.peer)
+        peer = self._origin if node is None else Peer(node.id, node.address)
+
+        def probed() -> None:
+            self._coordinator.apply(LinkProbed(action.node, action.peer, self._coordinator.now_s()))
+
+        self._registry.command(action.node, Probe([peer]), lambda _: self._coordinator.later(probed))
+
+    def _report(self, action: ReportUnservable) -> None:
+        chains = self._coordinator.state.live_chains(action.model)
+        broken = [chain.id for chain in chains if chain.status == "broken"]
+        command = Unservable(action.model, action.missing_bytes, list(action.reasons), broken)
+        self._ports.find(action.driver).tell(command)
+
+    # Epochs
+
+    def _begin_to_connect(self, action: ConnectChain) -> None:
+        if identity(action) not in self._connecting:  # else it was not asked for in between, but goes on
+            self._connecting.add(identity(action))
+            self._coordinator.background(partial(self._connect, action))
+
+    def _connect(self, action: ConnectChain) -> None:
+        """In the background, because it waits for others."""
+        try:
+            wire_of = partial(wire_between, self._coordinator.state, self._wire)
+            connected = connect_epoch(action, self._ports.own, self._registry, wire_of)
+        except ShardComputeError as error:
+            log.warning("chain %s could not be connected: %s", action.chain, error.message)
+            self._coordinator.after(_RETRY_S, lambda: self._not_connected(action))
+            return
+        kept = "lost" if connected.resumption is None else "kept"
+        log.info("chain %s, epoch %d: connected, sessions %s", action.chain, action.epoch, kept)
+        self._coordinator.later(lambda: self._connected(action, connected))
+
+    def _connected(self, action: ConnectChain, connected: ConnectedEpoch) -> None:
+        self._connecting.discard(identity(action))
+        self._forget(action)
+        former = self._epochs.get(action.chain)
+        if former is None or former.epoch < connected.epoch:
+            self._epochs[action.chain] = connected
+        self._coordinator.apply(ChainConnected(action.chain, action.epoch, action.kv_tokens))
+
+    def _not_connected(self, action: ConnectChain) -> None:
+        """Unless somebody has reported the broken link already, try again in a new epoch."""
+        self._connecting.discard(identity(action))
+        chain = self._coordinator.state.chains.get(action.chain)
+        if chain is not None and chain.epoch == action.epoch and not chain.is_interrupted:
+            first, now_s = action.stages[0].node, self._coordinator.now_s()
+            self._coordinator.apply(LinkBroken(self._origin.node, first, now_s))
 
     def _activate(self, action: ActivateChain) -> None:
-        wiring = self._wirings[action.chain]
+        own, connected = self._ports.own, self._epochs.get(action.chain)
+        known = None if connected is None else connected.known_of(own.session_namespace)
         try:
-            known = (
-                None if wiring.resumption is None else wiring.resumption.within(self._own.session_namespace)
-            )
-            self._own.activate_chain(action, wiring.kv_tokens, known)
+            own.ask(attach_command(action, known))
         except ShardComputeError as error:
             # Its link ended, which has been reported and leads to a new epoch.
             log.warning("chain %s cannot be used: %s", action.chain, error)
             self._try_again(action)
             return
-        self._shapes[action.chain] = wiring.stages
-        self._doubts.worked([stage.node for stage in wiring.stages])
-        self._truth.post(ChainReady(action.chain, action.epoch, wiring.kv_tokens))
-        for node in self._truth.state.nodes.values():
-            self.dismiss(node, action.chain)
+        # At once: from now on the sessions are where this shape has them.
+        self._coordinator.apply(ChainReady(action.chain, action.epoch))
+        for node in self._coordinator.state.nodes.values():
+            self.forget_sessions(node, action.chain)
+
+    def forget_sessions(self, node: Node, chain: str) -> None:
+        """A node that holds a shard of a chain in reserve may have been one of its stages before: others go on with
+        the sessions."""
+        known = self._coordinator.state.chains.get(chain)
+        holds = any(shard.chain == chain for shard in node.shards)
+        if known is not None and holds and node.is_live and node.id not in known.nodes:
+            command = FenceOff(chain, known.epoch - 1, forgets=True)
+            self._registry.command(node.id, command, lambda _: None)
 
     def _driver_done(self, action: DriverAction, event: Event | None) -> None:
         if event is None:
             self._try_again(action)
         else:
-            self._truth.apply(event)
-
-    def _try_again(self, action: Action) -> None:
-        threading.Timer(_RETRY_S, self._truth.later, [lambda: self._started.discard(action.key)]).start()
-
-    def dismiss(self, node: Node, chain: str) -> None:
-        """A node that holds a shard of a chain in reserve may have been one of its stages before."""
-        known = self._truth.state.chains.get(chain)
-        holds = any(shard.chain == chain for shard in node.shards)
-        if known is not None and holds and node.is_live and node.id not in known.nodes:
-            order = FenceOff(chain, known.epoch - 1, forgets=True)
-            self._members.command(node.id, order, lambda _: None)
-
-    def retire(self, chain: str) -> None:
-        self._shapes.pop(chain, None)
-        self._wirings.pop(chain, None)
-        self._own.retire_chain(chain)
-        self._drivers.retire(chain)
-
-    def _fence(self, action: FenceChain) -> None:
-        self._own.fence_chain(action.chain, action.epoch)
-        self._drivers.fence(action.chain, action.epoch)
-        for node in action.nodes:
-            self._members.command(node, FenceOff(action.chain, action.epoch), lambda _: None)
-        self._truth.post(ChainFenced(action.chain, action.epoch))
-
-    def _connect(self, action: ConnectChain, before: tuple[StageAddress, ...]) -> None:
-        """In a thread, because it waits for others."""
-        try:
-            wire_of = partial(wire_between, self._truth.state, self._wire)
-            resumption = connect_epoch(action, before, self._own, self._members.ask, wire_of)
-        except ShardComputeError as error:
-            log.warning("chain %s could not be connected: %s", action.chain, error.message)
-            self._closing.wait(_RETRY_S)
-            self._truth.later(lambda: self._not_connected(action))
-            return
-        kept = "lost" if resumption is None else "kept"
-        log.info("chain %s, epoch %d: connected, sessions %s", action.chain, action.epoch, kept)
-        self._truth.later(lambda: self._connected(action, resumption))
-
-    def _connected(self, action: ConnectChain, resumption: Resumption | None) -> None:
-        self._connecting.discard(action.key)
-        self._started.discard(action.key)
-        self._wirings[action.chain] = ConnectedEpoch(
-            action.epoch, action.stages, action.kv_tokens, resumption
-        )
-        self._truth.apply(ChainConnected(action.chain, action.epoch))
-
-    def _not_connected(self, action: ConnectChain) -> None:
-        """Unless somebody has reported the broken link already, try again in a new epoch."""
-        self._connecting.discard(action.key)
-        chain = self._truth.state.chains.get(action.chain)
-        if chain is not None and chain.epoch == action.epoch and not chain.is_interrupted:
-            self._truth.apply(LinkBroken(self._origin.node, action.stages[0].node, self._truth.now_s()))
+            self._coordinator.apply(event)
 
 
 def as_json(value: object) -> str:

@@ -1,25 +1,31 @@
 """The coordinator's memory: every event that matters, in the order in which it happened, in SQLite.
 
 An event is on disk before anything follows from it, so a kill at any moment leaves a journal that replays to the
-state the cluster was told about. Small values (token book, key book, revocations) live beside it.
+state the cluster was told about; one that has grown long is then replaced by its outcome. Small values (token book,
+key book, revocations) live beside it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from shardcompute.control import ClusterState, apply, decode_event, encode_event
+from shardcompute.control.events import StateRemembered
 from shardcompute.core.errors import CorruptModelError, DiskFullError, SourceError
 
+log = logging.getLogger(__name__)
 _SCHEMA = """
 create table if not exists events (number integer primary key autoincrement, event blob not null);
 create table if not exists notes (name text primary key, value blob not null);
 create table if not exists format (version integer not null);
 """
 _VERSION = 1
+_MOST_EVENTS = 5000
 
 
 class Journal:
@@ -104,3 +110,24 @@ class Journal:
             raise SourceError(
                 f"the journal {self._path} was written by a newer release", hint="upgrade this machine"
             )
+
+
+def replay_journal(
+    journal: Journal, initial: ClusterState, *, most_events: int = _MOST_EVENTS
+) -> ClusterState:
+    """The state after all events. What cannot be read is skipped, and the journal then left as it is."""
+    state, count, unread = initial, 0, 0
+    for line in journal.events():
+        count += 1
+        try:
+            state = apply(state, decode_event(line))
+        except (ValueError, RecursionError) as error:
+            if not unread:
+                log.warning("event %d of the journal cannot be read: %s", count, error)
+            unread += 1
+    if count:
+        log.info("%d events of the journal replayed, %d not understood", count, unread)
+    if count > most_events and not unread:
+        journal.compact([encode_event(StateRemembered(state))])
+        log.info("the journal was replaced by its outcome")
+    return state

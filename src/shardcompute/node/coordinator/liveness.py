@@ -1,4 +1,4 @@
-"""Whether anybody is still there: asked of a node whose link has just ended.
+"""Liveness of a node whose control link has just ended: whether its process is still there.
 
 A machine whose process has died refuses connections at the port where that listened; one that is alive accepts
 them, and one that is cut off, frozen or switched off does not answer at all. So a refusal where a node has answered
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from shardcompute.core.errors import LinkError
+from shardcompute.node.coordinator.coordinator_port import Background, start_thread
 from shardcompute.wire import Link
 
 _TRIES = 3
@@ -23,29 +24,35 @@ Dial = Callable[[str, str], Link]
 class LivenessProbe:
     """Where nodes can be reached. Methods may be called from any thread and return at once."""
 
-    def __init__(self, dial: Dial, pause: Callable[[float], object] = time.sleep) -> None:
+    def __init__(
+        self,
+        dial: Dial,
+        background: Background = start_thread,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
         self._dial = dial
+        self._background = background
         self._pause = pause
         self._lock = threading.Lock()
         self._open: dict[str, str] = {}
 
-    def find(self, node: str, url: str) -> None:
+    def learn(self, node: str, url: str) -> None:
         """See whether the node can be reached where it says."""
-        self._start(lambda: self._find(node, url))
+        self._background(lambda: self._learn(node, url))
 
-    def knock(self, node: str, url: str, on_ended: Callable[[], None]) -> None:
-        """Call `on_ended`, in a thread, if a node that could be reached there listens no more."""
+    def check(self, node: str, url: str, on_ended: Callable[[], None]) -> None:
+        """Call `on_ended`, in the background, if a node that could be reached there listens no more."""
         with self._lock:
             is_known = self._open.get(node) == url
         if is_known:
-            self._start(lambda: self._knock(node, url, on_ended))
+            self._background(lambda: self._check(node, url, on_ended))
 
-    def _find(self, node: str, url: str) -> None:
+    def _learn(self, node: str, url: str) -> None:
         if self._answers(node, url):
             with self._lock:
                 self._open[node] = url
 
-    def _knock(self, node: str, url: str, on_ended: Callable[[], None]) -> None:
+    def _check(self, node: str, url: str, on_ended: Callable[[], None]) -> None:
         for number in range(_TRIES):
             if number:
                 # A connection that was under way when the process died is reset, not refused.
@@ -63,6 +70,3 @@ class LivenessProbe:
         except LinkError as error:
             return False if isinstance(error.__cause__, ConnectionRefusedError) else None
         return True
-
-    def _start(self, task: Callable[[], None]) -> None:
-        threading.Thread(target=task, name="knock", daemon=True).start()

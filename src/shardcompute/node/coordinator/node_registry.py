@@ -1,4 +1,4 @@
-"""The nodes that a coordinator can talk to, and what it has told them and not heard back of."""
+"""The registry of nodes with an open control link, and the commands that they have not answered yet."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from shardcompute.wire.control import Command, CommandReply
 
 log = logging.getLogger(__name__)
 _OFFER_TIMEOUT_S = 1.0
+_ANSWER_TIMEOUT_S = 5.0
 OnAnswer = Callable[[CommandReply], None]
 
 
@@ -33,47 +34,47 @@ class NodeRegistry:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._members: dict[str, ConnectedNode] = {}
+        self._nodes: dict[str, ConnectedNode] = {}
         self._waiting: dict[int, tuple[LinkPump, OnAnswer]] = {}
         self._commands = 0
 
     def all(self) -> list[ConnectedNode]:
         with self._lock:
-            return list(self._members.values())
+            return list(self._nodes.values())
 
-    def enter(self, member: ConnectedNode) -> None:
+    def add(self, node: ConnectedNode) -> None:
         """Also in place of the same node's former link, which is closed."""
         with self._lock:
-            former = self._members.get(member.node)
-            self._members[member.node] = member
-        if former is not None and former.pump is not member.pump:
+            former = self._nodes.get(node.node)
+            self._nodes[node.node] = node
+        if former is not None and former.pump is not node.pump:
             former.pump.link.close()
             self._give_up(former.pump)
 
-    def leave(self, node: str, pump: LinkPump | None = None) -> ConnectedNode | None:
-        """Who has left; None if it was not here, or not with this link."""
+    def remove(self, node: str, pump: LinkPump | None = None) -> ConnectedNode | None:
+        """Who was removed; None if it was not here, or not with this link."""
         with self._lock:
-            member = self._members.get(node)
-            if member is not None and pump in (None, member.pump):
-                del self._members[node]
+            removed = self._nodes.get(node)
+            if removed is not None and pump in (None, removed.pump):
+                del self._nodes[node]
             else:
-                member = None
-        if pump is None and member is not None:
-            pump = member.pump
+                removed = None
+        if pump is None and removed is not None:
+            pump = removed.pump
         if pump is not None:
             self._give_up(pump)
-        return member
+        return removed
 
     def command(self, node: str, command: NodeCommand, done: OnAnswer) -> None:
         with self._lock:
             self._commands += 1
             number = self._commands
-            member = self._members.get(node)
-            if member is not None:
-                self._waiting[number] = (member.pump, done)
-        if member is None:
+            known = self._nodes.get(node)
+            if known is not None:
+                self._waiting[number] = (known.pump, done)
+        if known is None:
             done(CommandReply(number, "it is not here", b""))
-        elif not self.offer(member.pump, Command(number, encode_command(command))):
+        elif not self.offer(known.pump, Command(number, encode_command(command))):
             self._finish(number, CommandReply(number, "it could not be told", b""))
 
     def ask(self, node: str, command: NodeCommand) -> queue.SimpleQueue[CommandReply]:
@@ -96,9 +97,9 @@ class NodeRegistry:
             return False
 
     def close(self) -> None:
-        for member in self.all():
-            member.pump.close()
-            self.leave(member.node)
+        for each in self.all():
+            each.pump.close()
+            self.remove(each.node)
 
     def _give_up(self, pump: LinkPump) -> None:
         with self._lock:
@@ -111,3 +112,16 @@ class NodeRegistry:
             _, done = self._waiting.pop(number, (None, None))
         if done is not None:
             done(answer)
+
+
+def await_answer(
+    node: str, answer: queue.SimpleQueue[CommandReply], timeout_s: float = _ANSWER_TIMEOUT_S
+) -> bytes:
+    """What the node answered; LinkError if that is an error, or nothing in time."""
+    try:
+        answered = answer.get(timeout=timeout_s)
+    except queue.Empty:
+        raise LinkError(f"{node} did not answer in time") from None
+    if answered.error:
+        raise LinkError(f"{node}: {answered.error}")
+    return answered.result

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardcompute.control.actions import StageAddress
+from shardcompute.control.state import Assignment
 from shardcompute.node.rpc.commands import Connected
 from shardcompute.node.rpc.session_ids import Resumption
 
@@ -37,7 +38,7 @@ class RecoveryPlan:
         return Resumption(lengths, has_new_first=0 in self.new, held=held)
 
 
-def plan_recovery(before: Sequence[StageAddress], after: Sequence[StageAddress]) -> RecoveryPlan | None:
+def plan_recovery(before: Sequence[Assignment], after: Sequence[StageAddress]) -> RecoveryPlan | None:
     """How to go on from one shape to the next; None: everything must be computed again."""
     if [(s.start, s.stop) for s in before] != [(s.start, s.stop) for s in after] or not before:
         return None

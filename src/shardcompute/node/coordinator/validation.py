@@ -80,9 +80,8 @@ def validate_join(event: NodeJoined) -> str | None:
 
 def validate_role(role: NodeRole, admitted: Collection[Role]) -> str | None:
     """A reason to refuse a node in a role that its certificate does not give it, or None."""
-    needed = {"worker": {Role.WORKER}, "driver": {Role.DRIVER}, "both": {Role.WORKER, Role.DRIVER}}[role]
-    lacking = needed - set(admitted)
-    return f"its certificate is not that of a {min(lacking)}" if lacking else None
+    needed = {"worker": Role.WORKER, "driver": Role.DRIVER}[role]
+    return None if needed in admitted else f"its certificate is not that of a {needed}"
 
 
 def validate_report(event: Event, node: str, driver: str, known: Collection[str]) -> Event:

@@ -1,4 +1,4 @@
-"""Command executor of a process' drivers, where they are not the coordinator's own."""
+"""Command executor of a process' drivers: of the coordinator's own, and of those on other machines."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from shardcompute.control.actions import ActivateChain, ReportUnservable
 from shardcompute.core.errors import UnknownModelError
-from shardcompute.node.driver.chain_links import ChainAddress
 from shardcompute.node.driver.pool import DriverPool, PoolModel
 from shardcompute.node.rpc.commands import (
     Attach,
@@ -26,8 +24,45 @@ from shardcompute.wire import Link
 log = logging.getLogger(__name__)
 
 
+def carry_out(pool: DriverPool, command: NodeCommand) -> None:
+    """What every driver does when it is told so; a chain must have been opened before it is used. What is no command
+    for a driver is left alone."""
+    match command:
+        case Attach():
+            pool.activate_chain(command)
+        case Share(chain, epoch, kv_tokens):
+            pool.share_chain(chain, epoch, kv_tokens)
+        case FenceOff(chain, epoch):
+            pool.fence_chain(chain, epoch)
+        case Retire(chain):
+            pool.retire_chain(chain)
+        case Unservable():
+            pool.report_unservable(command)
+
+
+class InProcessDriver:
+    """The coordinator's own drivers, in its process: commanded like others (`coordinator.driver_port.OwnDriver`)."""
+
+    def __init__(self, node: str, pool: DriverPool) -> None:
+        self.node = node
+        self.url = pool.url
+        self.session_namespace = pool.session_namespace
+        self.serves = pool.serves
+        self.open_chain = pool.open_chain
+        self.host_chain = pool.host_chain
+        self.unhost_chain = pool.unhost_chain
+        self._pool = pool
+
+    def tell(self, command: NodeCommand) -> None:
+        carry_out(self._pool, command)
+
+    def ask(self, command: NodeCommand) -> None:
+        carry_out(self._pool, command)
+
+
 class DriverCommandExecutor:
-    """Carries out commands for the drivers in `pool`. `dial` opens a link for weights, over which tokenizers come."""
+    """Commands for the drivers in `pool` that came over a control link. `dial` opens a link for weights, over which
+    tokenizers come."""
 
     def __init__(self, pool: DriverPool, dial: Callable[[Peer], Link]) -> None:
         self._pool = pool
@@ -36,16 +71,10 @@ class DriverCommandExecutor:
     def carry_out(self, command: NodeCommand) -> None:
         """What is no command for a driver is left alone."""
         if isinstance(command, Attach):
-            self._attach(command)
-        elif isinstance(command, Share):
-            self._pool.share_chain(command.chain, command.epoch, command.kv_tokens)
-        elif isinstance(command, FenceOff):
-            self._pool.fence_chain(command.chain, command.epoch)
-        elif isinstance(command, Retire):
-            self._pool.retire_chain(command.chain)
-        elif isinstance(command, Unservable):
-            action = ReportUnservable(command.model, command.missing_bytes, tuple(command.reasons))
-            self._pool.report_unservable(action, command.broken)
+            if not self._pool.serves(command.model):
+                raise UnknownModelError(f"the tokenizer of {command.model} is not here yet")
+            self._pool.open_chain(command)
+        carry_out(self._pool, command)
 
     def learn(self, offered: OfferedModel, origin: Peer) -> None:
         """Get ready to serve a model, unless that was done. LinkError or SourceError without its tokenizer."""
@@ -64,12 +93,3 @@ class DriverCommandExecutor:
                 has_draft_head=offered.has_draft_head,
             )
         )
-
-    def _attach(self, command: Attach) -> None:
-        if not self._pool.serves(command.model):
-            raise UnknownModelError(f"the tokenizer of {command.model} is not here yet")
-        first = command.first
-        address = ChainAddress(command.chain, command.epoch, first.node, first.url, tuple(command.nodes))
-        self._pool.open_address(address)
-        action = ActivateChain(command.chain, command.epoch, command.model)
-        self._pool.activate_chain(action, command.kv_tokens, command.resumption)

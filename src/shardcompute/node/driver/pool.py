@@ -10,10 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from shardcompute.control.actions import ActivateChain, ConnectChain, ReportUnservable
 from shardcompute.core.errors import CapacityError, LinkError, UnknownModelError
 from shardcompute.core.generation import Delta, GenerationRequest, Speculation
 from shardcompute.decoding.drafting import Drafter
@@ -23,7 +22,8 @@ from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.generation import DeltaStream
 from shardcompute.node.driver.hosted_client import HostedDriverClient, HostedDrivers, ResumableGeneration
 from shardcompute.node.driver.limits import DriverLimits
-from shardcompute.node.rpc.session_ids import Resumption, choose_namespace, first_session
+from shardcompute.node.rpc.commands import Attach, Unservable
+from shardcompute.node.rpc.session_ids import choose_namespace, first_session
 from shardcompute.node.service import KvUse, ServedModel, ServiceLoad
 from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.node.telemetry.traffic import WireTraffic
@@ -156,27 +156,24 @@ class DriverPool:
         for chain in chains:
             chain.driver.drop_prefixes()
 
-    # For the coordinator (see `driver_port.DriverSide`)
+    # For the coordinator (see `command_executor`)
 
     def serves(self, model: str) -> bool:
         with self._lock:
             return model in self._models
 
-    def open_chain(self, action: ConnectChain) -> None:
-        first = action.stages[0]
-        nodes = tuple(stage.node for stage in action.stages)
-        self.open_address(ChainAddress(action.chain, action.epoch, first.node, first.address, nodes))
-
-    def open_address(self, address: ChainAddress) -> None:
+    def open_chain(self, command: Attach) -> None:
         """Dial the first stage of a new epoch. Raises LinkError."""
-        self._links.open(address)
+        first, nodes = command.first, tuple(command.nodes)
+        self._links.open(ChainAddress(command.chain, command.epoch, first.node, first.url, nodes))
 
-    def activate_chain(self, action: ActivateChain, kv_tokens: int, resumption: Resumption | None) -> None:
+    def activate_chain(self, command: Attach) -> None:
+        """Use an epoch that was opened. Raises LinkError when it is lost already."""
         with self._lock:
-            model = self._models.get(action.model)
+            model = self._models.get(command.model)
             if model is None:
-                raise CapacityError(f"{action.model} is not served here any more")
-            chain = self._chains.get(action.chain)
+                raise CapacityError(f"{command.model} is not served here any more")
+            chain = self._chains.get(command.chain)
             if chain is None:
                 limits = DriverLimits(
                     model.vocab_size,
@@ -188,9 +185,11 @@ class DriverPool:
                 )
                 first = first_session(self.session_namespace)
                 driver = Driver(model.tokenizer, limits, first_session=first, drafters=model.drafters)
-                chain = self._chains[action.chain] = _PoolChain(action.model, driver)
-            self._unservable.pop(action.model, None)
-        self._links.activate(action.chain, action.epoch, chain.driver, kv_tokens, resumption)
+                chain = self._chains[command.chain] = _PoolChain(command.model, driver)
+            self._unservable.pop(command.model, None)
+        self._links.activate(
+            command.chain, command.epoch, chain.driver, command.kv_tokens, command.resumption
+        )
         chain.is_connected = True
 
     def share_chain(self, chain: str, epoch: int, kv_tokens: int) -> None:
@@ -224,18 +223,19 @@ class DriverPool:
         if self._hosted is not None:
             self._hosted.unhost(chain, node)
 
-    def report_unservable(self, action: ReportUnservable, broken: Collection[str]) -> None:
-        why = "; ".join(action.reasons)
+    def report_unservable(self, command: Unservable) -> None:
+        """A model cannot be served: what waits for it fails after a while, and new requests at once."""
+        why, broken = "; ".join(command.reasons), set(command.broken)
         error = CapacityError(
-            f"{action.model} does not fit the machines there are: {_mib(action.missing_bytes)} are missing ({why})",
+            f"{command.model} does not fit the machines there are: {_mib(command.missing_bytes)} are missing ({why})",
             hint="join another machine, or give the workers more with --max-memory",
         )
         log.warning("%s", error)
         with self._lock:
-            of_model = {name: chain for name, chain in self._chains.items() if chain.model == action.model}
+            of_model = {name: chain for name, chain in self._chains.items() if chain.model == command.model}
             if not any(chain.is_connected for chain in of_model.values()):
-                self._unservable[action.model] = error
-                broken = of_model.keys()
+                self._unservable[command.model] = error
+                broken = set(of_model)
             drivers = [self._chains[name].driver for name in broken if name in self._chains]
         for driver in drivers:
             # Machines that are out of reach for a moment come back; those who wait for them may stall that long.

@@ -8,8 +8,7 @@ from pathlib import Path
 from shardcompute.control import ClusterState, HealthPolicy, apply, encode_event
 from shardcompute.control import events as happened
 from shardcompute.control.events import is_journalled
-from shardcompute.node.coordinator.journal import Journal
-from shardcompute.node.coordinator.journal_replay import replay_journal
+from shardcompute.node.coordinator.journal import Journal, replay_journal
 from support.swarm.fake_cluster import serving_cluster
 
 EMPTY = ClusterState(driver="head")

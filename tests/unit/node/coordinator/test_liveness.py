@@ -20,8 +20,8 @@ def refused() -> LinkError:
     return error
 
 
-class Door:
-    """Answers each knock as told; a link where nothing else was said."""
+class Listener:
+    """Answers each call as told; a link where nothing else was said."""
 
     def __init__(self) -> None:
         self.answers: list[LinkError] = []
@@ -39,55 +39,55 @@ class Door:
 
 
 @pytest.fixture
-def door() -> Door:
-    return Door()
+def listener() -> Listener:
+    return Listener()
 
 
 @pytest.fixture
-def doors(door: Door, monkeypatch: pytest.MonkeyPatch) -> LivenessProbe:
+def probe(listener: Listener) -> LivenessProbe:
     """As if every thread ran at once."""
-    found = LivenessProbe(door.dial, door.pauses.append)
-    monkeypatch.setattr(found, "_start", lambda task: task())
-    return found
+    return LivenessProbe(listener.dial, lambda task: task(), listener.pauses.append)
 
 
-def ended(doors: LivenessProbe, url: str = URL) -> bool:
+def ended(probe: LivenessProbe, url: str = URL) -> bool:
     heard = threading.Event()
-    doors.knock("n1", url, heard.set)
+    probe.check("n1", url, heard.set)
     return heard.is_set()
 
 
-def test_a_refusal_is_an_end(doors: LivenessProbe, door: Door) -> None:
-    doors.find("n1", URL)
-    door.answers = [refused()]
-    assert ended(doors)
-    assert door.closed == 1
+def test_a_refusal_is_an_end(probe: LivenessProbe, listener: Listener) -> None:
+    probe.learn("n1", URL)
+    listener.answers = [refused()]
+    assert ended(probe)
+    assert listener.closed == 1
 
 
-def test_an_answer_is_none(doors: LivenessProbe, door: Door) -> None:
-    doors.find("n1", URL)
-    assert not ended(doors)
-    assert door.closed == 2
+def test_an_answer_is_none(probe: LivenessProbe, listener: Listener) -> None:
+    probe.learn("n1", URL)
+    assert not ended(probe)
+    assert listener.closed == 2
 
 
-def test_silence_is_none_however_often_it_is_asked(doors: LivenessProbe, door: Door) -> None:
-    doors.find("n1", URL)
-    door.answers = [LinkError("timed out") for _ in range(9)]
-    assert not ended(doors)
-    assert len(door.pauses) == 2
+def test_silence_is_none_however_often_it_is_asked(probe: LivenessProbe, listener: Listener) -> None:
+    probe.learn("n1", URL)
+    listener.answers = [LinkError("timed out") for _ in range(9)]
+    assert not ended(probe)
+    assert len(listener.pauses) == 2
 
 
-def test_a_connection_that_dies_with_the_process_is_tried_again(doors: LivenessProbe, door: Door) -> None:
-    doors.find("n1", URL)
-    door.answers = [LinkError("connection reset"), refused()]
-    assert ended(doors)
+def test_a_connection_that_dies_with_the_process_is_tried_again(
+    probe: LivenessProbe, listener: Listener
+) -> None:
+    probe.learn("n1", URL)
+    listener.answers = [LinkError("connection reset"), refused()]
+    assert ended(probe)
 
 
-def test_where_nobody_has_answered_a_refusal_says_nothing(doors: LivenessProbe, door: Door) -> None:
-    door.answers = [refused(), refused()]
-    doors.find("n1", URL)
-    assert not ended(doors)
-    assert len(door.answers) == 1, "nobody was even asked"
-    door.answers.clear()
-    doors.find("n1", URL)
-    assert not ended(doors, "tcp://attic:2"), "it listens elsewhere since"
+def test_where_nobody_has_answered_a_refusal_says_nothing(probe: LivenessProbe, listener: Listener) -> None:
+    listener.answers = [refused(), refused()]
+    probe.learn("n1", URL)
+    assert not ended(probe)
+    assert len(listener.answers) == 1, "nobody was even asked"
+    listener.answers.clear()
+    probe.learn("n1", URL)
+    assert not ended(probe, "tcp://attic:2"), "it listens elsewhere since"
