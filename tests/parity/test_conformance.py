@@ -42,7 +42,7 @@ FORMS = ("native", "int8", "float32")
 TOKENS = 10
 LAYERS = 30
 PAGE_BYTES = PAGE_TOKENS * LAYERS * 2 * 3 * 64 * 4
-OPTIONS = ExecutorOptions(kv_bytes=60 * PAGE_BYTES, context_length=512, max_rows=512, max_wanted=256)
+OPTIONS = ExecutorOptions(kv_bytes=60 * PAGE_BYTES, context_length=512, max_rows=512, max_logit_rows=256)
 SAMPLINGS = {
     "greedy": Sampling(logprobs=2),
     "sampled": Sampling(temperature=0.8, top_p=0.95, seed=1234, logprobs=2),

@@ -20,7 +20,7 @@ from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 
-OPTIONS = ExecutorOptions(kv_bytes=64 << 20, max_rows=128, max_wanted=16, context_length=512)
+OPTIONS = ExecutorOptions(kv_bytes=64 << 20, max_rows=128, max_logit_rows=16, context_length=512)
 QUESTION = "Write a short Python function that adds two numbers, and explain how it works."
 TOKENS, DRAFT_TOKENS = 64, 6
 
@@ -66,7 +66,7 @@ def answer(runtime: StageRuntime, prompt: list[int], session: int, most: int) ->
 
 def _accepted(work: SessionRows, picked: list[Picked]) -> list[int]:
     tokens = [picked[0].choice.id]
-    for draft, following in zip(work.ids[len(work.ids) - work.wanted + 1 :], picked[1:], strict=True):
+    for draft, following in zip(work.ids[len(work.ids) - work.logit_rows + 1 :], picked[1:], strict=True):
         if draft != tokens[-1]:
             break
         tokens.append(following.choice.id)

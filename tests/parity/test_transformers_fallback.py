@@ -81,8 +81,8 @@ def test_whole_and_cut_models_give_their_logits(folder: Path) -> None:
     ]
     for segments in steps:
         ours, parts = run(whole, segments), run(cut, segments)
-        wanted = [row for s in segments for row in range(s.stop - s.wanted, s.stop)]
-        np.testing.assert_allclose(ours, truth[wanted], rtol=1e-4, atol=1e-4)
+        judged = [row for s in segments for row in range(s.stop - s.logit_rows, s.stop)]
+        np.testing.assert_allclose(ours, truth[judged], rtol=1e-4, atol=1e-4)
         np.testing.assert_array_equal(parts, ours)
 
 

@@ -63,8 +63,8 @@ OTHERS = st.one_of(
 @st.composite
 def segments(draw: st.DrawFn) -> wire.SegmentHeader:
     ids = draw(IDS)
-    wanted = draw(st.integers(0, len(ids)))
-    return wire.SegmentHeader(draw(NUMBER), draw(POSITION), len(ids), wanted, pack_ids(ids))
+    logit_rows = draw(st.integers(0, len(ids)))
+    return wire.SegmentHeader(draw(NUMBER), draw(POSITION), len(ids), logit_rows, pack_ids(ids))
 
 
 @st.composite

@@ -40,7 +40,7 @@ class Network(Protocol):
     def layer(self, ops: Ops, shared: Any, weights: Any, layer: int, x: Tensor) -> Tensor: ...
 
     def normed(self, ops: Ops, weights: Any, x: Tensor) -> Tensor:
-        """The wanted rows behind the last layer, normed: what `head` makes logits of."""
+        """The logit rows behind the last layer, normed: what `head` makes logits of."""
         ...
 
     def head(self, ops: Ops, weights: Any, x: Tensor) -> Tensor: ...
@@ -48,13 +48,13 @@ class Network(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorOptions:
-    """`kv_bytes` bounds the sessions' KV; `max_rows` the rows of one step and `max_wanted` those of them whose
+    """`kv_bytes` bounds the sessions' KV; `max_rows` the rows of one step and `max_logit_rows` those of them whose
     logits are wanted; `context_length` a session. `dtype` is what a backend with a choice computes in: auto,
     float32, float16 or bfloat16."""
 
     kv_bytes: int
     max_rows: int = 512
-    max_wanted: int = 64
+    max_logit_rows: int = 64
     context_length: int = 8192
     threads: int = 1
     device: str = "cpu"
@@ -77,7 +77,7 @@ class Executor(Protocol):
 
     def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
         """Token ids `[rows]` (first slice) or hidden `[rows, hidden]` in; hidden `[rows, hidden]` or, from the last
-        slice, logits `[wanted rows, vocabulary]` out, float32, valid until the next step.
+        slice, logits `[logit rows, vocabulary]` out, float32, valid until the next step.
 
         A segment truncates its session at `start`, opens it if it is new, and extends it. Raises CapacityError,
         before anything changes, when KV memory does not suffice; UsageError for a gap, or past the context.
@@ -85,7 +85,7 @@ class Executor(Protocol):
         ...
 
     def hidden_rows(self) -> Array:
-        """The normed hidden states `[wanted rows, hidden]`, float32, that the logits of the last step were made of.
+        """The normed hidden states `[logit rows, hidden]`, float32, that the logits of the last step were made of.
         Only from the last slice, after a step with `keeps_hidden`, and valid until the next step."""
         ...
 

@@ -47,8 +47,10 @@ class PageBudget:
                 raise UsageError(f"session {segment.session} has two segments in one batch")
             seen.add(segment.session)
             length = self.lengths.get(segment.session, 0)
-            if segment.count < 1 or not 0 <= segment.wanted <= segment.count:
-                raise UsageError(f"a segment of {segment.count} rows cannot want {segment.wanted} of them")
+            if segment.count < 1 or not 0 <= segment.logit_rows <= segment.count:
+                raise UsageError(
+                    f"a segment of {segment.count} rows cannot want {segment.logit_rows} of them"
+                )
             if not 0 <= segment.start <= length:
                 raise UsageError(
                     f"session {segment.session} has {length} tokens; rows at position {segment.start} leave a gap"

@@ -15,7 +15,7 @@ from shardcompute.backends.matrix import Array, Float32, Matrix
 from shardcompute.backends.ops import Attention, ExpertBlock, Gate
 from shardcompute.backends.rotation import rotation_tables
 from shardcompute.backends.routing import choose_experts, softmax
-from shardcompute.core.batch import Segment, wanted_rows
+from shardcompute.core.batch import Segment, logit_row_indices
 
 GPT_OSS_ALPHA = 1.702
 
@@ -116,8 +116,8 @@ class NumpyOps:
             out[rows] += y * weights[rows, ranks][:, None]
         return out
 
-    def wanted(self, x: Float32) -> Float32:
-        return x[wanted_rows(self._segments)]
+    def logit_rows(self, x: Float32) -> Float32:
+        return x[logit_row_indices(self._segments)]
 
 
 def _attend_one(

@@ -104,6 +104,6 @@ class Ops(Protocol):
 
     def experts(self, x: Tensor, block: ExpertBlock) -> Tensor: ...
 
-    def wanted(self, x: Tensor) -> Tensor:
+    def logit_rows(self, x: Tensor) -> Tensor:
         """Only the rows whose logits are wanted."""
         ...

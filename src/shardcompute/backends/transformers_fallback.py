@@ -87,7 +87,7 @@ class TransformersExecutor:
             truncate(cache, segment.start)
             part = tensor[row : row + segment.count]
             results.append(
-                self._slice.run(part, segment.start, segment.wanted, cache, keeps_hidden=keeps_hidden)
+                self._slice.run(part, segment.start, segment.logit_rows, cache, keeps_hidden=keeps_hidden)
             )
             hidden.append(self._slice.hidden_rows)
             self._budget.take(segment)
@@ -156,7 +156,7 @@ class _Slice:
         self._fed: torch.Tensor | None = None
         self._taken: torch.Tensor | None = None
         self.hidden_rows = torch.empty((0, self.hidden))
-        """Of the last run's wanted rows, where they were to be kept."""
+        """Of the last run's logit rows, where they were to be kept."""
         kept[0].register_forward_pre_hook(self._feed, with_kwargs=True)
         kept[-1].register_forward_hook(self._take)
 
@@ -164,9 +164,9 @@ class _Slice:
         self._model.to(device)
 
     def run(
-        self, inputs: torch.Tensor, start: int, wanted: int, cache: Any, *, keeps_hidden: bool = False
+        self, inputs: torch.Tensor, start: int, logit_rows: int, cache: Any, *, keeps_hidden: bool = False
     ) -> torch.Tensor:
-        """Rows of one session behind the slice, or the logits of the last `wanted` of them."""
+        """Rows of one session behind the slice, or the logits of the last `logit_rows` of them."""
         device = next(self._model.parameters()).device
         options: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
         if "position_ids" in self._accepts:
@@ -177,7 +177,7 @@ class _Slice:
             dtype = next(self._model.parameters()).dtype
             options["inputs_embeds"] = self._fed = inputs.to(device, dtype)[None]
         if self.is_last and "logits_to_keep" in self._accepts:
-            options["logits_to_keep"] = max(wanted, 1)
+            options["logits_to_keep"] = max(logit_rows, 1)
         if self.is_last and keeps_hidden:
             options["output_hidden_states"] = True
         with torch.inference_mode():
@@ -186,9 +186,9 @@ class _Slice:
             assert self._taken is not None
             return self._taken[0]
         if keeps_hidden:
-            self.hidden_rows = result.hidden_states[-1][0, len(inputs) - wanted :]
+            self.hidden_rows = result.hidden_states[-1][0, len(inputs) - logit_rows :]
         logits: torch.Tensor = result.logits[0]
-        return logits[len(logits) - wanted :]
+        return logits[len(logits) - logit_rows :]
 
     def check(self) -> int:
         """Compute the truth again, in two steps and with a truncation; the bytes of KV per token."""

@@ -100,7 +100,7 @@ def _measure(bench: CodecBench, form: str, cuts: int, say: Say) -> list[Result]:
             if not 1 <= cuts < layers:
                 raise UsageError(f"{layers} layers cannot be cut {cuts} times", hint="choose fewer --cuts")
             options = ExecutorOptions(
-                kv_bytes=256 << 20, context_length=_CONTEXT, max_wanted=_CONTEXT, threads=bench.threads
+                kv_bytes=256 << 20, context_length=_CONTEXT, max_logit_rows=_CONTEXT, threads=bench.threads
             )
             chain = [
                 open_shard(checkpoint, stage=stage, form=form, options=options)

@@ -57,7 +57,9 @@ def measure_form(
 ) -> list[Result]:
     """Perplexity, accuracy and size of one weight form."""
     with open_checkpoint(files()) as checkpoint:
-        options = ExecutorOptions(kv_bytes=1 << 30, context_length=_ROWS, max_wanted=_ROWS, threads=threads)
+        options = ExecutorOptions(
+            kv_bytes=1 << 30, context_length=_ROWS, max_logit_rows=_ROWS, threads=threads
+        )
         executor = open_shard(checkpoint, form=form, options=options)
         texts = read_texts(data, checkpoint.tokenizer(), count)
         size = _weight_bytes(checkpoint, form)

@@ -15,12 +15,12 @@ PAGE_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`count` rows of `session` at positions `[start, start + count)`; logits of the last `wanted` rows."""
+    """`count` rows of `session` at positions `[start, start + count)`; logits of the last `logit_rows` of them."""
 
     session: int
     start: int
     count: int
-    wanted: int = 0
+    logit_rows: int = 0
 
     @property
     def stop(self) -> int:
@@ -31,11 +31,11 @@ def count_rows(segments: Sequence[Segment]) -> int:
     return sum(segment.count for segment in segments)
 
 
-def wanted_rows(segments: Sequence[Segment]) -> list[int]:
+def logit_row_indices(segments: Sequence[Segment]) -> list[int]:
     """Indices, in the flattened batch, of the rows whose logits are wanted."""
     rows: list[int] = []
     end = 0
     for segment in segments:
         end += segment.count
-        rows.extend(range(end - segment.wanted, end))
+        rows.extend(range(end - segment.logit_rows, end))
     return rows

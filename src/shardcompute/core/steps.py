@@ -17,21 +17,21 @@ from shardcompute.core.generation import Sampling, TokenChoice
 class SessionRows:
     """Rows of one session: its tokens `ids` at positions from `start` on.
 
-    Tokens are picked after the last `wanted` rows. Where `targets` are given, one per wanted row, these tokens are
+    Tokens are picked after the last `logit_rows` of them. Where `targets` are given, one per such row, these tokens are
     scored instead of picked (log-probabilities of a prompt).
     """
 
     session: int
     start: int
     ids: tuple[int, ...]
-    wanted: int = 0
+    logit_rows: int = 0
     targets: tuple[int, ...] = ()
     head_draft_tokens: int = 0
     """So many tokens the last stage may draft, after those that it picks."""
 
     @property
     def segment(self) -> Segment:
-        return Segment(self.session, self.start, len(self.ids), self.wanted)
+        return Segment(self.session, self.start, len(self.ids), self.logit_rows)
 
 
 @dataclass(frozen=True, slots=True)

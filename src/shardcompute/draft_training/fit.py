@@ -310,7 +310,7 @@ class _Fit:
         options = ExecutorOptions(
             kv_bytes=kv_bytes if self._device.type == "cpu" else kv_bytes // 2,
             max_rows=max(self._read_rows, 2 * self._sessions),
-            max_wanted=max(self._read_rows, self._sessions),
+            max_logit_rows=max(self._read_rows, self._sessions),
             context_length=self._context_length,
             threads=self._plan.threads,
             device=str(self._device),

@@ -136,7 +136,7 @@ class Decoder:
         return ops.add(x, _normed(ops, y, weights.mlp_post_norm, eps))
 
     def normed(self, ops: Ops, weights: HeadWeights, x: Tensor) -> Tensor:
-        return ops.rms_norm(ops.wanted(x), weights.norm, self.spec.norm_eps)
+        return ops.rms_norm(ops.logit_rows(x), weights.norm, self.spec.norm_eps)
 
     def head(self, ops: Ops, weights: HeadWeights, x: Tensor) -> Tensor:
         logits = ops.linear(x, weights.head)

@@ -105,7 +105,7 @@ class DraftHeadNetwork:
         raise ValueError("there are no layers")
 
     def normed(self, ops: Ops, weights: _Handles, x: Tensor) -> Tensor:
-        u = ops.linear(ops.rms_norm(ops.wanted(x), weights.unit, self._eps), weights.join)
+        u = ops.linear(ops.rms_norm(ops.logit_rows(x), weights.unit, self._eps), weights.join)
         for norm, gate_up, down in weights.blocks:
             inner = ops.gated(ops.linear(ops.rms_norm(u, norm, self._eps), gate_up), Gate("silu"))
             u = ops.add(u, ops.linear(inner, down))

@@ -77,7 +77,7 @@ class HeadDrafter:
     def draft(
         self, work: Sequence[SessionRows], picked: Sequence[Picked], states: Array, tail: Tail
     ) -> list[Draft]:
-        """Drafts for the work that asks for some. `picked` and `states` are one for each wanted row, as `tail` gave
+        """Drafts for the work that asks for some. `picked` and `states` are one for each logit row, as `tail` gave
         them; it is asked to pick drafted tokens too, and then knows what it knew before."""
         growing = self._begin(work, picked, states)
         grown: list[_Growth] = growing
@@ -95,9 +95,9 @@ class HeadDrafter:
         begun: list[_Growth] = []
         row = 0
         for part in work:
-            first, row = row, row + part.wanted
+            first, row = row, row + part.logit_rows
             if (
-                not (part.head_draft_tokens and part.wanted)
+                not (part.head_draft_tokens and part.logit_rows)
                 or part.targets
                 or len(begun) == self._limits.max_rows
             ):
@@ -156,7 +156,7 @@ class HeadDrafter:
 
 def _accepted(part: SessionRows, picked: Sequence[Picked]) -> int:
     """How many of the drafts among the part's rows are what was picked in their place."""
-    drafts = part.ids[len(part.ids) - part.wanted + 1 :]
+    drafts = part.ids[len(part.ids) - part.logit_rows + 1 :]
     accepted = 0
     while accepted < len(drafts) and drafts[accepted] == picked[accepted].choice.id:
         accepted += 1

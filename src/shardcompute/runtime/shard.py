@@ -54,9 +54,9 @@ def build_head_drafter(
 ) -> HeadDrafter:
     """What drafts on from the final states of a last stage; `source` has the model's head and embedding."""
     head, embedding = (rows_of(source.matrix(name), weights.ids) for name in ("head", "embedding"))
-    limits = HeadDraftLimits(context_length=options.context_length, max_rows=options.max_wanted)
+    limits = HeadDraftLimits(context_length=options.context_length, max_rows=options.max_logit_rows)
     # It keeps nothing between steps: every row is the first of a session of its own.
-    options = replace(options, kv_bytes=1 << 20, max_rows=options.max_wanted, context_length=PAGE_TOKENS)
+    options = replace(options, kv_bytes=1 << 20, max_rows=options.max_logit_rows, context_length=PAGE_TOKENS)
     return HeadDrafter(
         _run_by(backend, DraftHeadNetwork(spec, weights, head), options),
         weights.ids,

@@ -113,17 +113,17 @@ class Tail:
         """Whether a session of this step, open already or opened with it, wants its hidden states."""
         wanting = {opening.session for opening in openings if opening.sampling.wants_hidden}
         wanting |= {session for session, known in self._sessions.items() if known.sampling.wants_hidden}
-        return any(part.session in wanting and part.wanted for part in work)
+        return any(part.session in wanting and part.logit_rows for part in work)
 
     def pick(self, work: Sequence[SessionRows], logits: Array, hidden: Array | None = None) -> list[Picked]:
-        """One token per wanted row, in the order of the rows; with its row of `hidden` where that is wanted."""
+        """One token per logit row, in the order of the rows; with its row of `hidden` where that is wanted."""
         picked: list[Picked] = []
         row = 0
         for part in work:
             session = self._session(part.session)
             session.take(part)
-            first = part.start + len(part.ids) - part.wanted
-            for index in range(part.wanted):
+            first = part.start + len(part.ids) - part.logit_rows
+            for index in range(part.logit_rows):
                 one = _pick_one(session, part, first + index, index, logits[row])
                 if hidden is not None and session.sampling.wants_hidden:
                     packed = hidden[row].astype("<f4").tobytes()

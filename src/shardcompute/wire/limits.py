@@ -65,12 +65,14 @@ def _check_frame(frame: StepFrame, body_bytes: int, limits: WireLimits) -> None:
     for segment in frame.segments:
         rows += segment.count
         _check_at_most("segment", segment.head_draft_tokens, "tokens to draft", limits.max_rows)
-        if segment.wanted > segment.count:
-            raise LinkError(f"a segment of {segment.count} rows wants the results of {segment.wanted}")
+        if segment.logit_rows > segment.count:
+            raise LinkError(f"a segment of {segment.count} rows wants the logits of {segment.logit_rows}")
         if len(segment.ids) != ID_BYTES * segment.count:
             raise LinkError(f"a segment of {segment.count} rows has {len(segment.ids)} bytes of token ids")
-        if segment.targets and len(segment.targets) != ID_BYTES * segment.wanted:
-            raise LinkError(f"{segment.wanted} wanted rows have {len(segment.targets)} bytes of target ids")
+        if segment.targets and len(segment.targets) != ID_BYTES * segment.logit_rows:
+            raise LinkError(
+                f"{segment.logit_rows} logit rows have {len(segment.targets)} bytes of target ids"
+            )
     if rows != frame.rows:
         raise LinkError(f"a frame of {frame.rows} rows has segments of {rows}")
     for opened in frame.opens:

@@ -90,20 +90,20 @@ class Fence(msgspec.Struct, frozen=True, array_like=True, tag=8):
 class SegmentHeader(msgspec.Struct, frozen=True, array_like=True):
     """A `core.batch.Segment` with the token ids of its rows, which the tail needs for its history.
 
-    `targets`, where given, are token ids to score instead of picking, one for each wanted row. The last stage may draft
+    `targets`, where given, are token ids to score instead of picking, one for each logit row. The last stage may draft
     `head_draft_tokens`.
     """
 
     session: Number
     start: Position
     count: Count
-    wanted: Position
+    logit_rows: Position
     ids: bytes
     targets: bytes = b""
     head_draft_tokens: Position = 0
 
     def segment(self) -> Segment:
-        return Segment(self.session, self.start, self.count, self.wanted)
+        return Segment(self.session, self.start, self.count, self.logit_rows)
 
 
 class SessionOpen(msgspec.Struct, frozen=True, array_like=True):
@@ -211,7 +211,7 @@ class HeadDraftIds(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """A step's choices, one row for each wanted one, and the log-probabilities of prompt tokens asked for."""
+    """A step's choices, one for each logit row, and the log-probabilities of prompt tokens asked for."""
 
     chain: str
     epoch: Number

@@ -22,7 +22,9 @@ from shardcompute.node.driver.limits import ChainShape, DriverLimits
 
 LETTERS = 26
 SHAPE = ChainShape(capacity_tokens=100 * PAGE_TOKENS, can_share=False)
-PIPELINE = ChainShape(capacity_tokens=100 * PAGE_TOKENS, stages=3, max_rows=16, max_wanted=8, can_share=False)
+PIPELINE = ChainShape(
+    capacity_tokens=100 * PAGE_TOKENS, stages=3, max_rows=16, max_logit_rows=8, can_share=False
+)
 
 Outcome = tuple[int, list[Picked] | ShardComputeError]
 
@@ -160,12 +162,12 @@ class FakeChain:
         tokens = self._tokens[part.session]
         if part.targets:
             return [
-                Picked(part.session, stop - part.wanted + i, TokenChoice(target, -float(target)), True)
+                Picked(part.session, stop - part.logit_rows + i, TokenChoice(target, -float(target)), True)
                 for i, target in enumerate(part.targets)
             ]
         return [
             Picked(part.session, row, TokenChoice(next_token(tokens[: row + 1])))
-            for row in range(stop - part.wanted, stop)
+            for row in range(stop - part.logit_rows, stop)
         ]
 
 

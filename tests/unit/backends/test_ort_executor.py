@@ -16,13 +16,14 @@ from support.models.networks import SPECS, RandomTensors
 
 FORMS = [(32, False), (8, False), (4, False), (4, True)]
 IDS = np.random.default_rng(1).integers(0, 320, 300)
-OPTIONS = ExecutorOptions(kv_bytes=64 << 20, context_length=512, max_wanted=512)
+OPTIONS = ExecutorOptions(kv_bytes=64 << 20, context_length=512, max_logit_rows=512)
 
 
 def open_ort(spec: ModelSpec, bits: int = 32, has_shifts: bool = False, **options: int) -> OrtExecutor:
     decoder = Decoder(spec, whole(spec), RandomTensors(spec, bits, has_shifts))
     return OrtExecutor(
-        decoder, ExecutorOptions(**{"kv_bytes": 64 << 20, "context_length": 512, "max_wanted": 512} | options)
+        decoder,
+        ExecutorOptions(**{"kv_bytes": 64 << 20, "context_length": 512, "max_logit_rows": 512} | options),
     )
 
 

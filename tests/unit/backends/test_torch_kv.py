@@ -95,5 +95,5 @@ def test_a_plan_says_where_rows_lie() -> None:
     assert plan.rows == 68
     assert plan.positions.tolist() == [*range(66), 0, 1]
     assert plan.owners.tolist() == [0] * 66 + [1] * 2
-    assert plan.wanted.tolist() == [65, 66, 67]
+    assert plan.logit_rows.tolist() == [65, 66, 67]
     assert plan.tables.tolist() == [[*kv.table(7), kv.scratch], [*kv.table(9), kv.scratch, kv.scratch]]

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from shardcompute.core.batch import Segment, wanted_rows  # noqa: E402
+from shardcompute.core.batch import Segment, logit_row_indices  # noqa: E402
 from shardcompute.draft_training.dialogue import ChosenTokens, GivenTokens, Script, SelfPlayDialogue  # noqa: E402
 from shardcompute.draft_training.self_play import Talk  # noqa: E402
 from shardcompute.draft_training.training_rows import Lessons, Span  # noqa: E402
@@ -35,9 +35,9 @@ class CountingModel:
             assert len(known) == segment.start, "all that is known is fed, in order and once"
             known += ids[row : row + segment.count].tolist()
             row += segment.count
-        wanted = ids[wanted_rows(segments)]
-        self._states = wanted[:, None].float().expand(-1, HIDDEN)
-        return torch.nn.functional.one_hot((wanted + 1) % VOCABULARY, VOCABULARY).float() * 50
+        last = ids[logit_row_indices(segments)]
+        self._states = last[:, None].float().expand(-1, HIDDEN)
+        return torch.nn.functional.one_hot((last + 1) % VOCABULARY, VOCABULARY).float() * 50
 
     def hidden_tensor(self) -> Any:
         return self._states

@@ -26,7 +26,7 @@ from shardcompute.weights.sources.resolve import resolve
 from support.models.draft_heads import random_draft_head
 from support.models.tiny_checkpoint import save_tiny_llama
 
-OPTIONS = ExecutorOptions(kv_bytes=1 << 20, max_rows=16, max_wanted=16, context_length=64)
+OPTIONS = ExecutorOptions(kv_bytes=1 << 20, max_rows=16, max_logit_rows=16, context_length=64)
 
 
 @pytest.fixture(scope="module")

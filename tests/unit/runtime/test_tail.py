@@ -20,17 +20,17 @@ def opened(sampling: Sampling, prompt_length: int = 3) -> Tail:
 
 
 def test_picks_one_token_per_wanted_row() -> None:
-    picked = opened(Sampling()).pick([SessionRows(1, 0, (4, 5, 6), wanted=2)], LOGITS[:2])
+    picked = opened(Sampling()).pick([SessionRows(1, 0, (4, 5, 6), logit_rows=2)], LOGITS[:2])
     assert [(p.position, p.choice.id) for p in picked] == [(i + 1, int(LOGITS[i].argmax())) for i in range(2)]
 
 
 def test_a_row_picks_the_same_token_alone_or_with_others() -> None:
     sampling = Sampling(temperature=0.9, seed=5, frequency_penalty=1.5)
-    together = opened(sampling).pick([SessionRows(1, 0, (1, 2, 3, 9, 8), wanted=3)], LOGITS[:3])
+    together = opened(sampling).pick([SessionRows(1, 0, (1, 2, 3, 9, 8), logit_rows=3)], LOGITS[:3])
     tail = opened(sampling)
-    alone = tail.pick([SessionRows(1, 0, (1, 2, 3), wanted=1)], LOGITS[:1])
-    alone += tail.pick([SessionRows(1, 3, (9,), wanted=1)], LOGITS[1:2])
-    alone += tail.pick([SessionRows(1, 4, (8,), wanted=1)], LOGITS[2:3])
+    alone = tail.pick([SessionRows(1, 0, (1, 2, 3), logit_rows=1)], LOGITS[:1])
+    alone += tail.pick([SessionRows(1, 3, (9,), logit_rows=1)], LOGITS[1:2])
+    alone += tail.pick([SessionRows(1, 4, (8,), logit_rows=1)], LOGITS[2:3])
     assert alone == together
 
 
@@ -38,13 +38,13 @@ def test_rejected_drafts_do_not_count_as_seen() -> None:
     sampling = Sampling(presence_penalty=2.0)
     tail = opened(sampling)
     favourite = int(LOGITS[0].argmax())
-    tail.pick([SessionRows(1, 0, (1, 2, 3, favourite, favourite), wanted=3)], LOGITS[1:4])
-    picked = tail.pick([SessionRows(1, 3, (7,), wanted=1)], LOGITS[:1])
+    tail.pick([SessionRows(1, 0, (1, 2, 3, favourite, favourite), logit_rows=3)], LOGITS[1:4])
+    picked = tail.pick([SessionRows(1, 3, (7,), logit_rows=1)], LOGITS[:1])
     assert picked[0].choice.id == favourite
 
 
 def test_prompt_tokens_are_scored_not_picked() -> None:
-    picked = opened(Sampling()).pick([SessionRows(1, 0, (4, 5), wanted=2, targets=(5, 6))], LOGITS[:2])
+    picked = opened(Sampling()).pick([SessionRows(1, 0, (4, 5), logit_rows=2, targets=(5, 6))], LOGITS[:2])
     assert [(p.choice.id, p.is_scored, len(p.choice.alternatives)) for p in picked] == [
         (5, True, 2),
         (6, True, 2),
@@ -53,6 +53,6 @@ def test_prompt_tokens_are_scored_not_picked() -> None:
 
 def test_refuses_unknown_sessions_and_gaps() -> None:
     with pytest.raises(UsageError, match="never opened"):
-        Tail().pick([SessionRows(1, 0, (1,), wanted=1)], LOGITS[:1])
+        Tail().pick([SessionRows(1, 0, (1,), logit_rows=1)], LOGITS[:1])
     with pytest.raises(UsageError, match="gap"):
-        opened(Sampling()).pick([SessionRows(1, 2, (1,), wanted=1)], LOGITS[:1])
+        opened(Sampling()).pick([SessionRows(1, 2, (1,), logit_rows=1)], LOGITS[:1])

@@ -33,9 +33,9 @@ def opened(sampling: Sampling) -> Tail:
     return tail
 
 
-def pick(tail: Tail, start: int, ids: tuple[int, ...], wanted: int) -> list[Picked]:
+def pick(tail: Tail, start: int, ids: tuple[int, ...], logit_rows: int) -> list[Picked]:
     last = start + len(ids)
-    return tail.pick([SessionRows(1, start, ids, wanted)], ROWS[last - wanted : last])
+    return tail.pick([SessionRows(1, start, ids, logit_rows)], ROWS[last - logit_rows : last])
 
 
 def one_by_one(sampling: Sampling) -> list[TokenChoice]:

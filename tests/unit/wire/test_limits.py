@@ -54,7 +54,7 @@ def test_a_frame_that_adds_up_passes() -> None:
         (make_frame(rows=5), 80, "over the limit of 4"),
         (make_frame(codec="zip"), 48, "no tensor codec 'zip'"),
         (make_frame(segments=[SegmentHeader(1, 0, 1, 0, pack_ids([1]))] * 3), 48, "3 segments"),
-        (make_frame(segments=[SegmentHeader(1, 0, 3, 4, pack_ids([1, 2, 3]))]), 48, "wants the results of 4"),
+        (make_frame(segments=[SegmentHeader(1, 0, 3, 4, pack_ids([1, 2, 3]))]), 48, "wants the logits of 4"),
         (make_frame(segments=[SegmentHeader(1, 0, 3, 1, pack_ids([1, 2]))]), 48, "8 bytes of token ids"),
         (make_frame(opens=[open_session(i, Sampling(), 1) for i in range(3)]), 48, "3 new sessions"),
         (

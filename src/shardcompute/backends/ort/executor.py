@@ -46,9 +46,9 @@ class OrtExecutor(KvSessions[HostKv]):
         self._input = self._ops.source(network.hidden)
         self._normed: Value | None = None
         self._output = self._record(self._input)
-        self._wanted = 0
+        self._logit_rows = 0
         kept = [self._input, self._output, *([] if self._normed is None else [self._normed])]
-        narrow = options.max_wanted + _PROBED_ROWS
+        narrow = options.max_logit_rows + _PROBED_ROWS
         assign_buffers(self._ops.steps, kept, capacity, narrow)
         self._steps = self._ops.steps
         self.row_multiple = self._probe_rows()
@@ -58,9 +58,11 @@ class OrtExecutor(KvSessions[HostKv]):
         rows = count_rows(segments)
         if rows > self._options.max_rows:
             raise UsageError(f"a step takes at most {self._options.max_rows} rows, not {rows}")
-        wanted = sum(segment.wanted for segment in segments)
-        if wanted > self._options.max_wanted:
-            raise UsageError(f"a step gives at most {self._options.max_wanted} rows of logits, not {wanted}")
+        logit_rows = sum(segment.logit_rows for segment in segments)
+        if logit_rows > self._options.max_logit_rows:
+            raise UsageError(
+                f"a step gives at most {self._options.max_logit_rows} rows of logits, not {logit_rows}"
+            )
         self._check_inputs(inputs, rows)
         self._kv.take(segments)
         self._input.buffer[:rows] = inputs if self._table is None else rows_of(self._table, inputs).to_dense()
@@ -74,13 +76,13 @@ class OrtExecutor(KvSessions[HostKv]):
         for step in self._steps:
             if run.rows:
                 step.run(run)
-        self._wanted = wanted
-        return self._output.buffer[: wanted if self._network.is_last else rows]
+        self._logit_rows = logit_rows
+        return self._output.buffer[: logit_rows if self._network.is_last else rows]
 
     def hidden_rows(self) -> Array:
         if self._normed is None:
             raise UsageError("only the last stage of a model has final hidden states")
-        return self._normed.buffer[: self._wanted]
+        return self._normed.buffer[: self._logit_rows]
 
     def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
         super().adopt(source, target, length, is_moved=is_moved)

@@ -160,7 +160,7 @@ class OrtOps:
         self.steps.append(ExpertsStep(sessions, block.per_token, block.weights_over, x, scores, out))
         return out
 
-    def wanted(self, x: Value) -> Value:
+    def logit_rows(self, x: Value) -> Value:
         self._export(x)
         self._close()
         self._is_narrow = True

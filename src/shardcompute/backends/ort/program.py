@@ -17,7 +17,7 @@ from shardcompute.backends.kv import HostKv
 from shardcompute.backends.matrix import Array, Float32
 from shardcompute.backends.ort.attention import AttentionKernel, KeyRange
 from shardcompute.backends.routing import choose_experts
-from shardcompute.core.batch import Segment, wanted_rows
+from shardcompute.core.batch import Segment, logit_row_indices
 
 _KEPT_BINDINGS = 32
 
@@ -30,7 +30,7 @@ class Value:
     width: int
     maker: object
     is_narrow: bool = False
-    """Behind the choice of wanted rows: few rows."""
+    """Behind the choice of logit rows: few rows."""
     buffer: Float32 = field(default_factory=lambda: np.empty((0, 0), dtype=np.float32))
 
 
@@ -172,9 +172,9 @@ class TakeWanted:
         return (self.out,)
 
     def run(self, run: Run) -> None:
-        wanted = wanted_rows(run.segments)
-        self.out.buffer[: len(wanted)] = self.x.buffer[wanted]
-        run.rows = round_up(len(wanted), self.row_multiple)
+        logit_rows = logit_row_indices(run.segments)
+        self.out.buffer[: len(logit_rows)] = self.x.buffer[logit_rows]
+        run.rows = round_up(len(logit_rows), self.row_multiple)
 
 
 def round_up(rows: int, multiple: int) -> int:

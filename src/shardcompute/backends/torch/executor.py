@@ -85,7 +85,7 @@ class TorchExecutor(KvSessions[PagedKv]):
             is_eager = self._graphs is None or keeps_hidden
             result = None if is_eager else self._graphs.run(plan, inputs)
             if result is not None:
-                return result[: len(plan.wanted) if self._network.is_last else plan.rows]
+                return result[: len(plan.logit_rows) if self._network.is_last else plan.rows]
             self._ops.begin(plan)
             return self._forward(inputs.to(self._device, non_blocking=True))
 

@@ -73,7 +73,7 @@ class FusedOps(TorchOps):
                 positions=self._upload(plan.positions),
                 owners=self._upload(plan.owners),
                 tables=self._upload(plan.tables),
-                wanted=self._upload(plan.wanted),
+                logit_rows=self._upload(plan.logit_rows),
                 short=None if not blocks else self._upload(np.asarray(short, dtype=np.int32)),
                 blocks=None if not blocks else self._upload(np.asarray(blocks, dtype=np.int32)),
             )
@@ -81,7 +81,7 @@ class FusedOps(TorchOps):
 
     def place(self, places: Places) -> None:
         self._places = places
-        self._wanted = places.wanted
+        self._logit_rows = places.logit_rows
 
     def finish(self, x: Any) -> torch.Tensor:
         # Logits come straight from the float32 sums: rounding them first would make ties.

@@ -1,7 +1,7 @@
 """Steps of few rows as CUDA graphs, one per bucket of rows.
 
 A graph replays launches with the addresses they were captured with, so a bucket keeps its inputs in place: token
-ids or hidden rows, and the rows' positions, owners, page tables and wanted rows, packed into one upload. Rows that
+ids or hidden rows, and the rows' positions, owners, page tables and logit rows, packed into one upload. Rows that
 only fill a bucket point at the scratch page. A bucket is captured when it is first used.
 """
 
@@ -49,7 +49,7 @@ class GraphedSteps:
         self._is_possible = True
 
     def run(self, plan: StepPlan, inputs: torch.Tensor) -> torch.Tensor | None:
-        """The step's result for its rows (wanted rows for logits), or None if it cannot be run as a graph."""
+        """The step's result for its rows (logit rows for logits), or None if it cannot be run as a graph."""
         rows = next((rows for rows in BUCKETS if rows >= plan.rows), None)
         if rows is None or not self._is_possible:
             return None
@@ -97,7 +97,7 @@ class GraphedSteps:
     def _new_bucket(self, rows: int) -> _Bucket:
         device, pages = self._kv.pool.device, self._kv.table_width
         packed = torch.zeros(rows * (4 + pages), dtype=torch.int32, device=device)
-        ids, positions, owners, wanted = packed[: 4 * rows].view(4, rows)
+        ids, positions, owners, logit_rows = packed[: 4 * rows].view(4, rows)
         tables = packed[4 * rows :].view(rows, pages)
         tables.fill_(self._kv.scratch)
         hidden = (
@@ -105,7 +105,7 @@ class GraphedSteps:
             if self._width is None
             else torch.zeros((rows, self._width), dtype=self._dtype, device=device)
         )
-        places = Places(positions, owners, tables, wanted)
+        places = Places(positions, owners, tables, logit_rows)
         return _Bucket(rows, packed, ids if hidden is None else hidden, places)
 
     def _fill(self, bucket: _Bucket, plan: StepPlan, inputs: torch.Tensor) -> None:
@@ -117,7 +117,7 @@ class GraphedSteps:
         # Padding rows own the table behind the last segment's, which names scratch pages alone.
         heads[2] = min(len(plan.segments), rows - 1)
         heads[2, : plan.rows] = plan.owners
-        heads[3, : len(plan.wanted)] = plan.wanted
+        heads[3, : len(plan.logit_rows)] = plan.logit_rows
         packed[4 * rows :].reshape(rows, pages)[: len(plan.tables)] = plan.tables
         is_host = inputs.device.type == "cpu"
         if self._width is None and is_host:

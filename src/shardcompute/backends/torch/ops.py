@@ -37,7 +37,7 @@ class TorchOps:
     def begin(self, plan: StepPlan) -> None:
         self._plan = plan
         self._positions = torch.from_numpy(plan.positions).to(self._device, torch.int64)
-        self._wanted = torch.from_numpy(plan.wanted).to(self._device, torch.int64)
+        self._logit_rows = torch.from_numpy(plan.logit_rows).to(self._device, torch.int64)
         tables = torch.from_numpy(plan.tables).to(self._device, torch.int64)
         owners = torch.from_numpy(plan.owners).to(self._device, torch.int64)
         pages = tables[owners, self._positions // PAGE_TOKENS]
@@ -135,8 +135,8 @@ class TorchOps:
             out[rows] += y * weights[rows, ranks][:, None]
         return out.to(self._dtype)
 
-    def wanted(self, x: Any) -> torch.Tensor:
-        return self._value(x).index_select(0, self._wanted)
+    def logit_rows(self, x: Any) -> torch.Tensor:
+        return self._value(x).index_select(0, self._logit_rows)
 
     def _value(self, x: Any) -> torch.Tensor:
         tensor: torch.Tensor = x

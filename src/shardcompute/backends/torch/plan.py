@@ -1,4 +1,4 @@
-"""Step plan, where the rows of one step lie: positions, pages and wanted rows of a ragged batch, as arrays."""
+"""Step plan, where the rows of one step lie: positions, pages and logit rows of a ragged batch, as arrays."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcompute.backends.torch.kv import PagedKv
-from shardcompute.core.batch import Segment, count_rows, wanted_rows
+from shardcompute.core.batch import Segment, count_rows, logit_row_indices
 
 Int32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Per row its position and owner (index of its segment); per segment its page table; and the wanted rows."""
+    """Per row its position and owner (index of its segment); per segment its page table; and the logit rows."""
 
     segments: tuple[Segment, ...]
     positions: Int32
     owners: Int32
     tables: Int32
-    wanted: Int32
+    logit_rows: Int32
 
     @property
     def rows(self) -> int:
@@ -42,5 +42,5 @@ def plan_step(segments: Sequence[Segment], kv: PagedKv) -> StepPlan:
         table = kv.table(segment.session)
         tables[index, : len(table)] = table
         row += segment.count
-    wanted = np.asarray(wanted_rows(segments), dtype=np.int32)
-    return StepPlan(tuple(segments), positions, owners, tables, wanted)
+    logit_rows = np.asarray(logit_row_indices(segments), dtype=np.int32)
+    return StepPlan(tuple(segments), positions, owners, tables, logit_rows)

@@ -141,7 +141,7 @@ class ModelDrafter:
         """Extend a session; where memory lacks, those that were not used for long give theirs."""
         state = self._sessions[session]
         start = len(state.tokens)
-        work = [SessionRows(session, start, ids, wanted=1)]
+        work = [SessionRows(session, start, ids, logit_rows=1)]
         while True:
             try:
                 picked = self._stage.step(work, [opening] if start == 0 else [], None)

@@ -38,7 +38,7 @@ class ChainShape:
     capacity_tokens: int
     stages: int = 1
     max_rows: int = 512
-    max_wanted: int = 64
+    max_logit_rows: int = 64
     can_share: bool = True
     """Whether a session can begin with another's memory."""
 

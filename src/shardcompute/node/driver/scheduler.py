@@ -32,7 +32,7 @@ class SchedulerLimits:
     chunk_rows: int = 256
     shared_rows: int = 64
     max_sessions: int = 16
-    max_wanted: int = 64
+    max_logit_rows: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Scheduler:
 
     def connect(self, shape: ChainShape) -> list[int]:
         """Frames go to a chain of this shape from now on. Returns the sessions that were kept on the one before."""
-        self.limits = replace(self.limits, chunk_rows=shape.max_rows, max_wanted=shape.max_wanted)
+        self.limits = replace(self.limits, chunk_rows=shape.max_rows, max_logit_rows=shape.max_logit_rows)
         return self.budget.connect(shape.capacity_tokens, can_share=shape.can_share)
 
     def add(self, request: GenerationRequest) -> Session:
@@ -122,15 +122,15 @@ class Scheduler:
         limits = self.limits
         room = min(limits.chunk_rows, limits.shared_rows) if answering else limits.chunk_rows
         reserved = -(-room // _PROMPT_SHARE) if computing else 0
-        work = self._answer(answering, context, room - reserved, limits.max_wanted - bool(reserved))
+        work = self._answer(answering, context, room - reserved, limits.max_logit_rows - bool(reserved))
         room -= sum(len(part.ids) for part in work)
-        wanted = limits.max_wanted - sum(part.wanted for part in work)
+        logit_room = limits.max_logit_rows - sum(part.logit_rows for part in work)
         for session in computing:
-            part = _next_work(session, room, wanted)
+            part = _next_work(session, room, logit_room)
             if part is not None:
                 work.append(part)
                 room -= len(part.ids)
-                wanted -= part.wanted
+                logit_room -= part.logit_rows
         if not work:
             return None
         self._sequence += 1
@@ -244,7 +244,7 @@ class Scheduler:
         return session.unsent > 0 or self.speculator.can_extend(session, context)
 
     def _answer(
-        self, answering: list[Session], context: PipeContext, room: int, wanted: int
+        self, answering: list[Session], context: PipeContext, room: int, logit_room: int
     ) -> list[SessionRows]:
         """Rows of sessions that are answering: with several frames in flight, each takes its share of the sessions
         so that every stage has one."""
@@ -254,11 +254,11 @@ class Scheduler:
             if len(work) == share:
                 break
             self.speculator.extend(session, context)
-            part = None if session.is_drafting else _next_work(session, room, wanted)
+            part = None if session.is_drafting else _next_work(session, room, logit_room)
             if part is not None:
                 work.append(part)
                 room -= len(part.ids)
-                wanted -= part.wanted
+                logit_room -= part.logit_rows
         return work
 
     def _is_new(self, session: int) -> bool:
@@ -276,7 +276,7 @@ class Scheduler:
         self._turns.append(session.id)
 
 
-def _next_work(session: Session, room: int, wanted_room: int) -> SessionRows | None:
+def _next_work(session: Session, room: int, logit_room: int) -> SessionRows | None:
     """As many of the session's unsent tokens as fit."""
     count = min(session.unsent, max(room, 0))
     start = session.sent
@@ -288,7 +288,7 @@ def _next_work(session: Session, room: int, wanted_room: int) -> SessionRows | N
     last_of_prompt = session.prompt_length - 1
     if session.request.prompt_logprobs is not None and start < last_of_prompt:
         # Every prompt token but the first is scored after the row before it.
-        count = min(count, wanted_room, last_of_prompt - start)
+        count = min(count, logit_room, last_of_prompt - start)
         if count < 1:
             return None
         targets = session.tokens(start + 1, start + 1 + count)
@@ -297,10 +297,10 @@ def _next_work(session: Session, room: int, wanted_room: int) -> SessionRows | N
         return None  # the first token is announced together with the scores, so they must be there
     # A token is wanted after the last known one and after each draft.
     silent = max(len(session.known) - 1 - start, 0)
-    count = min(count, silent + wanted_room)
+    count = min(count, silent + logit_room)
     if count < 1:
         return None
-    wanted = max(count - silent, 0)
-    drafted = session.head_draft_tokens if wanted and start + count == session.length else 0
+    logit_rows = max(count - silent, 0)
+    drafted = session.head_draft_tokens if logit_rows and start + count == session.length else 0
     ids = session.tokens(start, start + count)
-    return SessionRows(session.id, start, ids, wanted, head_draft_tokens=drafted)
+    return SessionRows(session.id, start, ids, logit_rows, head_draft_tokens=drafted)

@@ -205,7 +205,9 @@ def _start(
     capacity = min(stage.kv_usage().free_tokens for stage in stages)
     driver.connect(
         chain,
-        ChainShape(capacity, max_rows=executor_options.max_rows, max_wanted=executor_options.max_wanted),
+        ChainShape(
+            capacity, max_rows=executor_options.max_rows, max_logit_rows=executor_options.max_logit_rows
+        ),
     )
     return LocalService(name, tokenizer, driver, chain)
 

@@ -62,7 +62,7 @@ def work_of(segment: SegmentHeader) -> SessionRows:
         segment.session,
         segment.start,
         tuple(int(token) for token in unpack_ids(segment.ids)),
-        segment.wanted,
+        segment.logit_rows,
         tuple(int(token) for token in unpack_ids(segment.targets)),
         segment.head_draft_tokens,
     )
@@ -144,7 +144,7 @@ def segment_of(part: SessionRows) -> SegmentHeader:
         part.session,
         part.start,
         len(part.ids),
-        part.wanted,
+        part.logit_rows,
         pack_ids(part.ids),
         pack_ids(part.targets),
         part.head_draft_tokens,

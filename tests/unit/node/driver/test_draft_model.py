@@ -54,13 +54,13 @@ def own_words(checkpoint: Checkpoint, known: Sequence[int], sampling: Sampling, 
         open_shard(checkpoint, backend="numpy", options=OPTIONS), is_first=True, is_last=True
     )
     tokens = list(known)
-    work = SessionRows(1, 0, tuple(tokens), wanted=1)
+    work = SessionRows(1, 0, tuple(tokens), logit_rows=1)
     openings = [Opening(1, sampling, len(PROMPT))]
     for _ in range(count):
         picked = stage.step([work], openings, None)
         assert isinstance(picked, list)
         tokens.append(picked[0].choice.id)
-        work, openings = SessionRows(1, len(tokens) - 1, (tokens[-1],), wanted=1), []
+        work, openings = SessionRows(1, len(tokens) - 1, (tokens[-1],), logit_rows=1), []
     return tokens[len(known) :]
 
 

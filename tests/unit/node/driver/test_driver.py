@@ -54,11 +54,11 @@ def test_requests_wait_for_the_first_chain() -> None:
 
 
 def test_no_frame_is_larger_than_the_chain_takes() -> None:
-    driver, chain = connected(ChainShape(SHAPE.capacity_tokens, max_rows=7, max_wanted=2))
+    driver, chain = connected(ChainShape(SHAPE.capacity_tokens, max_rows=7, max_logit_rows=2))
     callers = [submit(driver, ask(20, first=i))[1] for i in range(4)]
     chain.run(driver)
     assert chain.most_rows == 7
-    assert max(sum(part.wanted for part in frame.work) for frame in chain.frames) == 2
+    assert max(sum(part.logit_rows for part in frame.work) for frame in chain.frames) == 2
     assert [c.tokens for c in callers] == [continuation(ask(20, first=i).prompt, 6) for i in range(4)]
 
 

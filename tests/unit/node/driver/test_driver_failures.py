@@ -45,7 +45,7 @@ def test_a_new_chain_computes_exactly_the_known_tokens_again() -> None:
     chain.run(driver)
     replayed = chain.sent_to(session)[:3]
     known = (*request.prompt, *continuation(request.prompt, 3))
-    assert [(p.start, p.ids, p.wanted) for p in replayed] == [
+    assert [(p.start, p.ids, p.logit_rows) for p in replayed] == [
         (0, known[:3], 0),
         (3, known[3:6], 0),
         (6, known[6:], 1),
@@ -155,7 +155,7 @@ def test_a_new_first_stage_is_told_what_the_others_know() -> None:
     driver.connect(chain, ChainShape(SHAPE.capacity_tokens, max_rows=5), Resumption(has_new_first=True))
     known = (*request.prompt, *caller.tokens)
     parts = [work for work, _ in chain.replayed]
-    assert [(p.session, p.start, p.ids, p.wanted) for p in parts] == [
+    assert [(p.session, p.start, p.ids, p.logit_rows) for p in parts] == [
         (session, 0, known[:5], 0),
         (session, 5, known[5:8], 0),
     ]
@@ -217,7 +217,7 @@ def scores(prompt: Sequence[int]) -> tuple[TokenChoice, ...]:
 
 
 def test_the_first_delta_carries_the_prompts_scores() -> None:
-    driver, chain = connected(ChainShape(SHAPE.capacity_tokens, max_wanted=4))
+    driver, chain = connected(ChainShape(SHAPE.capacity_tokens, max_logit_rows=4))
     requests = [ask(11, prompt_logprobs=1), ask(1, prompt_logprobs=0), ask(7)]
     callers = [submit(driver, request)[1] for request in requests]
     chain.run(driver)
@@ -253,7 +253,7 @@ def test_scores_survive_a_lost_chain(steps: int) -> None:
     chain.run(driver)
     assert caller.deltas[0].prompt == scores(request.prompt)
     assert caller.tokens == continuation(request.prompt, 3)
-    asked_again = sum(part.wanted for part in chain.sent_to(session) if part.targets)
+    asked_again = sum(part.logit_rows for part in chain.sent_to(session) if part.targets)
     assert asked_again <= 20 - 8 * (steps > 4), "what is known is not scored again"
 
 

@@ -20,12 +20,12 @@ def scheduling(limits: SchedulerLimits | None = None, capacity_tokens: int = 10_
 
 
 def answer(scheduler: Scheduler, frame: Frame, token: int = 7) -> None:
-    """Every wanted row picks (or scores) a token."""
+    """Every logit row picks (or scores) a token."""
     for part in frame.work:
-        first = part.start + len(part.ids) - part.wanted
+        first = part.start + len(part.ids) - part.logit_rows
         picked = [
             Picked(part.session, first + i, TokenChoice(token), is_scored=bool(part.targets))
-            for i in range(part.wanted)
+            for i in range(part.logit_rows)
         ]
         scheduler.take_results(frame.sequence, picked)
 
@@ -34,7 +34,7 @@ def test_a_prompt_goes_out_in_chunks_and_only_its_end_is_wanted() -> None:
     scheduler = scheduling(SchedulerLimits(chunk_rows=4))
     scheduler.add(request(10))
     frames = [scheduler.next_frame(PIPE) for _ in range(3)]
-    assert [[(p.start, len(p.ids), p.wanted) for p in f.work] for f in frames if f] == [
+    assert [[(p.start, len(p.ids), p.logit_rows) for p in f.work] for f in frames if f] == [
         [(0, 4, 0)],
         [(4, 4, 0)],
         [(8, 2, 1)],
@@ -51,7 +51,7 @@ def test_a_session_opens_once_and_then_decodes_token_by_token() -> None:
     answer(scheduler, first, token=42)
     second = scheduler.next_frame(PIPE)
     assert second is not None
-    assert (second.work[0].start, second.work[0].ids, second.work[0].wanted) == (3, (42,), 1)
+    assert (second.work[0].start, second.work[0].ids, second.work[0].logit_rows) == (3, (42,), 1)
     assert second.openings == ()
 
 
@@ -114,7 +114,7 @@ def test_the_youngest_makes_room_and_computes_everything_again() -> None:
 
 
 def test_prompt_tokens_are_scored_against_the_next_one() -> None:
-    scheduler = scheduling(SchedulerLimits(max_wanted=3))
+    scheduler = scheduling(SchedulerLimits(max_logit_rows=3))
     scheduler.add(request(6, prompt_logprobs=1))
     work = []
     while frame := scheduler.next_frame(PIPE):

@@ -151,7 +151,7 @@ def test_a_chain_that_breaks_in_the_middle(wrong: set[int], steps: int, knows: b
 
 @given(wrong=st.sets(st.integers(5, 60)), pages=st.integers(2, 4))
 def test_little_memory(wrong: set[int], pages: int) -> None:
-    shape = replace(PIPELINE, capacity_tokens=pages * PAGE_TOKENS, max_wanted=16)
+    shape = replace(PIPELINE, capacity_tokens=pages * PAGE_TOKENS, max_logit_rows=16)
     driver, chain, _ = drafting(wrong.__contains__, shape, pages)
     requests = [drafted(8, 3, 50 + i, 25) for i in range(3)]
     callers = [submit(driver, request)[1] for request in requests]

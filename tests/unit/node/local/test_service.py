@@ -70,7 +70,7 @@ class LetterStage:
             tokens[part.start :] = part.ids
             picked += [
                 Picked(part.session, row, TokenChoice(next_token(tokens[: row + 1])))
-                for row in range(len(tokens) - part.wanted, len(tokens))
+                for row in range(len(tokens) - part.logit_rows, len(tokens))
             ]
         return picked
 

@@ -33,7 +33,7 @@ class Places:
     positions: torch.Tensor
     owners: torch.Tensor
     tables: torch.Tensor
-    wanted: torch.Tensor
+    logit_rows: torch.Tensor
     short: torch.Tensor | None = None
     blocks: torch.Tensor | None = None
 
