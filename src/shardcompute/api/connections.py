@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import h11
@@ -19,20 +18,50 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from shardcompute.core.rate_limited_log import RateLimitedLog
 
 _log = logging.getLogger(__name__)
-_limited_log = RateLimitedLog(_log)
 _LEAST_CONNECTIONS = 64
 _MOST_CONNECTIONS = 4096
 
 
-class BoundedConnection(H11Protocol):
-    """One connection, as uvicorn makes them for `most_connections` at the most."""
+def choose_most_connections() -> int:
+    """Half of the files that this process may open: the cluster needs some too."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit.
+        return _MOST_CONNECTIONS
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST_CONNECTIONS if limit < 0 else max(_LEAST_CONNECTIONS, min(_MOST_CONNECTIONS, limit // 2))
 
-    head_timeout_s = 30.0
-    write_timeout_s = 60.0
-    most_connections = _MOST_CONNECTIONS
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What clients may hold of a server."""
+
+    head_timeout_s: float = 30.0
+    write_timeout_s: float = 60.0
+    most_connections: int = field(default_factory=choose_most_connections)
+
+
+class BoundedConnection(H11Protocol):
+    """One connection of a server, which uvicorn makes of the class alone: `bounded` gives it limits."""
+
+    limits: ConnectionLimits
+    limited_log: RateLimitedLog
+    uvicorn_log: logging.Logger
+
+    @classmethod
+    def bounded(cls, limits: ConnectionLimits) -> type[BoundedConnection]:
+        """The class of one server's connections."""
+        limited_log = RateLimitedLog(_log)
+        # A logger of this server's own, so that filtering it concerns no other.
+        uvicorn_log = logging.Logger("uvicorn.error")
+        uvicorn_log.parent = logging.getLogger("uvicorn.error")
+        uvicorn_log.addFilter(_NoRequests(limited_log))
+        fields = {"limits": limits, "limited_log": limited_log, "uvicorn_log": uvicorn_log}
+        return type("Connection", (cls,), fields)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.logger = self.uvicorn_log
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -42,7 +71,7 @@ class BoundedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.most_connections:
+        if len(self.connections) > self.limits.most_connections:
             self._make_room()
         self._watch_head()
 
@@ -56,7 +85,7 @@ class BoundedConnection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._write_timer = self.loop.call_later(self.write_timeout_s, self.transport.abort)
+        self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -70,7 +99,7 @@ class BoundedConnection(H11Protocol):
             self.transport.abort()
 
     def _unsupported_upgrade_warning(self) -> None:
-        _limited_log.info("upgrade", "a client asked for another protocol than HTTP")
+        self.limited_log.info("upgrade", "a client asked for another protocol than HTTP")
 
     def _watch_head(self) -> None:
         """Between requests a timer runs until the next one's head is whole."""
@@ -78,7 +107,7 @@ class BoundedConnection(H11Protocol):
             self._stop(self._head_timer)
             self._head_timer = None
         elif self._head_timer is None and not self.transport.is_closing():
-            self._head_timer = self.loop.call_later(self.head_timeout_s, self._end_between_requests)
+            self._head_timer = self.loop.call_later(self.limits.head_timeout_s, self._end_between_requests)
 
     def _end_between_requests(self) -> None:
         self._head_timer = None
@@ -86,7 +115,7 @@ class BoundedConnection(H11Protocol):
             self.transport.abort()
 
     def _make_room(self) -> None:
-        _limited_log.warning("most", "more than %d connections to the API", self.most_connections)
+        self.limited_log.warning("most", "more than %d connections to the API", self.limits.most_connections)
         idle = [
             (each._head_timer.when(), index, each)
             for index, each in enumerate(self.connections)
@@ -106,29 +135,12 @@ class BoundedConnection(H11Protocol):
 class _NoRequests(logging.Filter):
     """Keeps back uvicorn's line for each request that is none."""
 
+    def __init__(self, limited_log: RateLimitedLog) -> None:
+        super().__init__()
+        self._limited_log = limited_log
+
     def filter(self, record: logging.LogRecord) -> bool:
         if record.msg != "Invalid HTTP request received.":
             return True
-        _limited_log.info("invalid", "something that is no HTTP request came to the API")
+        self._limited_log.info("invalid", "something that is no HTTP request came to the API")
         return False
-
-
-@contextmanager
-def limited_uvicorn_log() -> Iterator[None]:
-    """While the block runs, uvicorn's own log does not grow with what strangers send."""
-    log, kept = logging.getLogger("uvicorn.error"), _NoRequests()
-    log.addFilter(kept)
-    try:
-        yield
-    finally:
-        log.removeFilter(kept)
-
-
-def choose_most_connections() -> int:
-    """Half of the files that this process may open: the cluster needs some too."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit.
-        return _MOST_CONNECTIONS
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return _MOST_CONNECTIONS if limit < 0 else max(_LEAST_CONNECTIONS, min(_MOST_CONNECTIONS, limit // 2))

@@ -17,7 +17,7 @@ import psutil
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shardcompute.api.connections import BoundedConnection, choose_most_connections, limited_uvicorn_log
+from shardcompute.api.connections import BoundedConnection, ConnectionLimits
 from shardcompute.api.errors import error_response
 from shardcompute.core.errors import CapacityError, UsageError
 
@@ -33,6 +33,7 @@ async def serve(
     on_listening: Callable[[str, int], None] | None = None,
     stop: asyncio.Event | None = None,
     grace_s: int = 5,
+    limits: ConnectionLimits | None = None,
 ) -> None:
     """Serves until SIGINT, SIGTERM, `stop` or cancellation; then open requests get `grace_s` to end.
 
@@ -41,8 +42,8 @@ async def serve(
     """
     listener = await bind(host, port)
     config = uvicorn.Config(
-        _stopping_politely(app, lambda: server.should_exit),
-        http=type("Connection", (BoundedConnection,), {"most_connections": choose_most_connections()}),
+        _with_shutdown_reply(app, lambda: server.should_exit),
+        http=BoundedConnection.bounded(limits or ConnectionLimits()),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -51,10 +52,10 @@ async def serve(
         timeout_graceful_shutdown=grace_s,
         backlog=_BACKLOG,
     )
-    server = _QuietServer(config)
+    server = _UnsignalledServer(config)
     watcher = asyncio.create_task(_watch(server, listener, on_listening, stop))
     try:
-        with _signals(server), limited_uvicorn_log():
+        with _signals(server):
             await server.serve(sockets=[listener])
     except asyncio.CancelledError:
         server.should_exit = True
@@ -106,7 +107,7 @@ def port_holder(port: int) -> str | None:
     return None
 
 
-class _QuietServer(uvicorn.Server):
+class _UnsignalledServer(uvicorn.Server):
     """uvicorn without its signal handling, which ends the process by raising the signal again."""
 
     @contextmanager
@@ -114,19 +115,19 @@ class _QuietServer(uvicorn.Server):
         yield
 
 
-def _stopping_politely(app: ASGIApp, is_stopping: Callable[[], bool]) -> ASGIApp:
+def _with_shutdown_reply(app: ASGIApp, is_stopping: Callable[[], bool]) -> ASGIApp:
     """Requests that are cut off by the end of the grace get a 503, or a closed connection once they began."""
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
 
-        async def watch(message: Message) -> None:
+        async def send_noting(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
             await send(message)
 
         try:
-            await app(scope, receive, watch)
+            await app(scope, receive, send_noting)
         except asyncio.CancelledError:
             if not is_stopping():
                 raise

@@ -1,6 +1,6 @@
 """Log lines that a stranger can cause: one of each kind for each stranger in a while, so that none fills the disk.
 
-    refused = SparingLog(logging.getLogger(__name__))
+    refused = RateLimitedLog(logging.getLogger(__name__))
     refused.info(host, "connection from %s dropped: %s", host, reason)
 
 Lines of one message are one kind. What was kept back is counted and told with the next line. At most `most_keys`

@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from shardcompute.api import Limits, connections, create_app, server
-from shardcompute.api.connections import BoundedConnection, choose_most_connections
-from shardcompute.core.rate_limited_log import RateLimitedLog
+from shardcompute.api import Limits, create_app
+from shardcompute.api.connections import BoundedConnection, ConnectionLimits, choose_most_connections
 from support.api.api_server import TIMEOUT_S, ApiServer, read_all, read_answer, request
 from support.network.papers import drip
 from support.swarm.lab import LabSwarm, swarm
@@ -56,6 +55,11 @@ def goes_on(api: ApiServer, lab: LabSwarm, expected: str) -> Iterator[None]:
     lab.wait_quiet()
     # Whatever was asked, it has held up no heartbeat for long.
     assert lab.chain().epoch == epoch
+
+
+def bounded(lab: LabSwarm, **limits: Any) -> ApiServer:
+    """A server of its own, with these limits."""
+    return ApiServer(create_app(lab.cluster.pool, api_keys=[KEY]), limits=ConnectionLimits(**limits))
 
 
 def text_of(api: ApiServer) -> str:
@@ -109,21 +113,21 @@ def test_garbage_behind_a_request(api: ApiServer, caplog: pytest.LogCaptureFixtu
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_garbage_fills_no_log(
-    api: ApiServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_garbage_fills_no_log(lab: LabSwarm, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    # Others have said such things before; of them nothing is known here.
-    monkeypatch.setattr(connections, "_limited_log", RateLimitedLog(logging.getLogger(connections.__name__)))
     upgrade = request("/v1/models", method="GET", headers="upgrade: websocket\r\n")
-    for content in (b"\0\r\n\r\n", upgrade.replace(b"connection: close", b"connection: upgrade")):
-        for _ in range(20):
+    garbage = (b"\0\r\n\r\n", upgrade.replace(b"connection: close", b"connection: upgrade"))
+    with bounded(lab) as api:
+        # Once it has answered, it has said all that a start says.
+        assert api.ask(request("/health", method="GET"))[0] == 200
+        caplog.clear()
+        for content in (each for each in garbage for _ in range(20)):
             with api.connect() as sock:
                 sock.sendall(content)
                 sock.shutdown(socket.SHUT_WR)
                 read_answer(sock)
-    # The log of requests is seen by tests alone.
-    lines = [r for r in caplog.records if r.name.startswith(("uvicorn.error", "shardcompute.api"))]
+        # The log of requests is seen by tests alone.
+        lines = [r for r in caplog.records if r.name.startswith(("uvicorn.error", "shardcompute.api"))]
     assert [r.getMessage() for r in lines] == [
         "something that is no HTTP request came to the API",
         "a client asked for another protocol than HTTP",
@@ -211,13 +215,10 @@ def test_a_crowd_of_silent_connections(api: ApiServer, expected: str) -> None:
         assert text_of(api) == expected
 
 
-def test_more_connections_than_are_allowed(
-    lab: LabSwarm, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_connections_than_are_allowed(lab: LabSwarm, expected: str) -> None:
     """Who has been silent longest goes; who is being answered stays."""
-    monkeypatch.setattr(server, "choose_most_connections", lambda: 8)
     with (
-        ApiServer(create_app(lab.cluster.pool, api_keys=[KEY])) as small,
+        bounded(lab, most_connections=8) as small,
         contextlib.ExitStack() as opened,
     ):
         busy = opened.enter_context(small.connect())
@@ -235,19 +236,16 @@ def test_the_bound_leaves_files_for_the_cluster() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"POST /v1/comple", request("/v1/completions")[:-2]])
-def test_heads_that_never_end(lab: LabSwarm, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BoundedConnection, "head_timeout_s", 0.2)
-    with ApiServer(create_app(lab.cluster.pool, api_keys=[KEY])) as hasty, hasty.connect() as sock:
+def test_heads_that_never_end(lab: LabSwarm, content: bytes) -> None:
+    with bounded(lab, head_timeout_s=0.5) as hasty, hasty.connect() as sock:
         sock.sendall(content)
         drip(sock, b"a" if content else b"")
-        monkeypatch.setattr(BoundedConnection, "head_timeout_s", TIMEOUT_S)
         # A request that takes its time to be answered is none of these.
         assert hasty.post("/v1/completions", {**ASK, "max_tokens": 300, "ignore_eos": True})[0] == 200
 
 
-def test_a_second_request_that_never_ends(lab: LabSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BoundedConnection, "head_timeout_s", 0.2)
-    with ApiServer(create_app(lab.cluster.pool, api_keys=[KEY])) as hasty, hasty.connect() as sock:
+def test_a_second_request_that_never_ends(lab: LabSwarm) -> None:
+    with bounded(lab, head_timeout_s=0.5) as hasty, hasty.connect() as sock:
         sock.sendall(request("/health", method="GET").replace(b"connection: close\r\n", b""))
         assert sock.recv(4096).startswith(b"HTTP/1.1 200")
         drip(sock, b"G")
@@ -270,15 +268,13 @@ def test_clients_that_do_not_read(lab: LabSwarm, monkeypatch: pytest.MonkeyPatch
         lost.set()
 
     monkeypatch.setattr(BoundedConnection, "connection_lost", note)
-    monkeypatch.setattr(BoundedConnection, "write_timeout_s", 0.2)
     body = json.dumps({"prompt": "x" * 4_000_000}).encode()
-    with ApiServer(create_app(lab.cluster.pool, api_keys=[KEY])) as hasty:
-        with hasty.connect(receive_bytes=4096) as sock:
-            sock.sendall(request("/tokenize", body))
-            assert lost.wait(TIMEOUT_S), "the server waits for a client that does not read"
-            assert len(b"".join(read_all(sock))) < 12_000_000
-        monkeypatch.setattr(BoundedConnection, "write_timeout_s", TIMEOUT_S)
-        assert hasty.ask(request("/tokenize", body))[1].endswith(b"]}")
+    with bounded(lab, write_timeout_s=0.2) as hasty, hasty.connect(receive_bytes=4096) as sock:
+        sock.sendall(request("/tokenize", body))
+        assert lost.wait(TIMEOUT_S), "the server waits for a client that does not read"
+        assert len(b"".join(read_all(sock))) < 12_000_000
+    with bounded(lab, write_timeout_s=TIMEOUT_S) as patient:
+        assert patient.ask(request("/tokenize", body))[1].endswith(b"]}")
 
 
 # Keys

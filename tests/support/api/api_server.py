@@ -14,6 +14,7 @@ from typing import Any, Self
 from starlette.types import ASGIApp
 
 from shardcompute.api import serve
+from shardcompute.api.connections import ConnectionLimits
 
 TIMEOUT_S = 60.0
 
@@ -21,8 +22,9 @@ TIMEOUT_S = 60.0
 class ApiServer:
     """Serves an application on loopback, on any free port unless one is given; leaving the block stops it."""
 
-    def __init__(self, app: ASGIApp, port: int = 0) -> None:
+    def __init__(self, app: ASGIApp, port: int = 0, limits: ConnectionLimits | None = None) -> None:
         self._app = app
+        self._limits = limits
         self._listening = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="api server")
         self.port = port
@@ -63,7 +65,14 @@ class ApiServer:
 
     async def _run(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        await serve(self._app, port=self.port, stop=self._stop, on_listening=self._tell, grace_s=1)
+        await serve(
+            self._app,
+            port=self.port,
+            stop=self._stop,
+            on_listening=self._tell,
+            grace_s=1,
+            limits=self._limits,
+        )
 
     def _tell(self, host: str, port: int) -> None:
         self.port = port

@@ -34,7 +34,7 @@ from shardcompute.node.admin.views import (
     TokenView,
 )
 from shardcompute.node.telemetry.request_log import RequestView, StageShare
-from shardcompute.node.telemetry.usage import UsageBook, UsageReport
+from shardcompute.node.telemetry.usage import UsageCounter, UsageReport
 
 MIB = 1 << 20
 MODEL = "org/tiny"
@@ -51,7 +51,7 @@ class Crowd:
         self.ended = [self._make_request(number, stages) for number in range(requests, 0, -1)]
         self.live: list[RequestView] = []
         clock = [START_S]
-        self._usage = UsageBook(wall_clock=lambda: clock[0])
+        self._usage = UsageCounter(wall_clock=lambda: clock[0])
         for request in reversed(self.ended):
             clock[0] = request.started_at_s
             self._usage.add(

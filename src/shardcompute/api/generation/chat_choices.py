@@ -21,7 +21,7 @@ from shardcompute.api.generation.replies import (
     ChatChunkChoice,
     ChatDelta,
 )
-from shardcompute.api.tools import CallArguments, CallStarted, Event, SpokenText, ToolPlan
+from shardcompute.api.tools import AnswerText, CallArguments, CallStarted, Event, ToolPlan
 from shardcompute.core.generation import Delta
 
 
@@ -88,7 +88,7 @@ class MessageBuilder:
         With `must_speak` there is a delta of text or a call even where nothing is certain yet.
         """
         if self._reader is None:
-            events: list[Event] = [SpokenText(text)] if text else []
+            events: list[Event] = [AnswerText(text)] if text else []
         else:
             events = self._reader.push(text) + (self._reader.finish() if is_over else [])
         deltas = list(self._deltas_of(events))
@@ -117,7 +117,7 @@ class MessageBuilder:
 
     def _deltas_of(self, events: Iterable[Event]) -> Iterable[ChatDelta]:
         for event in events:
-            if isinstance(event, SpokenText):
+            if isinstance(event, AnswerText):
                 self._texts.append(event.text)
                 yield ChatDelta(content=event.text)
             elif isinstance(event, CallStarted):

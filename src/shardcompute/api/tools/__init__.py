@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from shardcompute.api.tools.call_format import CallFormat, Tool
 from shardcompute.api.tools.detection import detect_format
-from shardcompute.api.tools.events import CallArguments, CallReader, CallStarted, Event, SpokenText
+from shardcompute.api.tools.events import AnswerText, CallArguments, CallReader, CallStarted, Event
 from shardcompute.api.tools.planning import ToolPlan, encode_with_tools, plan_tools
 
 __all__ = [
+    "AnswerText",
     "CallArguments",
     "CallFormat",
     "CallReader",
     "CallStarted",
     "Event",
-    "SpokenText",
     "Tool",
     "ToolPlan",
     "detect_format",

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
-class SpokenText:
+class AnswerText:
     """Text for the user."""
 
     text: str
@@ -29,7 +29,7 @@ class CallArguments:
     text: str
 
 
-Event: TypeAlias = SpokenText | CallStarted | CallArguments
+Event: TypeAlias = AnswerText | CallStarted | CallArguments
 
 
 class CallReader(ABC):
@@ -61,8 +61,8 @@ def merged(events: Iterable[Event]) -> list[Event]:
     out: list[Event] = []
     for event in events:
         last = out[-1] if out else None
-        if isinstance(event, SpokenText) and isinstance(last, SpokenText):
-            out[-1] = SpokenText(last.text + event.text)
+        if isinstance(event, AnswerText) and isinstance(last, AnswerText):
+            out[-1] = AnswerText(last.text + event.text)
         elif isinstance(event, CallArguments) and isinstance(last, CallArguments):
             out[-1] = CallArguments(last.text + event.text)
         elif isinstance(event, CallStarted) or event.text:

@@ -14,7 +14,7 @@ from shardcompute.api.tools.call_format import (
     Tool,
     object_rules,
 )
-from shardcompute.api.tools.events import CallReader, Event, SpokenText, merged, split_before
+from shardcompute.api.tools.events import AnswerText, CallReader, Event, merged, split_before
 from shardcompute.api.tools.json_calls import CallObject
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -62,11 +62,11 @@ class MarkedReader(CallReader):
         self._held = self._held[certain:]
         return False
 
-    def _said(self, text: str) -> SpokenText:
+    def _said(self, text: str) -> AnswerText:
         """The line between two calls is not meant for anybody."""
         text = text.lstrip() if self._has_called else text
         self._has_called = self._has_called and not text
-        return SpokenText(text)
+        return AnswerText(text)
 
     def _find_call(self, events: list[Event]) -> bool:
         """What comes between the marks: another call, or the end."""

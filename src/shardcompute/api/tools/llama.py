@@ -16,7 +16,7 @@ from shardcompute.api.tools.call_format import (
     Tool,
     object_rules,
 )
-from shardcompute.api.tools.events import CallReader, CallStarted, Event, SpokenText, merged, split_before
+from shardcompute.api.tools.events import AnswerText, CallReader, CallStarted, Event, merged, split_before
 from shardcompute.api.tools.json_calls import CallObject, JsonText
 
 TAG = "<|python_tag|>"
@@ -45,7 +45,7 @@ class LlamaReader(CallReader):
         if self._is_fresh and self._has_called:
             held = held.strip(_BETWEEN)
         self._held, self._call = "", None
-        return merged([SpokenText(held)])
+        return merged([AnswerText(held)])
 
     def _advance(self, events: list[Event]) -> bool:
         if self._call is not None:
@@ -72,7 +72,7 @@ class LlamaReader(CallReader):
         if self._is_fresh and self._has_called:
             text = text.lstrip(_BETWEEN)
         self._is_fresh = self._is_fresh and not text
-        events.append(SpokenText(text))
+        events.append(AnswerText(text))
 
     def _is_known(self, call: CallObject) -> bool:
         return call.name is not None and call.name in self._names

@@ -19,11 +19,11 @@ from shardcompute.api.tools.call_format import (
     random_letters,
 )
 from shardcompute.api.tools.events import (
+    AnswerText,
     CallArguments,
     CallReader,
     CallStarted,
     Event,
-    SpokenText,
     merged,
     split_before,
 )
@@ -51,11 +51,11 @@ class MistralReader(CallReader):
     def finish(self) -> list[Event]:
         events: list[Event] = []
         if self._call is not None and self._call.name is None:
-            events.append(SpokenText(self._call.text))
+            events.append(AnswerText(self._call.text))
         elif self._is_text:
-            events.append(SpokenText(self._held))
+            events.append(AnswerText(self._held))
         elif self._call is None and self._arguments is None and self._held.strip(_BETWEEN):
-            events.append(SpokenText(self._held if self._has_called else OPEN + self._held))
+            events.append(AnswerText(self._held if self._has_called else OPEN + self._held))
         self._held = ""
         return merged(events)
 
@@ -77,7 +77,7 @@ class MistralReader(CallReader):
             events.append(CallStarted(found[1]))
             self._held, self._arguments, self._has_called = held[found.end() :], JsonText(), True
         elif held and (self._is_list or len(held) > _NAME_CHARS) and not OPEN.startswith(held):
-            events.append(SpokenText("" if self._has_called else OPEN))
+            events.append(AnswerText("" if self._has_called else OPEN))
             self._held = held if self._has_called else self._held
             self._is_text = True
         else:
@@ -87,11 +87,11 @@ class MistralReader(CallReader):
     def _find_mark(self, events: list[Event]) -> bool:
         before, mark, behind = self._held.partition(OPEN)
         if mark:
-            events.append(SpokenText(before.rstrip()))
+            events.append(AnswerText(before.rstrip()))
             self._held, self._is_text, self._is_list, self._has_called = behind, False, False, False
             return True
         certain = split_before(self._held, OPEN)
-        events.append(SpokenText(self._held[:certain]))
+        events.append(AnswerText(self._held[:certain]))
         self._held = self._held[certain:]
         return False
 
@@ -99,7 +99,7 @@ class MistralReader(CallReader):
         events += call.push(self._held)
         self._held = call.rest
         if call.is_broken and call.name is None:
-            events.append(SpokenText(call.text))
+            events.append(AnswerText(call.text))
         self._has_called = self._has_called or call.name is not None
         if call.is_whole or call.is_broken:
             self._call = None

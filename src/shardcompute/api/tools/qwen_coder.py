@@ -23,11 +23,11 @@ from shardcompute.api.tools.call_format import (
     quoted,
 )
 from shardcompute.api.tools.events import (
+    AnswerText,
     CallArguments,
     CallReader,
     CallStarted,
     Event,
-    SpokenText,
     merged,
     split_before,
 )
@@ -93,7 +93,7 @@ class QwenCoderReader(CallReader):
         """The line between two calls is not meant for anybody."""
         text = text.lstrip() if self._has_called else text
         self._has_called = self._has_called and not text
-        events.append(SpokenText(text))
+        events.append(AnswerText(text))
 
     def _follow_function(self, name: str, events: list[Event]) -> bool:
         self._held = self._held.lstrip()

@@ -1,4 +1,4 @@
-"""The generations that a swarm computes now and computed lately, for people to see.
+"""Request log: the generations that run now and ran lately, for people to see.
 
 An entry lives as long as its `with` block; how the block ends is how the generation ended. No text and no token
 is kept, only counts and times. What stages did is looked at whenever tokens come: of the chain's newest step, which
@@ -19,7 +19,7 @@ from typing import Literal, Self
 
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.generation import Delta, GenerationRequest, Timings
-from shardcompute.node.telemetry.usage import UsageBook
+from shardcompute.node.telemetry.usage import UsageCounter
 from shardcompute.wire import StageTiming
 
 log = logging.getLogger(__name__)
@@ -206,7 +206,7 @@ class RequestLog:
         self.clock = clock
         self.wall_clock = wall_clock
         self.stage_times = stage_times
-        self.usage = UsageBook(wall_clock=wall_clock)
+        self.usage = UsageCounter(wall_clock=wall_clock)
         self._lock = threading.Lock()
         self._opened = 0
         self._closed = 0

@@ -1,4 +1,4 @@
-"""What stages have done so far, and what has gone over the links between them, as they report it with each step.
+"""Traffic counters: what stages have done and what has gone over the links between them, as reported with each step.
 
 A stage may be broken or lie about names, so there is a bound to how many are kept.
 """

@@ -1,4 +1,4 @@
-"""Who used how much: tokens by API key and model, by the minute for an hour and by the hour for a week.
+"""Usage accounting: tokens by API key and model, by the minute for an hour and by the hour for a week.
 
 Kept in memory and bounded: keys and models beyond the first few hundred pairs are counted together as "others".
 Counting starts with the process.
@@ -53,7 +53,7 @@ class UsageTally:
         self.generated_tokens += generated_tokens
 
 
-class UsageBook:
+class UsageCounter:
     """Methods may be called from any thread."""
 
     def __init__(self, *, wall_clock: Callable[[], float] = time.time, most_pairs: int = _MOST_PAIRS) -> None:

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcompute.api.tools import (
+    AnswerText,
     CallArguments,
     CallStarted,
     Event,
-    SpokenText,
     Tool,
     detect_format,
     encode_with_tools,
@@ -39,22 +39,22 @@ ARGUMENTS = '{"city": "M\\u00fcn\\"chen", "days": [1, {"a": "}"}]}'
 CALL = [CallStarted("weather"), CallArguments(ARGUMENTS)]
 OTHER = [CallStarted("time"), CallArguments("{}")]
 CASES: list[tuple[CallFormat, str, list[Event]]] = [
-    (HERMES, "Just text.", [SpokenText("Just text.")]),
+    (HERMES, "Just text.", [AnswerText("Just text.")]),
     (HERMES, f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>', [*CALL]),
     (
         HERMES,
         f'Let me see.\n\n<tool_call>{{"arguments": {ARGUMENTS}, "name": "weather"}}</tool_call>\n<tool_call>\n'
         '{"name": "time"}\n</tool_call>\n',
-        [SpokenText("Let me see."), *CALL, *OTHER],
+        [AnswerText("Let me see."), *CALL, *OTHER],
     ),
     (
         HERMES,
         f'<tool_call>{{"name":"weather","arguments":{json.dumps(ARGUMENTS)}}}</tool_call> and so',
-        [*CALL, SpokenText("and so")],
+        [*CALL, AnswerText("and so")],
     ),
-    (HERMES, "a < b <tool", [SpokenText("a < b <tool")]),
-    (HERMES, "<tool_call>no JSON</tool_call>", [SpokenText("<tool_call>no JSON</tool_call>")]),
-    (HERMES, '<tool_call>{"name": 5}', [SpokenText('<tool_call>{"name": 5}')]),
+    (HERMES, "a < b <tool", [AnswerText("a < b <tool")]),
+    (HERMES, "<tool_call>no JSON</tool_call>", [AnswerText("<tool_call>no JSON</tool_call>")]),
+    (HERMES, '<tool_call>{"name": 5}', [AnswerText('<tool_call>{"name": 5}')]),
     (
         HERMES,
         '<tool_call>{"name": "weather", "arguments": {"ci',
@@ -67,10 +67,10 @@ CASES: list[tuple[CallFormat, str, list[Event]]] = [
         '{"name": "time", "parameters": {}}',
         [*CALL, *OTHER],
     ),
-    (LLAMA, '{"answer": {"name": "weather"}} is it', [SpokenText('{"answer": {"name": "weather"}} is it')]),
-    (LLAMA, '{"name": "Bob", "parameters": 3}', [SpokenText('{"name": "Bob", "parameters": 3}')]),
-    (LLAMA, " <|python", [SpokenText(" <|python")]),
-    (LLAMA, "Hello {you}", [SpokenText("Hello {you}")]),
+    (LLAMA, '{"answer": {"name": "weather"}} is it', [AnswerText('{"answer": {"name": "weather"}} is it')]),
+    (LLAMA, '{"name": "Bob", "parameters": 3}', [AnswerText('{"name": "Bob", "parameters": 3}')]),
+    (LLAMA, " <|python", [AnswerText(" <|python")]),
+    (LLAMA, "Hello {you}", [AnswerText("Hello {you}")]),
     (
         MISTRAL,
         f'[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "time", "arguments": {{}}}}]',
@@ -79,20 +79,20 @@ CASES: list[tuple[CallFormat, str, list[Event]]] = [
     (
         MISTRAL,
         f"Well. [TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]time[CALL_ID]a1b2[ARGS]{{}}",
-        [SpokenText("Well."), *CALL, *OTHER],
+        [AnswerText("Well."), *CALL, *OTHER],
     ),
-    (MISTRAL, "[TOOL", [SpokenText("[TOOL")]),
+    (MISTRAL, "[TOOL", [AnswerText("[TOOL")]),
     # What models make of the formats that they were taught.
     (
         HERMES,
         f'I think.\n</think>\n\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>\n\n ',
-        [SpokenText("I think.\n</think>"), *CALL],
+        [AnswerText("I think.\n</think>"), *CALL],
     ),
     (
         HERMES,
         f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n{{"name": "time", "arguments": null}}\n'
         "</tool_call>\nThere.",
-        [*CALL, *OTHER, SpokenText("There.")],
+        [*CALL, *OTHER, AnswerText("There.")],
     ),
     (
         HERMES,
@@ -104,12 +104,12 @@ CASES: list[tuple[CallFormat, str, list[Event]]] = [
         f'<tool_call>{{"type": "function", "function": {{"name": "weather", "arguments": {ARGUMENTS}}}}}</tool_call>',
         [*CALL],
     ),
-    (HERMES, '<tool_call>[{"nam', [SpokenText('<tool_call>[{"nam')]),
-    (HERMES, "<tool_call> </tool_call> a", [SpokenText("<tool_call> </tool_call> a")]),
+    (HERMES, '<tool_call>[{"nam', [AnswerText('<tool_call>[{"nam')]),
+    (HERMES, "<tool_call> </tool_call> a", [AnswerText("<tool_call> </tool_call> a")]),
     (
         LLAMA,
         f'Let me see: {{"name": "weather", "parameters": {ARGUMENTS}}} Shall I go on?',
-        [SpokenText("Let me see:"), *CALL, SpokenText("Shall I go on?")],
+        [AnswerText("Let me see:"), *CALL, AnswerText("Shall I go on?")],
     ),
     (
         LLAMA,
@@ -130,23 +130,23 @@ CASES: list[tuple[CallFormat, str, list[Event]]] = [
     (
         LLAMA,
         '{"answer": [{"name": "time", "parameters": {}}]} {"name": "time", "parameters": {}}',
-        [SpokenText('{"answer": [{"name": "time", "parameters": {}}]}'), *OTHER],
+        [AnswerText('{"answer": [{"name": "time", "parameters": {}}]}'), *OTHER],
     ),
-    (LLAMA, 'if (a) { b["c"] }; [', [SpokenText('if (a) { b["c"] }; [')]),
+    (LLAMA, 'if (a) { b["c"] }; [', [AnswerText('if (a) { b["c"] }; [')]),
     (
         MISTRAL,
         f'[TOOL_CALLS]  [ {{"name":"weather" , "arguments" : {ARGUMENTS}, "id": "a1b2c3d4e" }} ] So.',
-        [*CALL, SpokenText("So.")],
+        [*CALL, AnswerText("So.")],
     ),
     (MISTRAL, f"[TOOL_CALLS]weather{ARGUMENTS}[TOOL_CALLS]time{{}}", [*CALL, *OTHER]),
     (MISTRAL, f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}, time[ARGS]{{}}", [*CALL, *OTHER]),
     (MISTRAL, f'[TOOL_CALLS]{{"name": "weather", "arguments": {ARGUMENTS}}}', [*CALL]),
-    (MISTRAL, "[TOOL_CALLS] none of them", [SpokenText("[TOOL_CALLS] none of them")]),
+    (MISTRAL, "[TOOL_CALLS] none of them", [AnswerText("[TOOL_CALLS] none of them")]),
     (
         GRANITE,
         f'Wait.\n<|tool_call|> [\n  {{"name": "weather", "arguments": {ARGUMENTS}}},\n  {{"name": "time", '
         '"arguments": {}}\n]',
-        [SpokenText("Wait."), *CALL, *OTHER],
+        [AnswerText("Wait."), *CALL, *OTHER],
     ),
     (GRANITE, f'<|tool_call|>[{{"name":"weather","arguments":{ARGUMENTS}}}]<|/tool_call|>', [*CALL]),
     (
@@ -155,15 +155,15 @@ CASES: list[tuple[CallFormat, str, list[Event]]] = [
         '"arguments": "{}"}]</TOOLCALL>',
         [*CALL, *OTHER],
     ),
-    (CODER, "a < b <tool_call> <func", [SpokenText("a < b <tool_call> <func")]),
-    (CODER, "<tool_call>no call</tool_call>", [SpokenText("<tool_call>no call</tool_call>")]),
+    (CODER, "a < b <tool_call> <func", [AnswerText("a < b <tool_call> <func")]),
+    (CODER, "<tool_call>no call</tool_call>", [AnswerText("<tool_call>no call</tool_call>")]),
     (
         CODER,
         "Sure.\n<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=text>\n\n"
         'two\n  "lines" </b>\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=time>\n</function>\n'
         "</tool_call>",
         [
-            SpokenText("Sure."),
+            AnswerText("Sure."),
             CallStarted("weather"),
             CallArguments(json.dumps({"city": "Oslo", "text": '\ntwo\n  "lines" </b>'})),
             *OTHER,
@@ -172,7 +172,7 @@ CASES: list[tuple[CallFormat, str, list[Event]]] = [
     (
         CODER,
         "<function=weather><parameter=city>Oslo</parameter></function> Done.",
-        [CallStarted("weather"), CallArguments('{"city": "Oslo"}'), SpokenText("Done.")],
+        [CallStarted("weather"), CallArguments('{"city": "Oslo"}'), AnswerText("Done.")],
     ),
     (
         CODER,
@@ -230,7 +230,7 @@ def test_any_text_in_any_pieces_reads_the_same_and_is_never_lost(data: st.DataOb
     events = read(call_format, pieces)
     assert events == read(call_format, [text])
     if not any(mark in text for mark in ("tool_call", "[TOOL_CALLS]", "<|python_tag|>", "<function=", "{")):
-        assert "".join(e.text for e in events if isinstance(e, SpokenText)) == text
+        assert "".join(e.text for e in events if isinstance(e, AnswerText)) == text
 
 
 def test_arguments_are_passed_on_while_they_come() -> None:

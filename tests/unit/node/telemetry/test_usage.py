@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardcompute.core.generation import Delta, GenerationRequest, Timings, TokenChoice
 from shardcompute.node.telemetry.request_log import RequestLog
-from shardcompute.node.telemetry.usage import OTHERS, UsageBook
+from shardcompute.node.telemetry.usage import OTHERS, UsageCounter
 from shardcompute.wire import StageTiming
 
 HOUR_S = 3600.0
@@ -20,12 +20,12 @@ class Clock:
 
 def test_spans_and_totals_add_up() -> None:
     clock = Clock()
-    book = UsageBook(wall_clock=clock)
-    book.add("a", "tiny", requests=1, prompt_tokens=5, generated_tokens=1)
+    counter = UsageCounter(wall_clock=clock)
+    counter.add("a", "tiny", requests=1, prompt_tokens=5, generated_tokens=1)
     clock.now_s += 61
-    book.add("a", "tiny", generated_tokens=2)
-    book.add("", "tiny", requests=1, prompt_tokens=7)
-    report = book.report()
+    counter.add("a", "tiny", generated_tokens=2)
+    counter.add("", "tiny", requests=1, prompt_tokens=7)
+    report = counter.report()
     assert [(t.key, t.requests, t.prompt_tokens, t.generated_tokens) for t in report.totals] == [
         ("", 1, 7, 0),
         ("a", 1, 5, 3),
@@ -44,22 +44,22 @@ def test_spans_and_totals_add_up() -> None:
 
 def test_old_spans_are_forgotten_and_totals_are_not() -> None:
     clock = Clock()
-    book = UsageBook(wall_clock=clock)
-    book.add("a", "tiny", requests=1)
+    counter = UsageCounter(wall_clock=clock)
+    counter.add("a", "tiny", requests=1)
     clock.now_s += 59 * 60
-    assert len(book.report().minutes) == 1
+    assert len(counter.report().minutes) == 1
     clock.now_s += 60
-    assert (len(book.report().minutes), len(book.report().hours)) == (0, 1)
+    assert (len(counter.report().minutes), len(counter.report().hours)) == (0, 1)
     clock.now_s += 168 * HOUR_S
-    report = book.report()
+    report = counter.report()
     assert (report.hours, report.totals[0].requests) == ((), 1)
 
 
 def test_many_keys_become_others() -> None:
-    book = UsageBook(most_pairs=3)
+    counter = UsageCounter(most_pairs=3)
     for number in range(10):
-        book.add(f"key {number}", "tiny", requests=1)
-    totals = {(each.key, each.model): each.requests for each in book.report().totals}
+        counter.add(f"key {number}", "tiny", requests=1)
+    totals = {(each.key, each.model): each.requests for each in counter.report().totals}
     assert totals == {("key 0", "tiny"): 1, ("key 1", "tiny"): 1, ("key 2", "tiny"): 1, (OTHERS, OTHERS): 7}
 
 
