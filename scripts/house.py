@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src"
 MOST_FILES = 15
 LEAST_LINES = 8
-ALLOWED: Mapping[str, str] = {}
+ALLOWED: Mapping[str, str] = {
+    "shardcompute/backends/torch/kernels/attention.py:": "parameters of Triton kernels cannot be shared",
+}
 """The beginning of a finding, and why it may stay."""
 
 

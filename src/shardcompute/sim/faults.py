@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from shardcompute.sim.conditions import Change
@@ -48,31 +48,24 @@ def partitioned(network: EmulatedNetwork, side: tuple[str, ...]) -> Iterator[Non
 @contextmanager
 def flapping(network: EmulatedNetwork, machine: str, up_s: float, down_s: float) -> Iterator[None]:
     """The line of a machine goes down and comes back, again and again."""
-    over = threading.Event()
 
-    def flap() -> None:
+    def flap(over: threading.Event) -> None:
         while not over.is_set():
             with cut_off(network, machine):
                 if over.wait(down_s):
                     return
             over.wait(up_s)
 
-    thread = threading.Thread(target=flap, name=f"flap {machine}", daemon=True)
-    thread.start()
-    try:
+    with _meanwhile(flap, f"flap {machine}"):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 @contextmanager
 def slowed(pid: int, times: float) -> Iterator[None]:
     """A process of ours that gets only one part in `times` of each tenth of a second."""
-    over = threading.Event()
     run_s = _PERIOD_S / times
 
-    def hold_up() -> None:
+    def hold_up(over: threading.Event) -> None:
         try:
             while not over.is_set():
                 os.kill(pid, signal.SIGSTOP)
@@ -82,7 +75,15 @@ def slowed(pid: int, times: float) -> Iterator[None]:
         except ProcessLookupError:
             return
 
-    thread = threading.Thread(target=hold_up, name=f"slow {pid}", daemon=True)
+    with _meanwhile(hold_up, f"slow {pid}"):
+        yield
+
+
+@contextmanager
+def _meanwhile(disturb: Callable[[threading.Event], None], name: str) -> Iterator[None]:
+    """Runs beside the block until that is over, which the event tells."""
+    over = threading.Event()
+    thread = threading.Thread(target=disturb, args=(over,), name=name, daemon=True)
     thread.start()
     try:
         yield

@@ -194,6 +194,6 @@ def _join_anew(folder: Path, token: JoinToken) -> None:
     try:
         join_from(folder, token)
     except UsageError:
-        # Papers of a cluster that is no more: the worker becomes a new node.
+        # Certificates of a cluster that is no more: the worker becomes a new node.
         shutil.rmtree(folder)
         join_from(folder, token)

@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner
 
-from shardcompute.bench.wan import faults as wan_faults
 from shardcompute.bench.wan.cluster import TimedAnswer, WanCluster, WanServing
 from shardcompute.bench.wan.faults import FAULTS, Fault, FaultBench, FaultRow, ask_amid, await_serving
 from shardcompute.bench.wan.faults_report import differing, raw_results, summarise
@@ -179,7 +178,7 @@ def test_the_command_shows_figures_and_complains_of_texts(
         asked.append(bench)
         return rows
 
-    monkeypatch.setattr(wan_faults, "run_fault_bench", run)
+    monkeypatch.setattr("shardcompute.bench.wan.faults.run_fault_bench", run)
     monkeypatch.setattr("shardcompute.cli.tools.bench_faults.model_path", lambda model: model)
     out = tmp_path / "faults.json"
     command = ["bench", "faults", "--faults", "loss,blackout", "--streams", "2", "--json", str(out)]

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from shardcompute.cli.chat import remote
-from shardcompute.cli.cluster import text as cluster_text
 from shardcompute.cli.cluster.access import ClusterAddress, ClusterLocation
 from shardcompute.cli.cluster.following import follow_load
+from shardcompute.cli.cluster.text import draw_stages
 from shardcompute.cli.format import format_duration, parse_duration
 from shardcompute.cluster_client import ClusterClient
 from shardcompute.control import events as happened
@@ -113,7 +113,7 @@ def test_rows_are_cut_where_layers_are(lab: Lab) -> None:
     (chain,) = lab.admin.state().chains
     names = {"a": "laptop", "b": "box"}
     for width in (20, 60, 100):
-        row = cluster_text.draw_stages(chain.stages, MODEL.layer_count, names, width)
+        row = draw_stages(chain.stages, MODEL.layer_count, names, width)
         assert len(row) == width
     assert row.startswith("|-")
     assert " laptop 0-" in row

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from shardcompute.weights.sources import resolve as sources
 from shardcompute.weights.sources.cache import CachedReference, FileRecord, ModelCache
 from shardcompute.weights.sources.progress import NullProgress
 from shardcompute.weights.sources.reference import EmbeddedReference, HubReference
@@ -121,7 +120,7 @@ def test_interrupted_pull_says_how_to_go_on(cli: Cli, monkeypatch: pytest.Monkey
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sources, "resolve", interrupt)
+    monkeypatch.setattr("shardcompute.weights.sources.resolve.resolve", interrupt)
     result = cli("pull", "org/repo@v1")
     assert result.exit_code == 130
     assert "hint: shardcompute pull org/repo@v1 goes on where this stopped" in result.stderr
