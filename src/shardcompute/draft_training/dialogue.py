@@ -1,4 +1,4 @@
-"""What a model that talks to itself is to do, and what comes of it.
+"""Scripts and dialogues of self-play: what a model that talks to itself is to do, and what comes of it.
 
 A script is what is given and what the model says, in turns; a conversation is the tokens of both.
 """

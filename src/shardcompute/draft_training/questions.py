@@ -1,4 +1,4 @@
-"""What a model is asked when it talks to itself, so that a drafter can be fitted to what it says.
+"""Questions of self-play: what a model is asked when it talks to itself, so that a draft head learns what it says.
 
 `TOPICS` and `ASKS` are the plain questions; `ask` makes up one of very many, so that hardly any is asked twice.
 """

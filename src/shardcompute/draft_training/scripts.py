@@ -1,4 +1,4 @@
-"""Scripts for a model that talks to itself: questions that it makes up, questions that it is given, and answers.
+"""Scripts of self-play: questions that the model makes up, questions that it is given, and answers.
 
 A model invents a question when it reads how a user's turn begins and goes on by itself; where that turn would end,
 its own begins.

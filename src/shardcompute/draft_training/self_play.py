@@ -1,4 +1,4 @@
-"""A model that talks to itself on one device: many sessions side by side, each along a script.
+"""Self-play, a model that talks to itself on one device: many sessions side by side, each along a script.
 
 On a CUDA device the sessions are computed in two halves by turns: while the device works on one, the host reads what
 the other has said, which is the one thing it waits for.
@@ -83,7 +83,7 @@ class _Half:
     event: torch.cuda.Event | None = None
 
 
-class Talk:
+class SelfPlay:
     """Sessions under way; a finished one is replaced at once. Scripts must not end, and begin with what is given."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a drafter learns from: every token of many conversations with the state that the model had behind it.
+"""Training rows of a draft head: every token of many conversations with the state that the model had behind it.
 
 All rows lie one behind the other in buffers on the device, which are taken once; a conversation is a span of them.
 """
@@ -32,8 +32,8 @@ class Span:
     greedy_from: int
 
 
-class Lessons:
-    """Rows, at most `capacity` of them. `head` scores states exactly where the executor's logits are rounded."""
+class TrainingRows:
+    """Buffers of at most `capacity` rows. `head` scores states exactly where the executor's logits are rounded."""
 
     def __init__(
         self, capacity: int, hidden: int, device: torch.device, *, head: torch.Tensor | None = None
@@ -71,13 +71,13 @@ class Lessons:
         parts = [np.arange(span.start, span.stop - 1) for span in spans]
         return self._upload(np.concatenate(parts) if parts else np.empty(0, np.int64))
 
-    def greedy_starts(self, spans: Sequence[Span], ahead: int) -> torch.Tensor:
-        """Rows from which the model went on greedily for `ahead` rows and one token more."""
-        parts = [np.arange(max(span.greedy_from - 1, span.start), span.stop - ahead) for span in spans]
+    def greedy_starts(self, spans: Sequence[Span], steps: int) -> torch.Tensor:
+        """Rows from which the model went on greedily for `steps` rows and one token more."""
+        parts = [np.arange(max(span.greedy_from - 1, span.start), span.stop - steps) for span in spans]
         return self._upload(np.concatenate(parts) if parts else np.empty(0, np.int64))
 
     def split(self) -> tuple[list[Span], list[Span]]:
-        """Spans to learn from and spans to be examined on: one in fifty, or more where there are few."""
+        """Spans to learn from and spans held out to evaluate on: one in fifty, or more where there are few."""
         every = max(2, min(_HELD_OUT, len(self.spans) // _FEW_GROUPS))
         learned = [span for index, span in enumerate(self.spans) if index % every]
         return learned, self.spans[::every]

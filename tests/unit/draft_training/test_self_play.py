@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 
 from shardcompute.core.batch import Segment, logit_row_indices  # noqa: E402
 from shardcompute.draft_training.dialogue import ChosenTokens, GivenTokens, Script, SelfPlayDialogue  # noqa: E402
-from shardcompute.draft_training.self_play import Talk  # noqa: E402
-from shardcompute.draft_training.training_rows import Lessons, Span  # noqa: E402
+from shardcompute.draft_training.self_play import SelfPlay  # noqa: E402
+from shardcompute.draft_training.training_rows import Span, TrainingRows  # noqa: E402
 
 VOCABULARY = 40
 HIDDEN = 4
@@ -46,10 +46,10 @@ class CountingModel:
         self.fed.pop(session, None)
 
 
-def talk(
+def play(
     model: Any, scripts: Iterator[Script], sessions: int = 3, max_rows: int = 100, context: int = 64
-) -> Talk:
-    return Talk(
+) -> SelfPlay:
+    return SelfPlay(
         model,
         scripts,
         sessions=sessions,
@@ -60,7 +60,7 @@ def talk(
     )
 
 
-def first_ended(talking: Talk) -> SelfPlayDialogue:
+def first_ended(talking: SelfPlay) -> SelfPlayDialogue:
     while not (ended := talking.step()):
         pass
     return ended[0]
@@ -73,7 +73,7 @@ def test_a_speech_ends_at_its_stop_which_is_kept_only_at_the_end() -> None:
         GivenTokens((20, 21)),
         ChosenTokens(9, frozenset({24})),
     )
-    ended = first_ended(talk(CountingModel(), repeat(script)))
+    ended = first_ended(play(CountingModel(), repeat(script)))
     assert ended == SelfPlayDialogue((3, 4, 5, 6, 20, 21, 22, 23, 24), greedy_from=6)
 
 
@@ -84,7 +84,7 @@ def test_a_speech_ends_at_its_limit() -> None:
         GivenTokens((20,)),
         ChosenTokens(3, END, temperature=0.5),
     )
-    assert first_ended(talk(CountingModel(), repeat(script))) == SelfPlayDialogue(
+    assert first_ended(play(CountingModel(), repeat(script))) == SelfPlayDialogue(
         (3, 4, 5, 20, 21, 22, 23), 7
     )
 
@@ -92,7 +92,7 @@ def test_a_speech_ends_at_its_limit() -> None:
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
 def test_certainty_leaves_nothing_to_chance(top_p: float) -> None:
     script = (GivenTokens((3,)), ChosenTokens(9, END, temperature=1.0, top_p=top_p))
-    assert first_ended(talk(CountingModel(), repeat(script))).ids == (3, 4, 5, 6, 7)
+    assert first_ended(play(CountingModel(), repeat(script))).ids == (3, 4, 5, 6, 7)
 
 
 def test_chance_has_a_choice_where_the_model_is_unsure() -> None:
@@ -102,7 +102,7 @@ def test_chance_has_a_choice_where_the_model_is_unsure() -> None:
 
     for top_p in (1.0, 0.9):
         script = (GivenTokens((3,)), ChosenTokens(30, frozenset(), temperature=1.0, top_p=top_p))
-        assert len(set(first_ended(talk(Unsure(), repeat(script))).ids)) > 8
+        assert len(set(first_ended(play(Unsure(), repeat(script))).ids)) > 8
 
 
 def test_a_session_that_repeats_itself_is_ended() -> None:
@@ -111,12 +111,12 @@ def test_a_session_that_repeats_itself_is_ended() -> None:
             return super().step_tensor(segments, ids) * 0 + torch.eye(VOCABULARY)[9]
 
     script = (GivenTokens((1, 2)), ChosenTokens(1000, END))
-    assert len(first_ended(talk(Stuck(), repeat(script), context=2000)).ids) < 200
+    assert len(first_ended(play(Stuck(), repeat(script), context=2000)).ids) < 200
 
 
 def test_a_context_is_never_exceeded_and_no_step_is_too_large() -> None:
     model = CountingModel()
-    talking = talk(
+    talking = play(
         model, repeat((GivenTokens((1,) * 10), ChosenTokens(100, frozenset()))), max_rows=25, context=16
     )
     ended = [each for _ in range(12) for each in talking.step()]
@@ -128,29 +128,29 @@ def test_a_context_is_never_exceeded_and_no_step_is_too_large() -> None:
 
 
 def test_lessons_hold_states_choices_and_what_is_left() -> None:
-    lessons = Lessons(12, HIDDEN, torch.device("cpu"))
+    dataset = TrainingRows(12, HIDDEN, torch.device("cpu"))
     read = [
         SelfPlayDialogue((3, 4, 5, 6), 2),
         SelfPlayDialogue((10, 11, 30), 3),
         SelfPlayDialogue((1,) * 4, 4),
     ]
-    lessons.read(CountingModel(), read, max_rows=6)
-    assert not lessons.is_full
-    assert lessons.spans == [Span(0, 4, 2), Span(4, 7, 7), Span(7, 11, 11)]
-    assert lessons.states[:7, 0].tolist() == [3, 4, 5, 6, 10, 11, 30]
-    assert lessons.best[:7].tolist() == [4, 5, 6, 7, 11, 12, 31]
-    assert lessons.left[:7].tolist() == [3, 2, 1, 0, 2, 1, 0]
-    assert lessons.starts(lessons.spans[:2]).tolist() == [0, 1, 2, 4, 5]
-    assert lessons.greedy_starts(lessons.spans, 1).tolist() == [1, 2]
-    lessons.read(CountingModel(), read, max_rows=6)
-    assert lessons.is_full
-    assert lessons.rows == 11
+    dataset.read(CountingModel(), read, max_rows=6)
+    assert not dataset.is_full
+    assert dataset.spans == [Span(0, 4, 2), Span(4, 7, 7), Span(7, 11, 11)]
+    assert dataset.states[:7, 0].tolist() == [3, 4, 5, 6, 10, 11, 30]
+    assert dataset.best[:7].tolist() == [4, 5, 6, 7, 11, 12, 31]
+    assert dataset.left[:7].tolist() == [3, 2, 1, 0, 2, 1, 0]
+    assert dataset.starts(dataset.spans[:2]).tolist() == [0, 1, 2, 4, 5]
+    assert dataset.greedy_starts(dataset.spans, 1).tolist() == [1, 2]
+    dataset.read(CountingModel(), read, max_rows=6)
+    assert dataset.is_full
+    assert dataset.rows == 11
 
 
 def test_what_is_examined_is_not_learned() -> None:
-    lessons = Lessons(1000, HIDDEN, torch.device("cpu"))
-    lessons.read(CountingModel(), [SelfPlayDialogue((1, 2), 2)] * 40, max_rows=6)
-    learned, held_out = lessons.split()
+    dataset = TrainingRows(1000, HIDDEN, torch.device("cpu"))
+    dataset.read(CountingModel(), [SelfPlayDialogue((1, 2), 2)] * 40, max_rows=6)
+    learned, held_out = dataset.split()
     assert len(held_out) == 8
     assert not set(learned) & set(held_out)
     assert len(learned) + len(held_out) == 40

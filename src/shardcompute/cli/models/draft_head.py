@@ -95,11 +95,11 @@ def train(
         waiting(screen, f"opening {reference}") as progress,
         open_checkpoint(resolve(reference, settings, progress)) as checkpoint,
     ):
-        from shardcompute.draft_training.fit import FitPlan, train_draft_head
+        from shardcompute.draft_training.train import TrainingOptions, train_draft_head
         from shardcompute.node.local.service import default_threads
         from shardcompute.node.weights.draft_heads import save_draft_head
 
-        plan = FitPlan(
+        plan = TrainingOptions(
             minutes=minutes,
             tokens=tokens,
             epochs=epochs,
@@ -112,6 +112,6 @@ def train(
             seed=seed,
         )
         content = "" if text is None else text.read_text(errors="replace")
-        fit = train_draft_head(checkpoint, plan, text=content, progress=progress, say=screen.say)
-        path = save_draft_head(draft_heads_folder(settings), checkpoint, fit.weights)
-        screen.say(f"{path}: {1 + fit.accepted:.2f} tokens per round are to be expected")
+        trained = train_draft_head(checkpoint, plan, text=content, progress=progress, say=screen.say)
+        path = save_draft_head(draft_heads_folder(settings), checkpoint, trained.weights)
+        screen.say(f"{path}: {1 + trained.accepted:.2f} tokens per round are to be expected")

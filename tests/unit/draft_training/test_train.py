@@ -19,22 +19,24 @@ from shardcompute.backends.numpy_ops import NumpyExecutor
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import BackendError, UsageError
 from shardcompute.core.settings import Settings
-from shardcompute.draft_training import fit
+from shardcompute.draft_training import train
 from shardcompute.draft_training.dialogue import ChosenTokens, GivenTokens
-from shardcompute.draft_training.fit import Fit, FitPlan, train_draft_head
 from shardcompute.draft_training.questions import ask
 from shardcompute.draft_training.scripts import write_scripts
-from shardcompute.draft_training.training import load_net
+from shardcompute.draft_training.train import TrainedDraftHead, TrainingOptions, train_draft_head
+from shardcompute.draft_training.training_loop import load_net
 from shardcompute.models.draft_head import DraftHeadNetwork, decode_draft_head, encode_draft_head
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 from support.models.tiny_checkpoint import HIDDEN, save_tiny_llama
 
-SMALL = FitPlan(
+SMALL = TrainingOptions(
     tokens=900, epochs=1, sessions=6, width=64, blocks=1, vocabulary=32, device="cpu", context_length=128
 )
-LONGER = FitPlan(tokens=5000, epochs=4, soft=0.0, sessions=32, width=128, device="cpu", context_length=128)
+LONGER = TrainingOptions(
+    tokens=5000, epochs=4, soft=0.0, sessions=32, width=128, device="cpu", context_length=128
+)
 
 
 @pytest.fixture(scope="module")
@@ -56,22 +58,22 @@ def checkpoint(folder: Path) -> Iterator[Checkpoint]:
 
 
 @pytest.fixture(scope="module")
-def learned(checkpoint: Checkpoint) -> tuple[Fit, list[str]]:
+def learned(checkpoint: Checkpoint) -> tuple[TrainedDraftHead, list[str]]:
     lines: list[str] = []
     return train_draft_head(checkpoint, LONGER, say=lines.append), lines
 
 
-def test_it_learns_what_the_model_says(learned: tuple[Fit, list[str]]) -> None:
-    fit, lines = learned
-    assert fit.tokens >= 5000
-    assert fit.loss < 3.5, "by chance it would be the logarithm of the vocabulary, 5.5"
-    assert fit.agreement[0] > 0.15, "by chance one in 250 would be right"
-    assert fit.acceptance[0] == fit.agreement[0]
-    assert fit.accepted == pytest.approx(np.cumprod(fit.acceptance).sum(), abs=1e-9)
+def test_it_learns_what_the_model_says(learned: tuple[TrainedDraftHead, list[str]]) -> None:
+    trained, lines = learned
+    assert trained.tokens >= 5000
+    assert trained.loss < 3.5, "by chance it would be the logarithm of the vocabulary, 5.5"
+    assert trained.agreement[0] > 0.15, "by chance one in 250 would be right"
+    assert trained.acceptance[0] == trained.agreement[0]
+    assert trained.accepted == pytest.approx(np.cumprod(trained.acceptance).sum(), abs=1e-9)
     assert any(line.startswith("trained: 100%") for line in lines)
 
 
-def test_it_is_kept_as_it_was_examined(learned: tuple[Fit, list[str]]) -> None:
+def test_it_is_kept_as_it_was_examined(learned: tuple[TrainedDraftHead, list[str]]) -> None:
     weights = learned[0].weights
     kept = decode_draft_head(encode_draft_head(weights), HIDDEN)
     assert np.array_equal(kept.ids, weights.ids)
@@ -79,7 +81,9 @@ def test_it_is_kept_as_it_was_examined(learned: tuple[Fit, list[str]]) -> None:
     assert [block.down.shape for block in kept.blocks] == [(HIDDEN, 128)] * 2
 
 
-def test_what_is_trained_is_what_will_be_run(checkpoint: Checkpoint, learned: tuple[Fit, list[str]]) -> None:
+def test_what_is_trained_is_what_will_be_run(
+    checkpoint: Checkpoint, learned: tuple[TrainedDraftHead, list[str]]
+) -> None:
     weights, spec, rows = learned[0].weights, checkpoint.spec, 5
     random = np.random.default_rng(2)
     states, embedded = (random.standard_normal((rows, HIDDEN)).astype(np.float32) * 3 for _ in range(2))
@@ -103,9 +107,9 @@ def test_the_same_seed_gives_the_same_drafter(checkpoint: Checkpoint) -> None:
 
 
 def test_it_knows_only_so_many_tokens_and_always_the_end(checkpoint: Checkpoint) -> None:
-    fit = train_draft_head(checkpoint, SMALL, text="something to read " * 40)
-    ids = fit.weights.ids
-    assert fit.tokens >= 900 + 700, "what is read comes on top of what is said"
+    trained = train_draft_head(checkpoint, SMALL, text="something to read " * 40)
+    ids = trained.weights.ids
+    assert trained.tokens >= 900 + 700, "what is read comes on top of what is said"
     assert len(ids) == 32
     assert checkpoint.tokenizer().eos_ids <= set(ids.tolist())
 
@@ -115,18 +119,18 @@ def test_a_batch_job_writes_the_file(
 ) -> None:
     file = tmp_path / "head.draft"
     options = ["--tokens", "700", "--epochs", "1", "--width", "64", "--sessions", "8", "--device", "cpu"]
-    assert fit.main([str(folder), str(file), *options]) == 0
+    assert train.main([str(folder), str(file), *options]) == 0
     assert len(decode_draft_head(file.read_bytes(), HIDDEN).blocks) == 2
     assert re.search(r"expected tokens per round: \d\.\d\d", capsys.readouterr().out)
-    assert fit.main([str(folder / "missing"), str(file)]) == 1
+    assert train.main([str(folder / "missing"), str(file)]) == 1
     assert "there is no folder" in capsys.readouterr().err
 
 
 def test_too_little_text_is_refused(checkpoint: Checkpoint) -> None:
     with pytest.raises(UsageError, match="too few to learn from"):
-        train_draft_head(checkpoint, FitPlan(tokens=60, sessions=1, device="cpu", context_length=64))
+        train_draft_head(checkpoint, TrainingOptions(tokens=60, sessions=1, device="cpu", context_length=64))
     with pytest.raises(UsageError, match="how long"):
-        train_draft_head(checkpoint, FitPlan(minutes=None))
+        train_draft_head(checkpoint, TrainingOptions(minutes=None))
 
 
 def test_without_torch_the_error_says_what_to_install(

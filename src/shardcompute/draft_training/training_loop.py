@@ -1,7 +1,7 @@
-"""Trains the network that guesses on from a model's last hidden state (`models.draft_head` says what it computes).
+"""Training loop and evaluation of a draft head (`models.draft_head` says what it computes).
 
-It is unrolled over the true text: from the state of a row and the tokens that followed it guesses the states of the
-next rows, and is taught by what the model's own head makes of them, which is compared with the model's choices.
+Distillation: the network is unrolled over the true text, predicts from a row's state and the tokens that followed the
+states of the next rows, and is taught by what the model's own head makes of them, compared with the model's choices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from shardcompute.backends.matrix import Float32
-from shardcompute.draft_training.training_rows import Lessons
+from shardcompute.draft_training.training_rows import TrainingRows
 
 STEPS = 5
 _FADE = 0.8
@@ -25,13 +25,13 @@ _NOISE = 0.05
 _WARM_UP = 0.03
 _LAST_RATE = 0.01
 _LONGEST_GRADIENT = 1.0
-_EXAMINED_ROWS = 1024
+_EVALUATED_ROWS = 1024
 _REPORT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
-    """What the model lends: embeddings (scaled already), the head's rows of the known tokens, and which these are.
+class FrozenWeights:
+    """Of the model itself: embeddings (scaled already), the head's rows of the known tokens, and which these are.
 
     `places` says for every token of the vocabulary which known one it is, or -1.
     """
@@ -43,7 +43,7 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingPlan:
+class LoopOptions:
     """How long: so many passes over all rows, or so many seconds. `soft` is the share of the loss that compares with
     all that the model held likely; the rest compares with what it held likeliest."""
 
@@ -62,12 +62,12 @@ class ResidualBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Examination:
-    """How well the guesses of rows that were not learned from agree with the model, position by position.
+class Evaluation:
+    """How well drafts behind held-out rows agree with the model, position by position.
 
-    `agreement` is the share of right guesses where the text before was right; `acceptance` the share where all guesses
-    before were right too; `accepted` the mean number of right guesses before the first wrong one; `covered` the share
-    of tokens that are known at all.
+    `agreement` is the share of right tokens where the text before was right; `acceptance` the share where all drafted
+    before were right too; `accepted` the mean number of right ones before the first wrong one; `covered` the share of
+    tokens that are known at all.
     """
 
     agreement: tuple[float, ...]
@@ -105,16 +105,16 @@ class DraftHeadNet:
 
 
 def new_net(
-    lessons: Lessons, eps: float, *, blocks: int, width: int, random: torch.Generator
+    dataset: TrainingRows, eps: float, *, blocks: int, width: int, random: torch.Generator
 ) -> DraftHeadNet:
     """Random, but for the scale of its result, which is that of the states."""
-    hidden, device = lessons.states.shape[1], lessons.states.device
+    hidden, device = dataset.states.shape[1], dataset.states.device
 
     def draw(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
         values = torch.randn((rows, columns), generator=random, device=device) * gain * columns**-0.5
         return values.requires_grad_()
 
-    sample = lessons.states[: min(lessons.rows, 1 << 16)].float()
+    sample = dataset.states[: min(dataset.rows, 1 << 16)].float()
     ones = torch.ones(hidden, device=device)
     return DraftHeadNet(
         draw(hidden, 2 * hidden),
@@ -134,7 +134,7 @@ def load_net(
     eps: float,
     device: torch.device,
 ) -> DraftHeadNet:
-    """From finished weights (of a block: norm, gate and up, down), to examine what was kept."""
+    """From finished weights (of a block: norm, gate and up, down), to evaluate what was kept."""
 
     def load(values: Float32) -> torch.Tensor:
         return torch.from_numpy(values).to(device)
@@ -149,10 +149,10 @@ def load_net(
 
 def train(
     net: DraftHeadNet,
-    lessons: Lessons,
+    dataset: TrainingRows,
     starts: torch.Tensor,
-    fixed: Fixed,
-    plan: TrainingPlan,
+    frozen: FrozenWeights,
+    plan: LoopOptions,
     *,
     random: torch.Generator,
     report: Callable[[float, int, float], None],
@@ -168,7 +168,7 @@ def train(
     weights = [*net.matrices(), *net.vectors()]
     started = said = time.monotonic()
     total, count, last, done = torch.zeros((), device=device), 0, math.nan, 0
-    head = fixed.head.to(torch.bfloat16) if device.type == "cuda" else fixed.head
+    head = frozen.head.to(torch.bfloat16) if device.type == "cuda" else frozen.head
     for rows in _batches(starts, plan, random):
         share = _share_done(plan, done, len(starts), time.monotonic() - started)
         if share >= 1:
@@ -176,7 +176,7 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = plan.rate * _rate_at(share)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = _loss(net, lessons, rows, fixed, head, plan.soft, random)
+            loss = _loss(net, dataset, rows, frozen, head, plan.soft, random)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, _LONGEST_GRADIENT)
@@ -191,17 +191,19 @@ def train(
     return last
 
 
-def examine(net: DraftHeadNet, lessons: Lessons, rows: torch.Tensor, fixed: Fixed) -> Examination:
-    """Guess on from these rows, behind each of which `STEPS` more come."""
+def evaluate(
+    net: DraftHeadNet, dataset: TrainingRows, rows: torch.Tensor, frozen: FrozenWeights
+) -> Evaluation:
+    """Draft on from these rows, behind each of which `STEPS` more come."""
     with torch.no_grad():
-        right = [_guess_right(net, lessons, part, fixed) for part in rows.split(_EXAMINED_ROWS)]
+        right = [_is_right(net, dataset, part, frozen) for part in rows.split(_EVALUATED_ROWS)]
     table = torch.cat(right).cpu().double()
     leading = table.cumprod(1)
     before = torch.cat([torch.ones((len(table), 1), dtype=table.dtype), leading], 1)
     shares = leading.sum(0) / before[:, :STEPS].sum(0).clamp_min(1)
     count = max(len(table), 1)
-    known = (fixed.places[lessons.tokens[rows].long()] >= 0).cpu()
-    return Examination(
+    known = (frozen.places[dataset.tokens[rows].long()] >= 0).cpu()
+    return Evaluation(
         agreement=tuple((table.sum(0) / count).tolist()),
         acceptance=tuple(shares.tolist()),
         accepted=float(leading.sum() / count),
@@ -210,36 +212,38 @@ def examine(net: DraftHeadNet, lessons: Lessons, rows: torch.Tensor, fixed: Fixe
     )
 
 
-def _guess_right(net: DraftHeadNet, lessons: Lessons, rows: torch.Tensor, fixed: Fixed) -> torch.Tensor:
-    """`[rows, STEPS]`: a wrong guess would change all behind it, but only those before the first wrong one count."""
-    states, found = lessons.states[rows].float(), []
+def _is_right(
+    net: DraftHeadNet, dataset: TrainingRows, rows: torch.Tensor, frozen: FrozenWeights
+) -> torch.Tensor:
+    """`[rows, STEPS]`: a wrong token would change all behind it, but only those before the first wrong one count."""
+    states, found = dataset.states[rows].float(), []
     for step in range(1, STEPS + 1):
-        states = net.step(states, fixed.embedding[lessons.tokens[rows + step].long()].float())
-        guesses = functional.linear(states, fixed.head.float()).argmax(-1)
-        found.append(guesses == fixed.places[lessons.best[rows + step].long()])
+        states = net.step(states, frozen.embedding[dataset.tokens[rows + step].long()].float())
+        drafted = functional.linear(states, frozen.head.float()).argmax(-1)
+        found.append(drafted == frozen.places[dataset.best[rows + step].long()])
     return torch.stack(found, dim=1)
 
 
 def _loss(
     net: DraftHeadNet,
-    lessons: Lessons,
+    dataset: TrainingRows,
     rows: torch.Tensor,
-    fixed: Fixed,
+    frozen: FrozenWeights,
     head: torch.Tensor,
     soft: float,
     random: torch.Generator,
 ) -> torch.Tensor:
-    left, states = lessons.left[rows], lessons.states[rows].float()
+    left, states = dataset.left[rows], dataset.states[rows].float()
     noise = torch.randn(states.shape, generator=random, device=states.device)
     states = states + _NOISE * states.square().mean(-1, keepdim=True).sqrt() * noise
     loss = torch.zeros((), device=rows.device)
     scale = sum(_FADE**step for step in range(STEPS))
     for step in range(1, STEPS + 1):
-        there = (rows + step).clamp_max(lessons.rows - 1)
+        there = (rows + step).clamp_max(dataset.rows - 1)
         is_there = left >= step
-        states = net.step(states, fixed.embedding[lessons.tokens[there].long()].float())
-        truth = lessons.states[there].float()
-        wanted = fixed.places[lessons.best[there].long()]
+        states = net.step(states, frozen.embedding[dataset.tokens[there].long()].float())
+        truth = dataset.states[there].float()
+        wanted = frozen.places[dataset.best[there].long()]
         is_known = is_there & (wanted >= 0)
         logits = functional.linear(states, head).float()
         said = (1 - soft) * functional.cross_entropy(logits, wanted.clamp_min(0), reduction="none")
@@ -258,7 +262,7 @@ def _mean_where(values: torch.Tensor, is_counted: torch.Tensor) -> torch.Tensor:
     return (values * is_counted).sum() / is_counted.sum().clamp_min(1)
 
 
-def _batches(starts: torch.Tensor, plan: TrainingPlan, random: torch.Generator) -> Iterator[torch.Tensor]:
+def _batches(starts: torch.Tensor, plan: LoopOptions, random: torch.Generator) -> Iterator[torch.Tensor]:
     """For ever: all rows in another order each time. The rows left at the end of a pass join no batch."""
     batch = min(plan.batch, len(starts))
     while True:
@@ -267,7 +271,7 @@ def _batches(starts: torch.Tensor, plan: TrainingPlan, random: torch.Generator) 
             yield starts[order[at : at + batch]]
 
 
-def _share_done(plan: TrainingPlan, rows: int, all_rows: int, elapsed_s: float) -> float:
+def _share_done(plan: LoopOptions, rows: int, all_rows: int, elapsed_s: float) -> float:
     shares = [0.0]
     if plan.epochs is not None:
         shares.append(rows / max(1.0, plan.epochs * all_rows))

@@ -1,7 +1,7 @@
-"""Fits the network that drafts on the last stage (`models.draft_head`) where a whole model and torch are at hand.
+"""One training run of a draft head: self-play, training rows from it, the training loop, evaluation.
 
 The model talks to itself, reads what it said, and the network learns from the states that it had meanwhile.
-`python -m shardcompute.draft_training.fit MODEL FILE` does it in a batch job, without what a terminal needs.
+`python -m shardcompute.draft_training.train MODEL FILE` does it in a batch job, without what a terminal needs.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from shardcompute.weights.sources.progress import NullProgress, Progress
 
 if TYPE_CHECKING:
     from shardcompute.backends.torch import TorchExecutor
-    from shardcompute.draft_training.self_play import Talk
-    from shardcompute.draft_training.training import DraftHeadNet, Examination, Fixed
-    from shardcompute.draft_training.training_rows import Lessons
+    from shardcompute.draft_training.self_play import SelfPlay
+    from shardcompute.draft_training.training_loop import DraftHeadNet, Evaluation, FrozenWeights
+    from shardcompute.draft_training.training_rows import TrainingRows
 
 Say = Callable[[str], None]
 _TALK_SHARE = 0.4
@@ -53,10 +53,10 @@ _HOST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class FitPlan:
-    """How long to talk and to train: `minutes` for both together, or `tokens` of talk and `epochs` over them.
+class TrainingOptions:
+    """How long to talk and to train: `minutes` for both together, or `tokens` of self-play and `epochs` over them.
 
-    Zeros stand for what suits the device (`sessions`, `batch`) or the model (`width`). `TrainingPlan` says what `soft`
+    Zeros stand for what suits the device (`sessions`, `batch`) or the model (`width`). `LoopOptions` says what `soft`
     is.
     """
 
@@ -76,8 +76,8 @@ class FitPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """A fitted drafter, and how it did on conversations that it had not learned from (`Examination` says how)."""
+class TrainedDraftHead:
+    """Trained weights, and how they did on conversations that were held out (`Evaluation` says how)."""
 
     weights: DraftHeadWeights
     agreement: tuple[float, ...]
@@ -93,33 +93,33 @@ class Fit:
             f"learned from {self.tokens} tokens; loss {self.loss:.3f}; "
             f"{self.covered:.1%} of tokens are among the {len(self.weights.ids)} known ones",
             f"right behind the true text:    {_percents(self.agreement)}",
-            f"right behind right guesses:    {_percents(self.acceptance)}",
-            f"expected tokens per round: {1 + self.accepted:.2f}, with {len(self.acceptance)} guesses",
+            f"right behind a right draft:    {_percents(self.acceptance)}",
+            f"expected tokens per round: {1 + self.accepted:.2f}, with {len(self.acceptance)} drafted",
         ]
 
 
 def train_draft_head(
     checkpoint: Checkpoint,
-    plan: FitPlan,
+    plan: TrainingOptions,
     *,
     text: str = "",
     progress: Progress | None = None,
     say: Say = lambda _: None,
-) -> Fit:
-    """Talk, read, train, examine. `progress` shows what is under way, `say` gets figures every few seconds."""
+) -> TrainedDraftHead:
+    """Self-play, read, train, evaluate. `progress` shows what is under way, `say` gets figures every few seconds."""
     if importlib.util.find_spec("torch") is None:
-        raise BackendError("a drafter is trained with torch", hint="pip install 'shardcompute[torch]'")
+        raise BackendError("a draft head is trained with torch", hint="pip install 'shardcompute[torch]'")
     if plan.minutes is None and plan.tokens is None:
         raise UsageError(
             "nothing says how long to train", hint="give a time with --minutes or an amount with --tokens"
         )
-    return _Fit(checkpoint, plan, progress or NullProgress(), say).run(text)
+    return _TrainingRun(checkpoint, plan, progress or NullProgress(), say).run(text)
 
 
-class _Fit:
-    """One fit: what all its parts need to know."""
+class _TrainingRun:
+    """One run: what all its parts need to know."""
 
-    def __init__(self, checkpoint: Checkpoint, plan: FitPlan, progress: Progress, say: Say) -> None:
+    def __init__(self, checkpoint: Checkpoint, plan: TrainingOptions, progress: Progress, say: Say) -> None:
         from shardcompute.backends.torch.device import choose_device
 
         self._started = time.monotonic()
@@ -135,40 +135,40 @@ class _Fit:
         self._context_length = min(plan.context_length, self._spec.context_length)
         self._read_rows = max(8192 if is_cuda else 512, self._context_length)
 
-    def run(self, text: str) -> Fit:
-        from shardcompute.draft_training.training import examine
+    def run(self, text: str) -> TrainedDraftHead:
+        from shardcompute.draft_training.training_loop import evaluate
 
-        lessons = self._collect(text)
-        if lessons.rows < _FEWEST_TOKENS:
+        dataset = self._collect(text)
+        if dataset.rows < _FEWEST_TOKENS:
             raise UsageError(
-                f"the model said {lessons.rows} tokens, too few to learn from (at least {_FEWEST_TOKENS})",
+                f"the model said {dataset.rows} tokens, too few to learn from (at least {_FEWEST_TOKENS})",
                 hint="give it longer with --minutes or --tokens",
             )
-        ids = self._choose_known(lessons)
-        fixed = self._borrow(ids)
-        net, loss = self._train(lessons, fixed)
-        # What was kept is examined, with all its rounding.
+        ids = self._choose_vocabulary(dataset)
+        frozen = self._frozen_weights(ids)
+        net, loss = self._train(dataset, frozen)
+        # What was kept is evaluated, with all its rounding.
         weights = decode_draft_head(encode_draft_head(_pack(net, ids)), self._spec.hidden)
-        result = self._examine(examine, weights, lessons, fixed)
-        fit = Fit(
+        result = self._evaluate(evaluate, weights, dataset, frozen)
+        trained = TrainedDraftHead(
             weights,
             result.agreement,
             result.acceptance,
             result.accepted,
             result.covered,
-            lessons.rows,
+            dataset.rows,
             loss,
         )
-        for line in fit.describe():
+        for line in trained.describe():
             self._say(line)
-        return fit
+        return trained
 
-    def _collect(self, text: str) -> Lessons:
-        """Have the model talk and read."""
+    def _collect(self, text: str) -> TrainingRows:
+        """The training rows: have the model talk to itself and read."""
         import torch
 
-        from shardcompute.draft_training.self_play import Talk
-        from shardcompute.draft_training.training_rows import Lessons
+        from shardcompute.draft_training.self_play import SelfPlay
+        from shardcompute.draft_training.training_rows import TrainingRows
 
         self._progress.start(f"{self._checkpoint.name} talks to itself", None)
         try:
@@ -179,11 +179,11 @@ class _Fit:
                     "high"
                 )  # enough for states in 16 bit, and eight times as fast
                 head = self._load("head")
-            lessons = Lessons(self._capacity(), self._spec.hidden, self._device, head=head)
+            dataset = TrainingRows(self._capacity(), self._spec.hidden, self._device, head=head)
             tokenizer = self._checkpoint.tokenizer()
             if text:
-                lessons.read(executor, self._passages(tokenizer.encode(text), lessons), self._read_rows)
-            talk = Talk(
+                dataset.read(executor, self._passages(tokenizer.encode(text), dataset), self._read_rows)
+            play = SelfPlay(
                 executor,
                 write_scripts(tokenizer, self._context_length, self._plan.seed),
                 sessions=self._sessions,
@@ -192,104 +192,108 @@ class _Fit:
                 device=self._device,
                 seed=self._plan.seed,
             )
-            self._listen(talk, executor, lessons)
+            self._play(play, executor, dataset)
             executor.close()
-            return lessons
+            return dataset
         finally:
             self._progress.finish()
 
-    def _listen(self, talk: Talk, executor: TorchExecutor, lessons: Lessons) -> None:
+    def _play(self, play: SelfPlay, executor: TorchExecutor, dataset: TrainingRows) -> None:
         """Until there is enough: let the model talk, and read what it said as soon as that fills a step."""
         heard: list[SelfPlayDialogue] = []
         waiting, started = 0, time.monotonic()
-        said, given = started, lessons.rows
-        while not lessons.is_full and not self._is_enough(lessons.rows - given + waiting, talk):
-            ended = talk.step()
+        said, given = started, dataset.rows
+        while not dataset.is_full and not self._is_enough(dataset.rows - given + waiting, play):
+            ended = play.step()
             heard += [each for each in ended if len(each.ids) >= _SHORT_TOKENS]
             waiting += sum(len(conversation.ids) for conversation in ended)
             if waiting >= self._read_rows:
-                lessons.read(executor, heard, self._read_rows)
+                dataset.read(executor, heard, self._read_rows)
                 heard, waiting = [], 0
             if time.monotonic() - said >= _REPORT_S:
                 said = time.monotonic()
-                self._say_talk(lessons.rows - given + waiting + talk.tokens, said - started)
-        heard += [each for each in talk.close() if len(each.ids) >= _SHORT_TOKENS]
-        lessons.read(executor, heard, self._read_rows)
-        self._say_talk(lessons.rows - given, time.monotonic() - started)
+                self._report_play(dataset.rows - given + waiting + play.tokens, said - started)
+        heard += [each for each in play.close() if len(each.ids) >= _SHORT_TOKENS]
+        dataset.read(executor, heard, self._read_rows)
+        self._report_play(dataset.rows - given, time.monotonic() - started)
 
-    def _say_talk(self, tokens: int, elapsed_s: float) -> None:
+    def _report_play(self, tokens: int, elapsed_s: float) -> None:
         self._say(
             f"talked: {tokens} tokens in {elapsed_s:.0f} s, {tokens / max(elapsed_s, 1e-3):.0f} per second"
         )
 
-    def _is_enough(self, tokens: int, talk: Talk) -> bool:
+    def _is_enough(self, tokens: int, play: SelfPlay) -> bool:
         if self._plan.tokens is not None:
-            return tokens + talk.tokens >= self._plan.tokens
+            return tokens + play.tokens >= self._plan.tokens
         return self._elapsed_share() >= _TALK_SHARE
 
     def _elapsed_share(self) -> float:
         return (time.monotonic() - self._started) / (60 * (self._plan.minutes or 1e-6))
 
-    def _train(self, lessons: Lessons, fixed: Fixed) -> tuple[DraftHeadNet, float]:
+    def _train(self, dataset: TrainingRows, frozen: FrozenWeights) -> tuple[DraftHeadNet, float]:
         import torch
 
-        from shardcompute.draft_training.training import TrainingPlan, new_net, train
+        from shardcompute.draft_training.training_loop import LoopOptions, new_net, train
 
         plan = self._plan
-        learned, _ = lessons.split()
+        learned, _ = dataset.split()
         random = torch.Generator(self._device).manual_seed(plan.seed)
         width = plan.width or -(-4 * self._spec.hidden // 64) * 64
-        net = new_net(lessons, self._spec.norm_eps, blocks=plan.blocks, width=width, random=random)
+        net = new_net(dataset, self._spec.norm_eps, blocks=plan.blocks, width=width, random=random)
         seconds = None
         if plan.tokens is None and plan.minutes is not None:
             seconds = 60 * plan.minutes * (1 - self._elapsed_share())
         epochs = None if seconds else plan.epochs
-        training = TrainingPlan(self._batch, soft=plan.soft, epochs=epochs, seconds=seconds)
+        training = LoopOptions(self._batch, soft=plan.soft, epochs=epochs, seconds=seconds)
 
         def report(share: float, rows: int, loss: float) -> None:
             self._say(f"trained: {share:.0%}, {rows} rows, loss {loss:.3f}")
 
-        self._progress.start(f"Training a drafter for {self._checkpoint.name}", None)
+        self._progress.start(f"Training a draft head of {self._checkpoint.name}", None)
         try:
-            starts = lessons.starts(learned)
-            loss = train(net, lessons, starts, fixed, training, random=random, report=report)
+            starts = dataset.starts(learned)
+            loss = train(net, dataset, starts, frozen, training, random=random, report=report)
         finally:
             self._progress.finish()
         return net, loss
 
-    def _examine(
-        self, examine: Callable[..., Examination], weights: DraftHeadWeights, lessons: Lessons, fixed: Fixed
-    ) -> Examination:
-        from shardcompute.draft_training.training import STEPS, load_net
+    def _evaluate(
+        self,
+        evaluate: Callable[..., Evaluation],
+        weights: DraftHeadWeights,
+        dataset: TrainingRows,
+        frozen: FrozenWeights,
+    ) -> Evaluation:
+        from shardcompute.draft_training.training_loop import STEPS, load_net
 
-        _, held_out = lessons.split()
+        _, held_out = dataset.split()
         blocks = [(block.norm, block.gate_up.to_dense(), block.down.to_dense()) for block in weights.blocks]
         net = load_net(weights.join.to_dense(), blocks, weights.norm, self._spec.norm_eps, self._device)
-        return examine(net, lessons, lessons.greedy_starts(held_out, STEPS), fixed)
+        return evaluate(net, dataset, dataset.greedy_starts(held_out, STEPS), frozen)
 
-    def _choose_known(self, lessons: Lessons) -> Any:
+    def _choose_vocabulary(self, dataset: TrainingRows) -> Any:
         """The tokens that were said or meant most often, and those that end an answer, in rising order."""
         import torch
 
         counts = torch.zeros(self._spec.vocab_size, dtype=torch.int64, device=self._device)
-        for seen in (lessons.tokens, lessons.best):
-            counts += torch.bincount(seen[: lessons.rows], minlength=len(counts))
+        for seen in (dataset.tokens, dataset.best):
+            counts += torch.bincount(seen[: dataset.rows], minlength=len(counts))
         ends = [i for i in self._checkpoint.tokenizer().eos_ids if i < len(counts)]
         if ends:
             counts[ends] = counts.max() + 1
         order = counts.cpu().numpy().argsort(kind="stable")[::-1][: self._plan.vocabulary]
         return np.sort(order[counts.cpu().numpy()[order] > 0]).astype(np.int32)
 
-    def _borrow(self, ids: Any) -> Fixed:
+    def _frozen_weights(self, ids: Any) -> FrozenWeights:
         import torch
 
-        from shardcompute.draft_training.training import Fixed
+        from shardcompute.draft_training.training_loop import FrozenWeights
 
         places = torch.full((self._spec.vocab_size,), -1, dtype=torch.int64, device=self._device)
         known = torch.from_numpy(ids).long().to(self._device)
         places[known] = torch.arange(len(ids), device=self._device)
         embedding = self._load("embedding") * self._spec.embedding_scale
-        return Fixed(embedding, self._load("head")[known], places, self._spec.norm_eps)
+        return FrozenWeights(embedding, self._load("head")[known], places, self._spec.norm_eps)
 
     def _load(self, name: str) -> Any:
         """A matrix of the model, dense and in float32 on the device."""
@@ -340,9 +344,9 @@ class _Fit:
         wanted = self._plan.tokens
         return rows if wanted is None else min(rows, 2 * wanted + self._sessions * self._context_length)
 
-    def _passages(self, ids: Sequence[int], lessons: Lessons) -> list[SelfPlayDialogue]:
+    def _passages(self, ids: Sequence[int], dataset: TrainingRows) -> list[SelfPlayDialogue]:
         length = min(_PASSAGE_TOKENS, self._context_length)
-        most = int(_PASSAGE_SHARE * lessons.capacity)
+        most = int(_PASSAGE_SHARE * dataset.capacity)
         parts = [tuple(ids[at : at + length]) for at in range(0, min(len(ids), most), length)]
         return [SelfPlayDialogue(part, len(part)) for part in parts]
 
@@ -373,15 +377,15 @@ def _percents(shares: Sequence[float]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fit and write one file; plain lines to standard output."""
+    """Train, and write one file; plain lines to standard output."""
     from shardcompute.core.settings import load_settings
     from shardcompute.weights.sources.reference import parse_reference
     from shardcompute.weights.sources.resolve import resolve
 
-    defaults = FitPlan()
-    parser = argparse.ArgumentParser(prog="python -m shardcompute.draft_training.fit", description=__doc__)
+    defaults = TrainingOptions()
+    parser = argparse.ArgumentParser(prog="python -m shardcompute.draft_training.train", description=__doc__)
     parser.add_argument("model", help="a folder, a .gguf file or any other name of a model")
-    parser.add_argument("file", type=Path, help="where to write what was fitted")
+    parser.add_argument("file", type=Path, help="where to write what was trained")
     parser.add_argument("--text", type=Path, help="a file of text to learn from as well")
     parser.add_argument("--minutes", type=float, default=defaults.minutes)
     parser.add_argument("--tokens", type=int)
@@ -395,11 +399,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with open_checkpoint(resolve(parse_reference(model), load_settings())) as checkpoint:
             content = "" if text is None else text.read_text(errors="replace")
-            fit = train_draft_head(checkpoint, FitPlan(**given), text=content, say=_print_line)
+            trained = train_draft_head(checkpoint, TrainingOptions(**given), text=content, say=_print_line)
     except ShardComputeError as error:
         print(f"{error}\n{error.hint}".rstrip(), file=sys.stderr)
         return 1
-    file.write_bytes(encode_draft_head(fit.weights))
+    file.write_bytes(encode_draft_head(trained.weights))
     _print_line(f"{file}: {file.stat().st_size} bytes")
     return 0
 
