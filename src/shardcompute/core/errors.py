@@ -106,3 +106,13 @@ class ForbiddenError(AuthError):
 class CancelledError(ShardComputeError):
     exit_code = 130
     http_status = 499
+
+
+def rebuild_error(
+    code: str, message: str, hint: str = "", otherwise: type[ShardComputeError] = ShardComputeError
+) -> ShardComputeError:
+    """The error that another node met, by the name of its kind; `otherwise` where that is none of ours."""
+    kind = globals().get(code)
+    if not (isinstance(kind, type) and issubclass(kind, ShardComputeError)):
+        kind = otherwise
+    return kind(message, hint=hint)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shardcompute.core import errors
-from shardcompute.core.errors import CancelledError, CapacityError, ShardComputeError, SourceError
+from shardcompute.core.errors import CancelledError, CapacityError, SourceError, rebuild_error
 from shardcompute.node.admin.views import ClusterView, FetchView, ModelView
 from shardcompute.weights.sources.progress import Progress
 
@@ -51,7 +50,7 @@ def follow_load(states: Iterable[ClusterView], order: FetchView, progress: Progr
         fetch = next((each for each in state.fetches if each.model == order.model), None)
         if fetch is not None:
             if fetch.status == "failed":
-                raise _error_of(fetch)
+                raise rebuild_error(fetch.error_kind, fetch.error)
             tasks.show(Step(fetch.doing, fetch.done_bytes, fetch.total_bytes))
             continue
         model = next((each for each in state.models if each.name == order.name), None)
@@ -88,13 +87,6 @@ def _loading_step(state: ClusterView, model: ModelView) -> Step:
         round(sum(stage.memory_bytes * stage.fraction for stage in stages)),
         sum(stage.memory_bytes for stage in stages) or None,
     )
-
-
-def _error_of(fetch: FetchView) -> ShardComputeError:
-    """The error that the cluster met, as the same kind of error here."""
-    kind = getattr(errors, fetch.error_kind, ShardComputeError)
-    is_ours = isinstance(kind, type) and issubclass(kind, ShardComputeError)
-    return (kind if is_ours else ShardComputeError)(fetch.error)
 
 
 def follow_drain(states: Iterable[ClusterView], node: str, progress: Progress) -> str:

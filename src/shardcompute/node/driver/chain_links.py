@@ -1,4 +1,4 @@
-"""The driver's side of chains on other machines: frames out to the first stage, results in from the last."""
+"""Chain links of drivers, to stages on other machines: frames out to the first stage, results in from the last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small model that drafts for a large one, beside the driver.
+"""Draft model: a small one that drafts for a large one, beside the driver.
 
 Any model with the same vocabulary will do. It keeps KV of its own for each session, as much as its budget allows,
 and picks with the session's own sampling, seed and positions: where both models think alike they draw alike, at any

@@ -1,4 +1,4 @@
-"""The head of a chain: sessions, batching, frames in flight, and what happens when the chain breaks.
+"""Driver, the head of a chain: sessions, batching, frames in flight, and what happens when the chain breaks.
 
 A driver holds no layers. It gives frames to a `ChainPort` and takes their results, in whatever order and from
 whatever thread they come. When the chain is lost it forgets what was computed, waits for the next shape, and

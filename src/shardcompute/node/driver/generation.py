@@ -1,4 +1,4 @@
-"""One generation from picked tokens to deltas: its text, how its frames spent their time, and who hears of it."""
+"""Generation, from picked tokens to deltas: its text, how its frames spent their time, and who hears of it."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from shardcompute.core import errors
-from shardcompute.core.errors import LinkError, ShardComputeError
+from shardcompute.core.errors import LinkError, ShardComputeError, rebuild_error
 from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.generation import Emit
@@ -121,7 +120,11 @@ class HostedDriverClient:
         elif isinstance(message, GenerationFailed):
             take = self._taker(message.number, is_last=True)
             if take is not None:
-                take(None if message.code == RELEASED else _error_of(message))
+                take(
+                    None
+                    if message.code == RELEASED
+                    else rebuild_error(message.code, message.message, message.hint)
+                )
         elif isinstance(message, Begun):
             with self._lock:
                 handed = self._handed.get(message.number)
@@ -370,10 +373,3 @@ def _timings_of(message: StepTimed) -> list[StageTiming]:
         return _timings.decode(message.timings)
     except (ValueError, RecursionError) as error:
         raise LinkError(f"timings cannot be read: {error}", hint="run one release on all nodes") from error
-
-
-def _error_of(failed: GenerationFailed) -> ShardComputeError:
-    """The error that the host met, as the same kind of error here."""
-    kind = getattr(errors, failed.code, ShardComputeError)
-    is_ours = isinstance(kind, type) and issubclass(kind, ShardComputeError)
-    return (kind if is_ours else ShardComputeError)(failed.message, hint=failed.hint)

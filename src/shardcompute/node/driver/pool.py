@@ -1,4 +1,4 @@
-"""Models served by chains of workers, as the API sees them (`node.service.Service`) and as the coordinator does.
+"""Driver pool: models served by chains, as the API sees them (`node.service.Service`) and as the coordinator does.
 
 Each chain has a driver of its own; a request goes to the one with the least to do. A chain that is being repaired
 keeps its sessions: they go on when it is back. A model that nobody can serve any more fails its requests at once,
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PoolModel:
-    """A model that this swarm was asked to serve."""
+    """A model that this pool was asked to serve."""
 
     name: str
     tokenizer: Tokenizer

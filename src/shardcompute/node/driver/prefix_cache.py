@@ -1,4 +1,4 @@
-"""Sessions that have ended and whose KV is kept, so that a prompt that begins like one of them need not be computed
+"""Prefix cache: ended sessions whose KV is kept, so that a prompt that begins like one of them need not be computed
 from its start. Pure bookkeeping: whoever keeps this tells the chain what to forget.
 
 Least recently used ones are given up first. Only whoever asks with the same scope shares: how fast an answer comes

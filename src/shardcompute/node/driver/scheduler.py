@@ -1,4 +1,4 @@
-"""What goes into the next frame: pure bookkeeping, no I/O, no clock.
+"""Scheduler of a chain, what goes into the next frame: pure bookkeeping, no I/O, no clock.
 
 Computed tokens catch up with known tokens, and that is all there is: a new session's known tokens are its
 prompt, and each picked token adds one. Drafts are tokens that are assumed ahead of being known (`session`); where

@@ -1,4 +1,4 @@
-"""One generation under way, as its chain's scheduler sees it: tokens that are known, and drafts that are assumed.
+"""Session: a generation as its chain's scheduler sees it, tokens that are known, and drafts that are assumed.
 
 `known` are prompt and picked tokens; `assumed` are drafts that follow them. Rows of both are sent alike, and
 `sent` of them are on their way or done. A pick that equals the first assumed token makes it known; one that does

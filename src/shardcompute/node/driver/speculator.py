@@ -1,4 +1,4 @@
-"""Drafts for the sessions of one driver: what the router finds worth trying, from the drafters that there are.
+"""Speculative decoding for one driver's sessions: what the router finds worth trying, from the drafters there are.
 
 A quick drafter answers while a frame is put together. A slow one works in a thread of its own; its session sends
 nothing until the draft is there. Not thread-safe: every method is called under the driver's lock.

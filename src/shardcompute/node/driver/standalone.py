@@ -1,5 +1,5 @@
-"""A driver in a process of its own: it holds no layers, serves the whole API, and uses the cluster's chains beside
-the coordinator's own driver.
+"""Standalone driver, in a process of its own: it holds no layers, serves the whole API, and uses the cluster's chains
+beside the coordinator's own driver.
 
 It needs none of a model's files: tokenizers come from the coordinator, as weights come to workers. While the
 coordinator is away it goes on with the chains it has.
@@ -43,7 +43,7 @@ class StandaloneOptions:
 
 
 class StandaloneDriver:
-    """Drives from `start` on until it is closed. `swarm` is what the API serves from."""
+    """Drives from `start` on until it is closed. `pool` is what the API serves from."""
 
     def __init__(self, credentials: Credentials, control_urls: list[str], options: StandaloneOptions) -> None:
         self._options = options

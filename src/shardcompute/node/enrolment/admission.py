@@ -1,4 +1,4 @@
-"""What a machine that joins and the coordinator say to each other, and how it is framed: a length, then JSON."""
+"""Join protocol: what a machine that joins and the coordinator say to each other, as a length and JSON."""
 
 from __future__ import annotations
 

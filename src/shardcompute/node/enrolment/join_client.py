@@ -1,4 +1,4 @@
-"""How a machine becomes a node: it shows a join token and goes away with a certificate.
+"""Join client, how a machine becomes a node: it shows a join token and goes away with a certificate.
 
 It first makes sure that it talks to the cluster that the token names (see `security.bootstrap`); only then does it
 send the token's secret.
@@ -11,8 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from shardcompute.core import errors
-from shardcompute.core.errors import AuthError, LinkError, ShardComputeError
+from shardcompute.core.errors import AuthError, LinkError, rebuild_error
 from shardcompute.node.enrolment.admission import TIMEOUT_S, Admission, Application, receive, send
 from shardcompute.security.bootstrap import open_join
 from shardcompute.security.credentials import Credentials
@@ -58,9 +57,8 @@ def _apply(
         except (ValueError, RecursionError, OSError) as error:
             raise LinkError(f"the coordinator did not answer as it should: {error}") from error
     if admission.error:
-        kind = getattr(errors, admission.code, AuthError)
-        is_ours = isinstance(kind, type) and issubclass(kind, ShardComputeError)
-        raise (kind if is_ours else AuthError)(admission.error, hint="ask the coordinator for a new token")
+        hint = "ask the coordinator for a new token"
+        raise rebuild_error(admission.code, admission.error, hint, otherwise=AuthError)
     credentials = Credentials(identity, admission.certificate_pem, authority_pem)
     credentials.save()
     return credentials, [_reachable(url, host) for url in admission.control_urls]

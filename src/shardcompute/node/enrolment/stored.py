@@ -1,4 +1,4 @@
-"""The folder of a worker or driver: key and certificate (see `security`), and in `member.json` its coordinator."""
+"""Enrolled nodes on disk: key and certificate (see `security`), and in `member.json` where the coordinator is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chain inside this process: stages one after the other, in a thread of their own."""
+"""Local chain, inside this process: stages one after the other, in a thread of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens a model in this process and serves it: to a caller line by line, or to the API as a `Service`."""
+"""Local service: opens a model in this process and serves it, to a caller line by line or to the API."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from shardcompute.core import errors
-from shardcompute.core.errors import ShardComputeError
+from shardcompute.core.errors import ShardComputeError, rebuild_error
 from shardcompute.core.generation import TokenChoice
 from shardcompute.core.steps import Draft, Frame, Opening, Picked, Prefix, SessionRows
 from shardcompute.wire import (
@@ -134,9 +133,7 @@ def head_drafts_of(result: StepResult) -> list[Draft]:
 
 def error_of(failed: StepFailed) -> ShardComputeError:
     """The error that a stage met, as the same kind of error here."""
-    kind = getattr(errors, failed.code, ShardComputeError)
-    is_ours = isinstance(kind, type) and issubclass(kind, ShardComputeError)
-    return kind(failed.message) if is_ours else ShardComputeError(failed.message)
+    return rebuild_error(failed.code, failed.message)
 
 
 def segment_of(part: SessionRows) -> SegmentHeader:

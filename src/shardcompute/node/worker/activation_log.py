@@ -1,4 +1,4 @@
-"""What a stage has sent on, kept so that a successor that is lost can be replaced without asking the whole chain.
+"""Activation log: what a stage has sent on, so that a lost successor is replaced without asking the whole chain.
 
 For each session the log holds its rows from position 0 on as they were sent, packed by a codec, with their tokens and
 how the session was opened: a successor that is told all of it gets the bits that the lost one got. It is bounded:

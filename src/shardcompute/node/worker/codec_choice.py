@@ -1,4 +1,4 @@
-"""Which codec a frame goes out in: chosen by its sender, from the link, the frame's size and what may be lost.
+"""Codec choice for frames that go out: by their sender, from the link, the frame's size and what may be lost.
 
 A cluster's wire is `exact` (the default: the same tokens wherever the model is cut), the name of a codec, or `auto`.
 With `auto` each frame gets the codec with which it arrives soonest among those that both ends know and whose

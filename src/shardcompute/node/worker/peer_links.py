@@ -1,4 +1,4 @@
-"""The links that a stage sends on: one to each peer, whichever chains use it."""
+"""Peer links that a stage sends on: one to each peer, whichever chains use it."""
 
 from __future__ import annotations
 

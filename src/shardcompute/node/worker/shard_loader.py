@@ -30,7 +30,6 @@ from shardcompute.wire import Link
 
 log = logging.getLogger(__name__)
 _RETRY_DELAYS_S = (0.5, 1.0, 2.0)
-_ROOM_TIMEOUT_S = 10.0
 OnProgress = Callable[[float], None]
 """Hears which fraction of a shard is there."""
 
@@ -43,6 +42,8 @@ class ShardOptions:
     threads: int
     backend: str
     device: str
+    room_timeout_s: float = 10.0
+    """So long a shard waits for what is no longer wanted to be unloaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ class ShardLoader:
                 self._drop_draft_heads()
             if size_bytes <= memory_bytes and self._freed.wait_for(
                 lambda: self._closing.is_set() or self._used_bytes() + size_bytes <= memory_bytes,
-                _ROOM_TIMEOUT_S,
+                self._options.room_timeout_s,
             ):
                 return
             raise CapacityError(

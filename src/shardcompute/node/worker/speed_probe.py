@@ -1,4 +1,4 @@
-"""How fast this machine is, measured before anybody has to rely on it.
+"""Speed probe: how fast this machine is, measured before anybody has to rely on it.
 
 The fastest of several tries counts: what else the machine does meanwhile only ever makes one slower.
 """

@@ -1,4 +1,4 @@
-"""A worker's data plane: *receive, choose, step, send*, for every shard that it holds.
+"""Stage server, a worker's data plane: *receive, choose, step, send*, for every shard that it holds.
 
 One thread computes for all shards. Frames come in from whoever dialled us, go out over links that we dial: to
 the next stage or, from the last one, straight to the driver. Frames of an old epoch are dropped. A step that
@@ -257,13 +257,14 @@ class StageServer:
                 # One bad message must not end the work of all shards.
                 log.exception("a message of the chain could not be served")
 
-    def _step(self, arrived: _Arrived) -> None:
+    def _slot_for(self, arrived: _Arrived) -> StageSlot | None:
+        """Where a frame is to be computed; None if it is too late, or from somebody who is not heard."""
         frame = arrived.frame
         with self._lock:
             slot = self._slots.get(frame.chain)
             is_stale = frame.epoch < self._fences.get(frame.chain, 0)
         if slot is None or is_stale or frame.epoch != slot.route.epoch:
-            return
+            return None
         if not slot.route.hears(arrived.sender, sessions_in(frame), is_replay=frame.replay):
             self._limited_log.warning(
                 arrived.sender,
@@ -271,8 +272,12 @@ class StageServer:
                 arrived.sender,
                 frame.chain,
             )
-            return
-        if slot.is_outdated(frame):
+            return None
+        return None if slot.is_outdated(frame) else slot
+
+    def _step(self, arrived: _Arrived) -> None:
+        frame, slot = arrived.frame, self._slot_for(arrived)
+        if slot is None:
             return
         started = time.perf_counter()
         try:

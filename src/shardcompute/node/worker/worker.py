@@ -1,4 +1,4 @@
-"""A worker: one machine's shards, told by the coordinator what to hold and whom to talk to."""
+"""Worker: one machine's shards, told by the coordinator what to hold and whom to talk to."""
 
 from __future__ import annotations
 

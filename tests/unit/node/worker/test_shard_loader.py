@@ -1,0 +1,146 @@
+"""A worker's shards come into its memory one after the other, and never more than fit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardcompute.control.state import Shard
+from shardcompute.core.errors import CapacityError, LinkError
+from shardcompute.core.settings import Settings
+from shardcompute.node.rpc.commands import LoadLayers, Peer
+from shardcompute.node.weights.server import WeightsServer
+from shardcompute.node.worker.shard_loader import ShardLoader, ShardOptions
+from shardcompute.node.worker.stage_server import StageServer
+from shardcompute.weights.checkpoint import open_checkpoint
+from shardcompute.weights.served import ServedWeights, prepare_served
+from shardcompute.weights.shard_cache import ShardCache
+from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import resolve
+from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, InprocTransport, Link
+from support.models.tiny import save_tiny
+
+ORIGIN = Peer("coordinator", "inproc://coordinator")
+OPTIONS = ShardOptions(1 << 30, 1, "onnx", "cpu", room_timeout_s=0.0)
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedWeights]:
+    folder = save_tiny("llama-biases", tmp_path_factory.mktemp("tiny"))
+    with open_checkpoint(resolve(parse_reference(str(folder)), Settings(folder))) as checkpoint:
+        yield prepare_served(checkpoint, "native", tmp_path_factory.mktemp("native"))
+
+
+class Lab:
+    """A loader, the stages that it fills, and a coordinator that serves one model."""
+
+    def __init__(
+        self, served: ServedWeights, folder: Path, options: ShardOptions, on_exit: ExitStack
+    ) -> None:
+        self.model = served.card.model
+        self.is_away = False
+        self.stages = StageServer("worker", self._refuse, lambda node: None)
+        on_exit.callback(self.stages.close)
+        self._transport = InprocTransport()
+        self._server = WeightsServer({self.model: served})
+        listener = self._transport.listen(
+            ORIGIN.url, Hello(VERSION_MIN, VERSION_MAX, ORIGIN.node, "", "home")
+        )
+        self._listener = on_exit.enter_context(listener)
+        self.loader = ShardLoader(self.stages, ShardCache(folder), self._dial, options)
+        on_exit.callback(self.loader.close)
+
+    def command(self, chain: str, start: int = 0, stop: int = 1) -> LoadLayers:
+        return LoadLayers(
+            chain=chain,
+            model=self.model,
+            start=start,
+            stop=stop,
+            kv_tokens=64,
+            context_length=64,
+            sources=[ORIGIN],
+        )
+
+    def load(self, chain: str) -> float | None:
+        return self.loader.load(self.command(chain), lambda fraction: None)
+
+    def held(self) -> tuple[Shard, ...]:
+        with self.loader.held() as shards:
+            return shards
+
+    def _dial(self, peer: Peer) -> Link:
+        if self.is_away:
+            raise LinkError("nobody answers")
+        link = self._transport.dial(peer.url, Hello(VERSION_MIN, VERSION_MAX, "worker", "weights", "home"))
+        threading.Thread(target=self._server.serve, args=(self._listener.accept(),), daemon=True).start()
+        return link
+
+    def _refuse(self, url: str) -> Link:
+        raise LinkError("not in this test")
+
+
+@pytest.fixture
+def on_exit() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def size_bytes(served: ServedWeights, tmp_path: Path) -> int:
+    """What one layer takes, with its KV."""
+    with ExitStack() as stack:
+        lab = Lab(served, tmp_path / "measure", OPTIONS, stack)
+        lab.load("m#0")
+        return lab.held()[0].size_bytes
+
+
+def test_layers_are_loaded_once(served: ServedWeights, tmp_path: Path, on_exit: ExitStack) -> None:
+    lab = Lab(served, tmp_path, OPTIONS, on_exit)
+    heard: list[float] = []
+    assert lab.loader.load(lab.command("m#1"), heard.append) is not None
+    assert heard[-1] == 1.0
+    assert lab.load("m#1") is None, "it is there already"
+    assert [(shard.chain, shard.start, shard.stop) for shard in lab.held()] == [("m#1", 0, 1)]
+    assert list(lab.stages.shards()) == [("m#1", 0, 1)]
+    lab.loader.unload(("m#1", 0, 1))
+    assert lab.held() == ()
+    assert lab.stages.shards() == {}
+
+
+def test_what_does_not_fit_is_refused(
+    served: ServedWeights, tmp_path: Path, on_exit: ExitStack, size_bytes: int
+) -> None:
+    lab = Lab(served, tmp_path, replace(OPTIONS, memory_bytes=2 * size_bytes - 1), on_exit)
+    lab.load("m#1")
+    with pytest.raises(CapacityError, match="do not fit"):
+        lab.load("m#2")
+    assert [shard.chain for shard in lab.held()] == ["m#1"]
+
+
+def test_a_shard_waits_for_another_to_go(
+    served: ServedWeights, tmp_path: Path, on_exit: ExitStack, size_bytes: int
+) -> None:
+    options = replace(OPTIONS, memory_bytes=2 * size_bytes - 1, room_timeout_s=PATIENCE_S)
+    lab = Lab(served, tmp_path, options, on_exit)
+    lab.load("m#1")
+    thread = threading.Thread(target=lab.load, args=("m#2",))
+    thread.start()
+    lab.loader.unload(("m#1", 0, 1))
+    thread.join(PATIENCE_S)
+    assert [shard.chain for shard in lab.held()] == ["m#2"]
+
+
+def test_closing_ends_the_wait_for_a_coordinator(
+    served: ServedWeights, tmp_path: Path, on_exit: ExitStack
+) -> None:
+    lab = Lab(served, tmp_path, OPTIONS, on_exit)
+    lab.is_away = True
+    lab.loader.close()
+    with pytest.raises(LinkError, match="nobody answers"):
+        lab.load("m#1")
