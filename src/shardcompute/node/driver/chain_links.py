@@ -50,6 +50,8 @@ class RemoteChain:
         self, address: ChainAddress, link: Link, on_lost: Callable[[ChainAddress, LinkError], None]
     ) -> None:
         self.address = address
+        self.driver: Driver | None = None
+        """Who uses it, once it is activated."""
         self._on_lost = on_lost
         self._is_closed = False
         self.is_lost = False
@@ -106,7 +108,6 @@ class DriverLinks:
         self._lock = threading.Lock()
         self._limited_log = RateLimitedLog(log)
         self._ports: dict[str, RemoteChain] = {}
-        self._drivers: dict[str, Driver] = {}
         self._is_closed = False
 
     def open(self, address: ChainAddress) -> None:
@@ -127,6 +128,7 @@ class DriverLinks:
             is_late = is_late or self._is_closed
             if not is_late:
                 self._ports[address.chain] = port
+                port.driver = None if newest is None else newest.driver
         if is_late:
             port.close()
             raise LinkError(f"epoch {address.epoch} of chain {address.chain} is over")
@@ -141,17 +143,16 @@ class DriverLinks:
             port = self._ports.get(chain)
             if port is None or port.address.epoch != epoch:
                 raise LinkError(f"epoch {epoch} of chain {chain} is not connected")
-            self._drivers[chain] = driver
+            port.driver = driver
         driver.connect(port, port.address.shape(kv_tokens), resumption)
 
     def share(self, chain: str, epoch: int, kv_tokens: int) -> None:
         """Let the driver use more or less memory from now on."""
         with self._lock:
             port = self._ports.get(chain)
-            driver = self._drivers.get(chain)
-        if port is None or driver is None or port.address.epoch != epoch or port.is_lost:
+        if port is None or port.driver is None or port.address.epoch != epoch or port.is_lost:
             raise LinkError(f"epoch {epoch} of chain {chain} is not connected")
-        driver.resize(port.address.shape(kv_tokens))
+        port.driver.resize(port.address.shape(kv_tokens))
 
     def unreachable(self) -> set[str]:
         """The first stages of current epochs to which the link has ended."""
@@ -162,19 +163,17 @@ class DriverLinks:
         """This epoch is over: the driver waits for the next."""
         with self._lock:
             port = self._ports.get(chain)
-            driver = self._drivers.get(chain)
             if port is None or port.address.epoch > epoch:
                 return
             del self._ports[chain]
-        if driver is not None:
-            driver.disconnect()
+        if port.driver is not None:
+            port.driver.disconnect()
         port.close()
 
     def forget(self, chain: str) -> None:
         """The chain will not come back."""
         with self._lock:
             port = self._ports.pop(chain, None)
-            self._drivers.pop(chain, None)
         if port is not None:
             port.close()
 
@@ -184,7 +183,7 @@ class DriverLinks:
             return
         with self._lock:
             port = self._ports.get(message.chain)
-            driver = self._drivers.get(message.chain)
+        driver = None if port is None else port.driver
         if port is None or driver is None or port.address.epoch != message.epoch:
             return
         speakers = port.address.nodes if isinstance(message, StepFailed) else port.address.nodes[-1:]
@@ -214,8 +213,6 @@ class DriverLinks:
         log.info("the link to the first stage of %s ended: %s", address.chain, error)
         with self._lock:
             port = self._ports.get(address.chain)
-            driver = self._drivers.get(address.chain)
-            is_current = port is not None and port.address == address
-        if is_current and driver is not None:
-            driver.disconnect()
+        if port is not None and port.address == address and port.driver is not None:
+            port.driver.disconnect()
         self._on_link_broken(address.first_node)
