@@ -136,12 +136,12 @@ class Cluster:
         self._endpoint.revocations = self._revocations
         self.node = self._endpoint.node
         self.pool = DriverPool(
-            lambda url: self._endpoint.dial(url, "driver"),
+            self._endpoint.dialler("driver"),
             self._endpoint.url,
             self._driver_lost_link,
             patience_s=options.patience_s,
             hosted=HostedDrivers(
-                lambda url: self._endpoint.dial(url, "generations"),
+                self._endpoint.dialler("generations"),
                 lambda chain, node: self.coordinator.lost_host(chain, node),
             ),
         )

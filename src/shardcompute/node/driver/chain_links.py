@@ -13,6 +13,7 @@ from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.steps import Frame, Opening, SessionRows
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.limits import ChainShape
+from shardcompute.node.rpc.commands import Peer
 from shardcompute.node.rpc.frames import (
     REPLAY,
     error_of,
@@ -34,8 +35,7 @@ class ChainAddress:
 
     chain: str
     epoch: int
-    first_node: str
-    first_url: str
+    first: Peer
     nodes: tuple[str, ...]
     """All stages' nodes; results come from the last, failures from any of them."""
 
@@ -98,7 +98,7 @@ class DriverLinks:
 
     def __init__(
         self,
-        dial: Callable[[str], Link],
+        dial: Callable[[Peer], Link],
         on_link_broken: Callable[[str], None],
         on_timings: OnTimings | None = None,
     ) -> None:
@@ -112,14 +112,10 @@ class DriverLinks:
 
     def open(self, address: ChainAddress) -> None:
         """Dial the first stage of a new epoch. Raises LinkError."""
-        first, url = address.first_node, address.first_url
         try:
-            link = self._dial(url)
-            if link.peer != first:
-                link.close()
-                raise LinkError(f"{link.peer} answered at {url}, where {first} was expected")
+            link = self._dial(address.first)
         except LinkError:
-            self._on_link_broken(first)
+            self._on_link_broken(address.first.node)
             raise
         port = RemoteChain(address, link, self._lost)
         with self._lock:
@@ -157,7 +153,7 @@ class DriverLinks:
     def unreachable(self) -> set[str]:
         """The first stages of current epochs to which the link has ended."""
         with self._lock:
-            return {port.address.first_node for port in self._ports.values() if port.is_lost}
+            return {port.address.first.node for port in self._ports.values() if port.is_lost}
 
     def fence(self, chain: str, epoch: int) -> None:
         """This epoch is over: the driver waits for the next."""
@@ -215,4 +211,4 @@ class DriverLinks:
             port = self._ports.get(address.chain)
         if port is not None and port.address == address and port.driver is not None:
             port.driver.disconnect()
-        self._on_link_broken(address.first_node)
+        self._on_link_broken(address.first.node)

@@ -17,6 +17,7 @@ from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.generation import Emit
 from shardcompute.node.driver.limits import DriverLoad
+from shardcompute.node.rpc.commands import Peer
 from shardcompute.node.rpc.outbox import Outbox
 from shardcompute.wire import Link, Message, StageTiming
 from shardcompute.wire.generations import (
@@ -156,9 +157,9 @@ class HostedDriverClient:
 
 
 class HostedDrivers:
-    """Where chains' drivers sit, of those that do not sit here. Methods may be called from any thread."""
+    """Which workers host drivers of which chains. Methods may be called from any thread."""
 
-    def __init__(self, dial: Callable[[str], Link], on_lost: Callable[[str, str], None]) -> None:
+    def __init__(self, dial: Callable[[Peer], Link], on_lost: Callable[[str, str], None]) -> None:
         """`on_lost` hears of a chain and the node that hosted its driver, when the link there ended."""
         self._dial = dial
         self._on_lost = on_lost
@@ -174,7 +175,7 @@ class HostedDrivers:
             known = next(
                 (host for host in self._hosts.values() if host.node == node and not host.is_lost), None
             )
-        host = known or self._open(node, url)
+        host = known or HostedDriverClient(node, self._dial(Peer(node, url)), self._lost, self._timed)
         with self._lock:
             former = self._hosts.get(chain)
             if not self._is_closed:
@@ -226,13 +227,6 @@ class HostedDrivers:
             hosts, self._hosts = set(self._hosts.values()), {}
         for host in hosts:
             host.close()
-
-    def _open(self, node: str, url: str) -> HostedDriverClient:
-        link = self._dial(url)
-        if link.peer != node:
-            link.close()
-            raise LinkError(f"{link.peer} answered at {url}, where {node} was expected")
-        return HostedDriverClient(node, link, self._lost, self._timed)
 
     def _leave(self, chain: str, host: HostedDriverClient) -> None:
         host.take_back(chain)

@@ -170,12 +170,8 @@ class DriverHost:
 
     def __init__(self, endpoint: Endpoint, on_link_broken: Callable[[str], None]) -> None:
         self.endpoint = endpoint
-        self.pool = DriverPool(
-            lambda url: endpoint.dial(url, "driver"), endpoint.url, on_link_broken, on_step=self._timed
-        )
-        self._executor = DriverCommandExecutor(
-            self.pool, lambda peer: endpoint.dial(peer.url, "weights", peer.node)
-        )
+        self.pool = DriverPool(endpoint.dialler("driver"), endpoint.url, on_link_broken, on_step=self._timed)
+        self._executor = DriverCommandExecutor(self.pool, endpoint.dialler("weights"))
         self._lock = threading.Lock()
         self._learning = threading.Lock()
         self._servers: set[HostedDriverServer] = set()

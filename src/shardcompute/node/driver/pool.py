@@ -22,7 +22,7 @@ from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.generation import DeltaStream
 from shardcompute.node.driver.hosted_client import HostedDriverClient, HostedDrivers, ResumableGeneration
 from shardcompute.node.driver.limits import DriverLimits
-from shardcompute.node.rpc.commands import Attach, Unservable
+from shardcompute.node.rpc.commands import Attach, Peer, Unservable
 from shardcompute.node.rpc.session_ids import choose_namespace, first_session
 from shardcompute.node.service import KvUse, ServedModel, ServiceLoad
 from shardcompute.node.telemetry.request_log import RequestLog
@@ -70,7 +70,7 @@ class DriverPool:
 
     def __init__(
         self,
-        dial: Callable[[str], Link],
+        dial: Callable[[Peer], Link],
         url: str,
         on_link_broken: Callable[[str], None],
         *,
@@ -164,8 +164,8 @@ class DriverPool:
 
     def open_chain(self, command: Attach) -> None:
         """Dial the first stage of a new epoch. Raises LinkError."""
-        first, nodes = command.first, tuple(command.nodes)
-        self._links.open(ChainAddress(command.chain, command.epoch, first.node, first.url, nodes))
+        address = ChainAddress(command.chain, command.epoch, command.first, tuple(command.nodes))
+        self._links.open(address)
 
     def activate_chain(self, command: Attach) -> None:
         """Use an epoch that was opened. Raises LinkError when it is lost already."""

@@ -61,12 +61,8 @@ class StandaloneDriver:
             transports=options.transports,
         )
         self.node = self._endpoint.node
-        self.pool = DriverPool(
-            lambda url: self._endpoint.dial(url, "driver"), self._endpoint.url, self._link_broken
-        )
-        self._executor = DriverCommandExecutor(
-            self.pool, lambda peer: self._endpoint.dial(peer.url, "weights", peer.node)
-        )
+        self.pool = DriverPool(self._endpoint.dialler("driver"), self._endpoint.url, self._link_broken)
+        self._executor = DriverCommandExecutor(self.pool, self._endpoint.dialler("weights"))
         self._control = ControlClient(
             lambda url: self._endpoint.dial(url, "control", needs=Role.COORDINATOR),
             control_urls,

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from shardcompute.core.errors import LinkClosedError, LinkError, ShardComputeError
 from shardcompute.core.rate_limited_log import RateLimitedLog
+from shardcompute.node.rpc.commands import Peer
 from shardcompute.security.certificates import check_peer, read_peer
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.names import Role
@@ -90,6 +91,10 @@ class Endpoint:
         with self._lock:
             self._dialled.add(link)
         return link
+
+    def dialler(self, role: str) -> Callable[[Peer], Link]:
+        """Dials peers in this role; LinkError where another node answers."""
+        return lambda peer: self.dial(peer.url, role, peer.node)
 
     def heed(self, revocations: Revocations) -> None:
         """Refuse these nodes from now on and end every open link to and from them."""

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 class PeerLinks:
     """Methods may be called from any thread. `on_broken` hears of links that ended without our doing."""
 
-    def __init__(self, dial: Callable[[str], Link], on_broken: Callable[[str], None]) -> None:
+    def __init__(self, dial: Callable[[Peer], Link], on_broken: Callable[[str], None]) -> None:
         self._dial = dial
         self._on_broken = on_broken
         self._lock = threading.Lock()
@@ -34,10 +34,7 @@ class PeerLinks:
             return known
         started = time.monotonic()
         try:
-            link = self._dial(to.url)
-            if link.peer != to.node:
-                link.close()
-                raise LinkError(f"{link.peer} answered at {to.url}, where {to.node} was expected")
+            link = self._dial(to)
         except LinkError:
             self._on_broken(to.node)
             raise

@@ -22,7 +22,7 @@ from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.steps import Draft, Opening, Picked, SessionRows
-from shardcompute.node.rpc.commands import Admit, Connect, Connected
+from shardcompute.node.rpc.commands import Admit, Connect, Connected, Peer
 from shardcompute.node.rpc.frames import opening_of, segment_of, step_failed, step_result, work_of
 from shardcompute.node.worker.activation_log import ActivationLog, Chunk, replay_frames
 from shardcompute.node.worker.codec_choice import choose_codec
@@ -66,7 +66,7 @@ class StageServer:
     def __init__(
         self,
         node: str,
-        dial: Callable[[str], Link],
+        dial: Callable[[Peer], Link],
         on_link_broken: Callable[[str], None],
         *,
         log_bytes: int = 256 << 20,

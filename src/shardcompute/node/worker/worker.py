@@ -138,13 +138,11 @@ class Worker:
         )
         self.node = self._endpoint.node
         self._hosted = host_drivers(self._endpoint, self._link_broken)
-        self._stages = StageServer(
-            self.node, lambda url: self._endpoint.dial(url, "stage"), self._link_broken
-        )
+        self._stages = StageServer(self.node, self._endpoint.dialler("stage"), self._link_broken)
         self._loader = ShardLoader(
             self._stages,
             self._cache,
-            lambda peer: self._endpoint.dial(peer.url, "weights", peer.node),
+            self._endpoint.dialler("weights"),
             ShardOptions(self._memory_bytes, options.threads, options.backend, options.device),
         )
         self._control = ControlClient(

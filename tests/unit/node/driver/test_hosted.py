@@ -17,6 +17,7 @@ from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.hosted_client import HostedDriverClient, HostedDrivers, ResumableGeneration
 from shardcompute.node.driver.hosted_server import HostedDriverServer
 from shardcompute.node.driver.limits import DriverLoad
+from shardcompute.node.rpc.commands import Peer
 from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, InprocLink, InprocTransport, Ping, StageTiming
 from shardcompute.wire.generations import unpack_delta, unpack_request
 from support.network.lab_links import wait_until
@@ -67,8 +68,8 @@ def hosting() -> Iterator[Hosting]:
     listener = transport.listen("inproc://host", HOST)
     threads: list[threading.Thread] = []
 
-    def dial(url: str) -> InprocLink:
-        link = transport.dial(url, HOME)
+    def dial(peer: Peer) -> InprocLink:
+        link = transport.dial(peer.url, HOME)
         desk = HostedDriverServer(listener.accept(), find)
         thread = threading.Thread(target=desk.serve)
         thread.start()
@@ -250,9 +251,9 @@ def test_chains_of_one_host_share_a_link(lab: Hosting) -> None:
     assert lab.lost == [], "nobody lost it"
 
 
-def test_another_node_than_expected_is_no_host(lab: Hosting) -> None:
-    with pytest.raises(LinkError, match="was expected"):
-        lab.drivers.host("m#2", "another", "inproc://host")
+def test_a_node_that_cannot_be_dialled_is_no_host(lab: Hosting) -> None:
+    with pytest.raises(LinkError):
+        lab.drivers.host("m#2", "another", "inproc://nowhere")
     assert lab.drivers.find("m#2") is None
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from shardcompute.core.errors import LinkClosedError, LinkError, UsageError
+from shardcompute.node.rpc.commands import Peer
 from shardcompute.node.rpc.endpoint import Endpoint, OnLink, receive_all
 from shardcompute.security import Credentials, Revocations, Role
 from shardcompute.wire import (
@@ -335,6 +336,11 @@ def test_another_node_than_expected(open_endpoint: Open, endpoint: Endpoint, cli
     dialler = open_endpoint(client)
     with pytest.raises(LinkError, match="was expected"):
         dialler.dial(endpoint.url, "echo", dialler.node)
+    dial = dialler.dialler("echo")
+    with pytest.raises(LinkError, match="was expected"):
+        dial(Peer(dialler.node, endpoint.url))
+    with dial(Peer(endpoint.node, endpoint.url)) as link:
+        assert is_answered(link)
 
 
 def test_only_a_coordinator_coordinates(open_endpoint: Open, papers: Papers, client: Credentials) -> None:

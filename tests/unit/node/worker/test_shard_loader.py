@@ -81,7 +81,7 @@ class Lab:
         threading.Thread(target=self._server.serve, args=(self._listener.accept(),), daemon=True).start()
         return link
 
-    def _refuse(self, url: str) -> Link:
+    def _refuse(self, peer: Peer) -> Link:
         raise LinkError("not in this test")
 
 
