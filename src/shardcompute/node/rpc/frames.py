@@ -37,32 +37,23 @@ def step_frame(chain: str, epoch: int, frame: Frame) -> StepFrame:
         rows=frame.rows,
         width=0,
         codec="",
+        replay=frame.sequence == REPLAY,
         opens=[opened_of(opening) for opening in frame.openings],
     )
 
 
 def replay_frame(chain: str, epoch: int, work: SessionRows, opening: Opening | None) -> StepFrame:
     """Tokens that a new first stage computes for their KV alone."""
-    return StepFrame(
-        chain=chain,
-        epoch=epoch,
-        sequence=REPLAY,
-        segments=[segment_of(work)],
-        rows=len(work.ids),
-        width=0,
-        codec="",
-        replay=True,
-        opens=[] if opening is None else [opened_of(opening)],
-    )
+    return step_frame(chain, epoch, Frame(REPLAY, (work,), () if opening is None else (opening,)))
 
 
 def work_of(segment: SegmentHeader) -> SessionRows:
     return SessionRows(
         segment.session,
         segment.start,
-        tuple(int(token) for token in unpack_ids(segment.ids)),
+        tuple(unpack_ids(segment.ids).tolist()),
         segment.logit_rows,
-        tuple(int(token) for token in unpack_ids(segment.targets)),
+        tuple(unpack_ids(segment.targets).tolist()),
         segment.head_draft_tokens,
     )
 
@@ -126,7 +117,7 @@ def picked_of(result: StepResult) -> list[Picked]:
 
 def head_drafts_of(result: StepResult) -> list[Draft]:
     return [
-        Draft(each.session, each.start, tuple(int(token) for token in unpack_ids(each.ids)), each.grade)
+        Draft(each.session, each.start, tuple(unpack_ids(each.ids).tolist()), each.grade)
         for each in result.head_drafts
     ]
 
