@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import queue
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,9 +19,11 @@ from shardcompute.control import events as happened
 from shardcompute.control.events import Event, NodeJoined, encode_event
 from shardcompute.control.state import Holding, Shard
 from shardcompute.core.errors import LinkError
+from shardcompute.node.rpc.commands import Probe
 from shardcompute.security import Credentials
 from shardcompute.wire import (
     Link,
+    Message,
     Pong,
     Refused,
 )
@@ -31,8 +35,9 @@ from shardcompute.wire.control import (
     Registered,
     TensorBytes,
 )
+from support.network.lab_links import LabLink
 from support.network.papers import dial_as, hello_of
-from support.swarm.lab import LabSwarm
+from support.swarm.lab import DEADLINE_S, LabSwarm
 from support.swarm.siege import BAD_JSON, receive
 
 pytestmark = pytest.mark.usefixtures("outlasts")
@@ -238,17 +243,27 @@ def test_answers_to_commands_of_others_and_other_nonsense(
 ) -> None:
     link, life = registered
     node = member.identity.node_id
-    members = lab.cluster.coordinator.registry
-    [asked] = [each for each in members.all() if each.node == lab.workers[0].node]
-    answers: list[CommandReply] = []
-    members._waiting[1 << 41] = (asked.pump, answers.append)
-    for number in (*range(200), 1 << 41):
-        link.send(CommandReply(number, "I refuse for all of them", b"\xff"))
-    link.send(Registered(99, 0.0, b"\xff"))
-    link.send(Command(1, b"{}"))
-    link.send(TensorBytes(1, 3), (b"abc",))
-    link.send(Pong(1, 1.0))
-    reports(lab, link, member, happened.NodeMeasured(node=node, incarnation=life, overhead_s=0.5))
-    assert lab.state.nodes[node].overhead_s == 0.5
-    del members._waiting[1 << 41]
-    assert answers == []
+    asked, may_answer = lab.workers[0].node, threading.Event()
+    true: queue.SimpleQueue[CommandReply] = queue.SimpleQueue()
+
+    def watch(end: LabLink, message: Message) -> None:
+        if end.peer == asked and isinstance(message, CommandReply) and not may_answer.is_set():
+            true.put(message)
+            may_answer.wait(DEADLINE_S)
+
+    with lab.network.watched(watch):
+        answers = lab.cluster.coordinator.registry.ask(asked, Probe([]))
+        reply = true.get(timeout=DEADLINE_S)
+        try:
+            for number in (*range(200), reply.number):
+                link.send(CommandReply(number, "I refuse for all of them", b"\xff"))
+            link.send(Registered(99, 0.0, b"\xff"))
+            link.send(Command(1, b"{}"))
+            link.send(TensorBytes(1, 3), (b"abc",))
+            link.send(Pong(1, 1.0))
+            reports(lab, link, member, happened.NodeMeasured(node=node, incarnation=life, overhead_s=0.5))
+            assert lab.state.nodes[node].overhead_s == 0.5
+            assert answers.empty()
+        finally:
+            may_answer.set()
+    assert answers.get(timeout=DEADLINE_S) == reply
