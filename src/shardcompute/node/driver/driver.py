@@ -30,7 +30,7 @@ from shardcompute.decoding.drafting import Drafter
 from shardcompute.decoding.ngram import NgramDrafter
 from shardcompute.decoding.router import PipeLoad
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.driver.generation import AnswerText, Emit, Flight, Generation, Landing
+from shardcompute.node.driver.generation import Emit, Flight, Generation, GenerationText, Landing
 from shardcompute.node.driver.kv_budget import KvBudget
 from shardcompute.node.driver.limits import ChainShape, DriverLimits, DriverLoad, check_request
 from shardcompute.node.driver.scheduler import PipeContext, Scheduler, SchedulerLimits
@@ -124,7 +124,7 @@ class Driver:
                     hint="try again in a few seconds",
                 )
             session = self._scheduler.add(request)
-            answer = AnswerText(request, self._tokenizer)
+            answer = GenerationText(request, self._tokenizer)
             generation = Generation(session, answer, emit, time.monotonic())
             self._generations[session.id] = generation
             if answered:

@@ -27,7 +27,7 @@ from shardcompute.wire import StageTiming
 Emit = Callable[[Delta | ShardComputeError], None]
 
 
-class AnswerText:
+class GenerationText:
     """One generation's text so far. `push` is given tokens in order until `finish` is set."""
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer) -> None:
@@ -142,7 +142,7 @@ class Generation:
     """What the driver keeps beside the scheduler's session: its text, who hears of it, and its times."""
 
     session: Session
-    answer: AnswerText
+    answer: GenerationText
     emit: Emit
     submitted_s: float
     started_s: float = 0.0

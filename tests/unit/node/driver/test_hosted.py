@@ -25,28 +25,28 @@ from support.swarm.fake_chain import Caller, FakeChain, ask, connected, continua
 
 CHAIN = "m#1"
 HOST = Hello(VERSION_MIN, VERSION_MAX, "host", "", "home")
-HOME = Hello(VERSION_MIN, VERSION_MAX, "coordinator", "generations", "home")
+COORDINATOR = Hello(VERSION_MIN, VERSION_MAX, "coordinator", "generations", "home")
 
 
 @dataclass
 class Hosting:
-    """A host with one chain, the coordinator's view of it, and a driver with the same chain at home."""
+    """A host with one chain, the coordinator's view of it, and its own driver for the same chain."""
 
     drivers: HostedDrivers
     host: Driver
     there: FakeChain
-    home: Driver
+    own: Driver
     here: FakeChain
     links: list[InprocLink] = field(default_factory=list)
     lost: list[tuple[str, str]] = field(default_factory=list)
     hosted: dict[str, Driver] = field(default_factory=dict)
-    desks: list[HostedDriverServer] = field(default_factory=list)
+    servers: list[HostedDriverServer] = field(default_factory=list)
 
     def start(self, request: GenerationRequest) -> tuple[ResumableGeneration, Caller]:
         caller = Caller()
-        relay = ResumableGeneration(CHAIN, request, self.home, caller, lambda session: None)
-        relay.start(self.drivers.find(CHAIN))
-        return relay, caller
+        generation = ResumableGeneration(CHAIN, request, self.own, caller, lambda session: None)
+        generation.start(self.drivers.find(CHAIN))
+        return generation, caller
 
     def run_there(self, tokens: int, caller: Caller) -> None:
         """So many tokens more of one generation are computed by the host, and have arrived."""
@@ -63,18 +63,18 @@ class Hosting:
 
 @contextmanager
 def hosting() -> Iterator[Hosting]:
-    (host, there), (home, here) = connected(), connected()
+    (host, there), (own, here) = connected(), connected()
     transport = InprocTransport()
     listener = transport.listen("inproc://host", HOST)
     threads: list[threading.Thread] = []
 
     def dial(peer: Peer) -> InprocLink:
-        link = transport.dial(peer.url, HOME)
-        desk = HostedDriverServer(listener.accept(), find)
-        thread = threading.Thread(target=desk.serve)
+        link = transport.dial(peer.url, COORDINATOR)
+        server = HostedDriverServer(listener.accept(), find)
+        thread = threading.Thread(target=server.serve)
         thread.start()
         threads.append(thread)
-        lab.desks.append(desk)
+        lab.servers.append(server)
         lab.links.append(link)
         return link
 
@@ -84,7 +84,7 @@ def hosting() -> Iterator[Hosting]:
         return lab.hosted[chain]
 
     drivers = HostedDrivers(dial, lambda chain, node: lab.lost.append((chain, node)))
-    lab = Hosting(drivers, host, there, home, here, hosted={CHAIN: host})
+    lab = Hosting(drivers, host, there, own, here, hosted={CHAIN: host})
     lab.drivers.host(CHAIN, "host", "inproc://host")
     try:
         yield lab
@@ -145,7 +145,7 @@ def test_what_a_host_leaves_unfinished_goes_on_here(lab: Hosting, received: int)
     wait_for(lambda: lab.lost == [(CHAIN, "host")])
     wait_for(lambda: bool(lab.here.frames))
     assert lab.here.frames[0].rows == 5 + received, "all that is known is computed at once"
-    lab.here.run(lab.home)
+    lab.here.run(lab.own)
     assert caller.tokens == continuation(ask().prompt, 6)
     assert caller.text == "".join(chr(97 + token) for token in caller.tokens)
     timings = caller.deltas[-1].timings
@@ -162,7 +162,7 @@ def test_a_prompt_is_not_scored_twice(lab: Hosting) -> None:
     assert len(caller.deltas[0].prompt) == 5
     lab.drivers.unhost(CHAIN)
     assert [part.targets for frame in lab.here.frames for part in frame.work] == [()]
-    lab.here.run(lab.home)
+    lab.here.run(lab.own)
     assert caller.tokens == continuation(ask().prompt, 6)
     assert all(delta.prompt == () for delta in caller.deltas[1:])
 
@@ -172,7 +172,7 @@ def test_a_stop_string_may_span_the_change(lab: Hosting) -> None:
     _, caller = lab.start(ask(stop=(letters[1:4],)))
     lab.run_there(3, caller)
     lab.drivers.unhost(CHAIN)
-    lab.here.run(lab.home)
+    lab.here.run(lab.own)
     assert caller.text == letters[:1]
     assert caller.deltas[-1].finish == "stop"
 
@@ -180,10 +180,10 @@ def test_a_stop_string_may_span_the_change(lab: Hosting) -> None:
 def test_a_driver_that_moves_gives_back_what_it_has_not_finished(lab: Hosting) -> None:
     _, caller = lab.start(ask())
     lab.run_there(2, caller)
-    lab.desks[0].release(CHAIN)
+    lab.servers[0].release(CHAIN)
     lab.host.close()
     wait_for(lambda: bool(lab.here.frames))
-    lab.here.run(lab.home)
+    lab.here.run(lab.own)
     assert caller.error is None
     assert caller.tokens == continuation(ask().prompt, 6)
     assert lab.lost == []
@@ -193,18 +193,18 @@ def test_a_chain_that_the_host_does_not_know_is_computed_here(lab: Hosting) -> N
     lab.hosted.clear()
     _, caller = lab.start(ask())
     wait_for(lambda: bool(lab.here.frames))
-    lab.here.run(lab.home)
+    lab.here.run(lab.own)
     assert caller.tokens == continuation(ask().prompt, 6)
 
 
 def test_whoever_leaves_is_not_computed_for(lab: Hosting) -> None:
-    relay, caller = lab.start(ask(max_tokens=500))
+    generation, caller = lab.start(ask(max_tokens=500))
     lab.run_there(1, caller)
-    assert relay.has_started()
+    assert generation.has_started()
     host = lab.drivers.find(CHAIN)
     assert host is not None
     assert host.count(CHAIN) == 1
-    relay.cancel()
+    generation.cancel()
     assert host.count(CHAIN) == 0
     wait_for(lambda: lab.host.load().running == 0)
     lab.links[0].sever()
@@ -230,7 +230,7 @@ def test_errors_come_back_as_what_they_were(lab: Hosting) -> None:
 def test_an_error_of_a_driver_that_takes_over_reaches_the_caller(lab: Hosting) -> None:
     _, caller = lab.start(ask())
     lab.run_there(1, caller)
-    lab.home.close()
+    lab.own.close()
     lab.drivers.unhost(CHAIN)
     assert caller.error is not None
 
@@ -283,7 +283,7 @@ def test_what_stages_did_is_heard_of_chains_that_sit_there(lab: Hosting) -> None
     steps: list[tuple[str, list[str]]] = []
     lab.drivers.on_step = lambda chain, timings: steps.append((chain, [each.node for each in timings]))
     packed = msgspec.msgpack.encode([StageTiming("a", 0.1), StageTiming("b")])
-    lab.desks[0].timed(CHAIN, packed)
+    lab.servers[0].timed(CHAIN, packed)
     _, caller = lab.start(ask())
     lab.run_there(1, caller)
     lab.hosted["m#2"] = lab.host
@@ -292,8 +292,8 @@ def test_what_stages_did_is_heard_of_chains_that_sit_there(lab: Hosting) -> None
     other = Caller()
     host.submit("m#2", ask(), other, lambda session: None)
     wait_for(lambda: lab.host.load().running + lab.host.load().waiting == 2)
-    lab.desks[0].timed("m#2", packed)
-    lab.desks[0].timed(CHAIN, packed)
+    lab.servers[0].timed("m#2", packed)
+    lab.servers[0].timed(CHAIN, packed)
     wait_for(lambda: bool(steps))
     assert steps == [(CHAIN, ["a", "b"])], (
         "not before it had something to do, and not of a chain that sits elsewhere"
@@ -306,7 +306,7 @@ def test_how_busy_a_host_is(lab: Hosting) -> None:
     _, caller = lab.start(ask())
     assert lab.drivers.load(CHAIN, own, {"x": 1.0}) == (DriverLoad(2, 2, 3, 4), {"x": 1.0})
     lab.run_there(1, caller)
-    lab.desks[0]._report()
+    lab.servers[0]._report()
     host = lab.drivers.find(CHAIN)
     assert host is not None
     wait_for(lambda: host.load(CHAIN) is not None)
