@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from shardcompute.control.actions import Action, Record
 from shardcompute.control.events import Event, decode_event, encode_event, is_journalled
-from shardcompute.control.explain import ModelReport, explain_plan, report_models
+from shardcompute.control.explain import explain_plan, report_models
 from shardcompute.control.health import needs_rejoin
 from shardcompute.control.node_transitions import next_incarnation
 from shardcompute.control.placement.cost_model import NodeCapacity, Request
 from shardcompute.control.placement.place import Placement, Unplaceable, place, place_chains
 from shardcompute.control.placement.replacement import Replacement, replace_stage
-from shardcompute.control.placement.request import placement_request
-from shardcompute.control.planning import decide, next_actions, next_commands
+from shardcompute.control.planning import next_actions
 from shardcompute.control.policy import HealthPolicy, PlacementPolicy
-from shardcompute.control.sizes import describe_model
 from shardcompute.control.state import COORDINATOR, ClusterState, Model
 from shardcompute.control.transitions import apply
 
@@ -30,7 +28,6 @@ __all__ = [
     "Event",
     "HealthPolicy",
     "Model",
-    "ModelReport",
     "NodeCapacity",
     "Placement",
     "PlacementPolicy",
@@ -39,19 +36,15 @@ __all__ = [
     "Request",
     "Unplaceable",
     "apply",
-    "decide",
     "decode_event",
-    "describe_model",
     "encode_event",
     "explain_plan",
     "is_journalled",
     "needs_rejoin",
     "next_actions",
-    "next_commands",
     "next_incarnation",
     "place",
     "place_chains",
-    "placement_request",
     "replace_stage",
     "report_models",
 ]

@@ -24,7 +24,7 @@ from shardcompute.control.state import Assignment, Chain, ClusterState, is_loade
 from shardcompute.control.state_updates import claimed_bytes
 
 
-def who_is_in_doubt(state: ClusterState, now_s: float) -> Event | None:
+def who_is_suspected_or_lost(state: ClusterState, now_s: float) -> Event | None:
     events = next_health_events(state, now_s)
     # Whoever is in doubt can stand in for nobody, so all doubts come before the first loss.
     for event in sorted(events, key=lambda each: isinstance(each, NodeLost)):

@@ -29,7 +29,7 @@ from shardcompute.control.decisions import (
     which_chain_is_surplus,
     which_chain_needs_repair,
     which_standbys_are_wanted,
-    who_is_in_doubt,
+    who_is_suspected_or_lost,
 )
 from shardcompute.control.driver_placement import where_a_driver_belongs
 from shardcompute.control.drivers import (
@@ -48,7 +48,7 @@ from shardcompute.control.transitions import apply
 
 _QUESTIONS: tuple[Callable[[ClusterState, float], Event | None], ...] = (
     which_link_fails,
-    who_is_in_doubt,
+    who_is_suspected_or_lost,
     which_chain_is_surplus,
     which_chain_needs_repair,
     which_chain_is_missing,

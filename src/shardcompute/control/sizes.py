@@ -122,33 +122,3 @@ def layer_work(spec: ModelSpec, layer_bytes: Sequence[int]) -> tuple[int, ...]:
     return tuple(
         round(size * share) + LAYER_OVERHEAD_BYTES for size, share in zip(layer_bytes, shares, strict=True)
     )
-
-
-def describe_model(
-    name: str,
-    spec: ModelSpec,
-    *,
-    weight_form: str,
-    bytes_per_weight: float,
-    kv_tokens: int,
-    embedding_bytes_per_weight: float | None = None,
-    shard_overhead_bytes: int = 0,
-) -> Model:
-    """The sizes that a spec implies for weights of a given width, before any file was read."""
-    counts = [layer_weights(spec, layer) for layer in spec.layers]
-    table = spec.vocab_size * spec.hidden
-    width = bytes_per_weight if embedding_bytes_per_weight is None else embedding_bytes_per_weight
-    return Model(
-        name=name,
-        layer_bytes=tuple(round(total * bytes_per_weight) for total, _ in counts),
-        work_bytes=tuple(round(read * bytes_per_weight) for _, read in counts),
-        embedding_bytes=round(table * width),
-        head_bytes=round(table * (width if spec.tied_head else bytes_per_weight)),
-        kv_bytes_per_token_and_layer=spec.kv_bytes_per_token_and_layer,
-        kv_tokens=kv_tokens,
-        hidden=spec.hidden,
-        context_length=spec.context_length,
-        weight_form=weight_form,
-        is_head_tied=spec.tied_head,
-        shard_overhead_bytes=shard_overhead_bytes,
-    )

@@ -22,6 +22,7 @@ from shardcompute.control.events import (
     CoordinatorStarted,
     Event,
     LinkBroken,
+    LinkClosed,
     encode_event,
     is_journalled,
 )
@@ -210,8 +211,13 @@ class Coordinator:
         due: list[Action] = []
         for action in next_actions(self._state, self._clock()):
             if isinstance(action, Record):
-                log.info("decided: %s", as_json(action.event))
+                self._log_decision(action.event)
                 self.apply(action.event)
             else:
                 due.append(action)
         self._executor.begin(due)
+
+    def _log_decision(self, event: Event) -> None:
+        log.info("decided: %s", as_json(event))
+        if isinstance(event, LinkClosed):
+            log.warning("%s cannot reach %s: planning around that link", event.reporter, event.node)

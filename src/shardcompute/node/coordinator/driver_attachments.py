@@ -1,4 +1,4 @@
-"""Drivers come to use a chain that serves, get another share of its memory, or go.
+"""Attachments of drivers to chains: a driver comes to use one that serves, gets another share of its memory, or goes.
 
 Attaching one disturbs nobody: the stages let it in one by one, then it dials the first. What goes wrong with one of
 them is tried again, or ends with that driver; the chain goes on for the others.

@@ -1,4 +1,4 @@
-"""What a node says of itself, judged before the cluster's truth is built on it.
+"""Validation of what nodes say, before the cluster's state is built on it.
 
 A member may be broken or lie. What it claims is bounded here, so that placement computes with sane numbers, the
 journal stays small and people's terminals show plain text. Whether a claim is true shows later, in use.
