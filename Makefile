@@ -39,13 +39,14 @@ test-long: $(VENV)/.dev ## Run the long suites too (more than an hour)
 test-ci: $(VENV)/.dev ## Run the tests and the long suites in a small form, as .ci/run does
 	@$(BIN)/python scripts/suite.py --ci
 
-check: $(VENV)/.dev ## Lint, types, import directions, unit tests
+check: $(VENV)/.dev ## Lint, types, import directions, the house, unit tests
 	@$(BIN)/ruff check src tests
 	@$(BIN)/ruff format --check src tests
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/file_map.py --check
 	@$(BIN)/python scripts/docs_reference.py --check
+	@$(BIN)/python scripts/house.py
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/property -n 2 --dist loadfile
 
 format: $(VENV)/.dev ## Format the code
