@@ -26,7 +26,9 @@ def walks() -> Iterator[tuple[str, int, str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_named_files_exist(page: Path) -> None:
-    named = {name for name in NAMED.findall(page.read_text()) if "NNNN" not in name and not name.startswith("..")}
+    named = {
+        name for name in NAMED.findall(page.read_text()) if "NNNN" not in name and not name.startswith("..")
+    }
     roots = (ROOT, ROOT / "src", PACKAGE, page.parent)
     assert [name for name in sorted(named) if not any((root / name).exists() for root in roots)] == []
 
