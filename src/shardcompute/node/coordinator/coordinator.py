@@ -79,7 +79,7 @@ class Coordinator:
         ports = DriverPorts(driver, self.registry, lambda: self._state)
         self._attachments = DriverAttachments(self, origin, self.registry, ports, brief)
         self._executor = ActionExecutor(self, origin, self.registry, ports, self._attachments, wire)
-        self._server = ControlServer(
+        self.control_server = ControlServer(
             self,
             origin,
             self.registry,
@@ -133,11 +133,11 @@ class Coordinator:
 
     def serve_control(self, link: Link) -> None:
         """Serve one node's control link until it ends."""
-        self._server.serve(link)
+        self.control_server.serve(link)
 
     def revoke(self, node: str) -> None:
         """A node was revoked: tell it, forget it, and give the others the news. Returns once they were sent."""
-        self._server.revoke(node)
+        self.control_server.revoke(node)
 
     def introduce(self) -> None:
         """There are other models, or keys, than a moment ago: tell the drivers."""

@@ -132,7 +132,7 @@ class Lab:
         return self.coordinator.state
 
     def say(self, pump: FakePump, message: Any) -> None:
-        self.coordinator._server.receive(pump, message)  # type: ignore[arg-type]
+        self.coordinator.control_server.receive(pump, message)  # type: ignore[arg-type]
         self.turn()
 
     def join(self, name: str, memory_bytes: int = 500) -> FakeNode:
@@ -207,7 +207,7 @@ def test_a_stage_that_dies_is_replaced_and_sessions_go_on(serving: Lab) -> None:
     dead = serving.node(next(s.node for s in serving.chain.stages if s.start == standby.start))
     serving.nodes.remove(dead)
     serving.is_refusing = True
-    serving.coordinator._server.link_ended(dead.pump)  # type: ignore[arg-type]
+    serving.coordinator.control_server.link_ended(dead.pump)  # type: ignore[arg-type]
     serving.turn()
     assert serving.state.nodes[dead.id].status == "lost", "its port refuses: its process is gone"
     assert serving.driver.told(FenceOff)[-1] == FenceOff(serving.chain.id, 1)
