@@ -209,7 +209,8 @@ class ActionExecutor:
         self._connecting.discard(identity(action))
         self._forget(action)
         former = self._epochs.get(action.chain)
-        if former is None or former.epoch < connected.epoch:
+        # The same epoch may be connected again, where a stage had lost its shard meanwhile: what it knows now counts.
+        if former is None or former.epoch <= connected.epoch:
             self._epochs[action.chain] = connected
         self._coordinator.apply(ChainConnected(action.chain, action.epoch, action.kv_tokens))
 

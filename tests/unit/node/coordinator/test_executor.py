@@ -172,6 +172,20 @@ def test_an_epoch_is_connected_then_used_with_what_its_stages_know(shell: Shell)
     assert (chain.status, chain.used_stages) == ("ready", chain.stages)
 
 
+def test_an_epoch_that_is_connected_again_knows_no_more_than_its_stages_do_now(shell: Shell) -> None:
+    """A stage was started again after the first time: it holds nothing any more."""
+    mine = first_session(77)
+    for pump in shell.pumps.values():
+        pump.answers[Connect] = encode_connected(Connected(True, {}, {mine: 69}))
+    action = connect(shell)
+    shell.begin(action)
+    shell.pumps["b"].answers[Connect] = encode_connected(Connected(False))
+    shell.begin(action)
+    shell.begin(activate(action))
+    [attach] = shell.driver.told(Attach)
+    assert attach.resumption == Resumption({}, held=frozenset({mine}))
+
+
 def test_a_chain_that_cannot_be_connected_gets_a_new_epoch(shell: Shell) -> None:
     shell.pumps["b"].answers[Connect] = "no way"
     shell.begin(connect(shell))
