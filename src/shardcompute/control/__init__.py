@@ -12,7 +12,6 @@ from shardcompute.control.actions import Action, Record
 from shardcompute.control.events import Event, decode_event, encode_event, is_journalled
 from shardcompute.control.explain import explain_plan, report_models
 from shardcompute.control.health import needs_rejoin
-from shardcompute.control.node_transitions import next_incarnation
 from shardcompute.control.placement.cost_model import NodeCapacity, Request
 from shardcompute.control.placement.place import Placement, Unplaceable, place, place_chains
 from shardcompute.control.placement.replacement import Replacement, replace_stage
@@ -20,6 +19,7 @@ from shardcompute.control.planning import next_actions
 from shardcompute.control.policy import HealthPolicy, PlacementPolicy
 from shardcompute.control.state import COORDINATOR, ClusterState, Model
 from shardcompute.control.transitions import apply
+from shardcompute.control.transitions.node_transitions import next_incarnation
 
 __all__ = [
     "COORDINATOR",

@@ -21,7 +21,7 @@ from shardcompute.control.placement.replacement import Replacement, hand_over, m
 from shardcompute.control.placement.request import placement_request
 from shardcompute.control.sizes import memory_of
 from shardcompute.control.state import Assignment, Chain, ClusterState, is_loaded
-from shardcompute.control.state_updates import claimed_bytes
+from shardcompute.control.transitions.state_updates import claimed_bytes
 
 
 def who_is_suspected_or_lost(state: ClusterState, now_s: float) -> Event | None:

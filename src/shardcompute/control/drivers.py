@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from shardcompute.control.actions import Action, AttachDriver, DetachDriver, ShareMemory, StageAddress
 from shardcompute.control.driver_placement import HOME, ring_s
 from shardcompute.control.state import Attachment, Chain, ClusterState, Node
-from shardcompute.control.state_updates import with_chain
+from shardcompute.control.transitions.state_updates import with_chain
 
 
 def live_drivers(state: ClusterState) -> list[Node]:

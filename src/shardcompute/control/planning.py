@@ -40,11 +40,11 @@ from shardcompute.control.drivers import (
     stage_addresses,
 )
 from shardcompute.control.events import Event
-from shardcompute.control.link_transitions import probe_commands, which_link_fails
 from shardcompute.control.placement.place import Unplaceable
 from shardcompute.control.sizes import memory_of
 from shardcompute.control.state import Assignment, Chain, ClusterState, Node, is_loaded
 from shardcompute.control.transitions import apply
+from shardcompute.control.transitions.link_transitions import probe_commands, which_link_fails
 
 _QUESTIONS: tuple[Callable[[ClusterState, float], Event | None], ...] = (
     which_link_fails,

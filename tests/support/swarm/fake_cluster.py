@@ -20,7 +20,7 @@ from shardcompute.control import (
 )
 from shardcompute.control import actions as to_do
 from shardcompute.control import events as happened
-from shardcompute.control.node_transitions import next_incarnation
+from shardcompute.control.transitions.node_transitions import next_incarnation
 from shardcompute.node.cluster import ServedOrder
 from shardcompute.node.service import ServiceLoad
 from shardcompute.node.telemetry.request_log import RequestLog

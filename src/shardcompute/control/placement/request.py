@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from shardcompute.control.placement.cost_model import NodeCapacity, Request
 from shardcompute.control.sizes import sizes_of
 from shardcompute.control.state import Chain, ClusterState, Model, Node
-from shardcompute.control.state_updates import claimed_bytes
+from shardcompute.control.transitions.state_updates import claimed_bytes
 
 
 def placement_request(

@@ -20,8 +20,8 @@ from shardcompute.control.events import (
     ShardFailed,
     decode_event,
 )
-from shardcompute.control.node_transitions import next_incarnation
 from shardcompute.control.state import COORDINATOR
+from shardcompute.control.transitions.node_transitions import next_incarnation
 from shardcompute.core.errors import LinkError, UsageError
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.node.coordinator.coordinator_port import CoordinatorPort

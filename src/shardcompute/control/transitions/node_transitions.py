@@ -8,9 +8,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from shardcompute.control import events as happened
-from shardcompute.control.link_transitions import begin_links_anew
 from shardcompute.control.state import ClusterState, LayerTime, Node, NodeStatus, is_loaded
-from shardcompute.control.state_updates import (
+from shardcompute.control.transitions.link_transitions import begin_links_anew
+from shardcompute.control.transitions.state_updates import (
     claimed_bytes,
     interrupt,
     live_node,

@@ -16,9 +16,6 @@ from shardcompute.control import events as happened
 from shardcompute.control.driver_placement import HOME
 from shardcompute.control.drivers import kv_share, own_kv_tokens, with_attachment
 from shardcompute.control.events import Event
-from shardcompute.control.link_transitions import LINKS, without_breaks
-from shardcompute.control.node_transitions import MEMBERSHIP
-from shardcompute.control.shard_transitions import SHARDS
 from shardcompute.control.state import (
     Attachment,
     Chain,
@@ -28,7 +25,10 @@ from shardcompute.control.state import (
     hops,
     is_loaded,
 )
-from shardcompute.control.state_updates import (
+from shardcompute.control.transitions.link_transitions import LINKS, without_breaks
+from shardcompute.control.transitions.node_transitions import MEMBERSHIP
+from shardcompute.control.transitions.shard_transitions import SHARDS
+from shardcompute.control.transitions.state_updates import (
     forget_retired,
     live_node,
     retire,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from shardcompute.control import events as happened
 from shardcompute.control.state import ClusterState, Holding, Loading, Node, Refusal, Shard
-from shardcompute.control.state_updates import interrupt, live_node, with_chain, with_node
+from shardcompute.control.transitions.state_updates import interrupt, live_node, with_chain, with_node
 
 
 def _progress(state: ClusterState, event: happened.ShardProgressed) -> ClusterState:

@@ -17,7 +17,7 @@ from shardcompute.control.actions import Action, ProbeLink
 from shardcompute.control.drivers import loosen_drivers
 from shardcompute.control.policy import HealthPolicy
 from shardcompute.control.state import COORDINATOR, ClusterState, LinkBreaks, MeasuredLink, Node, hops
-from shardcompute.control.state_updates import interrupt, live_node, with_node
+from shardcompute.control.transitions.state_updates import interrupt, live_node, with_node
 
 
 def which_link_fails(state: ClusterState, now_s: float) -> happened.Event | None:
