@@ -18,7 +18,7 @@ from shardcompute.control.placement.replacement import Replacement, replace_stag
 from shardcompute.control.planning import next_actions
 from shardcompute.control.policy import HealthPolicy, PlacementPolicy
 from shardcompute.control.state import COORDINATOR, ClusterState, Model
-from shardcompute.control.transitions import apply
+from shardcompute.control.transitions.apply import apply
 from shardcompute.control.transitions.node_transitions import next_incarnation
 
 __all__ = [

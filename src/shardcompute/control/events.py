@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from shardcompute.control.state import Assignment, ClusterState, Holding, Model, NodeRole, Shard
+from shardcompute.control.state import Assignment, ClusterState, Model, NodeDescription
 
 
 class CoordinatorStarted(Struct, frozen=True, tag=True):
@@ -26,28 +26,11 @@ class StateRemembered(Struct, frozen=True, tag=True):
     state: ClusterState
 
 
-class NodeJoined(Struct, frozen=True, tag=True, kw_only=True):
+class NodeJoined(NodeDescription, frozen=True, tag=True, kw_only=True):
     """A node dialled in. `incarnation` comes from `next_incarnation`; `shards` are those it has in memory."""
 
     node: str
-    name: str
-    role: NodeRole
-    address: str
-    device: str
-    memory_bytes: int
-    threads: int
-    version: str
-    incarnation: int
     now_s: float
-    seconds_per_byte: float | None = None
-    overhead_s: float = 0.0
-    cached: tuple[Holding, ...] = ()
-    shards: tuple[Shard, ...] = ()
-    is_standby: bool = False
-    codecs: tuple[str, ...] = ("exact",)
-    """In which forms it can read activations."""
-    session_namespace: int = 0
-    api_url: str = ""
 
 
 class NodeSeen(Struct, frozen=True, tag=True):

@@ -43,7 +43,7 @@ from shardcompute.control.events import Event
 from shardcompute.control.placement.place import Unplaceable
 from shardcompute.control.sizes import memory_of
 from shardcompute.control.state import Assignment, Chain, ClusterState, Node, is_loaded
-from shardcompute.control.transitions import apply
+from shardcompute.control.transitions.apply import apply
 from shardcompute.control.transitions.link_transitions import probe_commands, which_link_fails
 
 _QUESTIONS: tuple[Callable[[ClusterState, float], Event | None], ...] = (

@@ -64,8 +64,9 @@ class LayerTime(Struct, frozen=True):
     seconds: float
 
 
-class Node(Struct, frozen=True, kw_only=True):
-    id: str
+class NodeDescription(Struct, frozen=True, kw_only=True):
+    """What a node says of itself when it joins."""
+
     name: str
     role: NodeRole
     address: str
@@ -74,20 +75,11 @@ class Node(Struct, frozen=True, kw_only=True):
     threads: int
     version: str
     incarnation: int
-    status: NodeStatus
-    last_seen_s: float
-    lease_until_s: float
-    is_draining: bool = False
-    is_standby: bool = False
-    accusers: tuple[str, ...] = ()
-    status_reason: str = ""
     seconds_per_byte: float | None = None
     overhead_s: float = 0.0
-    layer_times: tuple[LayerTime, ...] = ()
     cached: tuple[Holding, ...] = ()
     shards: tuple[Shard, ...] = ()
-    loading: tuple[Loading, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
+    is_standby: bool = False
     codecs: tuple[str, ...] = ("exact",)
     """In which forms it can read activations."""
     session_namespace: int = 0
@@ -95,6 +87,19 @@ class Node(Struct, frozen=True, kw_only=True):
     one can host a driver; 0: it cannot."""
     api_url: str = ""
     """Of a driver: where it answers clients."""
+
+
+class Node(NodeDescription, frozen=True, kw_only=True):
+    id: str
+    status: NodeStatus
+    last_seen_s: float
+    lease_until_s: float
+    is_draining: bool = False
+    accusers: tuple[str, ...] = ()
+    status_reason: str = ""
+    layer_times: tuple[LayerTime, ...] = ()
+    loading: tuple[Loading, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
 
     @property
     def is_live(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from shardcompute.control import events as happened
-from shardcompute.control.state import ClusterState, LayerTime, Node, NodeStatus, is_loaded
+from shardcompute.control.state import ClusterState, LayerTime, Node, NodeDescription, NodeStatus, is_loaded
 from shardcompute.control.transitions.link_transitions import begin_links_anew
 from shardcompute.control.transitions.state_updates import (
     claimed_bytes,
@@ -37,34 +37,19 @@ def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
     old = state.nodes.get(event.node)
     if old is not None and event.incarnation <= old.incarnation:
         return state
-    speed = event.seconds_per_byte
-    if speed is None and old is not None:
-        speed = old.seconds_per_byte
+    described = {name: getattr(event, name) for name in NodeDescription.__struct_fields__}
+    if event.seconds_per_byte is None and old is not None:
+        described["seconds_per_byte"] = old.seconds_per_byte
     node = Node(
+        **described,
         id=event.node,
-        name=event.name,
-        role=event.role,
-        address=event.address,
-        device=event.device,
-        memory_bytes=event.memory_bytes,
-        threads=event.threads,
-        version=event.version,
-        incarnation=event.incarnation,
         status="joining",
         last_seen_s=event.now_s,
         lease_until_s=event.now_s + state.health.lost_after_s,
         # A drained node whose control link flickers is still to be emptied.
         is_draining=old is not None and old.is_live and old.is_draining,
-        is_standby=event.is_standby,
-        seconds_per_byte=speed,
-        overhead_s=event.overhead_s,
         layer_times=old.layer_times if old else (),
-        cached=event.cached,
-        shards=event.shards,
         refusals=old.refusals if old else (),
-        codecs=event.codecs,
-        session_namespace=event.session_namespace,
-        api_url=event.api_url,
     )
     state = with_node(state, replace(node, status=_settled_status(node)))
     return trim_standbys(_interrupt_unheld(state, event.node))

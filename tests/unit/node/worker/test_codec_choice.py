@@ -7,7 +7,7 @@ import pytest
 
 from shardcompute.control.events import LinkMeasured, NodeJoined
 from shardcompute.control.state import ClusterState
-from shardcompute.control.transitions import apply
+from shardcompute.control.transitions.apply import apply
 from shardcompute.core.errors import UsageError
 from shardcompute.node.coordinator.chain_connector import wire_between
 from shardcompute.node.rpc.commands import Wire
