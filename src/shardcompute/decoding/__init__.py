@@ -1,4 +1,9 @@
-"""From logits to text that ends where it should: sampling, log-probabilities, drafts, stop strings."""
+"""Decoding: from logits to text that ends where it should, and drafts of what comes next.
+
+Owns sampling as a pure function of logits, seed and position, penalties, grammars, log-probabilities, stop strings,
+and speculative decoding: drafters, and the router that weighs what pays. May call `models` and below; knows no
+sessions, links or machines.
+"""
 
 from __future__ import annotations
 

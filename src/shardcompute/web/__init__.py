@@ -1,4 +1,8 @@
-"""The web page: a cluster in a browser, from the same routes as every other client. Static files, mounted at `/`."""
+"""The web page: a cluster in a browser, from the same routes as every other client.
+
+Owns static files, mounted at `/`, and nothing that runs on the server besides serving them. May call nothing of ours:
+it speaks to `api` over HTTP alone.
+"""
 
 from shardcompute.web.page import page_routes
 

@@ -1,4 +1,9 @@
-"""Frames between nodes: messages, tensor codecs, and links over which they travel."""
+"""Wire: frames between nodes. Messages, tensor codecs, and the links over which they travel.
+
+Owns every message with its bounds, the form of activations on the way, the handshake with its protocol version, and
+transports by URL scheme (`inproc`, `tcp` with TLS). Sizes are checked before anything is allocated. May call `core`
+alone; knows nobody who sends.
+"""
 
 from __future__ import annotations
 

@@ -215,10 +215,10 @@ def check_all_reachable(wanted: Sequence[tuple[str, str]]) -> Iterator[Finding]:
     """Subjects with the URL that each of them has told others to use; all at once, as each may take seconds."""
     if wanted:
         with ThreadPoolExecutor(min(16, len(wanted))) as threads:
-            yield from threads.map(lambda each: _knock(*each), wanted)
+            yield from threads.map(lambda each: _check_port(*each), wanted)
 
 
-def _knock(subject: str, address: str) -> Finding:
+def _check_port(subject: str, address: str) -> Finding:
     parts = urlsplit(address)
     where = f"{parts.hostname}:{parts.port}"
     try:

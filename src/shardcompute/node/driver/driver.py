@@ -423,7 +423,7 @@ class Driver:
                 scores = (session.scores[row] for row in range(session.prompt_length - 1))
                 delta = replace(delta, prompt=(TokenChoice(request.prompt[0]), *scores))
         if delta.finish is not None:
-            delta = replace(delta, timings=generation.timings(self._speculator.course(session.id), now))
+            delta = replace(delta, timings=generation.timings(self._speculator.stats_of(session.id), now))
             self._end(generation)
         self._deltas.put(partial(self._emit, generation, delta))
 

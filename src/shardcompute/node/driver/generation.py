@@ -151,7 +151,7 @@ class Generation:
     """Nobody wants to hear of it any more."""
     journey: Journey = field(default_factory=Journey)
 
-    def timings(self, course: DraftStats, now: float) -> Timings:
+    def timings(self, stats: DraftStats, now: float) -> Timings:
         """How its time was spent, now that it is over."""
         return Timings(
             queue_s=self.started_s - self.submitted_s,
@@ -161,9 +161,9 @@ class Generation:
             generated_tokens=self.answer.count,
             cached_tokens=self.session.reused,
             traversals=self.journey.traversals,
-            drafted_tokens=course.drafted,
-            accepted_tokens=course.accepted,
-            traversal=self.journey.mean(course.draft_s),
+            drafted_tokens=stats.drafted,
+            accepted_tokens=stats.accepted,
+            traversal=self.journey.mean(stats.draft_s),
         )
 
 

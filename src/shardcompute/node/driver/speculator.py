@@ -47,7 +47,7 @@ class _Record:
 class DraftStats:
     """How a session has fared with drafts."""
 
-    round: DraftPlan = _PLAIN
+    plan: DraftPlan = _PLAIN
     records: deque[_Record] = field(default_factory=deque)
     dry_at: int = -1
     """At this length the drafter had nothing to offer."""
@@ -76,7 +76,7 @@ class RoutedSpeculator:
             drafter.name: drafter for drafter in (*drafters, self._head_drafts)
         }
         self._on_draft = on_draft
-        self._courses: dict[int, DraftStats] = {}
+        self._stats: dict[int, DraftStats] = {}
         self._limited_log = RateLimitedLog(log)
         has_slow = any(drafter.is_slow for drafter in drafters)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="drafts") if has_slow else None
@@ -104,15 +104,15 @@ class RoutedSpeculator:
             if value is not None and not 1 <= value <= most:
                 raise UsageError(f"speculation.{what} is {value}", hint=f"use 1 to {most}")
 
-    def course(self, session: int) -> DraftStats:
-        return self._courses.setdefault(session, DraftStats())
+    def stats_of(self, session: int) -> DraftStats:
+        return self._stats.setdefault(session, DraftStats())
 
     def most_frames(self) -> int:
         """Frames that some session may have under way."""
-        return max((course.round.frames for course in self._courses.values()), default=1)
+        return max((stats.plan.frames for stats in self._stats.values()), default=1)
 
     def forget(self, session: int) -> None:
-        self._courses.pop(session, None)
+        self._stats.pop(session, None)
         self.router.forget(session)
         for drafter in self._drafters.values():
             if drafter.is_slow and self._thread is not None:
@@ -127,12 +127,12 @@ class RoutedSpeculator:
     # For the scheduler
 
     def can_extend(self, session: Session, context: PipeContext) -> bool:
-        course = self.course(session.id)
+        stats = self.stats_of(session.id)
         return (
             bool(session.assumed)
-            and course.round.drafter in self._drafters
-            and len(session.flights) < course.round.frames
-            and course.dry_at != session.length
+            and stats.plan.drafter in self._drafters
+            and len(session.flights) < stats.plan.frames
+            and stats.dry_at != session.length
             and self._room(session, context) > 0
         )
 
@@ -146,40 +146,40 @@ class RoutedSpeculator:
         is_first = not session.assumed and session.sent == len(session.known) - 1
         if not is_first and (session.unsent or not self.can_extend(session, context)):
             return
-        course = self.course(session.id)
+        stats = self.stats_of(session.id)
         room = self._room(session, context)
-        if course.dry_at == session.length or room < 1:
+        if stats.dry_at == session.length or room < 1:
             return
         wish = self.wish(session.request)
         if not is_first:
-            self._draft(session, course, room, context)
+            self._draft(session, stats, room, context)
             return
-        course.records.clear()
-        if wish.drafter == "auto" and self._draft_at_hand(session, course, room, context):
+        stats.records.clear()
+        if wish.drafter == "auto" and self._draft_at_hand(session, stats, room, context):
             return
         available = [name for name in self.available if self._may_have(name, session)]
         while available:
-            course.round = self.router.choose(session.id, wish, available, context.load)
-            if course.round.drafter is None or self._draft(session, course, room, context):
+            stats.plan = self.router.choose(session.id, wish, available, context.load)
+            if stats.plan.drafter is None or self._draft(session, stats, room, context):
                 return
             # This one has nothing to offer; another may.
-            available = [name for name in available if name != course.round.drafter]
+            available = [name for name in available if name != stats.plan.drafter]
             if wish.drafter != "auto":
                 return
 
     def committed(self, session: Session, was_assumed: bool, is_right: bool) -> None:
-        course = self.course(session.id)
-        if not was_assumed or not course.records:
+        stats = self.stats_of(session.id)
+        if not was_assumed or not stats.records:
             return
-        record = course.records[0]
+        record = stats.records[0]
         if is_right:
             record.accepted += 1
-            course.accepted += 1
+            stats.accepted += 1
         if not is_right or record.accepted == record.count:
             self.router.verified(session.id, record.drafter, record.grade, record.count, record.accepted)
-            course.records.popleft()
+            stats.records.popleft()
         if not is_right:
-            course.records.clear()
+            stats.records.clear()
 
     def take_head_draft(self, session: Session, draft: Draft | None, seconds: float) -> None:
         """What the last stage drafts to follow the session's last known token, which took it so long; None: it was
@@ -195,7 +195,7 @@ class RoutedSpeculator:
     def _may_have(self, drafter: str, session: Session) -> bool:
         return drafter != HEAD_DRAFTER or self._head_drafts.has(session.id, session.known)
 
-    def _draft_at_hand(self, session: Session, course: DraftStats, room: int, context: PipeContext) -> bool:
+    def _draft_at_hand(self, session: Session, stats: DraftStats, room: int, context: PipeContext) -> bool:
         """Where drafts are there already, or cost nothing, take the one that promises most."""
         offers = []
         for drafter in self._drafters.values():
@@ -210,15 +210,15 @@ class RoutedSpeculator:
         chosen = self.router.compare(session.id, wish, offers, context.load, others)
         if chosen is None:
             return False
-        course.round = chosen
-        return self._draft(session, course, room, context)
+        stats.plan = chosen
+        return self._draft(session, stats, room, context)
 
-    def _draft(self, session: Session, course: DraftStats, room: int, context: PipeContext) -> bool:
-        """Have the round's drafter add to the session; False if it has nothing to offer."""
-        limit = min(course.round.tokens, room)
-        if course.round.drafter is None or limit < 1:
+    def _draft(self, session: Session, stats: DraftStats, room: int, context: PipeContext) -> bool:
+        """Have the plan's drafter add to the session; False if it has nothing to offer."""
+        limit = min(stats.plan.tokens, room)
+        if stats.plan.drafter is None or limit < 1:
             return False
-        drafter = self._drafters[course.round.drafter]
+        drafter = self._drafters[stats.plan.drafter]
         if drafter.is_slow:
             self._draft_aside(session, drafter, limit)
             return True
@@ -261,17 +261,17 @@ class RoutedSpeculator:
         self, session: Session, context: PipeContext, drafter: str, draft: Draft | None, seconds: float
     ) -> bool:
         """False if there is nothing worth sending."""
-        course = self.course(session.id)
-        course.draft_s += seconds
+        stats = self.stats_of(session.id)
+        stats.draft_s += seconds
         count = 0 if draft is None else self._count_to_send(session, context, drafter, draft, seconds)
         if draft is None:
             self.router.missed(session.id, drafter)
         if draft is None or count < 1:
-            course.dry_at = session.length
+            stats.dry_at = session.length
             return False
         session.assumed.extend(draft.ids[:count])
-        course.records.append(_Record(drafter, draft.grade, count))
-        course.drafted += count
+        stats.records.append(_Record(drafter, draft.grade, count))
+        stats.drafted += count
         return True
 
     def _count_to_send(

@@ -74,7 +74,7 @@ def open_enrolled(folder: Path, role: Role = Role.WORKER) -> EnrolledNode:
 
 
 def is_enrolled(folder: Path, fingerprint: str) -> bool:
-    """Whether the folder holds good papers of the cluster with this authority."""
+    """Whether the folder holds a good certificate of the cluster with this authority."""
     credentials = _credentials(folder)
     return (
         credentials is not None
@@ -91,7 +91,7 @@ def remember(folder: Path, credentials: Credentials, urls: list[str]) -> Enrolle
 
 
 def authority_of(credentials: Credentials) -> str:
-    """The fingerprint of the cluster that issued the papers."""
+    """The fingerprint of the cluster that issued the certificate."""
     return fingerprint_of(certificate_der(parse_certificate(credentials.authority_pem)))
 
 

@@ -244,7 +244,7 @@ def test_a_free_draft_that_is_sure_goes_before_a_drafter_that_is_better_in_the_m
         speculator.router.verified(1, "ngram", 3, 8, 8)
         speculator.router.verified(1, "model", 1, 4, 3)
     speculator.extend(session, RING)
-    assert speculator.course(1).round.drafter == "ngram"
+    assert speculator.stats_of(1).plan.drafter == "ngram"
     assert session.assumed[:2] == [1, 2]
     speculator.close()
 
@@ -255,7 +255,7 @@ def test_a_slow_drafter_is_asked_where_the_draft_at_hand_is_poor() -> None:
         speculator.router.verified(1, "ngram", 3, 8, 0)
         speculator.router.verified(1, "model", 1, 4, 4)
     speculator.extend(session, RING)
-    assert speculator.course(1).round.drafter == "model"
+    assert speculator.stats_of(1).plan.drafter == "model"
     assert session.is_drafting
     speculator.close()
 
