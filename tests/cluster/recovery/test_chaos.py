@@ -75,7 +75,7 @@ class Chaos:
             self._deeds[self._restart] = 1
 
     def run(self, seconds: float) -> None:
-        """Deeds at random for so long, and longer where one of them has not come about yet."""
+        """Disturbances at random for so long, and longer where one of them has not come about yet."""
         deadline = time.monotonic() + seconds
         missing = self.random.sample(list(self._deeds), len(self._deeds))
         while time.monotonic() < deadline or missing:
