@@ -18,7 +18,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 KNOWN_FLAKY = ROOT / "tests" / "known_flaky.txt"
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
-SIDE_BY_SIDE = ("tests/unit", "tests/property", "tests/parity", "tests/cluster", "tests/compat")
+SIDE_BY_SIDE = (
+    "tests/unit",
+    "tests/property",
+    "tests/parity",
+    "tests/cluster",
+    "tests/hostile",
+    "tests/compat",
+)
 ONE_BY_ONE = ("tests/docs", "tests/process", "tests/ui")
 MOST_JOBS = 4
 MOST_FLAKY = 3

@@ -12,11 +12,9 @@ import pytest
 from shardcompute.node.weights.draft_heads import save_draft_head
 from shardcompute.runtime import shard
 from shardcompute.runtime.head_drafter import HeadDraftLimits
-from shardcompute.security import Credentials
 from support.models.draft_heads import random_draft_head
 from support.models.tiny_checkpoint import save_tiny_llama
-from support.swarm.lab import Alone, LabSwarm, open_alone, open_tiny
-from support.swarm.siege import Siege, siege
+from support.swarm.lab import Alone, open_alone, open_tiny
 
 
 @pytest.fixture(scope="session")
@@ -38,29 +36,6 @@ def heads(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
     with open_tiny(tiny) as checkpoint:
         save_draft_head(folder, checkpoint, random_draft_head(checkpoint.spec))
     return folder
-
-
-@pytest.fixture(scope="module")
-def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
-    with siege(tmp_path_factory.mktemp("hostile")) as besieged:
-        yield besieged
-
-
-@pytest.fixture
-def outlasts(besieged: Siege) -> Iterator[None]:
-    """The swarm is as it was after the test."""
-    with besieged.outlasted():
-        yield
-
-
-@pytest.fixture
-def lab(besieged: Siege) -> LabSwarm:
-    return besieged.lab
-
-
-@pytest.fixture
-def member(besieged: Siege) -> Credentials:
-    return besieged.member
 
 
 @pytest.fixture(scope="module")
