@@ -5,20 +5,23 @@ BIN := $(VENV)/bin
 DATA ?= ../shared/data
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run up test test-failed test-long test-ci check format compat bench clean
+.PHONY: help setup setup-run up test test-failed test-long test-ci check lock format compat bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-$(VENV)/.run: pyproject.toml
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+# Exact releases whose files have the hashes of requirements.lock; nothing else is fetched to serve.
+$(VENV)/.run: pyproject.toml requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing shardcompute into $(VENV) …"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . && touch $@
+	@$(PIP) --require-hashes --requirement requirements.lock \
+	  && $(PIP) --no-deps --no-build-isolation --editable . && touch $@
 
 $(VENV)/.dev: $(VENV)/.run
 	@echo "installing what the tests need …"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0" \
-	  && $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[torch,dev]" && touch $@
+	@$(PIP) "torch==2.13.0" && $(PIP) --editable ".[torch,dev]" && touch $@
 
 setup-run: $(VENV)/.run ## Make .venv with what serving needs (no torch)
 
@@ -47,7 +50,11 @@ check: $(VENV)/.dev ## Lint, types, import directions, the house, unit tests
 	@$(BIN)/python scripts/file_map.py --check
 	@$(BIN)/python scripts/docs_reference.py --check
 	@$(BIN)/python scripts/house.py
+	@$(BIN)/python scripts/lock.py --check
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/property -n 2 --dist loadfile
+
+lock: $(VENV)/.dev ## Write requirements.lock anew (needs uv)
+	@$(BIN)/python scripts/lock.py
 
 format: $(VENV)/.dev ## Format the code
 	@$(BIN)/ruff check --fix src tests

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "house.py"
+from support.scripts import load_script
+
 LINES = [f"value_{number} = compute({number})" for number in range(8)]
 
 
 @pytest.fixture(scope="module")
 def house() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("house", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["house"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("house")
 
 
 def source(house: ModuleType, path: str, *lines: str) -> object:
