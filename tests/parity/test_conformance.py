@@ -31,6 +31,7 @@ from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.limits import ChainShape, DriverLimits
 from shardcompute.node.local.chain import LocalChain
 from shardcompute.node.local.service import LocalService
+from shardcompute.node.service import ServedModel
 from shardcompute.runtime.shard import open_shard
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
@@ -145,7 +146,12 @@ def serve(
     chain = LocalChain(stages, driver)
     capacity = min(stage.kv_usage().free_tokens for stage in stages)
     driver.connect(chain, ChainShape(capacity, max_rows=max_rows))
-    with LocalService("smollm2", model.tokenizer, driver, chain) as service:
+    with LocalService(
+        ServedModel("smollm2", driver.context_length, 0, digest="", size_bytes=0),
+        model.tokenizer,
+        driver,
+        chain,
+    ) as service:
         yield service, stages[0]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -72,10 +73,13 @@ def json_response(body: ReplyBody, status: int = 200) -> Response:
     return Response(body.to_json(), status_code=status, media_type="application/json")
 
 
-async def read_body(request: Request, kind: type[Body], limits: Limits) -> Body:
+async def read_body(
+    request: Request, kind: type[Body], limits: Limits, *, needs_json_type: bool = True
+) -> Body:
     """The body as `kind`: 415 for another content type, 413 when too long, 408 when too slow, 400 when it does not
-    fit."""
-    _check_content_type(request.headers.get("content-type", ""))
+    fit. Without `needs_json_type` any content type will do, but for browsers on pages of other sites."""
+    if needs_json_type or _is_from_another_site(request.headers):
+        _check_content_type(request.headers.get("content-type", ""))
     try:
         async with asyncio.timeout(limits.body_timeout_s):
             raw = await _read_bytes(request, limits.max_body_bytes)
@@ -97,6 +101,13 @@ def _check_content_type(header: str) -> None:
             code="unsupported_media_type",
             status=415,
         )
+
+
+def _is_from_another_site(headers: Headers) -> bool:
+    """Whether a browser says that a page of another origin sends this. Programs say nothing of the kind."""
+    origin = headers.get("origin")
+    is_own = origin is None or origin.partition("://")[2].lower() == headers.get("host", "").lower()
+    return not is_own or headers.get("sec-fetch-site", "none").lower() not in ("none", "same-origin")
 
 
 async def _read_bytes(request: Request, limit: int) -> bytes:

@@ -50,7 +50,7 @@ from shardcompute.security import (
 )
 from shardcompute.security.token_book import TokenSummary
 from shardcompute.weights.checkpoint import Checkpoint
-from shardcompute.weights.served import ServedWeights, attachments_of, prepare_served
+from shardcompute.weights.served import ServedWeights, attachments_of, content_of, prepare_served
 from shardcompute.weights.sources.progress import Progress
 from shardcompute.weights.tokenizer_pack import TOKENIZER, pack_tokenizer
 from shardcompute.wire import Link, Transports, default_transports, join_address
@@ -202,6 +202,8 @@ class Cluster:
                 checkpoint.spec.vocab_size,
                 context,
                 int(time.time()),
+                content_of(checkpoint),
+                checkpoint.files.total_bytes,
                 options.speculation,
                 drafters,
                 has_draft_head=bool(draft_heads),
@@ -338,6 +340,8 @@ class Cluster:
                 vocab_size=model.vocab_size,
                 context_length=model.context_length,
                 created_s=model.created_s,
+                digest=model.digest,
+                size_bytes=model.size_bytes,
                 speculation=model.speculation,
                 has_draft_head=model.has_draft_head,
             )

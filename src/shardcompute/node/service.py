@@ -17,6 +17,10 @@ class ServedModel:
     name: str
     context_length: int
     created_s: int
+    digest: str
+    """SHA-256, in hexadecimal, of what tells its weights from others."""
+    size_bytes: int
+    """Of the model's files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from shardcompute.weights.loader import Rank, ShardTensors, check_stage, place_b
 from shardcompute.weights.pack import PackedTensors, PackWriter
 from shardcompute.weights.sources.disk import check_room, disk_errors, hold_lock
 from shardcompute.weights.sources.progress import NullProgress, Progress
+from shardcompute.weights.sources.resolve import ModelFiles
 
 VOCABULARY = "vocabulary"
 """The attachment that the last stage of a chain makes grammar masks with."""
@@ -215,18 +216,27 @@ def content_of(checkpoint: Checkpoint) -> str:
 
     A hub's commit does. Files of unknown origin are told by size, time of change and samples of every tensor.
     """
-    files = checkpoint.files
+    digest = _files_digest(checkpoint.files)
+    if checkpoint.files.commit is None:
+        _add_samples(checkpoint, digest)
+    return digest.hexdigest()
+
+
+def content_of_files(files: ModelFiles) -> str:
+    """The same for a model whose tensors nobody here has opened: by what is known of its files alone."""
+    return _files_digest(files).hexdigest()
+
+
+def _files_digest(files: ModelFiles) -> hashlib._Hash:
     digest = hashlib.sha256()
     if files.commit is not None:
         digest.update(f"{files.name} {files.commit} {' '.join(files.weight_files)}".encode())
-        return digest.hexdigest()
-    if files.folder is not None:
+    elif files.folder is not None:
         for name in files.weight_files:
             with disk_errors(files.folder / name):
                 found = (files.folder / name).stat()
             digest.update(f"{name} {found.st_size} {found.st_mtime_ns} ".encode())
-    _add_samples(checkpoint, digest)
-    return digest.hexdigest()
+    return digest
 
 
 def weights_key(checkpoint: Checkpoint) -> str:

@@ -23,7 +23,10 @@ def refusal(kind: Any, run: Callable[[], Any]) -> Any:
     raise AssertionError(f"{kind.__name__} did not come")
 
 
-assert MODEL in [model.model for model in client.list().models]
+[listed] = client.list().models
+assert listed.model == MODEL
+assert len(listed.digest) == 64
+assert listed.size > 1_000_000
 assert MODEL in [model.model for model in client.ps().models]
 shown = client.show(MODEL)
 assert "completion" in shown.capabilities
@@ -36,6 +39,7 @@ assert reply.done
 assert reply.eval_count <= 12
 assert reply.eval_duration > 0
 
+assert client.chat("smollm2:135m", MESSAGES, options=GREEDY).message.content == words
 lines = list(client.chat(MODEL, MESSAGES, options=GREEDY, stream=True))
 assert "".join(line.message.content for line in lines) == words
 assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True]

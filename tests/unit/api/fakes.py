@@ -19,7 +19,13 @@ SPECIAL = {EOS: b"<eos>", BOS: b"<bos>"}
 VOCABULARY = Vocabulary(
     (*(bytes([value]) for value in range(256)), *SPECIAL.values(), b""), frozenset(SPECIAL), frozenset({EOS})
 )
-MODEL = ServedModel(name="org/tiny", context_length=64, created_s=1_700_000_000)
+
+
+def served(name: str, context_length: int = 64, created_s: int = 1_700_000_000) -> ServedModel:
+    return ServedModel(name, context_length, created_s, digest="ab" * 32, size_bytes=12_345)
+
+
+MODEL = served("org/tiny")
 TIMINGS = Timings(queue_s=0.5, prefill_s=2.0, decode_s=1.0, prompt_tokens=4, generated_tokens=3)
 
 

@@ -51,7 +51,7 @@ class FakeService:
         return ["".join(map(chr, request.prompt)) for request in self.requests]
 
     def models(self) -> list[ServedModel]:
-        return [ServedModel(self.name, 64, 0)]
+        return [ServedModel(self.name, 64, 0, digest="", size_bytes=0)]
 
     def stream(self, request: GenerationRequest) -> Iterator[Delta]:
         self.requests.append(request)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from shardcompute.api.body import Limits, RequestBody
 from shardcompute.api.errors import RequestError, unsupported
+from shardcompute.api.generation.model_names import match_short_name
 from shardcompute.api.generation.schemas import GenerationBody
 from shardcompute.core.errors import CapacityError, PromptTooLongError, UnknownModelError, UsageError
 from shardcompute.core.generation import GenerationRequest, Grammar, Sampling, Speculation
@@ -20,6 +21,7 @@ from shardcompute.decoding import derive_seed
 from shardcompute.node.service import ServedModel, Service, TextCodec
 
 SEED_BITS = 63
+_ONLY_ONE = frozenset({"default", "default:latest"})
 
 REFUSED: Mapping[str, object] = MappingProxyType(
     {
@@ -90,19 +92,24 @@ class Plan:
 
 
 def choose_model(service: Service, name: str | None) -> ServedModel:
-    """The model called `name`, or the only one there is (also as "default"); CapacityError while it is loading."""
+    """The model called `name`, be it by a short name (see `model_names`), or the only one there is (also as "default");
+    CapacityError while it is loading."""
     if not service.is_ready():
         raise CapacityError("The model is still loading.", hint="try again in a moment")
     served = service.models()
-    if (not name or name == "default") and len(served) == 1:
+    if (not name or name in _ONLY_ONE) and len(served) == 1:
         return served[0]
-    names = ", ".join(model.name for model in served)
+    by_name = {model.name: model for model in served}
+    names = ", ".join(by_name)
     if not name:
         raise RequestError("The request names no model.", hint=f"name one of: {names}", param="model")
-    for model in served:
-        if model.name == name:
-            return model
-    raise UnknownModelError(f"The model {name!r} is not served here.", hint=f"served here: {names}")
+    meant = [name] if name in by_name else match_short_name(name, by_name)
+    if len(meant) > 1:
+        message = f"The name {name!r} stands for several models that are served here."
+        raise UnknownModelError(message, hint=f"use one of: {', '.join(meant)}")
+    if not meant:
+        raise UnknownModelError(f"The model {name!r} is not served here.", hint=f"served here: {names}")
+    return by_name[meant[0]]
 
 
 def refuse_unsupported(body: RequestBody) -> None:

@@ -20,8 +20,9 @@ from shardcompute.api.generation.answer import answer
 from shardcompute.api.generation.chat import ChatPlan
 from shardcompute.api.generation.conversation import ChatAdapter, call_arguments, limit, open_conversation
 from shardcompute.api.generation.generations import Outcome
+from shardcompute.api.generation.parameters import choose_model
 from shardcompute.api.generation.replies import ChatChoice, ChatChunkChoice, ChatLogprobs
-from shardcompute.api.ollama.models import find_model, own_name, written_time
+from shardcompute.api.ollama.models import written_time
 from shardcompute.api.ollama.schemas import (
     OllamaChatReply,
     OllamaChatRequest,
@@ -41,7 +42,7 @@ _NEUTRAL = {"mirostat": 0, "typical_p": 1, "tfs_z": 1}
 
 async def ollama_chat(request: Request) -> Response:
     context = context_of(request)
-    body = await read_body(request, OllamaChatRequest, context.limits)
+    body = await read_body(request, OllamaChatRequest, context.limits, needs_json_type=False)
     created_at = written_time(context.wall_clock())
     if not body.messages:
         return _loaded(request, body, created_at, is_chat=True)
@@ -55,7 +56,7 @@ async def ollama_chat(request: Request) -> Response:
 
 async def ollama_generate(request: Request) -> Response:
     context = context_of(request)
-    body = await read_body(request, OllamaGenerateRequest, context.limits)
+    body = await read_body(request, OllamaGenerateRequest, context.limits, needs_json_type=False)
     for name in ("suffix", "template", "images", "context"):
         if getattr(body, name):
             raise unsupported(name, f"{name} is not supported.")
@@ -166,7 +167,7 @@ def _nanoseconds(seconds: float) -> int:
 
 def _loaded(request: Request, body: OllamaRequest, created_at: str, *, is_chat: bool) -> Response:
     """An empty question asks for the model to be loaded, which it is."""
-    model = find_model(context_of(request).service, body.model)
+    model = choose_model(context_of(request).service, body.model)
     kept: dict[str, Any] = {"model": model.name, "created_at": created_at}
     kept |= {"done": True, "done_reason": "load"}
     if is_chat:
@@ -183,7 +184,7 @@ def _fields(body: OllamaRequest) -> dict[str, Any]:
         if given is not None and given != neutral:
             raise unsupported(f"options.{name}", f"The option {name} is not supported.")
     return {
-        "model": own_name(body.model),
+        "model": body.model,
         "stream": body.stream is not False,
         "temperature": 0.8 if options.temperature is None else options.temperature,
         "top_k": 40 if options.top_k is None else options.top_k,

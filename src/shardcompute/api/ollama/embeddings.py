@@ -12,7 +12,7 @@ from shardcompute.api.body import ReplyBody, RequestBody, json_response, read_bo
 from shardcompute.api.context import context_of
 from shardcompute.api.errors import unsupported
 from shardcompute.api.generation.embeddings import MAX_INPUTS, Vector, embed, encode_input
-from shardcompute.api.ollama.models import find_model
+from shardcompute.api.generation.parameters import choose_model
 from shardcompute.api.ollama.schemas import OllamaError
 from shardcompute.api.openapi import GENERATION_ERRORS, ApiRoute
 from shardcompute.api.sse import until_disconnect
@@ -46,7 +46,7 @@ class EmbeddingReply(ReplyBody):
 
 async def ollama_embed(request: Request) -> Response:
     context = context_of(request)
-    body = await read_body(request, EmbedRequest, context.limits)
+    body = await read_body(request, EmbedRequest, context.limits, needs_json_type=False)
     if body.dimensions is not None:
         raise unsupported("dimensions", "Vectors have the model's own width and are not cut.")
     started_s = context.clock()
@@ -64,7 +64,7 @@ async def ollama_embed(request: Request) -> Response:
 
 
 async def ollama_embeddings(request: Request) -> Response:
-    body = await read_body(request, EmbeddingRequest, context_of(request).limits)
+    body = await read_body(request, EmbeddingRequest, context_of(request).limits, needs_json_type=False)
     if not body.prompt:
         return json_response(EmbeddingReply(embedding=[]))
     _, _, vectors = await _embed(request, body.model, [body.prompt], cuts=True)
@@ -76,7 +76,7 @@ async def _embed(
 ) -> tuple[str, int, list[Vector]]:
     """The model's name, the tokens of all texts, and their vectors."""
     service = context_of(request).service
-    model = find_model(service, name)
+    model = choose_model(service, name)
     codec = service.codec(model.name)
     prompts = [await encode_input(codec, model, text, cuts=cuts) for text in texts]
     vectors = await until_disconnect(request.receive, embed(request, model, prompts))

@@ -26,9 +26,8 @@ from shardcompute.api.ollama.schemas import (
     RunningModels,
 )
 from shardcompute.api.openapi import BODY_ERRORS, ApiRoute
-from shardcompute.node.service import ServedModel, Service
+from shardcompute.node.service import ServedModel
 
-_TAG = ":latest"
 _FAMILY = "shardcompute"
 _FAR_FUTURE_S = 100 * 365 * 86_400
 _DETAILS = ModelDetails(
@@ -57,8 +56,8 @@ async def ollama_ps(request: Request) -> Response:
 
 async def ollama_show(request: Request) -> Response:
     context = context_of(request)
-    body = await read_body(request, ModelName, context.limits)
-    model = find_model(context.service, body.model or body.name)
+    body = await read_body(request, ModelName, context.limits, needs_json_type=False)
+    model = choose_model(context.service, body.model or body.name)
     return json_response(
         OllamaModelReply(
             modelfile=f"FROM {model.name}\n",
@@ -72,6 +71,8 @@ async def ollama_show(request: Request) -> Response:
             },
             capabilities=["completion", "tools", "embedding"],
             modified_at=written_time(model.created_s),
+            digest=model.digest,
+            size=model.size_bytes,
         )
     )
 
@@ -83,27 +84,18 @@ async def ollama_version(request: Request) -> Response:
 async def ollama_pull(request: Request) -> Response:
     """Clients pull what they are about to use: fine where it is served, and not a way to load another model."""
     context = context_of(request)
-    body = await read_body(request, ModelName, context.limits)
-    find_model(context.service, body.model or body.name)
+    body = await read_body(request, ModelName, context.limits, needs_json_type=False)
+    choose_model(context.service, body.model or body.name)
     return json_response(PullReply(status="success"))
 
 
 async def ollama_refusal(request: Request) -> Response:
-    await read_body(request, ModelName, context_of(request).limits)
+    await read_body(request, ModelName, context_of(request).limits, needs_json_type=False)
     raise RequestError(
         "Models are not made, copied or removed through this API.",
         hint="use `shardcompute load`, `shardcompute unload` or `shardcompute rm`",
         code="unsupported",
     )
-
-
-def find_model(service: Service, name: str | None) -> ServedModel:
-    return choose_model(service, own_name(name))
-
-
-def own_name(name: str | None) -> str | None:
-    """Ollama's clients put a tag behind names that have none."""
-    return name.removesuffix(_TAG) if name is not None else None
 
 
 def written_time(seconds: float) -> str:
@@ -115,8 +107,8 @@ def _listing(model: ServedModel) -> dict[str, Any]:
         "name": model.name,
         "model": model.name,
         "modified_at": written_time(model.created_s),
-        "size": 0,
-        "digest": "",
+        "size": model.size_bytes,
+        "digest": model.digest,
         "details": _DETAILS,
     }
 

@@ -157,6 +157,8 @@ class OllamaModelReply(ReplyBody):
     model_info: dict[str, str | int]
     capabilities: list[str]
     modified_at: str
+    digest: str
+    size: int
 
 
 class PullReply(ReplyBody):

@@ -89,6 +89,8 @@ class DriverCommandExecutor:
                 offered.vocab_size,
                 offered.context_length,
                 offered.created_s,
+                offered.digest,
+                offered.size_bytes,
                 offered.speculation,
                 has_draft_head=offered.has_draft_head,
             )

@@ -41,6 +41,8 @@ class PoolModel:
     vocab_size: int
     context_length: int
     created_s: int
+    digest: str
+    size_bytes: int
     speculation: Speculation = field(default_factory=Speculation)
     """For requests that do not say."""
     drafters: Sequence[Drafter] = ()
@@ -245,7 +247,10 @@ class DriverPool:
 
     def models(self) -> Sequence[ServedModel]:
         with self._lock:
-            return [ServedModel(m.name, m.context_length, m.created_s) for m in self._models.values()]
+            return [
+                ServedModel(model.name, model.context_length, model.created_s, model.digest, model.size_bytes)
+                for model in self._models.values()
+            ]
 
     def codec(self, model: str) -> Tokenizer:
         return self._find(model).tokenizer

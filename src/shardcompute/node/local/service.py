@@ -26,6 +26,7 @@ from shardcompute.runtime.fallback import describe_fallback
 from shardcompute.runtime.shard import open_shard
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.checkpoint import open_checkpoint, read_config, read_tokenizer
+from shardcompute.weights.served import content_of, content_of_files
 from shardcompute.weights.sources.progress import Progress
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import ModelFiles, resolve
@@ -51,12 +52,12 @@ class EngineOptions:
 class LocalService(Closing):
     """One model in this process. Leaving the block stops its thread and frees it."""
 
-    def __init__(self, name: str, tokenizer: Tokenizer, driver: Driver, chain: LocalChain) -> None:
-        self.name = name
+    def __init__(self, model: ServedModel, tokenizer: Tokenizer, driver: Driver, chain: LocalChain) -> None:
+        self._model = model
+        self.name = model.name
         self.tokenizer = tokenizer
         self.driver = driver
         self._chain = chain
-        self._created_s = int(time.time())
 
     # For a caller in this process
 
@@ -78,7 +79,7 @@ class LocalService(Closing):
     # For the API (see `node.service.Service`)
 
     def models(self) -> Sequence[ServedModel]:
-        return [ServedModel(self.name, self.driver.context_length, self._created_s)]
+        return [self._model]
 
     def codec(self, model: str) -> Tokenizer:
         self._check_name(model)
@@ -131,7 +132,8 @@ def open_model(
         stages = _open_stages(
             checkpoint.name, tokenizer, spec.layer_count, options.stages, executor_options, open_stage
         )
-        return _start(checkpoint.name, tokenizer, spec.vocab_size, stages, executor_options, options)
+        model = _served(files, content_of(checkpoint), executor_options)
+        return _start(model, tokenizer, spec.vocab_size, stages, executor_options, options)
 
 
 def _open_fallback(files: ModelFiles, options: EngineOptions, settings: Settings) -> LocalService:
@@ -150,7 +152,8 @@ def _open_fallback(files: ModelFiles, options: EngineOptions, settings: Settings
     stages = _open_stages(
         files.name, tokenizer, model.layer_count, options.stages, executor_options, open_stage
     )
-    return _start(files.name, tokenizer, model.vocab_size, stages, executor_options, options)
+    served = _served(files, content_of_files(files), executor_options)
+    return _start(served, tokenizer, model.vocab_size, stages, executor_options, options)
 
 
 def _executor_options(options: EngineOptions, settings: Settings, longest: int) -> ExecutorOptions:
@@ -191,8 +194,12 @@ def _open_stages(
     return runtimes
 
 
+def _served(files: ModelFiles, digest: str, options: ExecutorOptions) -> ServedModel:
+    return ServedModel(files.name, options.context_length, int(time.time()), digest, files.total_bytes)
+
+
 def _start(
-    name: str,
+    model: ServedModel,
     tokenizer: Tokenizer,
     vocab_size: int,
     stages: list[StageRuntime],
@@ -209,7 +216,7 @@ def _start(
             capacity, max_rows=executor_options.max_rows, max_logit_rows=executor_options.max_logit_rows
         ),
     )
-    return LocalService(name, tokenizer, driver, chain)
+    return LocalService(model, tokenizer, driver, chain)
 
 
 def default_threads() -> int:

@@ -124,6 +124,8 @@ class OfferedModel(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     context_length: int
     created_s: int
+    digest: str
+    size_bytes: int
     speculation: Speculation
     has_draft_head: bool = False
 

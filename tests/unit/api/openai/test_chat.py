@@ -273,7 +273,7 @@ def test_a_prompt_without_room_is_refused(chat: Any, service: Any) -> None:
 
 def test_the_model_may_be_left_out_when_there_is_one(chat: Any, service: Any, fakes: Any) -> None:
     assert chat(model=None).json()["model"] == "org/tiny"
-    service.served = (fakes.MODEL, fakes.ServedModel("other", 64, 0))
+    service.served = (fakes.MODEL, fakes.served("other"))
     response = chat(model=None)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "model"
@@ -288,7 +288,7 @@ def test_an_unknown_model_is_404(chat: Any) -> None:
 
 
 def test_a_long_prompt_is_encoded_all_the_same(chat: Any, service: Any, fakes: Any) -> None:
-    service.served = (fakes.ServedModel("org/tiny", 100_000, 0),)
+    service.served = (fakes.served("org/tiny", 100_000),)
     assert chat(messages=[{"role": "user", "content": "x" * 50_000}]).status_code == 200
     assert len(service.requests[0].prompt) == 50_005
 

@@ -31,7 +31,13 @@ from .conftest import Shell
 from .test_executor import CHAIN, activate, connect
 
 OFFERED = OfferedModel(
-    name=MODEL.name, vocab_size=9, context_length=9, created_s=1, speculation=Speculation()
+    name=MODEL.name,
+    vocab_size=9,
+    context_length=9,
+    digest="",
+    size_bytes=0,
+    created_s=1,
+    speculation=Speculation(),
 )
 
 

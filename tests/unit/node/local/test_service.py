@@ -27,6 +27,7 @@ from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.limits import ChainShape, DriverLimits
 from shardcompute.node.local.chain import LocalChain
 from shardcompute.node.local.service import LocalService, default_threads
+from shardcompute.node.service import ServedModel
 from shardcompute.runtime.stage import StageRuntime
 from support.swarm.fake_chain import Letters, ask, continuation, next_token
 
@@ -94,7 +95,9 @@ def service(stage: LetterStage) -> Iterator[LocalService]:
     driver = Driver(tokenizer, limits)
     chain = LocalChain([cast(StageRuntime, stage)], driver)
     driver.connect(chain, ChainShape(capacity_tokens=100 * PAGE_TOKENS))
-    with LocalService("letters", tokenizer, driver, chain) as opened:
+    with LocalService(
+        ServedModel("letters", driver.context_length, 0, digest="", size_bytes=0), tokenizer, driver, chain
+    ) as opened:
         yield opened
         stage.release()  # a test that failed must not hang
 

@@ -15,6 +15,7 @@ from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.limits import ChainShape, DriverLimits
 from shardcompute.node.local.chain import LocalChain
 from shardcompute.node.local.service import LocalService
+from shardcompute.node.service import ServedModel
 from shardcompute.node.weights.draft_heads import DRAFT_HEAD, draft_head_attachments, save_draft_head
 from shardcompute.runtime.shard import build_head_drafter, open_shard
 from shardcompute.runtime.stage import StageRuntime
@@ -83,4 +84,6 @@ def drafting_service(checkpoint: Checkpoint) -> LocalService:
     driver = Driver(tokenizer, DriverLimits(spec.vocab_size, 256, has_draft_head=True))
     chain = LocalChain(stages, driver)
     driver.connect(chain, ChainShape(1024, stages=2))
-    return LocalService("tiny", tokenizer, driver, chain)
+    return LocalService(
+        ServedModel("tiny", driver.context_length, 0, digest="", size_bytes=0), tokenizer, driver, chain
+    )
