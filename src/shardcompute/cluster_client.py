@@ -27,6 +27,7 @@ from shardcompute.core.generation import (
     Timings,
     Traversal,
 )
+from shardcompute.node.admin.history import HistoryPage
 from shardcompute.node.admin.views import (
     ClusterChange,
     ClusterView,
@@ -39,7 +40,9 @@ from shardcompute.node.admin.views import (
     TokenView,
     apply_change,
 )
+from shardcompute.node.telemetry.history_store import EventView, HistoryRange
 from shardcompute.node.telemetry.request_log import RequestView
+from shardcompute.node.telemetry.usage import HOUR_S, UsageView
 
 View = TypeVar("View")
 _TRIP = ("wire_s", "stage_queue_s", "codec_s", "compute_s", "draft_s")
@@ -70,6 +73,20 @@ class ClusterClient(Client):
     def requests(self) -> list[RequestView]:
         """Generations that run, newest first, then the last ones that ended."""
         return self._list("/cluster/requests", RequestView)
+
+    def event_history(self, wanted: HistoryRange | None = None) -> HistoryPage[EventView]:
+        """What happened, newest first; `next` of a page is the `before` of the one after it."""
+        return self._ask("GET", _range_path("events", wanted), HistoryPage[EventView])
+
+    def request_history(self, wanted: HistoryRange | None = None) -> HistoryPage[RequestView]:
+        """Generations that ended, newest first."""
+        return self._ask("GET", _range_path("requests", wanted), HistoryPage[RequestView])
+
+    def usage_history(
+        self, wanted: HistoryRange | None = None, *, span_s: int = HOUR_S
+    ) -> HistoryPage[UsageView]:
+        """Tokens by key and model, by the hour or by the day, newest first."""
+        return self._ask("GET", f"{_range_path('usage', wanted)}&span={span_s}", HistoryPage[UsageView])
 
     def plan(self, model: str, *, form: str = "native", chains: int = 1) -> PlanView:
         """What loading `model` would lead to."""
@@ -167,6 +184,14 @@ class ClusterClient(Client):
             raise _unreachable(self._http.base_url, error) from error
         finally:
             response.close()
+
+
+def _range_path(kind: str, wanted: HistoryRange | None) -> str:
+    asked = wanted or HistoryRange()
+    return (
+        f"/cluster/history/{kind}?since={int(asked.since_s)}&until={int(asked.until_s)}"
+        f"&before={asked.before}&limit={asked.limit}"
+    )
 
 
 def _order(model: str, form: str, chains: int) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class FakeCoordinator:
 
 class FakeSwarm:
     def __init__(self) -> None:
-        self.requests = RequestLog(clock=lambda: NOW_S, wall_clock=lambda: 0.0)
+        self.requests = RequestLog(clock=lambda: NOW_S)
         self.busy = ServiceLoad(0, 0, 0.0)
         self.unopened: set[str] = set()
         self.newest: dict[str, Sequence[StageTiming]] = {}

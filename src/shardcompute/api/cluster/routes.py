@@ -32,6 +32,7 @@ from shardcompute.api.context import context_of
 from shardcompute.api.errors import RequestError
 from shardcompute.api.openapi import ApiRoute
 from shardcompute.core.errors import UnknownModelError, UsageError
+from shardcompute.node.admin.history import HistoryPage
 from shardcompute.node.admin.views import (
     ClusterChange,
     ClusterView,
@@ -41,7 +42,9 @@ from shardcompute.node.admin.views import (
     NodeView,
     PlanView,
 )
-from shardcompute.node.telemetry.usage import UsageReport
+from shardcompute.node.telemetry.history_store import DAY_S, FAR_S, EventView, HistoryRange
+from shardcompute.node.telemetry.request_log import RequestView
+from shardcompute.node.telemetry.usage import HOUR_S, UsageReport, UsageView
 from shardcompute.security.names import Role
 
 if TYPE_CHECKING:
@@ -50,6 +53,9 @@ if TYPE_CHECKING:
 _ORDER_ERRORS = (400, 403, 404, 413, 415)
 _NAMING_ERRORS = (403, 404)
 _MOST_DIGITS = 15
+_RANGE = ("since", "until", "before", "limit")
+_USUAL_ENTRIES = 200
+_MOST_ENTRIES = 1000
 Result = TypeVar("Result")
 
 
@@ -68,6 +74,21 @@ async def cluster_requests(request: Request) -> Response:
 
 async def cluster_usage(request: Request) -> Response:
     return _reply(_admin(request).usage())
+
+
+async def history_events(request: Request) -> Response:
+    return _reply(await asyncio.to_thread(_admin(request).history.events, _range_of(request)))
+
+
+async def history_requests(request: Request) -> Response:
+    return _reply(await asyncio.to_thread(_admin(request).history.requests, _range_of(request)))
+
+
+async def history_usage(request: Request) -> Response:
+    span_s = _count_of(request, "span", HOUR_S)
+    if span_s not in (HOUR_S, DAY_S):
+        raise RequestError(f"span is {HOUR_S} or {DAY_S} seconds.", param="span", code="invalid_value")
+    return _reply(await asyncio.to_thread(_admin(request).history.usage, _range_of(request), span_s))
 
 
 async def cluster_catalogue(request: Request) -> Response:
@@ -142,9 +163,24 @@ def _admin(request: Request) -> ClusterAdmin:
     return admin
 
 
-def _count_of(request: Request, name: str) -> int:
-    """A whole number of the query, 0 where it is left out."""
-    given = request.query_params.get(name, "0")
+def _range_of(request: Request) -> HistoryRange:
+    """Which part of the history the query asks for."""
+    limit = _count_of(request, "limit", _USUAL_ENTRIES)
+    if not 1 <= limit <= _MOST_ENTRIES:
+        raise RequestError(
+            f"limit is not between 1 and {_MOST_ENTRIES}.", param="limit", code="invalid_value"
+        )
+    return HistoryRange(
+        since_s=_count_of(request, "since"),
+        until_s=_count_of(request, "until", FAR_S),
+        before=_count_of(request, "before"),
+        limit=limit,
+    )
+
+
+def _count_of(request: Request, name: str, default: int = 0) -> int:
+    """A whole number of the query, the default where it is left out."""
+    given = request.query_params.get(name, str(default))
     if not (given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS):
         raise RequestError(f"{name} is not a whole number.", param=name, code="invalid_value")
     return int(given)
@@ -206,6 +242,33 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "Tokens by API key and model, by the minute for an hour and by the hour for a week.",
         reply=UsageReport,
         statuses=(403,),
+    ),
+    ApiRoute(
+        "GET",
+        "/cluster/history/events",
+        history_events,
+        "What happened, in words, newest first; from `since` to `until`, in seconds since 1970. Kept across restarts.",
+        reply=HistoryPage[EventView],
+        statuses=(400, 403),
+        counts=_RANGE,
+    ),
+    ApiRoute(
+        "GET",
+        "/cluster/history/requests",
+        history_requests,
+        "Generations that ended from `since` to `until`, newest first. Kept across restarts.",
+        reply=HistoryPage[RequestView],
+        statuses=(400, 403),
+        counts=_RANGE,
+    ),
+    ApiRoute(
+        "GET",
+        "/cluster/history/usage",
+        history_usage,
+        "Tokens by API key and model, by the hour or (`span` 86400) by the day. Kept across restarts.",
+        reply=HistoryPage[UsageView],
+        statuses=(400, 403),
+        counts=(*_RANGE, "span"),
     ),
     ApiRoute(
         "GET",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import queue
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,9 +42,11 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from shardcompute.control.state import ClusterState
+    from shardcompute.node.admin.admin import ClusterAdmin
     from shardcompute.node.cluster import Cluster, ClusterOptions
     from shardcompute.node.process.launch import LocalWorkers
     from shardcompute.node.process.pidfile import PidLock
+    from shardcompute.node.telemetry.history_store import EventView
     from shardcompute.weights.checkpoint import Checkpoint
 
 _LOOK_S = 0.2
@@ -127,7 +130,7 @@ def _run(
     settings: Settings,
 ) -> None:
     from shardcompute.api import create_app
-    from shardcompute.node.admin.admin import ClusterAdmin
+    from shardcompute.node.admin.admin import HISTORY_FILE, ClusterAdmin
     from shardcompute.node.cluster import Cluster
     from shardcompute.node.process import launch
     from shardcompute.node.telemetry.traces import tracing
@@ -138,7 +141,7 @@ def _run(
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(Cluster(options))
         stack.enter_context(tracing(settings, cluster.pool.requests))
-        admin = stack.enter_context(ClusterAdmin(cluster, settings))
+        admin = stack.enter_context(ClusterAdmin(cluster, settings, history=options.folder / HISTORY_FILE))
         for name in launch.prepare(cluster, served):
             screen.say(f"{name} is not served any more")
         admin.restore(without=checkpoint.name)
@@ -164,7 +167,7 @@ def _run(
             admin=admin,
             page=page_routes(),
         )
-        asyncio.run(_Foreground(plan, cluster, app, keys, invited, held, screen).serve())
+        asyncio.run(_Foreground(plan, cluster, admin, app, keys, invited, held, screen).serve())
         screen.say("stopping")
 
 
@@ -175,6 +178,7 @@ class _Foreground:
         self,
         plan: ClusterPlan,
         cluster: Cluster,
+        admin: ClusterAdmin,
         app: Starlette,
         keys: list[str],
         invited: str,
@@ -191,6 +195,8 @@ class _Foreground:
         self._host, self._port = plan.serving.host, plan.serving.port
         self._has_greeted = False
         self._complaint: tuple[str, ...] = ()
+        self._events: queue.SimpleQueue[EventView] = queue.SimpleQueue()
+        admin.history.listen(self._events.put)
 
     async def serve(self) -> None:
         from shardcompute.api import serve
@@ -211,19 +217,23 @@ class _Foreground:
             self._say_all([f"the API listens at http://{self._host}:{port}", *self._invitation()])
 
     async def _watch(self) -> None:
-        from shardcompute.cli.serve.milestones import activity, milestones
-        from shardcompute.control.state import ClusterState
+        from shardcompute.cli.serve.activity import activity, progress_lines
 
-        seen = ClusterState()
+        seen = self._cluster.coordinator.state
         with _status(self._screen) as show:
             while True:
                 state = self._cluster.coordinator.state
-                self._say_all(milestones(seen, state))
+                self._say_all([*self._news(), *progress_lines(seen, state)])
                 show(activity(state))
                 if not self._has_greeted:
                     self._greet_or_complain(state)
                 seen = state
                 await asyncio.sleep(_LOOK_S)
+
+    def _news(self) -> list[str]:
+        """What happened since the last look, but for our own coming and going."""
+        events = [self._events.get() for _ in range(self._events.qsize())]
+        return [event.text for event in events if event.kind != "cluster"]
 
     def _greet_or_complain(self, state: ClusterState) -> None:
         if self._cluster.pool.is_ready():

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardcompute.control.events import ModelRequested
@@ -24,6 +25,7 @@ from shardcompute.node.admin.catalogue import CatalogueEntry, list_catalogue
 from shardcompute.node.admin.downloads import Fetches, check_order
 from shardcompute.node.admin.dry_run import open_headers, plan_model, size_up
 from shardcompute.node.admin.feed import Feed, Subscription
+from shardcompute.node.admin.history import ClusterHistory
 from shardcompute.node.admin.incidents import ClusterHealth, IncidentLog, view_health
 from shardcompute.node.admin.view_builder import view_chains, view_links, view_models, view_nodes
 from shardcompute.node.admin.views import (
@@ -52,27 +54,39 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 DAY_S = 86_400.0
+HISTORY_FILE = "history.sqlite"
 
 
 class ClusterAdmin(Closing):
     """Speaks for one cluster. Close it before the cluster."""
 
     def __init__(
-        self, cluster: Cluster, settings: Settings, *, clock: Callable[[], float] = time.monotonic
+        self,
+        cluster: Cluster,
+        settings: Settings,
+        *,
+        history: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`history` is the file of what happened; None: that is known for as long as this process runs."""
         self._cluster = cluster
         self._settings = settings
         self._clock = clock
+        self.history = ClusterHistory(history, cluster.coordinator.state, cluster.pool.requests)
         self._feed = Feed(self.state)
         self._fetches = Fetches(settings, self._serve, self._feed.poke)
         self._incidents = IncidentLog(cluster.coordinator.state)
         cluster.coordinator.listen(self._incidents.saw)
+        cluster.coordinator.listen(self.history.saw)
         cluster.coordinator.listen(lambda _: self._feed.poke())
+        self.history.listen(lambda _: self._feed.poke())
+        self.history.start()
         self._feed.start()
 
     def close(self) -> None:
         self._fetches.close()
         self._feed.close()
+        self.history.close()
 
     # To see
 
@@ -95,6 +109,7 @@ class ClusterAdmin(Closing):
                 kv_used_fraction=load.kv_used_fraction,
                 tokens_per_s=swarm.requests.tokens_per_s(),
             ),
+            events=self.history.recent(),
         )
 
     def health(self) -> ClusterHealth:

@@ -14,9 +14,12 @@ from typing import Any, Literal
 
 from shardcompute.control.explain import ModelStatus
 from shardcompute.control.state import ChainStatus, NodeRole, NodeStatus
+from shardcompute.node.telemetry.history_store import EventView
 
 ServingStatus = ModelStatus | Literal["unloading"]
 FetchStatus = Literal["fetching", "failed"]
+RECENT_EVENTS = 50
+"""How many a view has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +215,8 @@ class ClusterView:
     chains: tuple[ChainView, ...] = ()
     fetches: tuple[FetchView, ...] = ()
     load: LoadView = field(default_factory=LoadView)
+    events: tuple[EventView, ...] = ()
+    """The last that happened, oldest first; the history has those before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +230,8 @@ class ClusterChange:
     fetches: tuple[FetchView, ...] = ()
     gone: dict[str, tuple[str, ...]] = field(default_factory=dict)
     load: LoadView | None = None
+    events: tuple[EventView, ...] = ()
+    """Those after the last that was told before."""
 
     @property
     def is_empty(self) -> bool:
@@ -334,7 +341,13 @@ def changes_between(old: ClusterView, new: ClusterView) -> ClusterChange:
         changed[name] = tuple(item for id, item in after.items() if before.get(id) != item)
         if before.keys() - after.keys():
             gone[name] = tuple(id for id in before if id not in after)
-    return ClusterChange(**changed, gone=gone, load=None if old.load == new.load else new.load)
+    last = old.events[-1].number if old.events else 0
+    return ClusterChange(
+        **changed,
+        gone=gone,
+        load=None if old.load == new.load else new.load,
+        events=tuple(event for event in new.events if event.number > last),
+    )
 
 
 def apply_change(view: ClusterView, change: ClusterChange) -> ClusterView:
@@ -344,4 +357,5 @@ def apply_change(view: ClusterView, change: ClusterChange) -> ClusterView:
         for id in change.gone.get(name, ()):
             items.pop(id, None)
         fields[name] = tuple(items[id] for id in sorted(items))
-    return replace(view, **fields, load=change.load or view.load)
+    events = (*view.events, *change.events)[-RECENT_EVENTS:]
+    return replace(view, **fields, load=change.load or view.load, events=events)

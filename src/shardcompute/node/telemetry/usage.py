@@ -1,7 +1,7 @@
 """Usage accounting: tokens by API key and model, by the minute for an hour and by the hour for a week.
 
 Kept in memory and bounded: keys and models beyond the first few hundred pairs are counted together as "others".
-Counting starts with the process.
+Counting starts with the process; what has come since the last time is there to be taken, for a history that lasts.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 OTHERS = "others"
 _MOST_PAIRS = 256
-_SPANS = ((60, 60), (3600, 168))
+HOUR_S = 3600
+_SPANS = ((60, 60), (HOUR_S, 168))
 """Seconds of a span, and how many spans are kept."""
 Pair = tuple[str, str]
 
@@ -53,6 +54,10 @@ class UsageTally:
         self.generated_tokens += generated_tokens
 
 
+Spans = dict[float, dict[Pair, UsageTally]]
+"""By their start."""
+
+
 class UsageCounter:
     """Methods may be called from any thread."""
 
@@ -62,7 +67,8 @@ class UsageCounter:
         self._lock = threading.Lock()
         self._since_s = wall_clock()
         self._totals: dict[Pair, UsageTally] = {}
-        self._spans: dict[int, dict[float, dict[Pair, UsageTally]]] = {span_s: {} for span_s, _ in _SPANS}
+        self._spans: dict[int, Spans] = {span_s: {} for span_s, _ in _SPANS}
+        self._increments: Spans = {}
 
     def add(
         self, key: str, model: str, *, requests: int = 0, prompt_tokens: int = 0, generated_tokens: int = 0
@@ -78,6 +84,9 @@ class UsageCounter:
                 spans = self._spans[span_s]
                 tallies.append(spans.setdefault(start_s, {}).setdefault(pair, UsageTally()))
                 _forget(spans, start_s - (kept - 1) * span_s)
+            # The last span is an hour.
+            tallies.append(self._increments.setdefault(start_s, {}).setdefault(pair, UsageTally()))
+            _forget(self._increments, start_s - (kept - 1) * span_s)
             for tally in tallies:
                 tally.add(requests, prompt_tokens, generated_tokens)
 
@@ -90,13 +99,33 @@ class UsageCounter:
             totals = tuple(_view(self._since_s, 0, *each) for each in sorted(self._totals.items(), key=_pair))
         return UsageReport(since_s=self._since_s, totals=totals, minutes=minutes, hours=hours)
 
+    def take_increments(self) -> list[UsageView]:
+        """What was added since this was last asked for, by the hour."""
+        with self._lock:
+            taken, self._increments = self._increments, {}
+        return list(_views(taken, HOUR_S))
+
     def _views(self, span_s: int) -> Iterable[UsageView]:
-        for start_s, tallies in sorted(self._spans[span_s].items()):
-            for pair, tally in sorted(tallies.items(), key=_pair):
-                yield _view(start_s, span_s, pair, tally)
+        return _views(self._spans[span_s], span_s)
 
 
-def _forget(spans: dict[float, dict[Pair, UsageTally]], oldest_s: float) -> None:
+def add_usage(one: UsageView, other: UsageView) -> UsageView:
+    """Both together, of the same span, key and model."""
+    return replace(
+        one,
+        requests=one.requests + other.requests,
+        prompt_tokens=one.prompt_tokens + other.prompt_tokens,
+        generated_tokens=one.generated_tokens + other.generated_tokens,
+    )
+
+
+def _views(spans: Spans, span_s: int) -> Iterable[UsageView]:
+    for start_s, tallies in sorted(spans.items()):
+        for pair, tally in sorted(tallies.items(), key=_pair):
+            yield _view(start_s, span_s, pair, tally)
+
+
+def _forget(spans: Spans, oldest_s: float) -> None:
     for start_s in [start_s for start_s in spans if start_s < oldest_s]:
         del spans[start_s]
 

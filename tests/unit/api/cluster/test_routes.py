@@ -19,6 +19,7 @@ from shardcompute.core.settings import Settings
 from shardcompute.node.admin.admin import ClusterAdmin
 from shardcompute.node.admin.views import ClusterView
 from shardcompute.node.service import ServiceLoad
+from shardcompute.node.telemetry.history_store import HistoryRange
 from shardcompute.web import page_routes
 from support.api.bridge import Bridge
 from support.models.tiny_checkpoint import save_tiny_llama
@@ -30,6 +31,9 @@ PATHS = {
     "/cluster/events",
     "/cluster/requests",
     "/cluster/usage",
+    "/cluster/history/events",
+    "/cluster/history/requests",
+    "/cluster/history/usage",
     "/cluster/catalogue",
     "/cluster/pulls",
     "/cluster/plan",
@@ -113,6 +117,29 @@ def test_requests_are_listed(client: ClusterClient, cluster: FakeCluster) -> Non
         "waiting",
         7,
     )
+
+
+def test_history_is_told_in_pages(client: ClusterClient, cluster: FakeCluster, ask: Any) -> None:
+    for _ in range(3):
+        with cluster.pool.requests.open("org/tiny", "org/tiny#1", GenerationRequest((0,) * 7, 1)) as entry:
+            entry.saw(Delta("a", (TokenChoice(1),)))
+            entry.saw(Delta(finish="stop"))
+    cluster.join("z")
+    page = client.event_history(HistoryRange(limit=1))
+    assert [event.text for event in page.data] == ["Z joined: 2 threads, 1000 bytes of memory"]
+    assert page.next is not None
+    older = client.event_history(HistoryRange(before=page.next))
+    assert older.data
+    assert all(event.number < page.next for event in older.data)
+    assert len(client.request_history().data) == 3
+    assert client.request_history(HistoryRange(since_s=2_000_000_000)).data == ()
+    (used,) = client.usage_history(span_s=86_400).data
+    assert (used.model, used.requests, used.prompt_tokens, used.generated_tokens) == ("org/tiny", 3, 21, 3)
+    assert client.state().events[-1] == page.data[0]
+    for query in ("since=x", "until=-1", "limit=0", "limit=1001", "before=1.5", f"since={'9' * 16}"):
+        refused = ask("GET", f"/cluster/history/events?{query}")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, query.partition("=")[0])
+    assert ask("GET", "/cluster/history/usage?span=60").status_code == 400
 
 
 def test_secrets_are_told_once(client: ClusterClient, ask: Any) -> None:

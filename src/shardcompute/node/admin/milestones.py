@@ -1,0 +1,149 @@
+"""Milestones: what happened between two states of a cluster, in words for people.
+
+Told from each state to the very next, a repair and a planned move are told apart; from states that lie further apart
+something is told less, and nothing wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardcompute.control.state import Chain, ClusterState, Loading, Node, RequestedModel
+from shardcompute.core.units import count_of, format_bytes
+from shardcompute.node.telemetry.history_store import EventView
+
+
+def milestones(before: ClusterState, after: ClusterState) -> list[EventView]:
+    """Who came and went, what they fetch and hold, what is asked for, and which chains serve; nothing when all is as
+    it was."""
+    if after is before:
+        return []
+    events: list[EventView] = []
+    if after.nodes is not before.nodes:
+        changed = [node for id, node in after.nodes.items() if before.nodes.get(id) is not node]
+        for node in sorted(changed, key=lambda node: (node.name, node.id)):
+            tell = _node_events if node.can_work else _driver_events
+            events += tell(before.nodes.get(node.id), node)
+    if after.models is not before.models:
+        for name in sorted({*before.models, *after.models}):
+            events += _model_events(name, before.models.get(name), after.models.get(name))
+    if after.chains is not before.chains:
+        for id in sorted(after.chains):
+            events += _chain_events(before.chains.get(id), after.chains[id], after)
+    return events
+
+
+def place_of(load: Loading) -> tuple[str, int, int]:
+    return load.chain, load.start, load.stop
+
+
+def name_layers(start: int, stop: int) -> str:
+    return f"layers {start} to {stop - 1}" if stop - start > 1 else f"layer {start}"
+
+
+def _node_events(old: Node | None, node: Node) -> Iterator[EventView]:
+    was_live = old is not None and old.is_live
+    if not node.is_live:
+        if was_live:
+            yield _parting(node, node.name)
+        return
+    if old is None or not was_live or old.incarnation != node.incarnation:
+        verb = "joined" if old is None else "is back"
+        threads = count_of(node.threads, "thread")
+        text = f"{node.name} {verb}: {threads}, {format_bytes(node.memory_bytes)} of memory"
+        yield EventView(kind="node", tone="good", text=text, node=node.id)
+    elif node.status == "suspected" and old.status != "suspected":
+        yield EventView(kind="node", tone="warn", text=f"{node.name} has not been heard from", node=node.id)
+    elif old.status == "suspected" and node.is_answering:
+        yield EventView(kind="node", tone="good", text=f"{node.name} is heard again", node=node.id)
+    if node.is_draining and old is not None and not old.is_draining:
+        text = f"{node.name} is being relieved of its work"
+        yield EventView(kind="node", tone="warn", text=text, node=node.id)
+    yield from _layer_events(old if was_live else None, node)
+
+
+def _layer_events(old: Node | None, node: Node) -> Iterator[EventView]:
+    fetched = set() if old is None else {place_of(load) for load in old.loading}
+    for load in node.loading:
+        if place_of(load) not in fetched:
+            text = f"{node.name} fetches {name_layers(load.start, load.stop)}"
+            yield EventView(kind="layers", text=text, node=node.id, chain=load.chain)
+    held = set() if old is None else set(old.shards)
+    for shard in node.shards:
+        if shard not in held:
+            text = f"{node.name} holds {name_layers(shard.start, shard.stop)} of {shard.model}"
+            yield EventView(
+                kind="layers", tone="good", text=text, node=node.id, model=shard.model, chain=shard.chain
+            )
+    known = set() if old is None else {refusal.reason for refusal in old.refusals}
+    for refusal in node.refusals:
+        if refusal.reason not in known:
+            text = f"{node.name} could not load {refusal.model}: {refusal.reason}"
+            yield EventView(kind="layers", tone="bad", text=text, node=node.id, model=refusal.model)
+
+
+def _driver_events(old: Node | None, node: Node) -> Iterator[EventView]:
+    was_live = old is not None and old.is_live
+    if not node.is_live:
+        if was_live:
+            yield _parting(node, f"the driver {node.name}")
+    elif not was_live:
+        where = f", at {node.api_url}" if node.api_url else ""
+        text = f"{node.name} {'joined' if old is None else 'is back'} as a driver{where}"
+        yield EventView(kind="node", tone="good", text=text, node=node.id)
+
+
+def _parting(node: Node, name: str) -> EventView:
+    if node.status == "gone":
+        return EventView(kind="node", tone="warn", text=f"{name} left", node=node.id)
+    reason = f": {node.status_reason}" if node.status_reason else ""
+    return EventView(kind="node", tone="bad", text=f"{name} is {node.status}{reason}", node=node.id)
+
+
+def _model_events(name: str, old: RequestedModel | None, new: RequestedModel | None) -> Iterator[EventView]:
+    was_wanted, is_wanted = (each is not None and each.is_wanted for each in (old, new))
+    if was_wanted and not is_wanted:
+        yield EventView(kind="model", tone="warn", text=f"{name} is no longer wanted", model=name)
+    elif is_wanted and new is not None and (old is None or not was_wanted or old.model != new.model):
+        text = f"{name} is to be served ({new.model.weight_form}, {count_of(new.chain_count, 'chain')})"
+        yield EventView(kind="model", text=text, model=name)
+
+
+def _chain_events(old: Chain | None, chain: Chain, state: ClusterState) -> Iterator[EventView]:
+    is_same = old is not None and (old.status, old.epoch) == (chain.status, chain.epoch)
+    is_under_way = old is not None and old.status == chain.status == "recovering"
+    if is_same or is_under_way or chain.status in ("planned", "loading", "retired"):
+        return
+    reason = f": {chain.reason}" if chain.reason else ""
+    if chain.status == "ready":
+        tone, text = "good", f"{chain.model} is served by {_way(chain, state)}{_newcomers(old, chain, state)}"
+    elif chain.status == "recovering" and _is_planned(old, chain):
+        tone, text = "plain", f"{chain.model} moves to another layout{reason}"
+    elif chain.status == "recovering":
+        tone, text = "warn", f"{chain.model} is being repaired{reason}"
+    else:
+        tone, text = "bad", f"{chain.model} cannot be served{reason}"
+    yield EventView(kind="chain", tone=tone, text=text, model=chain.model, chain=chain.id)  # type: ignore[arg-type]
+
+
+def _is_planned(old: Chain | None, chain: Chain) -> bool:
+    """Whether a chain that worked was given another shape by our own decision."""
+    is_in_order = old is not None and old.status == "ready" and not old.is_interrupted
+    return is_in_order and not chain.is_interrupted and old is not None and chain.epoch > old.epoch
+
+
+def _way(chain: Chain, state: ClusterState) -> str:
+    return " → ".join(
+        f"{_name(stage.node, state)} ({stage.start}–{stage.stop - 1})" for stage in chain.stages
+    )
+
+
+def _newcomers(old: Chain | None, chain: Chain, state: ClusterState) -> str:
+    """Who serves it now and did not when it was last in use."""
+    former = set() if old is None else {stage.node for stage in old.used_stages}
+    names = [_name(node, state) for node in chain.nodes if former and node not in former]
+    return f"; {', '.join(names)} took over" if names else ""
+
+
+def _name(node: str, state: ClusterState) -> str:
+    return state.nodes[node].name if node in state.nodes else node
