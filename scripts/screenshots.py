@@ -1,9 +1,10 @@
 """Takes the pictures of the page that the documentation shows, from a real cluster of three workers on this machine.
 
-    python scripts/screenshots.py [docs/images]
+    python scripts/screenshots.py [docs/images] [maps]
 
-Needs chromium and the package playwright. The cluster serves the embedded default model, lives in a folder of its
-own and is gone afterwards.
+The maps of 8 and 24 machines, which `maps` takes alone, are of clusters that are made up (`tests/support`). Needs
+chromium and the package playwright. The real cluster serves the embedded default model, lives in a folder of its own and
+is gone afterwards.
 """
 
 from __future__ import annotations
@@ -36,12 +37,20 @@ PORT = 8137
 URL = f"http://127.0.0.1:{PORT}"
 WORKERS = ("--workers", "3", "--max-memory", "130M", "--kv-tokens", "2048", "--threads", "1")
 QUESTIONS = ("Why is the sky blue?", "Name three rivers of Europe.", "What is a chain of machines good for?")
+MACHINES = "workstation-{:02}.second-floor.lab.example.org"
 WITHIN_S = 120.0
 
 
 def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
     folder.mkdir(parents=True, exist_ok=True)
+    with open_browser() as browser:
+        show_maps(browser, folder)
+    if sys.argv[2:] != ["maps"]:
+        show_cluster(folder)
+
+
+def show_cluster(folder: Path) -> None:
     with (
         tempfile.TemporaryDirectory() as data,
         running_cluster(Path(data)) as cluster,
@@ -71,6 +80,34 @@ def main() -> None:
             page.goto(f"{URL}/#/{view}")
             page.wait_for_timeout(1200)
             page.screenshot(path=folder / f"{view}-{name}.png")
+
+
+def show_maps(browser: Any, folder: Path) -> None:
+    """Made-up clusters, and one that is lost."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from shardcompute.api import create_app
+    from shardcompute.web import page_routes
+    from support.api.api_server import ApiServer
+    from support.api.crowd import Crowd
+    from unit.api.fakes import FakeService
+
+    for count in (8, 24):
+        with Crowd(count, 50, stages=count) as crowd:
+            for index in range(count):
+                crowd.change_node(index, name=MACHINES.format(index))
+            app = create_app(FakeService(), admin=crowd, page=page_routes())  # type: ignore[arg-type]
+            with ApiServer(app) as server:
+                page = open_page(browser, DESKTOP, "light", f"http://127.0.0.1:{server.port}")
+                page.locator(".machines > li").first.wait_for()
+                crowd.stir()
+                page.locator(".token").first.wait_for()
+                page.wait_for_timeout(1200)
+                page.locator(".map-card").screenshot(path=folder / f"map-{count}.png")
+        if count == 8:
+            page.locator("#view.is-stale").wait_for()
+            page.wait_for_timeout(3000)
+            page.screenshot(path=folder / "lost-light.png")
+        page.context.close()
 
 
 @contextlib.contextmanager
@@ -147,11 +184,11 @@ def open_browser() -> Iterator[Any]:
         browser.close()
 
 
-def open_page(browser: Any, size: dict[str, int], scheme: str) -> Any:
+def open_page(browser: Any, size: dict[str, int], scheme: str, url: str = URL) -> Any:
     context = browser.new_context(viewport=size, color_scheme=scheme, device_scale_factor=1)
     context.set_default_timeout(WITHIN_S * 1000)
     page = context.new_page()
-    page.goto(URL)
+    page.goto(url)
     return page
 
 

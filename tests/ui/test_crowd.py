@@ -163,10 +163,15 @@ def test_lost_connection_shows_and_heals(browser: Any, app: Any, crowd: Crowd) -
             page.locator("#connection[data-state=live]").wait_for()
         page.locator("#connection[data-state=lost]").wait_for()
         wait_for(page, "#lost", "The connection to the server is lost")
+        # Nothing that was true a while ago still looks as if it were: it is grey, and its age is said.
+        wait_for(page, "#lost", "What you see is")
+        page.locator("#view.is-stale").wait_for()
+        assert page.evaluate("getComputedStyle(document.querySelector('#view')).filter") == "grayscale(1)"
         crowd.change_node(3, name="renamed-meanwhile")
         with ApiServer(app, port):
             page.locator("#connection[data-state=live]").wait_for()
             page.locator("#lost").wait_for(state="hidden")
+            page.locator("#view:not(.is-stale)").wait_for()
             wait_for(page, ".machine-name", "renamed-meanwhile")
         watch.forget("ERR_")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -97,4 +97,22 @@ def explain_bottleneck(plan: Placement, names: Mapping[str, str]) -> str:
     return (
         f"bottleneck: {name}, {format_seconds(slowest.step_s)} of {format_seconds(compute_s)} "
         f"of computing a token; the network adds {format_seconds(plan.hops_s)}"
+    )
+
+
+def explain_step(stages: Sequence[tuple[str, float]], hops_s: float, names: Mapping[str, str]) -> str:
+    """What held back a step that was measured: nodes with the seconds they computed, and what the way around takes."""
+    compute_s = sum(seconds for _, seconds in stages)
+    slowest, slowest_s = max(stages, key=lambda stage: stage[1])
+    name = names.get(slowest, slowest)
+    if hops_s > compute_s:
+        return (
+            f"bottleneck: the network, about {format_seconds(hops_s)} on {count_of(len(stages) + 1, 'hop')} "
+            f"against {format_seconds(compute_s)} of computing in the newest step"
+        )
+    if len(stages) == 1:
+        return f"bottleneck: {name}, which does everything: {format_seconds(compute_s)} in the newest step"
+    return (
+        f"bottleneck: {name}, {format_seconds(slowest_s)} of {format_seconds(compute_s)} of computing "
+        f"in the newest step; the network adds about {format_seconds(hops_s)}"
     )

@@ -94,6 +94,11 @@ def sizes_of(model: Model) -> Sizes:
     )
 
 
+def kv_bytes_of(model: Model, start: int, stop: int) -> int:
+    """Of what layers `[start, stop)` take in memory, the part for conversations."""
+    return (stop - start) * model.kv_bytes_per_token_and_layer * model.kv_tokens
+
+
 def memory_of(model: Model, assignment: Assignment) -> int:
     return sizes_of(model).memory_bytes(assignment.start, assignment.stop)
 

@@ -99,7 +99,7 @@ class ClusterAdmin(Closing):
             url=self._cluster.url,
             driver=state.driver,
             nodes=view_nodes(state, now_s),
-            links=view_links(state),
+            links=view_links(state, self._cluster.url),
             models=view_models(state, now_s),
             chains=view_chains(state, now_s, swarm.timings()),
             fetches=self._fetches.views(),

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf, isfinite
+from urllib.parse import urlsplit
 
 from shardcompute.control.driver_placement import current_host, driver_placement_of
 from shardcompute.control.drivers import round_trip_s
-from shardcompute.control.explain import explain_bottleneck, report_models
+from shardcompute.control.explain import explain_bottleneck, explain_step, report_models
 from shardcompute.control.placement.cost_model import hops_of, score, stage_s
 from shardcompute.control.placement.place import PlacedStage, Placement
 from shardcompute.control.placement.request import placement_request
-from shardcompute.control.sizes import memory_of, sizes_of
-from shardcompute.control.state import Assignment, Chain, ClusterState, Node, RequestedModel, is_loaded
+from shardcompute.control.sizes import kv_bytes_of, memory_of, sizes_of
+from shardcompute.control.state import Assignment, Chain, ClusterState, Node, RequestedModel, Shard, is_loaded
 from shardcompute.node.admin.views import (
     CachedLayers,
     ChainView,
@@ -34,10 +35,11 @@ Timings = Mapping[str, Sequence[StageTiming]]
 
 
 def view_nodes(state: ClusterState, now_s: float) -> tuple[NodeView, ...]:
-    return tuple(_view_node(state.nodes[id], now_s) for id in sorted(state.nodes))
+    return tuple(_view_node(state, state.nodes[id], now_s) for id in sorted(state.nodes))
 
 
-def _view_node(node: Node, now_s: float) -> NodeView:
+def _view_node(state: ClusterState, node: Node, now_s: float) -> NodeView:
+    kv_bytes = {shard: _kv_bytes(state, shard) for shard in node.shards}
     return NodeView(
         id=node.id,
         name=node.name,
@@ -59,6 +61,7 @@ def _view_node(node: Node, now_s: float) -> NodeView:
                 start=shard.start,
                 stop=shard.stop,
                 size_bytes=shard.size_bytes,
+                kv_bytes=kv_bytes[shard],
             )
             for shard in node.shards
         ),
@@ -75,15 +78,40 @@ def _view_node(node: Node, now_s: float) -> NodeView:
             if now_s < refusal.until_s
         ),
         api_url=node.api_url,
+        kv_bytes=sum(kv_bytes.values()),
     )
 
 
-def view_links(state: ClusterState) -> tuple[LinkView, ...]:
+def _kv_bytes(state: ClusterState, shard: Shard) -> int:
+    requested = state.models.get(shard.model)
+    if requested is None:
+        return 0
+    return min(shard.size_bytes, kv_bytes_of(requested.model, shard.start, shard.stop))
+
+
+def view_links(state: ClusterState, own_url: str = "") -> tuple[LinkView, ...]:
+    """`own_url` is where the coordinator itself is reached."""
+    hosts = {id: _host(node.address) for id, node in state.nodes.items()} | {state.driver: _host(own_url)}
     return tuple(
-        LinkView(a=link.a, b=link.b, rtt_s=link.rtt_s, bytes_per_s=link.bytes_per_s, is_open=link.is_open)
+        LinkView(
+            a=link.a,
+            b=link.b,
+            rtt_s=link.rtt_s,
+            bytes_per_s=link.bytes_per_s,
+            is_open=link.is_open,
+            is_local=bool(hosts.get(link.a)) and hosts.get(link.a) == hosts.get(link.b),
+        )
         for a in sorted(state.links)
         for _, link in sorted(state.links[a].items())
     )
+
+
+def _host(url: str) -> str:
+    """The machine that an address names; "" where it names none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 def view_models(state: ClusterState, now_s: float) -> tuple[ModelView, ...]:
@@ -153,11 +181,22 @@ def _view_chain(state: ClusterState, chain: Chain, now_s: float, timings: Sequen
         standbys=tuple(_view_stage(state, chain, standby) for standby in chain.standbys),
         predicted_tokens_per_s_one_stream=plan.predicted_tokens_per_s_one_stream if plan else None,
         predicted_tokens_per_s_many=plan.predicted_tokens_per_s_many if plan else None,
-        bottleneck=explain_bottleneck(plan, names) if plan else "",
+        bottleneck=_explain_bottleneck(chain, plan, times, names),
         drivers=_view_drivers(state, chain),
         driver_host=current_host(chain),
         driver_host_reason=_explain_driver_host(state, chain, now_s, names),
     )
+
+
+def _explain_bottleneck(
+    chain: Chain, plan: Placement | None, times: Mapping[str, StageTiming], names: Mapping[str, str]
+) -> str:
+    """Of the step whose times are shown beside it; before there is one, as predicted."""
+    if plan is None:
+        return ""
+    if all(stage.node in times for stage in chain.stages):
+        return explain_step([(node, times[node].compute_s) for node in chain.nodes], plan.hops_s, names)
+    return explain_bottleneck(plan, names)
 
 
 def _explain_driver_host(state: ClusterState, chain: Chain, now_s: float, names: Mapping[str, str]) -> str:

@@ -31,6 +31,8 @@ class HeldLayers:
     start: int
     stop: int
     size_bytes: int
+    kv_bytes: int = 0
+    """Of these, the room for conversations; the rest is weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,7 @@ class NodeView:
     address: str
     memory_bytes: int
     used_bytes: int
+    """By weights and KV together."""
     is_draining: bool
     is_standby: bool
     layers: tuple[HeldLayers, ...] = ()
@@ -82,6 +85,8 @@ class NodeView:
     failures: tuple[LoadFailure, ...] = ()
     api_url: str = ""
     """Where a driver answers clients."""
+    kv_bytes: int = 0
+    """Of the bytes that it uses, those kept free for conversations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +96,8 @@ class LinkView:
     rtt_s: float
     bytes_per_s: float
     is_open: bool
+    is_local: bool = False
+    """Both ends are on one machine, so that no network is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +155,7 @@ class ChainView:
     predicted_tokens_per_s_one_stream: float | None = None
     predicted_tokens_per_s_many: float | None = None
     bottleneck: str = ""
-    """In words, where the chain can be predicted."""
+    """In words: of the step whose times the stages show, or else as predicted."""
     drivers: tuple[DriverView, ...] = ()
     """The nearest first."""
     driver_host: str = ""

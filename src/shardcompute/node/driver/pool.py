@@ -189,6 +189,8 @@ class DriverPool:
                 driver = Driver(model.tokenizer, limits, first_session=first, drafters=model.drafters)
                 chain = self._chains[command.chain] = _PoolChain(command.model, driver)
             self._unservable.pop(command.model, None)
+            # What the stages of another shape took says nothing about these.
+            chain.timings = ()
         self._links.activate(
             command.chain, command.epoch, chain.driver, command.kv_tokens, command.resumption
         )

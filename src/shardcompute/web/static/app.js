@@ -1,10 +1,11 @@
 // The frame: which view is shown, the connection, the theme, the key.
 
 import { announce, h, mark, say } from "./dom.js";
-import { follow } from "./feed.js";
+import { follow, retry } from "./feed.js";
+import { clock, seconds } from "./format.js";
 import { icon } from "./icons.js";
 import { offerSignIn } from "./signin.js";
-import { changed, store, subscribe } from "./store.js";
+import { changed, isStale, store, subscribe } from "./store.js";
 import { setUpTheme } from "./theme.js";
 import { createChat } from "./views/chat.js";
 import { createCluster } from "./views/cluster.js";
@@ -24,6 +25,9 @@ const VIEWS = [
 
 const place = document.getElementById("view");
 const lost = document.getElementById("lost");
+const lostWords = h("span", { role: "alert" });
+const age = h("span", { class: "number" });
+const again = h("button", { type: "button", onclick: retry }, "Try now");
 const connection = document.getElementById("connection");
 const made = new Map();
 let current = null;
@@ -66,7 +70,8 @@ function showConnection() {
   mark(connection, "data-state", store.connection === "alone" ? "live" : store.connection);
   say(connection.lastElementChild, WORDS[store.connection]);
   lost.hidden = !isLost && store.connection !== "forbidden";
-  say(lost, isLost ? "The connection to the server is lost. What you see may be old; trying again…" : store.connection === "forbidden" ? store.reason : "");
+  say(lostWords, isLost ? "The connection to the server is lost." : store.connection === "forbidden" ? store.reason : "");
+  tellAge();
   if (wasLost && !isLost && store.connection === "live") announce("Connected again");
   wasLost = isLost;
   say(document.getElementById("cluster-name"), store.cluster?.name ?? "");
@@ -77,6 +82,22 @@ function showConnection() {
   }
 }
 
+/** How old what is shown is, and when the next try is; not announced, as it changes every second. */
+function tellAge() {
+  const isLost = store.connection === "lost", wait = Math.max(0, Math.ceil((store.retryAt - Date.now()) / 1000));
+  again.hidden = !isLost;
+  say(age, !isLost ? "" : `${isStale() ? `What you see is ${since(store.heardAt)} old (as of ${clock(store.heardAt / 1000)}). ` : ""}${wait ? `Trying again in ${wait} s…` : "Trying again…"}`);
+  // Grey is for what came from the cluster: a conversation is as true as before.
+  place.classList.toggle("is-stale", isStale() && Boolean(current?.needsCluster));
+}
+
+function since(moment) {
+  const passed = Math.max(0, Math.round((Date.now() - moment) / 1000));
+  return passed < 60 ? `${passed} s` : seconds(passed);
+}
+
+lost.append(lostWords, age, again);
+setInterval(tellAge, 1000);
 buildRail();
 setUpTheme(document.getElementById("theme-button"));
 offerSignIn(document.getElementById("key-button"));

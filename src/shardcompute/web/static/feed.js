@@ -18,6 +18,8 @@ export async function follow() {
   setInterval(sample, 1000);
   let wait = FIRST_WAIT_MS;
   addEventListener("online", retry);
+  // A machine that slept, or a tab in the background, learns at once how old its picture is.
+  document.addEventListener("visibilitychange", () => document.hidden || (store.connection === "lost" && retry()));
   for (;;) {
     const outcome = await read(() => (wait = FIRST_WAIT_MS));
     if (outcome === "refused" || outcome === "forbidden") await pause(60_000);
@@ -32,6 +34,7 @@ async function read(connected) {
   const leaving = new AbortController();
   let watch = setTimeout(() => leaving.abort(), SILENCE_MS);
   const heard = () => {
+    store.heardAt = Date.now();
     clearTimeout(watch);
     watch = setTimeout(() => leaving.abort(), SILENCE_MS);
   };
@@ -87,6 +90,7 @@ function tell(connection, reason = "") {
 
 function pause(milliseconds) {
   return new Promise((resolve) => {
+    store.retryAt = Date.now() + milliseconds;
     const timer = setTimeout(resolve, milliseconds);
     wake = () => {
       clearTimeout(timer);

@@ -21,8 +21,10 @@ export function rate(value) {
   return `${value >= 100 ? Math.round(value) : value.toFixed(1)} tok/s`;
 }
 
-export function bandwidth(value) {
-  return value > 0 ? `${bytes(value)}/s` : "";
+/** What a link carries, in words: nothing where that was not measured, and no number within one machine. */
+export function linkSpeed({ bytes_per_s, is_local }) {
+  if (is_local) return "local";
+  return bytes_per_s > 0 ? `${bytes(bytes_per_s)}/s` : "";
 }
 
 export function count(value) {

@@ -23,6 +23,10 @@ export const store = {
   /** connecting, live, lost, refused (no key), forbidden (not from here), alone (no cluster behind this server) */
   connection: "connecting",
   reason: "",
+  /** When the server was last heard, by `Date.now()`; 0 before it was. */
+  heardAt: 0,
+  /** When it is tried again, while the connection is lost. */
+  retryAt: 0,
   /** What happened, newest first: {at, text, tone}. */
   news: [],
   /** Tokens per second, once a second. */
@@ -98,6 +102,11 @@ export function nameOf(id) {
   const node = store.cluster?.nodes.find((each) => each.id === id);
   if (node) return node.name;
   return id === store.cluster?.driver ? "coordinator" : id.slice(0, 8);
+}
+
+/** What is shown is no longer what is: nobody has heard from the server for a while. */
+export function isStale() {
+  return store.connection === "lost" && store.heardAt > 0;
 }
 
 export function isLive(node) {

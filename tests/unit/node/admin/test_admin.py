@@ -78,6 +78,32 @@ def test_state_predicts_and_names_the_bottleneck(admin: ClusterAdmin) -> None:
     assert [stage.predicted_s for stage in chain.stages] == [300, 350]
 
 
+def test_the_bottleneck_is_that_of_the_step_whose_times_are_shown(
+    admin: ClusterAdmin, cluster: FakeCluster
+) -> None:
+    cluster.pool.newest["org/tiny#1"] = [StageTiming("a", compute_s=0.9), StageTiming("b", compute_s=0.2)]
+    (chain,) = admin.state().chains
+    assert chain.bottleneck.startswith("bottleneck: A, 900.0 ms of 1.1 s of computing in the newest step")
+
+
+def test_memory_of_weights_and_of_kv_are_told_apart(admin: ClusterAdmin, cluster: FakeCluster) -> None:
+    state = admin.state()
+    kv_bytes = MODEL.kv_bytes_per_token_and_layer * MODEL.kv_tokens
+    assert kv_bytes > 0
+    for node in state.nodes:
+        layers = sum(each.stop - each.start for each in node.layers)
+        assert node.kv_bytes == layers * kv_bytes == sum(each.kv_bytes for each in node.layers)
+        assert node.kv_bytes < node.used_bytes
+
+
+def test_links_within_one_machine_are_called_local(admin: ClusterAdmin, cluster: FakeCluster) -> None:
+    cluster.join("c", address="tcp://127.0.0.1:9")
+    for a, b in (("b", "a"), ("c", "head"), ("a", "head")):
+        cluster.coordinator.post(happened.LinkMeasured(a, b, 1e-4, 1e9))
+    links = {(link.a, link.b): link.is_local for link in admin.state().links}
+    assert links == {("a", "b"): False, ("c", "head"): True, ("a", "head"): False}
+
+
 def test_a_chain_that_lost_a_node_is_not_predicted(admin: ClusterAdmin, cluster: FakeCluster) -> None:
     cluster.coordinator.post(happened.NodeLost("a", 1, "died", NOW_S))
     (chain,) = admin.state().chains

@@ -2,6 +2,7 @@
 
 import { h, keyed, mark, pill, say } from "../dom.js";
 import { bytes, layers, percent, rate, seconds, sentence } from "../format.js";
+import { nickname } from "../names.js";
 import { hueOf, nameOf, store } from "../store.js";
 
 const TONES = { ready: "good", loading: "accent", planned: "accent", recovering: "warn", broken: "bad" };
@@ -72,7 +73,7 @@ function makeStage() {
       item.style.width = `${((stage.stop - stage.start) / count) * 100}%`;
     }
     fill.style.transform = `scaleX(${stage.fraction})`;
-    say(name, isStandby ? `${nameOf(stage.node)} stands by` : nameOf(stage.node));
+    say(name, isStandby ? `${nickname(nameOf(stage.node))} stands by` : nickname(nameOf(stage.node)));
     say(range, layers(stage.start, stage.stop));
     const gone = store.cluster.nodes.find((node) => node.id === stage.node)?.status;
     item.classList.toggle("is-lost", gone === "lost" || gone === "gone");

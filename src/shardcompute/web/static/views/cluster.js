@@ -57,27 +57,41 @@ function describe(view) {
 
 function createStats() {
   const spark = createSparkline("Tokens a second during the last two minutes");
-  const tiles = ["Speed now", "Answering", "Memory for weights", "KV in use"].map((label) => {
+  const tiles = ["Speed now", "Answering", "Weights in memory", "KV in use"].map((label) => {
     const value = h("dd", { class: "value number" });
     const note = h("dd", { class: "muted small" });
     return { value, note, element: h("div", { class: "tile" }, h("dt", {}, label), value, note) };
   });
   tiles[0].element.append(h("dd", {}, spark.element));
+  const split = createSplit();
+  tiles[2].element.append(h("dd", {}, split.element));
   const element = h("dl", { class: "card tiles" }, tiles.map((tile) => tile.element));
 
   function update(view) {
     const live = view.nodes.filter(isLive);
     const room = live.reduce((sum, node) => sum + node.memory_bytes, 0);
     const used = live.reduce((sum, node) => sum + node.used_bytes, 0);
+    const kv = live.reduce((sum, node) => sum + node.kv_bytes, 0);
     say(tiles[0].value, rate(view.load.tokens_per_s));
     spark.update(store.samples);
     say(tiles[1].value, String(view.load.running));
     say(tiles[1].note, view.load.waiting ? `${view.load.waiting} waiting` : "nobody waits");
-    say(tiles[2].value, bytes(used));
-    say(tiles[2].note, `of ${bytes(room)} on ${plural(live.length, "machine")}`);
+    say(tiles[2].value, bytes(used - kv));
+    say(tiles[2].note, `${bytes(kv)} for KV, ${bytes(Math.max(0, room - used))} free of ${bytes(room)}`);
+    split.update(room ? [(used - kv) / room, kv / room] : [0, 0], `Of ${bytes(room)} on ${plural(live.length, "machine")}: weights ${bytes(used - kv)}, KV ${bytes(kv)}`);
     say(tiles[3].value, percent(view.load.kv_used_fraction));
-    say(tiles[3].note, "of conversation memory");
+    say(tiles[3].note, `of the ${bytes(kv)} for conversations`);
     mark(tiles[3].value, "data-tone", view.load.kv_used_fraction > 0.9 ? "warn" : null);
   }
   return { element, update };
+}
+
+/** What fills the machines' memory: weights, then room for conversations. */
+function createSplit() {
+  const parts = ["is-weights", "is-kv"].map((kind) => h("i", { class: kind }));
+  const element = h("div", { class: "split", role: "img" }, parts);
+  return { element, update(fractions, label) {
+    mark(element, "aria-label", label);
+    parts.forEach((part, index) => (part.style.width = `${Math.min(100, fractions[index] * 100)}%`));
+  } };
 }

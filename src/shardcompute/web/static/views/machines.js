@@ -2,7 +2,7 @@
 
 import { call } from "../api.js";
 import { confirm, h, keyed, mark, meter, pill, say, setMeter, toast } from "../dom.js";
-import { bandwidth, bytes, layers, percent, plural, seconds } from "../format.js";
+import { bytes, layers, linkSpeed, percent, plural, seconds } from "../format.js";
 import { hueOf, isLive, nameOf } from "../store.js";
 
 const TONES = { ready: "good", joining: "accent", suspected: "warn", draining: "warn", lost: "bad", gone: "" };
@@ -40,7 +40,7 @@ export function createMachines() {
 function makeRow(node) {
   let isOpen = false, latest = null;
   const detailId = `machine-${node.id}`;
-  const name = h("button", { type: "button", class: "plain cut", "aria-expanded": "false", "aria-controls": detailId, onclick: () => toggle(!isOpen) }, node.name);
+  const name = h("button", { type: "button", class: "plain", "aria-expanded": "false", "aria-controls": detailId, onclick: () => toggle(!isOpen) }, node.name);
   const state = pill("");
   const device = h("span", { class: "muted small cut" });
   const memory = meter(`Memory of ${node.name}`), memoryText = h("span", { class: "muted small number" });
@@ -65,12 +65,14 @@ function makeRow(node) {
   row.refresh = (now, view) => {
     latest = [now, view];
     say(name, now.name);
+    mark(name, "title", now.name);
     say(state, now.is_draining && isLive(now) ? "being emptied" : now.status);
     mark(state, "data-tone", TONES[now.status] ?? "");
     row.classList.toggle("is-away", !isLive(now));
     say(device, `${now.device} · ${plural(now.threads, "thread")}${now.role === "worker" ? "" : ` · ${now.role}`}`);
     setMeter(memory, now.memory_bytes ? now.used_bytes / now.memory_bytes : 0);
     say(memoryText, `${bytes(now.used_bytes)} of ${bytes(now.memory_bytes)}`);
+    mark(memoryText, "title", `${bytes(now.used_bytes - now.kv_bytes)} weights, ${bytes(now.kv_bytes)} KV, ${bytes(Math.max(0, now.memory_bytes - now.used_bytes))} free`);
     const loading = now.loading[0];
     progress.hidden = !loading || !isLive(now);
     if (loading) setMeter(progress, loading.fraction, `${now.name} fetches ${layers(loading.start, loading.stop)}`);
@@ -102,15 +104,16 @@ function refreshDetails(place, node, view) {
   const rows = linksOf(node, view);
   links.hidden = rows.length === 0;
   links.lastChild.replaceChildren(...rows.map(({ link, other }) => h("li", {}, h("span", {}, nameOf(other)),
-    h("span", { class: "muted number" }, link.is_open ? [seconds(link.rtt_s), bandwidth(link.bytes_per_s)].filter(Boolean).join(" · ") : "closed"))));
+    h("span", { class: "muted number" }, link.is_open ? [seconds(link.rtt_s), linkSpeed(link)].filter(Boolean).join(" · ") : "closed"))));
   buttons.hidden = !isLive(node);
   buttons.firstChild.disabled = node.is_draining;
 }
 
 function factsOf(node) {
-  const held = node.layers.map((each) => `${layers(each.start, each.stop)} of ${each.model} (${bytes(each.size_bytes)})`);
+  const held = node.layers.map((each) => `${layers(each.start, each.stop)} of ${each.model} (${bytes(each.size_bytes - each.kv_bytes)})`);
   const cached = node.cached.map((each) => `${layers(each.start, each.stop)} of ${each.model}`);
-  const facts = [["Id", node.id], ["Address", node.address], ["Version", node.version], ["Holds", held.join(", ") || "nothing"], ["On its disk", cached.join(", ") || "nothing"]];
+  const facts = [["Id", node.id], ["Address", node.address], ["Version", node.version], ["Holds", held.join(", ") || "nothing"],
+    ["Memory", `${bytes(node.used_bytes - node.kv_bytes)} weights, ${bytes(node.kv_bytes)} KV, ${bytes(Math.max(0, node.memory_bytes - node.used_bytes))} free`], ["On its disk", cached.join(", ") || "nothing"]];
   return node.status_reason ? [...facts, ["Why", node.status_reason]] : facts;
 }
 
