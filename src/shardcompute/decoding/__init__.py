@@ -7,7 +7,15 @@ sessions, links or machines.
 
 from __future__ import annotations
 
-from shardcompute.decoding.grammar import GrammarCompiler, GrammarState, compiler_of, json_rule, rule_of
+from shardcompute.decoding.grammar import (
+    GrammarCompiler,
+    GrammarState,
+    check_rule,
+    compiler_of,
+    json_rule,
+    rule_of,
+)
+from shardcompute.decoding.json_schemas import drop_limits
 from shardcompute.decoding.logprobs import score_token
 from shardcompute.decoding.noise import derive_seed, gumbel_noise
 from shardcompute.decoding.penalties import TokenHistory
@@ -23,9 +31,11 @@ __all__ = [
     "StopResult",
     "TokenHistory",
     "build_sampler",
+    "check_rule",
     "choose_token",
     "compiler_of",
     "derive_seed",
+    "drop_limits",
     "gumbel_noise",
     "json_rule",
     "rule_of",

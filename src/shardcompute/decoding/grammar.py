@@ -19,6 +19,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -27,18 +28,20 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import MAX_GRAMMAR_BYTES, MAX_GRAMMAR_CHARS, Grammar
+from shardcompute.decoding.json_schemas import close_objects
 from shardcompute.models.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
 Logits = npt.NDArray[np.float32]
 _KEPT_GRAMMARS = 16
+_KEPT_RULES, _KEPT_RULE_CHARS = 256, 16_384
 _REASON_CHARS = 400
 _PREFIX = re.compile(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?")
 # Every way to cut the text into tokens is allowed: the model knows better than a rule which one it was taught.
 _HEADER = '%llguidance {"no_forcing": true}\n'
-# A model that has nothing to say likes to fill the gaps between JSON's parts for ever.
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{0,20}"
-_JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": _WHITESPACE}
+# JSON in one line: a space behind a separator or none, as the model was taught, and no other gaps. Indented answers
+# have twice the tokens, and a model that has nothing to say would fill gaps for ever.
+_JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 
 class GrammarCompiler:
@@ -106,6 +109,11 @@ class GrammarState:
 
     def __len__(self) -> int:
         return len(self._tokens)
+
+    @property
+    def has_warnings(self) -> bool:
+        """Whether the grammar leaves something of its schemas to the model."""
+        return any(self._fresh.get_grammar_warnings())
 
     @property
     def is_complete(self) -> bool:
@@ -188,12 +196,28 @@ def rule_of(grammar: Grammar) -> str:
 
 
 def json_rule(schema: object, *, is_lenient: bool = False) -> str:
-    """The right side of a Lark rule that stands for JSON of this schema. `is_lenient`: what of it cannot be enforced
-    is left to the model, instead of being refused."""
+    """The right side of a Lark rule that stands for JSON of this schema, without undeclared keys (see `json_schemas`).
+    `is_lenient`: what of it cannot be enforced is left to the model, instead of being refused."""
+    schema = close_objects(schema)
     if isinstance(schema, dict):
         options = {**_JSON_OPTIONS, "lenient": is_lenient, "coerce_one_of": is_lenient}
         schema = {**schema, "x-guidance": options}
     return "%json " + json.dumps(schema)
+
+
+def check_rule(rule: str) -> bool:
+    """Whether the right side of a Lark rule leaves nothing of its schema to the model; UsageError where it is wrong.
+    What it costs to follow shows only where it is compiled."""
+    has_failed, messages = (_checked if len(rule) <= _KEPT_RULE_CHARS else _checked.__wrapped__)(rule)
+    if has_failed:
+        raise _refused(_reason_of(messages[0] if messages else ""))
+    return not any(messages)
+
+
+@lru_cache(_KEPT_RULES)
+def _checked(rule: str) -> tuple[bool, tuple[str, ...]]:
+    has_failed, messages = LLMatcher.validate_grammar_with_warnings(f"{_HEADER}start: {rule}\n")
+    return has_failed, tuple(messages)
 
 
 def _limits() -> LLParserLimits:

@@ -22,6 +22,8 @@ from shardcompute.api.generation.parameters import Plan
 from shardcompute.api.sse import HEADERS, until_disconnect
 from shardcompute.core.generation import Delta
 
+UNENFORCED_HEADER = "x-shardcompute-unenforced-tools"
+_NAMES_SHOWN = 16
 _log = logging.getLogger(__name__)
 
 
@@ -55,15 +57,25 @@ async def answer(
     context = context_of(request)
     generations = open_generations(request, plan)
     if is_stream:
-        return GenerationStream(
+        stream = GenerationStream(
             generations,
             adapter,
             framing,
             ping_interval_s=context.limits.ping_interval_s,
             request_id=request_id_of(request),
         )
+        return _with_notice(stream, plan)
     outcomes = await until_disconnect(request.receive, _finish(generations))
-    return json_response(adapter.whole(outcomes))
+    return _with_notice(json_response(adapter.whole(outcomes)), plan)
+
+
+def _with_notice(response: Response, plan: Plan) -> Response:
+    """Says which tools the calls of this answer may not wholly fit."""
+    if plan.unenforced:
+        more = len(plan.unenforced) - _NAMES_SHOWN
+        names = ", ".join(plan.unenforced[:_NAMES_SHOWN]) + (f", and {more} more" if more > 0 else "")
+        response.headers[UNENFORCED_HEADER] = names
+    return response
 
 
 class GenerationStream(Response):

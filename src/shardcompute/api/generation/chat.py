@@ -18,9 +18,8 @@ from shardcompute.api.generation.chat_prompt import encode_messages
 from shardcompute.api.generation.parameters import Plan, choose_model, plan_generations, refuse_unsupported
 from shardcompute.api.generation.schemas import ChatCompletionRequest, NamedTool, ToolDefinition
 from shardcompute.api.generation.structured import check_grammar, refused_grammar, requested_grammar
-from shardcompute.api.tools import Tool, ToolPlan, plan_tools
+from shardcompute.api.tools import Enforcement, Tool, ToolPlan, plan_tools
 from shardcompute.core.errors import UsageError
-from shardcompute.core.generation import Grammar
 from shardcompute.decoding import rule_of
 from shardcompute.node.service import TextCodec
 
@@ -45,7 +44,7 @@ async def open_chat(request: Request, body: ChatCompletionRequest, text: str | N
     model = choose_model(context.service, body.model)
     codec = context.service.codec(model.name)
     tools = await _plan_tool_calls(body, codec)
-    grammar = await _plan_grammar(body, codec, tools)
+    held = await _plan_grammar(body, codec, tools)
     if text is not None:
         prompt = await run_codec(lambda: codec.encode(text), characters=len(text))
     else:
@@ -64,16 +63,15 @@ async def open_chat(request: Request, body: ChatCompletionRequest, text: str | N
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_param="messages",
         limits=context.limits,
-        grammar=grammar,
+        grammar=held.grammar,
         shown_ids=frozenset() if tools is None else tools.marks.shown_ids,
+        unenforced=held.unenforced,
     )
     choices = ChatChoices(plan, tools, has_logprobs=bool(body.logprobs))
     return ChatPlan(body, plan, choices)
 
 
-async def _plan_grammar(
-    body: ChatCompletionRequest, codec: TextCodec, tools: ToolPlan | None
-) -> Grammar | None:
+async def _plan_grammar(body: ChatCompletionRequest, codec: TextCodec, tools: ToolPlan | None) -> Enforcement:
     """The grammar that the answer must follow, proven to work."""
     form = requested_grammar(body)
     if tools is not None and body.ignore_eos and tools.choice == "required":
@@ -81,11 +79,13 @@ async def _plan_grammar(
         raise RequestError(message, hint="leave ignore_eos out", param="ignore_eos", code="invalid_value")
     if form is not None:
         await check_grammar(codec, form[1], form[0])
-    if tools is None or (body.ignore_eos and form is None):
-        return None if form is None else form[1]
+    if tools is None:
+        return Enforcement(None if form is None else form[1])
+    if body.ignore_eos:
+        return Enforcement(None, tuple(tool.name for tool in tools.tools))
     text_rule = None if form is None else rule_of(form[1])
     try:
-        return await asyncio.to_thread(tools.grammar, codec, text_rule)
+        return await asyncio.to_thread(tools.enforce, codec, text_rule)
     except UsageError as error:
         raise refused_grammar(error, "tools") from error
 
@@ -132,6 +132,11 @@ def _tool(given: ToolDefinition, where: str) -> Tool:
     if function is None:
         raise RequestError(f"{where}.function is missing.", param=f"{where}.function", code="invalid_value")
     parameters = function.parameters or {"type": "object", "properties": {}}
+    kinds = parameters.get("type", "object")
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        param = f"{where}.function.parameters"
+        message = f"{param}: arguments are an object, and this schema has the type {kinds!r}."
+        raise RequestError(message, hint='use "type": "object"', param=param, code="invalid_value")
     return Tool(function.name, function.description or "", parameters, bool(function.strict))
 
 

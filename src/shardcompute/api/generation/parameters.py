@@ -85,6 +85,8 @@ class Plan:
     codec: TextCodec
     requests: tuple[GenerationRequest, ...]
     choices_per_prompt: int
+    unenforced: tuple[str, ...] = ()
+    """Names of tools that calls are not wholly held to."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -133,6 +135,7 @@ def plan_generations(
     limits: Limits,
     grammar: Grammar | None = None,
     shown_ids: frozenset[int] = frozenset(),
+    unenforced: tuple[str, ...] = (),
 ) -> Plan:
     """`max_tokens` None means up to the end of the context."""
     choices = body.n or 1
@@ -161,7 +164,7 @@ def plan_generations(
                 shown_ids=shown_ids,
             )
             requests.append(request)
-    return Plan(model, codec, tuple(requests), choices)
+    return Plan(model, codec, tuple(requests), choices, unenforced)
 
 
 def check_ids(codec: TextCodec, ids: Iterable[int], param: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from shardcompute.api.tools.call_format import CallFormat, Tool
 from shardcompute.api.tools.detection import detect_format
 from shardcompute.api.tools.events import AnswerText, CallArguments, CallReader, CallStarted, Event
-from shardcompute.api.tools.planning import ToolPlan, encode_with_tools, plan_tools
+from shardcompute.api.tools.planning import Enforcement, ToolPlan, encode_with_tools, plan_tools
 
 __all__ = [
     "AnswerText",
@@ -17,6 +17,7 @@ __all__ = [
     "CallFormat",
     "CallReader",
     "CallStarted",
+    "Enforcement",
     "Event",
     "Tool",
     "ToolPlan",

@@ -6,15 +6,29 @@ import json
 import secrets
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from shardcompute.api.tools.events import CallReader
-from shardcompute.decoding import json_rule
+from shardcompute.decoding import check_rule, json_rule
 from shardcompute.models.vocabulary import Vocabulary
 
 _LETTERS = string.ascii_letters + string.digits
+_DESCRIBING = (
+    *(
+        "properties",
+        "additionalProperties",
+        "patternProperties",
+        "$ref",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "enum",
+        "const",
+    ),
+)
+"""One of these says what an object holds."""
 MOST_CALLS = 16
 """A weak model would call for ever."""
 
@@ -33,10 +47,6 @@ class Tool:
         """As chat templates expect it."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
-
-
-ArgumentsRule = Callable[[Tool], str]
-"""The right side of a Lark rule for a tool's arguments."""
 
 
 class Marks:
@@ -75,12 +85,16 @@ class CallFormat(ABC):
         """A reader of one answer of a model that knows these tools."""
 
     @abstractmethod
-    def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
+    def calls(self, tools: Sequence[Tool], marks: Marks, most: int) -> str:
         """Lark rules by which `calls` stands for one to `most` calls."""
 
     @abstractmethod
     def text_then_calls(self, marks: Marks, most: int) -> str | None:
         """Besides those rules, some by which `answer` stands for free text or calls; None where that cannot be."""
+
+    def holds_text(self, tool: Tool) -> bool:
+        """Whether the format can hold texts among the arguments to what their schema says of them."""
+        return True
 
     def new_id(self) -> str:
         """The name of one call."""
@@ -91,31 +105,37 @@ class CallFormat(ABC):
         return call_id
 
 
-def lenient_arguments(tool: Tool) -> str:
-    """JSON of the tool's schema; what cannot be enforced of it is left to the model."""
-    return json_rule(dict(tool.parameters), is_lenient=not tool.is_strict)
+def arguments_rule(tool: Tool) -> str:
+    """The right side of a Lark rule for a tool's arguments: an object of its schema, `{}` where that names nothing.
+
+    Words of the schema that no grammar can follow are left to the model, unless the tool is strict.
+    """
+    schema = {**tool.parameters, "type": "object"}
+    if not any(key in schema for key in _DESCRIBING):
+        schema["properties"] = {}
+    return json_rule(schema, is_lenient=not tool.is_strict)
 
 
-def any_arguments(tool: Tool) -> str:
-    """Any object, for schemas that are beyond the grammars' means."""
-    return lenient_arguments(tool) if tool.is_strict else json_rule({"type": "object"})
+def check_arguments(tool: Tool) -> bool:
+    """Whether the whole schema of a tool can be enforced; UsageError where nothing of it can."""
+    return check_rule(arguments_rule(tool))
 
 
-def object_rules(tools: Sequence[Tool], arguments_key: str, arguments: ArgumentsRule) -> str:
+def object_rules(tools: Sequence[Tool], arguments_key: str) -> str:
     """Lark rules by which `call` stands for `{"name": …, "<arguments_key>": …}`."""
     lines = [f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}"]
     for index, tool in enumerate(tools):
         head = f'{{"name": {json.dumps(tool.name)}, "{arguments_key}": '
         lines.append(f'call_{index}: {quoted(head)} arguments_{index} "}}"')
-        lines.append(f"arguments_{index}: {arguments(tool)}")
+        lines.append(f"arguments_{index}: {arguments_rule(tool)}")
     return "\n".join(lines)
 
 
-def listed_rules(mark: str, tools: Sequence[Tool], most: int, arguments: ArgumentsRule, end: str = "") -> str:
+def listed_rules(mark: str, tools: Sequence[Tool], most: int, end: str = "") -> str:
     """Lark rules by which `calls` stands for the mark, a list of one to `most` calls as objects, and the end."""
     more = f'(", " call){{0,{most - 1}}}' if most > 1 else ""
     listed = f'calls: {mark} listed {end}\nlisted: "[" call {more} "]"'
-    return f"{listed}\n{object_rules(tools, 'arguments', arguments)}"
+    return f"{listed}\n{object_rules(tools, 'arguments')}"
 
 
 def quoted(text: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardcompute.api.tools.call_format import (
-    ArgumentsRule,
     CallFormat,
     Marks,
     Tool,
@@ -103,8 +102,8 @@ class HermesFormat(CallFormat):
     def reader(self, tools: Sequence[Tool]) -> MarkedReader:
         return MarkedReader()
 
-    def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
-        return f"{marked_calls(marks, most)}\n{object_rules(tools, 'arguments', arguments)}"
+    def calls(self, tools: Sequence[Tool], marks: Marks, most: int) -> str:
+        return f"{marked_calls(marks, most)}\n{object_rules(tools, 'arguments')}"
 
     def text_then_calls(self, marks: Marks, most: int) -> str | None:
         return text_then_marked_calls(marks, most)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardcompute.api.tools.call_format import (
-    ArgumentsRule,
     CallFormat,
     Marks,
     Tool,
@@ -25,8 +24,8 @@ class ListedFormat(CallFormat):
     def reader(self, tools: Sequence[Tool]) -> MarkedReader:
         return MarkedReader(*self.marks)
 
-    def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
-        return listed_rules(marks.term(self.marks[0]), tools, most, arguments, self._end(marks))
+    def calls(self, tools: Sequence[Tool], marks: Marks, most: int) -> str:
+        return listed_rules(marks.term(self.marks[0]), tools, most, self._end(marks))
 
     def text_then_calls(self, marks: Marks, most: int) -> str | None:
         text = "TEXT: /(.|\\n)*/"

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardcompute.api.tools.call_format import (
-    ArgumentsRule,
     CallFormat,
     Marks,
     Tool,
@@ -111,8 +110,8 @@ class LlamaFormat(CallFormat):
     def reader(self, tools: Sequence[Tool]) -> LlamaReader:
         return LlamaReader(frozenset(tool.name for tool in tools))
 
-    def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
-        return f"calls: call\n{object_rules(tools, 'parameters', arguments)}"
+    def calls(self, tools: Sequence[Tool], marks: Marks, most: int) -> str:
+        return f"calls: call\n{object_rules(tools, 'parameters')}"
 
     def text_then_calls(self, marks: Marks, most: int) -> str | None:
         return None

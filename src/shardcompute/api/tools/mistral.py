@@ -10,10 +10,10 @@ import re
 from collections.abc import Sequence
 
 from shardcompute.api.tools.call_format import (
-    ArgumentsRule,
     CallFormat,
     Marks,
     Tool,
+    arguments_rule,
     listed_rules,
     quoted,
     random_letters,
@@ -124,14 +124,14 @@ class MistralFormat(CallFormat):
     def reader(self, tools: Sequence[Tool]) -> MistralReader:
         return MistralReader()
 
-    def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
+    def calls(self, tools: Sequence[Tool], marks: Marks, most: int) -> str:
         if not self._has_args_mark:
-            return listed_rules(marks.term(OPEN), tools, most, arguments)
+            return listed_rules(marks.term(OPEN), tools, most)
         lines = [f"calls: ({marks.term(OPEN)} call){{1,{most}}}"]
         lines.append(f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}")
         for index, tool in enumerate(tools):
             lines.append(f"call_{index}: {quoted(tool.name)} {marks.term(ARGS)} arguments_{index}")
-            lines.append(f"arguments_{index}: {arguments(tool)}")
+            lines.append(f"arguments_{index}: {arguments_rule(tool)}")
         return "\n".join(lines)
 
     def text_then_calls(self, marks: Marks, most: int) -> str | None:

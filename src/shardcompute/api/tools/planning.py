@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from shardcompute.api.tools.call_format import (
-    ArgumentsRule,
-    CallFormat,
-    Marks,
-    Tool,
-    any_arguments,
-    lenient_arguments,
-)
+from shardcompute.api.tools.call_format import CallFormat, Marks, Tool, check_arguments
 from shardcompute.api.tools.detection import detect_format
 from shardcompute.api.tools.events import CallReader
 from shardcompute.api.tools.generic import explain
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import Grammar
-from shardcompute.decoding import compiler_of
+from shardcompute.decoding import GrammarCompiler, compiler_of, drop_limits
 from shardcompute.node.service import TextCodec
 
 Choice = Literal["auto", "required"]
+
+
+@dataclass(frozen=True, slots=True)
+class Enforcement:
+    """What holds answers to their tools, if anything does."""
+
+    grammar: Grammar | None
+    unenforced: tuple[str, ...] = ()
+    """Names of tools whose arguments may break their schema, as far as nothing but the prompt tells the model of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,36 +40,87 @@ class ToolPlan:
     def reader(self) -> CallReader:
         return self.format.reader(self.tools)
 
-    def grammar(self, codec: TextCodec, text_rule: str | None = None) -> Grammar | None:
-        """What holds answers to the format: always where a call is required, otherwise where it can be done without
-        holding free text to anything. `text_rule` is the right side of the Lark rule for an answer that is no call.
+    def enforce(self, codec: TextCodec, text_rule: str | None = None) -> Enforcement:
+        """The grammar that holds answers to the format: always where a call is required, otherwise where it can be done
+        without holding free text to anything. `text_rule` is the right side of the Lark rule for an answer that is no
+        call.
 
-        A schema that is too much for a grammar is let go, unless its tool is strict: then UsageError.
+        A schema that is too much for a grammar keeps its keys and types and loses the limits on its values; the tool is
+        named for it. UsageError for one that cannot even be held to these, and for a strict one that loses anything.
         """
+        if self._lark(self.tools, text_rule) is None:
+            return Enforcement(None, tuple(tool.name for tool in self.tools))
         compiler = compiler_of(codec.vocabulary())
-        for arguments in (lenient_arguments, any_arguments):
-            lark = self._lark(arguments, text_rule)
-            if lark is None:
-                return None
-            grammar = Grammar("lark", lark)
-            try:
-                compiler.start(grammar)
-            except UsageError:
-                if arguments is any_arguments and (self.choice == "required" or text_rule is not None):
-                    raise
-                continue
-            return grammar
-        return None
+        try:
+            return self._compiled(compiler, self.tools, text_rule)
+        except UsageError:
+            tools = tuple(self._simplified(tool) for tool in self.tools)
+        try:
+            return self._compiled(compiler, tools, text_rule)
+        except UsageError:
+            tools = tuple(tool if tool.is_strict else _without_limits(tool) for tool in self.tools)
+        try:
+            return self._compiled(compiler, tools, text_rule)
+        except UsageError as error:
+            for tool in tools:
+                self._check_alone(compiler, tool)
+            message = f"The schemas of these {len(tools)} tools together cannot be enforced: {_reason(error)}"
+            raise UsageError(message, hint="send fewer tools, or simpler ones") from error
 
-    def _lark(self, arguments: ArgumentsRule, text_rule: str | None) -> str | None:
+    def _compiled(
+        self, compiler: GrammarCompiler, tools: Sequence[Tool], text_rule: str | None
+    ) -> Enforcement:
+        grammar = Grammar("lark", self._lark(tools, text_rule) or "")
+        has_warnings = compiler.start(grammar).has_warnings
+        loose = [
+            tool.name
+            for tool, own in zip(tools, self.tools, strict=True)
+            if tool != own or not self.format.holds_text(own) or (has_warnings and not check_arguments(own))
+        ]
+        return Enforcement(grammar, tuple(loose))
+
+    def _simplified(self, tool: Tool) -> Tool:
+        """The tool as it is, where a grammar understands its schema, or without limits on its values."""
+        try:
+            check_arguments(tool)
+            return tool
+        except UsageError as error:
+            if tool.is_strict:
+                raise _named(tool, error) from error
+        try:
+            check_arguments(_without_limits(tool))
+        except UsageError as error:
+            raise _named(tool, error) from error
+        return _without_limits(tool)
+
+    def _check_alone(self, compiler: GrammarCompiler, tool: Tool) -> None:
+        try:
+            compiler.start(Grammar("lark", f"start: calls\n{self.format.calls([tool], self.marks, 1)}\n"))
+        except UsageError as error:
+            raise _named(tool, error) from error
+
+    def _lark(self, tools: Sequence[Tool], text_rule: str | None) -> str | None:
         most = self.format.most_calls if self.is_parallel else 1
-        calls = self.format.calls(self.tools, self.marks, most, arguments)
+        calls = self.format.calls(tools, self.marks, most)
         if self.choice == "required":
             return f"start: calls\n{calls}\n"
         if text_rule is not None:
             return f"start: calls | text\ntext: {text_rule}\n{calls}\n"
         answer = self.format.text_then_calls(self.marks, most)
         return None if answer is None else f"start: answer\n{answer}\n{calls}\n"
+
+
+def _without_limits(tool: Tool) -> Tool:
+    return replace(tool, parameters=drop_limits(dict(tool.parameters)))
+
+
+def _reason(error: UsageError) -> str:
+    return error.message.removeprefix("The grammar cannot be used: ")
+
+
+def _named(tool: Tool, error: UsageError) -> UsageError:
+    message = f"The schema of the tool {tool.name!r} cannot be enforced: {_reason(error)}"
+    return UsageError(message, hint="simplify it, or leave strict out" if tool.is_strict else "simplify it")
 
 
 def plan_tools(

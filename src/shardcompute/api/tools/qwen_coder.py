@@ -15,11 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from shardcompute.api.tools.call_format import (
-    ArgumentsRule,
     CallFormat,
     Marks,
     Tool,
-    any_arguments,
     quoted,
 )
 from shardcompute.api.tools.events import (
@@ -101,7 +99,8 @@ class QwenCoderReader(CallReader):
             return False
         if found := _PARAMETER.match(self._held):
             root = self._schemas.get(name, {})
-            schema = _followed((root.get("properties") or {}).get(found[1]), root)
+            described = _followed(root, root).get("properties") or {}
+            schema = _followed(described.get(found[1]), root)
             written = f"{json.dumps(found[1])}: {in_json(found[2], schema)}"
             events.append(CallArguments((", " if self._given else "{") + written))
             self._held, self._given = self._held[found.end() :], self._given + 1
@@ -159,33 +158,42 @@ class QwenCoderFormat(CallFormat):
     def reader(self, tools: Sequence[Tool]) -> QwenCoderReader:
         return QwenCoderReader(tools)
 
-    def calls(self, tools: Sequence[Tool], marks: Marks, most: int, arguments: ArgumentsRule) -> str:
+    def calls(self, tools: Sequence[Tool], marks: Marks, most: int) -> str:
         lines = [marked_calls(marks, most)]
         lines.append(f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}")
         for index, tool in enumerate(tools):
-            lines += _call_rules(index, tool, is_open=arguments is any_arguments and not tool.is_strict)
+            lines += _call_rules(index, tool)
         end = quoted(f"\n{END_PARAMETER}\n")
         lines += [f"words[suffix={end}]: /(.|\\n)*/", f"end: {end}"]
         return "\n".join(lines)
+
+    def holds_text(self, tool: Tool) -> bool:
+        described: Mapping[str, Any] = _followed(tool.parameters, tool.parameters).get("properties") or {}
+        return not any(_is_limited(_followed(each, tool.parameters)) for each in described.values())
 
     def text_then_calls(self, marks: Marks, most: int) -> str | None:
         return text_then_marked_calls(marks, most)
 
 
-def _call_rules(index: int, tool: Tool, *, is_open: bool) -> Iterable[str]:
-    """Lark rules for one function: its parameters in the schema's order, or any where they are open."""
-    properties: Mapping[str, Any] = tool.parameters.get("properties") or {}
+def _call_rules(index: int, tool: Tool) -> Iterable[str]:
+    """Lark rules for one function: its parameters in the schema's order, or any where it names none."""
+    schema = _followed(tool.parameters, tool.parameters)
+    properties: Mapping[str, Any] = schema.get("properties") or {}
     head = quoted(f"{FUNCTION}{tool.name}>\n")
-    if is_open or (not properties and tool.parameters.get("additionalProperties") not in (None, False)):
+    if not properties and schema.get("additionalProperties") not in (None, False):
         named = f'{quoted(PARAMETER)} /[^<>\\n]+/ ">\\n" words'
         yield f"call_{index}: {head} ({named})* {quoted(END_FUNCTION)}"
         return
-    required = tool.parameters.get("required") or ()
+    required = schema.get("required") or ()
     parts = [f"given_{index}_{i}{'' if key in required else '?'}" for i, key in enumerate(properties)]
     yield f"call_{index}: {head} {' '.join(parts)} {quoted(END_FUNCTION)}"
     shared = {key: tool.parameters[key] for key in _DEFINITIONS if key in tool.parameters}
     for i, (key, schema) in enumerate(properties.items()):
         yield f"given_{index}_{i}: {quoted(f'{PARAMETER}{key}>' + chr(10))} {_value_rule(schema, shared, tool)}"
+
+
+def _is_limited(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and bool(_UNENFORCED & schema.keys()) and "enum" not in schema
 
 
 def _value_rule(schema: Any, shared: Mapping[str, Any], tool: Tool) -> str:
@@ -195,7 +203,7 @@ def _value_rule(schema: Any, shared: Mapping[str, Any], tool: Tool) -> str:
         if choices and all(isinstance(choice, str) for choice in choices):
             return f"({' | '.join(quoted(choice) for choice in choices)}) end"
     if not isinstance(known, Mapping) or "string" in (allowed := _types_of(known)) or not allowed:
-        if tool.is_strict and isinstance(known, Mapping) and _UNENFORCED & known.keys():
+        if tool.is_strict and _is_limited(known):
             message = f"The tool {tool.name!r} limits a text in ways that this model's format of calls cannot enforce."
             raise UsageError(message, hint="leave strict out, or limit the text by enum")
         return "words"

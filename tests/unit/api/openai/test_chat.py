@@ -308,6 +308,28 @@ def test_a_refused_schema_generates_nothing(chat: Any, service: Any) -> None:
     assert service.requests == []
 
 
+def test_tools_that_are_not_wholly_enforced_are_named(chat: Any, service: Any, fakes: Any) -> None:
+    service.script = fakes.say(*CALLING)
+    odd = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^(?=a)b$"}}}
+    named = {"type": "function", "function": {"name": "odd", "parameters": odd}}
+    for stream in (False, True):
+        answered = chat(tools=[TOOL, named], stream=stream)
+        assert answered.headers["x-shardcompute-unenforced-tools"] == "odd"
+    assert "x-shardcompute-unenforced-tools" not in chat(tools=[TOOL]).headers
+
+
+def test_a_tool_that_cannot_be_enforced_is_refused_by_name(chat: Any, service: Any) -> None:
+    broken = {"type": "object", "properties": {"x": {"type": "foo"}}}
+    error = chat(tools=[TOOL, {"type": "function", "function": {"name": "g", "parameters": broken}}]).json()[
+        "error"
+    ]
+    assert error["param"] == "tools"
+    assert "'g'" in error["message"]
+    listed = {"type": "function", "function": {"name": "g", "parameters": {"type": "array"}}}
+    assert chat(tools=[listed]).json()["error"]["param"] == "tools[0].function.parameters"
+    assert service.requests == []
+
+
 def test_an_answer_that_calls_becomes_calls(chat: Any, service: Any, fakes: Any) -> None:
     service.script = fakes.say("Hm. ", *CALLING)
     choice = chat(tools=[TOOL]).json()["choices"][0]

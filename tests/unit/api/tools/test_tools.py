@@ -297,9 +297,9 @@ class Codec:
 def test_every_format_can_require_a_call(fakes: Any, mark: str, is_parallel: bool) -> None:
     codec: Any = Codec(fakes, f"{{{{ tools }}}}{mark}")
     plan = plan_tools(codec, [WEATHER, ODD], choice="required", is_parallel=is_parallel)
-    grammar = plan.grammar(codec)
+    grammar = plan.enforce(codec).grammar
     assert grammar is not None
-    assert plan_tools(codec, [WEATHER], named="weather").grammar(codec) is not None
+    assert plan_tools(codec, [WEATHER], named="weather").enforce(codec).grammar is not None
 
 
 FORECAST = Tool(
@@ -356,7 +356,7 @@ def test_a_required_call_is_held_to_the_format_of_the_model(
 ) -> None:
     codec: Any = Codec(fakes, f"{{{{ tools }}}}{template}")
     plan = plan_tools(codec, [FORECAST], choice="required")
-    grammar = plan.grammar(codec)
+    grammar = plan.enforce(codec).grammar
     assert grammar is not None
     for text, is_right in ((right, True), (wrong, False)):
         state = compiler_of(codec.vocabulary()).start(grammar)
@@ -371,7 +371,7 @@ def test_a_required_call_is_held_to_the_format_of_the_model(
 
 def test_words_before_a_call_of_the_coder_are_free(fakes: Any) -> None:
     codec: Any = Codec(fakes, f"{{{{ tools }}}}{CODER_TEMPLATE}")
-    grammar = plan_tools(codec, [FORECAST]).grammar(codec)
+    grammar = plan_tools(codec, [FORECAST]).enforce(codec).grammar
     assert grammar is not None
     for text, is_right in (
         ("Hm. <tool", True),
@@ -386,9 +386,9 @@ def test_words_before_a_call_of_the_coder_are_free(fakes: Any) -> None:
 def test_a_strict_text_that_the_coder_cannot_be_held_to_is_refused(fakes: Any) -> None:
     codec: Any = Codec(fakes, f"{{{{ tools }}}}{CODER_TEMPLATE}")
     short = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}
-    assert plan_tools(codec, [Tool("f", "", short)], choice="required").grammar(codec) is not None
+    assert plan_tools(codec, [Tool("f", "", short)], choice="required").enforce(codec).grammar is not None
     with pytest.raises(UsageError, match="cannot enforce"):
-        plan_tools(codec, [Tool("f", "", short, is_strict=True)], choice="required").grammar(codec)
+        plan_tools(codec, [Tool("f", "", short, is_strict=True)], choice="required").enforce(codec)
 
 
 @pytest.mark.parametrize(
@@ -415,14 +415,65 @@ def test_values_of_the_coder_become_json_by_their_schema(value: str, schema: Any
     assert json.loads(in_json(value, schema)) == expected
 
 
-def test_a_schema_that_cannot_be_enforced_is_refused_only_where_it_is_strict(fakes: Any) -> None:
+def test_limits_that_cannot_be_enforced_are_refused_only_where_they_are_strict(fakes: Any) -> None:
     codec: Any = Codec(fakes, "{{ tools }}<tool_call>")
-    broken = {"type": "object", "properties": {"x": {"type": "foo"}}}
-    lax, strict = Tool("t", "", broken), Tool("t", "", broken, is_strict=True)
-    assert plan_tools(codec, [lax], choice="required").grammar(codec) is not None
-    assert plan_tools(codec, [strict]).grammar(codec) is None
-    with pytest.raises(UsageError, match="foo"):
-        plan_tools(codec, [strict], choice="required").grammar(codec)
+    odd = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^(?=a)b$"}}}
+    lax, strict = Tool("t", "", odd), Tool("t", "", odd, is_strict=True)
+    for choice in ("required", "auto"):
+        held = plan_tools(codec, [WEATHER, lax], choice=choice).enforce(codec)
+        assert held.unenforced == ("t",), "the other tool keeps all of its schema"
+        assert held.grammar is not None
+        with pytest.raises(UsageError, match=r"tool 't'.*look-around"):
+            plan_tools(codec, [WEATHER, strict], choice=choice).enforce(codec)
+
+
+def test_a_schema_that_means_nothing_is_refused_by_the_name_of_its_tool(fakes: Any) -> None:
+    codec: Any = Codec(fakes, "{{ tools }}<tool_call>")
+    broken = Tool("t", "", {"type": "object", "properties": {"x": {"type": "foo"}}})
+    for choice in ("required", "auto"):
+        with pytest.raises(UsageError, match=r"tool 't'.*foo"):
+            plan_tools(codec, [WEATHER, broken], choice=choice).enforce(codec)
+
+
+def test_tools_that_are_too_much_together_are_refused(fakes: Any) -> None:
+    codec: Any = Codec(fakes, "{{ tools }}<tool_call>")
+    wide = {"type": "object", "properties": {f"property_{i}": {"type": "string"} for i in range(400)}}
+    tools = [Tool(f"t{index}", "", wide) for index in range(40)]
+    with pytest.raises(UsageError, match="these 40 tools together"):
+        plan_tools(codec, tools).enforce(codec)
+
+
+def test_words_of_a_schema_that_no_grammar_follows_are_said_to_be_unenforced(fakes: Any) -> None:
+    codec: Any = Codec(fakes, "{{ tools }}<tool_call>")
+    assert plan_tools(codec, [WEATHER, ODD]).enforce(codec).unenforced == ("odd",)
+    assert plan_tools(codec, [WEATHER]).enforce(codec).unenforced == ()
+    freely: Any = Codec(fakes, "{{ tools }}<|python_tag|>")
+    assert plan_tools(freely, [WEATHER]).enforce(freely).unenforced == ("weather",), "calls have no mark"
+    coder: Any = Codec(fakes, f"{{{{ tools }}}}{CODER_TEMPLATE}")
+    short = Tool("f", "", {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}})
+    assert plan_tools(coder, [WEATHER, short]).enforce(coder).unenforced == ("f",)
+
+
+@pytest.mark.parametrize("parameters", [{"type": "object"}, {"type": "object", "properties": {}}, {}])
+def test_a_function_without_parameters_gets_an_empty_object(fakes: Any, parameters: dict[str, Any]) -> None:
+    codec: Any = Codec(fakes, "{{ tools }}<tool_call>")
+    grammar = plan_tools(codec, [Tool("f", "", parameters)], choice="required").enforce(codec).grammar
+    assert grammar is not None
+    for arguments, is_right in (("{}", True), ('{"type": "object"}', False), ("null", False)):
+        state = compiler_of(codec.vocabulary()).start(grammar)
+        state.extend(list(f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'.encode()))
+        assert state.is_complete == is_right, arguments
+
+
+def test_arguments_have_no_undeclared_keys_and_are_objects(fakes: Any) -> None:
+    codec: Any = Codec(fakes, "{{ tools }}<tool_call>")
+    untyped = Tool("f", "", {"properties": {"city": {"type": "string"}}})
+    grammar = plan_tools(codec, [untyped], choice="required").enforce(codec).grammar
+    assert grammar is not None
+    for arguments, is_right in (('{"city": "x"}', True), ('{"city": "x", "type": 1}', False), ("5", False)):
+        state = compiler_of(codec.vocabulary()).start(grammar)
+        state.extend(list(f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'.encode()))
+        assert state.is_complete == is_right, arguments
 
 
 def test_tools_are_explained_where_templates_know_none() -> None:
@@ -445,7 +496,7 @@ def test_tools_are_explained_where_templates_know_none() -> None:
 
 def _after(fakes: Any, codec: Any, tokens: list[int]) -> set[int]:
     """What may follow these tokens where the model decides whether to call."""
-    grammar = plan_tools(codec, [WEATHER]).grammar(codec)
+    grammar = plan_tools(codec, [WEATHER]).enforce(codec).grammar
     assert grammar is not None
     state = compiler_of(codec.vocabulary()).start(grammar)
     state.extend(tokens)
@@ -474,7 +525,7 @@ def test_a_mark_that_is_a_special_token_is_used_and_shown(fakes: Any) -> None:
     assert plan_tools(codec, [WEATHER]).marks.shown_ids == {mark}
     assert {mark, ord("x"), fakes.EOS} <= _after(fakes, codec, list(b"Hm"))
     assert _after(fakes, codec, [ord("a"), mark]) == {ord("[")}
-    required = plan_tools(codec, [WEATHER], choice="required").grammar(codec)
+    required = plan_tools(codec, [WEATHER], choice="required").enforce(codec).grammar
     assert required is not None
     assert f"<[{mark}]>" in required.text
 
