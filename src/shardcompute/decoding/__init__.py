@@ -7,7 +7,8 @@ sessions, links or machines.
 
 from __future__ import annotations
 
-from shardcompute.decoding.grammar import (
+from shardcompute.decoding.grammar.json_schemas import drop_limits
+from shardcompute.decoding.grammar.masks import (
     GrammarCompiler,
     GrammarState,
     check_rule,
@@ -15,7 +16,6 @@ from shardcompute.decoding.grammar import (
     json_rule,
     rule_of,
 )
-from shardcompute.decoding.json_schemas import drop_limits
 from shardcompute.decoding.logprobs import score_token
 from shardcompute.decoding.noise import derive_seed, gumbel_noise
 from shardcompute.decoding.penalties import TokenHistory

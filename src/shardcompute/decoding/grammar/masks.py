@@ -28,7 +28,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import MAX_GRAMMAR_BYTES, MAX_GRAMMAR_CHARS, Grammar
-from shardcompute.decoding.json_schemas import close_objects
+from shardcompute.decoding.grammar.json_schemas import close_objects
 from shardcompute.models.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)

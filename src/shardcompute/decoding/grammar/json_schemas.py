@@ -1,8 +1,8 @@
 """JSON schemas as answers are generated from them: without keys that nobody declares, or without limits on values.
 
 `close_objects`: a schema that does not speak of `additionalProperties` allows any key. Models that are held to it like
-to go on with words of the schema itself, which no program expects; so what is absent counts as false. Every answer under
-the closed schema also satisfies the open one. An object without any `properties` stays open: it is a map. Where several
+to go on with words of the schema itself, which no program expects; so what is absent counts as false. What fits the
+closed schema also fits the open one. An object without any `properties` stays open: it is a map. Where several
 schemas describe one object (`allOf`, or alternatives beside `properties`), it is closed over the keys of all of them
 together, and each by itself stays as it is.
 

@@ -9,7 +9,7 @@ import pytest
 
 from shardcompute.core.generation import Grammar
 from shardcompute.decoding import compiler_of
-from shardcompute.decoding.json_schemas import close_objects, drop_limits
+from shardcompute.decoding.grammar.json_schemas import close_objects, drop_limits
 from support.models.byte_vocabulary import BYTES
 
 INTEGER = {"type": "integer"}
