@@ -1,8 +1,9 @@
-"""Files that hold secrets: written whole or not at all, readable by their owner alone.
+"""Files and folders of one user: written whole or not at all, readable by their owner alone.
 
 A file is written next to its place with mode 0600 and then moved there, so that a crash or a second process
-never leaves half a key. Reading warns when others could read the file too. Failures are `SourceError`;
-a missing file stays `FileNotFoundError`, and creating over an existing one `FileExistsError`.
+never leaves half a key, and is on the disk when that returns. A file that others could use is closed to them when it
+is read; one that another user put there is refused, and so is a folder. Failures are `SourceError`; a missing file
+stays `FileNotFoundError`, and creating over an existing one `FileExistsError`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,52 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardcompute.core.errors import DiskFullError, SourceError
+from shardcompute.core.errors import DiskFullError, SourceError, UsageError
 
 _LOG = logging.getLogger(__name__)
 _MAX_BYTES = 1 << 20
+_ROOT = 0
+
+
+def open_private_folder(folder: Path) -> None:
+    """A folder for this user alone, made if there is none.
+
+    One that others could read is closed to them. UsageError where somebody else could have put things into it: it
+    belongs to another user, everybody can write to it, or it is a link (folders above it may be links of one's own).
+    """
+    folder = folder.absolute()
+    try:
+        if os.name == "nt":
+            folder.mkdir(parents=True, exist_ok=True)
+            return
+        _check_way(folder)
+        for missing in reversed([each for each in (folder, *folder.parents) if not os.path.lexists(each)]):
+            missing.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    _check_folder(folder, found)
+    close_to_others(folder)
+
+
+def close_to_others(folder: Path) -> None:
+    """Whatever lies in this folder, if there is one, is for its owner alone."""
+    with contextlib.suppress(OSError):
+        if os.name != "nt" and folder.stat().st_mode & 0o077:
+            _tighten(folder, 0o700, "other users could look into it")
+
+
+def make_private(path: Path) -> None:
+    """An empty file for its owner alone; one that is there is kept, and closed to others."""
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        handle = os.open(path, flags, 0o600)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
+        _keep_private(path, handle)
+    finally:
+        os.close(handle)
 
 
 def create_private(path: Path, content: bytes) -> None:
@@ -35,19 +78,21 @@ def create_private(path: Path, content: bytes) -> None:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
             # File systems without links (exFAT, some network shares).
             written.replace(path)
+        _sync_folder(path.parent)
 
 
 def replace_private(path: Path, content: bytes) -> None:
     """Writes a file, taking the place of the old one in one move."""
     with _writing(path, content) as written:
         written.replace(path)
+        _sync_folder(path.parent)
 
 
 def read_private(path: Path) -> bytes:
-    """The content of a file of at most 1 MiB; warns if its mode lets others read or change it."""
+    """The content of a file of at most 1 MiB, which is closed to others if its mode lets them in."""
     try:
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            _keep_private(path, file.fileno())
             content = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         raise
@@ -58,9 +103,12 @@ def read_private(path: Path) -> bytes:
         ) from error
     if len(content) > _MAX_BYTES:
         raise SourceError(f"{path} is far too large for a key", hint="restore it from a copy")
-    if os.name != "nt" and stat.S_IMODE(mode) & 0o077:
-        _LOG.warning("%s holds a secret and other users can use it; run: chmod 600 %s", path, path)
     return content
+
+
+def private_opener(path: str, flags: int) -> int:
+    """For `open`: new files are for their owner alone."""
+    return os.open(path, flags, 0o600)
 
 
 @contextlib.contextmanager
@@ -90,6 +138,83 @@ def _write_new(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Without this, a file that was just moved to its place may be gone after a power cut."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # Some network shares cannot do that for folders.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(handle)
+
+
+def _keep_private(path: Path, handle: int) -> None:
+    """SourceError for another user's file; one that others can use is closed to them."""
+    if os.name == "nt":
+        return
+    found = os.fstat(handle)
+    if os.geteuid() != _ROOT and found.st_uid not in (os.geteuid(), _ROOT):
+        raise SourceError(
+            f"{path} belongs to another user (id {found.st_uid})",
+            hint="see who put it there; take it over with chown, or choose another folder",
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077 and stat.S_ISREG(found.st_mode):
+        _tighten(path, 0o600, "other users could use it")
+
+
+def _tighten(path: Path, mode: int, why: str) -> None:
+    try:
+        path.chmod(mode)
+        is_tight = stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+    except OSError:
+        is_tight = False
+    if is_tight:
+        _LOG.warning("%s: %s; it is now for its owner alone (mode %o)", path, why, mode)
+    else:
+        _LOG.warning("%s: %s, and its disk cannot prevent that; keep secrets elsewhere", path, why)
+
+
+def _check_way(folder: Path) -> None:
+    """UsageError where another user's link leads to `folder`; a warning where others could put one there."""
+    for each in folder.parents:
+        with contextlib.suppress(FileNotFoundError):
+            found = each.lstat()
+            if stat.S_ISLNK(found.st_mode) and found.st_uid not in (os.geteuid(), _ROOT):
+                raise UsageError(
+                    f"{each}, on the way to {folder}, is a link of another user (id {found.st_uid})",
+                    hint="choose a folder below your own, such as one in your home",
+                )
+            found = each.stat()
+            is_open = found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX
+            if is_open or found.st_uid not in (os.geteuid(), _ROOT):
+                _LOG.warning("other users can exchange what lies in %s, also %s", each, folder)
+
+
+def _check_folder(folder: Path, found: os.stat_result) -> None:
+    if stat.S_ISLNK(found.st_mode):
+        raise UsageError(
+            f"{folder} is a link, and a folder with keys must not be one",
+            hint=f"give the folder itself: {os.path.realpath(folder)}",
+        )
+    if not stat.S_ISDIR(found.st_mode):
+        raise UsageError(f"{folder} is not a folder", hint="choose another one")
+    if found.st_uid != os.geteuid():
+        raise UsageError(
+            f"{folder} belongs to another user (id {found.st_uid}), who could change what is in it",
+            hint="choose another folder, or take this one over with chown",
+        )
+    if found.st_mode & 0o002:
+        raise UsageError(
+            f"everybody can write to {folder}: what is in it may not be yours",
+            hint=f"look at what is there, then run: chmod 700 {folder}",
+        )
 
 
 def _unwritable(path: Path, error: OSError) -> SourceError:

@@ -22,6 +22,7 @@ import numpy as np
 from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix, MixedMatrix
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.models.layout import Layout, TensorPlace
+from shardcompute.security.private_files import private_opener
 from shardcompute.weights.card import PARTS
 from shardcompute.weights.formats.tensor_file import Span, TensorFile, find_entry
 from shardcompute.weights.loader import Rank, rank_span, read_place, read_vector_place
@@ -52,8 +53,8 @@ class PackWriter:
 
     def __enter__(self) -> Self:
         with disk_errors(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = FileIO(self._partial, "wb")
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = FileIO(self._partial, "wb", opener=private_opener)
             self._file.seek(8 + self._reserved)
         return self
 

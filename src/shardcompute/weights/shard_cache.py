@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from shardcompute.core.errors import CorruptModelError, SourceError, UsageError
+from shardcompute.security.private_files import close_to_others, private_opener
 from shardcompute.weights.card import Card, decode_card, encode_card, row_range
 from shardcompute.weights.formats.bytes import check_range
 from shardcompute.weights.formats.tensor_file import Span, TensorEntry
@@ -52,6 +53,7 @@ class ShardCache:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        close_to_others(folder)
         self._lock = threading.Lock()
         self._open: dict[str, CachedShard] = {}
 
@@ -62,7 +64,8 @@ class ShardCache:
             shard = self._open.get(card.fingerprint)
             if shard is None or not folder.is_dir():
                 with disk_errors(folder):
-                    folder.mkdir(parents=True, exist_ok=True)
+                    self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    folder.mkdir(mode=0o700, exist_ok=True)
                 _write_whole(folder / _CARD_FILE, encode_card(card))
                 shard = self._open[card.fingerprint] = CachedShard(card, folder)
             return shard
@@ -299,7 +302,7 @@ def _write_whole(path: Path, *parts: bytes | memoryview) -> None:
     partial = path.with_name(path.name + ".partial")
     with disk_errors(path, lambda: sum(map(len, parts))):
         try:
-            with partial.open("wb") as file:
+            with open(partial, "wb", opener=private_opener) as file:
                 for part in parts:
                     file.write(part)
             os.replace(partial, path)

@@ -71,13 +71,14 @@ def test_key_that_cannot_be_read_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "is_warned"), [(0o600, False), (0o400, False), (0o640, True), (0o604, True)]
 )
-def test_key_that_others_can_read_warns(
+def test_key_that_others_can_read_is_closed_to_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, is_warned: bool
 ) -> None:
     NodeIdentity.open(tmp_path).key_path.chmod(mode)
     with caplog.at_level(logging.WARNING):
         NodeIdentity.load(tmp_path)
-    assert ("chmod 600" in caplog.text) is is_warned
+    assert ("for its owner alone" in caplog.text) is is_warned
+    assert (tmp_path / "node.key").stat().st_mode & 0o777 == (0o600 if is_warned else mode)
 
 
 def test_signature_is_for_one_key_and_one_message(tmp_path: Path) -> None:

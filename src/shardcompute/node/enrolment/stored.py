@@ -19,7 +19,7 @@ from shardcompute.security.certificates import (
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.identity import NodeIdentity
 from shardcompute.security.names import Role
-from shardcompute.security.private_files import read_private, replace_private
+from shardcompute.security.private_files import open_private_folder, read_private, replace_private
 from shardcompute.security.tokens import JoinToken
 
 MEMBER_FILE = "member.json"
@@ -43,6 +43,7 @@ def join_from(folder: Path, token: JoinToken, role: Role = Role.WORKER) -> Enrol
 
     UsageError if the folder belongs to another cluster; otherwise as `join_client.join_cluster`.
     """
+    open_private_folder(folder)
     former = _credentials(folder)
     if former is not None and authority_of(former) != token.fingerprint:
         raise UsageError(
@@ -57,6 +58,8 @@ def join_from(folder: Path, token: JoinToken, role: Role = Role.WORKER) -> Enrol
 
 def open_enrolled(folder: Path, role: Role = Role.WORKER) -> EnrolledNode:
     """What was joined from `folder` before. UsageError if nothing was, AuthError if it has run out."""
+    if folder.is_dir():
+        open_private_folder(folder)
     credentials = _credentials(folder)
     stored = _read(folder)
     if credentials is None or stored is None:

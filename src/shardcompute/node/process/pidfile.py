@@ -19,7 +19,12 @@ import msgspec
 import psutil
 
 from shardcompute.core.errors import UsageError
-from shardcompute.security.private_files import create_private, read_private, replace_private
+from shardcompute.security.private_files import (
+    create_private,
+    open_private_folder,
+    read_private,
+    replace_private,
+)
 
 CLUSTER_FILE = "cluster.json"
 WORKER_FILE = "worker.json"
@@ -69,6 +74,7 @@ class PidLock:
 @contextmanager
 def claim(path: Path, name: str = "") -> Iterator[PidLock]:
     """Say in `path` that this process runs from its folder, until the block ends. UsageError if another does."""
+    open_private_folder(path.parent)
     process = psutil.Process()
     held = PidLock(path, Running(process.pid, process.create_time(), time.time(), name))
     for _ in range(_ATTEMPTS):
