@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class HealthReply(ReplyBody):
     status: Literal["ok", "loading"]
     reason: str | None = None
+    warnings: list[str] | None = None
+    """What the operator should see to; requests are answered all the same."""
 
 
 class VersionReply(ReplyBody):
@@ -28,9 +30,12 @@ class VersionReply(ReplyBody):
 
 
 async def health(request: Request) -> Response:
+    admin: ClusterAdmin | None = request.app.state.admin
+    warnings = list(admin.warnings()) if admin is not None else []
+    said = {"warnings": warnings} if warnings else {}
     if context_of(request).service.is_ready():
-        return json_response(HealthReply(status="ok"))
-    response = json_response(HealthReply(status="loading", reason="The model is still loading."), 503)
+        return json_response(HealthReply(status="ok", **said))
+    response = json_response(HealthReply(status="loading", reason="The model is still loading.", **said), 503)
     response.headers["retry-after"] = str(RETRY_AFTER_S)
     return response
 

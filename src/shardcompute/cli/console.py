@@ -46,6 +46,15 @@ class Screen:
         """A line for people."""
         self.err.print(Text(without_controls(text), style))
 
+    def confirm(self, question: str) -> bool:
+        """Ask a person who sits there; anything but yes is no."""
+        self.err.print(Text(f"{without_controls(question)} [y/N] "), end="")
+        try:
+            answer = input()
+        except EOFError:
+            return False
+        return answer.strip().lower() in ("y", "yes")
+
     def write(self, text: str) -> None:
         """Part of an answer, at once."""
         sys.stdout.write(without_controls(text) if self.out.is_terminal else text)

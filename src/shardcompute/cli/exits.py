@@ -28,7 +28,7 @@ EXIT_CODES: tuple[tuple[int, str], ...] = (
     (3, "no such model, here or at the source"),
     (4, "the model is known and not supported"),
     (5, "a model's file is damaged or contradicts itself"),
-    (6, "a source cannot be reached or read, or the disk is full"),
+    (6, "a source cannot be reached or read, the disk is full, or a cluster's journal is missing or damaged"),
     (7, "not enough memory, or too many requests"),
     (8, "a backend is missing or failed"),
     (9, "another machine is out of reach or broke the protocol"),

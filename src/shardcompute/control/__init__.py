@@ -19,6 +19,7 @@ from shardcompute.control.planning import next_actions
 from shardcompute.control.policy import HealthPolicy, PlacementPolicy
 from shardcompute.control.state import COORDINATOR, ClusterState, Model
 from shardcompute.control.transitions.apply import apply
+from shardcompute.control.transitions.memorable import memorable
 from shardcompute.control.transitions.node_transitions import next_incarnation
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "encode_event",
     "explain_plan",
     "is_journalled",
+    "memorable",
     "needs_rejoin",
     "next_actions",
     "next_incarnation",

@@ -7,7 +7,8 @@
     ├── UnsupportedModelError      we know what it is and refuse to run it wrongly      exit 4, HTTP 400
     ├── CorruptModelError          a file lies about itself, is cut short or damaged    exit 5, HTTP 500
     ├── SourceError                a source cannot be reached, read or written          exit 6, HTTP 502
-    │   └── DiskFullError          no room for what is being written                    exit 6, HTTP 507
+    │   ├── DiskFullError          no room for what is being written                    exit 6, HTTP 507
+    │   └── JournalError           a cluster's journal is missing or damaged            exit 6, HTTP 500
     ├── CapacityError              no memory, page or slot left for this                exit 7, HTTP 503
     │   └── QueueFullError         too many requests are waiting                        exit 7, HTTP 429
     ├── BackendError               a backend is missing or failed                       exit 8, HTTP 500
@@ -70,6 +71,10 @@ class SourceError(ShardComputeError):
 
 class DiskFullError(SourceError):
     http_status = 507
+
+
+class JournalError(SourceError):
+    http_status = 500
 
 
 class CapacityError(ShardComputeError):

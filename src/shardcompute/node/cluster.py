@@ -19,13 +19,13 @@ import msgspec
 
 from shardcompute.control import ClusterState, PlacementPolicy
 from shardcompute.control.events import ModelDropped, ModelRequested, NodeDrained
-from shardcompute.core.errors import LinkError, UsageError
+from shardcompute.core.errors import JournalError, LinkError, SourceError, UsageError
 from shardcompute.core.generation import Speculation
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.coordinator.coordinator import Coordinator
 from shardcompute.node.coordinator.driver_attachments import Brief
-from shardcompute.node.coordinator.journal import Journal
+from shardcompute.node.coordinator.journal import Journal, RecordStatus, bind_journal, open_journal
 from shardcompute.node.coordinator.model_sizes import describe_card
 from shardcompute.node.driver.command_executor import InProcessDriver
 from shardcompute.node.driver.hosted_client import HostedDrivers
@@ -48,6 +48,8 @@ from shardcompute.security import (
     TokenBook,
     join_server_context,
 )
+from shardcompute.security.private_files import open_private_folder
+from shardcompute.security.revocations import load_revocations, save_revocations
 from shardcompute.security.token_book import TokenSummary
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.served import ServedWeights, attachments_of, content_of, prepare_served
@@ -58,7 +60,7 @@ from shardcompute.wire.codecs.mode import EXACT, check_wire
 
 log = logging.getLogger(__name__)
 _CERTIFICATE_DAYS = 365
-Book = TypeVar("Book", TokenBook, KeyBook, Revocations)
+Book = TypeVar("Book")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class ClusterOptions:
     """How links are made, by the scheme of their URLs."""
     draft_heads: Path | None = None
     """Where draft heads lie, besides those that come with the package."""
+    recovers_journal: bool = False
+    """Go on with what is left of a journal that is missing or damaged."""
 
 
 class ServedOrder(msgspec.Struct, frozen=True):
@@ -102,20 +106,17 @@ class Cluster:
     def __init__(self, options: ClusterOptions) -> None:
         self.options = options
         self._lock = threading.Lock()
-        self._journal = Journal(options.folder / "journal.sqlite")
+        # The journal comes first: where there is an authority there has been one.
+        authority, self._journal = _open_record(options)
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._journal.close)
+            self._authority = authority or _create_authority(options)
             self._open(options, on_error)
             on_error.pop_all()
 
     def _open(self, options: ClusterOptions, on_error: contextlib.ExitStack) -> None:
-        self._authority = _open_authority(options)
+        self._open_books()
         self._credentials = self._own_credentials()
-        self._tokens = self._read_book("tokens", TokenBook)
-        self._keys = self._read_book("keys", KeyBook)
-        self._revocations = self._read_book("revocations", Revocations)
-        orders = msgspec.json.decode(self._journal.read_note("models") or b"[]", type=list[ServedOrder])
-        self._orders = {order.name: order for order in orders}
         self._served: dict[str, ServedWeights] = {}
         self._weights = WeightsServer(self._served)
         self._checkpoints: dict[str, Checkpoint] = {}
@@ -163,9 +164,31 @@ class Cluster:
         self.coordinator.start()
         self._endpoint.start()
 
+    def _open_books(self) -> None:
+        """What the journal holds besides events. Who was thrown out is also known beside the authority."""
+        bind_journal(self._journal, self._authority.fingerprint)
+        self._tokens = self._read_book("tokens", TokenBook.from_bytes, TokenBook())
+        self._keys = self._read_book("keys", KeyBook.from_bytes, KeyBook())
+        orders: list[ServedOrder] = self._read_book("models", _decode_orders, [])
+        self._orders = {order.name: order for order in orders}
+        folder = _authority_folder(self.options)
+        kept, noted = load_revocations(folder), self._read_book("revocations", Revocations.from_bytes, None)
+        if kept is None and noted is None and self.options.recovers_journal:
+            log.warning("who was thrown out of the cluster is not known any more: throw them out again")
+        self._revocations = (kept or Revocations()).merged(noted or Revocations())
+        if kept != self._revocations:
+            save_revocations(folder, self._revocations)
+        if noted != self._revocations:
+            self._journal.write_note("revocations", self._revocations.to_bytes())
+
     @property
     def name(self) -> str:
         return self._authority.name
+
+    @property
+    def record_status(self) -> RecordStatus:
+        """Whether all that has happened is on record."""
+        return self.coordinator.record.status
 
     @property
     def url(self) -> str:
@@ -273,16 +296,22 @@ class Cluster:
     def revoke_token(self, token_id: str) -> None:
         with self._lock:
             self._tokens = self._tokens.revoke(token_id)
-            self._journal.write_note("tokens", self._tokens.to_bytes())
+            self._keep_note("tokens", self._tokens.to_bytes())
 
-    def revoke_node(self, node: str) -> None:
-        """Throw a node out for good: its certificate is refused everywhere from now on."""
+    def revoke_node(self, node: str) -> bool:
+        """Throw a node out for good: its certificate is refused everywhere from now on. Whether that is on record;
+        otherwise it will be as soon as there is room on the disk."""
         with self._lock:
-            self._revocations = self._revocations.with_node(node)
-            self._journal.write_note("revocations", self._revocations.to_bytes())
-        self._endpoint.revocations = self._revocations
+            self._revocations = revocations = self._revocations.with_node(node)
+        self._endpoint.revocations = revocations
         self.coordinator.revoke(node)
-        self._endpoint.heed(self._revocations)
+        self._endpoint.heed(revocations)
+        with self._lock:
+            revocations, folder = self._revocations, _authority_folder(self.options)
+            is_saved = self.coordinator.record.keep(
+                "revoked nodes", lambda: save_revocations(folder, revocations)
+            )
+            return self._keep_note("revocations", revocations.to_bytes()) and is_saved
 
     def create_key(self, label: str) -> str:
         with self._lock:
@@ -301,8 +330,13 @@ class Cluster:
     def revoke_key(self, key_id: str) -> None:
         with self._lock:
             self._keys = self._keys.revoke(key_id)
-            self._journal.write_note("keys", self._keys.to_bytes())
         self.coordinator.introduce()
+        with self._lock:
+            self._keep_note("keys", self._keys.to_bytes())
+
+    def _keep_note(self, name: str, content: bytes) -> bool:
+        """Write down what has taken effect already, now or as soon as that is possible; whether it is."""
+        return self.coordinator.record.keep(name, lambda: self._journal.write_note(name, content))
 
     def close(self) -> None:
         self._join_server.close()
@@ -368,9 +402,20 @@ class Cluster:
         credentials.save()
         return credentials
 
-    def _read_book(self, name: str, kind: type[Book]) -> Book:
+    def _read_book(self, name: str, decode: Callable[[bytes], Book], default: Book) -> Book:
+        """A note of the journal. One that is damaged is not taken for an empty one unless somebody decides so."""
         content = self._journal.read_note(name)
-        return kind() if content is None else kind.from_bytes(content)
+        try:
+            return default if content is None else decode(content)
+        except SourceError as error:
+            if self.options.recovers_journal:
+                log.warning("%s; going on without, as asked", error.message)
+                return default
+            raise JournalError(
+                f"in the journal {self._journal.path}: {error.message}",
+                hint=f"put back a copy of {self._journal.path.name}; or start once with --recover-journal, which "
+                "forgets this part of it",
+            ) from error
 
     def __enter__(self) -> Cluster:
         return self
@@ -380,9 +425,36 @@ class Cluster:
             self.close()
 
 
-def _open_authority(options: ClusterOptions) -> ClusterAuthority:
-    folder = options.folder / "authority"
+def check_journal(options: ClusterOptions) -> None:
+    """JournalError where the cluster's journal is missing or damaged, unless it is to be recovered. Starts nothing."""
+    if not options.recovers_journal and _authority_folder(options).is_dir():
+        _open_record(options)[1].close()
+
+
+def _open_record(options: ClusterOptions) -> tuple[ClusterAuthority | None, Journal]:
+    open_private_folder(options.folder)
+    authority = _find_authority(options)
+    fingerprint = None if authority is None else authority.fingerprint
+    return authority, open_journal(options.folder, fingerprint, recovers=options.recovers_journal)
+
+
+def _authority_folder(options: ClusterOptions) -> Path:
+    return options.folder / "authority"
+
+
+def _find_authority(options: ClusterOptions) -> ClusterAuthority | None:
     try:
-        return ClusterAuthority.load(folder)
+        return ClusterAuthority.load(_authority_folder(options))
     except FileNotFoundError:
-        return ClusterAuthority.create(folder, options.name, now_s=time.time())
+        return None
+
+
+def _create_authority(options: ClusterOptions) -> ClusterAuthority:
+    return ClusterAuthority.create(_authority_folder(options), options.name, now_s=time.time())
+
+
+def _decode_orders(content: bytes) -> list[ServedOrder]:
+    try:
+        return msgspec.json.decode(content, type=list[ServedOrder])
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"The list of models is damaged: {error}") from error

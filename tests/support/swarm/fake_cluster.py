@@ -22,6 +22,7 @@ from shardcompute.control import actions as to_do
 from shardcompute.control import events as happened
 from shardcompute.control.transitions.node_transitions import next_incarnation
 from shardcompute.node.cluster import ServedOrder
+from shardcompute.node.coordinator.journal import RecordStatus
 from shardcompute.node.service import ServiceLoad
 from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.security import KeyBook, KeySummary, Role, TokenBook, TokenSummary
@@ -114,6 +115,7 @@ class FakeCluster:
         self.coordinator = FakeCoordinator()
         self.pool = FakeSwarm()
         self.revoked: list[str] = []
+        self.record_status = RecordStatus()
         self.served: list[tuple[str, str, int]] = []
         self.orders: list[ServedOrder] = []
         self.sent_bytes: dict[str, int] = {}
@@ -154,9 +156,10 @@ class FakeCluster:
     def drain(self, node: str) -> None:
         self.coordinator.post(happened.NodeDrained(node))
 
-    def revoke_node(self, node: str) -> None:
+    def revoke_node(self, node: str) -> bool:
         self.revoked.append(node)
         self.coordinator.post(happened.NodeLeft(node, self.coordinator.state.nodes[node].incarnation))
+        return not self.record_status.waiting
 
     def create_token(
         self,

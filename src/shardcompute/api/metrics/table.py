@@ -183,6 +183,12 @@ WEIGHTS_SENT = MetricRow(
     ("receiver",),
     "Weights that this machine sent to a node. What nodes fetch from each other is not in it.",
 )
+UNRECORDED = MetricRow(
+    ("shardcompute_journal_unrecorded",),
+    "gauge",
+    (),
+    "Changes of the cluster that could not be written to the coordinator's disk yet.",
+)
 
 GROUPS: tuple[MetricGroup, ...] = (
     MetricGroup(
@@ -238,6 +244,7 @@ GROUPS: tuple[MetricGroup, ...] = (
             LINK_RTT,
             LINKS_OPEN,
             WEIGHTS_SENT,
+            UNRECORDED,
         ),
     ),
 )

@@ -41,7 +41,7 @@ def describe_cluster(view: ClusterView, width: int = 100, height: int | None = N
 
 
 def _describe(view: ClusterView, width: int, detail: int) -> list[str]:
-    lines = [_headline(view), _load_line(view)]
+    lines = [_headline(view), _load_line(view), *(f"warning: {each}" for each in view.warnings)]
     gap = [""] if detail > _CHAINS else []
     for model in view.models:
         lines += [*gap, *_describe_model(view, model, width, detail)]

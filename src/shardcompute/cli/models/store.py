@@ -103,12 +103,7 @@ def _is_confirmed(screen: Screen, entry: CacheEntry) -> bool:
         raise UsageError(
             f"{entry.reference} would be deleted without asking", hint="add --yes if you mean it"
         )
-    screen.err.print(f"delete {entry.reference}, {format_bytes(entry.size_bytes)}? [y/N] ", end="")
-    try:
-        answer = input()
-    except EOFError:
-        return False
-    return answer.strip().lower() in ("y", "yes")
+    return screen.confirm(f"delete {entry.reference}, {format_bytes(entry.size_bytes)}?")
 
 
 def _name(entry: CacheEntry) -> str:

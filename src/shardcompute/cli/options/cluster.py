@@ -181,6 +181,15 @@ Chains = Annotated[
         rich_help_panel=_CLUSTER,
     ),
 ]
+RecoverJournal = Annotated[
+    bool,
+    typer.Option(
+        "--recover-journal",
+        help="Start although the cluster's journal is missing or damaged, with what can still be read of it. "
+        "Machines that were thrown out stay out.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +218,7 @@ class ClusterArguments:
     kv_tokens: KvTokens = None
     speculate: Speculate = Drafting.AUTO
     draft_model: DraftModel = None
+    recover_journal: RecoverJournal = False
 
 
 def draft_heads_folder(settings: Settings) -> Path:

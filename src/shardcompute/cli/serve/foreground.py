@@ -11,10 +11,11 @@ import contextlib
 import queue
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardcompute.cli.console import Screen
+from shardcompute.cli.console import Screen, has_terminal_input, standard_input
+from shardcompute.cli.exits import show_error
 from shardcompute.cli.options.cluster import (
     CLUSTER_PORT,
     CONTEXT,
@@ -33,6 +34,7 @@ from shardcompute.cli.serve.addresses import check_ports, is_loopback, near_host
 from shardcompute.cli.serve.greeting import check_keys, greeting, invitation
 from shardcompute.cli.serve.shaping import open_transports
 from shardcompute.cli.serve.stopping import terminating_as_interrupt
+from shardcompute.core.errors import JournalError
 from shardcompute.core.generation import Speculation
 from shardcompute.core.settings import Settings
 from shardcompute.core.units import count_of
@@ -88,6 +90,7 @@ class ClusterPlan:
             ),
             wire=check_wire(EXACT if given.wire is None else given.wire),
             transports=open_transports(self.shape),
+            recovers_journal=given.recover_journal,
         )
 
 
@@ -107,9 +110,26 @@ def run_cluster(plan: ClusterPlan, screen: Screen, settings: Settings) -> None:
         options = plan.cluster_options(settings)
         check_ports((serving.host, port) for port in (serving.port, options.port, options.join_port))
         with logging_to_file(folder, "coordinator"):
+            options = _with_a_journal(options, screen)
             checkpoint = _open(serving.model, screen, settings)
             _run(plan, options, checkpoint, held, screen, settings)
     screen.say("stopped")
+
+
+def _with_a_journal(options: ClusterOptions, screen: Screen) -> ClusterOptions:
+    """A journal that is lost is said before anything is started; whoever sits there decides whether to go on."""
+    from shardcompute.node.cluster import check_journal
+
+    try:
+        check_journal(options)
+    except JournalError as error:
+        if not has_terminal_input(standard_input()):
+            raise
+        show_error(screen, error)
+        if not screen.confirm("go on with what is left of it?"):
+            raise
+        return replace(options, recovers_journal=True)
+    return options
 
 
 def _open(model: str, screen: Screen, settings: Settings) -> Checkpoint:
@@ -219,11 +239,12 @@ class _Foreground:
     async def _watch(self) -> None:
         from shardcompute.cli.serve.activity import activity, progress_lines
 
-        seen = self._cluster.coordinator.state
+        seen, warned = self._cluster.coordinator.state, False
         with _status(self._screen) as show:
             while True:
                 state = self._cluster.coordinator.state
                 self._say_all([*self._news(), *progress_lines(seen, state)])
+                warned = self._say_warnings(warned)
                 show(activity(state))
                 if not self._has_greeted:
                     self._greet_or_complain(state)
@@ -234,6 +255,15 @@ class _Foreground:
         """What happened since the last look, but for our own coming and going."""
         events = [self._events.get() for _ in range(self._events.qsize())]
         return [event.text for event in events if event.kind != "cluster"]
+
+    def _say_warnings(self, was_warned: bool) -> bool:
+        """Once when there is something to see to, and once when that is over."""
+        warnings = self._cluster.record_status.warnings
+        if warnings and not was_warned:
+            self._say_all([f"warning: {each}" for each in warnings])
+        elif was_warned and not warnings:
+            self._screen.say("the disk has room again, and all that has happened is on record")
+        return bool(warnings)
 
     def _greet_or_complain(self, state: ClusterState) -> None:
         if self._cluster.pool.is_ready():

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,12 +111,18 @@ class ClusterAdmin(Closing):
                 tokens_per_s=swarm.requests.tokens_per_s(),
             ),
             events=self.history.recent(),
+            warnings=self.warnings(),
         )
+
+    def warnings(self) -> tuple[str, ...]:
+        """What the operator should see to; nothing in it is secret."""
+        return self._cluster.record_status.warnings
 
     def health(self) -> ClusterHealth:
         """For whoever watches over it: counts by status, and incidents so far."""
         sent_bytes = self._cluster.weights_sent_bytes()
-        return view_health(self._state, self._incidents.counts(), sent_bytes, self._clock())
+        unrecorded = self._cluster.record_status.waiting
+        return view_health(self._state, self._incidents.counts(), sent_bytes, self._clock(), unrecorded)
 
     def requests(self) -> tuple[RequestView, ...]:
         """Generations that run, newest first, then the last ones that ended."""
@@ -217,8 +224,12 @@ class ClusterAdmin(Closing):
         found = self._find_node(node)
         if found.id == self._cluster.node:
             raise UsageError("this is the coordinator itself", hint="stop the cluster instead")
-        self._cluster.revoke_node(found.id)
-        return self._view(found.id)
+        is_recorded = self._cluster.revoke_node(found.id)
+        view = self._view(found.id)
+        if is_recorded:
+            return view
+        reason = f"thrown out, but that is not on record yet: {self._cluster.record_status.reason}"
+        return replace(view, status_reason=reason)
 
     def _find_node(self, text: str) -> Node:
         nodes = list(self._state.nodes.values())

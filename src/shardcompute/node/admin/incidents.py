@@ -39,6 +39,8 @@ class ClusterHealth:
     incidents: Incidents
     weights_sent_bytes: Mapping[str, int]
     """By the node that they went to."""
+    unrecorded: int = 0
+    """Changes that the journal does not hold yet."""
 
 
 class IncidentLog:
@@ -70,7 +72,11 @@ class IncidentLog:
 
 
 def view_health(
-    state: ClusterState, incidents: Incidents, weights_sent_bytes: Mapping[str, int], now_s: float
+    state: ClusterState,
+    incidents: Incidents,
+    weights_sent_bytes: Mapping[str, int],
+    now_s: float,
+    unrecorded: int = 0,
 ) -> ClusterHealth:
     nodes_by_status = dict.fromkeys(get_args(NodeStatus), 0)
     for node in state.nodes.values():
@@ -89,4 +95,5 @@ def view_health(
         wanted_chains=wanted,
         incidents=incidents,
         weights_sent_bytes=weights_sent_bytes,
+        unrecorded=unrecorded,
     )

@@ -224,6 +224,8 @@ class ClusterView:
     load: LoadView = field(default_factory=LoadView)
     events: tuple[EventView, ...] = ()
     """The last that happened, oldest first; the history has those before."""
+    warnings: tuple[str, ...] = ()
+    """What its operator should see to, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +241,7 @@ class ClusterChange:
     load: LoadView | None = None
     events: tuple[EventView, ...] = ()
     """Those after the last that was told before."""
+    warnings: tuple[str, ...] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -354,6 +357,7 @@ def changes_between(old: ClusterView, new: ClusterView) -> ClusterChange:
         gone=gone,
         load=None if old.load == new.load else new.load,
         events=tuple(event for event in new.events if event.number > last),
+        warnings=None if old.warnings == new.warnings else new.warnings,
     )
 
 
@@ -365,4 +369,5 @@ def apply_change(view: ClusterView, change: ClusterChange) -> ClusterView:
             items.pop(id, None)
         fields[name] = tuple(items[id] for id in sorted(items))
     events = (*view.events, *change.events)[-RECENT_EVENTS:]
-    return replace(view, **fields, load=change.load or view.load, events=events)
+    warnings = view.warnings if change.warnings is None else change.warnings
+    return replace(view, **fields, load=change.load or view.load, events=events, warnings=warnings)

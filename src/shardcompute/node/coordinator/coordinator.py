@@ -1,6 +1,6 @@
 """The control plane's shell: events in, actions out, one thread that decides.
 
-Links and timers put events into one queue; a single thread journals and applies them, asks the control room what
+Links and timers put events into one queue; a single thread applies and journals them, asks the control room what
 to do next, and has each action started once (`executor`). What actions bring about comes back as events, as does what
 nodes report (`control_server`). All that is known of the cluster is in its state; all times are of one clock. Nothing
 here computes tensors; token traffic never passes through.
@@ -16,13 +16,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from shardcompute.control import apply, next_actions
+from shardcompute.control import apply, memorable, next_actions
 from shardcompute.control.actions import Action, Record
 from shardcompute.control.events import (
     CoordinatorStarted,
     Event,
     LinkBroken,
     LinkClosed,
+    StateRemembered,
     encode_event,
     is_journalled,
 )
@@ -34,7 +35,7 @@ from shardcompute.node.coordinator.coordinator_port import Background, Task, sta
 from shardcompute.node.coordinator.driver_attachments import Brief, DriverAttachments
 from shardcompute.node.coordinator.driver_port import DriverPorts, OwnDriver
 from shardcompute.node.coordinator.executor import ActionExecutor, as_json
-from shardcompute.node.coordinator.journal import Journal, replay_journal
+from shardcompute.node.coordinator.journal import DiskReserve, Journal, JournalWriter, replay_journal
 from shardcompute.node.coordinator.liveness import Dial, LivenessProbe
 from shardcompute.node.coordinator.node_registry import NodeRegistry
 from shardcompute.node.rpc.commands import Peer
@@ -64,14 +65,21 @@ class Coordinator:
         background: Background = start_thread,
     ) -> None:
         self._node = node
-        self._journal = journal
         self._clock = SteadyClock(clock)
         self.background = background
         self._inbox: queue.SimpleQueue[Event | Task] = queue.SimpleQueue()
         self._delayed: list[tuple[float, int, Task]] = []
         self._order = itertools.count()
         self._limited_log = RateLimitedLog(log)
-        self._state = replay_journal(journal, initial)
+        replayed = replay_journal(journal, initial)
+        self._state = replayed.state
+        self.record = JournalWriter(
+            journal,
+            replayed,
+            lambda: encode_event(StateRemembered(memorable(self._state))),
+            reserve=DiskReserve(journal.path.with_suffix(".reserve")),
+            clock=self._clock,
+        )
         self.registry = NodeRegistry()
         self.has_stood_down = False
         self._has_ended = False
@@ -129,6 +137,7 @@ class Coordinator:
     def close(self) -> None:
         self.later(self._end)
         self._thread.join()
+        self.record.close()
         self.registry.close()
 
     def serve_control(self, link: Link) -> None:
@@ -168,6 +177,7 @@ class Coordinator:
         while self._delayed and self._delayed[0][0] <= self._clock():
             self._handle(heapq.heappop(self._delayed)[2])
         self._handle(self._act)
+        self._handle(self.record.turn)
 
     def _next(self, patience_s: float) -> Event | Task | None:
         try:
@@ -192,13 +202,13 @@ class Coordinator:
             self._limited_log.error(type(error).__name__, "an event could not be dealt with", exc_info=True)
 
     def apply(self, event: Event) -> None:
-        """The only way in which the state changes."""
-        if is_journalled(event):
-            self._journal.append(encode_event(event))
+        """The only way in which the state changes. What changes nothing is not worth recording."""
         before = self._state
         self._state = apply(before, event)
         if self._state is before:
             return
+        if is_journalled(event):
+            self.record.append(encode_event(event))
         if isinstance(event, LinkBroken):
             self._attachments.link_broke(event)
         for listener in self._listeners:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from shardcompute.node.admin.admin import ClusterAdmin
 from shardcompute.node.admin.downloads import Fetches
 from shardcompute.node.admin.feed import Feed
 from shardcompute.node.admin.views import ClusterChange, ClusterView, LoadView, apply_change, changes_between
+from shardcompute.node.coordinator.journal import RecordStatus
 from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.wire import StageTiming
 from support.swarm.fake_cluster import MODEL, NOW_S, FakeCluster, serving_cluster
@@ -206,6 +208,15 @@ def test_changes_put_together_give_the_state(admin: ClusterAdmin, cluster: FakeC
         assert apply_change(old, change) == new
         assert changes_between(new, new).is_empty
     assert "chains" in changes_between(views[0], views[-1]).gone
+
+
+def test_warnings_come_and_go_with_changes() -> None:
+    calm = _numbered(0)
+    warned = replace(calm, warnings=("free some space",))
+    for old, new in ((calm, warned), (warned, calm)):
+        change = changes_between(old, new)
+        assert not change.is_empty
+        assert apply_change(old, change) == new
 
 
 def test_the_feed_tells_the_state_then_changes() -> None:
@@ -424,6 +435,17 @@ def test_drain_moves_layers_and_lets_the_node_leave(settings: Settings) -> None:
         assert {view.id: view.status for view in state.nodes}[node] == "gone"
         with pytest.raises(UsageError, match="gone already"):
             admin.drain_node(node)
+
+
+def test_what_could_not_be_recorded_is_said(admin: ClusterAdmin, cluster: FakeCluster) -> None:
+    assert admin.state().warnings == ()
+    assert admin.health().unrecorded == 0
+    cluster.join("a")
+    cluster.record_status = RecordStatus(3, "the coordinator's disk is full")
+    assert "not on record yet: the coordinator's disk is full" in admin.revoke_node("a").status_reason
+    [warning] = admin.state().warnings
+    assert warning.startswith("3 changes of the cluster are not on record (the coordinator's disk is full)")
+    assert admin.health().unrecorded == 3
 
 
 def test_revoked_nodes_are_gone_at_once(admin: ClusterAdmin, cluster: FakeCluster) -> None:

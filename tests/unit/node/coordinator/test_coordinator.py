@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from shardcompute.control import ClusterState, PlacementPolicy
+from shardcompute.control import ClusterState, PlacementPolicy, apply, memorable
 from shardcompute.control import events as happened
 from shardcompute.control.events import encode_event
 from shardcompute.core.errors import LinkError
 from shardcompute.node.coordinator.coordinator import Coordinator
-from shardcompute.node.coordinator.journal import Journal
+from shardcompute.node.coordinator.journal import Journal, replay_journal
 from shardcompute.node.rpc.commands import (
     Attach,
     Connect,
@@ -190,6 +190,35 @@ def serving(lab: Lab) -> Lab:
     lab.settle()
     assert lab.chain.status == "ready"
     return lab
+
+
+def test_what_is_remembered_while_it_runs_is_what_a_restart_would_replay(serving: Lab) -> None:
+    serving.pass_time(3.0)
+    again = happened.CoordinatorStarted(5.0)
+    replayed = replay_journal(serving.journal, ClusterState(driver=ORIGIN.node, placing=STILL)).state
+    assert replayed.nodes != serving.state.nodes, "heartbeats are not in it"
+    assert apply(memorable(serving.state), again) == apply(replayed, again)
+
+
+def test_a_journal_that_was_replaced_by_its_outcome(serving: Lab) -> None:
+    before = serving.chain
+    serving.coordinator.record._compact()
+    assert len(list(serving.journal.events())) == 1
+    serving.restart()
+    for node in serving.nodes:
+        node.dial()
+    serving.settle()
+    assert (serving.chain.id, serving.chain.status) == (before.id, "ready")
+    assert serving.chain.epoch > before.epoch
+
+
+def test_what_changes_nothing_is_not_journalled(serving: Lab) -> None:
+    count = len(list(serving.journal.events()))
+    for _ in range(50):
+        serving.coordinator.post(happened.NodeDrained("nobody"))
+        serving.coordinator.post(happened.ChainRetired("none", "because"))
+    serving.turn()
+    assert len(list(serving.journal.events())) == count
 
 
 def test_from_registration_to_a_chain_in_use(serving: Lab) -> None:
