@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -32,7 +32,7 @@ class VersionReply(ReplyBody):
 async def health(request: Request) -> Response:
     admin: ClusterAdmin | None = request.app.state.admin
     warnings = list(admin.warnings()) if admin is not None else []
-    said = {"warnings": warnings} if warnings else {}
+    said: dict[str, Any] = {"warnings": warnings} if warnings else {}
     if context_of(request).service.is_ready():
         return json_response(HealthReply(status="ok", **said))
     response = json_response(HealthReply(status="loading", reason="The model is still loading.", **said), 503)

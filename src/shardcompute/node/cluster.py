@@ -190,6 +190,10 @@ class Cluster:
         """Whether all that has happened is on record."""
         return self.coordinator.record.status
 
+    def watch_record(self, listener: Callable[[RecordStatus], None]) -> None:
+        """Call `listener`, from any thread, when the record falls behind and when it has caught up."""
+        self.coordinator.record.listen(listener)
+
     @property
     def url(self) -> str:
         return self._endpoint.url

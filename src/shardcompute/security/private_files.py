@@ -53,13 +53,19 @@ def close_to_others(folder: Path) -> None:
 
 
 def make_private(path: Path) -> None:
-    """An empty file for its owner alone; one that is there is kept, and closed to others."""
+    """An empty file for its owner alone; one that is there is kept, and closed to others. Whatever SQLite puts beside
+    a database takes over its mode."""
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(path, flags, 0o600)
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise SourceError(f"{path} is a link", hint="remove it, or choose another folder") from error
         raise _unwritable(path, error) from error
     try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise SourceError(f"{path} is no file", hint="remove it, or choose another folder")
         _keep_private(path, handle)
     finally:
         os.close(handle)

@@ -122,6 +122,9 @@ class FakeCluster:
         self._tokens = TokenBook()
         self._keys = KeyBook()
 
+    def watch_record(self, listener: Callable[[RecordStatus], None]) -> None:
+        self.tell_of_record = listener
+
     def weights_sent_bytes(self) -> dict[str, int]:
         return self.sent_bytes
 

@@ -41,6 +41,8 @@ from shardcompute.node.admin.views import (
     TokenView,
 )
 from shardcompute.node.cluster import ServedOrder
+from shardcompute.node.coordinator.journal import RecordStatus
+from shardcompute.node.telemetry.history_store import EventView
 from shardcompute.node.telemetry.request_log import RequestView
 from shardcompute.node.telemetry.usage import UsageReport
 from shardcompute.security.names import Role
@@ -81,6 +83,7 @@ class ClusterAdmin(Closing):
         cluster.coordinator.listen(self.history.saw)
         cluster.coordinator.listen(lambda _: self._feed.poke())
         self.history.listen(lambda _: self._feed.poke())
+        cluster.watch_record(self._record_changed)
         self.history.start()
         self._feed.start()
 
@@ -88,6 +91,14 @@ class ClusterAdmin(Closing):
         self._fetches.close()
         self._feed.close()
         self.history.close()
+
+    def _record_changed(self, status: RecordStatus) -> None:
+        if status.waiting:
+            text = f"what happens cannot be written down: {status.reason}"
+            self.history.tell(EventView(kind="cluster", tone="bad", text=text))
+        else:
+            text = "all that has happened is on record again"
+            self.history.tell(EventView(kind="cluster", tone="good", text=text))
 
     # To see
 

@@ -8,12 +8,9 @@ prompt and no answer is ever among it. Numbers grow from entry to entry, also ac
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
-import os
 import shutil
 import sqlite3
-import stat
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +23,7 @@ from shardcompute.core.closing import Closing
 from shardcompute.core.errors import DiskFullError, ShardComputeError, SourceError
 from shardcompute.node.telemetry.request_log import RequestView
 from shardcompute.node.telemetry.usage import HOUR_S, UsageView
+from shardcompute.security.private_files import make_private
 
 log = logging.getLogger(__name__)
 EventKind = Literal["cluster", "node", "layers", "chain", "model"]
@@ -302,28 +300,6 @@ class HistoryStore(Closing):
         self._path.replace(aside)
         for suffix in ("-wal", "-shm"):
             self._path.with_name(f"{self._path.name}{suffix}").unlink(missing_ok=True)
-
-
-def make_private(path: Path) -> None:
-    """The file of a database, for its owner alone; what SQLite puts beside it takes over its mode."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    try:
-        descriptor = os.open(path, flags, 0o600)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise SourceError(f"{path} is a link", hint="remove it, or choose another folder") from error
-        raise
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise SourceError(f"{path} is no file", hint="remove it, or choose another folder")
-        if hasattr(os, "geteuid") and found.st_uid != os.geteuid():
-            raise SourceError(f"{path} belongs to somebody else", hint="remove it, or choose another folder")
-        if hasattr(os, "fchmod"):
-            os.fchmod(descriptor, 0o600)
-    finally:
-        os.close(descriptor)
 
 
 def _keep_newest(connection: sqlite3.Connection, table: str, most: int) -> None:

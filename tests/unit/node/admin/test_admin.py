@@ -446,6 +446,13 @@ def test_what_could_not_be_recorded_is_said(admin: ClusterAdmin, cluster: FakeCl
     [warning] = admin.state().warnings
     assert warning.startswith("3 changes of the cluster are not on record (the coordinator's disk is full)")
     assert admin.health().unrecorded == 3
+    cluster.tell_of_record(cluster.record_status)
+    cluster.tell_of_record(RecordStatus())
+    admin.history.flush()
+    said = [event.text for event in admin.history.recent()]
+    assert said.index("what happens cannot be written down: the coordinator's disk is full") < said.index(
+        "all that has happened is on record again"
+    )
 
 
 def test_revoked_nodes_are_gone_at_once(admin: ClusterAdmin, cluster: FakeCluster) -> None:

@@ -146,5 +146,5 @@ def test_a_full_disk(path: Path) -> None:
 def test_a_folder_that_cannot_be_written(path: Path) -> None:
     path.parent.mkdir()
     path.mkdir()
-    with pytest.raises(SourceError, match="is a folder"):
+    with pytest.raises(SourceError, match="Is a directory"):
         Journal(path)

@@ -36,9 +36,6 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.is_dir():
-            raise JournalError(f"the journal {path} is a folder", hint="move it away")
         make_private(path)
         with self._naming_failures():
             self._connection = sqlite3.connect(

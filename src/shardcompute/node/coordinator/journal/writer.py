@@ -89,7 +89,9 @@ class JournalWriter:
         self._waiting_bytes = 0
         self._waiting_count = 0
         self._wants_snapshot = False
+        self._is_behind = False
         self._notes: dict[str, Write] = {}
+        self._listeners: list[Callable[[RecordStatus], None]] = []
         self._retry_at_s = 0.0
         self._reserve_at_s = clock() + _AGAIN_S
         self._status = RecordStatus(has_reserve=reserve.hold())
@@ -97,6 +99,10 @@ class JournalWriter:
     @property
     def status(self) -> RecordStatus:
         return self._status
+
+    def listen(self, listener: Callable[[RecordStatus], None]) -> None:
+        """Call `listener`, from any thread, when the record falls behind and when it has caught up; it may not wait."""
+        self._listeners.append(listener)
 
     def append(self, event: bytes) -> None:
         """Record an event that has been applied."""
@@ -205,10 +211,15 @@ class JournalWriter:
 
     def _tell(self) -> None:
         waiting = self._waiting_count + len(self._notes)
-        if self._status.waiting and not waiting:
+        self._status = RecordStatus(waiting, self._status.reason if waiting else "", self._reserve.is_held)
+        if bool(waiting) is self._is_behind:
+            return
+        self._is_behind = bool(waiting)
+        if not waiting:
             log.warning("all that has happened is on record again")
             self._reserve_at_s = self._clock()
-        self._status = RecordStatus(waiting, self._status.reason if waiting else "", self._reserve.is_held)
+        for listener in self._listeners:
+            listener(self._status)
 
 
 def _reason(failure: SourceError) -> str:
