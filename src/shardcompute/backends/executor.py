@@ -80,7 +80,7 @@ class Executor(Protocol):
         slice, logits `[logit rows, vocabulary]` out, float32, valid until the next step.
 
         A segment truncates its session at `start`, opens it if it is new, and extends it. Raises CapacityError,
-        before anything changes, when KV memory does not suffice; UsageError for a gap, or past the context.
+        before anything changes, when KV memory does not suffice; RowGapError for a gap, UsageError past the context.
         """
         ...
 

@@ -18,7 +18,7 @@ import numpy as np
 from shardcompute.backends.executor import KvUsage
 from shardcompute.backends.matrix import Float32
 from shardcompute.core.batch import PAGE_TOKENS, Segment
-from shardcompute.core.errors import CapacityError, PromptTooLongError, UsageError
+from shardcompute.core.errors import CapacityError, PromptTooLongError, RowGapError, UsageError
 
 # Python names this flag from 3.13 on; without it, reserving more than the machine's memory would be refused.
 _NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
@@ -52,7 +52,7 @@ class PageBudget:
                     f"a segment of {segment.count} rows cannot want {segment.logit_rows} of them"
                 )
             if not 0 <= segment.start <= length:
-                raise UsageError(
+                raise RowGapError(
                     f"session {segment.session} has {length} tokens; rows at position {segment.start} leave a gap"
                 )
             if segment.stop > self.context_length:

@@ -174,6 +174,16 @@ class ShardFailed(Struct, frozen=True, tag=True):
     now_s: float
 
 
+class StageStalled(Struct, frozen=True, tag=True):
+    """A stage of a chain is stuck: its machine is there, and what it computes does not end."""
+
+    node: str
+    incarnation: int
+    chain: str
+    reason: str
+    now_s: float
+
+
 class ShardUnloaded(Struct, frozen=True, tag=True):
     node: str
     incarnation: int
@@ -282,6 +292,7 @@ Event = (
     | ShardProgressed
     | ShardLoaded
     | ShardFailed
+    | StageStalled
     | ShardUnloaded
     | ChainConnected
     | ChainReady

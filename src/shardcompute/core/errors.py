@@ -3,6 +3,7 @@
     ShardComputeError
     ├── UsageError                 the command or request is wrong                      exit 2, HTTP 400
     │   ├── PromptTooLongError     prompt + answer do not fit the context               exit 2, HTTP 400
+    │   ├── RowGapError            rows of a session came before those that they follow exit 2, HTTP 400
     │   └── UnknownModelError      no such model here or at the source                  exit 3, HTTP 404
     ├── UnsupportedModelError      we know what it is and refuse to run it wrongly      exit 4, HTTP 400
     ├── CorruptModelError          a file lies about itself, is cut short or damaged    exit 5, HTTP 500
@@ -47,6 +48,10 @@ class UsageError(ShardComputeError):
 
 
 class PromptTooLongError(UsageError):
+    pass
+
+
+class RowGapError(UsageError):
     pass
 
 

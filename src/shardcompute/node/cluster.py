@@ -145,6 +145,7 @@ class Cluster:
                 self._endpoint.dialler("generations"),
                 lambda chain, node: self.coordinator.lost_host(chain, node),
             ),
+            on_overdue=lambda overdue: self.coordinator.step_overdue(overdue),
         )
         self.coordinator = Coordinator(
             self.node,

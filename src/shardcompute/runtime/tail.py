@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from shardcompute.backends.matrix import Array
-from shardcompute.core.errors import CapacityError, UsageError
+from shardcompute.core.errors import CapacityError, RowGapError, UsageError
 from shardcompute.core.generation import Sampling
 from shardcompute.core.steps import Opening, Picked, Prefix, SessionRows
 from shardcompute.decoding import (
@@ -39,7 +39,7 @@ class _TailSession:
     def take(self, work: SessionRows) -> None:
         """Truncate at the first row's position and remember these tokens."""
         if work.start > len(self.tokens):
-            raise UsageError(
+            raise RowGapError(
                 f"session {work.session} knows {len(self.tokens)} tokens; rows at {work.start} leave a gap"
             )
         del self.tokens[work.start :]

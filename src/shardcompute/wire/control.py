@@ -59,6 +59,17 @@ class CommandReply(msgspec.Struct, frozen=True, array_like=True, tag=25):
     result: bytes = b""
 
 
+class StepOverdue(msgspec.Struct, frozen=True, array_like=True, tag=26):
+    """A driver misses a step's results: sent `waited_s` ago, where `allowed_s` was to be expected at most."""
+
+    chain: str
+    epoch: Number
+    session_namespace: Number
+    sequence: Number
+    waited_s: float
+    allowed_s: float
+
+
 class FetchModel(msgspec.Struct, frozen=True, array_like=True, tag=30):
     number: Number
     model: str
@@ -101,6 +112,7 @@ ControlMessage: TypeAlias = (
     | NodeEvent
     | Command
     | CommandReply
+    | StepOverdue
     | FetchModel
     | CardReply
     | FetchTensor

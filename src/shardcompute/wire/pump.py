@@ -44,6 +44,7 @@ class LinkPump:
         self._capacity = capacity_frames
         self._queue: deque[tuple[Message, Body]] = deque()
         self._changed = threading.Condition()
+        self._is_sending = False
         self._is_closing = False
         self._failure: LinkError | None = None
         self._sender = threading.Thread(target=self._send_all, name=f"send {link.peer}", daemon=True)
@@ -69,6 +70,12 @@ class LinkPump:
                 self._queue.append((message, body))
                 self._changed.notify_all()
             return has_room
+
+    @property
+    def backlog(self) -> int:
+        """Frames that were offered and are not out yet."""
+        with self._changed:
+            return len(self._queue) + self._is_sending
 
     def close(self, drain_s: float = 0.0) -> None:
         """Close the link and end both threads; first give what is queued `drain_s` to go out.
@@ -102,10 +109,12 @@ class LinkPump:
                 else:
                     message, body = warmth.padding(time.monotonic())
                     is_padding = True
+                self._is_sending = not is_padding
                 self._changed.notify_all()
             try:
                 started = time.perf_counter()
                 self.link.send(message, body)
+                self._is_sending = False
                 if not is_padding:
                     self._note_sent(body, time.perf_counter() - started)
             except Exception as error:

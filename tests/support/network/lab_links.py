@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from shardcompute.wire.wrapped import WrappedLink
 
 _DATA_ROLES = ("stage", "driver")
 Watch = Callable[["LabLink", Message], None]
+Tamper = Callable[["LabLink", Message], int]
+"""How often what arrived on a link is delivered: 0 swallows it."""
 
 
 class Gate:
@@ -55,6 +58,7 @@ class LabLink(WrappedLink):
         self._network = network
         self._closed = threading.Event()
         self._sending = threading.Lock()
+        self._repeated: deque[tuple[Message, memoryview]] = deque()
         self.owner = owner
         self.kind = role
         self.is_data = role in _DATA_ROLES
@@ -65,10 +69,13 @@ class LabLink(WrappedLink):
             super().send(message, body)
 
     def receive(self, timeout_s: float | None = None) -> tuple[Message, memoryview]:
-        frame = super().receive(timeout_s)
-        self._pass()
-        self._network.arrived(self, frame[0])
-        return frame
+        while not self._repeated:
+            message, body = super().receive(timeout_s)
+            self._pass()
+            self._network.arrived(self, message)
+            times = self._network.times_delivered(self, message)
+            self._repeated.extend([(message, body)] * times)
+        return self._repeated.popleft()
 
     def close(self) -> None:
         self._closed.set()
@@ -108,6 +115,7 @@ class LabNetwork:
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _transport: TcpTransport = field(default_factory=TcpTransport)
     _watches: tuple[Watch, ...] = ()
+    _tampers: tuple[Tamper, ...] = ()
 
     # What a node sees (a `wire.Transport`)
 
@@ -214,6 +222,20 @@ class LabNetwork:
         finally:
             with self._lock:
                 self._watches = tuple(each for each in self._watches if each is not watch)
+
+    @contextmanager
+    def tampered(self, tamper: Tamper) -> Iterator[None]:
+        """Inside the block `tamper` says how often what arrives anywhere is delivered."""
+        with self._lock:
+            self._tampers = (*self._tampers, tamper)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._tampers = tuple(each for each in self._tampers if each is not tamper)
+
+    def times_delivered(self, link: LabLink, message: Message) -> int:
+        return min((tamper(link, message) for tamper in self._tampers), key=lambda n: (n == 1, n), default=1)
 
     def arrived(self, link: LabLink, message: Message) -> None:
         for watch in self._watches:

@@ -8,12 +8,13 @@ a wrong answer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from shardcompute.core.batch import PAGE_TOKENS
-from shardcompute.core.errors import CapacityError, ShardComputeError, UsageError
+from shardcompute.core.effects import Effect
+from shardcompute.core.errors import CapacityError, RowGapError, ShardComputeError, UsageError
 from shardcompute.core.generation import Delta, GenerationRequest, Speculation, TokenChoice
 from shardcompute.core.steps import Frame, Opening, Picked, SessionRows
 from shardcompute.models.tokenizer import Tokenizer
@@ -60,6 +61,8 @@ class FakeChain:
     closed: list[int] = field(default_factory=list)
     computed: list[Outcome] = field(default_factory=list)
     replayed: list[tuple[SessionRows, Opening | None]] = field(default_factory=list)
+    missed: list[tuple[int, float, float]] = field(default_factory=list)
+    """Frames that the driver has had looked for."""
     most_rows: int = 0
     forgets_sources: bool = False
     _inbox: deque[Frame | tuple[int, ...]] = field(default_factory=deque)
@@ -77,6 +80,9 @@ class FakeChain:
 
     def replay(self, work: SessionRows, opening: Opening | None) -> None:
         self.replayed.append((work, opening))
+
+    def overdue(self, frame: Frame, waited_s: float, allowed_s: float) -> None:
+        self.missed.append((frame.sequence, waited_s, allowed_s))
 
     @property
     def held_sessions(self) -> set[int]:
@@ -112,6 +118,16 @@ class FakeChain:
                 self.deliver(driver)
                 steps -= 1
 
+    @property
+    def waiting(self) -> list[Frame]:
+        """Frames that were sent and are not computed yet."""
+        return [item for item in self._inbox if isinstance(item, Frame)]
+
+    def forget(self, session: int) -> None:
+        """The chain loses what it has of a session."""
+        self._tokens.pop(session)
+        self._opened.discard(session)
+
     def skip(self, frame: Frame) -> None:
         """This frame is never computed."""
         self._inbox.remove(frame)
@@ -141,7 +157,7 @@ class FakeChain:
         self._adopt(frame)
         for part in frame.work:
             if part.start > len(self._tokens.get(part.session, [])):
-                raise UsageError(f"session {part.session} has a gap")
+                raise RowGapError(f"session {part.session} has a gap")
         self._take_memory(frame)
         self._opened.update(opening.session for opening in frame.openings)
         return [picked for part in frame.work for picked in self._pick(part)]
@@ -205,7 +221,12 @@ class Caller:
 def make_driver(**limits: int) -> Driver:
     tokenizer = cast(Tokenizer, Letters())
     known = DriverLimits(**{"vocab_size": 30, "context_length": 1000} | limits)
-    return Driver(tokenizer, replace(known, speculation=Speculation("off")))
+    return Driver(tokenizer, replace(known, speculation=Speculation("off")), call_later=never)
+
+
+def never(delay_s: float, effect: Effect) -> Callable[[], None]:
+    """A `CallLater` of a test in which no time passes."""
+    return lambda: None
 
 
 def ask(length: int = 5, max_tokens: int = 6, *, first: int = 0, **options: Any) -> GenerationRequest:

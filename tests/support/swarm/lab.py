@@ -36,6 +36,7 @@ from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node import cluster as cluster_room
 from shardcompute.node.admin.dry_run import size_up
 from shardcompute.node.cluster import Cluster, ClusterOptions
+from shardcompute.node.driver.chain_links import OnOverdue
 from shardcompute.node.driver.hosted_server import DriverHost
 from shardcompute.node.driver.pool import DriverPool
 from shardcompute.node.driver.standalone import StandaloneDriver, StandaloneOptions
@@ -46,6 +47,7 @@ from shardcompute.node.rpc.commands import Attach, LoadLayers
 from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.node.rpc.link_probe import LinkQuality
 from shardcompute.node.rpc.session_ids import Resumption
+from shardcompute.node.rpc.step_times import STAGE_PATIENCE, Patience
 from shardcompute.node.worker import shard_loader
 from shardcompute.node.worker import worker as worker_room
 from shardcompute.node.worker.stage_server import ShardKey, StageServer
@@ -125,8 +127,10 @@ class LabWorker(Worker):
         self.credentials = credentials
         super().__init__(credentials, urls, options, self._open_host)
 
-    def _open_host(self, endpoint: Endpoint, on_link_broken: Callable[[str], None]) -> DriverHost:
-        self.hosted = DriverHost(endpoint, on_link_broken)
+    def _open_host(
+        self, endpoint: Endpoint, on_link_broken: Callable[[str], None], on_overdue: OnOverdue
+    ) -> DriverHost:
+        self.hosted = DriverHost(endpoint, on_link_broken, on_overdue)
         return self.hosted
 
     @property
@@ -183,6 +187,8 @@ class LabSwarm(Closing):
     form: str = "native"
     chains: int = 1
     log_bytes: int = 64 << 20
+    patience: Patience = STAGE_PATIENCE
+    """When a stage counts as stuck."""
     health: HealthPolicy = HURRIED
     home_rtt_s: float = RTT_S
     """How far from the coordinator workers find themselves, which are near each other."""
@@ -198,7 +204,7 @@ class LabSwarm(Closing):
         self._patches = contextlib.ExitStack()
         self.options = replace(self.options, transports=self.network.transports)
         self._patches.enter_context(_constant_measurements(self._reach))
-        host = partial(StageServer, log_bytes=self.log_bytes)
+        host = partial(StageServer, log_bytes=self.log_bytes, patience=self.patience)
         self._patches.enter_context(mock.patch.object(worker_room, "StageServer", host))
         initial = partial(ClusterState, health=self.health)
         self._patches.enter_context(mock.patch.object(cluster_room, "ClusterState", initial))

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from shardcompute.control import events as happened
+from shardcompute.control.policy import HealthPolicy
 from shardcompute.control.state import ClusterState, Holding, Loading, Node, Refusal, Shard
 from shardcompute.control.transitions.state_updates import interrupt, live_node, with_chain, with_node
 
@@ -44,13 +45,27 @@ def _fail(state: ClusterState, event: happened.ShardFailed) -> ClusterState:
         return state
     node = _without_progress(node, event.chain, event.start, event.stop)
     node = _without_shard(node, event.chain, event.start, event.stop)
-    earlier = next((each.failures for each in node.refusals if each.model == event.model), 0)
-    # The exponent is bounded so that a machine that fails for weeks cannot overflow the wait.
-    wait_s = min(state.health.retry_limit_s, state.health.retry_after_s * 2 ** min(earlier, 32))
-    refusal = Refusal(event.model, event.reason, earlier + 1, event.now_s + wait_s)
-    others = tuple(each for each in node.refusals if each.model != event.model)
-    state = with_node(state, replace(node, refusals=(*others, refusal)))
+    state = with_node(state, _leave_alone(node, event.model, event.reason, state.health, event.now_s))
     return _interrupt_at(state, event.chain, event.node, event.start, event.stop, event.reason)
+
+
+def _stall(state: ClusterState, event: happened.StageStalled) -> ClusterState:
+    """The shard stays where it is until it is unloaded, and nobody computes with it."""
+    node, chain = live_node(state, event.node, event.incarnation), state.chains.get(event.chain)
+    if node is None or chain is None or not chain.is_live or node.id not in chain.nodes:
+        return state
+    state = with_node(state, _leave_alone(node, chain.model, event.reason, state.health, event.now_s))
+    return interrupt(state, chain, f"{node.name}: {event.reason}")
+
+
+def _leave_alone(node: Node, model: str, reason: str, health: HealthPolicy, now_s: float) -> Node:
+    """A node that failed with a model is not given it again for a while, which doubles with each failure."""
+    earlier = next((each.failures for each in node.refusals if each.model == model), 0)
+    # The exponent is bounded so that a machine that fails for weeks cannot overflow the wait.
+    wait_s = min(health.retry_limit_s, health.retry_after_s * 2 ** min(earlier, 32))
+    refusal = Refusal(model, reason, earlier + 1, now_s + wait_s)
+    others = tuple(each for each in node.refusals if each.model != model)
+    return replace(node, refusals=(*others, refusal))
 
 
 def _unload(state: ClusterState, event: happened.ShardUnloaded) -> ClusterState:
@@ -104,5 +119,6 @@ SHARDS: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     happened.ShardProgressed: _progress,
     happened.ShardLoaded: _load,
     happened.ShardFailed: _fail,
+    happened.StageStalled: _stall,
     happened.ShardUnloaded: _unload,
 }

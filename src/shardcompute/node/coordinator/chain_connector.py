@@ -5,20 +5,42 @@ Stages that are to be told what they missed must be in place before whoever tell
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shardcompute.control.actions import ActivateChain, AttachDriver, ConnectChain
 from shardcompute.control.state import ClusterState
+from shardcompute.core.errors import LinkError
 from shardcompute.node.coordinator.driver_port import OwnDriver
-from shardcompute.node.coordinator.node_registry import NodeRegistry, await_answer
+from shardcompute.node.coordinator.node_registry import NoAnswerError, NodeRegistry, await_answer
 from shardcompute.node.coordinator.session_recovery import RecoveryPlan, plan_recovery
-from shardcompute.node.rpc.commands import Attach, Connect, Connected, Peer, Wire, decode_connected
+from shardcompute.node.rpc.commands import (
+    Attach,
+    Connect,
+    Connected,
+    Peer,
+    StepTraced,
+    TraceStep,
+    Wire,
+    decode_connected,
+    decode_traced,
+)
 from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.wire.codecs.mode import EXACT
+from shardcompute.wire.control import CommandReply
 
 WireOf = Callable[[str, str], Wire]
 """How activations go from one node to another."""
+
+
+class StuckStageError(LinkError):
+    """A stage's machine is there, and its computing thread does not come back from what it does."""
+
+    def __init__(self, node: str, reason: str) -> None:
+        super().__init__(f"{node}: {reason}", hint="restart that worker; its log says with what")
+        self.node = node
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +72,8 @@ class ConnectedEpoch:
 def connect_epoch(
     action: ConnectChain, driver: OwnDriver, registry: NodeRegistry, wire_of: WireOf
 ) -> ConnectedEpoch:
-    """Connect a new epoch. Raises LinkError. Waits for others: call it in the background."""
+    """Connect a new epoch. Raises LinkError, StuckStageError for a stage that does not answer because it is stuck.
+    Waits for others: call it in the background."""
     plan = plan_recovery(action.used_stages, action.stages)
     commands = _commands(action, driver, plan, wire_of)
     answers: dict[int, Connected] = {}
@@ -61,10 +84,36 @@ def connect_epoch(
             if command.replays is replays
         }
         for index, answer in asked.items():
-            answers[index] = decode_connected(await_answer(action.stages[index].node, answer))
+            answers[index] = _await_connected(registry, action.stages[index].node, answer)
     driver.open_chain(attach_command(action))
     resumption = None if plan is None else plan.resumption([answers[i] for i in range(len(commands))])
     return ConnectedEpoch(action.epoch, resumption)
+
+
+def _await_connected(registry: NodeRegistry, node: str, answer: queue.SimpleQueue[CommandReply]) -> Connected:
+    """What a stage answers. It may first have a long step to end, and much to tell the next one: it is waited for as
+    long as it gets on with that."""
+    done = -1
+    while True:
+        try:
+            return decode_connected(await_answer(node, answer))
+        except LinkError as error:
+            seen = look_at(registry, node)
+            if seen is not None and seen.is_stuck:
+                raise StuckStageError(node, f"it is stuck in a step for {seen.busy_s:.0f} s") from error
+            is_at_work = seen is not None and (seen.busy_s > 0 or seen.done > done)
+            if not isinstance(error, NoAnswerError) or seen is None or not is_at_work:
+                raise
+            done = seen.done
+
+
+def look_at(registry: NodeRegistry, node: str) -> StepTraced | None:
+    """How the computing thread of a worker is getting on; None where it does not say."""
+    command = TraceStep(chain="", epoch=0, session_namespace=0, sequence=0, sender="")
+    try:
+        return decode_traced(await_answer(node, registry.ask(node, command)))
+    except LinkError:
+        return None
 
 
 def attach_command(

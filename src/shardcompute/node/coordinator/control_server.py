@@ -30,11 +30,12 @@ from shardcompute.node.coordinator.driver_port import DriverPorts
 from shardcompute.node.coordinator.executor import ActionExecutor
 from shardcompute.node.coordinator.liveness import LivenessProbe
 from shardcompute.node.coordinator.node_registry import ConnectedNode, NodeRegistry
+from shardcompute.node.coordinator.stalled_steps import StalledSteps
 from shardcompute.node.coordinator.validation import validate_join, validate_report, validate_role
 from shardcompute.node.rpc.commands import Peer, Probe
 from shardcompute.security.certificates import read_peer
 from shardcompute.wire import Link, LinkPump, Message, Refused
-from shardcompute.wire.control import CommandReply, Heartbeat, NodeEvent, Register, Registered
+from shardcompute.wire.control import CommandReply, Heartbeat, NodeEvent, Register, Registered, StepOverdue
 
 log = logging.getLogger(__name__)
 _REVOKE_TIMEOUT_S = 5.0
@@ -52,6 +53,7 @@ class ControlServer:
         ports: DriverPorts,
         attachments: DriverAttachments,
         executor: ActionExecutor,
+        stalled: StalledSteps,
         liveness: LivenessProbe,
         revocations: Callable[[], bytes],
     ) -> None:
@@ -61,6 +63,7 @@ class ControlServer:
         self._ports = ports
         self._attachments = attachments
         self._executor = executor
+        self._stalled = stalled
         self._liveness = liveness
         self._revocations = revocations
         self._limited_log = RateLimitedLog(log)
@@ -96,6 +99,8 @@ class ControlServer:
             self._receive_event(node, pump, decode_event(message.event))
         elif isinstance(message, CommandReply):
             self._registry.answered(pump, message)
+        elif isinstance(message, StepOverdue):
+            self._coordinator.later(lambda: self._stalled.look_for(message, node))
 
     def _apply_later(self, event: NodeSeen | LinkBroken | ShardFailed) -> None:
         """In its turn, at the time of the coordinator's clock: those of nodes mean nothing here."""

@@ -38,9 +38,11 @@ from shardcompute.node.coordinator.executor import ActionExecutor, as_json
 from shardcompute.node.coordinator.journal import DiskReserve, Journal, JournalWriter, replay_journal
 from shardcompute.node.coordinator.liveness import Dial, LivenessProbe
 from shardcompute.node.coordinator.node_registry import NodeRegistry
+from shardcompute.node.coordinator.stalled_steps import StalledSteps
 from shardcompute.node.rpc.commands import Peer
 from shardcompute.wire import Link
 from shardcompute.wire.codecs.mode import EXACT
+from shardcompute.wire.control import StepOverdue
 
 log = logging.getLogger(__name__)
 _TICK_S = 0.1
@@ -87,6 +89,7 @@ class Coordinator:
         ports = DriverPorts(driver, self.registry, lambda: self._state)
         self._attachments = DriverAttachments(self, origin, self.registry, ports, brief)
         self._executor = ActionExecutor(self, origin, self.registry, ports, self._attachments, wire)
+        self._stalled = StalledSteps(self, self.registry, ports)
         self.control_server = ControlServer(
             self,
             origin,
@@ -94,6 +97,7 @@ class Coordinator:
             ports,
             self._attachments,
             self._executor,
+            self._stalled,
             LivenessProbe(dial, background),
             revocations,
         )
@@ -155,6 +159,10 @@ class Coordinator:
     def lost_link(self, node: str) -> None:
         """The coordinator's own driver lost its link to this node."""
         self.later(lambda: self.apply(LinkBroken(self._node, node, self._clock())))
+
+    def step_overdue(self, overdue: StepOverdue) -> None:
+        """The coordinator's own driver misses a step's results."""
+        self.later(lambda: self._stalled.look_for(overdue, self._node))
 
     def lost_host(self, chain: str, node: str) -> None:
         """The worker that hosts a chain's driver cannot be handed generations any more."""

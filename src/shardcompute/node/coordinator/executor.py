@@ -38,11 +38,13 @@ from shardcompute.control.events import (
     LinkProbed,
     NodeLeft,
     ShardUnloaded,
+    StageStalled,
 )
 from shardcompute.control.state import Node
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.node.coordinator.chain_connector import (
     ConnectedEpoch,
+    StuckStageError,
     attach_command,
     connect_epoch,
     wire_between,
@@ -197,8 +199,13 @@ class ActionExecutor:
         try:
             wire_of = partial(wire_between, self._coordinator.state, self._wire)
             connected = connect_epoch(action, self._ports.own, self._registry, wire_of)
+        except StuckStageError as stuck:
+            log.warning("chain %s could not be connected: %s", action.chain, stuck)
+            node, reason = stuck.node, stuck.reason
+            self._coordinator.later(lambda: self._stuck(action, node, reason))
+            return
         except ShardComputeError as error:
-            log.warning("chain %s could not be connected: %s", action.chain, error.message)
+            log.warning("chain %s could not be connected: %s", action.chain, error)
             self._coordinator.after(_RETRY_S, lambda: self._not_connected(action))
             return
         kept = "lost" if connected.resumption is None else "kept"
@@ -221,6 +228,14 @@ class ActionExecutor:
         if chain is not None and chain.epoch == action.epoch and not chain.is_interrupted:
             first, now_s = action.stages[0].node, self._coordinator.now_s()
             self._coordinator.apply(LinkBroken(self._origin.node, first, now_s))
+
+    def _stuck(self, action: ConnectChain, id: str, reason: str) -> None:
+        """A stage does not answer because its computing thread is stuck: another machine is to take its place."""
+        self._connecting.discard(identity(action))
+        node = self._coordinator.state.nodes.get(id)
+        if node is not None:
+            now_s = self._coordinator.now_s()
+            self._coordinator.apply(StageStalled(id, node.incarnation, action.chain, reason, now_s))
 
     def _activate(self, action: ActivateChain) -> None:
         own, connected = self._ports.own, self._epochs.get(action.chain)

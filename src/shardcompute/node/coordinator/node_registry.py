@@ -19,6 +19,10 @@ _ANSWER_TIMEOUT_S = 5.0
 OnAnswer = Callable[[CommandReply], None]
 
 
+class NoAnswerError(LinkError):
+    """A node has not answered in time. It may yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectedNode:
     """A node with an open control link."""
@@ -117,11 +121,13 @@ class NodeRegistry:
 def await_answer(
     node: str, answer: queue.SimpleQueue[CommandReply], timeout_s: float = _ANSWER_TIMEOUT_S
 ) -> bytes:
-    """What the node answered; LinkError if that is an error, or nothing in time."""
+    """What the node answered; LinkError if that is an error, NoAnswerError if there is none in time."""
     try:
         answered = answer.get(timeout=timeout_s)
     except queue.Empty:
-        raise LinkError(f"{node} did not answer in time") from None
+        raise NoAnswerError(
+            f"{node} did not answer in time ({timeout_s:g} s)", hint="its log says what it is doing"
+        ) from None
     if answered.error:
         raise LinkError(f"{node}: {answered.error}")
     return answered.result

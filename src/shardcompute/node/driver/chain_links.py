@@ -22,11 +22,14 @@ from shardcompute.node.rpc.frames import (
     replay_frame,
     step_frame,
 )
-from shardcompute.node.rpc.session_ids import Resumption
+from shardcompute.node.rpc.session_ids import Resumption, namespace_of
 from shardcompute.wire import Link, LinkPump, Message, SessionClose, StageTiming, StepFailed, StepResult
+from shardcompute.wire.control import StepOverdue
 
 log = logging.getLogger(__name__)
 OnTimings = Callable[[str, Sequence[StageTiming]], None]
+OnOverdue = Callable[[StepOverdue], None]
+"""Has a step looked for whose results are missed; returns at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,14 @@ class RemoteChain:
     """A `ChainPort` to one epoch of a chain. Sending happens in a thread, so that a slow link blocks nobody."""
 
     def __init__(
-        self, address: ChainAddress, link: Link, on_lost: Callable[[ChainAddress, LinkError], None]
+        self,
+        address: ChainAddress,
+        link: Link,
+        on_lost: Callable[[ChainAddress, LinkError], None],
+        on_overdue: OnOverdue,
     ) -> None:
         self.address = address
+        self._on_overdue = on_overdue
         self.driver: Driver | None = None
         """Who uses it, once it is activated."""
         self._on_lost = on_lost
@@ -69,6 +77,18 @@ class RemoteChain:
 
     def replay(self, work: SessionRows, opening: Opening | None) -> None:
         self._outbox.put(replay_frame(self.address.chain, self.address.epoch, work, opening))
+
+    def overdue(self, frame: Frame, waited_s: float, allowed_s: float) -> None:
+        namespace = namespace_of(frame.work[0].session)
+        self._on_overdue(
+            StepOverdue(
+                self.address.chain, self.address.epoch, namespace, frame.sequence, waited_s, allowed_s
+            )
+        )
+
+    def end_link(self) -> None:
+        """End the link to the first stage, as if it had broken."""
+        self._pump.close()
 
     def close(self) -> None:
         # The link first: whoever waits to send on it would wait for as long as the other side is stuck.
@@ -101,9 +121,11 @@ class DriverLinks:
         dial: Callable[[Peer], Link],
         on_link_broken: Callable[[str], None],
         on_timings: OnTimings | None = None,
+        on_overdue: OnOverdue = lambda overdue: None,
     ) -> None:
         self._dial = dial
         self._on_link_broken = on_link_broken
+        self._on_overdue = on_overdue
         self._on_timings = on_timings
         self._lock = threading.Lock()
         self._limited_log = RateLimitedLog(log)
@@ -117,7 +139,7 @@ class DriverLinks:
         except LinkError:
             self._on_link_broken(address.first.node)
             raise
-        port = RemoteChain(address, link, self._lost)
+        port = RemoteChain(address, link, self._lost, self._on_overdue)
         with self._lock:
             newest = self._ports.get(address.chain)
             is_late = newest is not None and newest.address.epoch > address.epoch
@@ -154,6 +176,15 @@ class DriverLinks:
         """The first stages of current epochs to which the link has ended."""
         with self._lock:
             return {port.address.first.node for port in self._ports.values() if port.is_lost}
+
+    def redial(self, chain: str, node: str) -> bool:
+        """End the link to the first stage of a chain, and report it as one that broke; False where there is none."""
+        with self._lock:
+            port = self._ports.get(chain)
+        if port is None or port.is_lost or port.address.first.node != node:
+            return False
+        port.end_link()
+        return True
 
     def fence(self, chain: str, epoch: int) -> None:
         """This epoch is over: the driver waits for the next."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from shardcompute.core.errors import UnknownModelError
+from shardcompute.core.errors import LinkError, UnknownModelError
 from shardcompute.node.driver.pool import DriverPool, PoolModel
 from shardcompute.node.rpc.commands import (
     Attach,
@@ -14,6 +14,7 @@ from shardcompute.node.rpc.commands import (
     NodeCommand,
     OfferedModel,
     Peer,
+    Redial,
     Retire,
     Share,
     Unservable,
@@ -34,6 +35,9 @@ def carry_out(pool: DriverPool, command: NodeCommand) -> None:
             pool.share_chain(chain, epoch, kv_tokens)
         case FenceOff(chain, epoch):
             pool.fence_chain(chain, epoch)
+        case Redial(chain, node, by_driver=True):
+            if not pool.redial_chain(chain, node):
+                raise LinkError(f"chain {chain} has no link to {node} here")
         case Retire(chain):
             pool.retire_chain(chain)
         case Unservable():

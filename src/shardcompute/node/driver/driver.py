@@ -3,8 +3,8 @@
 A driver holds no layers. It gives frames to a `ChainPort` and takes their results, in whatever order and from
 whatever thread they come. When the chain is lost it forgets what was computed, waits for the next shape, and
 computes every session's known tokens again: sampling is a pure function, so the answers go on as they would
-have. What follows from all that is decided under one lock and done outside of it, in order: frames are sent, sessions
-closed and deltas emitted while others decide.
+have. A frame whose results do not come in time is looked for. What follows from all that is decided under one lock and
+done outside of it, in order: frames are sent, sessions closed and deltas emitted while others decide.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -22,6 +22,7 @@ from shardcompute.core.errors import (
     BackendError,
     CapacityError,
     QueueFullError,
+    RowGapError,
     ShardComputeError,
 )
 from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
@@ -37,7 +38,12 @@ from shardcompute.node.driver.scheduler import PipeContext, Scheduler, Scheduler
 from shardcompute.node.driver.session import Session
 from shardcompute.node.driver.speculator import RoutedSpeculator, TakeDraft
 from shardcompute.node.rpc.session_ids import Resumption
+from shardcompute.node.rpc.step_times import ROUND_PATIENCE, Patience, StepDeadlines
 from shardcompute.wire import StageTiming
+
+_LATE_S = 1.0
+_MOST_GAPS = 3
+"""So often in a row a session is computed again because the chain lacks rows of it."""
 
 
 class ChainPort(Protocol):
@@ -56,6 +62,10 @@ class ChainPort(Protocol):
         """Have the first stage, and it alone, compute these rows for their KV."""
         ...
 
+    def overdue(self, frame: Frame, waited_s: float, allowed_s: float) -> None:
+        """Have a frame looked for whose results have not come in the time that was allowed for them."""
+        ...
+
 
 class Driver:
     """Serves generations over one chain. All methods may be called from any thread, also while deltas are emitted."""
@@ -68,13 +78,21 @@ class Driver:
         first_session: int = 1,
         drafters: Sequence[Drafter] = (),
         call_later: CallLater = start_timer,
+        patience: Patience = ROUND_PATIENCE,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tokenizer = tokenizer
+        self._clock = clock
+        self._deadlines = StepDeadlines(patience)
+        self._look: Countdown | None = None
+        self._look_s = 0.0
+        """When, and by which countdown, the frames under way are looked through."""
         self._limits = limits
         self._lock = threading.Lock()
         self._call_later = call_later
         self._chain_effects = EffectQueue()
         self._deltas = EffectQueue()
+        self._looks = EffectQueue()
         self._speculator = RoutedSpeculator(
             (NgramDrafter(), *drafters),
             limits.speculation,
@@ -125,7 +143,7 @@ class Driver:
                 )
             session = self._scheduler.add(request)
             answer = GenerationText(request, self._tokenizer)
-            generation = Generation(session, answer, emit, time.monotonic())
+            generation = Generation(session, answer, emit, self._clock())
             self._generations[session.id] = generation
             if answered:
                 session.known.extend(choice.id for choice in answered)
@@ -175,6 +193,7 @@ class Driver:
         with self._deciding():
             self._is_closed = True
             self._wait_no_longer()
+            self._forget_flights()
             self._fail_all(CapacityError("the model is being shut down", hint="try again later"))
             self._close_sessions(self._budget.evict_all())
             self._port = None
@@ -188,7 +207,7 @@ class Driver:
         """A chain is ready, for the first time or again. What it does not know any more is computed again."""
         with self._deciding():
             self._wait_no_longer()
-            self._in_flight.clear()
+            self._forget_flights()
             # Also those whose end was told to a chain that broke before all stages heard of it.
             held = resumption.held if resumption is not None else frozenset()
             kept = self._scheduler.connect(shape)
@@ -210,9 +229,9 @@ class Driver:
 
     def disconnect(self) -> None:
         """The chain is lost: keep the sessions and wait for the next `connect`."""
-        with self._lock:
+        with self._deciding():
             self._port = None
-            self._in_flight.clear()
+            self._forget_flights()
             self._budget.disconnect()
 
     def fail_later(self, error: ShardComputeError, patience_s: float) -> None:
@@ -250,8 +269,9 @@ class Driver:
             flight = self._in_flight.pop(sequence, None)
             if flight is None:
                 return
-            now = time.monotonic()
+            now = self._clock()
             landing = flight.landed(now, timings)
+            self._deadlines.landed(sequence, landing.seconds, landing.queue_s)
             self._note(flight.frame, landing, timings)
             for session, result in self._scheduler.take_results(sequence, picked):
                 generation = self._generations.get(session.id)
@@ -266,12 +286,15 @@ class Driver:
             flight = self._in_flight.pop(sequence, None)
             if flight is None:
                 return
+            self._deadlines.drop(sequence)
             self._is_draining = True
             frame = flight.frame
             has_shared = any(opening.prefix is not None for opening in frame.openings)
             if has_shared or self._scheduler.is_void(frame):
-                self._scheduler.undo(frame)
-                self._drop_shared(frame)
+                self._undo(frame)
+                self._fill()
+                return
+            if isinstance(error, RowGapError) and self._fill_gap(frame):
                 self._fill()
                 return
             if isinstance(error, CapacityError):
@@ -306,6 +329,7 @@ class Driver:
         finally:
             self._chain_effects.run()
             self._deltas.run()
+            self._looks.run()
 
     def _send(self, port: ChainPort, frame: Frame) -> None:
         if not self._is_closed:
@@ -344,13 +368,80 @@ class Driver:
             frame = self._scheduler.next_frame(self._context())
             if frame is None:
                 return
-            now = time.monotonic()
+            now = self._clock()
             for opening in frame.openings:
                 generation = self._generations[opening.session]
                 generation.started_s = generation.started_s or now
             self._in_flight[frame.sequence] = Flight(frame, now)
+            self._deadlines.sent(frame.sequence, frame.rows, now)
             self._last_sent = frame.sequence
             self._chain_effects.put(partial(self._send, self._port, frame))
+            self._watch(now)
+
+    def _watch(self, now: float) -> None:
+        """Look when the first of the frames under way is overdue. A timer lasts for many frames: it is set anew only
+        where it would come clearly too late."""
+        wait_s = self._deadlines.next_look_s(now)
+        if wait_s is None or (self._look is not None and self._look_s <= now + wait_s + _LATE_S):
+            return
+        self._look_no_more()
+        self._look = Countdown(wait_s, self._look_for_frames, self._call_later)
+        self._look_s = now + wait_s
+        self._looks.put(self._look.start)
+
+    def _look_no_more(self) -> None:
+        if self._look is not None:
+            self._looks.put(self._look.stop)
+            self._look = None
+
+    def _look_for_frames(self, look: Countdown) -> None:
+        with self._deciding():
+            if self._look is not look:
+                return
+            self._look = None
+            now = self._clock()
+            for overdue in self._deadlines.overdue(now):
+                flight = self._in_flight.get(overdue.sequence)
+                if flight is not None and self._port is not None:
+                    look_for = partial(self._port.overdue, flight.frame, overdue.waited_s, overdue.allowed_s)
+                    self._chain_effects.put(look_for)
+            self._watch(now)
+
+    def _forget_flights(self) -> None:
+        """Nothing that is under way counts any more."""
+        self._in_flight.clear()
+        self._deadlines.clear()
+        self._look_no_more()
+
+    def _undo(self, frame: Frame) -> None:
+        """The frame was not computed by all: its rows are sent again."""
+        self._scheduler.undo(frame)
+        self._drop_shared(frame)
+
+    def _fill_gap(self, frame: Frame) -> bool:
+        """A stage lacks rows that were sent before those of this frame: send them again. False where that was tried
+        too often.
+
+        Frames keep their order on the way: one before it that has not been answered is lost, or has failed.
+        """
+        sessions = {part.session for part in frame.work}
+        lost = [
+            flight.frame
+            for sequence, flight in self._in_flight.items()
+            if sequence < frame.sequence and any(part.session in sessions for part in flight.frame.work)
+        ]
+        running = [self._scheduler.running[id] for id in sessions if id in self._scheduler.running]
+        for session in running:
+            session.gaps += 1
+        if any(session.gaps > _MOST_GAPS for session in running):
+            return False
+        for each in (*lost, frame):
+            self._in_flight.pop(each.sequence, None)
+            self._deadlines.drop(each.sequence)
+            self._undo(each)
+        if not lost:
+            self._scheduler.start_again(sessions)
+        return True
 
     def _most_frames(self) -> int:
         """So many may be under way."""
@@ -416,6 +507,7 @@ class Driver:
 
     def _extend(self, generation: Generation, choice: TokenChoice, now: float) -> None:
         session, request = generation.session, generation.session.request
+        session.gaps = 0
         delta = generation.answer.push(choice)
         if generation.answer.count == 1:
             generation.first_token_s = now

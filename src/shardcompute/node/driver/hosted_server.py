@@ -15,6 +15,7 @@ import msgspec
 
 from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.core.generation import Delta
+from shardcompute.node.driver.chain_links import OnOverdue
 from shardcompute.node.driver.command_executor import DriverCommandExecutor
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.pool import DriverPool
@@ -168,9 +169,17 @@ class HostedDriverServer:
 class DriverHost:
     """Idle until the coordinator wants a driver here. Methods may be called from any thread."""
 
-    def __init__(self, endpoint: Endpoint, on_link_broken: Callable[[str], None]) -> None:
+    def __init__(
+        self, endpoint: Endpoint, on_link_broken: Callable[[str], None], on_overdue: OnOverdue
+    ) -> None:
         self.endpoint = endpoint
-        self.pool = DriverPool(endpoint.dialler("driver"), endpoint.url, on_link_broken, on_step=self._timed)
+        self.pool = DriverPool(
+            endpoint.dialler("driver"),
+            endpoint.url,
+            on_link_broken,
+            on_step=self._timed,
+            on_overdue=on_overdue,
+        )
         self._executor = DriverCommandExecutor(self.pool, endpoint.dialler("weights"))
         self._lock = threading.Lock()
         self._learning = threading.Lock()

@@ -17,7 +17,7 @@ from shardcompute.core.errors import CapacityError, LinkError, UnknownModelError
 from shardcompute.core.generation import Delta, GenerationRequest, Speculation
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.node.driver.chain_links import ChainAddress, DriverLinks, OnTimings
+from shardcompute.node.driver.chain_links import ChainAddress, DriverLinks, OnOverdue, OnTimings
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.generation import DeltaStream
 from shardcompute.node.driver.hosted_client import HostedDriverClient, HostedDrivers, ResumableGeneration
@@ -81,9 +81,10 @@ class DriverPool:
         patience_s: float = PATIENCE_S,
         hosted: HostedDrivers | None = None,
         on_step: OnTimings | None = None,
+        on_overdue: OnOverdue = lambda overdue: None,
     ) -> None:
         """`hosted` knows the chains that workers drive; without it all of them are driven here. `on_step`
-        hears how stages spent their time on each step."""
+        hears how stages spent their time on each step, `on_overdue` of steps whose results are missed."""
         self.url = url
         self._hosted = hosted
         self._on_step = on_step
@@ -91,7 +92,7 @@ class DriverPool:
             hosted.on_step = self._keep_timings
         self.session_namespace = choose_namespace()
         self.requests = RequestLog(stage_times=self._stage_times)
-        self._links = DriverLinks(dial, on_link_broken, self._keep_timings)
+        self._links = DriverLinks(dial, on_link_broken, self._keep_timings, on_overdue)
         self._lock = threading.Lock()
         self._models: dict[str, PoolModel] = {}
         self._chains: dict[str, _PoolChain] = {}
@@ -202,6 +203,10 @@ class DriverPool:
     def unreachable(self) -> set[str]:
         """The first stages of chains in use to which the link is lost."""
         return self._links.unreachable()
+
+    def redial_chain(self, chain: str, node: str) -> bool:
+        """End the link to a chain's first stage, as if it had broken; False where it does not lead to this node."""
+        return self._links.redial(chain, node)
 
     def fence_chain(self, chain: str, epoch: int) -> None:
         with self._lock:

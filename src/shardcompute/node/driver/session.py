@@ -38,6 +38,8 @@ class Session:
     scored: int = 0
     """So many of the first rows have scores; these are not asked for again."""
     is_opened: bool = False
+    gaps: int = 0
+    """So often in a row the chain lacked rows of it that it had been sent."""
     void_until: int = 0
     """Frames up to this number were sent before the session was rolled back: they do not count, and may fail."""
 

@@ -61,7 +61,12 @@ class StandaloneDriver:
             transports=options.transports,
         )
         self.node = self._endpoint.node
-        self.pool = DriverPool(self._endpoint.dialler("driver"), self._endpoint.url, self._link_broken)
+        self.pool = DriverPool(
+            self._endpoint.dialler("driver"),
+            self._endpoint.url,
+            self._link_broken,
+            on_overdue=lambda overdue: self._control.report(overdue),
+        )
         self._executor = DriverCommandExecutor(self.pool, self._endpoint.dialler("weights"))
         self._control = ControlClient(
             lambda url: self._endpoint.dial(url, "control", needs=Role.COORDINATOR),

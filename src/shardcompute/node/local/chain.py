@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from shardcompute.core.errors import ShardComputeError, UsageError
 from shardcompute.core.steps import Draft, Frame, Opening, Picked, SessionRows
 from shardcompute.node.driver.driver import Driver
 from shardcompute.runtime.stage import StageRuntime
+
+log = logging.getLogger(__name__)
 
 
 class LocalChain:
@@ -31,6 +34,15 @@ class LocalChain:
 
     def replay(self, work: SessionRows, opening: Opening | None) -> None:
         """Never asked for: a chain in this process is not repaired."""
+
+    def overdue(self, frame: Frame, waited_s: float, allowed_s: float) -> None:
+        """Nobody else can compute it: whoever reads the log decides."""
+        log.warning(
+            "a step of %d rows has taken %.0f s, where %.0f would be long; this machine may be out of memory",
+            frame.rows,
+            waited_s,
+            allowed_s,
+        )
 
     def close(self) -> None:
         self._inbox.put(None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -107,6 +107,47 @@ class FenceOff(msgspec.Struct, frozen=True, tag=True):
     forgets: bool = False
 
 
+class TraceStep(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Say where a driver's step is that `sender` should have sent you. Answered with `StepTraced`, at once, whatever
+    is being computed."""
+
+    chain: str
+    epoch: int
+    session_namespace: int
+    sequence: int
+    sender: str
+
+
+StepPlace = Literal["away", "queued", "computing", "sending", "sent", "failed", "dropped"]
+"""`away`: it never came. `failed`: the driver was told that it could not be computed. `dropped`: it was not taken, or
+could not be sent on."""
+
+
+class StepTraced(msgspec.Struct, frozen=True):
+    """Where a step is, and how the thread that computes is getting on: for how long it has been at what it does now
+    (0: it waits for work), how long that may take by what was measured, and how many things it has done."""
+
+    place: StepPlace = "away"
+    busy_s: float = 0.0
+    limit_s: float = 0.0
+    done: int = 0
+    unsent: int = 0
+    """Frames that wait to go out to whoever comes next."""
+
+    @property
+    def is_stuck(self) -> bool:
+        return self.busy_s > self.limit_s
+
+
+class Redial(msgspec.Struct, frozen=True, tag=True):
+    """End your link to this peer, over which something of the chain got lost: it is reported like any that breaks, and
+    dialled anew for the next epoch. `by_driver`: the one over which your driver sends, not your stage."""
+
+    chain: str
+    node: str
+    by_driver: bool
+
+
 class Probe(msgspec.Struct, frozen=True, tag=True):
     """Measure the links to these nodes and report them."""
 
@@ -195,6 +236,8 @@ WorkerCommand: TypeAlias = (
     | Admit
     | Dismiss
     | FenceOff
+    | TraceStep
+    | Redial
     | Probe
     | Leave
     | HostDriver
@@ -202,21 +245,32 @@ WorkerCommand: TypeAlias = (
     | Share
     | Retire
 )
-DriverCommand: TypeAlias = Introduce | Attach | Share | Retire | Unservable | FenceOff | Probe | Leave
+DriverCommand: TypeAlias = (
+    Introduce | Attach | Share | Retire | Unservable | FenceOff | Redial | Probe | Leave
+)
 NodeCommand: TypeAlias = WorkerCommand | DriverCommand
+Answer = TypeVar("Answer", Connected, StepTraced)
 
 
 def encode_command(command: NodeCommand) -> bytes:
     return msgspec.json.encode(command)
 
 
-def encode_connected(connected: Connected) -> bytes:
-    return msgspec.json.encode(connected)
+def encode_answer(answer: Connected | StepTraced) -> bytes:
+    return msgspec.json.encode(answer)
 
 
 def decode_connected(content: bytes) -> Connected:
+    return _decode_answer(content, Connected)
+
+
+def decode_traced(content: bytes) -> StepTraced:
+    return _decode_answer(content, StepTraced)
+
+
+def _decode_answer(content: bytes, kind: type[Answer]) -> Answer:
     try:
-        return msgspec.json.decode(content, type=Connected)
+        return msgspec.json.decode(content, type=kind)
     except (ValueError, RecursionError) as error:
         raise LinkError(
             f"an answer cannot be understood: {error}", hint="run one release on all nodes"

@@ -12,7 +12,15 @@ from shardcompute.core.errors import AuthError, LinkError, ShardComputeError
 from shardcompute.node.rpc.commands import Leave, NodeCommand, decode_command
 from shardcompute.security.revocations import Revocations
 from shardcompute.wire import Link, LinkPump, Message, Refused
-from shardcompute.wire.control import Command, CommandReply, Heartbeat, NodeEvent, Register, Registered
+from shardcompute.wire.control import (
+    Command,
+    CommandReply,
+    Heartbeat,
+    NodeEvent,
+    Register,
+    Registered,
+    StepOverdue,
+)
 
 log = logging.getLogger(__name__)
 _REGISTER_TIMEOUT_S = 10.0
@@ -65,12 +73,19 @@ class ControlClient:
 
     def tell(self, event: Event) -> None:
         """Report what happened; dropped while the coordinator is away (registration tells it again)."""
+        self._send(NodeEvent(encode_event(event)), type(event).__name__)
+
+    def report(self, overdue: StepOverdue) -> None:
+        """Have a step looked for; dropped while the coordinator is away, as it is reported again."""
+        self._send(overdue, "a step that is overdue")
+
+    def _send(self, message: Message, what: str) -> None:
         pump = self._pump
         if pump is not None and self._registered.is_set():
             try:
-                pump.offer(NodeEvent(encode_event(event)), timeout_s=5.0)
+                pump.offer(message, timeout_s=5.0)
             except LinkError as error:
-                log.info("the coordinator did not hear of %s: %s", type(event).__name__, error.message)
+                log.info("the coordinator did not hear of %s: %s", what, error.message)
 
     def leave(self, node: str, patience_s: float = 0.0) -> None:
         """Leave in order: ask to be relieved of all work and go on with it until that is so, for `patience_s` at most;

@@ -75,6 +75,20 @@ class PeerLinks:
             pace = self._paces.get(to.url)
         return None if pace is None else pace.bytes_per_s
 
+    def backlog(self, to: Peer) -> int:
+        """Frames that wait to go out to a peer."""
+        with self._lock:
+            pump = self._pumps.get(to.url)
+        return 0 if pump is None else pump.backlog
+
+    def end(self, node: str) -> bool:
+        """End the links to a node, as if they had broken; False where there is none."""
+        with self._lock:
+            pumps = [pump for pump in self._pumps.values() if pump.link.peer == node]
+        for pump in pumps:
+            pump.close()
+        return bool(pumps)
+
     def has(self, to: Peer) -> bool:
         with self._lock:
             return to.url in self._pumps

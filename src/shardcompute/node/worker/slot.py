@@ -9,6 +9,7 @@ from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import CapacityError, LinkError
 from shardcompute.node.rpc.commands import Admit, Connect, Peer, Wire
 from shardcompute.node.rpc.session_ids import namespace_of, within
+from shardcompute.node.rpc.step_times import STAGE_PATIENCE, StepTimes
 from shardcompute.node.worker.activation_log import ActivationLog
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.wire import StepFrame
@@ -119,6 +120,8 @@ class StageSlot:
     runtime: StageRuntime
     route: StageRoute
     log: ActivationLog
+    times: StepTimes = field(default_factory=lambda: StepTimes(STAGE_PATIENCE))
+    """What the shard's steps took."""
     _newest: dict[int, int] = field(default_factory=dict)
     """By the namespace of its sessions, the number of each driver's last frame."""
 

@@ -2,7 +2,8 @@
 
 One thread computes for all shards. Frames come in from whoever dialled us, go out over links that we dial: to
 the next stage or, from the last one, straight to the driver. Frames of an old epoch are dropped. A step that
-fails is reported to the driver; a link that fails is reported to the coordinator, which changes the chain.
+fails is reported to the driver; a link that fails is reported to the coordinator, which changes the chain. Where a
+frame is, and whether the computing thread is stuck, can be asked at any time (`step_trace`).
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ import msgspec
 import numpy as np
 
 from shardcompute.backends.matrix import Array
-from shardcompute.core.errors import LinkError, ShardComputeError
+from shardcompute.core.errors import BackendError, LinkError, ShardComputeError
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.steps import Draft, Opening, Picked, SessionRows
-from shardcompute.node.rpc.commands import Admit, Connect, Connected, Peer
+from shardcompute.node.rpc.commands import Admit, Connect, Connected, Peer, Redial, StepTraced, TraceStep
 from shardcompute.node.rpc.frames import opening_of, segment_of, step_failed, step_result, work_of
+from shardcompute.node.rpc.step_times import STAGE_PATIENCE, Patience, StepTimes
 from shardcompute.node.worker.activation_log import ActivationLog, Chunk, replay_frames
 from shardcompute.node.worker.codec_choice import choose_codec
 from shardcompute.node.worker.peer_links import PeerLinks
 from shardcompute.node.worker.slot import StageRoute, StageSlot, sessions_in
+from shardcompute.node.worker.step_trace import StepTrace
 from shardcompute.runtime.head_drafter import HeadDrafter
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.wire import (
@@ -42,6 +45,9 @@ from shardcompute.wire import (
 
 log = logging.getLogger(__name__)
 _WATCH_S = 1.0
+_ERRAND_S = 60.0
+"""So long the computing thread may be at anything but a step: freeing memory, putting in a drafter."""
+_CLOSE_S = 10.0
 ShardKey = tuple[str, int, int]
 """(chain, first layer, layer behind the last)"""
 
@@ -70,13 +76,17 @@ class StageServer:
         on_link_broken: Callable[[str], None],
         *,
         log_bytes: int = 256 << 20,
+        patience: Patience = STAGE_PATIENCE,
     ) -> None:
         self._node = node
+        self._patience = patience
+        self._trace = StepTrace()
         self._links = PeerLinks(dial, on_link_broken)
         self._log_bytes = log_bytes
         self._lock = threading.Lock()
         self._limited_log = RateLimitedLog(log)
         self._runtimes: dict[ShardKey, StageRuntime] = {}
+        self._times: dict[ShardKey, StepTimes] = {}
         self._slots: dict[str, StageSlot] = {}
         self._fences: dict[str, int] = {}
         self._is_closed = False
@@ -90,6 +100,7 @@ class StageServer:
         with self._lock:
             if not self._is_closed:
                 self._runtimes[key] = runtime
+                self._times[key] = StepTimes(self._patience)
                 return
         runtime.close()
 
@@ -110,6 +121,7 @@ class StageServer:
         """Free a shard, after the step that may be running."""
         with self._lock:
             runtime = self._runtimes.pop(key, None)
+            self._times.pop(key, None)
             slot = self._slots.get(key[0])
             if slot is not None and slot.runtime is runtime:
                 del self._slots[key[0]]
@@ -121,7 +133,8 @@ class StageServer:
         """Let a shard take part in its chain's new epoch and open the link to whoever comes next.
 
         Sessions of the epoch before are forgotten, and replayed by the driver, unless it keeps them. Where it
-        replays, the next stage, which must be connected, is sent all that the log has. Raises LinkError.
+        replays, the next stage, which must be connected, is sent all that the log has. Raises LinkError, and
+        BackendError where the computing thread is stuck.
         """
         slot, goes_on = self._take_slot(command)
         if not goes_on:
@@ -137,9 +150,9 @@ class StageServer:
 
     def _take_slot(self, command: Connect) -> tuple[StageSlot, bool]:
         """The shard with its new route, and whether it goes on with its sessions."""
-        chain, epoch = command.chain, command.epoch
+        chain, epoch, key = command.chain, command.epoch, (command.chain, command.start, command.stop)
         with self._lock:
-            runtime = self._runtimes.get((chain, command.start, command.stop))
+            runtime = self._runtimes.get(key)
             if runtime is None:
                 raise LinkError(
                     f"layers {command.start} to {command.stop} of chain {chain} are not loaded here"
@@ -149,7 +162,8 @@ class StageServer:
             former = self._slots.get(chain)
             goes_on = command.keeps_sessions and former is not None and former.runtime is runtime
             log_ = former.log if goes_on and former is not None else ActivationLog(self._log_bytes)
-            slot = self._slots[chain] = StageSlot(chain, runtime, StageRoute.of(command), log_)
+            slot = StageSlot(chain, runtime, StageRoute.of(command), log_, self._times[key])
+            self._slots[chain] = slot
             self._fences[chain] = epoch
         return slot, goes_on
 
@@ -160,10 +174,36 @@ class StageServer:
             except queue.Empty:
                 if not self._thread.is_alive():
                     raise LinkError("this node is closing") from None
+                self.check_not_stuck()
                 continue
             if isinstance(answer, LinkError):
                 raise answer
             return answer
+
+    def check_not_stuck(self) -> None:
+        """BackendError where the computing thread is at one thing for longer than that can take."""
+        seen = self._trace.look()
+        if seen.is_stuck:
+            raise BackendError(
+                f"this worker has been stuck in one step for {seen.busy_s:.0f} s",
+                hint="restart it; its log says with what",
+            )
+
+    def trace(self, command: TraceStep) -> StepTraced:
+        """Where a frame is, and how the computing thread is getting on."""
+        traced = self._trace.find(command)
+        with self._lock:
+            slot = self._slots.get(command.chain)
+        if slot is None:
+            return traced
+        route = slot.route
+        to = route.drivers.get(command.session_namespace) if route.is_last else route.next
+        return msgspec.structs.replace(traced, unsent=0 if to is None else self._links.backlog(to))
+
+    def redial(self, command: Redial) -> None:
+        """End the link to a peer, and report it as one that broke. LinkError where there is none."""
+        if not self._links.end(command.node):
+            raise LinkError(f"there is no link to {command.node}")
 
     def unreachable(self) -> set[str]:
         """The nodes to which the frames of current epochs should go and cannot."""
@@ -225,6 +265,7 @@ class StageServer:
         """A message that node `sender` sent. Only the stage before and the driver of its chain are heard, and of
         them only frames and the ends of sessions."""
         if isinstance(message, StepFrame):
+            self._trace.place(message, sender, "queued")
             self._inbox.put(_Arrived(message, body, sender, time.perf_counter()))
         elif isinstance(message, SessionClose):
             self._inbox.put(_Ended(message, sender))
@@ -234,7 +275,11 @@ class StageServer:
             self._is_closed = True
         self._inbox.put(None)
         self._links.close()
-        self._thread.join()
+        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            # Its memory is freed with the process: nobody may free what a step is computing with.
+            log.warning("a step has not ended within %g s; this worker closes without it", _CLOSE_S)
+            return
         with self._lock:
             runtimes, self._runtimes = list(self._runtimes.values()), {}
         for runtime in runtimes:
@@ -246,11 +291,13 @@ class StageServer:
         while (item := self._inbox.get()) is not None:
             try:
                 if isinstance(item, _Arrived):
-                    self._step(item)
-                elif isinstance(item, _Ended):
-                    self._close_sessions(item)
-                else:
-                    item()
+                    self._serve_frame(item)
+                    continue
+                with self._trace.busy(_ERRAND_S):
+                    if isinstance(item, _Ended):
+                        self._close_sessions(item)
+                    else:
+                        item()
             except LinkError as error:
                 log.warning("a frame could not be passed on: %s", error)
             except Exception:
@@ -275,10 +322,17 @@ class StageServer:
             return None
         return None if slot.is_outdated(frame) else slot
 
-    def _step(self, arrived: _Arrived) -> None:
+    def _serve_frame(self, arrived: _Arrived) -> None:
         frame, slot = arrived.frame, self._slot_for(arrived)
         if slot is None:
+            self._trace.place(frame, arrived.sender, "dropped")
             return
+        self._trace.place(frame, arrived.sender, "computing")
+        with self._trace.busy(slot.times.allowed_s(frame.rows)):
+            self._step(slot, arrived)
+
+    def _step(self, slot: StageSlot, arrived: _Arrived) -> None:
+        frame, sender = arrived.frame, arrived.sender
         started = time.perf_counter()
         try:
             slot.check_share(frame)
@@ -290,24 +344,49 @@ class StageServer:
                 self._log_session("begins", opening.session, frame.chain)
             out = slot.runtime.step(work, openings, activations)
             computed = time.perf_counter()
+            slot.times.observe(frame.rows, computed - started)
             drafts: list[Draft] = []
             if isinstance(out, list) and not frame.replay:
                 drafts = slot.runtime.draft(work, out)
+            timing = StageTiming(
+                self._node,
+                started - arrived.received_s,
+                computed - decoded,
+                decoded - started,
+                len(arrived.body),
+                draft_s=time.perf_counter() - computed,
+            )
+            send = self._outgoing(slot, frame, work, openings, out, drafts, timing)
         except Exception as error:
+            self._trace.place(frame, sender, "failed")
             self._report_failure(slot, frame, error)
             return
-        timing = StageTiming(
-            self._node,
-            started - arrived.received_s,
-            computed - decoded,
-            decoded - started,
-            len(arrived.body),
-            draft_s=time.perf_counter() - computed,
-        )
+        self._trace.place(frame, sender, "sending")
+        try:
+            send()
+        except Exception:
+            self._trace.place(frame, sender, "dropped")
+            raise
+        self._trace.place(frame, sender, "sent")
+
+    def _outgoing(
+        self,
+        slot: StageSlot,
+        frame: StepFrame,
+        work: Sequence[SessionRows],
+        openings: Sequence[Opening],
+        out: Array | list[Picked],
+        drafts: Sequence[Draft],
+        timing: StageTiming,
+    ) -> Callable[[], None]:
+        """What is to be sent of a step: its results to the driver, or activations to the next stage."""
         if not isinstance(out, list):
-            self._pass_on(slot, frame, work, openings, out, timing)
-        elif not frame.replay:
-            self._answer(slot, frame, out, drafts, timing)
+            return self._passed_on(slot, frame, work, openings, out, timing)
+        if frame.replay:
+            return _send_nothing
+        # The end of the chain: results straight to the driver.
+        result = step_result(frame, out, drafts, [*frame.timings, timing])
+        return lambda: self._links.send(slot.driver_of(frame), result)
 
     def _log_session(self, what: str, session: int, chain: str) -> None:
         """Stages know sessions by number alone; which request one belongs to is in the log of its driver."""
@@ -319,19 +398,7 @@ class StageServer:
             return None
         return find_codec(frame.codec).decode(body, frame.rows, frame.width)
 
-    def _answer(
-        self,
-        slot: StageSlot,
-        frame: StepFrame,
-        out: list[Picked],
-        drafts: Sequence[Draft],
-        timing: StageTiming,
-    ) -> None:
-        """The end of the chain: results straight to the driver."""
-        result = step_result(frame, out, drafts, [*frame.timings, timing])
-        self._links.send(slot.driver_of(frame), result)
-
-    def _pass_on(
+    def _passed_on(
         self,
         slot: StageSlot,
         frame: StepFrame,
@@ -339,7 +406,7 @@ class StageServer:
         openings: Sequence[Opening],
         out: Array,
         timing: StageTiming,
-    ) -> None:
+    ) -> Callable[[], None]:
         """Log what the next stage gets, as it gets it, and send it on unless it has that already."""
         started = time.perf_counter()
         rows, width = out.shape
@@ -348,7 +415,7 @@ class StageServer:
         packed = codec.rows.pack(np.array(out, dtype=np.float32))
         slot.log.append(work, openings, Chunk(codec.rows.name, width, packed))
         if frame.replay:
-            return
+            return _send_nothing
         body = codec.wrap(packed)
         sent = msgspec.structs.replace(
             timing,
@@ -367,7 +434,7 @@ class StageServer:
             opens=frame.opens,
             timings=[*frame.timings, sent],
         )
-        self._links.send(slot.route.next, passed, body)
+        return lambda: self._links.send(slot.route.next, passed, body)
 
     def _choose_codec(self, route: StageRoute, rows: int, width: int) -> Codec:
         rate = self._links.bytes_per_s(route.next)
@@ -387,6 +454,7 @@ class StageServer:
         route = slot.route
         for frame, body in replay_frames(slot.log, slot.chain, route.epoch, route.wire):
             self._links.send(route.next, frame, body)
+            self._trace.advance()
         return lengths
 
     def _report_failure(self, slot: StageSlot, frame: StepFrame, error: Exception) -> None:
@@ -410,3 +478,7 @@ class StageServer:
             slot.close(message.sessions)
             if not slot.route.is_last:
                 self._links.send(slot.route.next, message)
+
+
+def _send_nothing() -> None:
+    """A replay restores memory; nobody waits for it."""

@@ -30,8 +30,10 @@ from shardcompute.node.rpc.commands import (
     LoadLayers,
     NodeCommand,
     Probe,
+    Redial,
+    TraceStep,
     UnloadLayers,
-    encode_connected,
+    encode_answer,
 )
 from shardcompute.node.rpc.control_client import ControlClient
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
@@ -55,6 +57,7 @@ from shardcompute.wire import (
     default_transports,
     join_address,
 )
+from shardcompute.wire.control import StepOverdue
 
 log = logging.getLogger(__name__)
 _RELIEF_S = 5.0
@@ -104,8 +107,8 @@ class HostedDriversPort(Protocol):
     def close(self) -> None: ...
 
 
-HostDrivers = Callable[[Endpoint, Callable[[str], None]], HostedDriversPort]
-"""Opens them on a worker's endpoint, and has broken links reported."""
+HostDrivers = Callable[[Endpoint, Callable[[str], None], Callable[[StepOverdue], None]], HostedDriversPort]
+"""Opens them on a worker's endpoint, and has broken links and missing results reported."""
 
 
 class Worker:
@@ -137,7 +140,9 @@ class Worker:
             transports=options.transports,
         )
         self.node = self._endpoint.node
-        self._hosted = host_drivers(self._endpoint, self._link_broken)
+        self._hosted = host_drivers(
+            self._endpoint, self._link_broken, lambda overdue: self._control.report(overdue)
+        )
         self._stages = StageServer(self.node, self._endpoint.dialler("stage"), self._link_broken)
         self._loader = ShardLoader(
             self._stages,
@@ -229,14 +234,18 @@ class Worker:
         elif isinstance(command, UnloadLayers):
             self._loader.unload((command.chain, command.start, command.stop))
         elif isinstance(command, Connect):
-            return encode_connected(self._connect(command))
+            return encode_answer(self._connect(command))
         elif isinstance(command, FenceOff):
             self._stages.fence(command.chain, command.epoch, forgets=command.forgets)
             self._hosted.carry_out(command)
         elif isinstance(command, Admit):
-            return encode_connected(self._stages.admit(command))
+            return encode_answer(self._stages.admit(command))
         elif isinstance(command, Dismiss):
             self._stages.dismiss(command.chain, command.session_namespace)
+        elif isinstance(command, TraceStep):
+            return encode_answer(self._stages.trace(command))
+        elif isinstance(command, Redial) and not command.by_driver:
+            self._stages.redial(command)
         elif isinstance(command, Probe):
             self._probe(command)
         else:
@@ -253,6 +262,8 @@ class Worker:
     def _load(self, command: LoadLayers) -> None:
         key = (command.chain, command.start, command.stop)
         try:
+            # What is loaded could not be used.
+            self._stages.check_not_stuck()
             layer_s = self._load_shard(command)
         except ShardComputeError as error:
             log.warning("layers %d to %d of %s could not be loaded: %s", *key[1:], command.model, error)

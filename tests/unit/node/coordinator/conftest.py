@@ -22,7 +22,7 @@ from shardcompute.node.rpc.commands import (
     NodeCommand,
     Peer,
     decode_command,
-    encode_connected,
+    encode_answer,
 )
 from shardcompute.wire.control import Command, CommandReply
 from support.swarm.fake_cluster import serving_cluster
@@ -91,7 +91,7 @@ class FakePump:
         return True
 
     def _answer(self, number: int, command: NodeCommand) -> None:
-        default = encode_connected(Connected()) if isinstance(command, Connect | Admit) else b""
+        default = encode_answer(Connected()) if isinstance(command, Connect | Admit) else b""
         answer = self.answers.get(type(command), default)
         if answer is not None:
             is_error = isinstance(answer, str)

@@ -8,7 +8,7 @@ from shardcompute.control.actions import ConnectChain, StageAddress
 from shardcompute.control.state import Assignment
 from shardcompute.core.errors import LinkError
 from shardcompute.node.coordinator.chain_connector import ConnectedEpoch, connect_epoch, wire_between
-from shardcompute.node.rpc.commands import Connect, Connected, Wire, encode_connected
+from shardcompute.node.rpc.commands import Connect, Connected, Wire, encode_answer
 from shardcompute.node.rpc.session_ids import Resumption, first_session
 
 from .conftest import Shell
@@ -47,7 +47,7 @@ def test_whoever_replays_is_told_after_the_one_that_it_replays_to(shell: Shell) 
         pump = shell.connect(node)
         answer = pump._answer
         pump._answer = lambda *args, node=node, answer=answer: (told.append(node), answer(*args))  # type: ignore[method-assign, misc, assignment]
-        pump.answers[Connect] = encode_connected(Connected(True, {5: 3}, {5: 4}))
+        pump.answers[Connect] = encode_answer(Connected(True, {5: 3}, {5: 4}))
     connected = connect(shell, action("a", "c", "b", used="axb"))
     assert told == ["c", "b", "a"]
     assert connected.resumption == Resumption({5: 3}, held=frozenset({5}))

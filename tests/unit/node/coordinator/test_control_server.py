@@ -11,6 +11,7 @@ from shardcompute.control import events as happened
 from shardcompute.control.events import Event, encode_event
 from shardcompute.control.state import Shard
 from shardcompute.node.coordinator.control_server import ControlServer
+from shardcompute.node.coordinator.stalled_steps import StalledSteps
 from shardcompute.node.rpc.commands import FenceOff, Introduce, Leave, Probe
 from shardcompute.security import Role
 from shardcompute.security.certificates import certificate_der, parse_certificate
@@ -50,6 +51,7 @@ class Served:
             shell.ports,
             shell.attachments,
             shell.executor,
+            StalledSteps(shell.coordinator, shell.registry, shell.ports),
             self.liveness,  # type: ignore[arg-type]
             lambda: b"revoked",
         )

@@ -23,7 +23,7 @@ from shardcompute.node.rpc.commands import (
     Probe,
     Retire,
     UnloadLayers,
-    encode_connected,
+    encode_answer,
 )
 from shardcompute.security import Role
 from shardcompute.security.certificates import certificate_der, parse_certificate
@@ -52,7 +52,7 @@ class FakeNode:
     def dial(self) -> None:
         self.pump = FakePump(self.lab.coordinator.registry, self.id, self._der)
         self.loaded = 0
-        self.pump.answers[Connect] = encode_connected(self.held)
+        self.pump.answers[Connect] = encode_answer(self.held)
         self.lab.say(
             self.pump,
             Register(

@@ -31,7 +31,7 @@ from shardcompute.node.rpc.commands import (
     Retire,
     UnloadLayers,
     Unservable,
-    encode_connected,
+    encode_answer,
 )
 from shardcompute.node.rpc.session_ids import Resumption, first_session
 from support.swarm.fake_cluster import MODEL, serving_cluster
@@ -158,7 +158,7 @@ def test_probes_come_back_whether_they_got_through_or_not(shell: Shell) -> None:
 
 def test_an_epoch_is_connected_then_used_with_what_its_stages_know(shell: Shell) -> None:
     mine, foreign = first_session(77), first_session(5)
-    known = encode_connected(Connected(True, {}, {mine: 4, foreign: 6}))
+    known = encode_answer(Connected(True, {}, {mine: 4, foreign: 6}))
     for pump in shell.pumps.values():
         pump.answers[Connect] = known
     action = connect(shell)
@@ -176,10 +176,10 @@ def test_an_epoch_that_is_connected_again_knows_no_more_than_its_stages_do_now(s
     """A stage was started again after the first time: it holds nothing any more."""
     mine = first_session(77)
     for pump in shell.pumps.values():
-        pump.answers[Connect] = encode_connected(Connected(True, {}, {mine: 69}))
+        pump.answers[Connect] = encode_answer(Connected(True, {}, {mine: 69}))
     action = connect(shell)
     shell.begin(action)
-    shell.pumps["b"].answers[Connect] = encode_connected(Connected(False))
+    shell.pumps["b"].answers[Connect] = encode_answer(Connected(False))
     shell.begin(action)
     shell.begin(activate(action))
     [attach] = shell.driver.told(Attach)

@@ -37,7 +37,7 @@ def host(papers: Papers) -> Iterator[DriverHost]:
     endpoint = Endpoint(
         papers.node("host", Role.WORKER), "tcp://127.0.0.1:0", roles, transports=default_transports()
     )
-    host = DriverHost(endpoint, lambda node: None)
+    host = DriverHost(endpoint, lambda node: None, lambda overdue: None)
     with closing(endpoint), closing(host):
         endpoint.start()
         yield host
