@@ -227,6 +227,8 @@ class Chain(Struct, frozen=True, kw_only=True):
     used_stages: tuple[Assignment, ...] = ()
     """The shape that its drivers have last used, with whose sessions the next one may go on. Nothing after a restart:
     the sessions of the coordinator's own driver ended with its process, and what stages hold of them must be freed."""
+    lost: tuple[str, ...] = ()
+    """Nodes whose stage was lost since its drivers last used it."""
     is_released: bool = False
     """Of a retired chain: all drivers were told that it will not come back."""
 

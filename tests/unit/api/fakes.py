@@ -131,7 +131,7 @@ class FakeService:
                 tokens = step.tokens if request_wants else tuple(TokenChoice(t.id) for t in step.tokens)
                 if request.sampling.wants_hidden:
                     tokens = tuple(replace(t, hidden=self.hidden) for t in tokens)
-                yield Delta(step.text, tokens, prompt, step.finish, step.timings)
+                yield Delta(step.text, tokens, prompt, step.finish, step.timings, step.interruption)
         finally:
             for _ in range(self.closing_turns):
                 await asyncio.sleep(0)

@@ -44,6 +44,16 @@ def test_losing_a_stage_interrupts_its_chain(serving: Callable[..., Any]) -> Non
     assert cluster.state.nodes["b"].shards == ()
 
 
+def test_a_chain_remembers_who_was_lost_until_it_serves_again(serving: Callable[..., Any]) -> None:
+    cluster = serving(500, 500, 500, 500)
+    nodes = cluster.state.chains["m#1"].nodes
+    for node in nodes[:2]:
+        cluster.lose(node)
+    assert cluster.state.chains["m#1"].lost == nodes[:2]
+    cluster.settle()
+    assert (cluster.state.chains["m#1"].status, cluster.state.chains["m#1"].lost) == ("ready", ())
+
+
 def test_a_node_that_comes_back_with_its_shard_interrupts_nothing(serving: Callable[..., Any]) -> None:
     cluster = serving(500, 500)
     shards = cluster.state.nodes["a"].shards

@@ -21,7 +21,7 @@ from shardcompute.api.generation.parameters import Plan
 from shardcompute.api.generation.structured import check_complete
 from shardcompute.api.metrics.collector import GenerationMetrics
 from shardcompute.core.errors import BackendError, CancelledError
-from shardcompute.core.generation import Delta, GenerationRequest, Timings, TokenChoice
+from shardcompute.core.generation import Delta, GenerationRequest, Interruption, Timings, TokenChoice
 from shardcompute.node.service import Service
 
 _QUEUED_DELTAS = 256
@@ -36,6 +36,7 @@ class Outcome:
     prompt: tuple[TokenChoice, ...] = ()
     finish: Literal["stop", "length"] | None = None
     timings: Timings | None = None
+    interruptions: list[Interruption] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -46,6 +47,8 @@ class Outcome:
         self.tokens += delta.tokens
         self.prompt = self.prompt or delta.prompt
         self.timings = delta.timings or self.timings
+        if delta.interruption is not None:
+            self.interruptions.append(delta.interruption)
         if delta.finish == "cancelled":
             raise CancelledError("The server cancelled this generation.", hint="send the request again")
         self.finish = delta.finish

@@ -18,7 +18,7 @@ from shardcompute.api.openai.envelope import Envelope, open_envelope, usage_of, 
 from shardcompute.api.openai.framing import CompletionsFraming
 from shardcompute.api.openai.replies import ChatChunk, ChatCompletion
 from shardcompute.api.openapi import GENERATION_ERRORS, ApiRoute
-from shardcompute.core.generation import Delta
+from shardcompute.core.generation import Delta, Interruption
 
 
 async def create_chat_completion(request: Request) -> Response:
@@ -37,14 +37,19 @@ class ChatCompletionsAdapter:
         self._envelope = envelope
         self._no_usage: dict[str, Any] = {"usage": None} if has_usage else {}
         """A stream that ends with its usage says in each chunk before that there is none yet."""
+        self._interruptions: list[Interruption] = []
+        """Not told yet: not every delta has a chunk."""
 
     def chunks(self, index: int, delta: Delta, outcomes: list[Outcome]) -> Iterator[ChatChunk]:
+        if delta.interruption is not None:
+            self._interruptions.append(delta.interruption)
         for choice in self._chat.choices.chunks(index, delta, outcomes[index]):
+            told, self._interruptions = self._interruptions, []
             is_last = choice.finish_reason is not None and all(outcome.finish for outcome in outcomes)
             yield ChatChunk(
                 object="chat.completion.chunk",
                 choices=[choice],
-                **self._envelope.fields(outcomes if is_last else ()),
+                **self._envelope.fields(outcomes if is_last else (), told),
                 **self._no_usage,
             )
 

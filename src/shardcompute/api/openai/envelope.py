@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -13,10 +13,10 @@ from shardcompute.api.errors import RequestError
 from shardcompute.api.generation.generations import Outcome
 from shardcompute.api.generation.parameters import Plan
 from shardcompute.api.generation.schemas import GenerationBody
-from shardcompute.api.openai.replies import PromptTokensDetails, TimingsReply, Usage
-from shardcompute.core.generation import Timings
+from shardcompute.api.openai.replies import InterruptionReply, PromptTokensDetails, TimingsReply, Usage
+from shardcompute.core.generation import Interruption, Timings
 
-_LONGEST = ("queue_s", "prefill_s", "decode_s")
+_LONGEST = ("queue_s", "prefill_s", "decode_s", "interrupted_s")
 _SUMMED = (
     "prompt_tokens",
     "generated_tokens",
@@ -36,15 +36,21 @@ class Envelope:
     created_s: int
     model: str
 
-    def fields(self, outcomes: Sequence[Outcome] = ()) -> dict[str, Any]:
-        """With the times of `outcomes`, where any are known."""
+    def fields(
+        self, outcomes: Sequence[Outcome] = (), interruptions: Sequence[Interruption] | None = None
+    ) -> dict[str, Any]:
+        """With the times of `outcomes`, where any are known, and these interruptions; None: all of theirs."""
         timings = timings_of(outcomes)
+        if interruptions is None:
+            interruptions = [each for outcome in outcomes for each in outcome.interruptions]
+        told = [InterruptionReply(**asdict(each)) for each in interruptions]
         return {
             "id": self.reply_id,
             "created": self.created_s,
             "model": self.model,
             "system_fingerprint": f"shardcompute-{package_version()}",
             **({} if timings is None else {"timings": timings}),
+            **({"interruptions": told} if told else {}),
         }
 
 

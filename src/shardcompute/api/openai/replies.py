@@ -34,6 +34,15 @@ class Usage(ReplyBody):
     prompt_tokens_details: PromptTokensDetails | None = None
 
 
+class InterruptionReply(ReplyBody):
+    """Not OpenAI's: machines were lost, or layers moved, and the answer went on where it was. No token is lost."""
+
+    lost: tuple[str, ...]
+    taken_over_by: tuple[str, ...]
+    pause_s: float
+    after_tokens: int
+
+
 class TimingsReply(ReplyBody):
     """Not OpenAI's: where the time went, in seconds."""
 
@@ -55,6 +64,7 @@ class TimingsReply(ReplyBody):
     draft_s: float = 0.0
     bytes_per_token: float = 0.0
     codecs: list[str] = Field(default_factory=list)
+    interrupted_s: float = 0.0
 
 
 class ChatCompletion(ReplyBody):
@@ -66,6 +76,7 @@ class ChatCompletion(ReplyBody):
     choices: list[ChatChoice]
     usage: Usage
     timings: TimingsReply | None = None
+    interruptions: list[InterruptionReply] = Field(default_factory=list)
 
 
 class ChatChunk(ReplyBody):
@@ -77,6 +88,7 @@ class ChatChunk(ReplyBody):
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     timings: TimingsReply | None = None
+    interruptions: list[InterruptionReply] = Field(default_factory=list)
 
 
 class CompletionLogprobs(ReplyBody):
@@ -106,6 +118,7 @@ class Completion(ReplyBody):
     choices: list[CompletionChoice]
     usage: Usage | None = None
     timings: TimingsReply | None = None
+    interruptions: list[InterruptionReply] = Field(default_factory=list)
 
 
 class TokenizeReply(ReplyBody):

@@ -129,7 +129,7 @@ def _make_ready(state: ClusterState, event: happened.ChainReady) -> ClusterState
     if chain is None or chain.connected_epoch != event.epoch:
         return state
     own = Attachment(state.driver, 0, event.epoch, own_kv_tokens(state, chain))
-    ready = replace(chain, status="ready", missing_bytes=0, used_stages=chain.stages)
+    ready = replace(chain, status="ready", missing_bytes=0, used_stages=chain.stages, lost=())
     return without_breaks(with_chain(state, with_attachment(ready, own)), hops(state, chain))
 
 

@@ -62,7 +62,7 @@ def _interrupt_unheld(state: ClusterState, node_id: str) -> ClusterState:
         for stage in chain.stages:
             is_forgotten = chain.connected_epoch == chain.epoch and not is_loaded(state, chain, stage)
             if stage.node == node_id and (is_overfull or is_forgotten):
-                state = interrupt(state, chain, f"{node_id} came back without its shard")
+                state = interrupt(state, chain, f"{node_id} came back without its shard", lost=node_id)
     return state
 
 
@@ -161,7 +161,8 @@ def _part(
     state = with_node(state, parted)
     for chain in state.live_chains():
         if node_id in chain.nodes:
-            state = interrupt(state, chain, f"{node.name} is {status}: {reason}")
+            lost = node_id if status == "lost" else ""
+            state = interrupt(state, chain, f"{node.name} is {status}: {reason}", lost=lost)
     return _without_standbys_on(state, node_id)
 
 
@@ -189,7 +190,7 @@ def _restart(state: ClusterState, event: happened.CoordinatorStarted) -> Cluster
     }
     state = begin_links_anew(replace(state, nodes=nodes), event.now_s)
     for chain in state.live_chains():
-        state = with_chain(state, replace(chain, used_stages=(), host_failures=()))
+        state = with_chain(state, replace(chain, used_stages=(), lost=(), host_failures=()))
         state = interrupt(state, state.chains[chain.id], "the coordinator restarted")
     return state
 

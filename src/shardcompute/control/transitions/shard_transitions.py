@@ -83,7 +83,7 @@ def _interrupt_at(
     if chain is None:
         return state
     is_stage = any((each.node, each.start, each.stop) == (node, start, stop) for each in chain.stages)
-    return interrupt(state, chain, f"{node}: {reason}") if is_stage else state
+    return interrupt(state, chain, f"{node}: {reason}", lost=node) if is_stage else state
 
 
 def _note_loading(state: ClusterState, chain_id: str) -> ClusterState:

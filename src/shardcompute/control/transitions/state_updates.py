@@ -24,9 +24,14 @@ def live_node(state: ClusterState, node_id: str, incarnation: int | None = None)
     return node
 
 
-def interrupt(state: ClusterState, chain: Chain, reason: str) -> ClusterState:
-    """This epoch of the chain is over."""
-    if not chain.is_live or chain.is_interrupted:
+def interrupt(state: ClusterState, chain: Chain, reason: str, *, lost: str = "") -> ClusterState:
+    """This epoch of the chain is over, where a stage was `lost`: because of that node."""
+    if not chain.is_live:
+        return state
+    if lost and lost not in chain.lost and chain.used_stages:
+        chain = replace(chain, lost=(*chain.lost, lost))
+        state = with_chain(state, chain)
+    if chain.is_interrupted:
         return state
     status = "recovering" if chain.status == "ready" else chain.status
     return with_chain(state, replace(chain, status=status, is_interrupted=True, reason=reason))

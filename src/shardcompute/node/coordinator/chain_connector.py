@@ -16,10 +16,12 @@ from shardcompute.node.coordinator.driver_port import OwnDriver
 from shardcompute.node.coordinator.node_registry import NoAnswerError, NodeRegistry, await_answer
 from shardcompute.node.coordinator.session_recovery import RecoveryPlan, plan_recovery
 from shardcompute.node.rpc.commands import (
+    UNCHANGED,
     Attach,
     Connect,
     Connected,
     Peer,
+    ShapeChange,
     StepTraced,
     TraceStep,
     Wire,
@@ -53,6 +55,8 @@ class ConnectedEpoch:
     epoch: int
     resumption: Resumption | None
     """What its stages still knew; None: nothing, all sessions are computed again."""
+    change: ShapeChange = UNCHANGED
+    """What drivers tell those who waited for it."""
     told: set[int] = field(default_factory=set)
     """The other drivers, by the namespace of their sessions, that have been told of it."""
 
@@ -70,7 +74,11 @@ class ConnectedEpoch:
 
 
 def connect_epoch(
-    action: ConnectChain, driver: OwnDriver, registry: NodeRegistry, wire_of: WireOf
+    action: ConnectChain,
+    driver: OwnDriver,
+    registry: NodeRegistry,
+    wire_of: WireOf,
+    change: ShapeChange = UNCHANGED,
 ) -> ConnectedEpoch:
     """Connect a new epoch. Raises LinkError, StuckStageError for a stage that does not answer because it is stuck.
     Waits for others: call it in the background."""
@@ -87,7 +95,29 @@ def connect_epoch(
             answers[index] = _await_connected(registry, action.stages[index].node, answer)
     driver.open_chain(attach_command(action))
     resumption = None if plan is None else plan.resumption([answers[i] for i in range(len(commands))])
-    return ConnectedEpoch(action.epoch, resumption)
+    return ConnectedEpoch(action.epoch, resumption, change)
+
+
+def change_of(state: ClusterState, action: ConnectChain) -> ShapeChange:
+    """Whose stages an epoch does without, and who computes layers in it that others did, or that it had lost."""
+    chain = state.chains.get(action.chain)
+    used = {(stage.node, stage.start, stage.stop) for stage in action.used_stages}
+    away = [stage.node for stage in action.used_stages if not _is_well(state, stage.node)]
+    lost = dict.fromkeys([*(() if chain is None else chain.lost), *away])
+    new = [
+        stage.node
+        for stage in action.stages
+        if used and ((stage.node, stage.start, stage.stop) not in used or stage.node in lost)
+    ]
+    called = {id: node.name for id, node in state.nodes.items()}
+    return ShapeChange(
+        tuple(called.get(node, node) for node in lost), tuple(called.get(node, node) for node in new)
+    )
+
+
+def _is_well(state: ClusterState, node_id: str) -> bool:
+    node = state.nodes.get(node_id)
+    return node is not None and node.is_live and node.status != "suspected"
 
 
 def _await_connected(registry: NodeRegistry, node: str, answer: queue.SimpleQueue[CommandReply]) -> Connected:
@@ -117,7 +147,9 @@ def look_at(registry: NodeRegistry, node: str) -> StepTraced | None:
 
 
 def attach_command(
-    action: ConnectChain | ActivateChain | AttachDriver, resumption: Resumption | None = None
+    action: ConnectChain | ActivateChain | AttachDriver,
+    resumption: Resumption | None = None,
+    change: ShapeChange = UNCHANGED,
 ) -> Attach:
     """What any driver is told of an epoch that it is to use."""
     first = action.stages[0]
@@ -129,6 +161,7 @@ def attach_command(
         nodes=[stage.node for stage in action.stages],
         kv_tokens=action.kv_tokens,
         resumption=resumption,
+        change=change,
     )
 
 

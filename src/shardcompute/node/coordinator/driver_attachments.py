@@ -146,9 +146,12 @@ class DriverAttachments:
         if action.is_hosted:
             self._prepare_host(action)
         answers = self._admit(action, port, [stage.node for stage in action.stages])
-        port.ask(attach_command(action, connected.resume(port.session_namespace, answers)))
+        resumption = connected.resume(port.session_namespace, answers)
+        port.ask(attach_command(action, resumption, connected.change))
         if action.is_hosted:
-            self._ports.own.host_chain(action.chain, action.driver, port.url)
+            node = self._coordinator.state.nodes.get(action.driver)
+            name = action.driver if node is None else node.name
+            self._ports.own.host_chain(action.chain, action.driver, port.url, name)
 
     def _prepare_host(self, action: AttachDriver) -> None:
         offered = [model for model in self._brief().models if model.name == action.model]

@@ -50,7 +50,7 @@ class OwnDriver(DriverPort, Protocol):
         """Dial the first stage of an epoch, which `ask` with the same command then has used. Raises LinkError."""
         ...
 
-    def host_chain(self, chain: str, node: str, url: str) -> None:
+    def host_chain(self, chain: str, node: str, url: str, name: str) -> None:
         """This worker hosts the chain's driver from now on: hand generations over to it. Raises LinkError."""
         ...
 

@@ -46,6 +46,7 @@ from shardcompute.node.coordinator.chain_connector import (
     ConnectedEpoch,
     StuckStageError,
     attach_command,
+    change_of,
     connect_epoch,
     wire_between,
 )
@@ -54,6 +55,7 @@ from shardcompute.node.coordinator.driver_attachments import DriverAction, Drive
 from shardcompute.node.coordinator.driver_port import DriverPorts
 from shardcompute.node.coordinator.node_registry import NodeRegistry
 from shardcompute.node.rpc.commands import (
+    UNCHANGED,
     FenceOff,
     Leave,
     LoadLayers,
@@ -197,8 +199,9 @@ class ActionExecutor:
     def _connect(self, action: ConnectChain) -> None:
         """In the background, because it waits for others."""
         try:
-            wire_of = partial(wire_between, self._coordinator.state, self._wire)
-            connected = connect_epoch(action, self._ports.own, self._registry, wire_of)
+            state = self._coordinator.state
+            wire_of, change = partial(wire_between, state, self._wire), change_of(state, action)
+            connected = connect_epoch(action, self._ports.own, self._registry, wire_of, change)
         except StuckStageError as stuck:
             log.warning("chain %s could not be connected: %s", action.chain, stuck)
             node, reason = stuck.node, stuck.reason
@@ -241,7 +244,7 @@ class ActionExecutor:
         own, connected = self._ports.own, self._epochs.get(action.chain)
         known = None if connected is None else connected.known_of(own.session_namespace)
         try:
-            own.ask(attach_command(action, known))
+            own.ask(attach_command(action, known, UNCHANGED if connected is None else connected.change))
         except ShardComputeError as error:
             # Its link ended, which has been reported and leads to a new epoch.
             log.warning("chain %s cannot be used: %s", action.chain, error)

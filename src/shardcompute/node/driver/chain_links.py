@@ -13,7 +13,7 @@ from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.steps import Frame, Opening, SessionRows
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.limits import ChainShape
-from shardcompute.node.rpc.commands import Peer
+from shardcompute.node.rpc.commands import Attach, Peer
 from shardcompute.node.rpc.frames import (
     REPLAY,
     error_of,
@@ -22,7 +22,7 @@ from shardcompute.node.rpc.frames import (
     replay_frame,
     step_frame,
 )
-from shardcompute.node.rpc.session_ids import Resumption, namespace_of
+from shardcompute.node.rpc.session_ids import namespace_of
 from shardcompute.wire import Link, LinkPump, Message, SessionClose, StageTiming, StepFailed, StepResult
 from shardcompute.wire.control import StepOverdue
 
@@ -153,16 +153,14 @@ class DriverLinks:
         if newest is not None:
             newest.close()
 
-    def activate(
-        self, chain: str, epoch: int, driver: Driver, kv_tokens: int, resumption: Resumption | None
-    ) -> None:
+    def activate(self, command: Attach, driver: Driver) -> None:
         """Let the driver use the epoch that was opened; it replays what it must."""
         with self._lock:
-            port = self._ports.get(chain)
-            if port is None or port.address.epoch != epoch:
-                raise LinkError(f"epoch {epoch} of chain {chain} is not connected")
+            port = self._ports.get(command.chain)
+            if port is None or port.address.epoch != command.epoch:
+                raise LinkError(f"epoch {command.epoch} of chain {command.chain} is not connected")
             port.driver = driver
-        driver.connect(port, port.address.shape(kv_tokens), resumption)
+        driver.connect(port, port.address.shape(command.kv_tokens), command.resumption, command.change)
 
     def share(self, chain: str, epoch: int, kv_tokens: int) -> None:
         """Let the driver use more or less memory from now on."""

@@ -37,6 +37,7 @@ from shardcompute.node.driver.limits import ChainShape, DriverLimits, DriverLoad
 from shardcompute.node.driver.scheduler import PipeContext, Scheduler, SchedulerLimits
 from shardcompute.node.driver.session import Session
 from shardcompute.node.driver.speculator import RoutedSpeculator, TakeDraft
+from shardcompute.node.rpc.commands import UNCHANGED, ShapeChange
 from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.node.rpc.step_times import ROUND_PATIENCE, Patience, StepDeadlines
 from shardcompute.wire import StageTiming
@@ -203,10 +204,19 @@ class Driver:
 
     # What the chain tells
 
-    def connect(self, port: ChainPort, shape: ChainShape, resumption: Resumption | None = None) -> None:
-        """A chain is ready, for the first time or again. What it does not know any more is computed again."""
+    def connect(
+        self,
+        port: ChainPort,
+        shape: ChainShape,
+        resumption: Resumption | None = None,
+        change: ShapeChange = UNCHANGED,
+    ) -> None:
+        """A chain is ready, for the first time or again, with this `change`. What it does not know any more is computed
+        again."""
         with self._deciding():
             self._wait_no_longer()
+            for generation in self._generations.values():
+                generation.interrupt(change)
             self._forget_flights()
             # Also those whose end was told to a chain that broke before all stages heard of it.
             held = resumption.held if resumption is not None else frozenset()
@@ -508,7 +518,8 @@ class Driver:
     def _extend(self, generation: Generation, choice: TokenChoice, now: float) -> None:
         session, request = generation.session, generation.session.request
         session.gaps = 0
-        delta = generation.answer.push(choice)
+        interruption = generation.resumed(now)
+        delta = replace(generation.answer.push(choice), interruption=interruption)
         if generation.answer.count == 1:
             generation.first_token_s = now
             if request.prompt_logprobs is not None:

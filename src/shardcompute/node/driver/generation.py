@@ -12,6 +12,7 @@ from shardcompute.core.generation import (
     Delta,
     FinishReason,
     GenerationRequest,
+    Interruption,
     Timings,
     TokenChoice,
     Traversal,
@@ -22,6 +23,7 @@ from shardcompute.models.detokenizer import StreamingDetokenizer
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.session import Session
 from shardcompute.node.driver.speculator import DraftStats
+from shardcompute.node.rpc.commands import UNCHANGED, ShapeChange
 from shardcompute.wire import StageTiming
 
 Emit = Callable[[Delta | ShardComputeError], None]
@@ -150,13 +152,39 @@ class Generation:
     is_cancelled: bool = False
     """Nobody wants to hear of it any more."""
     journey: Journey = field(default_factory=Journey)
+    change: ShapeChange | None = None
+    """The chain was lost under it, and is another one since the last token."""
+    last_token_s: float = 0.0
+    prefill_pause_s: float = 0.0
+    decode_pause_s: float = 0.0
+
+    def interrupt(self, change: ShapeChange) -> None:
+        """Its chain is another one. Before it was begun on the former, that is nothing to it."""
+        if self.started_s == 0 and not self.answer.count:
+            return
+        former = self.change or UNCHANGED
+        lost = tuple(dict.fromkeys((*former.lost, *change.lost)))
+        self.change = ShapeChange(lost, change.taken_over_by)
+
+    def resumed(self, now: float) -> Interruption | None:
+        """There is another token: what had to be waited for before it, if anything."""
+        change, before = self.change, self.last_token_s or self.started_s
+        self.change, self.last_token_s = None, now
+        if change is None:
+            return None
+        pause_s = max(now - before, 0.0)
+        if self.answer.count:
+            self.decode_pause_s += pause_s
+        else:
+            self.prefill_pause_s += pause_s
+        return Interruption(change.lost, change.taken_over_by, pause_s, self.answer.count)
 
     def timings(self, stats: DraftStats, now: float) -> Timings:
         """How its time was spent, now that it is over."""
         return Timings(
             queue_s=self.started_s - self.submitted_s,
-            prefill_s=self.first_token_s - self.started_s,
-            decode_s=now - self.first_token_s,
+            prefill_s=self.first_token_s - self.started_s - self.prefill_pause_s,
+            decode_s=now - self.first_token_s - self.decode_pause_s,
             prompt_tokens=self.session.prompt_length,
             generated_tokens=self.answer.count,
             cached_tokens=self.session.reused,
@@ -164,6 +192,7 @@ class Generation:
             drafted_tokens=stats.drafted,
             accepted_tokens=stats.accepted,
             traversal=self.journey.mean(stats.draft_s),
+            interrupted_s=self.prefill_pause_s + self.decode_pause_s,
         )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from shardcompute.core.errors import LinkError, ShardComputeError, rebuild_error
-from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
+from shardcompute.core.generation import Delta, GenerationRequest, Interruption, TokenChoice
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.generation import Emit
 from shardcompute.node.driver.limits import DriverLoad
@@ -58,8 +58,10 @@ class HostedDriverClient:
         link: Link,
         on_lost: Callable[[HostedDriverClient], None],
         on_step: Callable[[HostedDriverClient, str, Sequence[StageTiming]], None],
+        name: str = "",
     ) -> None:
         self.node = node
+        self.name = name or node
         self.is_lost = False
         self._on_lost = on_lost
         self._on_step = on_step
@@ -169,13 +171,13 @@ class HostedDrivers:
         self.on_step: Callable[[str, Sequence[StageTiming]], None] = lambda chain, timings: None
         """Hears how the stages of a chain that is driven elsewhere spent their time on a step."""
 
-    def host(self, chain: str, node: str, url: str) -> None:
-        """From now on generations of this chain go there. Raises LinkError."""
+    def host(self, chain: str, node: str, url: str, name: str = "") -> None:
+        """From now on generations of this chain go there; people know the node by this name. Raises LinkError."""
         with self._lock:
             known = next(
                 (host for host in self._hosts.values() if host.node == node and not host.is_lost), None
             )
-        host = known or HostedDriverClient(node, self._dial(Peer(node, url)), self._lost, self._timed)
+        host = known or HostedDriverClient(node, self._dial(Peer(node, url)), self._lost, self._timed, name)
         with self._lock:
             former = self._hosts.get(chain)
             if not self._is_closed:
@@ -271,7 +273,10 @@ class ResumableGeneration:
         self._is_over = False
         self._received: list[TokenChoice] = []
         self._asked_s = time.monotonic()
-        self._first_token_s = 0.0
+        self._first_token_s = self._last_token_s = 0.0
+        self._lost_host = ""
+        """The name of the machine that was lost with it, until that has been told."""
+        self._interrupted_s = 0.0
 
     def start(self, host: HostedDriverClient | None) -> None:
         """Raises what `Driver.submit` does."""
@@ -312,13 +317,16 @@ class ResumableGeneration:
                 # Under our lock, so that nothing that follows from elsewhere overtakes it.
                 self._receive(said)
                 return
+            self._lost_host = self._host.name if self._host.is_lost and self._received else ""
             self._host = self._session = None
         self._take_over()
 
     def _receive(self, said: Delta | ShardComputeError) -> None:
         if isinstance(said, Delta):
             self._received.extend(said.tokens)
-            self._first_token_s = self._first_token_s or time.monotonic()
+            self._last_token_s = time.monotonic()
+            self._first_token_s = self._first_token_s or self._last_token_s
+            self._interrupted_s += said.interruption.pause_s if said.interruption is not None else 0.0
             self._is_over = said.finish is not None
         else:
             self._is_over = True
@@ -350,16 +358,36 @@ class ResumableGeneration:
             self._own.cancel(session)
 
     def _go_on(self, said: Delta | ShardComputeError) -> None:
-        if isinstance(said, Delta) and said.timings is not None and self._received:
-            # The driver here has seen the end of it only.
-            timings = replace(
-                said.timings,
-                queue_s=0.0,
-                prefill_s=self._first_token_s - self._asked_s,
-                decode_s=time.monotonic() - self._first_token_s,
-            )
-            said = replace(said, timings=timings)
+        if isinstance(said, Delta):
+            said = self._with_timings(self._with_interruption(said))
         self._emit(said)
+
+    def _with_interruption(self, said: Delta) -> Delta:
+        """The first piece after the host was lost says so, and who of its chain was."""
+        if self._lost_host and said.tokens:
+            known = said.interruption or Interruption((), (), 0.0, len(self._received))
+            lost = tuple(dict.fromkeys((self._lost_host, *known.lost)))
+            by = known.taken_over_by or ("coordinator",)
+            pause_s = time.monotonic() - self._last_token_s
+            said = replace(said, interruption=Interruption(lost, by, pause_s, len(self._received)))
+            self._lost_host = ""
+        if said.interruption is not None:
+            self._interrupted_s += said.interruption.pause_s
+        return said
+
+    def _with_timings(self, said: Delta) -> Delta:
+        """The driver here has seen the end of it only."""
+        if said.timings is None or not self._received:
+            return said
+        decode_s = time.monotonic() - self._first_token_s - self._interrupted_s
+        timings = replace(
+            said.timings,
+            queue_s=0.0,
+            prefill_s=self._first_token_s - self._asked_s,
+            decode_s=max(decode_s, 0.0),
+            interrupted_s=self._interrupted_s,
+        )
+        return replace(said, timings=timings)
 
 
 def _timings_of(message: StepTimed) -> list[StageTiming]:

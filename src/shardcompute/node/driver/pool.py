@@ -192,9 +192,7 @@ class DriverPool:
             self._unservable.pop(command.model, None)
             # What the stages of another shape took says nothing about these.
             chain.timings = ()
-        self._links.activate(
-            command.chain, command.epoch, chain.driver, command.kv_tokens, command.resumption
-        )
+        self._links.activate(command, chain.driver)
         chain.is_connected = True
 
     def share_chain(self, chain: str, epoch: int, kv_tokens: int) -> None:
@@ -223,10 +221,10 @@ class DriverPool:
         if self._hosted is not None:
             self._hosted.unhost(chain)
 
-    def host_chain(self, chain: str, node: str, url: str) -> None:
+    def host_chain(self, chain: str, node: str, url: str, name: str = "") -> None:
         if self._hosted is None:
             raise LinkError("this node hands no generations over")
-        self._hosted.host(chain, node, url)
+        self._hosted.host(chain, node, url, name)
 
     def unhost_chain(self, chain: str, node: str) -> None:
         if self._hosted is not None:

@@ -184,6 +184,17 @@ class Introduce(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     chains: list[str]
 
 
+class ShapeChange(msgspec.Struct, frozen=True):
+    """Of an epoch against the one in use before it, by the machines' names: whose stages were lost, and who has taken
+    over layers. For people to see."""
+
+    lost: tuple[str, ...] = ()
+    taken_over_by: tuple[str, ...] = ()
+
+
+UNCHANGED = ShapeChange()
+
+
 class Attach(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """To a driver: use this epoch of a chain, whose stages expect you. `resumption` is what they still know of your
     sessions; None: nothing, they are computed again."""
@@ -195,6 +206,7 @@ class Attach(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     nodes: list[str]
     kv_tokens: int
     resumption: Resumption | None = None
+    change: ShapeChange = UNCHANGED
 
 
 class Share(msgspec.Struct, frozen=True, tag=True):

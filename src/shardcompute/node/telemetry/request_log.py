@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from shardcompute.core.errors import ShardComputeError
-from shardcompute.core.generation import Delta, GenerationRequest, Timings
+from shardcompute.core.generation import Delta, GenerationRequest, Interruption, Timings
 from shardcompute.node.telemetry.usage import UsageCounter
 from shardcompute.wire import StageTiming
 
@@ -70,6 +70,9 @@ class RequestView:
     accepted_tokens: int = 0
     cached_tokens: int = 0
     """Of the prompt, which the chain still knew."""
+    interrupted_s: float = 0.0
+    """Waited for another chain; no part of prefill and decode."""
+    interruptions: tuple[Interruption, ...] = ()
     session: str = ""
     """The number under which the chain's stages know it, as text: it may have more digits than JSON's readers keep."""
 
@@ -95,6 +98,7 @@ class RequestEntry:
         self._first_token_s: float | None = None
         self._ended_s: float | None = None
         self._timings: Timings | None = None
+        self._interruptions: list[Interruption] = []
         self._state: RequestState | None = None
         self._finish = ""
         self._error = ""
@@ -113,6 +117,8 @@ class RequestEntry:
                 generated_tokens=len(delta.tokens),
             )
             self._stages.add(self._log.stage_times(self._chain))
+        if delta.interruption is not None:
+            self._interruptions.append(delta.interruption)
         if delta.finish is not None:
             self._finish, self._timings = delta.finish, delta.timings
 
@@ -136,7 +142,9 @@ class RequestEntry:
     def view(self) -> RequestView:
         now = self._log.clock() if self._ended_s is None else self._ended_s
         timings = self._timings
-        decode_s = None if self._first_token_s is None else now - self._first_token_s
+        interruptions = tuple(self._interruptions)
+        pause_s = sum(each.pause_s for each in interruptions if each.after_tokens)
+        decode_s = None if self._first_token_s is None else max(now - self._first_token_s - pause_s, 0.0)
         rate = (self._generated - 1) / decode_s if decode_s and self._generated > 1 else 0.0
         return RequestView(
             id=self.id,
@@ -159,6 +167,8 @@ class RequestEntry:
             drafted_tokens=timings.drafted_tokens if timings else 0,
             accepted_tokens=timings.accepted_tokens if timings else 0,
             cached_tokens=timings.cached_tokens if timings else 0,
+            interrupted_s=timings.interrupted_s if timings else sum(each.pause_s for each in interruptions),
+            interruptions=interruptions,
             session="" if self.session is None else str(self.session),
         )
 

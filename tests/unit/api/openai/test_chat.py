@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shardcompute.core.generation import Grammar
+from shardcompute.core.generation import Grammar, Interruption
 from shardcompute.decoding import compiler_of, derive_seed
 
 CALLING = ("<tool_", 'call>\n{"name": "f", "argu', 'ments": {"a": ', "1}}\n</tool_call>")
@@ -44,6 +45,24 @@ def test_answers_a_message(chat: Any, service: Any) -> None:
         }.items()
     )
     assert bytes(service.requests[0].prompt) == b"u:hi;a:"
+
+
+def test_what_was_waited_for_is_told_where_it_happened_and_at_the_end(
+    chat: Any, service: Any, fakes: Any
+) -> None:
+    told = Interruption(("attic",), ("cellar",), 1.5, 3)
+    first, second, last = fakes.say("Hel", "lo")
+    service.script = [first, replace(second, interruption=told), last]
+    expected = [{"lost": ["attic"], "taken_over_by": ["cellar"], "pause_s": 1.5, "after_tokens": 3}]
+    assert chat().json()["interruptions"] == expected
+    lines = [line[6:] for line in chat(stream=True).text.splitlines() if line.startswith("data: {")]
+    chunks = [json.loads(line) for line in lines]
+    with_it = [chunk for chunk in chunks if "interruptions" in chunk]
+    assert [(chunk["choices"][0]["delta"], chunk["interruptions"]) for chunk in with_it] == [
+        ({"content": "lo"}, expected)
+    ]
+    service.script = fakes.say("Hello")
+    assert "interruptions" not in chat().json()
 
 
 def test_defaults_are_openais(chat: Any, service: Any, fakes: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from shardcompute.control import events as happened
 from shardcompute.core.errors import CapacityError, QueueFullError, SourceError, UnknownModelError, UsageError
-from shardcompute.core.generation import Delta, GenerationRequest, Timings, TokenChoice
+from shardcompute.core.generation import Delta, GenerationRequest, Interruption, Timings, TokenChoice
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin.admin import ClusterAdmin
 from shardcompute.node.admin.downloads import Fetches
@@ -162,6 +162,23 @@ def test_requests_are_followed_from_the_queue_to_their_end() -> None:
     (done,) = log.views()
     assert (done.state, done.finish, done.queue_s, done.elapsed_s) == ("done", "stop", 0.5, 4.0)
     assert log.tokens_per_s() == 0.0
+
+
+def test_time_waited_for_another_chain_is_booked_for_itself() -> None:
+    now = [0.0]
+    log = RequestLog(clock=lambda: now[0], wall_clock=lambda: 5.0)
+    with log.open("m", "m#1", GenerationRequest((0,) * 4, 9)) as entry:
+        now[0] = 1.0
+        entry.saw(Delta("a", (TokenChoice(1),)))
+        now[0] = 4.0
+        told = Interruption(("attic",), ("cellar",), 2.5, 1)
+        entry.saw(Delta("b", (TokenChoice(2),), interruption=told))
+        (live,) = log.views()
+        assert (live.decode_s, live.interrupted_s, live.interruptions) == (0.5, 2.5, (told,))
+        timings = Timings(0.0, 1.0, 0.6, 4, 2, interrupted_s=2.5)
+        entry.saw(Delta(finish="stop", timings=timings))
+    (done,) = log.views()
+    assert (done.decode_s, done.interrupted_s, done.interruptions) == (0.6, 2.5, (told,))
 
 
 def test_requests_end_as_their_blocks_do() -> None:

@@ -135,7 +135,7 @@ class FakeDriver:
             raise self.failures.pop(0)
         self.opened.append((command.chain, command.epoch))
 
-    def host_chain(self, chain: str, node: str, url: str) -> None:
+    def host_chain(self, chain: str, node: str, url: str, name: str) -> None:
         self.hosts[chain] = node
 
     def unhost_chain(self, chain: str, node: str) -> None:

@@ -18,6 +18,7 @@ from shardcompute.core.generation import Sampling, TokenChoice
 from shardcompute.core.steps import Picked
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.limits import ChainShape
+from shardcompute.node.rpc.commands import ShapeChange
 from shardcompute.node.rpc.session_ids import Resumption
 from support.swarm.fake_chain import (
     PIPELINE,
@@ -53,6 +54,37 @@ def test_a_new_chain_computes_exactly_the_known_tokens_again() -> None:
     openings = [opening for frame in chain.frames for opening in frame.openings]
     assert [(o.session, o.sampling, o.prompt_length) for o in openings] == [(session, request.sampling, 5)]
     assert caller.tokens == continuation(request.prompt, 8)
+
+
+def test_an_answer_says_who_was_lost_and_who_took_over() -> None:
+    driver, lost = connected()
+    _, caller = submit(driver, ask(5, 8))
+    _, waiting = submit(driver, ask(5, 8, first=2))
+    lost.run(driver, steps=3)
+    said = len(caller.tokens)
+    assert said > 0
+    driver.disconnect()
+    driver.connect(FakeChain(), SHAPE, change=ShapeChange(("b",), ("c",)))
+    driver.disconnect()  # the one who took over is lost too, before it has said anything
+    driver.connect(chain := FakeChain(), SHAPE, change=ShapeChange(("c",), ("d",)))
+    chain.run(driver)
+    told = [delta.interruption for delta in caller.deltas if delta.interruption is not None]
+    assert [(each.lost, each.taken_over_by, each.after_tokens) for each in told] == [
+        (("b", "c"), ("d",), said)
+    ]
+    timings = caller.deltas[-1].timings
+    assert timings is not None
+    assert timings.interrupted_s == told[0].pause_s > 0
+    assert timings.decode_s >= 0
+    assert waiting.tokens == continuation(ask(5, 8, first=2).prompt, 8)
+
+
+def test_what_has_not_begun_was_not_interrupted() -> None:
+    driver = make_driver()
+    _, caller = submit(driver, ask())
+    driver.connect(chain := FakeChain(), SHAPE, change=ShapeChange(("b",), ("c",)))
+    chain.run(driver)
+    assert [delta.interruption for delta in caller.deltas] == [None] * len(caller.deltas)
 
 
 def test_results_of_a_lost_chain_are_ignored() -> None:

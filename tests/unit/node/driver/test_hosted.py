@@ -152,6 +152,9 @@ def test_what_a_host_leaves_unfinished_goes_on_here(lab: Hosting, received: int)
     assert timings is not None
     assert timings.generated_tokens == 6
     assert min(timings.queue_s, timings.prefill_s, timings.decode_s) >= 0
+    told = [delta.interruption for delta in caller.deltas if delta.interruption is not None]
+    assert [(each.lost, each.after_tokens) for each in told] == [(("host",), received)][: received > 0]
+    assert timings.interrupted_s == sum(each.pause_s for each in told)
     assert lab.drivers.find(CHAIN) is None
     wait_for(lambda: lab.host.load().running == 0)
 
@@ -186,6 +189,7 @@ def test_a_driver_that_moves_gives_back_what_it_has_not_finished(lab: Hosting) -
     lab.here.run(lab.own)
     assert caller.error is None
     assert caller.tokens == continuation(ask().prompt, 6)
+    assert [delta.interruption for delta in caller.deltas] == [None] * len(caller.deltas)
     assert lab.lost == []
 
 
