@@ -164,8 +164,8 @@ def test_asking_for_too_much(api: ApiServer, change: dict[str, Any], status: int
 @pytest.mark.parametrize(
     "body",
     [
-        b"[" * 1_000_000,
-        b'{"prompt":' * 100_000,
+        b"[" * 60_000,
+        b'{"prompt":' * 30_000,
         b'{"prompt": 1' + b"0" * 100_000 + b"}",
         b"\xff\xfe",
         b'"\\ud800"',
@@ -268,11 +268,11 @@ def test_clients_that_do_not_read(lab: LabSwarm, monkeypatch: pytest.MonkeyPatch
         lost.set()
 
     monkeypatch.setattr(BoundedConnection, "connection_lost", note)
-    body = json.dumps({"prompt": "x" * 4_000_000}).encode()
+    body = json.dumps({"prompt": "x" * 1_000_000, "return_token_strs": True}).encode()
     with bounded(lab, write_timeout_s=0.2) as hasty, hasty.connect(receive_bytes=4096) as sock:
         sock.sendall(request("/tokenize", body))
         assert lost.wait(TIMEOUT_S), "the server waits for a client that does not read"
-        assert len(b"".join(read_all(sock))) < 12_000_000
+        assert len(b"".join(read_all(sock))) < 7_000_000
     with bounded(lab, write_timeout_s=TIMEOUT_S) as patient:
         assert patient.ask(request("/tokenize", body))[1].endswith(b"]}")
 

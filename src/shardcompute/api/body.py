@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, State
 from starlette.requests import Request
 from starlette.responses import Response
 
 from shardcompute.api.errors import RequestError, from_validation
+from shardcompute.api.offload import run_sized
+from shardcompute.core.errors import CapacityError
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -21,6 +23,12 @@ class Limits:
     """Bounds on a request, and how often a silent stream shows that it lives."""
 
     max_body_bytes: int = 8 * 1024 * 1024
+    max_body_values: int = 65_536
+    """Texts, names, objects and lists of one body."""
+    max_body_items: int = 524_288
+    """All values of one body, such as token ids: most of them are numbers, which cost less."""
+    max_held_bytes: int = 256 * 1024 * 1024
+    """Bodies that are being received and read, together."""
     max_choices: int = 128
     """Generations of one request: prompts times `n`."""
     ping_interval_s: float = 3.0
@@ -80,15 +88,74 @@ async def read_body(
     fit. Without `needs_json_type` any content type will do, but for browsers on pages of other sites."""
     if needs_json_type or _is_from_another_site(request.headers):
         _check_content_type(request.headers.get("content-type", ""))
+    held = _HeldBytes(request.app.state, limits.max_held_bytes)
     try:
         async with asyncio.timeout(limits.body_timeout_s):
-            raw = await _read_bytes(request, limits.max_body_bytes)
+            raw = await _read_bytes(request, limits.max_body_bytes, held)
+        return await run_sized(lambda: _parse(raw, kind, limits), characters=len(raw))
     except TimeoutError:
         raise _too_slow(limits.body_timeout_s) from None
+    finally:
+        held.release()
+
+
+def _parse(raw: bytes, kind: type[Body], limits: Limits) -> Body:
+    _check_values(raw, limits)
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:
         raise from_validation(error) from None
+
+
+def _check_values(raw: bytes, limits: Limits) -> None:
+    """Validating takes one step, however large: what it costs is counted before. Most bodies pass the first look."""
+    if (
+        raw.count(b'"') // 2 + _opened(raw) <= limits.max_body_values
+        and raw.count(b",") <= limits.max_body_items
+    ):
+        return
+    bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    texts = bare.count(b'"') // 2
+    if texts <= limits.max_body_values:
+        outside = b"".join(bare.split(b'"')[::2])
+        if (
+            texts + _opened(outside) <= limits.max_body_values
+            and outside.count(b",") <= limits.max_body_items
+        ):
+            return
+    raise RequestError(
+        f"The body has more than {limits.max_body_values} texts, objects and lists, or {limits.max_body_items} values.",
+        hint="split the request",
+        code="body_too_large",
+        status=413,
+    )
+
+
+def _opened(text: bytes) -> int:
+    return text.count(b"{") + text.count(b"[")
+
+
+class _HeldBytes:
+    """One body's part of what all bodies under way may take of the memory of an application."""
+
+    def __init__(self, shared: State, limit: int) -> None:
+        self._shared = shared
+        self._limit = limit
+        self._own = 0
+
+    def add(self, count: int) -> None:
+        total = getattr(self._shared, "held_body_bytes", 0) + count
+        if total > self._limit:
+            raise CapacityError(
+                "Too many large requests are being received.", hint="send the request again in a moment"
+            )
+        self._shared.held_body_bytes = total
+        self._own += count
+
+    def release(self) -> None:
+        if self._own:
+            self._shared.held_body_bytes -= self._own
+            self._own = 0
 
 
 def _check_content_type(header: str) -> None:
@@ -110,12 +177,13 @@ def _is_from_another_site(headers: Headers) -> bool:
     return not is_own or headers.get("sec-fetch-site", "none").lower() not in ("none", "same-origin")
 
 
-async def _read_bytes(request: Request, limit: int) -> bytes:
+async def _read_bytes(request: Request, limit: int, held: _HeldBytes) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
         raise _too_long(limit)
     body = bytearray()
     async for chunk in request.stream():
+        held.add(len(chunk))
         body += chunk
         if len(body) > limit:
             raise _too_long(limit)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
-from typing import TypeVar
 
 from starlette.requests import Request
 
 from shardcompute.api.body import Limits
 from shardcompute.api.metrics.collector import GenerationMetrics
 from shardcompute.node.service import Service
-
-_LONG_TEXT_CHARACTERS = 16_384
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +38,6 @@ def caller_of(request: Request) -> str:
     """The public name of the key that the request was let in with; "" where none was asked for."""
     caller: str = request.scope.get("shardcompute.caller", "")
     return caller
-
-
-async def run_codec(work: Callable[[], Result], *, characters: int) -> Result:
-    """Runs tokenizer work, off the event loop when the text is long enough to hold up other streams."""
-    return await asyncio.to_thread(work) if characters > _LONG_TEXT_CHARACTERS else work()
 
 
 @cache

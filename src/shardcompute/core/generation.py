@@ -19,6 +19,13 @@ MAX_GRAMMAR_BYTES = 1 << 16
 """Of its text, compressed: so much of it travels with a session."""
 
 
+MAX_PATTERN_CHARS = 1 << 12
+"""Of all regular expressions in a grammar, as if they were one: what they cost grows by the square of their length."""
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1 << 12
+"""Of all stop strings of a request: each character is a state to be kept in memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """What an answer must look like, whole: the text of a JSON schema, a regular expression, a JSON list of texts to

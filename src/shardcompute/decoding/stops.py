@@ -5,14 +5,19 @@ several that end at the same character, the longest counts. So the outcome does 
 cut into pieces, and no text is ever awaited after a stop string is complete. Text that could still become
 part of a stop string is held back, and nothing else is.
 
-The search is an Aho-Corasick automaton: constant work per character, whatever the number of stop strings.
+The search is an Aho-Corasick automaton: constant work per character, whatever the number of stop strings. It is built
+when text first comes, not when an answer is asked for, and all answers that watch for the same strings share it.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import threading
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+from weakref import WeakValueDictionary
 
 from shardcompute.core.errors import UsageError
 
@@ -25,17 +30,6 @@ class StopResult:
     matched: str | None = None
 
 
-@dataclass(slots=True)
-class _State:
-    """A prefix of some stop string: the longest one that the text so far ends with."""
-
-    depth: int
-    following: dict[str, int] = field(default_factory=dict)
-    fallback: int = 0
-    complete: str | None = None
-    """The longest stop string that the text ends with here."""
-
-
 class StopMatcher:
     """Watches one answer. After a match all further text is dropped."""
 
@@ -45,7 +39,7 @@ class StopMatcher:
                 "Invalid 'stop': an empty string would end every answer at once.",
                 hint="leave empty strings out of 'stop'",
             )
-        self._states = _build_states(stop_strings)
+        self._stops = SharedStops.of(tuple(stop_strings))
         self._include_stop = include_stop
         self._state = 0
         self._held = ""
@@ -59,14 +53,17 @@ class StopMatcher:
         """Take the next piece; return what is certain by now."""
         if self._matched is not None:
             return StopResult("", self._matched)
+        if not text:
+            return StopResult("")
+        automaton = self._stops.automaton
         pending = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):
-            self._state = self._next(character)
-            stop = self._states[self._state].complete
+            self._state = automaton.step(self._state, character)
+            stop = automaton.complete.get(self._state)
             if stop is not None:
                 self._held, self._matched = "", stop
                 return StopResult(pending[: end if self._include_stop else end - len(stop)], stop)
-        certain = len(pending) - self._states[self._state].depth
+        certain = len(pending) - automaton.depths[self._state]
         self._held = pending[certain:]
         return StopResult(pending[:certain])
 
@@ -75,37 +72,72 @@ class StopMatcher:
         held, self._held, self._state = self._held, "", 0
         return held
 
-    def _next(self, character: str) -> int:
-        state = self._state
-        while state and character not in self._states[state].following:
-            state = self._states[state].fallback
-        return self._states[state].following.get(character, 0)
+
+class SharedStops:
+    """The automaton of some stop strings, for every answer under way that watches for them."""
+
+    _shared: ClassVar[WeakValueDictionary[tuple[str, ...], SharedStops]] = WeakValueDictionary()
+    _sharing: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, stop_strings: tuple[str, ...]) -> None:
+        self._stop_strings = stop_strings
+
+    @classmethod
+    def of(cls, stop_strings: tuple[str, ...]) -> SharedStops:
+        with cls._sharing:
+            known = cls._shared.get(stop_strings)
+            if known is None:
+                known = cls._shared[stop_strings] = cls(stop_strings)
+            return known
+
+    @cached_property
+    def automaton(self) -> StopAutomaton:
+        return StopAutomaton(self._stop_strings)
 
 
-def _build_states(stop_strings: Sequence[str]) -> list[_State]:
-    states = [_State(depth=0)]
-    for stop in stop_strings:
-        current = 0
-        for character in stop:
-            if character not in states[current].following:
-                states[current].following[character] = len(states)
-                states.append(_State(depth=states[current].depth + 1))
-            current = states[current].following[character]
-        states[current].complete = stop
-    _link_fallbacks(states)
-    return states
+class StopAutomaton:
+    """A state is a prefix of some stop string: the longest one that the text so far ends with. State 0 is empty."""
 
+    def __init__(self, stop_strings: Sequence[str]) -> None:
+        self.depths = array("l", [0])
+        """How long each state's prefix is."""
+        self.complete: dict[int, str] = {}
+        """Where one or more stop strings end, the longest of them."""
+        self._following: dict[tuple[int, str], int] = {}
+        self._parents: list[tuple[int, str]] = [(0, "")]
+        for stop in stop_strings:
+            current = 0
+            for character in stop:
+                current = self._following.get((current, character)) or self._add(current, character)
+            self.complete[current] = stop
+        self._fallbacks = self._link_fallbacks()
 
-def _link_fallbacks(states: list[_State]) -> None:
-    """Point each state at the longest shorter prefix that its text also ends with, shallow states first."""
-    queue = deque(states[0].following.values())
-    while queue:
-        parent = states[queue.popleft()]
-        for character, child in parent.following.items():
-            fallback = parent.fallback
-            while fallback and character not in states[fallback].following:
-                fallback = states[fallback].fallback
-            states[child].fallback = states[fallback].following.get(character, 0)
+    def step(self, state: int, character: str) -> int:
+        """The state behind one more character."""
+        following = self._following.get((state, character))
+        while following is None and state:
+            state = self._fallbacks[state]
+            following = self._following.get((state, character))
+        return following or 0
+
+    def _add(self, parent: int, character: str) -> int:
+        added = self._following[parent, character] = len(self.depths)
+        self.depths.append(self.depths[parent] + 1)
+        self._parents.append((parent, character))
+        return added
+
+    def _link_fallbacks(self) -> array[int]:
+        """For each state the longest shorter prefix that its text also ends with, shallow states first."""
+        fallbacks = array("l", [0]) * len(self.depths)
+        for state in sorted(range(len(self.depths)), key=self.depths.__getitem__):
+            parent, character = self._parents[state]
+            if self.depths[state] > 1:
+                fallback = fallbacks[parent]
+                while fallback and (fallback, character) not in self._following:
+                    fallback = fallbacks[fallback]
+                fallbacks[state] = self._following.get((fallback, character), 0)
             # A whole stop string is longer than any that ends inside it.
-            states[child].complete = states[child].complete or states[states[child].fallback].complete
-            queue.append(child)
+            inner = self.complete.get(fallbacks[state])
+            if inner is not None and state not in self.complete:
+                self.complete[state] = inner
+        return fallbacks

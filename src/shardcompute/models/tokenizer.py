@@ -21,7 +21,12 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer as Pipeline
 
-from shardcompute.core.errors import CorruptModelError, UnsupportedModelError, UsageError
+from shardcompute.core.errors import (
+    CorruptModelError,
+    PromptTooLongError,
+    UnsupportedModelError,
+    UsageError,
+)
 from shardcompute.models.chat_template import ChatTemplate
 from shardcompute.models.gguf_vocabulary import SPACE_MARK, Spelling, read_gguf_vocabulary
 from shardcompute.models.vocabulary import Vocabulary
@@ -31,6 +36,9 @@ _TURN_ENDS = (
     *("<|return|>", "<|call|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>"),
 )
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_UNUSUAL_TOKEN_CHARS = 16
+"""Text of which so many characters make a token, all in all, is not what people write: a token has about four."""
+_PIECE_CHARS = 1 << 15
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -141,8 +149,11 @@ class Tokenizer:
             )
         )
 
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """The ids of `text`; with `add_special`, also the BOS or EOS that the model expects around it."""
+    def encode(self, text: str, *, add_special: bool = True, context_length: int | None = None) -> list[int]:
+        """The ids of `text`; with `add_special`, also the BOS or EOS that the model expects around it.
+
+        With a `context_length`, text far beyond it is a PromptTooLongError before much time is spent on it.
+        """
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -150,16 +161,9 @@ class Tokenizer:
                 f"the text is not valid Unicode: a lone surrogate at character {error.start}",
                 hint="send UTF-8 text; surrogates stand for a character only in pairs",
             ) from error
-        try:
-            # Unlike `encode`, this lets other threads run: a long text would hold up heartbeats for seconds.
-            ids: list[int] = self._parts.pipeline.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        except (
-            Exception
-        ) as error:  # the package raises bare Exception, such as for an unk_token that is no token
-            raise CorruptModelError(
-                f"the model's tokenizer cannot encode this text: {error}",
-                hint="download the model's tokenizer files again",
-            ) from error
+        if context_length is not None and len(text) > _UNUSUAL_TOKEN_CHARS * context_length:
+            self._check_fits(text, context_length)
+        ids = self._encode_plain(text)
         return [*self._parts.prefix, *ids, *self._parts.suffix] if add_special else ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
@@ -206,11 +210,39 @@ class Tokenizer:
             messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
         )
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, context_length: int | None = None, **options: Any
+    ) -> list[int]:
         """`render_chat`, then `encode`: begins with BOS once if the model wants it, never ends with EOS."""
-        ids = self.encode(self.render_chat(messages, **options), add_special=False)
+        rendered = self.render_chat(messages, **options)
+        ids = self.encode(rendered, add_special=False, context_length=context_length)
         prefix = list(self._parts.prefix)
         return ids if ids[: len(prefix)] == prefix else prefix + ids
+
+    def _encode_plain(self, text: str) -> list[int]:
+        try:
+            # Unlike `encode`, this lets other threads run: a long text would hold up heartbeats for seconds.
+            ids: list[int] = self._parts.pipeline.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        except (
+            Exception
+        ) as error:  # the package raises bare Exception, such as for an unk_token that is no token
+            raise CorruptModelError(
+                f"the model's tokenizer cannot encode this text: {error}",
+                hint="download the model's tokenizer files again",
+            ) from error
+        return ids
+
+    def _check_fits(self, text: str, context_length: int) -> None:
+        """Counts in pieces, until it is certain. Cutting may add a token or two to each of them, never double them."""
+        count = 0
+        for start in range(0, len(text), _PIECE_CHARS):
+            count += len(self._encode_plain(text[start : start + _PIECE_CHARS]))
+            if count > 2 * context_length:
+                raise PromptTooLongError(
+                    f"This model's maximum context length is {context_length} tokens, and the prompt has more than "
+                    f"{2 * context_length}.",
+                    hint="shorten the prompt",
+                )
 
     def _choose_template(self, *, has_tools: bool) -> ChatTemplate:
         sources = self._parts.templates

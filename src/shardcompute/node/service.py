@@ -74,7 +74,9 @@ class TextCodec(Protocol):
 
     eos_ids: frozenset[int]
 
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]: ...
+    def encode(self, text: str, *, add_special: bool = True, context_length: int | None = None) -> list[int]:
+        """With a `context_length`, PromptTooLongError for text far beyond it, before much time is spent on it."""
+        ...
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
 
@@ -100,7 +102,9 @@ class TextCodec(Protocol):
         """The chat template applied; UsageError when there is none or it refuses the messages."""
         ...
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, context_length: int | None = None, **options: Any
+    ) -> list[int]:
         """`render_chat`, then `encode` without doubling special tokens."""
         ...
 

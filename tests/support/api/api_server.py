@@ -53,11 +53,7 @@ class ApiServer:
 
     def ask(self, content: bytes) -> tuple[int, bytes]:
         """Status and body of what comes back for these bytes; 0 if the connection ends without a word."""
-        with self.connect() as sock:
-            # It may have answered already, and hung up.
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                sock.sendall(content)
-            return read_answer(sock)
+        return ask_port(self.port, content)
 
     def post(self, path: str, body: Mapping[str, Any], key: str = "key") -> tuple[int, Any]:
         status, content = self.ask(request(path, json.dumps(body).encode(), key=key))
@@ -79,12 +75,27 @@ class ApiServer:
         self._listening.set()
 
 
+def ask_port(port: int, content: bytes, *, timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
+    """Status and body of what a server on this machine says to these bytes; 0 if it ends without a word."""
+    with socket.create_connection(("127.0.0.1", port), timeout_s) as sock:
+        # It may have answered already, and hung up.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            sock.sendall(content)
+        return read_answer(sock)
+
+
 def request(
-    path: str, body: bytes = b"", *, method: str = "POST", key: str = "key", headers: str = ""
+    path: str,
+    body: bytes = b"",
+    *,
+    method: str = "POST",
+    key: str = "key",
+    headers: str = "",
+    host: str = "x",
 ) -> bytes:
     """Ends the connection after the answer."""
     head = (
-        f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {key}\r\n"
+        f"{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\nauthorization: Bearer {key}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{headers}\r\n"
     )
     return head.encode() + body

@@ -32,7 +32,7 @@ TIMINGS = Timings(queue_s=0.5, prefill_s=2.0, decode_s=1.0, prompt_tokens=4, gen
 class ByteCodec:
     eos_ids = frozenset({EOS})
 
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special: bool = True, context_length: int | None = None) -> list[int]:
         return [BOS] * add_special + list(text.encode())
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -68,7 +68,9 @@ class ByteCodec:
             + "a:" * add_generation_prompt
         )
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, context_length: int | None = None, **options: Any
+    ) -> list[int]:
         return self.encode(self.render_chat(messages, **options), add_special=False)
 
 

@@ -100,7 +100,7 @@ def test_unknown_routes_and_methods_have_openais_error(app: Any, call: Any) -> N
         b"\xff\xfe",
         b'{"messages": NaN}',
         b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
-        b"[" * 100_000,
+        b"[" * 60_000,
         b'{"a":' * 5_000,
         b'{"messages": [{"role": "user", "content": "x"}], "seed": 1' + b"0" * 5_000 + b"}",
         b'{"messages": [{"role": "user", "content": "x"}], "temperature": Infinity}',

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from shardcompute.core.errors import UsageError
@@ -51,3 +53,22 @@ def test_fallback_finds_a_match_inside_a_failed_one() -> None:
 def test_empty_stop_strings_are_refused() -> None:
     with pytest.raises(UsageError, match="'stop'"):
         StopMatcher(["a", ""])
+
+
+def test_answers_that_watch_for_the_same_strings_share_an_automaton() -> None:
+    first, second, other = StopMatcher(["ab", "c"]), StopMatcher(["ab", "c"], True), StopMatcher(["ab"])
+    assert first._stops is second._stops
+    assert first._stops is not other._stops
+    assert first.push("xa") == StopResult("x")
+    assert second.push("xab") == StopResult("xab", "ab")
+    assert first.push("-") == StopResult("a-")
+
+
+def test_an_automaton_is_built_when_text_comes_and_goes_with_the_last_answer() -> None:
+    matcher = StopMatcher(["never seen before"])
+    assert "automaton" not in vars(matcher._stops)
+    matcher.push("n")
+    assert "automaton" in vars(matcher._stops)
+    gone = weakref.ref(matcher._stops)
+    del matcher
+    assert gone() is None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
 from tokenizers import Tokenizer as Pipeline
 from tokenizers import decoders, models, pre_tokenizers
 
+from shardcompute.core.errors import PromptTooLongError
 from shardcompute.models.tokenizer import Tokenizer
 
 
@@ -40,3 +42,20 @@ def test_other_threads_run_while_a_long_text_is_encoded() -> None:
     # Held up, this thread would get a few turns before and after.
     assert turns > 1000
     assert tokenizer.decode(ids) == text
+
+
+def test_text_far_beyond_the_context_is_refused_without_all_of_it_being_encoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[int] = []
+    plain = Tokenizer._encode_plain
+
+    def note(tokenizer: Tokenizer, text: str) -> list[int]:
+        seen.append(len(text))
+        return plain(tokenizer, text)
+
+    monkeypatch.setattr(Tokenizer, "_encode_plain", note)
+    with pytest.raises(PromptTooLongError, match="maximum context length is 64 tokens"):
+        byte_tokenizer().encode("x " * 500_000, context_length=64)
+    assert sum(seen) < 100_000
+    assert len(byte_tokenizer().encode("x " * 200, context_length=64)) > 64

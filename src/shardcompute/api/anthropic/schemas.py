@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from shardcompute.api.body import ReplyBody, RequestBody, RequestPart
-from shardcompute.api.generation.schemas import MAX_STOPS, Count, StopText
+from shardcompute.api.generation.schemas import MAX_MESSAGES, MAX_TOOLS, Count, StopTexts
 
 
 class ContentBlock(RequestPart):
@@ -60,16 +60,16 @@ class OutputConfig(RequestPart):
 
 
 class CountRequest(RequestBody):
-    messages: Annotated[list[InputMessage], Field(fail_fast=True, min_length=1)]
+    messages: Annotated[list[InputMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     system: str | Annotated[list[ContentBlock], Field(fail_fast=True)] | None = None
-    tools: list[MessageTool] | None = None
+    tools: Annotated[list[MessageTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
 
 
 class MessagesRequest(CountRequest):
     max_tokens: Count
-    stop_sequences: Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
+    stop_sequences: StopTexts | None = None
     stream: bool | None = None
     temperature: float | None = Field(None, ge=0, le=1, description="1 when left out.")
     top_p: float | None = Field(None, ge=0, le=1, description="0: the likeliest token alone.")

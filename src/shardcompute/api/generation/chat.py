@@ -6,22 +6,26 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from shardcompute.api.context import context_of, run_codec
+from shardcompute.api.context import context_of
 from shardcompute.api.errors import RequestError, unsupported
 from shardcompute.api.generation.chat_choices import ChatChoices
 from shardcompute.api.generation.chat_prompt import encode_messages
 from shardcompute.api.generation.parameters import Plan, choose_model, plan_generations, refuse_unsupported
 from shardcompute.api.generation.schemas import ChatCompletionRequest, NamedTool, ToolDefinition
 from shardcompute.api.generation.structured import check_grammar, refused_grammar, requested_grammar
+from shardcompute.api.offload import offload, run_sized
 from shardcompute.api.tools import Enforcement, Tool, ToolPlan, plan_tools
 from shardcompute.core.errors import UsageError
 from shardcompute.decoding import rule_of
 from shardcompute.node.service import TextCodec
+
+MAX_TOOLS_CHARS = 1 << 18
+"""Of all tools of a request, as JSON: they are written into the prompt and made into a grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +47,20 @@ async def open_chat(request: Request, body: ChatCompletionRequest, text: str | N
     _refuse_what_chat_lacks(body)
     model = choose_model(context.service, body.model)
     codec = context.service.codec(model.name)
-    tools = await _plan_tool_calls(body, codec)
+    offered = _tools(body)
+    tools = await _plan_tool_calls(body, offered, codec)
     held = await _plan_grammar(body, codec, tools)
     if text is not None:
-        prompt = await run_codec(lambda: codec.encode(text), characters=len(text))
+        prompt = await run_sized(
+            lambda: codec.encode(text, context_length=model.context_length), characters=len(text)
+        )
     else:
         prompt = await encode_messages(
             codec,
             body.messages,
             add_generation_prompt=body.add_generation_prompt is not False,
-            tools=() if tools is None else _tools(body),
+            tools=() if tools is None else offered,
+            context_length=model.context_length,
         )
     plan = plan_generations(
         model,
@@ -85,18 +93,19 @@ async def _plan_grammar(body: ChatCompletionRequest, codec: TextCodec, tools: To
         return Enforcement(None, tuple(tool.name for tool in tools.tools))
     text_rule = None if form is None else rule_of(form[1])
     try:
-        return await asyncio.to_thread(tools.enforce, codec, text_rule)
+        return await offload(lambda: tools.enforce(codec, text_rule))
     except UsageError as error:
         raise refused_grammar(error, "tools") from error
 
 
-async def _plan_tool_calls(body: ChatCompletionRequest, codec: TextCodec) -> ToolPlan | None:
+async def _plan_tool_calls(
+    body: ChatCompletionRequest, tools: Sequence[Tool], codec: TextCodec
+) -> ToolPlan | None:
     """What the model may call; None where it may call nothing."""
     choice = body.tool_choice or "auto"
     if isinstance(choice, NamedTool) and (choice.type != "function" or choice.function is None):
         message = f"A tool choice of type {choice.type!r} is not supported."
         raise unsupported("tool_choice", message, hint='use "none", "auto", "required" or name a function')
-    tools = _tools(body)
     if not tools or choice == "none":
         if choice in ("none", "auto"):
             return None
@@ -106,7 +115,7 @@ async def _plan_tool_calls(body: ChatCompletionRequest, codec: TextCodec) -> Too
     if named is not None and named not in {tool.name for tool in tools}:
         message = f"tool_choice names {named!r}, which is none of the tools."
         raise RequestError(message, hint="name one of them", param="tool_choice", code="invalid_value")
-    return await asyncio.to_thread(
+    return await offload(
         lambda: plan_tools(
             codec,
             tools,
@@ -121,6 +130,10 @@ def _tools(body: ChatCompletionRequest) -> list[Tool]:
     tools = [_tool(each, f"tools[{index}]") for index, each in enumerate(body.tools or ())]
     if len({tool.name for tool in tools}) < len(tools):
         raise RequestError("Two tools have the same name.", param="tools", code="invalid_value")
+    size = sum(tool.size for tool in tools)
+    if size > MAX_TOOLS_CHARS:
+        message = f"The tools have {size} characters, more than {MAX_TOOLS_CHARS}."
+        raise RequestError(message, hint="describe them more briefly", param="tools", code="invalid_value")
     return tools
 
 

@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from shardcompute.api.context import run_codec
 from shardcompute.api.errors import RequestError, unsupported
 from shardcompute.api.generation.schemas import ChatMessage, ContentPart, ToolCall
+from shardcompute.api.offload import PIECE_COST, run_sized
 from shardcompute.api.tools import Tool, encode_with_tools
-from shardcompute.core.errors import UsageError
+from shardcompute.core.errors import PromptTooLongError, UsageError
 from shardcompute.node.service import TextCodec
 
 
@@ -20,17 +20,39 @@ async def encode_messages(
     *,
     add_generation_prompt: bool,
     tools: Sequence[Tool] = (),
+    context_length: int | None = None,
 ) -> list[int]:
-    """The prompt for the messages, of a model that is told of `tools`."""
-    plain = [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
-    characters = sum(len(message["content"]) for message in plain)
-    try:
-        return await run_codec(
-            lambda: encode_with_tools(codec, plain, tools, add_generation_prompt=add_generation_prompt),
-            characters=characters,
+    """The prompt for the messages, of a model that is told of `tools` (see `TextCodec.encode`)."""
+
+    def encode() -> list[int]:
+        plain = [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
+        return encode_with_tools(
+            codec,
+            plain,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            context_length=context_length,
         )
+
+    size = sum(map(size_of, messages)) + sum(PIECE_COST + tool.size for tool in tools)
+    try:
+        return await run_sized(encode, characters=size)
+    except (RequestError, PromptTooLongError):
+        raise
     except UsageError as error:
         raise RequestError(error.message, hint=error.hint, param="messages", code="invalid_value") from error
+
+
+def size_of(message: ChatMessage) -> int:
+    """What a message costs, in characters of text: one without any has its price too."""
+    size = PIECE_COST
+    if isinstance(message.content, str):
+        size += len(message.content)
+    for part in () if isinstance(message.content, str) else message.content or ():
+        size += PIECE_COST + len(part.text or "")
+    for call in message.tool_calls or ():
+        size += PIECE_COST + len(call.function.arguments)
+    return size
 
 
 def _plain(message: ChatMessage, where: str) -> dict[str, Any]:

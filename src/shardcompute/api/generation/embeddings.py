@@ -14,29 +14,43 @@ import numpy as np
 import numpy.typing as npt
 from starlette.requests import Request
 
-from shardcompute.api.context import context_of, run_codec
+from shardcompute.api.context import context_of
 from shardcompute.api.errors import RequestError
 from shardcompute.api.generation.generations import Outcome, open_generations
 from shardcompute.api.generation.parameters import Plan, check_ids
+from shardcompute.api.offload import run_sized
 from shardcompute.core.errors import BackendError, PromptTooLongError
 from shardcompute.core.generation import GenerationRequest, Sampling
 from shardcompute.node.service import ServedModel, TextCodec
 
 MAX_INPUTS = 2048
 _AT_ONCE = 16
+_TOKEN_CHARS = 16
 Vector: TypeAlias = npt.NDArray[np.float32]
 
 
-async def encode_input(
-    codec: TextCodec, model: ServedModel, given: str | list[int], *, cuts: bool = False
+async def encode_inputs(
+    codec: TextCodec, model: ServedModel, inputs: Sequence[str | list[int]], *, cuts: bool = False
+) -> list[tuple[int, ...]]:
+    """The tokens of each input; with `cuts`, as many as the context holds."""
+    return await run_sized(
+        lambda: [_encode_input(codec, model, each, cuts=cuts) for each in inputs],
+        characters=sum(map(len, inputs)),
+    )
+
+
+def _encode_input(
+    codec: TextCodec, model: ServedModel, given: str | list[int], *, cuts: bool
 ) -> tuple[int, ...]:
-    """The tokens of an input; with `cuts`, as many as the context holds."""
-    if isinstance(given, str):
-        ids = await run_codec(lambda: codec.encode(given), characters=len(given))
-    else:
-        check_ids(codec, given, "input")
-        ids = given
     longest = model.context_length - 1
+    if not isinstance(given, str):
+        ids = given
+        if len(ids) <= longest:
+            check_ids(codec, ids, "input")
+    elif cuts:
+        ids = _encode_start(codec, given, model.context_length)
+    else:
+        ids = codec.encode(given, context_length=model.context_length)
     if not ids:
         raise RequestError("An input has no tokens.", hint="send at least one", param="input")
     if len(ids) > longest and not cuts:
@@ -44,6 +58,13 @@ async def encode_input(
             f"An input has {len(ids)} tokens; at most {longest} fit.", hint="cut it into pieces"
         )
     return tuple(ids[:longest])
+
+
+def _encode_start(codec: TextCodec, text: str, count: int) -> list[int]:
+    """At least the first `count` tokens of a text, without a look at all that comes after them."""
+    start = codec.encode(text[: _TOKEN_CHARS * count])
+    # What is left of the cut is as it would be without it, but for the last few tokens.
+    return start if len(start) > count + _TOKEN_CHARS else codec.encode(text)
 
 
 async def embed(request: Request, model: ServedModel, prompts: Sequence[tuple[int, ...]]) -> list[Vector]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from shardcompute.api.body import Limits, RequestBody
@@ -144,17 +144,17 @@ def plan_generations(
         raise RequestError(message, hint="split the request", param="n" if choices > 1 else prompt_param)
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     stop_ids = frozenset(body.stop_token_ids or ()) | (frozenset() if body.ignore_eos else codec.eos_ids)
+    # What is the same for all choices is made once and shared between them.
+    sampling = _sampling(body, codec, logprobs=logprobs, grammar=grammar)
     requests = []
-    for prompt in prompts:
+    for prompt in map(tuple, prompts):
         room = _check_prompt(prompt, max_tokens, model, prompt_param)
         seed = body.seed if body.seed is not None else secrets.randbits(SEED_BITS)
         for choice in range(choices):
             request = GenerationRequest(
-                prompt=tuple(prompt),
+                prompt=prompt,
                 max_tokens=room if max_tokens is None else max_tokens,
-                sampling=_sampling(
-                    body, codec, seed=derive_seed(seed, choice), logprobs=logprobs, grammar=grammar
-                ),
+                sampling=replace(sampling, seed=derive_seed(seed, choice)),
                 stop=stop,
                 stop_ids=stop_ids,
                 include_stop=bool(body.include_stop_str_in_output),
@@ -194,7 +194,7 @@ def _check_prompt(prompt: Sequence[int], max_tokens: int | None, model: ServedMo
 
 
 def _sampling(
-    body: GenerationBody, codec: TextCodec, *, seed: int, logprobs: int | None, grammar: Grammar | None
+    body: GenerationBody, codec: TextCodec, *, logprobs: int | None, grammar: Grammar | None
 ) -> Sampling:
     return Sampling(
         temperature=_given(body.temperature, 1.0),
@@ -205,7 +205,6 @@ def _sampling(
         presence_penalty=_given(body.presence_penalty, 0.0),
         frequency_penalty=_given(body.frequency_penalty, 0.0),
         logit_bias=_logit_bias(body.logit_bias or {}, codec),
-        seed=seed,
         logprobs=logprobs,
         grammar=grammar,
     )

@@ -8,17 +8,32 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from shardcompute.api.body import RequestBody, RequestPart
+from shardcompute.core.generation import MAX_STOP_CHARS, MAX_STOPS
 
-MAX_STOPS = 16
+MAX_MESSAGES = 4096
+MAX_TOOLS = 512
 MAX_TOP_LOGPROBS = 20
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
-StopText = Annotated[str, Field(min_length=1)]
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+
+
+def _check_stops(stops: list[str]) -> list[str]:
+    if sum(map(len, stops)) > MAX_STOP_CHARS:
+        message = "Stop strings should have at most {most} characters together"
+        raise PydanticCustomError("too_long", message, {"most": MAX_STOP_CHARS})
+    return stops
+
+
+StopTexts = Annotated[
+    list[StopText], Field(fail_fast=True, max_length=MAX_STOPS), AfterValidator(_check_stops)
+]
 
 
 class StreamOptions(RequestPart):
@@ -35,7 +50,9 @@ class SpeculationOptions(BaseModel):
     frames: int | None = Field(None, ge=1, le=8, description="Frames on their way at once.")
 
 
-Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=4096)]
+Choices = Annotated[
+    list[Annotated[str, Field(min_length=1)]], Field(fail_fast=True, min_length=1, max_length=4096)
+]
 SchemaText = dict[str, Any] | str
 
 
@@ -64,7 +81,7 @@ class GenerationBody(RequestBody):
         None, max_length=1024, description="Token id, written as a string, to what is added to its logit."
     )
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="The server picks one when left out.")
-    stop: StopText | Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
+    stop: StopText | StopTexts | None = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=1024)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -108,7 +125,7 @@ class ChatMessage(RequestPart):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
 
 
@@ -145,13 +162,13 @@ class NamedTool(RequestPart):
 
 
 class ChatCompletionRequest(GenerationBody):
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Count | None = Field(None, description="Up to the end of the context when left out.")
     max_completion_tokens: Count | None = Field(None, description="The newer name of max_tokens.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     add_generation_prompt: bool | None = None
-    tools: Annotated[list[ToolDefinition], Field(fail_fast=True, max_length=512)] | None = None
+    tools: Annotated[list[ToolDefinition], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
         None, description="`auto` when left out: the model decides."
     )

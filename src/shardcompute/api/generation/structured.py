@@ -13,6 +13,7 @@ from typing import Any
 
 from shardcompute.api.errors import RequestError, unsupported
 from shardcompute.api.generation.schemas import ChatCompletionRequest, GenerationBody
+from shardcompute.api.offload import offload
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import MAX_GRAMMAR_CHARS, Grammar
 from shardcompute.decoding import compiler_of
@@ -40,7 +41,7 @@ async def check_grammar(codec: TextCodec, grammar: Grammar, param: str) -> None:
     """400 with the reason where a grammar cannot be used, before anything is generated."""
     try:
         # Compiling may take a moment, and so does the first look at a vocabulary.
-        await asyncio.to_thread(lambda: compiler_of(codec.vocabulary()).start(grammar))
+        await offload(lambda: compiler_of(codec.vocabulary()).start(grammar))
     except UsageError as error:
         raise refused_grammar(error, param) from error
 
@@ -110,7 +111,7 @@ def _schema(schema: dict[str, Any] | str | None, param: str) -> Grammar | None:
         return None
     if isinstance(schema, str):
         try:
-            schema = json.loads(schema)
+            schema = json.loads(_bounded(schema, param))
         except (ValueError, RecursionError) as error:
             message = f"{param} is not JSON: {error}"
             raise RequestError(message, hint="send a schema", param=param, code="invalid_value") from error

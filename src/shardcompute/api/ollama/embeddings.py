@@ -11,7 +11,7 @@ from starlette.responses import Response
 from shardcompute.api.body import ReplyBody, RequestBody, json_response, read_body
 from shardcompute.api.context import context_of
 from shardcompute.api.errors import unsupported
-from shardcompute.api.generation.embeddings import MAX_INPUTS, Vector, embed, encode_input
+from shardcompute.api.generation.embeddings import MAX_INPUTS, Vector, embed, encode_inputs
 from shardcompute.api.generation.parameters import choose_model
 from shardcompute.api.ollama.schemas import OllamaError
 from shardcompute.api.openapi import GENERATION_ERRORS, ApiRoute
@@ -78,7 +78,7 @@ async def _embed(
     service = context_of(request).service
     model = choose_model(service, name)
     codec = service.codec(model.name)
-    prompts = [await encode_input(codec, model, text, cuts=cuts) for text in texts]
+    prompts = await encode_inputs(codec, model, texts, cuts=cuts)
     vectors = await until_disconnect(request.receive, embed(request, model, prompts))
     return model.name, sum(len(prompt) for prompt in prompts), vectors
 

@@ -7,7 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from shardcompute.api.body import ReplyBody, RequestBody, RequestPart
-from shardcompute.api.generation.schemas import MAX_STOPS, MAX_TOP_LOGPROBS, StopText
+from shardcompute.api.generation.schemas import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    MAX_TOP_LOGPROBS,
+    StopText,
+    StopTexts,
+)
 
 
 class Options(BaseModel):
@@ -23,7 +29,7 @@ class Options(BaseModel):
     top_p: float | None = Field(None, ge=0, le=1, description="0.9 when left out.")
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: StopText | Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
+    stop: StopText | StopTexts | None = None
     repeat_penalty: float | None = Field(None, gt=0, le=10, description="1, which changes nothing.")
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
@@ -56,13 +62,15 @@ class OllamaMessage(RequestPart):
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     images: list[Any] | None = Field(None, description="Refused.")
-    tool_calls: list[OllamaCall] | None = None
+    tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_name: str | None = None
 
 
 class OllamaChatRequest(OllamaRequest):
-    messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] = Field(default_factory=list)
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] = Field(
+        default_factory=list
+    )
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
 
 
 class OllamaGenerateRequest(OllamaRequest):

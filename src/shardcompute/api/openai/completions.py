@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shardcompute.api.body import Limits, ReplyBody, read_body
-from shardcompute.api.context import context_of, run_codec
+from shardcompute.api.context import context_of
 from shardcompute.api.errors import RequestError, unsupported
 from shardcompute.api.generation.answer import answer
 from shardcompute.api.generation.generations import Outcome
@@ -22,6 +22,7 @@ from shardcompute.api.generation.parameters import (
     refuse_unsupported,
 )
 from shardcompute.api.generation.structured import check_grammar, requested_grammar
+from shardcompute.api.offload import run_sized
 from shardcompute.api.openai.completion_logprobs import CompletionRecorder
 from shardcompute.api.openai.envelope import Envelope, open_envelope, usage_of, wants_usage
 from shardcompute.api.openai.framing import CompletionsFraming
@@ -29,7 +30,7 @@ from shardcompute.api.openai.replies import Completion, CompletionChoice, Comple
 from shardcompute.api.openai.schemas import CompletionRequest
 from shardcompute.api.openapi import GENERATION_ERRORS, ApiRoute
 from shardcompute.core.generation import Delta, TokenChoice
-from shardcompute.node.service import TextCodec
+from shardcompute.node.service import ServedModel, TextCodec
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -52,7 +53,7 @@ async def create_completion(request: Request) -> Response:
     form = requested_grammar(body)
     if form is not None:
         await check_grammar(codec, form[1], form[0])
-    prompts = await _prompts(codec, body, context.limits)
+    prompts = await _prompts(codec, model, body, context.limits)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     plan = plan_generations(
         model,
@@ -173,7 +174,9 @@ def _refuse_what_completions_lack(body: CompletionRequest) -> None:
         raise RequestError("max_tokens of 0 is only allowed together with echo.", param="max_tokens")
 
 
-async def _prompts(codec: TextCodec, body: CompletionRequest, limits: Limits) -> list[CompletionPrompt]:
+async def _prompts(
+    codec: TextCodec, model: ServedModel, body: CompletionRequest, limits: Limits
+) -> list[CompletionPrompt]:
     given: Sequence[str | list[int]]
     if isinstance(body.prompt, str) or _is_ids(body.prompt):
         given = [body.prompt]
@@ -185,17 +188,23 @@ async def _prompts(codec: TextCodec, body: CompletionRequest, limits: Limits) ->
             hint="split the request",
             param="prompt",
         )
-    return [await _prompt(codec, item, has_echo=bool(body.echo)) for item in given]
+    return await run_sized(
+        lambda: [_prompt(codec, model, item, has_echo=bool(body.echo)) for item in given],
+        characters=sum(map(len, given)),
+    )
 
 
 def _is_ids(prompt: Sequence[object]) -> TypeGuard[list[int]]:
     return isinstance(prompt[0], int)
 
 
-async def _prompt(codec: TextCodec, given: str | list[int], *, has_echo: bool) -> CompletionPrompt:
+def _prompt(
+    codec: TextCodec, model: ServedModel, given: str | list[int], *, has_echo: bool
+) -> CompletionPrompt:
     if isinstance(given, str):
-        ids = await run_codec(lambda: codec.encode(given), characters=len(given))
-        return CompletionPrompt(ids, given)
+        return CompletionPrompt(codec.encode(given, context_length=model.context_length), given)
+    if len(given) > model.context_length:
+        return CompletionPrompt(given, "")  # and is refused for its length
     check_ids(codec, given, "prompt")
     text = codec.decode(given, skip_special=False) if has_echo else ""
     return CompletionPrompt(given, text)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from shardcompute.api.body import ReplyBody, RequestBody, json_response, read_body
 from shardcompute.api.context import context_of
 from shardcompute.api.errors import unsupported
-from shardcompute.api.generation.embeddings import MAX_INPUTS, Vector, embed, encode_input
+from shardcompute.api.generation.embeddings import MAX_INPUTS, Vector, embed, encode_inputs
 from shardcompute.api.generation.parameters import choose_model
 from shardcompute.api.generation.schemas import TokenIds
 from shardcompute.api.openapi import GENERATION_ERRORS, ApiRoute
@@ -57,7 +57,7 @@ async def create_embeddings(request: Request) -> Response:
         raise unsupported("dimensions", "Vectors have the model's own width and are not cut.")
     model = choose_model(context.service, body.model)
     codec = context.service.codec(model.name)
-    prompts = [await encode_input(codec, model, text) for text in _inputs(body.input)]
+    prompts = await encode_inputs(codec, model, _inputs(body.input))
     vectors = await until_disconnect(request.receive, embed(request, model, prompts))
     count = sum(len(prompt) for prompt in prompts)
     is_packed = body.encoding_format == "base64"

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shardcompute.api.body import ReplyBody, RequestBody, RequestPart
 from shardcompute.api.generation.replies import ChosenToken
-from shardcompute.api.generation.schemas import MAX_TOP_LOGPROBS, Count
+from shardcompute.api.generation.schemas import MAX_MESSAGES, MAX_TOOLS, MAX_TOP_LOGPROBS, Count
 
 
 class InputPart(RequestPart):
@@ -60,16 +60,18 @@ class TextOptions(RequestPart):
 
 
 class ResponsesRequest(RequestBody):
-    input: str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1)]
+    input: str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: Count | None = Field(None, description="Up to the end of the context when left out.")
     temperature: float | None = Field(None, ge=0, le=2, description="1 when left out.")
     top_p: float | None = Field(None, ge=0, le=1, description="0: the likeliest token alone.")
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    include: list[str] | None = Field(None, description="`message.output_text.logprobs`; others are ignored.")
+    include: Annotated[list[str], Field(fail_fast=True, max_length=64)] | None = Field(
+        None, description="`message.output_text.logprobs`; others are ignored."
+    )
     stream: bool | None = None
     text: TextOptions | None = None
-    tools: list[ResponseTool] | None = None
+    tools: Annotated[list[ResponseTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: str | ToolSelection | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = Field(None, description="Given back and not used.")

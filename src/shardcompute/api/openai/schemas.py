@@ -8,12 +8,15 @@ from pydantic import Field
 
 from shardcompute.api.body import RequestBody
 from shardcompute.api.generation.schemas import (
+    MAX_MESSAGES,
     MAX_TOP_LOGPROBS,
     ChatMessage,
     GenerationBody,
     TokenId,
     TokenIds,
 )
+
+MAX_TOKENIZED = 1 << 20
 
 
 class CompletionRequest(GenerationBody):
@@ -34,11 +37,13 @@ class TokenizeRequest(RequestBody):
     """Either `prompt` or `messages`."""
 
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)] | None = None
+    messages: (
+        Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)] | None
+    ) = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(RequestBody):
-    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_TOKENIZED)]

@@ -6,12 +6,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shardcompute.api.body import json_response, read_body
-from shardcompute.api.context import context_of, run_codec
+from shardcompute.api.context import context_of
 from shardcompute.api.errors import RequestError
-from shardcompute.api.generation.chat_prompt import encode_messages
+from shardcompute.api.generation.chat_prompt import encode_messages, size_of
 from shardcompute.api.generation.parameters import check_ids, choose_model
+from shardcompute.api.offload import run_sized
 from shardcompute.api.openai.replies import DetokenizeReply, TokenizeReply, TokenizerReply
-from shardcompute.api.openai.schemas import DetokenizeRequest, TokenizeRequest
+from shardcompute.api.openai.schemas import MAX_TOKENIZED, DetokenizeRequest, TokenizeRequest
 from shardcompute.api.openapi import BODY_ERRORS, ApiRoute
 
 
@@ -42,26 +43,41 @@ async def tokenize(request: Request) -> Response:
     if (prompt is None) == (body.messages is None):
         raise RequestError("The request needs either prompt or messages.", param="prompt")
     if prompt is not None:
-        ids = await run_codec(
+        _check_size(len(prompt), "prompt")
+        ids = await run_sized(
             lambda: codec.encode(prompt, add_special=body.add_special_tokens), characters=len(prompt)
         )
     else:
-        ids = await encode_messages(
-            codec, body.messages or [], add_generation_prompt=body.add_generation_prompt
-        )
-    extra = {}
-    if body.return_token_strs:
-        extra["token_strs"] = [codec.token_bytes(token_id).decode("utf-8", "replace") for token_id in ids]
-    reply = TokenizeReply(count=len(ids), max_model_len=model.context_length, tokens=ids, **extra)
-    return json_response(reply)
+        messages = body.messages or []
+        _check_size(sum(map(size_of, messages)), "messages")
+        ids = await encode_messages(codec, messages, add_generation_prompt=body.add_generation_prompt)
+
+    def word() -> Response:
+        extra = {}
+        if body.return_token_strs:
+            extra["token_strs"] = [codec.token_bytes(token_id).decode("utf-8", "replace") for token_id in ids]
+        reply = TokenizeReply(count=len(ids), max_model_len=model.context_length, tokens=ids, **extra)
+        return json_response(reply)
+
+    return await run_sized(word, characters=len(ids))
 
 
 async def detokenize(request: Request) -> Response:
     context = context_of(request)
     body = await read_body(request, DetokenizeRequest, context.limits)
     codec = context.service.codec(choose_model(context.service, body.model).name)
-    check_ids(codec, body.tokens, "tokens")
-    return json_response(DetokenizeReply(prompt=codec.decode(body.tokens, skip_special=False)))
+
+    def word() -> Response:
+        check_ids(codec, body.tokens, "tokens")
+        return json_response(DetokenizeReply(prompt=codec.decode(body.tokens, skip_special=False)))
+
+    return await run_sized(word, characters=len(body.tokens))
+
+
+def _check_size(characters: int, param: str) -> None:
+    if characters > MAX_TOKENIZED:
+        message = f"{param} has {characters} characters, more than {MAX_TOKENIZED}."
+        raise RequestError(message, hint="tokenize it in pieces", param=param, code="invalid_value")
 
 
 TOKENS_ROUTES: tuple[ApiRoute, ...] = (

@@ -43,6 +43,11 @@ class Tool:
     is_strict: bool = False
     """Arguments must follow the schema exactly: what cannot be enforced is refused rather than ignored."""
 
+    @property
+    def size(self) -> int:
+        """Of its description, in characters of JSON."""
+        return len(self.name) + len(self.description) + len(json.dumps(self.parameters))
+
     def described(self) -> dict[str, Any]:
         """As chat templates expect it."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}

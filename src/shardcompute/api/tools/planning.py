@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from shardcompute.api.tools.call_format import CallFormat, Marks, Tool, check_arguments
 from shardcompute.api.tools.detection import detect_format
 from shardcompute.api.tools.events import CallReader
 from shardcompute.api.tools.generic import explain
-from shardcompute.core.errors import UsageError
+from shardcompute.core.errors import PromptTooLongError, UsageError
 from shardcompute.core.generation import Grammar
 from shardcompute.decoding import GrammarCompiler, compiler_of, drop_limits
 from shardcompute.node.service import TextCodec
@@ -145,25 +146,31 @@ def encode_with_tools(
     tools: Sequence[Tool],
     *,
     add_generation_prompt: bool = True,
+    context_length: int | None = None,
 ) -> list[int]:
     """The prompt for messages that may hold calls and results, of a model that is told of these tools."""
     call_format = detect_format(codec.chat_template_source(has_tools=bool(tools)))
+    encode = partial(
+        codec.encode_chat, add_generation_prompt=add_generation_prompt, context_length=context_length
+    )
     if call_format.has_own_template:
         described = [tool.described() for tool in tools]
         options: dict[str, Any] = {"tools": described} if tools else {}
         messages = [_with_known_ids(message, call_format) for message in messages]
-        return codec.encode_chat(messages, add_generation_prompt=add_generation_prompt, **options)
+        return encode(messages, **options)
     if not tools and not any(m["role"] == "tool" or m.get("tool_calls") for m in messages):
-        return codec.encode_chat(messages, add_generation_prompt=add_generation_prompt)
+        return encode(messages)
     told = explain(messages, tools)
     try:
-        return codec.encode_chat(told, add_generation_prompt=add_generation_prompt)
+        return encode(told)
+    except PromptTooLongError:
+        raise
     except UsageError:
         # Some templates know no system messages.
         if messages[0]["role"] == "system" or told[0]["role"] != "system":
             raise
         told = explain(messages, tools, has_system_role=False)
-        return codec.encode_chat(told, add_generation_prompt=add_generation_prompt)
+        return encode(told)
 
 
 def _with_known_ids(message: Mapping[str, Any], call_format: CallFormat) -> dict[str, Any]:

@@ -27,8 +27,9 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 
 from shardcompute.core.errors import UsageError
-from shardcompute.core.generation import MAX_GRAMMAR_BYTES, MAX_GRAMMAR_CHARS, Grammar
+from shardcompute.core.generation import MAX_GRAMMAR_BYTES, MAX_GRAMMAR_CHARS, MAX_PATTERN_CHARS, Grammar
 from shardcompute.decoding.grammar.json_schemas import close_objects
+from shardcompute.decoding.grammar.patterns import JSON_RULE, pattern_length
 from shardcompute.models.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,10 @@ class GrammarCompiler:
             raise _refused(f"it has {len(grammar.text)} characters, more than {MAX_GRAMMAR_CHARS}")
         if len(zlib.compress(grammar.text.encode(errors="replace"))) > MAX_GRAMMAR_BYTES:
             raise _refused(f"compressed it has more than {MAX_GRAMMAR_BYTES} bytes")
+        if (length := pattern_length(grammar)) > MAX_PATTERN_CHARS:
+            raise _refused(
+                f"its expressions weigh as much as one of {length} characters, more than {MAX_PATTERN_CHARS}"
+            )
         try:
             matcher = LLMatcher(self._tokenizer, _lark_of(grammar), log_level=0, limits=_limits())
             # One that nothing can satisfy, or that is far too complex, may show with its first mask only.
@@ -202,7 +207,7 @@ def json_rule(schema: object, *, is_lenient: bool = False) -> str:
     if isinstance(schema, dict):
         options = {**_JSON_OPTIONS, "lenient": is_lenient, "coerce_one_of": is_lenient}
         schema = {**schema, "x-guidance": options}
-    return "%json " + json.dumps(schema)
+    return JSON_RULE + json.dumps(schema)
 
 
 def check_rule(rule: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardcompute.core.errors import PromptTooLongError, UsageError
-from shardcompute.core.generation import GenerationRequest, Speculation
+from shardcompute.core.generation import MAX_STOP_CHARS, MAX_STOPS, GenerationRequest, Speculation
 from shardcompute.decoding import validate_sampling
 
 AUTO = Speculation()
@@ -56,5 +56,10 @@ def check_request(request: GenerationRequest, limits: DriverLimits) -> None:
             f"the prompt has {len(request.prompt)} tokens and the context holds {limits.context_length}, "
             "with room for at least one more",
             hint="shorten the prompt or start with a larger --context",
+        )
+    if len(request.stop) > MAX_STOPS or sum(map(len, request.stop)) > MAX_STOP_CHARS:
+        raise UsageError(
+            f"stop has more than {MAX_STOPS} strings or {MAX_STOP_CHARS} characters",
+            hint="use fewer or shorter stop strings",
         )
     validate_sampling(request.sampling, limits.vocab_size)

@@ -147,7 +147,7 @@ def test_wrong_values_are_named(complete: Any, service: Any, fields: dict[str, A
 
 
 def test_an_empty_prompt_is_refused(complete: Any, service: Any, monkeypatch: Any, fakes: Any) -> None:
-    monkeypatch.setattr(fakes.ByteCodec, "encode", lambda self, text, add_special=True: [])
+    monkeypatch.setattr(fakes.ByteCodec, "encode", lambda self, text, **options: [])
     response = complete(prompt="")
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "prompt"
