@@ -28,6 +28,7 @@ from shardcompute.core.errors import (
     SourceError,
     UnknownModelError,
     UsageError,
+    WouldReplaceError,
 )
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -38,6 +39,7 @@ _BY_CODE: Mapping[str, type[ShardComputeError]] = {
     "model_not_found": UnknownModelError,
     "rate_limit_exceeded": QueueFullError,
     "overloaded": CapacityError,
+    "would_replace": WouldReplaceError,
 }
 
 

@@ -92,9 +92,13 @@ class ClusterClient(Client):
         """What loading `model` would lead to."""
         return self._ask("POST", "/cluster/plan", PlanView, _order(model, form, chains))
 
-    def load_model(self, model: str, *, form: str = "native", chains: int = 1) -> FetchView:
-        """Have a model served; `watch` says how far that has come."""
-        return self._ask("POST", "/cluster/models", FetchView, _order(model, form, chains))
+    def load_model(
+        self, model: str, *, form: str = "native", chains: int = 1, replace: bool = False
+    ) -> FetchView:
+        """Have a model served; `watch` says how far that has come. WouldReplaceError where others would have to give
+        way, unless they may."""
+        order = {**_order(model, form, chains), "replace": replace}
+        return self._ask("POST", "/cluster/models", FetchView, order)
 
     def unload_model(self, name: str) -> None:
         self._ask("DELETE", f"/cluster/models/{quote(name, safe='')}", dict[str, Any])

@@ -33,9 +33,10 @@ async def health(request: Request) -> Response:
     admin: ClusterAdmin | None = request.app.state.admin
     warnings = list(admin.warnings()) if admin is not None else []
     said: dict[str, Any] = {"warnings": warnings} if warnings else {}
-    if context_of(request).service.is_ready():
+    obstacle = context_of(request).service.obstacle()
+    if obstacle is None:
         return json_response(HealthReply(status="ok", **said))
-    response = json_response(HealthReply(status="loading", reason="The model is still loading.", **said), 503)
+    response = json_response(HealthReply(status="loading", reason=str(obstacle), **said), 503)
     response.headers["retry-after"] = str(RETRY_AFTER_S)
     return response
 

@@ -23,6 +23,7 @@ from shardcompute.core.errors import (
     ShardComputeError,
     UnknownModelError,
     UsageError,
+    WouldReplaceError,
 )
 
 RETRY_AFTER_S = 1
@@ -33,6 +34,7 @@ _CODES: tuple[tuple[type[ShardComputeError], str], ...] = (
     (UnknownModelError, "model_not_found"),
     (QueueFullError, "rate_limit_exceeded"),
     (CapacityError, "overloaded"),
+    (WouldReplaceError, "would_replace"),
 )
 _UNION_BRANCHES = frozenset({"str", "int", "float", "bool", "none"})
 _MESSAGES_SHOWN = 4

@@ -4,7 +4,8 @@
     ├── UsageError                 the command or request is wrong                      exit 2, HTTP 400
     │   ├── PromptTooLongError     prompt + answer do not fit the context               exit 2, HTTP 400
     │   ├── RowGapError            rows of a session came before those that they follow exit 2, HTTP 400
-    │   └── UnknownModelError      no such model here or at the source                  exit 3, HTTP 404
+    │   ├── UnknownModelError      no such model here or at the source                  exit 3, HTTP 404
+    │   └── WouldReplaceError      it would end what is served, and nobody said it may  exit 2, HTTP 409
     ├── UnsupportedModelError      we know what it is and refuse to run it wrongly      exit 4, HTTP 400
     ├── CorruptModelError          a file lies about itself, is cut short or damaged    exit 5, HTTP 500
     ├── SourceError                a source cannot be reached, read or written          exit 6, HTTP 502
@@ -58,6 +59,10 @@ class RowGapError(UsageError):
 class UnknownModelError(UsageError):
     exit_code = 3
     http_status = 404
+
+
+class WouldReplaceError(UsageError):
+    http_status = 409
 
 
 class UnsupportedModelError(ShardComputeError):

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from shardcompute.core.errors import CapacityError
 from shardcompute.core.generation import Delta, GenerationRequest
 from shardcompute.models.vocabulary import Vocabulary
 
@@ -119,6 +120,10 @@ class Service(Protocol):
         ...
 
     def is_ready(self) -> bool: ...
+
+    def obstacle(self) -> CapacityError | None:
+        """Why requests are not taken yet, and what to do about it; None once they are."""
+        ...
 
     def load(self) -> ServiceLoad: ...
 

@@ -141,7 +141,7 @@ class Crowd:
             model=model, form=form, layer_count=32, memory_bytes=MIB, text="", chains=(chain,) * chains
         )
 
-    def load_model(self, model: str, form: str, chains: int) -> FetchView:
+    def load_model(self, model: str, form: str, chains: int, *, replaces: bool = False) -> FetchView:
         return FetchView(model=model, name=model, form=form, chains=chains, status="fetching")
 
     def create_token(self, *, life_s: float, max_uses: int | None, role: object = None) -> NewToken:

@@ -93,6 +93,8 @@ class FakeSwarm:
         self.requests = RequestLog(clock=lambda: NOW_S)
         self.busy = ServiceLoad(0, 0, 0.0)
         self.unopened: set[str] = set()
+        self.running: dict[str, int] = {}
+        self.paused: dict[str, str] = {}
         self.newest: dict[str, Sequence[StageTiming]] = {}
 
     def load(self) -> ServiceLoad:
@@ -100,6 +102,18 @@ class FakeSwarm:
 
     def serves(self, model: str) -> bool:
         return model not in self.unopened
+
+    def answering(self, model: str) -> int:
+        return self.running.get(model, 0)
+
+    def pause(self, model: str, successor: str) -> None:
+        self.paused[model] = successor
+
+    def resume(self, model: str) -> None:
+        del self.paused[model]
+
+    def chains_of(self, model: str) -> set[str]:
+        return set()
 
     def timings(self) -> dict[str, Sequence[StageTiming]]:
         return self.newest

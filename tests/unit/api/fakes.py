@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardcompute.core.errors import UnknownModelError, UsageError
+from shardcompute.core.errors import CapacityError, UnknownModelError, UsageError
 from shardcompute.core.generation import Delta, GenerationRequest, Timings, TokenChoice
 from shardcompute.models.vocabulary import Vocabulary
 from shardcompute.node.service import ServedModel, ServiceLoad
@@ -112,6 +112,9 @@ class FakeService:
 
     def is_ready(self) -> bool:
         return self.ready
+
+    def obstacle(self) -> CapacityError | None:
+        return None if self.ready else CapacityError("tiny is still being loaded", hint="try again")
 
     def load(self) -> ServiceLoad:
         return ServiceLoad(running=2, waiting=3, kv_used_fraction=0.25)

@@ -67,7 +67,7 @@ def test_nothing_is_served_while_loading(app: Any, call: Any, chat: Any, service
     service.ready, service.served = False, ()
     response = call(app, "GET", "/health")
     assert response.status_code == 503
-    assert response.json() == {"status": "loading", "reason": "The model is still loading."}
+    assert response.json() == {"status": "loading", "reason": "tiny is still being loaded (try again)"}
     response = chat()
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -26,6 +27,7 @@ from shardcompute.api.cluster.schemas import (
     LoadModelRequest,
     PullModelRequest,
     RequestList,
+    ServeModelRequest,
     TokenList,
 )
 from shardcompute.api.context import context_of
@@ -106,8 +108,9 @@ async def plan_model(request: Request) -> Response:
 
 
 async def load_model(request: Request) -> Response:
-    order = await read_body(request, LoadModelRequest, context_of(request).limits)
-    return _reply(await asyncio.to_thread(_admin(request).load_model, order.model, order.form, order.chains))
+    order = await read_body(request, ServeModelRequest, context_of(request).limits)
+    load = partial(_admin(request).load_model, replaces=order.replace)
+    return _reply(await asyncio.to_thread(load, order.model, order.form, order.chains))
 
 
 async def unload_model(request: Request) -> Response:
@@ -301,9 +304,9 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/models",
         load_model,
         "Serve another model. Goes on behind the scenes; the state says how far it has come.",
-        body=LoadModelRequest,
+        body=ServeModelRequest,
         reply=FetchView,
-        statuses=_ORDER_ERRORS,
+        statuses=(*_ORDER_ERRORS, 409),
     ),
     ApiRoute(
         "DELETE",

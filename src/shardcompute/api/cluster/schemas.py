@@ -35,6 +35,14 @@ class LoadModelRequest(ClusterRequest):
     chains: int = Field(1, ge=1, le=64, description="Copies of the model, each on machines of its own.")
 
 
+class ServeModelRequest(LoadModelRequest):
+    replace: bool = Field(
+        False,
+        description="Whether models that are served may give way to it, after the answers that run; else 409 where "
+        "they would have to.",
+    )
+
+
 class PullModelRequest(ClusterRequest):
     model: str = Field(max_length=4096, description="smollm2 or org/repo.")
 

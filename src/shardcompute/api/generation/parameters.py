@@ -15,7 +15,7 @@ from shardcompute.api.body import Limits, RequestBody
 from shardcompute.api.errors import RequestError, unsupported
 from shardcompute.api.generation.model_names import match_short_name
 from shardcompute.api.generation.schemas import GenerationBody
-from shardcompute.core.errors import CapacityError, PromptTooLongError, UnknownModelError, UsageError
+from shardcompute.core.errors import PromptTooLongError, UnknownModelError, UsageError
 from shardcompute.core.generation import GenerationRequest, Grammar, Sampling, Speculation
 from shardcompute.decoding import derive_seed
 from shardcompute.node.service import ServedModel, Service, TextCodec
@@ -95,9 +95,10 @@ class Plan:
 
 def choose_model(service: Service, name: str | None) -> ServedModel:
     """The model called `name`, be it by a short name (see `model_names`), or the only one there is (also as "default");
-    CapacityError while it is loading."""
-    if not service.is_ready():
-        raise CapacityError("The model is still loading.", hint="try again in a moment")
+    CapacityError while it is loading, or cannot be served, which says what is missing."""
+    obstacle = service.obstacle()
+    if obstacle is not None:
+        raise obstacle
     served = service.models()
     if (not name or name in _ONLY_ONE) and len(served) == 1:
         return served[0]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shardcompute.cli.cluster.access import ClusterAddress, ClusterLocation
 from shardcompute.cli.cluster.completion import complete_fetched, complete_served
-from shardcompute.cli.console import open_screen
+from shardcompute.cli.console import (
+    Screen,
+    has_terminal_input,
+    open_screen,
+    standard_input,
+)
 from shardcompute.cli.options.engine import WeightForm, Weights
 from shardcompute.cli.options.records import with_options
 from shardcompute.cli.progress import waiting
+from shardcompute.core.errors import WouldReplaceError
 from shardcompute.weights.sources.reference import parse_reference
 
 if TYPE_CHECKING:
@@ -37,19 +44,34 @@ def load(
     model: Model,
     weights: Weights = WeightForm.NATIVE,
     chains: Chains = 1,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace", help="Let models that are served give way to it, without asking, where they have to."
+        ),
+    ] = False,
     at: ClusterLocation,
 ) -> None:
     """Have a cluster serve another model, and wait until it does.
 
     The cluster fetches what it lacks. Ctrl-C stops the waiting, not the loading; unload takes it back. A model
-    that is served already can be given other weights or another number of chains.
+    that is served already can be given other weights or another number of chains. What is served stays where there
+    is memory for both; where there is not, it is asked before anything is replaced, and answers that run are finished
+    first.
     """
     from shardcompute.cli.cluster.following import follow_load
 
     screen = open_screen()
     address = at.require()
     with address.connect() as client:
-        order = client.load_model(name_for(address, model), form=weights.value, chains=chains)
+        load_it = partial(client.load_model, name_for(address, model), form=weights.value, chains=chains)
+        try:
+            order = load_it(replace=replace)
+        except WouldReplaceError as error:
+            if not _is_confirmed(screen, error):
+                screen.say("nothing was changed")
+                return
+            order = load_it(replace=True)
         with waiting(screen, f"loading {order.name}") as progress:
             served = follow_load(client.watch(), order, progress)
     screen.say(_outcome(served))
@@ -77,6 +99,13 @@ def unload(
 def name_for(address: ClusterAddress, model: str) -> str:
     """A path means to a cluster on this machine what it means here."""
     return str(parse_reference(model)) if address.is_here else model
+
+
+def _is_confirmed(screen: Screen, would: WouldReplaceError) -> bool:
+    if not has_terminal_input(standard_input()):
+        raise WouldReplaceError(would.message, hint="add --replace if you mean it")
+    screen.say(would.message)
+    return screen.confirm("replace it, after the answers that run?")
 
 
 def _outcome(model: ModelView) -> str:

@@ -10,6 +10,8 @@ UnknownModelError).
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -18,9 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardcompute.control.events import ModelRequested
-from shardcompute.control.state import ClusterState, Node
+from shardcompute.control.state import ClusterState, Model, Node
 from shardcompute.core.closing import Closing
-from shardcompute.core.errors import AuthError, ShardComputeError, UnknownModelError, UsageError
+from shardcompute.core.errors import (
+    AuthError,
+    ShardComputeError,
+    SourceError,
+    UnknownModelError,
+    UsageError,
+)
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin.catalogue import CatalogueEntry, list_catalogue
 from shardcompute.node.admin.downloads import Fetches, check_order
@@ -28,6 +36,7 @@ from shardcompute.node.admin.dry_run import open_headers, plan_model, size_up
 from shardcompute.node.admin.feed import Feed, Subscription
 from shardcompute.node.admin.history import ClusterHistory
 from shardcompute.node.admin.incidents import ClusterHealth, IncidentLog, view_health
+from shardcompute.node.admin.swap import given_way, models_in_the_way, refusal
 from shardcompute.node.admin.view_builder import view_chains, view_links, view_models, view_nodes
 from shardcompute.node.admin.views import (
     ClusterView,
@@ -77,6 +86,8 @@ class ClusterAdmin(Closing):
         self._clock = clock
         self.history = ClusterHistory(history, cluster.coordinator.state, cluster.pool.requests)
         self._feed = Feed(self.state)
+        self._restored: set[str] = set()
+        """Models that were served together with the others before, whatever there is of memory now."""
         self._fetches = Fetches(settings, self._serve, self._feed.poke)
         self._incidents = IncidentLog(cluster.coordinator.state)
         cluster.coordinator.listen(self._incidents.saw)
@@ -159,22 +170,44 @@ class ClusterAdmin(Closing):
     def plan(self, model: str, form: str = "native", chains: int = 1) -> PlanView:
         """What loading `model` would lead to. Reads headers at most."""
         check_order(form, chains)
+        sized = self._size_up(model, form)
+        replaces = models_in_the_way(self._state, sized, self._clock(), self._answering)
+        plan = plan_model(self._state, sized, chains, self._clock())
+        return dataclasses.replace(plan, replaces=replaces)
+
+    def _size_up(self, model: str, form: str) -> Model:
         served = self._state.models.get(model)
         if served is not None and served.model.weight_form == form:
-            return plan_model(self._state, served.model, chains, self._clock())
-        options = self._cluster.options
+            return served.model
         with open_headers(parse_reference(model), self._settings) as checkpoint:
-            sized = size_up(
-                checkpoint, form, kv_tokens=options.kv_tokens, context_length=options.context_length
-            )
-        return plan_model(self._state, sized, chains, self._clock())
+            return self._size_of(checkpoint, form)
 
-    def load_model(self, model: str, form: str = "native", chains: int = 1) -> FetchView:
+    def _size_of(self, checkpoint: Checkpoint, form: str) -> Model:
+        options = self._cluster.options
+        return size_up(checkpoint, form, kv_tokens=options.kv_tokens, context_length=options.context_length)
+
+    def _answering(self, model: str) -> int:
+        return self._cluster.pool.answering(model)
+
+    def _check_replaces_none(self, model: Model) -> None:
+        names = models_in_the_way(self._state, model, self._clock(), self._answering)
+        if names:
+            raise refusal(model, names, self._answering)
+
+    def load_model(
+        self, model: str, form: str = "native", chains: int = 1, *, replaces: bool = False
+    ) -> FetchView:
         """Serve another model, or this one in another form or by another number of chains.
 
-        Fetching it goes on behind the scenes; `state` says how far it has come.
+        Fetching it goes on behind the scenes; `state` says how far it has come. Where others would have to give way
+        (see `swap`) and it is not said that it `replaces` them: WouldReplaceError, and nothing happens.
         """
-        return self._fetches.start(model, form, chains)
+        check_order(form, chains)
+        if not replaces:
+            # What cannot be sized up yet is found out once it has been fetched.
+            with contextlib.suppress(SourceError, UnknownModelError):
+                self._check_replaces_none(self._size_up(model, form))
+        return self._fetches.start(model, form, chains, replaces=replaces)
 
     def catalogue(self) -> tuple[CatalogueEntry, ...]:
         """The models on this disk."""
@@ -202,23 +235,39 @@ class ClusterAdmin(Closing):
             if order.name == without:
                 continue
             try:
+                self._restored.add(order.name)
                 self._fetches.start(order.reference, order.form, order.chains)
             except ShardComputeError as error:
                 log.warning("%s is not served again: %s", order.name, error)
 
     def _serve(self, checkpoint: Checkpoint, form: str, chains: int, progress: Progress) -> None:
         name = checkpoint.name
-        orders = [view.model for view in self._fetches.views() if view.name == name and view.chains]
+        orders = [view for view in self._fetches.views() if view.name == name and view.chains]
         served = self._state.models.get(name)
         is_wanted = served is not None and served.is_wanted and served.model.weight_form == form
         if served is None or not is_wanted or not self._cluster.pool.serves(name):
-            self._cluster.serve(checkpoint, form=form, chains=chains, progress=progress)
+            self._swap(checkpoint, form, chains, progress, replaces=any(view.replaces for view in orders))
         else:
             request = ModelRequested(served.model, chains, served.has_draft_model)
             self._cluster.coordinator.post(request)
             checkpoint.close()
-        for reference in orders[:1]:
-            self._cluster.remember(ServedOrder(name, reference, form, chains))
+        for order in orders[:1]:
+            self._cluster.remember(ServedOrder(name, order.model, form, chains))
+
+    def _swap(
+        self, checkpoint: Checkpoint, form: str, chains: int, progress: Progress, *, replaces: bool
+    ) -> None:
+        """Serve it, after those who have to give way to it, if they may."""
+        names: tuple[str, ...] = ()
+        is_restored = checkpoint.name in self._restored
+        self._restored.discard(checkpoint.name)
+        if not is_restored and any(each.is_wanted for each in self._state.models.values()):
+            model = self._size_of(checkpoint, form)
+            if not replaces:
+                self._check_replaces_none(model)
+            names = models_in_the_way(self._state, model, self._clock(), self._answering)
+        with given_way(self._cluster, names, checkpoint.name, progress):
+            self._cluster.serve(checkpoint, form=form, chains=chains, progress=progress)
 
     # Nodes
 

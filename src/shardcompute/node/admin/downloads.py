@@ -103,16 +103,16 @@ class Fetches:
         self._lock = threading.Lock()
         self._fetches: dict[str, _Fetch] = {}
 
-    def start(self, model: str, form: str, chains: int) -> FetchView:
+    def start(self, model: str, form: str, chains: int, *, replaces: bool = False) -> FetchView:
         """Begin, or say how far the same order has come. UsageError for an order that cannot be meant."""
         check_order(form, chains)
-        return self._start(model, form, chains)
+        return self._start(model, form, chains, replaces)
 
     def pull(self, model: str) -> FetchView:
         """Begin to fetch what is not to be served: `chains` of its view is 0."""
         return self._start(model, "native", 0)
 
-    def _start(self, model: str, form: str, chains: int) -> FetchView:
+    def _start(self, model: str, form: str, chains: int, replaces: bool = False) -> FetchView:
         reference = parse_reference(model)
         with self._lock:
             known = self._fetches.get(str(reference))
@@ -130,6 +130,7 @@ class Fetches:
                 chains=chains,
                 status="fetching",
                 doing=f"looking for {reference}",
+                replaces=replaces,
             )
             fetch = self._fetches[view.model] = _Fetch(view, self._changed)
             fetch.thread = threading.Thread(

@@ -164,15 +164,20 @@ class ClusterHistory(Closing):
             self._write()
 
     def _run(self) -> None:
+        due_s = float("inf")
         while not self._closed.is_set():
-            self._work.wait(_PRUNE_EVERY_S)
+            self._work.wait(min(_PRUNE_EVERY_S, max(0.0, due_s - time.monotonic())))
+            is_new = self._work.is_set()
             self._work.clear()
+            if is_new and due_s == float("inf"):
+                # Those who listen hear it at once; many entries in a row become one write.
+                due_s = time.monotonic() + _WRITE_EVERY_S
             try:
                 with self._lock:
                     self._word()
-                # Many entries in a row become one write.
-                self._closed.wait(_RETRY_S if self._failure else _WRITE_EVERY_S)
-                self.flush()
+                if time.monotonic() >= due_s:
+                    self.flush()
+                    due_s = time.monotonic() + _RETRY_S if self._failure else float("inf")
             except Exception:
                 # Without this one failure would end the history for good.
                 log.exception("the history could not be written")

@@ -198,6 +198,8 @@ class FetchView:
     error: str = ""
     error_kind: str = ""
     """The name of a failed one's error in `core.errors`."""
+    replaces: bool = False
+    """Whether others may give way to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,6 +294,8 @@ class PlanView:
     memory_bytes: int
     text: str
     chains: tuple[PlannedChain, ...]
+    replaces: tuple[str, ...] = ()
+    """Models that would have to give way to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from shardcompute.core.errors import CapacityError, LinkError, UnknownModelError
 from shardcompute.core.generation import Delta, GenerationRequest, Speculation
+from shardcompute.core.units import format_bytes
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.chain_links import ChainAddress, DriverLinks, OnOverdue, OnTimings
@@ -96,7 +97,10 @@ class DriverPool:
         self._lock = threading.Lock()
         self._models: dict[str, PoolModel] = {}
         self._chains: dict[str, _PoolChain] = {}
-        self._unservable: dict[str, CapacityError] = {}
+        self._unservable: dict[str, tuple[str, str]] = {}
+        """What is missing, and what to do about it."""
+        self._successors: dict[str, str] = {}
+        """Of models that take no new requests: what is about to be served instead."""
         self._patience_s = patience_s
         self._traffic = WireTraffic()
         self._max_sessions = max_sessions
@@ -233,15 +237,18 @@ class DriverPool:
     def report_unservable(self, command: Unservable) -> None:
         """A model cannot be served: what waits for it fails after a while, and new requests at once."""
         why, broken = "; ".join(command.reasons), set(command.broken)
-        error = CapacityError(
-            f"{command.model} does not fit the machines there are: {_mib(command.missing_bytes)} are missing ({why})",
-            hint="join another machine, or give the workers more with --max-memory",
+        missing = format_bytes(command.missing_bytes)
+        message = f"{command.model} does not fit the machines there are: {missing} are missing ({why})"
+        hint = (
+            f"join a machine that offers {missing}, give the workers more with --max-memory, "
+            "or serve it with smaller --weights"
         )
+        error = CapacityError(message, hint=hint)
         log.warning("%s", error)
         with self._lock:
             of_model = {name: chain for name, chain in self._chains.items() if chain.model == command.model}
             if not any(chain.is_connected for chain in of_model.values()):
-                self._unservable[command.model] = error
+                self._unservable[command.model] = message, hint
                 broken = set(of_model)
             drivers = [self._chains[name].driver for name in broken if name in self._chains]
         for driver in drivers:
@@ -266,6 +273,38 @@ class DriverPool:
             return any(
                 chain.is_connected or chain.model not in self._unservable for chain in self._chains.values()
             )
+
+    def obstacle(self) -> CapacityError | None:
+        if self.is_ready():
+            return None
+        with self._lock:
+            missing = next(iter(self._unservable.values()), None)
+            names = " and ".join(self._models)
+        if missing is not None:
+            return CapacityError(missing[0], hint=missing[1])
+        if not names:
+            return CapacityError("no model is served here yet", hint="load one: shardcompute load MODEL")
+        return _loading(names)
+
+    def pause(self, model: str, successor: str) -> None:
+        """Take no new requests for a model, which is about to give way to another; those that run go on."""
+        with self._lock:
+            self._successors[model] = successor
+
+    def resume(self, model: str) -> None:
+        with self._lock:
+            self._successors.pop(model, None)
+
+    def chains_of(self, model: str) -> set[str]:
+        """The chains of a model that have a driver here."""
+        with self._lock:
+            return {name for name, chain in self._chains.items() if chain.model == model}
+
+    def answering(self, model: str) -> int:
+        """How many requests for a model run or wait here."""
+        with self._lock:
+            drivers = [(name, chain.driver) for name, chain in self._chains.items() if chain.model == model]
+        return sum(self._busyness(*each) for each in drivers)
 
     def load(self) -> ServiceLoad:
         with self._lock:
@@ -323,13 +362,16 @@ class DriverPool:
     def _choose_driver(self, model: str) -> tuple[str, Driver]:
         """The least busy chain of the model and its driver; one being repaired only where there is no other."""
         with self._lock:
+            if model in self._successors:
+                raise _giving_way(model, self._successors[model])
             if model in self._unservable:
-                raise self._unservable[model]
+                message, hint = self._unservable[model]
+                raise CapacityError(message, hint=hint)
             chains = {name: chain for name, chain in self._chains.items() if chain.model == model}
             connected = {name: chain for name, chain in chains.items() if chain.is_connected}
             drivers = [(name, chain.driver) for name, chain in (connected or chains).items()]
         if not drivers:
-            raise CapacityError(f"{model} is still being loaded", hint="try again in a few seconds")
+            raise _loading(model)
         return min(drivers, key=lambda each: self._busyness(*each))
 
     def _stage_times(self, chain: str) -> Sequence[StageTiming]:
@@ -353,8 +395,18 @@ class DriverPool:
             self._on_step(chain, timings)
 
 
-def _mib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**20:.0f} MiB"
+def _loading(model: str) -> CapacityError:
+    return CapacityError(
+        f"{model} is still being loaded",
+        hint="try again in a few seconds; shardcompute status shows how far it is",
+    )
+
+
+def _giving_way(model: str, successor: str) -> CapacityError:
+    what = "reloaded in another form" if model == successor else f"replaced by {successor}"
+    return CapacityError(
+        f"{model} is being {what} and takes no new requests", hint="try again in a few seconds"
+    )
 
 
 def now_s() -> int:

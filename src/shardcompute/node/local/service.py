@@ -12,7 +12,7 @@ import psutil
 
 from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.core.closing import Closing
-from shardcompute.core.errors import ShardComputeError, UnknownModelError, UsageError
+from shardcompute.core.errors import CapacityError, ShardComputeError, UnknownModelError, UsageError
 from shardcompute.core.generation import Delta, GenerationRequest
 from shardcompute.core.settings import Settings
 from shardcompute.models.spec import Stage, cut_layers
@@ -87,6 +87,9 @@ class LocalService(Closing):
 
     def is_ready(self) -> bool:
         return True
+
+    def obstacle(self) -> CapacityError | None:
+        return None
 
     def load(self) -> ServiceLoad:
         load = self.driver.load()

@@ -18,7 +18,7 @@ from shardcompute.cli.cluster.text import draw_stages
 from shardcompute.cli.format import format_duration, parse_duration
 from shardcompute.cluster_client import ClusterClient
 from shardcompute.control import events as happened
-from shardcompute.core.errors import CancelledError, CapacityError, SourceError, UsageError
+from shardcompute.core.errors import CancelledError, CapacityError, SourceError, UsageError, WouldReplaceError
 from shardcompute.core.generation import GenerationRequest
 from shardcompute.node.admin.views import FetchView
 from support.swarm.fake_cluster import MODEL, NOW_S
@@ -169,8 +169,8 @@ def test_load_shows_how_far_it_is_and_ends_when_served(
     order = FetchView(model="org/tiny", name="org/tiny", form="int8", chains=2, status="fetching")
     asked: list[Any] = []
 
-    def load_model(*arguments: Any) -> FetchView:
-        asked.append(arguments)
+    def load_model(*arguments: Any, replaces: bool) -> FetchView:
+        asked.append((*arguments, replaces))
         return order
 
     monkeypatch.setattr(lab.admin, "load_model", load_model)
@@ -181,9 +181,34 @@ def test_load_shows_how_far_it_is_and_ends_when_served(
     ]
     result = cli("load", "org/tiny", "--weights", "int8", "--chains", "2", *HERE)
     assert result.exit_code == 0
-    assert asked == [("org/tiny", "int8", 2)]
+    assert asked == [("org/tiny", "int8", 2, False)]
     assert "loading org/tiny" in result.stderr
     assert result.stderr.endswith("org/tiny is served by 2 of 2 chains\n")
+
+
+@pytest.mark.parametrize("answer", ["y", "n", None], ids=["yes", "no", "nobody there"])
+def test_load_asks_before_it_replaces(
+    cli: Cli, lab: Lab, monkeypatch: pytest.MonkeyPatch, answer: str | None
+) -> None:
+    asked: list[bool] = []
+
+    def load_model(*_: Any, replaces: bool) -> FetchView:
+        asked.append(replaces)
+        if not replaces:
+            raise WouldReplaceError("serving it would replace org/tiny, which is answering 3 requests")
+        return _order()
+
+    monkeypatch.setattr(lab.admin, "load_model", load_model)
+    if answer is not None:
+        monkeypatch.setattr("shardcompute.cli.cluster.load.has_terminal_input", lambda _: True)
+        monkeypatch.setattr("builtins.input", lambda: answer)
+    result = cli("load", "org/tiny", "--weights", "int8", *HERE)
+    assert "answering 3 requests" in result.stderr
+    assert asked == ([False, True] if answer == "y" else [False])
+    assert result.exit_code == (2 if answer is None else 0)
+    assert ("--replace" in result.stderr) is (answer is None)
+    assert ("nothing was changed" in result.stderr) is (answer == "n")
+    assert cli("load", "org/tiny", "--weights", "int8", "--replace", *HERE).exit_code == 0
 
 
 def test_load_that_fails_ends_as_the_cluster_did(cli: Cli, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,16 +12,25 @@ from typing import Any
 import pytest
 
 from shardcompute.control import events as happened
-from shardcompute.core.errors import CapacityError, QueueFullError, SourceError, UnknownModelError, UsageError
+from shardcompute.core.errors import (
+    CapacityError,
+    QueueFullError,
+    SourceError,
+    UnknownModelError,
+    UsageError,
+    WouldReplaceError,
+)
 from shardcompute.core.generation import Delta, GenerationRequest, Interruption, Timings, TokenChoice
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin.admin import ClusterAdmin
 from shardcompute.node.admin.downloads import Fetches
 from shardcompute.node.admin.feed import Feed
+from shardcompute.node.admin.swap import given_way, models_in_the_way
 from shardcompute.node.admin.views import ClusterChange, ClusterView, LoadView, apply_change, changes_between
 from shardcompute.node.coordinator.journal import RecordStatus
 from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.wire import StageTiming
+from support.models.plain_model import plain_model
 from support.swarm.fake_cluster import MODEL, NOW_S, FakeCluster, serving_cluster
 
 
@@ -416,14 +425,61 @@ def test_a_fetch_can_be_called_off(settings: Settings) -> None:
 
 
 def test_more_chains_of_a_served_model_need_no_second_opening(
-    admin: ClusterAdmin, cluster: FakeCluster
+    admin: ClusterAdmin, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     again, other = _checkpoint("org/tiny"), _checkpoint("org/tiny")
+    monkeypatch.setattr(admin, "_size_of", lambda _, form: plain_model(name="org/tiny", weight_form=form))
     admin._serve(again, "int8", 2, None)  # type: ignore[arg-type]
     assert cluster.coordinator.state.models["org/tiny"].chain_count == 2
     assert (cluster.served, again.closed) == ([], [True])
+    with pytest.raises(WouldReplaceError, match="org/tiny as it is served now, which is answering nothing"):
+        admin._serve(other, "int4", 1, None)  # type: ignore[arg-type]
+    assert (cluster.served, other.closed) == ([], [])
+    admin.unload_model("org/tiny")
     admin._serve(other, "int4", 1, None)  # type: ignore[arg-type]
     assert (cluster.served, other.closed) == ([("org/tiny", "int4", 1)], [])
+
+
+def test_only_as_many_models_give_way_as_make_room() -> None:
+    cluster = serving_cluster(1000)
+    for name in ("org/busy", "org/idle"):
+        cluster.coordinator.post(happened.ModelRequested(plain_model(name=name), 1))
+    cluster.join("z", 2400)
+    cluster.coordinator.settle()
+    state, busy = cluster.coordinator.state, {"org/busy": 2}
+    assert {chain.model for chain in state.live_chains()} == {"org/tiny", "org/busy", "org/idle"}
+    largest = plain_model(name="org/new", kv_tokens=1000)
+
+    def in_the_way(model: Any) -> tuple[str, ...]:
+        return models_in_the_way(state, model, NOW_S, lambda name: busy.get(name, 0))
+
+    assert in_the_way(plain_model(name="org/new")) == ()
+    assert "org/busy" not in in_the_way(plain_model(name="org/new", kv_tokens=90))
+    assert in_the_way(plain_model(name="org/new", kv_tokens=90)) != ()
+    # Nobody is asked to give way to what will not fit even then.
+    assert in_the_way(largest) == ()
+
+
+def test_whoever_waits_for_answers_has_patience_and_can_be_stopped(cluster: FakeCluster) -> None:
+    cluster.pool.running = {"org/tiny": 2}
+    now, told = [0.0], []
+
+    class Progress:
+        def start(self, label: str, total_bytes: int | None) -> None:
+            told.append(label)
+
+        def advance(self, count_bytes: int) -> None:
+            now[0] += 50.0
+            if cluster.pool.paused != {"org/tiny": "org/new"}:
+                raise AssertionError("new requests are taken")
+
+        def finish(self) -> None: ...
+
+    with given_way(cluster, ["org/tiny"], "org/new", Progress(), clock=lambda: now[0]):  # type: ignore[arg-type]
+        assert not cluster.coordinator.state.models["org/tiny"].is_wanted
+    assert told == ["waiting for 2 requests of org/tiny to be finished"]
+    assert now[0] == 150.0
+    assert cluster.pool.paused == {}
 
 
 def test_unload_drops_what_is_served_and_nothing_else(admin: ClusterAdmin, cluster: FakeCluster) -> None:
