@@ -66,9 +66,13 @@ class ClusterHistory(Closing):
         self._usage = requests.usage
         self._wall_clock = wall_clock
         self._lock = threading.RLock()
+        """For what is put into words; nobody waits for a disk under it."""
+        self._writing = threading.RLock()
+        """For what is to be written."""
         self._latest = state
         self._heard: deque[tuple[float, ClusterState | EventView]] = deque(maxlen=_MOST_PENDING)
         self._ended: deque[RequestView] = deque(maxlen=_MOST_PENDING)
+        self._worded: list[EventView] = []
         self._events: list[EventView] = []
         self._requests: list[RequestView] = []
         self._unsaved: dict[tuple[float, str, str], UsageView] = {}
@@ -124,6 +128,7 @@ class ClusterHistory(Closing):
     def recent(self) -> tuple[EventView, ...]:
         """The last events, oldest first."""
         with self._lock:
+            self._word()
             return tuple(self._recent)
 
     def events(self, wanted: HistoryRange) -> HistoryPage[EventView]:
@@ -159,8 +164,11 @@ class ClusterHistory(Closing):
 
     def flush(self) -> None:
         """Put what happened into words, and write it."""
-        with self._lock:
-            self._word()
+        with self._writing:
+            with self._lock:
+                self._word()
+                worded, self._worded = self._worded, []
+            self._events += worded
             self._write()
 
     def _run(self) -> None:
@@ -192,7 +200,7 @@ class ClusterHistory(Closing):
 
     def _keep(self, event: EventView) -> None:
         self._number = event.number
-        self._events.append(event)
+        self._worded.append(event)
         self._recent.append(event)
         for listener in self._listeners:
             listener(event)
