@@ -52,6 +52,11 @@ class _Listed(msgspec.Struct, Generic[View], frozen=True):
     data: list[View]
 
 
+class _SignIn(msgspec.Struct, frozen=True):
+    code: str
+    life_s: float
+
+
 class ClusterClient(Client):
     """Talks to one cluster. Errors are those of `core.errors`."""
 
@@ -123,14 +128,20 @@ class ClusterClient(Client):
     def revoke_token(self, token_id: str) -> None:
         self._ask("DELETE", f"/cluster/tokens/{quote(token_id, safe='')}", dict[str, Any])
 
-    def create_key(self, label: str = "") -> NewKey:
-        return self._ask("POST", "/cluster/keys", NewKey, {"label": label})
+    def create_key(self, label: str = "", *, role: str = "use", expires_s: float | None = None) -> NewKey:
+        """Of role "use", "observe" or "operate"; good until it is revoked unless it expires."""
+        body = {"label": label, "role": role, "expires_s": expires_s}
+        return self._ask("POST", "/cluster/keys", NewKey, body)
 
     def keys(self) -> list[KeyView]:
         return self._list("/cluster/keys", KeyView)
 
     def revoke_key(self, key_id: str) -> None:
         self._ask("DELETE", f"/cluster/keys/{quote(key_id, safe='')}", dict[str, Any])
+
+    def create_sign_in(self) -> str:
+        """A code that signs the page in, once: it opens `/#/sign-in/<code>`."""
+        return self._ask("POST", "/cluster/sign-in", _SignIn, {}).code
 
     # As a model in this process would answer (see `node.local.service`)
 
@@ -262,7 +273,7 @@ def _decode(content: bytes, kind: type[View]) -> View:
 def _refusal(response: httpx.Response) -> ShardComputeError:
     error = _error_of(response)
     if response.status_code in (401, 403):
-        return AuthError(error.message, hint="give the cluster's API key")
+        return AuthError(error.message)
     if response.status_code == 404 and error.message == "Not Found":
         return BackendError(
             "The server has no routes for clusters.", hint="it serves from one process, or is no ShardCompute"

@@ -82,7 +82,7 @@ def administered(tmp_path: Path) -> Iterator[Any]:
     settings = Settings(data_dir=tmp_path, offline=True)
     cluster = serving_cluster(500, 500)
     with ClusterAdmin(cluster, settings, clock=lambda: NOW_S) as admin:  # type: ignore[arg-type]
-        app = create_app(fakes.FakeService(), api_keys=["key"], admin=admin)
+        app = create_app(fakes.FakeService(), api_keys=["operate key"], admin=admin)
         yield schemathesis.openapi.from_asgi("/openapi.json", app, headers=KEY)
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -11,6 +15,24 @@ from shardcompute.security import Credentials
 from support.models.tiny_checkpoint import save_tiny_llama
 from support.swarm.lab import Alone, LabSwarm, open_alone
 from support.swarm.siege import Siege, siege
+
+
+def _load_fakes() -> ModuleType:
+    """Test folders are no packages, so the module is loaded by its path, once."""
+    name = "shardcompute_api_fakes"
+    if name not in sys.modules:
+        path = Path(__file__).parents[1] / "unit" / "api" / "fakes.py"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+@pytest.fixture
+def fakes() -> Any:
+    return _load_fakes()
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[LabSwa
 @pytest.fixture(scope="module")
 def api(lab: LabSwarm) -> Iterator[ApiServer]:
     limits = Limits(body_timeout_s=0.5)
-    with ApiServer(create_app(lab.cluster.pool, api_keys=[KEY], limits=limits)) as api:
+    with ApiServer(create_app(lab.cluster.pool, api_keys=[f"observe {KEY}"], limits=limits)) as api:
         yield api
 
 
@@ -59,7 +59,9 @@ def goes_on(api: ApiServer, lab: LabSwarm, expected: str) -> Iterator[None]:
 
 def bounded(lab: LabSwarm, **limits: Any) -> ApiServer:
     """A server of its own, with these limits."""
-    return ApiServer(create_app(lab.cluster.pool, api_keys=[KEY]), limits=ConnectionLimits(**limits))
+    return ApiServer(
+        create_app(lab.cluster.pool, api_keys=[f"observe {KEY}"]), limits=ConnectionLimits(**limits)
+    )
 
 
 def text_of(api: ApiServer) -> str:
@@ -78,14 +80,17 @@ NO_REQUESTS: dict[str, tuple[bytes, int]] = {
     "a frame that has no line": (b"SCw\x01\xff\xff\xff\xff", NOTHING),
     "a method alone": (b"GET\r\n\r\n", 400),
     "no host": (b"GET / HTTP/1.1\r\n\r\n", 400),
-    "no header": (b"GET / HTTP/1.1\r\nhost: x\r\nname without colon\r\n\r\n", 400),
-    "a long path": (b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", 400),
-    "less than no length": (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n", 400),
-    "two lengths": (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n", 400),
-    "no encoding": (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: king\r\n\r\n", 400),
+    "no header": (b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nname without colon\r\n\r\n", 400),
+    "a long path": (b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n", 400),
+    "less than no length": (b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: -1\r\n\r\n", 400),
+    "two lengths": (
+        b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+        400,
+    ),
+    "no encoding": (b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: king\r\n\r\n", 400),
     # What can be read as a request has no key.
     "a version to come": (b"GET / HTTP/9.9\r\n\r\n", 401),
-    "very many headers": (b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 20_000 + b"\r\n", 401),
+    "very many headers": (b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n" + b"a: b\r\n" * 20_000 + b"\r\n", 401),
 }
 
 

@@ -9,7 +9,7 @@ import socket
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +21,8 @@ from shardcompute.control.events import NodeDrained, encode_event
 from shardcompute.core.errors import AuthError, LinkError, SourceError, UsageError
 from shardcompute.node.cluster import Cluster, ClusterOptions
 from shardcompute.node.enrolment.stored import join_from
-from shardcompute.node.process.launch import api_key_of
 from shardcompute.security import parse_token
+from shardcompute.security.local_secret import local_secret
 from support.network.papers import connect, dial_as
 from support.swarm.lab import LabSwarm, swarm
 
@@ -33,19 +33,18 @@ def lab(tmp_path: Path, tiny: Path) -> Iterator[LabSwarm]:
         yield lab
 
 
-def is_accepted(cluster: Cluster, key: str) -> bool:
-    try:
-        return bool(cluster.verify_key(key))
-    except AuthError:
-        return False
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
 
 
 def ask(lab: LabSwarm, path: str, key: str) -> httpx.Response:
-    app = create_app(lab.cluster.pool, verify_key=lambda given: is_accepted(lab.cluster, given))
+    app = create_app(lab.cluster.pool, verify_key=lab.cluster.find_key)
 
     async def call() -> httpx.Response:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.get(path, headers={"authorization": f"Bearer {key}"})
 
     return asyncio.run(call())
@@ -74,7 +73,7 @@ def test_no_secret_is_logged(lab: LabSwarm, caplog: pytest.LogCaptureFixture) ->
     wrong = replace(token, secret=b"\x01" * 20)
     with pytest.raises(AuthError):
         join_from(lab.folder / "wrong", wrong)
-    key = api_key_of(lab.cluster)
+    key = lab.cluster.create_key("mine")
     assert ask(lab, "/v1/models", key).status_code == 200
     assert ask(lab, "/v1/models", key + "x").status_code == 401
     with dial_as(member.credentials, lab.cluster.url, "probe"), connect(lab.cluster.url) as sock:
@@ -90,16 +89,16 @@ def test_no_secret_is_logged(lab: LabSwarm, caplog: pytest.LogCaptureFixture) ->
     assert [secret for secret in secrets if secret in logged] == []
 
 
-def test_keys_and_certificates_are_for_their_owner_alone(lab: LabSwarm) -> None:
-    api_key_of(lab.cluster)
+def test_keys_and_certificates_are_for_their_owner_alone(lab: LabSwarm, stack: ExitStack) -> None:
+    stack.enter_context(local_secret(lab.folder / "cluster"))
     join_from(lab.folder / "joined", parse_token(lab.cluster.create_token()))
-    names = ("*.key", "*.pem", "member.json")
+    names = ("*.key", "*.pem", "*.secret", "member.json")
     found = {path for name in names for path in lab.folder.rglob(name)}
     assert {path.name for path in found} == {
         "node.key",
         "certificate.pem",
         "authority.pem",
-        "api.key",
+        "operator.secret",
         "member.json",
     }
     modes = {path: oct(stat.S_IMODE(path.stat().st_mode)) for path in found}

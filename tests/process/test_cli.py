@@ -149,7 +149,7 @@ def test_up_serves_until_interrupted(smollm2_gguf: Path) -> None:
 def test_up_for_other_machines_asks_for_the_key_that_it_printed(smollm2_gguf: Path) -> None:
     with _up(smollm2_gguf, "--host", "0.0.0.0") as (process, address, lines):
         local = f"http://127.0.0.1:{address.rpartition(':')[2]}"
-        [key] = [line.split()[-1] for line in lines if line.startswith("API key: ")]
+        [key] = [line.split()[-1] for line in lines if line.startswith("API key for clients")]
         with Client(local) as stranger, pytest.raises(UsageError, match="API key"):
             stranger.models()
         with Client(local, api_key=key) as client:

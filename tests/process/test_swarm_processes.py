@@ -147,15 +147,8 @@ def test_tokens_that_do_not_admit(swarm: Swarm, tmp_path: Path) -> None:
     folder = ("--data-dir", tmp_path / "worker")
     broken = run("join", swarm.token[:-3], *folder)
     assert broken.returncode == 2
-    import urllib.request
-
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    headers = {"content-type": "application/json"}
-    order = urllib.request.Request(f"{swarm.url}/cluster/tokens", b"{}", headers, method="POST")
-    with opener.open(order) as answer:
-        made = json.load(answer)
-    with opener.open(urllib.request.Request(f"{swarm.url}/cluster/tokens/{made['id']}", method="DELETE")):
-        pass
+    made = swarm.ask("POST", "/cluster/tokens", {})
+    swarm.ask("DELETE", f"/cluster/tokens/{made['id']}")
     revoked = run("join", made["token"], *folder)
     assert revoked.returncode == 10
     assert "revoked" in revoked.stderr
@@ -287,7 +280,7 @@ def test_worker_joins_over_a_network(smollm2_gguf: Path, tmp_path: Path, namespa
         with started("join", token, *worker, within=there) as far:
             up.wait_for("is served by far")
             up.wait_for("is ready at ")
-            key = up.wait_for(r"API key: (\S+)")[1]
+            key = up.wait_for(r"API key for clients, shown this once: (\S+)")[1]
             ask = [*there, sys.executable, "-c", ASK, "http://10.213.7.1:8000"]
             answer = subprocess.run(
                 [*ask, key, QUESTION, MODEL], capture_output=True, text=True, check=False, timeout=60

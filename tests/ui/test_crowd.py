@@ -13,6 +13,7 @@ import pytest
 from shardcompute.api import create_app
 from shardcompute.web import page_routes
 from support.api.api_server import ApiServer
+from support.api.bridge import LOCAL_SECRET
 from support.api.browser import watched_page
 from support.api.crowd import Crowd
 
@@ -28,7 +29,7 @@ def crowd() -> Iterator[Crowd]:
 
 @pytest.fixture
 def app(crowd: Crowd, fakes: Any) -> Any:
-    return create_app(fakes.FakeService(), admin=crowd, page=page_routes())  # type: ignore[arg-type]
+    return create_app(fakes.FakeService(), admin=crowd, local_secret=LOCAL_SECRET, page=page_routes())  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def _running(crowd: Crowd) -> Any:
 
 def test_what_others_write_is_never_markup(browser: Any, crowd: Crowd, fakes: Any) -> None:
     service = fakes.FakeService(script=fakes.say(HOSTILE, "```\n", HOSTILE, "\n```"))
-    app = create_app(service, admin=crowd, page=page_routes())  # type: ignore[arg-type]
+    app = create_app(service, admin=crowd, local_secret=LOCAL_SECRET, page=page_routes())  # type: ignore[arg-type]
     with ApiServer(app) as server:
         url = f"http://127.0.0.1:{server.port}"
         with watched_page(browser, url) as (page, _):
@@ -131,10 +132,11 @@ def test_what_others_write_is_never_markup(browser: Any, crowd: Crowd, fakes: An
 
 
 def test_key_is_asked_for_kept_in_the_tab_and_sent(browser: Any, crowd: Crowd, fakes: Any) -> None:
-    app = create_app(fakes.FakeService(), api_keys=["good-key"], admin=crowd, page=page_routes())  # type: ignore[arg-type]
+    keys = ["operate good-key"]
+    app = create_app(fakes.FakeService(), api_keys=keys, admin=crowd, page=page_routes())  # type: ignore[arg-type]
     with ApiServer(app) as server:
         url = f"http://127.0.0.1:{server.port}"
-        with watched_page(browser, url) as (page, watch):
+        with watched_page(browser, url, key="") as (page, watch):
             page.goto(url)
             page.get_by_label("API key").fill("bad-key")
             page.keyboard.press("Enter")

@@ -17,6 +17,7 @@ from shardcompute.node.admin.admin import ClusterAdmin
 from shardcompute.node.rpc.commands import LoadLayers
 from shardcompute.web import page_routes
 from support.api.api_server import ApiServer
+from support.api.bridge import LOCAL_SECRET
 from support.api.browser import watched_page
 from support.swarm.lab import LabSwarm, swarm
 
@@ -35,7 +36,7 @@ def url(lab: LabSwarm, tmp_path: Path) -> Iterator[str]:
     with ExitStack() as stack:
         settings = replace(load_settings(), data_dir=tmp_path / "data", offline=True)
         admin = stack.enter_context(ClusterAdmin(lab.cluster, settings))
-        app = create_app(lab.cluster.pool, admin=admin, page=page_routes())
+        app = create_app(lab.cluster.pool, admin=admin, local_secret=LOCAL_SECRET, page=page_routes())
         yield f"http://127.0.0.1:{stack.enter_context(ApiServer(app)).port}"
 
 

@@ -17,7 +17,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from shardcompute.api import anthropic, cluster, ollama, openai
-from shardcompute.api.auth import OPEN_PATHS, ApiKeyMiddleware, ApiKeys, LoopbackMiddleware, Verifier
+from shardcompute.api.access.hosts import LOOPBACK_ONLY, AllowedHosts, HostMiddleware
+from shardcompute.api.access.requirement import Access
+from shardcompute.api.access.sign_in import PageSessions
+from shardcompute.api.auth import ApiKeys, KeyMiddleware, Verifier, guarded, needs_of, secret_of
 from shardcompute.api.body import Limits
 from shardcompute.api.context import ApiContext, package_version, request_id_of
 from shardcompute.api.endpoints import OPERATIONAL_ROUTES
@@ -27,6 +30,7 @@ from shardcompute.api.middleware import RequestIdMiddleware
 from shardcompute.api.openapi import ApiRoute, describe
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.node.service import Service
+from shardcompute.security.api_keys import KeyRole, KeySummary
 
 if TYPE_CHECKING:
     from shardcompute.node.admin.admin import ClusterAdmin
@@ -37,6 +41,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     *anthropic.ROUTES,
     *ollama.ROUTES,
 )
+LOCAL = KeySummary("local", "commands on the coordinator's machine", role=KeyRole.OPERATE)
 _log = logging.getLogger(__name__)
 
 
@@ -45,6 +50,10 @@ def create_app(
     *,
     api_keys: Iterable[str] | None = None,
     verify_key: Verifier | None = None,
+    needs_key: bool | None = None,
+    local_secret: str | None = None,
+    sessions: PageSessions | None = None,
+    hosts: AllowedHosts = LOOPBACK_ONLY,
     admin: ClusterAdmin | None = None,
     limits: Limits | None = None,
     cors_origins: Sequence[str] = (),
@@ -54,66 +63,86 @@ def create_app(
 ) -> Starlette:
     """The API over `service`; with an `admin`, the routes of its cluster too.
 
-    Requests need a key of `api_keys`, or one that `verify_key` accepts; with neither the API is open, which is
-    for loopback only. `cors_origins` are the web origins whose pages may call it; none by default. `page` are routes
-    to public files, which anybody may read without a key.
+    Requests need a key of `api_keys` (see `auth.ApiKeys`), one that `verify_key` knows, or the `local_secret`. Where
+    `needs_key` is False (the default if there are neither keys nor a verifier), models may be used without. `hosts` are
+    the names that the server goes by. `cors_origins` are the web origins whose pages may call it; none by default.
+    `page` are routes to public files, which anybody may read without a key; `sessions` is how the page signs in.
     """
     counted = GenerationMetrics()
-    verifiers: list[Verifier] = [] if api_keys is None else [ApiKeys(api_keys).accepts]
-    if verify_key is not None:
-        verifiers.append(verify_key)
+    sessions = sessions or PageSessions()
+    verifiers = _verifiers(api_keys, verify_key, local_secret, None if admin is None else sessions)
+    if needs_key is None:
+        needs_key = api_keys is not None or verify_key is not None
+    # Where nobody can have a key of another role, and there is no cluster to see, metrics need none.
+    keyless = KeySummary("", role=KeyRole.USE if verifiers else KeyRole.OBSERVE)
     offered = ROUTES if admin is None else (*ROUTES, *cluster.ROUTES)
 
     @cache
     def document() -> dict[str, Any]:
-        return describe(offered, version=package_version(), has_keys=bool(verifiers))
+        return describe(offered, version=package_version(), has_keys=needs_key)
 
     async def openapi(request: Request) -> Response:
         return JSONResponse(document())
 
-    routes = [Route(endpoint.path, endpoint.run, methods=[endpoint.method]) for endpoint in offered]
-    routes.append(Route("/openapi.json", openapi, methods=["GET"]))
-    open_paths = OPEN_PATHS | {route.path for route in page}
-    routes += page
+    routes = [Route(each.path, guarded(each.needs, each.run), methods=[each.method]) for each in offered]
+    routes.append(Route("/openapi.json", guarded(Access.USE, openapi), methods=["GET"]))
+    routes += [Route(each.path, guarded(Access.OPEN, each.endpoint), methods=["GET"]) for each in page]
+    gate = Middleware(
+        KeyMiddleware,
+        verifiers=verifiers,
+        anonymous=None if needs_key else keyless,
+        open_paths=frozenset(each.path for each in routes if needs_of(each) is Access.OPEN),
+    )
+    known_paths = frozenset(route.path for route in routes)
     app = Starlette(
         routes=routes,
-        middleware=_middleware(
-            counted, frozenset(route.path for route in routes), verifiers, open_paths, cors_origins
-        ),
+        middleware=[
+            Middleware(RequestIdMiddleware, metrics=counted, known_paths=known_paths),
+            Middleware(HostMiddleware, allowed=hosts),
+            *_cors(cors_origins),
+            gate,
+        ],
         exception_handlers={HTTPException: _answer_error, ShardComputeError: _answer_error},
     )
     app.router.redirect_slashes = False
     app.state.admin = admin
+    app.state.sessions = sessions
     app.state.context = ApiContext(
         service=service, limits=limits or Limits(), metrics=counted, clock=clock, wall_clock=wall_clock
     )
     return app
 
 
-def _middleware(
-    counted: GenerationMetrics,
-    paths: frozenset[str],
-    verifiers: Sequence[Verifier],
-    open_paths: frozenset[str],
-    cors_origins: Sequence[str],
-) -> list[Middleware]:
-    """Outermost first. Preflights carry no key, so CORS comes before the gate."""
-    stack = [Middleware(RequestIdMiddleware, metrics=counted, known_paths=paths)]
-    if cors_origins:
-        stack.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=list(cors_origins),
-                allow_methods=["GET", "POST", "DELETE"],
-                allow_headers=["*"],
-                expose_headers=["x-request-id"],
-            )
+def _verifiers(
+    api_keys: Iterable[str] | None,
+    verify_key: Verifier | None,
+    local_secret: str | None,
+    sessions: PageSessions | None,
+) -> list[Verifier]:
+    """Who may say whose a key is."""
+    found: list[Verifier] = [] if api_keys is None else [ApiKeys(api_keys).find]
+    if local_secret is not None:
+        found.append(secret_of(LOCAL, local_secret))
+    if sessions is not None:
+        found.append(sessions.find)
+    if verify_key is not None:
+        found.append(verify_key)
+    return found
+
+
+def _cors(origins: Sequence[str]) -> list[Middleware]:
+    """Preflights carry no key, so this comes before the gate."""
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
         )
-    if verifiers:
-        stack.append(Middleware(ApiKeyMiddleware, verifiers=verifiers, open_paths=open_paths))
-    else:
-        stack.append(Middleware(LoopbackMiddleware))
-    return stack
+    ]
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

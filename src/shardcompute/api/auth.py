@@ -1,139 +1,161 @@
-"""Authentication by API keys: `Authorization: Bearer <key>` or `x-api-key: <key>`, which a verifier accepts or not.
+"""Authentication and authorisation of requests: who asks, and whether the route is for them.
 
-`ApiKeys` verifies against a list given at the start, kept as SHA-256 digests and compared in constant time; a
-cluster brings its own book of keys. `/health` answers without a key, so that probes need none. Where no key is
-asked for, the routes that steer a cluster are for programs on this machine alone.
+A key comes as `Authorization: Bearer <key>` or `x-api-key: <key>`, and verifiers say whose it is. No address is
+trusted: where no key is asked for, whoever reaches the server may use models and nothing else, and those who say that
+a proxy sent them may not even do that. What a route needs is declared with it and checked by `guarded`, for all routes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from shardcompute.api.access.requirement import ANONYMOUS, Access, check_access
+from shardcompute.api.context import caller_of
 from shardcompute.api.errors import RequestError, error_response
-from shardcompute.core.errors import UsageError
-from shardcompute.security.api_keys import KEY_PREFIX, key_id_of
+from shardcompute.core.errors import AuthError, UsageError
+from shardcompute.security.api_keys import KEY_PREFIX, KeyRole, KeySummary, key_id_of
 
-CLUSTER_PATH = "/cluster/"
-OPEN_PATHS = frozenset({"/health"})
-Verifier = Callable[[str], bool]
-"""Whether a key, as the header has it (bytes read as latin-1), is accepted."""
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+"""What proxies say of themselves, unless they are told not to."""
+Verifier = Callable[[str], KeySummary | None]
+"""Whose key this is, as the header has it (bytes read as latin-1); None if unknown, AuthError if it was good once."""
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class ApiKeys:
-    """A set of accepted keys."""
+    """Keys that were given at the start, kept as digests. A role may stand before one (`observe KEY`); else `use`."""
 
-    __slots__ = ("_digests",)
+    __slots__ = ("_keys",)
 
     def __init__(self, keys: Iterable[str]) -> None:
-        keys = tuple(keys)
-        if not keys or not all(keys):
+        given = [split_role(key) for key in keys]
+        if not given or not all(key for _, key in given):
             raise UsageError(
                 "The list of API keys is empty or holds an empty key.", hint="pass at least one key"
             )
-        self._digests = tuple(_digest(key.encode()) for key in keys)
+        self._keys = tuple((_digest(key.encode()), name_key(key), role) for role, key in given)
 
-    def accepts(self, key: str) -> bool:
+    def find(self, key: str) -> KeySummary | None:
         """Compares with every digest, so that the time taken does not depend on which one matches."""
         offered = _digest(key.encode("latin-1"))
-        matches = [hmac.compare_digest(offered, digest) for digest in self._digests]
-        return any(matches)
+        matches = [each for each in self._keys if hmac.compare_digest(offered, each[0])]
+        return KeySummary(matches[0][1], role=matches[0][2]) if matches else None
 
 
-class ApiKeyMiddleware:
-    """ASGI middleware that answers 401 to requests without an accepted key."""
+def secret_of(owner: KeySummary, secret: str) -> Verifier:
+    """Verifies one key of a known owner, such as the cluster's local secret."""
+    digest = _digest(secret.encode())
+
+    def find(key: str) -> KeySummary | None:
+        return owner if hmac.compare_digest(_digest(key.encode("latin-1")), digest) else None
+
+    return find
+
+
+class KeyMiddleware:
+    """ASGI middleware that finds out who asks, and answers 401 to those who must say so and do not.
+
+    `anonymous` is whom requests without a key count as; None: they are refused.
+    """
 
     def __init__(
-        self, app: ASGIApp, verifiers: Iterable[Verifier], open_paths: frozenset[str] = OPEN_PATHS
+        self,
+        app: ASGIApp,
+        verifiers: Sequence[Verifier],
+        anonymous: KeySummary | None,
+        open_paths: frozenset[str],
     ) -> None:
         self._app = app
         self._verifiers = tuple(verifiers)
+        self._anonymous = anonymous
         self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self._open_paths:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        key = _key_of(Headers(scope=scope))
-        refusal = self._refusal(key)
-        if refusal is None:
-            scope["shardcompute.caller"] = name_key(key)
-            await self._app(scope, receive, send)
-        else:
-            request_id = scope.get("shardcompute.request_id", "")
-            response = error_response(refusal, request_id=request_id, path=scope["path"])
-            await response(scope, receive, send)
+        try:
+            scope["shardcompute.caller"] = self._identify(Headers(scope=scope))
+        except RequestError as refusal:
+            if scope["path"] not in self._open_paths:
+                request_id = scope.get("shardcompute.request_id", "")
+                await error_response(refusal, request_id=request_id, path=scope["path"])(scope, receive, send)
+                return
+            scope["shardcompute.caller"] = ANONYMOUS
+        await self._app(scope, receive, send)
 
-    def _refusal(self, key: str) -> RequestError | None:
-        if not key:
-            message = "This server wants an API key and the request has none."
-        elif not any(accepts(key) for accepts in self._verifiers):
-            message = "The API key is not one that this server accepts."
-        else:
-            return None
-        return RequestError(
-            message,
-            hint="send the header Authorization: Bearer <key>",
-            code="invalid_api_key",
-            status=401,
-            headers={"www-authenticate": "Bearer"},
-        )
+    def _identify(self, headers: Headers) -> KeySummary:
+        key = key_of(headers)
+        try:
+            found = next((each for verify in self._verifiers if (each := verify(key))), None) if key else None
+        except AuthError as error:
+            raise _refusal(f"{error.message}.", error.hint) from None
+        if found is not None:
+            return found
+        if self._anonymous is not None and not any(name in headers for name in _FORWARDED):
+            return self._anonymous
+        if key:
+            raise _refusal("The API key is not one that this server accepts.")
+        if self._anonymous is not None:
+            raise _refusal("Requests that come through a proxy need an API key.")
+        raise _refusal("This server wants an API key and the request has none.")
 
 
-class LoopbackMiddleware:
-    """ASGI middleware for an API without keys: 403 to those who would steer a cluster from elsewhere.
+def guarded(needs: Access, run: Endpoint) -> Endpoint:
+    """`run` for those who may; 403 for others."""
 
-    Neither the caller nor the name it calls us by may be foreign: a web page that makes its own name point to
-    this machine is shown no token.
-    """
+    async def check_and_run(request: Request) -> Response:
+        check_access(needs, caller_of(request))
+        return await run(request)
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    check_and_run.needs = needs  # type: ignore[attr-defined]
+    return check_and_run
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(CLUSTER_PATH) or _is_local(scope):
-            await self._app(scope, receive, send)
-            return
-        refusal = RequestError(
-            "The cluster can be steered without an API key from its own machine only.",
-            hint="call it by an address such as 127.0.0.1, or start it with --api-key",
-            code="forbidden",
-            status=403,
-        )
-        await error_response(refusal)(scope, receive, send)
+
+def needs_of(route: Route) -> Access:
+    """What a route that is `guarded` needs."""
+    needs: Access = route.endpoint.needs  # type: ignore[attr-defined]
+    return needs
+
+
+def split_role(line: str) -> tuple[KeyRole, str]:
+    """A line of a file of keys: the key, perhaps with its role before it."""
+    role, _, key = line.strip().partition(" ")
+    if role in list(KeyRole):
+        return KeyRole(role), key.strip()
+    return KeyRole.USE, line.strip()
 
 
 def name_key(key: str) -> str:
     """What a key may be called in lists and counts: its public id, or a few digits of its hash."""
     if key.startswith(KEY_PREFIX):
         return key_id_of(key)
-    return f"key-{_digest(key.encode('latin-1')).hex()[:8]}"
+    return f"key-{_digest(key.encode()).hex()[:8]}"
 
 
-def _key_of(headers: Headers) -> str:
+def key_of(headers: Headers) -> str:
     """The key of a request, empty if it has none. Anthropic's clients send it in a header of its own."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     bearer = key.strip() if scheme.lower() == "bearer" else ""
     return bearer or headers.get("x-api-key", "").strip()
 
 
-def _is_local(scope: Scope) -> bool:
-    client = scope.get("client")
-    host = Headers(scope=scope).get("host", "").rpartition("@")[2]
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    return client is not None and _is_loopback(client[0]) and (name == "localhost" or _is_loopback(name))
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
+def _refusal(message: str, hint: str = "send the header Authorization: Bearer <key>") -> RequestError:
+    return RequestError(
+        message,
+        hint=hint,
+        code="invalid_api_key",
+        status=401,
+        headers={"www-authenticate": "Bearer"},
+    )
 
 
 def _digest(key: bytes) -> bytes:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from shardcompute.api.body import Limits
 from shardcompute.api.metrics.collector import GenerationMetrics
 from shardcompute.node.service import Service
+from shardcompute.security.api_keys import KeySummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,9 @@ def request_id_of(request: Request) -> str:
     return request_id
 
 
-def caller_of(request: Request) -> str:
-    """The public name of the key that the request was let in with; "" where none was asked for."""
-    caller: str = request.scope.get("shardcompute.caller", "")
+def caller_of(request: Request) -> KeySummary:
+    """Whose key the request was let in with; with an empty id where none was asked for."""
+    caller: KeySummary = request.scope["shardcompute.caller"]
     return caller
 
 

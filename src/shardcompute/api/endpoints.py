@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shardcompute.api.access.requirement import Access
 from shardcompute.api.body import ReplyBody, json_response
 from shardcompute.api.context import context_of, package_version
 from shardcompute.api.errors import RETRY_AFTER_S
@@ -55,7 +56,15 @@ async def metrics(request: Request) -> Response:
 
 
 OPERATIONAL_ROUTES: tuple[ApiRoute, ...] = (
-    ApiRoute("GET", "/health", health, "200 once a model is loaded.", reply=HealthReply, statuses=(503,)),
-    ApiRoute("GET", "/version", version, "The version of the server.", reply=VersionReply),
-    ApiRoute("GET", "/metrics", metrics, "Metrics in Prometheus' text form."),
+    ApiRoute(
+        "GET",
+        "/health",
+        health,
+        "200 once a model is loaded.",
+        needs=Access.OPEN,
+        reply=HealthReply,
+        statuses=(503,),
+    ),
+    ApiRoute("GET", "/version", version, "The version of the server.", needs=Access.USE, reply=VersionReply),
+    ApiRoute("GET", "/metrics", metrics, "Metrics in Prometheus' text form.", needs=Access.OBSERVE),
 )

@@ -126,7 +126,7 @@ def error_response(error: BaseException, *, request_id: str = "", path: str = ""
     if isinstance(error, RequestError | HTTPException):
         headers |= dict(error.headers or {})
     if status in (429, 503):
-        headers["retry-after"] = str(RETRY_AFTER_S)
+        headers.setdefault("retry-after", str(RETRY_AFTER_S))
     body = shape_error(error, request_id=request_id, path=path)
     return JSONResponse(body, status_code=status, headers=headers)
 

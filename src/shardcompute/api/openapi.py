@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import BaseModel, TypeAdapter
@@ -12,6 +12,7 @@ from pydantic.json_schema import JsonSchemaMode
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shardcompute.api.access.requirement import Access
 from shardcompute.api.body import ErrorReply
 
 BODY_ERRORS = (400, 404, 408, 413, 415, 503)
@@ -27,6 +28,8 @@ class ApiRoute:
     path: str
     run: Callable[[Request], Awaitable[Response]]
     summary: str
+    needs: Access = field(kw_only=True)
+    """What is asked of the caller, checked before `run`."""
     body: type[BaseModel] | None = None
     reply: Any = None
     """The type of what is answered: a model, or a dataclass or union that something else than pydantic writes."""
@@ -35,7 +38,7 @@ class ApiRoute:
     chunk_type: str = "text/event-stream"
     error: type[BaseModel] = ErrorReply
     statuses: tuple[int, ...] = ()
-    """Errors to expect, besides 401."""
+    """Errors to expect, besides those of access."""
     counts: tuple[str, ...] = ()
     """Whole numbers that the query may have."""
 
@@ -83,10 +86,12 @@ def _operation(endpoint: ApiRoute, schemas: dict[Any, Any]) -> dict[str, Any]:
         content[endpoint.chunk_type] = {"x-event-schema": schemas[endpoint.chunk]}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     error = {"description": "An error.", "content": {"application/json": {"schema": schemas[endpoint.error]}}}
-    responses |= {str(status): error for status in (401, *endpoint.statuses)}
+    access = () if endpoint.needs is Access.OPEN else (401, 403)
+    responses |= {str(status): error for status in sorted({*access, *endpoint.statuses})}
     operation: dict[str, Any] = {
         "operationId": getattr(endpoint.run, "__name__", endpoint.path),
         "summary": endpoint.summary,
+        "x-access": endpoint.needs.value,
         "responses": responses,
     }
     parameters: list[dict[str, Any]] = [

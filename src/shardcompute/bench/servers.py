@@ -19,6 +19,7 @@ import httpx
 from shardcompute.bench.streaming import ask_at_once, chunks_of
 from shardcompute.core.errors import BackendError
 from shardcompute.node.process.log_files import log_folder
+from shardcompute.security.local_secret import read_local_secret
 
 _READY_S = 120.0
 _STOP_S = 20.0
@@ -56,7 +57,8 @@ class Server:
 
     def state(self) -> dict[str, Any]:
         """What the cluster says of itself."""
-        answer = self.client.get("/cluster/state")
+        headers = {"Authorization": f"Bearer {read_local_secret(self.folder)}"}
+        answer = self.client.get("/cluster/state", headers=headers)
         answer.raise_for_status()
         state: dict[str, Any] = answer.json()
         return state

@@ -15,6 +15,7 @@ from shardcompute.cli.cluster import key, token
 from shardcompute.cli.cluster.drain import drain
 from shardcompute.cli.cluster.load import load, unload
 from shardcompute.cli.cluster.nodes import nodes
+from shardcompute.cli.cluster.page import page
 from shardcompute.cli.cluster.plan import plan
 from shardcompute.cli.cluster.ps import ps
 from shardcompute.cli.cluster.status import status
@@ -62,7 +63,7 @@ def root(
 
 for command in (run, up, join, worker, coordinator, driver, down, logs, doctor):
     app.command()(command)
-for command in (chat, status, nodes, ps, plan, load, unload, drain):
+for command in (chat, status, page, nodes, ps, plan, load, unload, drain):
     app.command()(command)
 app.add_typer(token.app, name="token")
 app.add_typer(key.app, name="key")

@@ -4,6 +4,8 @@
     SHARDCOMPUTE_HUB_URL, HF_ENDPOINT        address of the hub or of a mirror
     HF_TOKEN                                 access token for private and gated models
     SHARDCOMPUTE_OFFLINE, HF_HUB_OFFLINE     1: never use the network
+    SHARDCOMPUTE_API_KEY                     API key that servers started here ask for, and commands with --url send
+    SHARDCOMPUTE_ALLOWED_HOSTS               names that clients call servers started here by, with commas between them
     SHARDCOMPUTE_THREADS                     how many CPU threads to compute with
     SHARDCOMPUTE_LOG_FORMAT                  json: log one JSON object per line; text (the default): plain lines
     SHARDCOMPUTE_LOG_LEVEL                   what to log: debug, info (the default), warning or error
@@ -11,7 +13,7 @@
     NO_COLOR                                 anything: plain output
 
 Where two variables are listed the first one that is set wins; an empty one counts as not set. A value that
-cannot be used raises `UsageError` naming its variable. The token never shows in a repr, a message or a log.
+cannot be used raises `UsageError` naming its variable. Token and key never show in a repr, a message or a log.
 """
 
 from __future__ import annotations
@@ -64,6 +66,8 @@ class Settings:
     hub_url: str = DEFAULT_HUB_URL
     hub_token: Secret | None = None
     offline: bool = False
+    api_key: Secret | None = None
+    allowed_hosts: tuple[str, ...] = ()
     threads: int | None = None
     log_format: LogFormat = "text"
     log_level: LogLevel = "info"
@@ -79,6 +83,8 @@ def load_settings(environ: Mapping[str, str] | None = None, *, platform: str = s
         hub_url=_hub_url(values),
         hub_token=_hub_token(values),
         offline=_flag(values, "SHARDCOMPUTE_OFFLINE", "HF_HUB_OFFLINE"),
+        api_key=_api_key(values),
+        allowed_hosts=_names(values, "SHARDCOMPUTE_ALLOWED_HOSTS"),
         threads=_threads(values),
         log_format=_choice(values, "SHARDCOMPUTE_LOG_FORMAT", get_args(LogFormat), "text"),
         log_level=_choice(values, "SHARDCOMPUTE_LOG_LEVEL", get_args(LogLevel), "info"),
@@ -161,6 +167,25 @@ def _hub_token(values: Mapping[str, str]) -> Secret | None:
     if not token.isascii() or not token.isprintable() or " " in token:
         raise UsageError("HF_TOKEN holds characters that no token has", hint="copy the token again")
     return Secret(token)
+
+
+def _api_key(values: Mapping[str, str]) -> Secret | None:
+    """Perhaps with its role before it, as in a file of keys."""
+    key = values.get("SHARDCOMPUTE_API_KEY", "").strip()
+    if not key:
+        return None
+    if not key.isascii() or not key.isprintable():
+        raise UsageError("SHARDCOMPUTE_API_KEY holds characters that no key has", hint="copy the key again")
+    return Secret(key)
+
+
+def _names(values: Mapping[str, str], name: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in values.get(name, "").split(",") if part.strip())
+    if any(not part.isprintable() or " " in part or "/" in part for part in names):
+        raise UsageError(
+            f"{name} holds something that is no name of a host", hint="write it like a.lan,b.lan"
+        )
+    return names
 
 
 def _flag(values: Mapping[str, str], *names: str) -> bool:

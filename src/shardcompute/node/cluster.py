@@ -41,6 +41,8 @@ from shardcompute.security import (
     ClusterAuthority,
     Credentials,
     KeyBook,
+    KeyLimits,
+    KeyRole,
     KeySummary,
     NodeIdentity,
     Revocations,
@@ -48,6 +50,7 @@ from shardcompute.security import (
     TokenBook,
     join_server_context,
 )
+from shardcompute.security.api_keys import NO_LIMITS
 from shardcompute.security.private_files import open_private_folder
 from shardcompute.security.revocations import load_revocations, save_revocations
 from shardcompute.security.token_book import TokenSummary
@@ -196,6 +199,11 @@ class Cluster:
         self.coordinator.record.listen(listener)
 
     @property
+    def fingerprint(self) -> str:
+        """Of the authority's certificate."""
+        return self._authority.fingerprint
+
+    @property
     def url(self) -> str:
         return self._endpoint.url
 
@@ -318,9 +326,18 @@ class Cluster:
             )
             return self._keep_note("revocations", revocations.to_bytes()) and is_saved
 
-    def create_key(self, label: str) -> str:
+    def create_key(
+        self,
+        label: str,
+        *,
+        role: KeyRole = KeyRole.USE,
+        limits: KeyLimits = NO_LIMITS,
+        life_s: float | None = None,
+    ) -> str:
         with self._lock:
-            self._keys, key = self._keys.create(label=label, now_s=time.time())
+            self._keys, key = self._keys.create(
+                label=label, now_s=time.time(), role=role, limits=limits, life_s=life_s
+            )
             self._journal.write_note("keys", self._keys.to_bytes())
         self.coordinator.introduce()
         return key
@@ -328,9 +345,9 @@ class Cluster:
     def keys(self) -> tuple[KeySummary, ...]:
         return self._keys.summaries()
 
-    def verify_key(self, key: str) -> KeySummary:
-        """Whose API key this is; AuthError if it opens nothing."""
-        return self._keys.verify(key)
+    def find_key(self, key: str) -> KeySummary | None:
+        """Whose API key this is, None if it is unknown; AuthError if it was good once."""
+        return self._keys.find(key, now_s=time.time())
 
     def revoke_key(self, key_id: str) -> None:
         with self._lock:

@@ -6,7 +6,7 @@ without a clock; whoever keeps them gives the time. May call `core` alone, and l
 
 from __future__ import annotations
 
-from shardcompute.security.api_keys import KeyBook, KeyRecord, KeySummary
+from shardcompute.security.api_keys import KeyBook, KeyLimits, KeyRecord, KeyRole, KeySummary
 from shardcompute.security.authority import ClusterAuthority
 from shardcompute.security.bootstrap import (
     JOIN_HELLO,
@@ -38,7 +38,9 @@ __all__ = [
     "Credentials",
     "JoinToken",
     "KeyBook",
+    "KeyLimits",
     "KeyRecord",
+    "KeyRole",
     "KeySummary",
     "NodeIdentity",
     "PeerIdentity",

@@ -2,8 +2,8 @@
 
 A file is written next to its place with mode 0600 and then moved there, so that a crash or a second process
 never leaves half a key, and is on the disk when that returns. A file that others could use is closed to them when it
-is read; one that another user put there is refused, and so is a folder. Failures are `SourceError`; a missing file
-stays `FileNotFoundError`, and creating over an existing one `FileExistsError`.
+is read, or refused (`read_owned`); one that another user put there is refused, and so is a folder. Failures are
+`SourceError`; a missing file stays `FileNotFoundError`, and creating over an existing one `FileExistsError`.
 """
 
 from __future__ import annotations
@@ -115,6 +115,48 @@ def read_private(path: Path) -> bytes:
 def private_opener(path: str, flags: int) -> int:
     """For `open`: new files are for their owner alone."""
     return os.open(path, flags, 0o600)
+
+
+def read_owned(path: Path, *, is_secret: bool = True) -> bytes:
+    """Like `read_private`, of a file that is the user's own: no link, nobody else's, closed to all others.
+
+    One that is no secret may be read by others, and written by none of them.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    # A pipe that nobody writes to would otherwise be waited for.
+    flags |= getattr(os, "O_NONBLOCK", 0)
+    try:
+        with os.fdopen(os.open(path, flags), "rb") as file:
+            found = os.fstat(file.fileno())
+            content = file.read(_MAX_BYTES + 1) if stat.S_ISREG(found.st_mode) else b""
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        why = "it is a link" if error.errno == errno.ELOOP else error.strerror or str(error)
+        raise SourceError(
+            f"{path} cannot be trusted or read: {why}", hint="run this as the user who runs ShardCompute"
+        ) from error
+    complaint = _complaint(found, 0o077 if is_secret else 0o022)
+    if complaint or len(content) > _MAX_BYTES:
+        raise SourceError(
+            f"{path} cannot be trusted: {complaint or 'it is far too large'}",
+            hint="delete it, and start again what it belongs to",
+        )
+    return content
+
+
+def _complaint(found: os.stat_result, closed: int) -> str:
+    """Why somebody else may have written or read this file; empty if nobody can have."""
+    if not stat.S_ISREG(found.st_mode):
+        return "it is no file"
+    if os.name == "nt":
+        return ""
+    user = os.geteuid()
+    if user not in (0, found.st_uid):
+        return f"it belongs to user {found.st_uid}"
+    if stat.S_IMODE(found.st_mode) & closed:
+        return "other users can read or change it" if closed & 0o044 else "other users can change it"
+    return ""
 
 
 @contextlib.contextmanager

@@ -198,7 +198,7 @@ def test_drivers_go_on_while_the_coordinator_opens_its_models(
         lab.open_cluster()
         lab.wait_until(lambda: lab.state.nodes[a.node].incarnation > before, "it has registered again")
         key = lab.cluster.create_key("d")
-        lab.wait_until(lambda: a.verify_key(key), "it has heard what the new coordinator has to say")
+        lab.wait_until(lambda: a.find_key(key), "it has heard what the new coordinator has to say")
         assert [model.name for model in a.pool.models()] == [lab.model]
         lab.serve()
         assert_undisturbed(alone, talks)

@@ -74,7 +74,7 @@ def test_promtool_reads_a_scrape_of_a_running_server(tmp_path: Path, tiny: Path)
     with (
         swarm(tmp_path, tiny, layers=(3, 3, 3), stages=2) as lab,
         ClusterAdmin(lab.cluster, Settings(tmp_path)) as admin,
-        ApiServer(create_app(lab.cluster.pool, admin=admin)) as api,
+        ApiServer(create_app(lab.cluster.pool, api_keys=["observe key"], admin=admin)) as api,
     ):
         scrape = http("/metrics", method="GET")
         assert_sound(api.ask(scrape)[1].decode())  # nothing was asked yet

@@ -91,7 +91,7 @@ def request(
     method: str = "POST",
     key: str = "key",
     headers: str = "",
-    host: str = "x",
+    host: str = "127.0.0.1",
 ) -> bytes:
     """Ends the connection after the answer."""
     head = (

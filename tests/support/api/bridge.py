@@ -7,6 +7,9 @@ from typing import Any
 
 import httpx
 
+LOCAL_SECRET = "sk-local-of-tests"
+"""What applications of tests take for the secret of commands on their own machine."""
+
 
 class Bridge(httpx.BaseTransport):
     """A synchronous way into an ASGI application, as if from `address`."""

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from support.api.bridge import LOCAL_SECRET
+
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
@@ -64,9 +66,16 @@ class Watch:
 
 
 @contextmanager
-def watched_page(browser: Any, origin: str, **options: Any) -> Iterator[tuple[Any, Watch]]:
-    """A page of a fresh profile; when the block ends well, it must have logged no error and asked nobody else."""
+def watched_page(
+    browser: Any, origin: str, *, key: str = LOCAL_SECRET, **options: Any
+) -> Iterator[tuple[Any, Watch]]:
+    """A page of a fresh profile; when the block ends well, it must have logged no error and asked nobody else.
+
+    It is signed in with `key`, unless that is empty.
+    """
     context = browser.new_context(**options)
+    if key:
+        context.add_init_script(f"sessionStorage.setItem('shardcompute.key', {key!r})")
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     watch = Watch(page, origin)

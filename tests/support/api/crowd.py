@@ -150,7 +150,7 @@ class Crowd:
     def tokens(self) -> tuple[TokenView, ...]:
         return ()
 
-    def create_key(self, label: str) -> NewKey:
+    def create_key(self, label: str, **options: Any) -> NewKey:
         return NewKey(id="sk-sc-12345678", key="sk-sc-12345678secret", label=label)
 
     def keys(self) -> tuple[KeyView, ...]:

@@ -202,15 +202,15 @@ class FakeCluster:
     def revoke_token(self, token_id: str) -> None:
         self._tokens = self._tokens.revoke(token_id)
 
-    def create_key(self, label: str) -> str:
-        self._keys, key = self._keys.create(label=label, now_s=0.0)
+    def create_key(self, label: str, **options: Any) -> str:
+        self._keys, key = self._keys.create(label=label, now_s=NOW_S, **options)
         return key
 
     def keys(self) -> tuple[KeySummary, ...]:
         return self._keys.summaries()
 
-    def verify_key(self, key: str) -> KeySummary:
-        return self._keys.verify(key)
+    def find_key(self, key: str) -> KeySummary | None:
+        return self._keys.find(key, now_s=NOW_S)
 
     def revoke_key(self, key_id: str) -> None:
         self._keys = self._keys.revoke(key_id)

@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from shardcompute.security.local_secret import read_local_secret
+
 COMMAND = (sys.executable, "-m", "shardcompute")
 FREE_PORTS = ("--port", "0", "--cluster-port", "0", "--join-port", "0")
 PATIENCE_S = 60.0
@@ -92,11 +94,17 @@ class Swarm:
         started.wait_for("Ctrl-C stops it")
 
     def state(self) -> dict[str, Any]:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-            f"{self.url}/cluster/state"
-        ) as r:
-            state: dict[str, Any] = json.load(r)
+        state: dict[str, Any] = self.ask("GET", "/cluster/state")
         return state
+
+    def ask(self, method: str, path: str, body: object = None) -> Any:
+        """As a command on this machine would."""
+        headers = {"authorization": f"Bearer {read_local_secret(self.folder)}"}
+        content = None if body is None else json.dumps(body).encode()
+        headers |= {} if body is None else {"content-type": "application/json"}
+        order = urllib.request.Request(f"{self.url}{path}", content, headers, method=method)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(order) as answer:
+            return json.load(answer)
 
     def node_names(self) -> dict[str, str]:
         """Of live nodes, by id."""

@@ -56,7 +56,7 @@ def call() -> Call:
     def send(app: Starlette, method: str, path: str, **options: Any) -> httpx.Response:
         async def run() -> httpx.Response:
             transport = httpx.ASGITransport(app=app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
                 return await client.request(method, path, **options)
 
         return asyncio.run(run())

@@ -162,7 +162,7 @@ class AsgiCall:
     _sent: bool = False
 
     async def run(self) -> None:
-        headers = [(b"content-type", b"application/json"), (b"host", b"test")]
+        headers = [(b"content-type", b"application/json"), (b"host", b"127.0.0.1")]
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},

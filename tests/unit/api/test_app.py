@@ -140,7 +140,7 @@ def test_long_bodies_are_413(service: Any, call: Any) -> None:
 
 
 def test_keys_open_everything_but_health_is_open(service: Any, call: Any) -> None:
-    app = create_app(service, api_keys=["first", "sécond"])
+    app = create_app(service, api_keys=["observe first", "sécond"])
 
     def status(path: str, header: bytes | None) -> int:
         headers = {} if header is None else {b"authorization": header}
@@ -149,6 +149,8 @@ def test_keys_open_everything_but_health_is_open(service: Any, call: Any) -> Non
     assert status("/health", None) == 200
     for path in ("/v1/models", "/metrics", "/openapi.json", "/version", "/nope"):
         assert status(path, None) == 401
+    assert status("/metrics", b"Bearer first") == 200
+    assert status("/metrics", b"Bearer " + "sécond".encode()) == 403
     assert status("/v1/models", b"Bearer first") == 200
     assert status("/v1/models", b"bearer " + "sécond".encode()) == 200
     for wrong in (b"Bearer second", b"Bearer ", b"Bearer", b"Basic first", b"first", b"Bearer firs", b"\xff"):

@@ -22,7 +22,7 @@ from support.api.bridge import Bridge
 
 @pytest.fixture
 def client(app: Any) -> Iterator[Client]:
-    with Client("http://test", transport=Bridge(app)) as client:
+    with Client("http://127.0.0.1", transport=Bridge(app)) as client:
         yield client
 
 
@@ -89,9 +89,9 @@ def test_an_unknown_model(client: Client) -> None:
 
 def test_the_key_is_sent(service: Any) -> None:
     app = create_app(service, api_keys=["key"])
-    with Client("http://test", api_key="key", transport=Bridge(app)) as client:
+    with Client("http://127.0.0.1", api_key="key", transport=Bridge(app)) as client:
         assert client.models() == ["org/tiny"]
-    with Client("http://test", transport=Bridge(app)) as client, pytest.raises(UsageError):
+    with Client("http://127.0.0.1", transport=Bridge(app)) as client, pytest.raises(UsageError):
         client.models()
 
 
@@ -99,7 +99,7 @@ def test_a_server_that_is_not_there() -> None:
     def refuse(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
 
-    with Client("http://test", transport=httpx.MockTransport(refuse)) as client:
+    with Client("http://127.0.0.1", transport=httpx.MockTransport(refuse)) as client:
         with pytest.raises(SourceError, match="cannot be reached"):
             client.models()
         with pytest.raises(SourceError, match="cannot be reached"):
@@ -108,5 +108,5 @@ def test_a_server_that_is_not_there() -> None:
 
 def test_an_answer_that_is_not_ours() -> None:
     transport = httpx.MockTransport(lambda request: httpx.Response(502, text="<html>"))
-    with Client("http://test", transport=transport) as client, pytest.raises(BackendError, match="502"):
+    with Client("http://127.0.0.1", transport=transport) as client, pytest.raises(BackendError, match="502"):
         client.models()

@@ -18,7 +18,8 @@ from shardcompute.cluster_client import ClusterClient
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin.admin import ClusterAdmin
 from shardcompute.node.admin.views import ClusterView
-from support.api.bridge import Bridge
+from shardcompute.security.local_secret import SECRET_FILE
+from support.api.bridge import LOCAL_SECRET, Bridge
 from support.swarm.fake_cluster import NOW_S, FakeCluster, serving_cluster
 
 HERE = ("--url", "http://127.0.0.1:8000")
@@ -47,12 +48,12 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     settings = Settings(data_dir=tmp_path, offline=True)
     with ClusterAdmin(cluster, settings, clock=lambda: NOW_S) as admin:  # type: ignore[arg-type]
         lab = Lab(cluster, admin)
-        app = create_app(object(), admin=admin)  # type: ignore[arg-type]
+        app = create_app(object(), admin=admin, local_secret=LOCAL_SECRET)  # type: ignore[arg-type]
 
         class Connected(ClusterClient):
             def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
                 lab.addresses.append((url, api_key))
-                super().__init__(url, api_key=api_key, transport=Bridge(app))
+                super().__init__("http://127.0.0.1", api_key=LOCAL_SECRET, transport=Bridge(app))
 
             def watch(self) -> Generator[ClusterView, None, None]:
                 yield from lab.watch()
@@ -69,12 +70,14 @@ def say_running(folder: Path, **fields: Any) -> None:
         "create_time_s": process.create_time(),
         "started_at_s": 0.0,
         "api_url": "http://127.0.0.1:9000",
-        "api_key": "sk-own",
         **fields,
     }
     path = folder / "cluster.json"
     path.touch(0o600)
     path.write_text(json.dumps(told))
+    secret = folder / SECRET_FILE
+    secret.touch(0o600)
+    secret.write_text("sk-local-own\n")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ FILES = sorted(path for path in STATIC.rglob("*") if path.is_file())
 def ask(path: str, **headers: str) -> httpx.Response:
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app=Starlette(routes=page_routes()))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.get(path, headers=headers)
 
     return asyncio.run(run())

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shardcompute.api.access.requirement import Access
 from shardcompute.api.anthropic.schemas import (
     ContentBlock,
     CountRequest,
@@ -279,6 +280,7 @@ MESSAGES_ROUTES: tuple[ApiRoute, ...] = (
         MESSAGES_PATH,
         create_message,
         "Answer a conversation (Anthropic's shape).",
+        needs=Access.USE,
         body=MessagesRequest,
         reply=MessageReply,
         chunk=MessageEvent,
@@ -290,6 +292,7 @@ MESSAGES_ROUTES: tuple[ApiRoute, ...] = (
         f"{MESSAGES_PATH}/count_tokens",
         count_message_tokens,
         "How many tokens a conversation takes.",
+        needs=Access.USE,
         body=CountRequest,
         reply=TokenCount,
         error=MessagesError,

@@ -1,7 +1,7 @@
 """Cluster admin routes: what `node.admin.admin` answers, over HTTP. Mounted where there is a cluster.
 
-They need a key like all others; without keys they answer this machine alone (see `auth.LoopbackMiddleware`).
-What does not exist is a 404. Secrets are in the answer to their creation and in no other.
+Each says which role it is for (see `access.requirement`); `POST /session` alone is for whoever has a code. What does
+not exist is a 404. Secrets are in the answer to their creation and in no other.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shardcompute.api.access.requirement import Access
+from shardcompute.api.access.sign_in import PageSessions, SignInCode
 from shardcompute.api.body import read_body
 from shardcompute.api.cluster.events import ClusterEventStream
 from shardcompute.api.cluster.schemas import (
@@ -28,9 +30,11 @@ from shardcompute.api.cluster.schemas import (
     PullModelRequest,
     RequestList,
     ServeModelRequest,
+    SessionKey,
+    SignInRequest,
     TokenList,
 )
-from shardcompute.api.context import context_of
+from shardcompute.api.context import caller_of, context_of
 from shardcompute.api.errors import RequestError
 from shardcompute.api.openapi import ApiRoute
 from shardcompute.core.errors import UnknownModelError, UsageError
@@ -47,6 +51,7 @@ from shardcompute.node.admin.views import (
 from shardcompute.node.telemetry.history_store import DAY_S, FAR_S, EventView, HistoryRange
 from shardcompute.node.telemetry.request_log import RequestView
 from shardcompute.node.telemetry.usage import HOUR_S, UsageReport, UsageView
+from shardcompute.security.api_keys import KeyRole
 from shardcompute.security.names import Role
 
 if TYPE_CHECKING:
@@ -75,7 +80,8 @@ async def cluster_requests(request: Request) -> Response:
 
 
 async def cluster_usage(request: Request) -> Response:
-    return _reply(_admin(request).usage())
+    report, caller = _admin(request).usage(), caller_of(request)
+    return _reply(report if caller.role.includes(KeyRole.OBSERVE) else report.of_key(caller.key_id))
 
 
 async def history_events(request: Request) -> Response:
@@ -150,7 +156,12 @@ async def revoke_token(request: Request) -> Response:
 
 async def create_key(request: Request) -> Response:
     order = await read_body(request, CreateKeyRequest, context_of(request).limits)
-    return _reply(await asyncio.to_thread(_admin(request).create_key, order.label))
+    admin = _admin(request)
+    return _reply(
+        await asyncio.to_thread(
+            lambda: admin.create_key(order.label, role=KeyRole(order.role), life_s=order.expires_s)
+        )
+    )
 
 
 async def list_keys(request: Request) -> Response:
@@ -159,6 +170,26 @@ async def list_keys(request: Request) -> Response:
 
 async def revoke_key(request: Request) -> Response:
     return await _delete(request, "key", _admin(request).revoke_key)
+
+
+async def create_sign_in(request: Request) -> Response:
+    await read_body(request, EmptyRequest, context_of(request).limits)
+    return _reply(_sessions(request).create_code())
+
+
+async def sign_in(request: Request) -> Response:
+    order = await read_body(request, SignInRequest, context_of(request).limits)
+    return _reply({"key": _sessions(request).exchange(order.code)})
+
+
+async def sign_out(request: Request) -> Response:
+    _sessions(request).end(request.headers.get("authorization", "").partition(" ")[2].strip())
+    return _reply({"id": caller_of(request).key_id, "deleted": True})
+
+
+def _sessions(request: Request) -> PageSessions:
+    sessions: PageSessions = request.app.state.sessions
+    return sessions
 
 
 def _admin(request: Request) -> ClusterAdmin:
@@ -218,6 +249,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/state",
         cluster_state,
         "Nodes, links, models, chains and what is being fetched.",
+        needs=Access.OBSERVE,
         reply=ClusterView,
         statuses=(403,),
     ),
@@ -226,6 +258,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/events",
         cluster_events,
         "The state, then its changes, until the client leaves.",
+        needs=Access.OBSERVE,
         chunk=ClusterView | ClusterChange,
         statuses=(403, 429),
     ),
@@ -234,6 +267,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/requests",
         cluster_requests,
         "Generations that run, and the last ones that ended; with `after`, without the first that many.",
+        needs=Access.OBSERVE,
         reply=RequestList,
         statuses=(400, 403),
         counts=("after",),
@@ -243,6 +277,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/usage",
         cluster_usage,
         "Tokens by API key and model, by the minute for an hour and by the hour for a week.",
+        needs=Access.KEY,
         reply=UsageReport,
         statuses=(403,),
     ),
@@ -251,6 +286,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/history/events",
         history_events,
         "What happened, in words, newest first; from `since` to `until`, in seconds since 1970. Kept across restarts.",
+        needs=Access.OBSERVE,
         reply=HistoryPage[EventView],
         statuses=(400, 403),
         counts=_RANGE,
@@ -260,6 +296,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/history/requests",
         history_requests,
         "Generations that ended from `since` to `until`, newest first. Kept across restarts.",
+        needs=Access.OBSERVE,
         reply=HistoryPage[RequestView],
         statuses=(400, 403),
         counts=_RANGE,
@@ -269,6 +306,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/history/usage",
         history_usage,
         "Tokens by API key and model, by the hour or (`span` 86400) by the day. Kept across restarts.",
+        needs=Access.OBSERVE,
         reply=HistoryPage[UsageView],
         statuses=(400, 403),
         counts=(*_RANGE, "span"),
@@ -278,6 +316,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/catalogue",
         cluster_catalogue,
         "The models on the coordinator's disk.",
+        needs=Access.OBSERVE,
         reply=CatalogueList,
         statuses=(403,),
     ),
@@ -286,6 +325,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/pulls",
         pull_model,
         "Fetch a model without serving it. Goes on behind the scenes; the state says how far it has come.",
+        needs=Access.OPERATE,
         body=PullModelRequest,
         reply=FetchView,
         statuses=_ORDER_ERRORS,
@@ -295,6 +335,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/plan",
         plan_model,
         "What loading a model would lead to. Nothing is loaded.",
+        needs=Access.OPERATE,
         body=LoadModelRequest,
         reply=PlanView,
         statuses=(*_ORDER_ERRORS, 502),
@@ -304,6 +345,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/models",
         load_model,
         "Serve another model. Goes on behind the scenes; the state says how far it has come.",
+        needs=Access.OPERATE,
         body=ServeModelRequest,
         reply=FetchView,
         statuses=(*_ORDER_ERRORS, 409),
@@ -313,6 +355,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/models/{model:path}",
         unload_model,
         "Stop serving a model, or fetching it.",
+        needs=Access.OPERATE,
         reply=Deleted,
         statuses=_NAMING_ERRORS,
     ),
@@ -321,6 +364,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/nodes/{node}/drain",
         drain_node,
         "Move everything off a node, then let it leave.",
+        needs=Access.OPERATE,
         body=EmptyRequest,
         reply=NodeView,
         statuses=_ORDER_ERRORS,
@@ -330,6 +374,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/nodes/{node}",
         revoke_node,
         "Throw a node out for good.",
+        needs=Access.OPERATE,
         reply=NodeView,
         statuses=_NAMING_ERRORS,
     ),
@@ -338,16 +383,26 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/tokens",
         create_token,
         "A new join token. Its secret is told this once.",
+        needs=Access.OPERATE,
         body=CreateTokenRequest,
         reply=NewToken,
         statuses=_ORDER_ERRORS,
     ),
-    ApiRoute("GET", "/cluster/tokens", list_tokens, "All join tokens.", reply=TokenList, statuses=(403,)),
+    ApiRoute(
+        "GET",
+        "/cluster/tokens",
+        list_tokens,
+        "All join tokens.",
+        needs=Access.OPERATE,
+        reply=TokenList,
+        statuses=(403,),
+    ),
     ApiRoute(
         "DELETE",
         "/cluster/tokens/{token}",
         revoke_token,
         "Nobody joins with this token any more; nodes that did stay.",
+        needs=Access.OPERATE,
         reply=Deleted,
         statuses=_NAMING_ERRORS,
     ),
@@ -356,17 +411,55 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "/cluster/keys",
         create_key,
         "A new API key. It is told this once.",
+        needs=Access.OPERATE,
         body=CreateKeyRequest,
         reply=NewKey,
         statuses=_ORDER_ERRORS,
     ),
-    ApiRoute("GET", "/cluster/keys", list_keys, "All API keys.", reply=KeyList, statuses=(403,)),
+    ApiRoute(
+        "GET",
+        "/cluster/keys",
+        list_keys,
+        "All API keys.",
+        needs=Access.OPERATE,
+        reply=KeyList,
+        statuses=(403,),
+    ),
     ApiRoute(
         "DELETE",
         "/cluster/keys/{key}",
         revoke_key,
         "This API key opens nothing any more.",
+        needs=Access.OPERATE,
         reply=Deleted,
         statuses=_NAMING_ERRORS,
+    ),
+    ApiRoute(
+        "POST",
+        "/cluster/sign-in",
+        create_sign_in,
+        "A code that signs the page in, once and for an hour: open `/#/sign-in/<code>`.",
+        needs=Access.OPERATE,
+        body=EmptyRequest,
+        reply=SignInCode,
+        statuses=_ORDER_ERRORS,
+    ),
+    ApiRoute(
+        "POST",
+        "/session",
+        sign_in,
+        "Exchange such a code for a key that lives while it is used.",
+        needs=Access.OPEN,
+        body=SignInRequest,
+        reply=SessionKey,
+        statuses=_ORDER_ERRORS,
+    ),
+    ApiRoute(
+        "DELETE",
+        "/session",
+        sign_out,
+        "End the session whose key this is sent with.",
+        needs=Access.KEY,
+        reply=Deleted,
     ),
 )

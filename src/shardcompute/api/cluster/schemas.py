@@ -59,6 +59,20 @@ class CreateTokenRequest(ClusterRequest):
 
 class CreateKeyRequest(ClusterRequest):
     label: str = Field("", max_length=80, description="What the key is for.")
+    role: Literal["use", "observe", "operate"] = Field(
+        "use", description="use: ask models; observe: see the cluster, too; operate: everything."
+    )
+    expires_s: Annotated[int | float, Field(gt=0)] | None = Field(
+        None, description="Seconds from now; null: good until it is revoked."
+    )
+
+
+class SignInRequest(ClusterRequest):
+    code: str = Field(max_length=200, description="As the link has it behind `#/sign-in/`.")
+
+
+class SessionKey(ReplyBody):
+    key: str
 
 
 class RequestList(ReplyBody):

@@ -141,7 +141,7 @@ class Generations:
 def open_generations(request: Request, plan: Plan) -> Generations:
     """The generations of a plan, in the name of the HTTP request that asks for them."""
     context = context_of(request)
-    caller, request_id = caller_of(request), request_id_of(request)
+    caller, request_id = caller_of(request).key_id, request_id_of(request)
     requests = tuple(replace(each, caller=caller, request_id=request_id) for each in plan.requests)
     return Generations(
         context.service, replace(plan, requests=requests), context.metrics, clock=context.clock

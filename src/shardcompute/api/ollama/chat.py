@@ -13,6 +13,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shardcompute.api.access.requirement import Access
 from shardcompute.api.body import ReplyBody, json_response, read_body
 from shardcompute.api.context import context_of
 from shardcompute.api.errors import OLLAMA_PATH, shape_error, unsupported
@@ -241,6 +242,7 @@ def _route(path: str, run: Any, summary: str, body: type[OllamaRequest], reply: 
         path,
         run,
         summary,
+        needs=Access.USE,
         body=body,
         reply=reply,
         chunk=reply,

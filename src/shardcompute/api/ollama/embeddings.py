@@ -8,6 +8,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shardcompute.api.access.requirement import Access
 from shardcompute.api.body import ReplyBody, RequestBody, json_response, read_body
 from shardcompute.api.context import context_of
 from shardcompute.api.errors import unsupported
@@ -89,6 +90,7 @@ OLLAMA_EMBEDDING_ROUTES: tuple[ApiRoute, ...] = (
         "/api/embed",
         ollama_embed,
         "Vectors of texts (Ollama's shape).",
+        needs=Access.USE,
         body=EmbedRequest,
         reply=EmbedReply,
         error=OllamaError,
@@ -99,6 +101,7 @@ OLLAMA_EMBEDDING_ROUTES: tuple[ApiRoute, ...] = (
         "/api/embeddings",
         ollama_embeddings,
         "The vector of a text (Ollama's older shape).",
+        needs=Access.USE,
         body=EmbeddingRequest,
         reply=EmbeddingReply,
         error=OllamaError,

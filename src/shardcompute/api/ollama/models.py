@@ -9,6 +9,7 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shardcompute.api.access.requirement import Access
 from shardcompute.api.body import json_response, read_body
 from shardcompute.api.context import context_of, package_version
 from shardcompute.api.errors import RequestError
@@ -119,6 +120,7 @@ def _refused(method: Literal["POST", "DELETE"], path: str) -> ApiRoute:
         path,
         partial(ollama_refusal),  # known by its path, as all operations need names of their own
         "Refused: models are loaded and removed elsewhere.",
+        needs=Access.USE,
         body=ModelName,
         reply=PullReply,
         error=OllamaError,
@@ -132,6 +134,7 @@ OLLAMA_MODEL_ROUTES: tuple[ApiRoute, ...] = (
         "/api/tags",
         ollama_tags,
         "The models served here (Ollama's shape).",
+        needs=Access.USE,
         reply=OllamaModels,
         error=OllamaError,
     ),
@@ -140,6 +143,7 @@ OLLAMA_MODEL_ROUTES: tuple[ApiRoute, ...] = (
         "/api/ps",
         ollama_ps,
         "The models in memory (Ollama's shape).",
+        needs=Access.USE,
         reply=RunningModels,
         error=OllamaError,
     ),
@@ -148,6 +152,7 @@ OLLAMA_MODEL_ROUTES: tuple[ApiRoute, ...] = (
         "/api/version",
         ollama_version,
         "The version of the server (Ollama's shape).",
+        needs=Access.USE,
         reply=OllamaVersion,
         error=OllamaError,
     ),
@@ -156,6 +161,7 @@ OLLAMA_MODEL_ROUTES: tuple[ApiRoute, ...] = (
         "/api/show",
         ollama_show,
         "One model (Ollama's shape).",
+        needs=Access.USE,
         body=ModelName,
         reply=OllamaModelReply,
         error=OllamaError,
@@ -166,6 +172,7 @@ OLLAMA_MODEL_ROUTES: tuple[ApiRoute, ...] = (
         "/api/pull",
         ollama_pull,
         "Success for a model that is served; others cannot be fetched this way.",
+        needs=Access.USE,
         body=ModelName,
         reply=PullReply,
         error=OllamaError,

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shardcompute.api.access.requirement import Access
 from shardcompute.api.body import read_body
 from shardcompute.api.context import context_of
 from shardcompute.api.generation.answer import answer
@@ -75,6 +76,7 @@ CHAT_ROUTES: tuple[ApiRoute, ...] = (
         "/v1/chat/completions",
         create_chat_completion,
         "Answer a conversation.",
+        needs=Access.USE,
         body=ChatCompletionRequest,
         reply=ChatCompletion,
         chunk=ChatChunk,

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shardcompute.api.access.requirement import Access
 from shardcompute.api.body import Limits, ReplyBody, read_body
 from shardcompute.api.context import context_of
 from shardcompute.api.errors import RequestError, unsupported
@@ -216,6 +217,7 @@ COMPLETIONS_ROUTES: tuple[ApiRoute, ...] = (
         "/v1/completions",
         create_completion,
         "Continue a text.",
+        needs=Access.USE,
         body=CompletionRequest,
         reply=Completion,
         chunk=Completion,

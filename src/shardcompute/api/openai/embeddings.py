@@ -10,6 +10,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shardcompute.api.access.requirement import Access
 from shardcompute.api.body import ReplyBody, RequestBody, json_response, read_body
 from shardcompute.api.context import context_of
 from shardcompute.api.errors import unsupported
@@ -96,6 +97,7 @@ EMBEDDINGS_ROUTES: tuple[ApiRoute, ...] = (
         "/v1/embeddings",
         create_embeddings,
         "Vectors of texts.",
+        needs=Access.USE,
         body=EmbeddingsRequest,
         reply=EmbeddingsReply,
         statuses=GENERATION_ERRORS,

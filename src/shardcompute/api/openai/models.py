@@ -6,6 +6,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shardcompute.api.access.requirement import Access
 from shardcompute.api.body import json_response
 from shardcompute.api.context import context_of
 from shardcompute.api.generation.parameters import choose_model
@@ -37,8 +38,14 @@ def _card(model: ServedModel) -> ModelObject:
 
 
 MODELS_ROUTES: tuple[ApiRoute, ...] = (
-    ApiRoute("GET", "/v1/models", list_models, "The models served here.", reply=ModelList),
+    ApiRoute("GET", "/v1/models", list_models, "The models served here.", needs=Access.USE, reply=ModelList),
     ApiRoute(
-        "GET", "/v1/models/{model:path}", get_model, "One model.", reply=ModelObject, statuses=(404, 503)
+        "GET",
+        "/v1/models/{model:path}",
+        get_model,
+        "One model.",
+        needs=Access.USE,
+        reply=ModelObject,
+        statuses=(404, 503),
     ),
 )

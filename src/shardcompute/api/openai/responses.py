@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shardcompute.api.access.requirement import Access
 from shardcompute.api.body import read_body, required
 from shardcompute.api.context import context_of, request_id_of
 from shardcompute.api.errors import RequestError, unsupported
@@ -181,6 +182,7 @@ RESPONSES_ROUTES: tuple[ApiRoute, ...] = (
         "/v1/responses",
         create_response,
         "Answer a conversation (OpenAI's newer shape).",
+        needs=Access.USE,
         body=ResponsesRequest,
         reply=ResponseReply,
         chunk=ResponseEvent,

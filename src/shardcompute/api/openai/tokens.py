@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from shardcompute.api.access.requirement import Access
 from shardcompute.api.body import json_response, read_body
 from shardcompute.api.context import context_of
 from shardcompute.api.errors import RequestError
@@ -86,6 +87,7 @@ TOKENS_ROUTES: tuple[ApiRoute, ...] = (
         "/tokenize",
         tokenize,
         "Text or messages to token ids.",
+        needs=Access.USE,
         body=TokenizeRequest,
         reply=TokenizeReply,
         statuses=BODY_ERRORS,
@@ -95,6 +97,7 @@ TOKENS_ROUTES: tuple[ApiRoute, ...] = (
         "/detokenize",
         detokenize,
         "Token ids to text.",
+        needs=Access.USE,
         body=DetokenizeRequest,
         reply=DetokenizeReply,
         statuses=BODY_ERRORS,
@@ -104,6 +107,7 @@ TOKENS_ROUTES: tuple[ApiRoute, ...] = (
         "/tokenizer_info",
         tokenizer_info,
         "The tokens around a text, and how long it may be.",
+        needs=Access.USE,
         reply=TokenizerReply,
         statuses=(400, 404, 503),
     ),

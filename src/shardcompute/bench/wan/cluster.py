@@ -23,6 +23,7 @@ from shardcompute.bench.servers import last_words, running
 from shardcompute.bench.stages import memory_per_stage
 from shardcompute.bench.streaming import ask_at_once, chunks_of
 from shardcompute.core.errors import BackendError
+from shardcompute.security.private_files import create_private
 from shardcompute.sim import EmulatedNetwork
 
 _READY_S = 240.0
@@ -172,7 +173,9 @@ def wan_cluster(network: EmulatedNetwork, serving: WanServing) -> Iterator[WanCl
         )
         port = network.new_port(first)
         log = folder / "coordinator.log"
-        command = _coordinator_command(network, serving, folder, port, key)
+        key_file = folder / "keys"
+        create_private(key_file, f"operate {key}\n".encode())
+        command = _coordinator_command(network, serving, folder, port, key_file)
         coordinator = stack.enter_context(running(command, log))
         token = _await_token(coordinator, log)
         workers = {
@@ -190,7 +193,7 @@ def wan_cluster(network: EmulatedNetwork, serving: WanServing) -> Iterator[WanCl
 
 
 def _coordinator_command(
-    network: EmulatedNetwork, serving: WanServing, folder: Path, port: int, key: str
+    network: EmulatedNetwork, serving: WanServing, folder: Path, port: int, key_file: Path
 ) -> list[str]:
     machine = network.machines[0]
     command = [sys.executable, "-m", "shardcompute", "coordinator", serving.model]
@@ -201,7 +204,7 @@ def _coordinator_command(
         "--join-port",
         str(network.new_port(machine)),
     ]
-    command += ["--api-key", key, "--weights", serving.form, "--prefer", "throughput"]
+    command += ["--api-key-file", str(key_file), "--weights", serving.form, "--prefer", "throughput"]
     # The ring that is asked for goes through the first machine.
     command += ["--driver-placement", "here"]
     command += ["--kv-tokens", str(serving.kv_tokens), "--context", str(serving.context)]

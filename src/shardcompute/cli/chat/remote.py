@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from shardcompute.cli.cluster.access import ClusterLocation
@@ -73,7 +74,7 @@ def find_remote(
     is_local: bool,
     has_engine: bool,
     url: str | None,
-    api_key: str | None,
+    api_key_file: Path | None,
     say: Callable[[str], None],
 ) -> RemoteModel | None:
     """The model as the cluster at `url`, or on this machine, serves it; None where this process must answer.
@@ -87,7 +88,7 @@ def find_remote(
                 hint="leave out one or the other",
             )
         return None
-    address = ClusterLocation(url, api_key).find()
+    address = ClusterLocation(url, api_key_file).find()
     if address is None:
         return None
     client = address.connect()

@@ -24,12 +24,13 @@ from shardcompute.cli.chat.prompt import (
 )
 from shardcompute.cli.chat.remote import find_remote
 from shardcompute.cli.chat.terminal import read_terminal_line
-from shardcompute.cli.cluster.access import ApiKey, Url
+from shardcompute.cli.cluster.access import Url
 from shardcompute.cli.cluster.completion import complete_fetched
 from shardcompute.cli.console import Screen, has_terminal_input, open_screen, standard_input
 from shardcompute.cli.models.opening import OpenModel, open_with_progress
 from shardcompute.cli.options.engine import EngineArguments, Stages
 from shardcompute.cli.options.generation import Raw, SamplingArguments, Speculate, Verbose
+from shardcompute.cli.options.keys import ClientKeyFile
 from shardcompute.cli.options.records import with_options
 from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import load_settings
@@ -60,7 +61,7 @@ def run(
         bool, typer.Option("--local", help="Answer in this process, even if a cluster could.")
     ] = False,
     url: Url = None,
-    api_key: ApiKey = None,
+    api_key_file: ClientKeyFile = None,
 ) -> None:
     """Ask a model something, or talk to it.
 
@@ -84,7 +85,7 @@ def run(
         is_local=local,
         has_engine=options != type(options)(),
         url=url,
-        api_key=api_key,
+        api_key_file=api_key_file,
         say=lambda text: None if is_quiet else screen.say(text, "dim"),
     )
     if remote is None:

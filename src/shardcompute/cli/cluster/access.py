@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import typer
 
 from shardcompute.cli.options.cluster import cluster_folder
+from shardcompute.cli.options.keys import ClientKeyFile, client_key
 from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import load_settings
 
@@ -24,15 +25,6 @@ Url = Annotated[
         "--url",
         metavar="URL",
         help="HTTP address of a cluster; by default the cluster on this machine.",
-        rich_help_panel=_WHERE,
-    ),
-]
-ApiKey = Annotated[
-    str | None,
-    typer.Option(
-        "--api-key",
-        metavar="KEY",
-        help="Its API key; that of the cluster on this machine is known.",
         rich_help_panel=_WHERE,
     ),
 ]
@@ -66,21 +58,31 @@ class ClusterLocation:
     """The cluster that a command is to talk to, as its options name it."""
 
     url: Url = None
-    api_key: ApiKey = None
+    api_key_file: ClientKeyFile = None
     data_dir: DataDir = None
 
     def find(self) -> ClusterAddress | None:
-        """None where no --url is given and no cluster answers from the folder."""
-        from shardcompute.node.process.pidfile import CLUSTER_FILE, read_running
+        """None where no --url is given and no cluster answers from the folder.
 
+        For the cluster on this machine the local secret is used, which its folder holds for its owner alone.
+        """
+        from shardcompute.node.process.pidfile import CLUSTER_FILE, read_running
+        from shardcompute.security.local_secret import read_local_secret
+
+        settings = load_settings()
         if self.url is not None:
             if self.data_dir is not None:
                 raise UsageError("--url and --data-dir name two clusters", hint="give one of them")
-            return ClusterAddress(_check_url(self.url), self.api_key, is_here=False)
-        running = read_running(cluster_folder(load_settings(), self.data_dir) / CLUSTER_FILE)
+            return ClusterAddress(
+                _check_url(self.url), client_key(self.api_key_file, settings), is_here=False
+            )
+        folder = cluster_folder(settings, self.data_dir)
+        running = read_running(folder / CLUSTER_FILE)
         if running is None or not running.api_url:
             return None
-        return ClusterAddress(running.api_url, self.api_key or running.api_key or None, is_here=True)
+        if self.api_key_file is not None:
+            return ClusterAddress(running.api_url, client_key(self.api_key_file, settings), is_here=True)
+        return ClusterAddress(running.api_url, read_local_secret(folder), is_here=True)
 
     def require(self) -> ClusterAddress:
         address = self.find()

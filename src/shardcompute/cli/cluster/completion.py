@@ -67,7 +67,7 @@ def _ask(ctx: typer.Context, question: Callable[[ClusterClient], list[str]]) -> 
     if given.get("url"):
         return []
     folder = given.get("data_dir")
-    address = ClusterLocation(None, given.get("api_key"), Path(folder) if folder else None).find()
+    address = ClusterLocation(None, given.get("api_key_file"), Path(folder) if folder else None).find()
     if address is None:
         return []
     with ClusterClient(address.url, api_key=address.api_key, timeout_s=_PATIENCE_S) as client:

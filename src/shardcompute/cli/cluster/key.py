@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ import typer
 
 from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.format import format_duration
+from shardcompute.cli.format import format_duration, parse_duration
 from shardcompute.cli.options.output import Json
 from shardcompute.cli.options.records import with_options
 
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Make, list and revoke the API keys of clients.", no_args_is_help=True)
 
 
+class KeyPurpose(StrEnum):
+    """What a key is for."""
+
+    USE = "use"
+    OBSERVE = "observe"
+    OPERATE = "operate"
+
+
 @app.command()
 @with_options
 def create(
@@ -28,18 +37,37 @@ def create(
     label: Annotated[
         str, typer.Argument(metavar="LABEL", help="Whom or what it is for, as list will tell it.")
     ] = "",
+    role: Annotated[
+        KeyPurpose,
+        typer.Option(
+            "--role",
+            help="use: ask models; observe: see the cluster and its metrics, too; operate: everything, as commands "
+            "on the coordinator's machine may.",
+        ),
+    ] = KeyPurpose.USE,
+    expires: Annotated[
+        float | None,
+        typer.Option(
+            "--expires",
+            metavar="TIME",
+            parser=parse_duration,
+            help="How long it is good for, such as 8h or 30d; by default until it is revoked.",
+        ),
+    ] = None,
     json: Json = False,
     at: ClusterLocation,
 ) -> None:
-    """Make a key and print it. It is shown this once."""
+    """Make a key and print it. It is shown this once, and kept as a hash."""
     screen = open_screen()
     with at.connect() as client:
-        made = client.create_key(label)
+        made = client.create_key(label, role=role.value, expires_s=expires)
     if json:
         screen.write_json(dataclasses.asdict(made))
         return
+    life = "" if expires is None else f", good for {format_duration(expires)}"
     screen.say(
-        f"key {made.id}{f' for {made.label}' if made.label else ''}; clients send it as their API key:"
+        f"key {made.id} of role {made.role}{f' for {made.label}' if made.label else ''}{life}; "
+        "clients send it as their API key:"
     )
     screen.say("")
     screen.write(f"{made.key}\n")
@@ -54,7 +82,7 @@ def list_keys(*, json: Json = False, at: ClusterLocation) -> None:
         keys = client.keys()
     screen.write_records(
         keys,
-        ("ID", "LABEL", "STATE", "CREATED"),
+        ("ID", "LABEL", "ROLE", "STATE", "CREATED", "EXPIRES"),
         partial(_row, now_s=time.time()),
         is_json=json,
         nothing="there is no key; shardcompute key create makes one",
@@ -76,4 +104,17 @@ def revoke(
 
 def _row(key: KeyView, now_s: float) -> tuple[str, ...]:
     age = f"{format_duration(max(0.0, now_s - key.created_at_s))} ago"
-    return key.id, key.label or "-", "revoked" if key.is_revoked else "good", age
+    return key.id, key.label or "-", key.role, _state(key, now_s), age, _expiry(key, now_s)
+
+
+def _state(key: KeyView, now_s: float) -> str:
+    if key.is_revoked:
+        return "revoked"
+    return "good" if key.expires_at_s is None or now_s < key.expires_at_s else "expired"
+
+
+def _expiry(key: KeyView, now_s: float) -> str:
+    if key.expires_at_s is None:
+        return "never"
+    left_s = key.expires_at_s - now_s
+    return f"in {format_duration(left_s)}" if left_s > 0 else f"{format_duration(-left_s)} ago"

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from shardcompute.cli.options.keys import AllowedHost, RequireKey, ServerKeyFile
 from shardcompute.core.settings import Settings
 
 CLUSTER_PORT = 7420
@@ -28,14 +29,6 @@ Host = Annotated[
 Port = Annotated[
     int,
     typer.Option("--port", metavar="N", min=0, max=65535, help="Port of the HTTP API; 0 for any free one."),
-]
-ApiKey = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--api-key",
-        metavar="KEY",
-        help="Key that clients must send; may be repeated. One is made where other machines can connect.",
-    ),
 ]
 ClusterFolder = Annotated[
     Path | None,
@@ -199,7 +192,9 @@ class ServingArguments:
     model: Model = ""
     host: Host = "127.0.0.1"
     port: Port = 8000
-    api_key: ApiKey = None
+    api_key_file: ServerKeyFile = None
+    require_key: RequireKey = False
+    allowed_host: AllowedHost = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import typer
 
 from shardcompute.cli.console import Screen, open_screen
 from shardcompute.cli.exits import show_error
+from shardcompute.cli.options.keys import AllowedHost, RequireKey, ServerKeyFile, server_keys
 from shardcompute.cli.options.records import with_options
 from shardcompute.cli.options.worker import Host, Port, Shape, driver_folder
 from shardcompute.cli.serve.addresses import (
@@ -21,11 +22,11 @@ from shardcompute.cli.serve.addresses import (
     node_addresses,
     reachable_host,
 )
-from shardcompute.cli.serve.greeting import check_keys, greeting
+from shardcompute.cli.serve.greeting import greeting
 from shardcompute.cli.serve.shaping import open_transports
 from shardcompute.cli.serve.stopping import exit_at_once
 from shardcompute.core.errors import AuthError
-from shardcompute.core.settings import load_settings
+from shardcompute.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from shardcompute.node.driver.standalone import StandaloneDriver, StandaloneOptions
@@ -59,14 +60,9 @@ class DriverArguments:
             "--api-port", metavar="N", min=0, max=65535, help="Port of the HTTP API; 0 for any free one."
         ),
     ] = 8000
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--api-key",
-            metavar="KEY",
-            help="Key that clients must send; may be repeated. The cluster's own keys are accepted too.",
-        ),
-    ] = None
+    api_key_file: ServerKeyFile = None
+    require_key: RequireKey = False
+    allowed_host: AllowedHost = None
     host: Host = None
     port: Port = 0
     advertise: Annotated[
@@ -83,9 +79,8 @@ class DriverArguments:
     ] = None
     shape: Shape = None
 
-    @property
-    def keys(self) -> list[str]:
-        return self.api_key or []
+    def needs_key(self, keys: list[str]) -> bool:
+        return bool(keys) or self.require_key or not is_loopback(self.api_host)
 
     def options(self, member: EnrolledNode) -> StandaloneOptions:
         from shardcompute.node.driver.standalone import StandaloneOptions
@@ -125,7 +120,7 @@ def driver(
 
     screen = open_screen()
     folder = driver_folder(load_settings(), arguments.data_dir)
-    check_keys(arguments.keys)
+    server_keys(arguments.api_key_file, load_settings())  # a wrong one is said before anything is started
     check_free(folder / DRIVER_FILE)
     if token is None:
         member = open_enrolled(folder, Role.DRIVER)
@@ -150,7 +145,7 @@ def run_driver(folder: Path, arguments: DriverArguments, member: EnrolledNode, s
         serving = StandaloneDriver(member.credentials, list(member.control_urls), options)
         stack.enter_context(contextlib.closing(serving))
         stack.enter_context(tracing(load_settings(), serving.pool.requests))
-        foreground = _ForegroundDriver(arguments, serving, held, screen)
+        foreground = _ForegroundDriver(arguments, serving, held, screen, load_settings())
         asyncio.run(foreground.serve())
         serving.leave()
         code = foreground.exit_code()
@@ -161,9 +156,16 @@ class _ForegroundDriver:
     """Serves the API and says what happens meanwhile."""
 
     def __init__(
-        self, arguments: DriverArguments, driver: StandaloneDriver, held: PidLock, screen: Screen
+        self,
+        arguments: DriverArguments,
+        driver: StandaloneDriver,
+        held: PidLock,
+        screen: Screen,
+        settings: Settings,
     ) -> None:
         self._given = arguments
+        self._settings = settings
+        self._keys = server_keys(arguments.api_key_file, settings)
         self._driver = driver
         self._held = held
         self._screen = screen
@@ -172,13 +174,16 @@ class _ForegroundDriver:
 
     async def serve(self) -> None:
         from shardcompute.api import create_app, serve
+        from shardcompute.api.access.hosts import hosts_of
 
         given = self._given
-        needs_key = bool(given.keys) or not is_loopback(given.api_host)
+        names = [*(given.allowed_host or ()), *self._settings.allowed_hosts, given.advertise or ""]
         app = create_app(
             self._driver.pool,
-            api_keys=given.keys or None,
-            verify_key=self._driver.verify_key if needs_key else None,
+            api_keys=self._keys or None,
+            verify_key=self._driver.find_key,
+            needs_key=given.needs_key(self._keys),
+            hosts=hosts_of(given.api_host, names),
         )
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(self._watch())
@@ -219,7 +224,8 @@ class _ForegroundDriver:
         self._stop.set()
 
     def _greet(self, model: str) -> None:
-        for line in greeting(model, self._host, self._port, self._given.keys):
+        needs_key = self._given.needs_key(self._keys)
+        for line in greeting(model, self._host, self._port, needs_key=needs_key):
             self._screen.say(line)
-        if not self._given.keys and not is_loopback(self._given.api_host):
-            self._screen.say("Clients need an API key of the cluster, such as that which `up` has printed.")
+        if needs_key and not self._keys:
+            self._screen.say("It is a key of the cluster, such as that which `up` has printed.")

@@ -29,9 +29,10 @@ from shardcompute.cli.options.cluster import (
     cluster_folder,
     draft_heads_folder,
 )
+from shardcompute.cli.options.keys import server_keys
 from shardcompute.cli.progress import waiting
 from shardcompute.cli.serve.addresses import check_ports, is_loopback, near_host, reachable_host
-from shardcompute.cli.serve.greeting import check_keys, greeting, invitation
+from shardcompute.cli.serve.greeting import dashboard, greeting, invitation, new_key
 from shardcompute.cli.serve.shaping import open_transports
 from shardcompute.cli.serve.stopping import terminating_as_interrupt
 from shardcompute.core.errors import JournalError
@@ -43,6 +44,8 @@ from shardcompute.weights.sources.reference import parse_reference
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
+    from shardcompute.api.access.hosts import AllowedHosts
+    from shardcompute.api.access.sign_in import PageSessions
     from shardcompute.control.state import ClusterState
     from shardcompute.node.admin.admin import ClusterAdmin
     from shardcompute.node.cluster import Cluster, ClusterOptions
@@ -102,7 +105,7 @@ def run_cluster(plan: ClusterPlan, screen: Screen, settings: Settings) -> None:
 
     serving, name = plan.serving, plan.cluster.name
     folder = cluster_folder(settings, plan.cluster.data_dir)
-    check_keys(serving.api_key or [])
+    keys = server_keys(serving.api_key_file, settings)
     parse_reference(serving.model)  # a wrong name is said before anything is started
     if name is not None:
         check_cluster_name_of(folder, name)
@@ -112,7 +115,7 @@ def run_cluster(plan: ClusterPlan, screen: Screen, settings: Settings) -> None:
         with logging_to_file(folder, "coordinator"):
             options = _with_a_journal(options, screen)
             checkpoint = _open(serving.model, screen, settings)
-            _run(plan, options, checkpoint, held, screen, settings)
+            _run(plan, options, checkpoint, keys, held, screen, settings)
     screen.say("stopped")
 
 
@@ -145,15 +148,18 @@ def _run(
     plan: ClusterPlan,
     options: ClusterOptions,
     checkpoint: Checkpoint,
+    keys: list[str],
     held: PidLock,
     screen: Screen,
     settings: Settings,
 ) -> None:
     from shardcompute.api import create_app
+    from shardcompute.api.access.sign_in import PageSessions
     from shardcompute.node.admin.admin import HISTORY_FILE, ClusterAdmin
     from shardcompute.node.cluster import Cluster
     from shardcompute.node.process import launch
     from shardcompute.node.telemetry.traces import tracing
+    from shardcompute.security.local_secret import local_secret
     from shardcompute.security.tokens import parse_token
     from shardcompute.web import page_routes
 
@@ -165,30 +171,57 @@ def _run(
         for name in launch.prepare(cluster, served):
             screen.say(f"{name} is not served any more")
         admin.restore(without=checkpoint.name)
-        invited = cluster.create_token()
+        invited = cluster.create_token(life_s=launch.INVITATION_LIFE_S, max_uses=launch.INVITED_MACHINES)
         token = parse_token(invited)
-        given = plan.serving.api_key or []
-        keys = given if given or is_loopback(plan.serving.host) else [launch.api_key_of(cluster)]
+        needs_key = bool(keys) or plan.serving.require_key or not is_loopback(plan.serving.host)
+        new_key = launch.first_key(cluster) if needs_key and not keys else None
+        secret = stack.enter_context(local_secret(options.folder))
+        sessions = PageSessions()
         held.update(
             name=token.cluster,
-            api_key=keys[0] if keys else "",
             cluster_port=launch.cluster_port(cluster),
             join_port=launch.join_port(token),
         )
         if plan.workers is not None:
             screen.say(f"starting {count_of(plan.workers.count, 'worker')} on this machine")
-            stack.enter_context(launch.running_workers(cluster, token, plan.workers, screen.say))
+            stack.enter_context(launch.running_workers(cluster, plan.workers, screen.say))
             stack.callback(cluster.coordinator.stand_down)
         launch.serve_from_workers(cluster, served, plan.workers.count if plan.workers else 0)
         app = create_app(
             cluster.pool,
-            api_keys=given or None,
-            verify_key=admin.verify_key if keys else None,
+            api_keys=keys or None,
+            verify_key=admin.find_key,
+            needs_key=needs_key,
+            local_secret=secret,
+            sessions=sessions,
+            hosts=_hosts(plan, settings),
             admin=admin,
             page=page_routes(),
         )
-        asyncio.run(_Foreground(plan, cluster, admin, app, keys, invited, held, screen).serve())
+        welcome = _Welcome(invited, sessions, needs_key, new_key)
+        asyncio.run(_Foreground(plan, cluster, admin, app, welcome, held, screen).serve())
         screen.say("stopping")
+
+
+def _hosts(plan: ClusterPlan, settings: Settings) -> AllowedHosts:
+    from shardcompute.api.access.hosts import hosts_of
+
+    given = [*(plan.serving.allowed_host or ()), *settings.allowed_hosts]
+    return hosts_of(plan.serving.host, [*given, plan.cluster.advertise or ""])
+
+
+@dataclass(frozen=True, slots=True)
+class _Welcome:
+    """What is said to whoever started the cluster: how to let others in."""
+
+    invited: str
+    sessions: PageSessions
+    needs_key: bool
+    new_key: str | None
+
+    def dashboard(self, host: str, port: int) -> list[str]:
+        made = self.sessions.create_code()
+        return dashboard(host, port, made.code, made.life_s)
 
 
 class _Foreground:
@@ -200,16 +233,14 @@ class _Foreground:
         cluster: Cluster,
         admin: ClusterAdmin,
         app: Starlette,
-        keys: list[str],
-        invited: str,
+        welcome: _Welcome,
         held: PidLock,
         screen: Screen,
     ) -> None:
         self._plan = plan
         self._cluster = cluster
         self._app = app
-        self._keys = keys
-        self._invited = invited
+        self._welcome = welcome
         self._held = held
         self._screen = screen
         self._host, self._port = plan.serving.host, plan.serving.port
@@ -233,6 +264,8 @@ class _Foreground:
     def _listening(self, host: str, port: int) -> None:
         self._host, self._port = self._plan.cluster.advertise or reachable_host(host), port
         self._held.update(api_url=f"http://{near_host(host)}:{port}")
+        if self._welcome.new_key is not None:
+            self._say_all(new_key(self._welcome.new_key))
         if self._plan.workers is None:
             self._say_all([f"the API listens at http://{self._host}:{port}", *self._invitation()])
 
@@ -269,9 +302,9 @@ class _Foreground:
         if self._cluster.pool.is_ready():
             self._has_greeted = True
             name = self._cluster.pool.models()[0].name
-            self._say_all(greeting(name, self._host, self._port, self._keys))
+            self._say_all(greeting(name, self._host, self._port, needs_key=self._welcome.needs_key))
             if any(getattr(route, "path", None) == "/" for route in self._app.routes):
-                self._screen.say(f"The dashboard is at http://{self._host}:{self._port}/")
+                self._say_all(self._welcome.dashboard(self._host, self._port))
             self._say_all([*self._invitation(), "Ctrl-C stops it."])
             return
         self._complain(state)
@@ -290,7 +323,14 @@ class _Foreground:
                 self._say_all(self._invitation())
 
     def _invitation(self) -> list[str]:
-        return invitation(self._invited, self._plan.serving.host)
+        from shardcompute.node.process.launch import INVITATION_LIFE_S, INVITED_MACHINES
+
+        return invitation(
+            self._welcome.invited,
+            self._plan.serving.host,
+            machines=INVITED_MACHINES,
+            life_s=INVITATION_LIFE_S,
+        )
 
     def _say_all(self, lines: list[str]) -> None:
         for line in lines:

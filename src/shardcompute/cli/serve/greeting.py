@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import json
-import secrets
 import shlex
 
+from shardcompute.cli.format import format_duration
+from shardcompute.cli.options.keys import API_KEY_VARIABLE
 from shardcompute.cli.serve.addresses import is_loopback
-from shardcompute.core.errors import UsageError
+from shardcompute.core.units import count_of
 
 
-def greeting(model: str, host: str, port: int, keys: list[str]) -> list[str]:
-    """How to talk to `model`."""
+def greeting(model: str, host: str, port: int, *, needs_key: bool = False) -> list[str]:
+    """How to talk to `model`; a key is taken from the environment, where others do not see it."""
     url = f"http://{host}:{port}"
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Why is the sky blue?"}]})
-    header = f" -H {shlex.quote(f'Authorization: Bearer {keys[0]}')}" if keys else ""
-    key = f", api_key={keys[0]!r}" if keys else ""
+    header = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if needs_key else ""
+    key = f", api_key=os.environ[{API_KEY_VARIABLE!r}]" if needs_key else ""
     return [
         "",
         f"{model} is ready at {url} (for OpenAI clients: {url}/v1)",
-        *([f"API key: {keys[0]}"] if keys else []),
+        *([f"Clients need an API key, in these examples from {API_KEY_VARIABLE}."] if needs_key else []),
         "",
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{header} -d {shlex.quote(body)}",
         "",
+        *(["  import os"] if needs_key else []),
         "  from shardcompute.client import Client",
         f"  with Client({url!r}{key}) as client:",
         '      print(client.chat("Why is the sky blue?").text)',
@@ -30,31 +32,36 @@ def greeting(model: str, host: str, port: int, keys: list[str]) -> list[str]:
     ]
 
 
-def invitation(token: str, host: str) -> list[str]:
+def new_key(key: str) -> list[str]:
+    """A key that was made for clients, shown once."""
+    return ["", f"API key for clients, shown this once: {key}", ""]
+
+
+def dashboard(host: str, port: int, code: str, life_s: float) -> list[str]:
+    """A link that signs the page in. What is behind # is sent to nobody."""
+    return [
+        f"The dashboard, signed in (this link works once, within {format_duration(life_s)}; "
+        "shardcompute page prints another):",
+        "",
+        f"  http://{host}:{port}/#/sign-in/{code}",
+        "",
+    ]
+
+
+def invitation(token: str, host: str, *, machines: int, life_s: float) -> list[str]:
     """How to add a machine to a cluster that listens on `host`."""
+    good_for = f"good for {count_of(machines, 'machine')} and {format_duration(life_s)}"
     if is_loopback(host):
         return [
-            "To add a worker from another folder of this machine (--host 0.0.0.0 lets other machines join):",
+            "To add a worker from another folder of this machine (--host 0.0.0.0 lets other machines join), "
+            f"{good_for}:",
             "",
             f"  shardcompute join {token} --data-dir FOLDER",
             "",
         ]
-    return ["To add a machine, run this on it:", "", f"  shardcompute join {token}", ""]
-
-
-def check_keys(given: list[str]) -> list[str]:
-    """The keys themselves; UsageError for one that no header can carry."""
-    for key in given:
-        if not key or not key.isascii() or not key.isprintable() or " " in key:
-            raise UsageError(
-                "an API key is empty or holds characters that no header can carry",
-                hint="use letters, digits, - and _",
-            )
-    return given
-
-
-def choose_keys(host: str, given: list[str]) -> list[str]:
-    """The keys to ask for: those given, or a new one if machines other than this one can connect."""
-    if check_keys(given) or is_loopback(host):
-        return given
-    return [f"sk-{secrets.token_urlsafe(24)}"]
+    return [
+        f"To add a machine, run this on it ({good_for}; shardcompute token create makes others):",
+        "",
+        f"  shardcompute join {token}",
+        "",
+    ]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from typing import TYPE_CHECKING
 
 from shardcompute.cli.console import Screen
 from shardcompute.cli.models.opening import open_with_progress
 from shardcompute.cli.options.cluster import ServingArguments
-from shardcompute.cli.serve.addresses import check_ports, reachable_host
-from shardcompute.cli.serve.greeting import choose_keys, greeting
+from shardcompute.cli.options.keys import server_keys
+from shardcompute.cli.serve.addresses import check_ports, is_loopback, reachable_host
+from shardcompute.cli.serve.greeting import greeting, new_key
 from shardcompute.core.settings import Settings
 
 if TYPE_CHECKING:
+    from shardcompute.api.access.hosts import AllowedHosts
     from shardcompute.node.local.service import EngineOptions, LocalService
 
 
@@ -20,25 +23,36 @@ def serve_locally(
     serving: ServingArguments, engine: EngineOptions, screen: Screen, settings: Settings
 ) -> None:
     """Until a signal asks to stop."""
+    from shardcompute.api.access.hosts import hosts_of
+
     host, port = serving.host, serving.port
-    keys = choose_keys(host, serving.api_key or [])
+    keys = server_keys(serving.api_key_file, settings)
+    is_made = not keys and (serving.require_key or not is_loopback(host))
+    if is_made:
+        keys = [f"sk-{secrets.token_urlsafe(24)}"]
     # A port that is taken is said before the model is fetched and loaded.
     check_ports([(host, port)])
     opened = open_with_progress(serving.model, settings, engine, screen, is_quiet=False)
     with opened.service:
         screen.say(f"loaded in {opened.load_s:.1f} s")
-        _serve(opened.service, host, port, keys, screen)
+        hosts = hosts_of(host, [*(serving.allowed_host or ()), *settings.allowed_hosts])
+        if is_made:
+            for line in new_key(keys[0]):
+                screen.say(line)
+        _serve(opened.service, serving, keys, hosts, screen)
     screen.say("stopped")
 
 
-def _serve(service: LocalService, host: str, port: int, keys: list[str], screen: Screen) -> None:
+def _serve(
+    service: LocalService, serving: ServingArguments, keys: list[str], hosts: AllowedHosts, screen: Screen
+) -> None:
     from shardcompute.api import create_app, serve
     from shardcompute.web import page_routes
 
     def greet(bound_host: str, bound_port: int) -> None:
-        for line in greeting(service.name, reachable_host(bound_host), bound_port, keys):
+        for line in greeting(service.name, reachable_host(bound_host), bound_port, needs_key=bool(keys)):
             screen.say(line)
         screen.say("Ctrl-C stops it.")
 
-    app = create_app(service, api_keys=keys or None, page=page_routes())
-    asyncio.run(serve(app, host, port, on_listening=greet))
+    app = create_app(service, api_keys=keys or None, hosts=hosts, page=page_routes())
+    asyncio.run(serve(app, serving.host, serving.port, on_listening=greet))

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +31,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help=f"Which of them: {', '
 
 
 class KeptCommand(msgspec.Struct, frozen=True):
-    """What a service runs: a command of ours with its arguments, API keys among them."""
+    """What a service runs: a command of ours with its arguments."""
 
     command: str
     arguments: tuple[str, ...]
@@ -50,7 +49,7 @@ def install(
     """Have systemd or launchd run a command for this user, and start it again when it fails.
 
     For example: shardcompute service install up --host 0.0.0.0. With join or driver and a token the cluster is joined
-    at once, and the token is not kept. API keys are kept in a file that only its owner can read.
+    at once, and the token is not kept.
     """
     screen, settings = open_screen(), load_settings()
     given = list(arguments or ())
@@ -80,6 +79,8 @@ def install(
     screen.say("")
     if settings.hub_token is not None:
         screen.say("HF_TOKEN is not kept for the service: fetch what needs it first, with pull", "yellow")
+    if settings.api_key is not None:
+        screen.say("SHARDCOMPUTE_API_KEY is not kept for the service: give --api-key-file", "yellow")
 
 
 @app.command()
@@ -140,7 +141,7 @@ def status(json: Json = False) -> None:
 
 @app.command("exec", hidden=True)
 def execute(ctx: typer.Context, name: Name) -> None:
-    """Run what was installed, in this process: nobody sees its arguments in a list of processes."""
+    """Run what was installed, in this process."""
     _check_name(name)
     kept = _read_kept(load_settings(), name)
     command = _commands(ctx)[kept.command]
@@ -186,12 +187,9 @@ def _parse(ctx: typer.Context, kept: KeptCommand) -> dict[str, Any]:
         parameters: dict[str, Any] = inner.params
     if parameters.get("token"):
         raise UsageError("that is no token, which starts with sc1", hint="copy it again, as one word")
-    for path in (parameters.get("data_dir"), parameters.get("model")):
-        if (
-            path
-            and not Path(path).is_absolute()
-            and (path is parameters.get("data_dir") or Path(path).exists())
-        ):
+    for name in ("data_dir", "api_key_file", "model"):
+        path = parameters.get(name)
+        if path and not Path(path).is_absolute() and (name != "model" or Path(path).exists()):
             raise UsageError(f"{path} depends on where the service is started", hint="give the whole path")
     return parameters
 
@@ -208,7 +206,7 @@ def _check_name(name: str) -> None:
 
 
 def _arguments_path(settings: Settings, name: str) -> Path:
-    return settings.data_dir / "services" / f"{name}.key"
+    return settings.data_dir / "services" / f"{name}.json"
 
 
 def _read_kept(settings: Settings, name: str) -> KeptCommand:
@@ -233,18 +231,7 @@ def _describe_kept(settings: Settings, name: str) -> str:
 
 
 def _describe(kept: KeptCommand) -> str:
-    return " ".join(["shardcompute", kept.command, *mask_secrets(kept.arguments)])
-
-
-def mask_secrets(arguments: Sequence[str]) -> list[str]:
-    """The arguments with dots for API keys, however they were written."""
-    shown: list[str] = []
-    for argument in arguments:
-        if shown and shown[-1] == "--api-key":
-            shown.append("…")
-        else:
-            shown.append("--api-key=…" if argument.startswith("--api-key=") else argument)
-    return shown
+    return " ".join(["shardcompute", kept.command, *kept.arguments])
 
 
 def _call(command: list[str]) -> str:

@@ -1,7 +1,7 @@
 """The files that make systemd or launchd run a command of ours in the background, as text.
 
 What the system's manager reads names no argument of the command: those are in a file of their own that only its
-owner can read, because API keys may be among them, and both the manager's files and command lines are for everybody.
+owner can read. API keys are in neither: they come from the file that `--api-key-file` names.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Systemd:
             "[Unit]",
             f"Description=ShardCompute {service.name}",
             "",
-            "[ServiceDefinition]",
+            "[Service]",
             "Type=exec",
             # Only in commands does a dollar sign mean something.
             f"ExecStart={' '.join(quote_systemd(part).replace('$', '$$') for part in service.command)}",
@@ -162,11 +162,12 @@ def quote_systemd(text: str) -> str:
 
 
 def describe_service(name: str, settings: Settings, program: Sequence[str] = ()) -> ServiceDefinition:
-    """`name` with the settings that this process has from its environment, but for the hub's token."""
+    """`name` with the settings that this process has from its environment, but for the hub's token and the API key."""
     chosen = {
         "SHARDCOMPUTE_HOME": str(settings.data_dir),
         "SHARDCOMPUTE_HUB_URL": "" if settings.hub_url == DEFAULT_HUB_URL else settings.hub_url,
         "SHARDCOMPUTE_OFFLINE": "1" if settings.offline else "",
+        "SHARDCOMPUTE_ALLOWED_HOSTS": ",".join(settings.allowed_hosts),
         "SHARDCOMPUTE_THREADS": "" if settings.threads is None else str(settings.threads),
     }
     environment = {key: value for key, value in chosen.items() if value}

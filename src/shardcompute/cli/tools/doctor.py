@@ -92,17 +92,19 @@ def _check_cluster(folder: Path) -> Iterator[Finding]:
     if running.api_url:
         yield from checks.check_reachable([running.api_url])
         yield from _check_api(running.api_url)
-        yield from _check_nodes(running.api_url, running.api_key or None)
+        yield from _check_nodes(running.api_url, folder)
 
 
-def _check_nodes(url: str, api_key: str | None) -> Iterator[Finding]:
+def _check_nodes(url: str, folder: Path) -> Iterator[Finding]:
     """Every address that the cluster gives to its nodes, from this machine, and the nodes' versions."""
     from shardcompute.cli.tools import checks
     from shardcompute.cluster_client import ClusterClient
     from shardcompute.core.errors import ShardComputeError
+    from shardcompute.security.local_secret import read_local_secret
 
     try:
-        with ClusterClient(url, api_key=api_key, timeout_s=_TIMEOUT_S) as client:
+        secret = read_local_secret(folder)
+        with ClusterClient(url, api_key=secret, timeout_s=_TIMEOUT_S) as client:
             view = client.state()
     except ShardComputeError as error:
         yield checks.Finding("nodes", error.message, error.hint or "see shardcompute logs coordinator")

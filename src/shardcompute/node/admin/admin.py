@@ -1,7 +1,7 @@
 """Administration of a running cluster: to see it, to plan, to load, to empty, to let in and out.
 
     with ClusterAdmin(cluster, settings) as admin:
-        app = create_app(cluster.pool, verify_key=admin.verify_key, admin=admin)
+        app = create_app(cluster.pool, verify_key=admin.find_key, admin=admin)
 
 Answers are plain values (see `views`). Methods may be called from any thread; `plan` may wait for the hub and the
 others for a disk at most, so an event loop calls them in a thread. What does not exist is a UsageError (a model:
@@ -22,13 +22,7 @@ from typing import TYPE_CHECKING
 from shardcompute.control.events import ModelRequested
 from shardcompute.control.state import ClusterState, Model, Node
 from shardcompute.core.closing import Closing
-from shardcompute.core.errors import (
-    AuthError,
-    ShardComputeError,
-    SourceError,
-    UnknownModelError,
-    UsageError,
-)
+from shardcompute.core.errors import ShardComputeError, SourceError, UnknownModelError, UsageError
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin.catalogue import CatalogueEntry, list_catalogue
 from shardcompute.node.admin.downloads import Fetches, check_order
@@ -54,6 +48,7 @@ from shardcompute.node.coordinator.journal import RecordStatus
 from shardcompute.node.telemetry.history_store import EventView
 from shardcompute.node.telemetry.request_log import RequestView
 from shardcompute.node.telemetry.usage import UsageReport
+from shardcompute.security.api_keys import NO_LIMITS, KeyLimits, KeyRole, KeySummary
 from shardcompute.security.names import Role
 from shardcompute.security.tokens import parse_token
 from shardcompute.version import VERSION
@@ -340,10 +335,21 @@ class ClusterAdmin(Closing):
         """Nobody joins with it any more; nodes that did stay."""
         self._cluster.revoke_token(token_id)
 
-    def create_key(self, label: str) -> NewKey:
-        key = self._cluster.create_key(label)
-        kept = self._cluster.verify_key(key)
-        return NewKey(id=kept.key_id, key=key, label=kept.label)
+    def create_key(
+        self,
+        label: str,
+        *,
+        role: KeyRole = KeyRole.USE,
+        limits: KeyLimits = NO_LIMITS,
+        life_s: float | None = None,
+    ) -> NewKey:
+        """An API key; `life_s` None: good until it is revoked."""
+        key = self._cluster.create_key(label, role=role, limits=limits, life_s=life_s)
+        kept = self._cluster.find_key(key)
+        assert kept is not None
+        return NewKey(
+            id=kept.key_id, key=key, label=kept.label, role=kept.role.value, expires_at_s=kept.expires_at_s
+        )
 
     def keys(self) -> tuple[KeyView, ...]:
         summaries = self._cluster.keys()
@@ -353,6 +359,11 @@ class ClusterAdmin(Closing):
                 label=summary.label,
                 created_at_s=summary.created_at_s,
                 is_revoked=summary.is_revoked,
+                role=summary.role.value,
+                models=summary.limits.models,
+                requests_per_minute=summary.limits.requests_per_minute,
+                tokens_per_day=summary.limits.tokens_per_day,
+                expires_at_s=summary.expires_at_s,
             )
             for summary in summaries
         )
@@ -360,13 +371,9 @@ class ClusterAdmin(Closing):
     def revoke_key(self, key_id: str) -> None:
         self._cluster.revoke_key(key_id)
 
-    def verify_key(self, key: str) -> bool:
-        """Whether a request with this API key may come in."""
-        try:
-            self._cluster.verify_key(key)
-        except AuthError:
-            return False
-        return True
+    def find_key(self, key: str) -> KeySummary | None:
+        """Whose API key this is, None if it is unknown; AuthError if it was good once."""
+        return self._cluster.find_key(key)
 
     @property
     def _state(self) -> ClusterState:

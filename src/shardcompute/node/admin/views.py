@@ -321,10 +321,17 @@ class NewToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyView:
+    """An API key; what bounds it is None where nothing does."""
+
     id: str
     label: str
     created_at_s: float
     is_revoked: bool
+    role: str = "use"
+    models: tuple[str, ...] | None = None
+    requests_per_minute: int | None = None
+    tokens_per_day: int | None = None
+    expires_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,6 +341,8 @@ class NewKey:
     id: str
     key: str = field(repr=False)
     label: str
+    role: str = "use"
+    expires_at_s: float | None = None
 
 
 KEYS: Mapping[str, Callable[[Any], str]] = {

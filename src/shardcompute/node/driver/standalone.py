@@ -10,17 +10,17 @@ from __future__ import annotations
 import logging
 import platform
 import threading
+import time
 from dataclasses import dataclass, field
 
 from shardcompute.control.events import LinkBroken, NodeJoined
-from shardcompute.core.errors import AuthError
 from shardcompute.node.driver.command_executor import DriverCommandExecutor
 from shardcompute.node.driver.pool import DriverPool
 from shardcompute.node.rpc.commands import Introduce, NodeCommand, Probe
 from shardcompute.node.rpc.control_client import ControlClient
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes, probe_links
-from shardcompute.security.api_keys import KeyBook
+from shardcompute.security.api_keys import KeyBook, KeySummary
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.names import Role
 from shardcompute.security.revocations import Revocations
@@ -95,15 +95,11 @@ class StandaloneDriver:
     def refusal(self) -> str:
         return self._control.refusal
 
-    def verify_key(self, key: str) -> bool:
-        """Whether the cluster knows this API key."""
+    def find_key(self, key: str) -> KeySummary | None:
+        """Whose API key of the cluster this is, None if it is unknown; AuthError if it was good once."""
         with self._lock:
             keys = self._keys
-        try:
-            keys.verify(key)
-        except AuthError:
-            return False
-        return True
+        return keys.find(key, now_s=time.time())
 
     def close(self) -> None:
         self._control.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from shardcompute.control.state import ClusterState
-from shardcompute.core.errors import AuthError, UsageError
+from shardcompute.core.errors import UsageError
 from shardcompute.node.cluster import Cluster, ClusterOptions
 from shardcompute.node.enrolment.stored import is_enrolled, join_from, remember
 from shardcompute.node.local.service import default_threads
@@ -26,13 +27,15 @@ from shardcompute.node.process.supervisor import Program, Supervisor
 from shardcompute.security.authority import ClusterAuthority
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.identity import NodeIdentity
-from shardcompute.security.names import check_cluster_name
-from shardcompute.security.private_files import read_private, replace_private
-from shardcompute.security.tokens import JoinToken
+from shardcompute.security.names import Role, check_cluster_name
+from shardcompute.security.tokens import JoinToken, parse_token
 from shardcompute.weights.checkpoint import Checkpoint
 
-KEY_FILE = "api.key"
+INVITED_MACHINES = 8
+INVITATION_LIFE_S = 3600.0
+"""Of the token that is printed at the start; others are made where more machines are to come, or later."""
 MOST_WORKERS = 3
+_ENROL_WITHIN_S = 600.0
 _WORKER_NEEDS_BYTES = 3 << 29
 _USABLE = 0.8
 _WORKERS_WITHIN_S = 20.0
@@ -91,17 +94,14 @@ def check_cluster_name_of(folder: Path, name: str) -> None:
         )
 
 
-def api_key_of(cluster: Cluster) -> str:
-    """The key that this cluster made for its own API, now or when it was started first."""
-    path = cluster.options.folder / KEY_FILE
-    try:
-        key = read_private(path).decode("ascii").strip()
-        cluster.verify_key(key)
-    except (FileNotFoundError, UnicodeDecodeError, AuthError):
-        # Made anew if it was revoked meanwhile.
-        key = cluster.create_key("made by up")
-        replace_private(path, f"{key}\n".encode("ascii"))
-    return key
+def first_key(cluster: Cluster) -> str | None:
+    """A key for clients, to be shown once; None where the cluster has one that is good."""
+    now_s = time.time()
+    known = cluster.keys()
+    is_there = any(
+        not each.is_revoked and (each.expires_at_s is None or now_s < each.expires_at_s) for each in known
+    )
+    return None if is_there else cluster.create_key("made by up")
 
 
 def prepare(cluster: Cluster, served: Served) -> list[str]:
@@ -140,12 +140,12 @@ def _serve(cluster: Cluster, served: Served) -> None:
 
 @contextmanager
 def running_workers(
-    cluster: Cluster, token: JoinToken, workers: LocalWorkers, say: Callable[[str], None]
+    cluster: Cluster, workers: LocalWorkers, say: Callable[[str], None]
 ) -> Iterator[Supervisor]:
     """Local workers of a cluster, kept alive until the block ends."""
     folder = cluster.options.folder
     names = [f"worker-{number}" for number in range(1, workers.count + 1)]
-    _enrol(cluster, [folder / "workers" / name for name in names], token)
+    _enrol(cluster, [folder / "workers" / name for name in names])
     programs = [Program(name, _worker_command(cluster.options, name, workers)) for name in names]
     with Supervisor(programs, folder, say=say) as supervisor:
         yield supervisor
@@ -177,13 +177,20 @@ def join_port(token: JoinToken) -> int:
     return int(token.addresses[0].rpartition(":")[2])
 
 
-def _enrol(cluster: Cluster, folders: list[Path], token: JoinToken) -> None:
-    """Join the local workers here, so that no token is ever on a command line."""
+def _enrol(cluster: Cluster, folders: list[Path]) -> None:
+    """Join the local workers here, with a token of their own that is on no command line and good for nobody else."""
     host = _ANY_ADDRESS.get(cluster.options.host, cluster.options.host)
-    near = replace(token, addresses=(f"{host}:{join_port(token)}",))
+    strangers = [folder for folder in folders if not is_enrolled(folder, cluster.fingerprint)]
+    if strangers:
+        token = parse_token(
+            cluster.create_token(life_s=_ENROL_WITHIN_S, max_uses=len(strangers), roles=(Role.WORKER,))
+        )
+        try:
+            for folder in strangers:
+                _join_anew(folder, replace(token, addresses=(f"{host}:{join_port(token)}",)))
+        finally:
+            cluster.revoke_token(token.token_id)
     for folder in folders:
-        if not is_enrolled(folder, near.fingerprint):
-            _join_anew(folder, near)
         credentials = Credentials.load(NodeIdentity.load(folder))
         assert credentials is not None
         # The port may be another one than last time.

@@ -1,7 +1,7 @@
 """Pid files, who runs from a folder: `cluster.json`, `worker.json` and `driver.json` tell of them, while they run.
 
 A process is recognised by id, start time and command line, so that a file left behind by a crash, or an id that was
-given to somebody else, is never mistaken for it. The files are private (one holds an API key) and replaced in one move.
+given to somebody else, is never mistaken for it. The files are private, hold no secret, and are replaced in one move.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardcompute.core.errors import UsageError
 from shardcompute.security.private_files import (
     create_private,
     open_private_folder,
-    read_private,
+    read_owned,
     replace_private,
 )
 
@@ -43,7 +43,6 @@ class Running(msgspec.Struct, frozen=True):
     started_at_s: float
     name: str = ""
     api_url: str = ""
-    api_key: str = ""
     cluster_port: int = 0
     join_port: int = 0
 
@@ -152,7 +151,8 @@ def _children(process: Any) -> list[Any]:
 
 def _read(path: Path) -> Running | None:
     try:
-        return msgspec.json.decode(read_private(path), type=Running)
+        # Whoever could write it could send commands, and with them the local secret, elsewhere.
+        return msgspec.json.decode(read_owned(path, is_secret=False), type=Running)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 

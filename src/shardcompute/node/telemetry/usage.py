@@ -39,6 +39,14 @@ class UsageReport:
     minutes: tuple[UsageView, ...]
     hours: tuple[UsageView, ...]
 
+    def of_key(self, key: str) -> UsageReport:
+        """What was asked with this key, and nobody else's."""
+        totals, minutes, hours = (
+            tuple(view for view in views if view.key == key)
+            for views in (self.totals, self.minutes, self.hours)
+        )
+        return UsageReport(since_s=self.since_s, totals=totals, minutes=minutes, hours=hours)
+
 
 class UsageTally:
     """Counts of one key and model."""

@@ -4,7 +4,7 @@ import { announce, h, mark, say } from "./dom.js";
 import { follow, retry } from "./feed.js";
 import { clock, seconds } from "./format.js";
 import { icon } from "./icons.js";
-import { offerSignIn } from "./signin.js";
+import { offerSignIn, signInByLink } from "./signin.js";
 import { changed, isStale, store, subscribe } from "./store.js";
 import { setUpTheme } from "./theme.js";
 import { createChat } from "./views/chat.js";
@@ -98,6 +98,7 @@ function since(moment) {
 
 lost.append(lostWords, age, again);
 setInterval(tellAge, 1000);
+await signInByLink();
 buildRail();
 setUpTheme(document.getElementById("theme-button"));
 offerSignIn(document.getElementById("key-button"));

@@ -1,16 +1,31 @@
-// Where a server wants an API key, it is asked for here. It stays in this tab and is sent to this server alone.
+// Signing in: by a link that `up` or `shardcompute page` printed, or with an API key. The key stays in this tab and is sent to
+// this server alone.
 
-import { key, onRefused, setKey } from "./api.js";
-import { h, say } from "./dom.js";
+import { call, key, onRefused, setKey } from "./api.js";
+import { h, say, toast } from "./dom.js";
 import { retry } from "./feed.js";
 import { store, subscribe } from "./store.js";
+
+const LINK = /^#\/sign-in\/([\w-]+)$/;
+
+/** Exchanges the code of a link for a key of this tab. The link is good once, so it is not kept in the history. */
+export async function signInByLink() {
+  const code = LINK.exec(location.hash)?.[1];
+  if (!code) return;
+  history.replaceState(null, "", location.pathname);
+  try {
+    setKey((await call("POST", "/session", { code })).key);
+  } catch (error) {
+    toast(error.message);
+  }
+}
 
 export function offerSignIn(button) {
   const input = h("input", { id: "api-key", type: "password", autocomplete: "off", spellcheck: "false", required: true, placeholder: "sk-…" });
   const refusal = h("p", { class: "bad small", role: "alert" });
   const form = h("form", { method: "dialog" },
     h("h2", { id: "sign-in-title" }, "Sign in"),
-    h("p", { class: "muted" }, "This server wants an API key. It was printed when the cluster was started; more can be made under Connect."),
+    h("p", { class: "muted" }, "The command shardcompute page, on the machine that runs the cluster, prints a link that signs you in. Or give an API key: one of role operate may do everything, one of role observe see it, one of role use chat."),
     h("div", { class: "field" }, h("label", { for: "api-key" }, "API key"), input),
     refusal,
     h("div", { class: "row end" }, h("button", { type: "submit", class: "primary" }, "Sign in")));
@@ -31,12 +46,14 @@ export function offerSignIn(button) {
   });
   button.addEventListener("click", () => {
     if (!key()) return ask("");
-    setKey("");
-    location.reload();
+    call("DELETE", "/session").catch(() => {}).finally(() => {
+      setKey("");
+      location.reload();
+    });
   });
   onRefused(ask);
   subscribe(() => {
-    button.hidden = !key() && store.connection !== "refused";
+    button.hidden = !key() && !["refused", "forbidden"].includes(store.connection);
     say(button, key() && store.connection !== "refused" ? "Sign out" : "Sign in");
   });
 }

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from shardcompute.api import Limits, create_app
+from shardcompute.api.access.hosts import hosts_of
 from shardcompute.cluster_client import ClusterClient
 from shardcompute.control import events as happened
 from shardcompute.core.errors import AuthError, BackendError, QueueFullError, UnknownModelError, UsageError
@@ -20,12 +21,14 @@ from shardcompute.node.admin.admin import ClusterAdmin
 from shardcompute.node.admin.views import ClusterView
 from shardcompute.node.service import ServiceLoad
 from shardcompute.node.telemetry.history_store import HistoryRange
+from shardcompute.security import KeyRole
 from shardcompute.web import page_routes
-from support.api.bridge import Bridge
+from support.api.bridge import LOCAL_SECRET, Bridge
 from support.models.tiny_checkpoint import save_tiny_llama
 from support.swarm.fake_cluster import NOW_S, FakeCluster, serving_cluster
 
 LOCAL = "http://127.0.0.1"
+SIGNED = {"authorization": f"Bearer {LOCAL_SECRET}"}
 PATHS = {
     "/cluster/state",
     "/cluster/events",
@@ -45,6 +48,8 @@ PATHS = {
     "/cluster/tokens/{token}",
     "/cluster/keys",
     "/cluster/keys/{key}",
+    "/cluster/sign-in",
+    "/session",
 }
 
 
@@ -62,17 +67,18 @@ def admin(cluster: FakeCluster, tmp_path: Any) -> Iterator[ClusterAdmin]:
 
 @pytest.fixture
 def client(service: Any, admin: ClusterAdmin) -> Iterator[ClusterClient]:
-    with ClusterClient(LOCAL, transport=Bridge(create_app(service, admin=admin))) as client:
+    app = create_app(service, admin=admin, local_secret=LOCAL_SECRET)
+    with ClusterClient(LOCAL, api_key=LOCAL_SECRET, transport=Bridge(app)) as client:
         yield client
 
 
 @pytest.fixture
 def ask(service: Any, admin: ClusterAdmin) -> Callable[..., httpx.Response]:
-    app = create_app(service, admin=admin)
+    app = create_app(service, admin=admin, local_secret=LOCAL_SECRET)
 
-    def send(method: str, path: str, *, url: str = LOCAL, address: str = "127.0.0.1", **options: Any) -> Any:
-        with httpx.Client(base_url=url, transport=Bridge(app, address)) as client:
-            return client.request(method, path, **options)
+    def send(method: str, path: str, *, headers: Any = None, **options: Any) -> Any:
+        with httpx.Client(base_url=LOCAL, transport=Bridge(app)) as client:
+            return client.request(method, path, headers={**SIGNED, **(headers or {})}, **options)
 
     return send
 
@@ -213,25 +219,17 @@ def test_a_web_page_cannot_post_a_form(ask: Any, admin: ClusterAdmin, path: str)
     assert not any(node.is_draining for node in admin.state().nodes)
 
 
-@pytest.mark.parametrize(
-    ("url", "address", "status"),
-    [
-        ("http://127.0.0.1:8000", "127.0.0.1", 200),
-        ("http://localhost:8000", "127.0.0.1", 200),
-        ("http://[::1]:8000", "::1", 200),
-        ("http://127.0.0.1:8000", "192.168.1.7", 403),
-        ("http://attacker.test:8000", "127.0.0.1", 403),
-        ("http://192.168.1.5:8000", "127.0.0.1", 403),
-    ],
-)
-def test_without_keys_only_this_machine_steers(ask: Any, url: str, address: str, status: int) -> None:
-    assert ask("POST", "/cluster/tokens", url=url, address=address, json={}).status_code == status
-    assert ask("GET", "/v1/models", url=url, address=address).status_code == 200
-
-
-def test_keys_of_the_cluster_open_all_routes_until_revoked(service: Any, admin: ClusterAdmin) -> None:
-    app = create_app(service, api_keys=["given"], verify_key=admin.verify_key, admin=admin)
-    new = admin.create_key("phone")
+def test_keys_of_the_cluster_open_what_their_role_may_until_revoked(
+    service: Any, admin: ClusterAdmin
+) -> None:
+    app = create_app(
+        service,
+        api_keys=["observe given"],
+        verify_key=admin.find_key,
+        admin=admin,
+        hosts=hosts_of("0.0.0.0", ["box.test"]),
+    )
+    new = admin.create_key("phone", role=KeyRole.OBSERVE)
     transport = Bridge(app, "192.168.1.7")
     for key in ("given", new.key):
         with ClusterClient("http://box.test", api_key=key, transport=transport) as client:
@@ -247,7 +245,7 @@ def test_keys_of_the_cluster_open_all_routes_until_revoked(service: Any, admin: 
 
 
 def test_a_book_of_keys_alone_is_enough(service: Any, admin: ClusterAdmin, call: Any) -> None:
-    app = create_app(service, verify_key=admin.verify_key)
+    app = create_app(service, verify_key=admin.find_key)
     assert call(app, "GET", "/v1/models").status_code == 401
     headers = {"authorization": f"Bearer {admin.create_key('x').key}"}
     assert call(app, "GET", "/v1/models", headers=headers).status_code == 200
@@ -309,7 +307,10 @@ class Reader:
             "raw_path": b"/cluster/events",
             "query_string": b"",
             "root_path": "",
-            "headers": [(b"host", b"127.0.0.1")],
+            "headers": [
+                (b"host", b"127.0.0.1"),
+                (b"authorization", SIGNED["authorization"].encode()),
+            ],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),
         }
@@ -349,7 +350,7 @@ def test_news_begin_with_the_state_and_go_on_with_changes(
         elif body.startswith(b"event: change"):
             reader.leave.set()
 
-    reader = Reader(create_app(service, admin=admin), on_body)
+    reader = Reader(create_app(service, admin=admin, local_secret=LOCAL_SECRET), on_body)
     asyncio.run(reader.run())
     assert reader.status == 200
     (first, state), (second, change) = reader.events()[:2]
@@ -365,7 +366,9 @@ def test_pings_show_that_a_silent_stream_lives(service: Any, admin: ClusterAdmin
         if body == b": ping\n\n":
             reader.leave.set()
 
-    reader = Reader(create_app(service, admin=admin, limits=Limits(ping_interval_s=0.001)), on_body)
+    limits = Limits(ping_interval_s=0.001)
+    app = create_app(service, admin=admin, local_secret=LOCAL_SECRET, limits=limits)
+    reader = Reader(app, on_body)
     asyncio.run(reader.run())
     assert b": ping\n\n" in reader.bodies
 
@@ -374,7 +377,7 @@ def test_a_slow_reader_gets_a_fresh_state_instead_of_a_backlog(
     service: Any, admin: ClusterAdmin, cluster: FakeCluster
 ) -> None:
     async def run() -> Reader:
-        reader = Reader(create_app(service, admin=admin))
+        reader = Reader(create_app(service, admin=admin, local_secret=LOCAL_SECRET))
         running = asyncio.create_task(reader.run())
         await reader.has_read.wait()
         reader.may_read.clear()
@@ -485,7 +488,7 @@ def test_generations_know_the_public_name_of_their_key(fakes: Any, admin: Cluste
             return super().generate(model, request)
 
     own = admin.create_key("laptop")
-    app = create_app(Service(), api_keys=["given"], verify_key=admin.verify_key, admin=admin)
+    app = create_app(Service(), api_keys=["observe given"], verify_key=admin.find_key, admin=admin)
     with httpx.Client(transport=Bridge(app), base_url=LOCAL) as client:
         for key in (own.key, "given"):
             headers = {"authorization": f"Bearer {key}"}

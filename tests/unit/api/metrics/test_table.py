@@ -41,9 +41,10 @@ def text(service: Any, call: Any, tmp_path: Any) -> str:
         first = next(iter(cluster.coordinator.state.nodes.values()))
         cluster.coordinator.post(happened.LinkMeasured("head", first.id, 0.01, 1e6))
         cluster.coordinator.post(happened.NodeLost(first.id, first.incarnation, "silent", NOW_S))
-        app = create_app(service, admin=admin)
-        call(app, "POST", "/v1/completions", json={"prompt": "hi"})
-        answer: str = call(app, "GET", "/metrics", headers={"host": "localhost"}).text
+        app = create_app(service, api_keys=["observe key"], admin=admin)
+        headers = {"authorization": "Bearer key"}
+        call(app, "POST", "/v1/completions", json={"prompt": "hi"}, headers=headers)
+        answer: str = call(app, "GET", "/metrics", headers=headers).text
     return answer
 
 

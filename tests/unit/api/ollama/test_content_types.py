@@ -35,10 +35,10 @@ def test_bodies_need_not_say_that_they_are_json(
     [
         {"origin": "https://elsewhere.example"},
         {"origin": "null"},
-        {"origin": "http://test:81"},
+        {"origin": "http://127.0.0.1:81"},
         {"sec-fetch-site": "cross-site"},
         {"sec-fetch-site": "same-site"},
-        {"origin": "http://test", "sec-fetch-site": "cross-site"},
+        {"origin": "http://127.0.0.1", "sec-fetch-site": "cross-site"},
     ],
 )
 def test_a_page_of_another_site_cannot_post_without_a_preflight(
@@ -52,7 +52,7 @@ def test_a_page_of_another_site_cannot_post_without_a_preflight(
 
 
 @pytest.mark.parametrize(
-    "headers", [{"origin": "http://test", "sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"}]
+    "headers", [{"origin": "http://127.0.0.1", "sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"}]
 )
 def test_our_own_page_may(app: Any, call: Any, headers: dict[str, str]) -> None:
     answered = call(app, "POST", "/api/generate", content=BODY, headers={"content-type": FORM, **headers})

@@ -21,6 +21,7 @@ from shardcompute.control import events as happened
 from shardcompute.core.errors import CancelledError, CapacityError, SourceError, UsageError, WouldReplaceError
 from shardcompute.core.generation import GenerationRequest
 from shardcompute.node.admin.views import FetchView
+from shardcompute.security.local_secret import SECRET_FILE
 from support.swarm.fake_cluster import MODEL, NOW_S
 
 from ..cluster_lab import HERE, Lab, Server, event, say_running
@@ -35,11 +36,14 @@ Cli = Callable[..., Any]
 def test_the_cluster_on_this_machine_is_found(cli: Cli, home: Path, lab: Lab, recognised: None) -> None:
     say_running(home / "cluster")
     assert cli("status").exit_code == 0
-    assert cli("status", "--api-key", "other").exit_code == 0
-    say_running(home / "elsewhere", api_url="http://127.0.0.1:9001", api_key="")
+    (home / "key").write_text("# mine\noperate other\n")
+    (home / "key").chmod(0o600)
+    assert cli("status", "--api-key-file", str(home / "key")).exit_code == 0
+    say_running(home / "elsewhere", api_url="http://127.0.0.1:9001")
+    (home / "elsewhere" / SECRET_FILE).unlink()
     assert cli("ps", "--data-dir", str(home / "elsewhere")).exit_code == 0
     assert lab.addresses == [
-        ("http://127.0.0.1:9000", "sk-own"),
+        ("http://127.0.0.1:9000", "sk-local-own"),
         ("http://127.0.0.1:9000", "other"),
         ("http://127.0.0.1:9001", None),
     ]
@@ -63,8 +67,9 @@ def test_addresses_that_are_none(cli: Cli, lab: Lab, url: str) -> None:
     assert "is not an HTTP address" in result.stderr
 
 
-def test_an_address_for_openai_clients_is_understood(home: Path) -> None:
-    assert ClusterLocation("http://box:8000/v1/", "k").find() == ClusterAddress("http://box:8000", "k", False)
+def test_an_address_for_openai_clients_is_understood(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDCOMPUTE_API_KEY", "k")
+    assert ClusterLocation("http://box:8000/v1/").find() == ClusterAddress("http://box:8000", "k", False)
     with pytest.raises(UsageError, match="two clusters"):
         ClusterLocation("http://box:8000", None, home).find()
 
@@ -332,9 +337,11 @@ def test_keys_are_made_listed_and_revoked(cli: Cli, lab: Lab) -> None:
     assert made.exit_code == 0
     secret = made.stdout.strip()
     (kept,) = lab.admin.keys()
-    assert lab.cluster.verify_key(secret).label == kept.label == "laptop"
+    found = lab.cluster.find_key(secret)
+    assert found is not None
+    assert found.label == kept.label == "laptop"
     listed = cli("key", "list", *HERE)
-    assert listed.stdout.splitlines()[1].split()[:3] == [kept.id, "laptop", "good"]
+    assert listed.stdout.splitlines()[1].split()[:4] == [kept.id, "laptop", "use", "good"]
     assert secret not in listed.output + made.stderr
     assert cli("key", "revoke", kept.id, *HERE).exit_code == 0
     (told,) = json.loads(cli("key", "list", "--json", *HERE).stdout)

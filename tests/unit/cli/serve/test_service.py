@@ -44,26 +44,37 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_secrets_stay_out_of_what_others_read(
     cli: Cli, home: Path, user: Path, calls: list[list[str]]
 ) -> None:
-    installed = cli("service", "install", "up", "--host", "0.0.0.0", "--api-key", SECRET)
+    keys = home / "keys"
+    keys.parent.mkdir(exist_ok=True)
+    keys.touch(0o600)
+    keys.write_text(SECRET)
+    installed = cli("service", "install", "up", "--host", "0.0.0.0", "--api-key-file", str(keys))
     assert installed.exit_code == 0
     assert "systemctl --user enable --now shardcompute-up.service" in installed.stderr
     unit = user / "units" / "shardcompute-up.service"
     text = unit.read_text()
     assert '"service" "exec" "up"' in text
+    assert [line for line in text.splitlines() if line.startswith("[")] == [
+        "[Unit]",
+        "[Service]",
+        "[Install]",
+    ]
     assert f'Environment="SHARDCOMPUTE_HOME={home}"' in text
     holders = [
         path for path in (*home.rglob("*"), *user.rglob("*")) if path.is_file() and SECRET in path.read_text()
     ]
-    assert [stat.S_IMODE(path.stat().st_mode) for path in holders] == [0o600]
+    assert holders == [keys], "nobody copies it"
+    kept = home / "services" / "up.json"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     listed = cli("service", "status")
-    assert "shardcompute up --host 0.0.0.0 --api-key …" in listed.stdout
+    assert f"shardcompute up --host 0.0.0.0 --api-key-file {keys}" in " ".join(listed.stdout.split())
     (told,) = json.loads(cli("service", "status", "--json").stdout)
     assert (told["name"], told["is_running"], told["file"]) == ("up", True, str(unit))
     assert SECRET not in installed.output + listed.output + json.dumps(told)
     assert cli("service", "uninstall", "up").exit_code == 0
     assert calls[-1] == ["systemctl", "--user", "disable", "--now", "shardcompute-up.service"]
     assert not unit.exists()
-    assert not holders[0].exists()
+    assert not kept.exists()
     assert cli("service", "uninstall", "up").exit_code == 2
     assert "there is no service" in cli("service", "status").stderr
 
@@ -71,10 +82,9 @@ def test_secrets_stay_out_of_what_others_read(
 @pytest.mark.parametrize("where", ["before", "behind"])
 def test_print_changes_nothing(cli: Cli, home: Path, user: Path, where: str) -> None:
     arguments = ["--print", "up"] if where == "before" else ["up", "--print"]
-    result = cli("service", "install", *arguments, "--api-key", SECRET)
+    result = cli("service", "install", *arguments, "--require-key")
     assert result.exit_code == 0
     assert result.stdout.startswith("[Unit]\n")
-    assert SECRET not in result.output
     assert not user.exists()
     assert not (home / "services").exists()
 
@@ -86,6 +96,7 @@ def test_print_changes_nothing(cli: Cli, home: Path, user: Path, where: str) -> 
         (["up", "--hosst", "x"], "No such option"),
         (["up", "--port", "many"], "as an integer"),
         (["up", "--data-dir", "somewhere"], "depends on where the service is started"),
+        (["up", "--api-key-file", "keys"], "depends on where the service is started"),
         (["join"], "no cluster has been joined"),
         (["join", "nonsense"], "unexpected extra argument"),
         (["join", "sc1.nonsense"], "token"),
@@ -106,10 +117,10 @@ def test_what_was_installed_runs_in_the_same_process(
 ) -> None:
     plans: list[Any] = []
     monkeypatch.setattr("shardcompute.cli.serve.foreground.run_cluster", lambda plan, *_: plans.append(plan))
-    cli("service", "install", "up", "--no-workers", "--port", "0", "--api-key", SECRET)
+    cli("service", "install", "up", "--no-workers", "--port", "0", "--require-key")
     assert cli("service", "exec", "up").exit_code == 0
-    assert (plans[0].serving.api_key, plans[0].serving.port, plans[0].workers) == ([SECRET], 0, None)
-    (home / "services" / "up.key").write_text("[")
+    assert (plans[0].serving.require_key, plans[0].serving.port, plans[0].workers) == (True, 0, None)
+    (home / "services" / "up.json").write_text("[")
     assert cli("service", "exec", "up").exit_code == 6
     assert cli("service", "exec", "driver").exit_code == 2
 
@@ -132,7 +143,7 @@ def test_a_token_is_used_at_once_and_not_kept(
     monkeypatch.setattr("shardcompute.security.tokens.parse_token", lambda text: text)
     assert cli("service", "install", "join", "sc1.abc", "--name", "box").exit_code == 0
     assert joined == [(home / "worker", "sc1.abc", "worker")]
-    kept = json.loads((home / "services" / "join.key").read_text())
+    kept = json.loads((home / "services" / "join.json").read_text())
     assert kept == {"command": "worker", "arguments": ["--name", "box"]}
 
 
@@ -166,8 +177,3 @@ def test_units_quote_what_systemd_would_interpret(tmp_path: Path) -> None:
     assert 'ExecStart="/opt/$$x/python" "service"' in text
     with pytest.raises(UsageError, match="unit file"):
         quote_systemd("two\nlines")
-
-
-def test_secrets_are_masked_however_they_are_written() -> None:
-    arguments = ["--api-key", "a", "--api-key=b", "--port", "1"]
-    assert service.mask_secrets(arguments) == ["--api-key", "…", "--api-key=…", "--port", "1"]

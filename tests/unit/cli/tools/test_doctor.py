@@ -103,7 +103,7 @@ def test_a_running_cluster_is_looked_at_from_outside(
     assert found["node far"]["level"] == "bad"
     assert "0.0.1" in found["version of far"]["text"]
     assert "does not answer" in found["HTTP API"]["text"]
-    assert lab.addresses == [(f"http://{here}", "sk-own")]
+    assert lab.addresses == [(f"http://{here}", "sk-local-own")]
 
 
 def test_open_files() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from shardcompute.control import events as happened
 from shardcompute.core.errors import (
+    AuthError,
     CapacityError,
     QueueFullError,
     SourceError,
@@ -575,9 +576,10 @@ def test_keys_open_until_they_are_revoked(admin: ClusterAdmin) -> None:
     (kept,) = admin.keys()
     assert (kept.id, kept.label, kept.is_revoked) == (new.id, "phone", False)
     assert new.key not in repr((new, kept))
-    assert admin.verify_key(new.key)
-    assert not admin.verify_key(f"{new.key}x")
+    assert admin.find_key(new.key) is not None
+    assert admin.find_key(f"{new.key}x") is None
     admin.revoke_key(new.id)
-    assert not admin.verify_key(new.key)
+    with pytest.raises(AuthError, match="revoked"):
+        admin.find_key(new.key)
     with pytest.raises(UsageError):
         admin.revoke_key("nothing1")

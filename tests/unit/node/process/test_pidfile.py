@@ -36,7 +36,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_folder_is_claimed_once(path: Path) -> None:
     check_free(path)
     with claim(path, "home") as held:
-        held.update(api_url="http://127.0.0.1:8000", api_key="key")
+        held.update(api_url="http://127.0.0.1:8000")
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert read_running(path) == held.running
         with pytest.raises(UsageError, match=r"already running .*at http://127\.0\.0\.1:8000"), claim(path):

@@ -20,12 +20,14 @@ export function createConnect() {
       h("header", {}, h("h2", { id: "snippet-title" }, "Client"), h("div", { class: "row" }, h("label", { for: "connect-model" }, "Model"), model)),
       h("div", { class: "stack" }, tabs, place, note)),
     keys.element);
-  let choice = null, offered = "";
+  let choice = null, offered = "", needsKey = Boolean(key());
 
   async function learnRoutes() {
     let paths = null;
     try {
-      paths = Object.keys((await call("GET", "/openapi.json")).paths);
+      const described = await call("GET", "/openapi.json");
+      paths = Object.keys(described.paths);
+      needsKey = Boolean(described.security);
     } catch {
       return;
     }
@@ -41,7 +43,7 @@ export function createConnect() {
   function draw() {
     const client = CLIENTS.find((each) => each.id === choice?.value());
     if (!client) return;
-    const hasKey = Boolean(key());
+    const hasKey = needsKey;
     const text = client.write({ origin: location.origin, model: model.value || "default", hasKey, key: hasKey ? "YOUR_API_KEY" : "none" });
     const shown = place.querySelector("pre");
     if (shown) say(shown, text);
