@@ -322,6 +322,8 @@ any_event: st.SearchStrategy[Event] = st.one_of(
     st.builds(happened.ModelDropped, st.just("m")),
     st.builds(happened.ChainPlanned, chain_ids, st.just("m"), shapes),
     st.builds(happened.ChainReshaped, chain_ids, epochs, shapes),
+    st.builds(happened.MovePlanned, chain_ids, epochs, shapes, st.just("why"), st.booleans(), times),
+    st.builds(happened.MoveDropped, chain_ids, epochs, st.just("why"), times),
     st.builds(happened.StandbysChosen, chain_ids, epochs, st.lists(assignments, max_size=2).map(tuple)),
     st.builds(happened.ChainConnected, chain_ids, epochs),
     st.builds(happened.ChainReady, chain_ids, epochs),
@@ -426,7 +428,7 @@ class Cluster:
     """Carries out actions at once; each load may fail as often as `failures` says."""
 
     def __init__(self, failures: dict[str, int]) -> None:
-        self.state = ClusterState()
+        self.state = ClusterState(placing=PlacementPolicy(least_lifetime_s=0.0))
         self.now_s = 0.0
         self.failures = dict(failures)
 

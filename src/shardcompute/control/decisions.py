@@ -15,13 +15,14 @@ from shardcompute.control.events import (
     StandbysChosen,
 )
 from shardcompute.control.health import next_health_events
-from shardcompute.control.placement.cost_model import NodeCapacity, Request, score
+from shardcompute.control.placement.cost_model import NodeCapacity, Request
 from shardcompute.control.placement.place import Placement, Unplaceable, choose_standbys, place, place_chains
-from shardcompute.control.placement.replacement import Replacement, hand_over, move_seconds, replace_stage
+from shardcompute.control.placement.replacement import Replacement, replace_stage
 from shardcompute.control.placement.request import placement_request
 from shardcompute.control.sizes import memory_of
-from shardcompute.control.state import Assignment, Chain, ClusterState, is_loaded
+from shardcompute.control.state import Assignment, Chain, ClusterState, is_waiting, loaded_standbys
 from shardcompute.control.transitions.state_updates import claimed_bytes
+from shardcompute.control.wording import repair_in_words, standbys_in_words
 
 
 def who_is_suspected_or_lost(state: ClusterState, now_s: float) -> Event | None:
@@ -56,22 +57,18 @@ def which_chain_is_surplus(state: ClusterState, now_s: float) -> Event | None:
 
 def which_chain_needs_repair(state: ClusterState, now_s: float) -> Event | None:
     for chain in state.live_chains():
-        if not chain.is_interrupted or _is_waiting(state, chain):
+        if not chain.is_interrupted or is_waiting(state, chain.stages):
             continue
         replacement = repair(state, chain, now_s)
         if isinstance(replacement, Replacement):
-            return ChainReshaped(chain.id, chain.epoch + 1, replacement.stages, replacement.how)
+            told = repair_in_words(state, chain, replacement)
+            return ChainReshaped(chain.id, chain.epoch + 1, replacement.stages, told, now_s)
         if chain.status != "broken" and _may_get_help(state):
             continue
         broken = ChainBroken(chain.id, chain.epoch, replacement.missing_bytes, replacement.reasons[-1])
         if (chain.status, chain.missing_bytes) != ("broken", broken.missing_bytes):
             return broken
     return None
-
-
-def _is_waiting(state: ClusterState, chain: Chain) -> bool:
-    """A node in doubt will be either back or lost in a moment; until then moving bytes is premature."""
-    return any(state.nodes[node].status in ("suspected", "joining") for node in chain.nodes)
 
 
 def _may_get_help(state: ClusterState) -> bool:
@@ -85,17 +82,13 @@ def repair(state: ClusterState, chain: Chain, now_s: float) -> Replacement | Unp
 
     def attempt(has_draining: bool) -> Replacement | Unplaceable:
         request = placement_request(state, model, now_s, chain=chain, has_draining=has_draining)
-        return replace_stage(request, chain.stages, (), _loaded_standbys(state, chain))
+        return replace_stage(request, chain.stages, (), loaded_standbys(state, chain))
 
     without = attempt(has_draining=False)
     if isinstance(without, Replacement):
         return without
     including = attempt(has_draining=True)
     return including if isinstance(including, Replacement) else without
-
-
-def _loaded_standbys(state: ClusterState, chain: Chain) -> list[Assignment]:
-    return [standby for standby in chain.standbys if is_loaded(state, chain, standby)]
 
 
 def which_chain_is_missing(state: ClusterState, now_s: float) -> Event | None:
@@ -106,7 +99,7 @@ def which_chain_is_missing(state: ClusterState, now_s: float) -> Event | None:
             placement = place_next_chain(state, name, missing, now_s)
             if isinstance(placement, Placement):
                 id = f"{name}#{state.chains_planned + 1}"
-                return ChainPlanned(id, name, placement.assignments, placement.reasons[-1])
+                return ChainPlanned(id, name, placement.assignments, placement.reasons[-1], now_s)
     return None
 
 
@@ -120,69 +113,6 @@ def place_next_chain(state: ClusterState, name: str, count: int, now_s: float) -
     return placement
 
 
-def which_chain_can_move(state: ClusterState, now_s: float) -> Event | None:
-    """Switch a serving chain to a better shape once all shards of that are loaded, or at once to empty a node."""
-    for chain in state.live_chains():
-        target = better_shape(state, chain, now_s)
-        if target is None:
-            continue
-        missing = _not_loaded(state, chain, target.stages)
-        must_break = _is_draining(state, chain) and not _fit_alongside(state, chain, missing)
-        if not missing or must_break:
-            return ChainReshaped(chain.id, chain.epoch + 1, target.stages, target.how)
-    return None
-
-
-def better_shape(state: ClusterState, chain: Chain, now_s: float) -> Replacement | None:
-    """The shape a serving chain should move to: off a draining node, or to one that pays for the move."""
-    if chain.status != "ready" or _is_waiting(state, chain):
-        return None
-    request = placement_request(state, state.models[chain.model].model, now_s, chain=chain)
-    if _is_draining(state, chain):
-        return _relief(state, chain, request)
-    if not set(chain.nodes) <= {offer.node for offer in request.offers}:
-        return None
-    best = place(request)
-    if isinstance(best, Unplaceable):
-        return None
-    gain = best.score / score(request, chain.stages).score - 1
-    moved, seconds = move_seconds(request, best.assignments)
-    pays = gain >= state.placing.min_gain and gain * state.placing.horizon_s > seconds
-    fits = _fit_alongside(state, chain, _not_loaded(state, chain, best.assignments))
-    return Replacement(best.assignments, moved, seconds, "improved") if pays and fits else None
-
-
-def _relief(state: ClusterState, chain: Chain, request: Request) -> Replacement | None:
-    """A shape without the draining nodes. One for which the others would have to stop is put off for one for which
-    they need not, unless that halves the speed."""
-    standbys = _loaded_standbys(state, chain)
-    best = replace_stage(request, chain.stages, (), standbys)
-    if isinstance(best, Unplaceable):
-        return None
-    if not _fit_alongside(state, chain, _not_loaded(state, chain, best.stages)):
-        gentle = hand_over(request, chain.stages, standbys)
-        if gentle and 2 * score(request, gentle.stages).score >= score(request, best.stages).score:
-            return gentle
-    return best
-
-
-def _is_draining(state: ClusterState, chain: Chain) -> bool:
-    return any(state.nodes[node].is_draining for node in chain.nodes)
-
-
-def _not_loaded(state: ClusterState, chain: Chain, stages: tuple[Assignment, ...]) -> tuple[Assignment, ...]:
-    return tuple(stage for stage in stages if not is_loaded(state, chain, stage))
-
-
-def _fit_alongside(state: ClusterState, chain: Chain, missing: tuple[Assignment, ...]) -> bool:
-    """True when these shards can be loaded while the chain goes on serving as it is."""
-    model = state.models[chain.model].model
-    return all(
-        claimed_bytes(state, stage.node) + memory_of(model, stage) <= state.nodes[stage.node].memory_bytes
-        for stage in missing
-    )
-
-
 def which_standbys_are_wanted(state: ClusterState, now_s: float) -> Event | None:
     wanted = _wanted_standbys(state, now_s)
     changed = [chain for chain in state.live_chains() if wanted[chain.id] != chain.standbys]
@@ -190,22 +120,22 @@ def which_standbys_are_wanted(state: ClusterState, now_s: float) -> Event | None
         return None
     # Who lets go comes first, so that the memory is free for who takes.
     chain = min(changed, key=lambda each: (len(wanted[each.id]) - len(each.standbys), each.id))
-    return StandbysChosen(chain.id, chain.epoch, wanted[chain.id])
+    standbys = wanted[chain.id]
+    return StandbysChosen(chain.id, chain.epoch, standbys, standbys_in_words(state, chain, standbys))
 
 
 def _wanted_standbys(state: ClusterState, now_s: float) -> dict[str, tuple[Assignment, ...]]:
-    """The standbys of every chain; chains that are about to move choose before those that only play safe."""
+    """The standbys of every chain; chains that are moving choose before those that only play safe."""
     free = {id: node.memory_bytes - claimed_bytes(state, id) for id, node in state.nodes.items()}
-    targets = {chain.id: better_shape(state, chain, now_s) for chain in state.live_chains()}
     wanted: dict[str, tuple[Assignment, ...]] = {}
-    for chain in sorted(state.live_chains(), key=lambda each: (targets[each.id] is None, each.id)):
+    for chain in sorted(state.live_chains(), key=lambda each: (each.target is None, each.id)):
         model = state.models[chain.model].model
-        target = targets[chain.id]
-        if target is not None:
-            standbys = tuple(stage for stage in target.stages if stage not in chain.stages)
-        elif chain.status == "ready" and not _is_waiting(state, chain):
+        if chain.target is not None:
+            standbys = tuple(stage for stage in chain.target.stages if stage not in chain.stages)
+        elif chain.status == "ready" and not is_waiting(state, chain.stages):
             request = placement_request(state, model, now_s, chain=chain)
-            standbys = choose_standbys(request, chain.stages, _spares(request, chain, free))
+            spares = _spares(request, chain, free)
+            standbys = choose_standbys(request, chain.stages, spares, chain.standbys)
         else:
             standbys = chain.standbys
         standbys = tuple(each for each in standbys if memory_of(model, each) <= free[each.node])

@@ -59,16 +59,23 @@ def where_a_driver_belongs(state: ClusterState, now_s: float) -> Event | None:
         if chain.status == "ready" and not chain.is_interrupted:
             placed = driver_placement_of(state, chain, now_s)
             if placed.node != chain.driver_host:
-                return DriverPlaced(chain.id, placed.node, placed.reason)
+                return DriverPlaced(chain.id, placed.node, placed.reason, now_s)
     return None
 
 
 def driver_placement_of(state: ClusterState, chain: Chain, now_s: float) -> DriverPlacement:
-    """Where a chain's driver belongs, given where it sits."""
-    requested = state.models[chain.model]
-    compute_s = _compute_s(state, chain, now_s)
+    """Where a chain's driver belongs, given where it sits and how often it has moved."""
+    unrest, policy = chain.driver_unrest, state.placing
+    # The first time no layout has been given up for another yet.
+    is_free = unrest.moves == 0 or unrest.has_settled(policy, now_s)
     return choose_driver_placement(
-        state, chain.nodes, requested, compute_s=compute_s, current=chain.driver_host, avoided=chain.avoided
+        state,
+        chain.nodes,
+        state.models[chain.model],
+        compute_s=_compute_s(state, chain, now_s),
+        current=chain.driver_host,
+        avoided=chain.avoided,
+        reluctance=unrest.factor(policy, now_s) if is_free else inf,
     )
 
 
@@ -80,23 +87,27 @@ def choose_driver_placement(
     compute_s: float = 0.0,
     current: str = HOME,
     avoided: Collection[str] = (),
+    reluctance: float = 1.0,
 ) -> DriverPlacement:
-    """Where the driver of a chain along these nodes belongs; a token takes `compute_s` besides the wire."""
+    """Where the driver of a chain along these nodes belongs; a token takes `compute_s` besides the wire. A place has to
+    be better by `reluctance` times as much as a first one would."""
     home_s = ring_s(state, nodes, state.driver)
     if state.placing.drivers == "here":
         return DriverPlacement(HOME, home_s, home_s, "it was told to stay there")
     if requested is not None and requested.has_draft_model:
         return DriverPlacement(HOME, home_s, home_s, "the draft model is there")
     if not _is_tenable(state, current, avoided):
-        current = HOME
+        current, reluctance = HOME, 1.0
     here_s = home_s if current == HOME else ring_s(state, nodes, current)
     if home_s is None or here_s is None:
         return DriverPlacement(current, here_s, home_s, "not all links of the ring are measured")
-    if current != HOME and not _pays(state.placing, here_s, home_s, compute_s, _LEAVING):
+    # The more often it has moved, the worse its place has to be: less than 1/2, 0, -1, -3 times what made it move.
+    leaving = 1 - _LEAVING * reluctance / 2
+    if current != HOME and not _pays(state.placing, here_s, home_s, compute_s, leaving):
         current, here_s = HOME, home_s
     rings = _rings(state, nodes, avoided)
     best = min(rings, key=lambda node: (rings[node], _from_home_s(state, node), node), default=HOME)
-    if best != HOME and _pays(state.placing, rings[best], here_s, compute_s):
+    if best not in (HOME, current) and _pays(state.placing, rings[best], here_s, compute_s, reluctance):
         current, here_s = best, rings[best]
     if current == HOME:
         return DriverPlacement(

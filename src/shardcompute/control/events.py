@@ -116,6 +116,8 @@ class ModelRequested(Struct, frozen=True, tag=True):
     model: Model
     chain_count: int = 1
     has_draft_model: bool = False
+    stage_count: int = 0
+    """How many stages a person asked for; 0: as many as pay."""
 
 
 class ModelDropped(Struct, frozen=True, tag=True):
@@ -127,6 +129,7 @@ class ChainPlanned(Struct, frozen=True, tag=True):
     model: str
     stages: tuple[Assignment, ...]
     reason: str = ""
+    now_s: float = 0.0
 
 
 class ChainReshaped(Struct, frozen=True, tag=True):
@@ -136,12 +139,35 @@ class ChainReshaped(Struct, frozen=True, tag=True):
     epoch: int
     stages: tuple[Assignment, ...]
     reason: str = ""
+    now_s: float = 0.0
+
+
+class MovePlanned(Struct, frozen=True, tag=True):
+    """The chain goes on as it is while the shards of these stages are loaded; then it is reshaped to them. `is_urgent`:
+    not for gain, but because somebody asked for it."""
+
+    chain: str
+    epoch: int
+    stages: tuple[Assignment, ...]
+    reason: str
+    is_urgent: bool
+    now_s: float
+
+
+class MoveDropped(Struct, frozen=True, tag=True):
+    """The planned move does not come about: the chain stays as it is."""
+
+    chain: str
+    epoch: int
+    reason: str
+    now_s: float
 
 
 class StandbysChosen(Struct, frozen=True, tag=True):
     chain: str
     epoch: int
     standbys: tuple[Assignment, ...]
+    reason: str = ""
 
 
 class ShardProgressed(Struct, frozen=True, tag=True):
@@ -232,6 +258,7 @@ class DriverPlaced(Struct, frozen=True, tag=True):
     chain: str
     node: str
     reason: str = ""
+    now_s: float = 0.0
 
 
 class DriverHostFailed(Struct, frozen=True, tag=True):
@@ -288,6 +315,8 @@ Event = (
     | ModelDropped
     | ChainPlanned
     | ChainReshaped
+    | MovePlanned
+    | MoveDropped
     | StandbysChosen
     | ShardProgressed
     | ShardLoaded

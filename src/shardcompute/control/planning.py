@@ -24,7 +24,6 @@ from shardcompute.control.actions import (
 )
 from shardcompute.control.decisions import (
     place_next_chain,
-    which_chain_can_move,
     which_chain_is_missing,
     which_chain_is_surplus,
     which_chain_needs_repair,
@@ -40,6 +39,7 @@ from shardcompute.control.drivers import (
     stage_addresses,
 )
 from shardcompute.control.events import Event
+from shardcompute.control.moves import which_move_is_over, which_move_pays
 from shardcompute.control.placement.place import Unplaceable
 from shardcompute.control.sizes import memory_of
 from shardcompute.control.state import Assignment, Chain, ClusterState, Node, is_loaded
@@ -53,7 +53,8 @@ _QUESTIONS: tuple[Callable[[ClusterState, float], Event | None], ...] = (
     which_chain_needs_repair,
     which_chain_is_missing,
     where_a_driver_belongs,
-    which_chain_can_move,
+    which_move_is_over,
+    which_move_pays,
     which_standbys_are_wanted,
 )
 

@@ -56,8 +56,16 @@ class PlacementPolicy(Struct, frozen=True):
     """How fast weights are expected to arrive."""
     horizon_s: float = 600.0
     """Moving weights must pay for itself within this time."""
+    pause_s: float = 3.0
+    """How long streams wait while a chain changes its layout, besides the loading. Whether few or many: as many as wait
+    are faster afterwards."""
     min_gain: float = 0.25
-    """A serving chain is re-cut only for at least this much more worth."""
+    """A serving chain is re-cut only for at least this much more worth; for twice that after one move, and so on, until
+    the machines or models change: what noise promises is never worth so much for long."""
+    least_lifetime_s: float = 60.0
+    """So long a layout is kept, twice as long after one move, and so on, unless a machine is lost or to be emptied."""
+    forgotten_after_s: float = 86_400.0
+    """After so long without a move the next one is judged like a first."""
     drivers: DriverPlacementMode = "auto"
     """Where a chain's driver may sit: wherever the ring is clearly shorter, or with the coordinator alone."""
     driver_min_gain: float = 0.1

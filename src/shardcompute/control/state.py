@@ -6,6 +6,7 @@ of one clock that comes in with events. All of it can be written as JSON or msgp
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Literal
 
@@ -17,6 +18,7 @@ NodeRole = Literal["worker", "driver"]
 NodeStatus = Literal["joining", "ready", "suspected", "lost", "draining", "gone"]
 ChainStatus = Literal["planned", "loading", "ready", "recovering", "broken", "retired"]
 
+_MOST_DOUBLINGS = 32
 COORDINATOR = "coordinator"
 """Who reports a control link that broke, see `LinkBroken`."""
 
@@ -58,10 +60,11 @@ class Refusal(Struct, frozen=True):
 
 
 class LayerTime(Struct, frozen=True):
-    """Measured seconds for one average layer of a model, one row."""
+    """Measured seconds for one average layer of a model, one row: the median of the newest samples."""
 
     model: str
     seconds: float
+    samples: tuple[float, ...] = ()
 
 
 class NodeDescription(Struct, frozen=True, kw_only=True):
@@ -98,6 +101,8 @@ class Node(NodeDescription, frozen=True, kw_only=True):
     accusers: tuple[str, ...] = ()
     status_reason: str = ""
     layer_times: tuple[LayerTime, ...] = ()
+    probes: tuple[float, ...] = ()
+    """The newest samples of `seconds_per_byte`, which is their median."""
     loading: tuple[Loading, ...] = ()
     refusals: tuple[Refusal, ...] = ()
 
@@ -141,6 +146,8 @@ class MeasuredLink(Struct, frozen=True):
     """Of a closed link: the end that could not reach the other, and is to try again."""
     probe_at_s: float = 0.0
     """Of a closed link: when it is to be tried next."""
+    samples: tuple[tuple[float, float], ...] = ()
+    """The newest of `rtt_s` and `bytes_per_s`, which are their medians."""
 
 
 class LinkBreaks(Struct, frozen=True):
@@ -182,6 +189,8 @@ class RequestedModel(Struct, frozen=True):
     is_wanted: bool = True
     has_draft_model: bool = False
     """A small model drafts for it in the coordinator's process, and nowhere else."""
+    stage_count: int = 0
+    """How many stages a person asked for; 0: as many as pay."""
 
 
 class Assignment(Struct, frozen=True):
@@ -190,6 +199,51 @@ class Assignment(Struct, frozen=True):
     node: str
     start: int
     stop: int
+
+
+class MoveTarget(Struct, frozen=True):
+    """A layout to which a chain is moving: once all shards of it are loaded, it is used."""
+
+    stages: tuple[Assignment, ...]
+    reason: str
+    is_urgent: bool = False
+    """Somebody asked for it, or for what makes it necessary: no gain is expected of it."""
+
+
+class Unrest(Struct, frozen=True):
+    """How often something has moved for gain since the machines or models last changed, and when last for any reason.
+
+    Each such move doubles what the next one has to promise and how long it has to wait, so that noise can move nothing
+    more than a few times, whatever is measured.
+    """
+
+    moves: int = 0
+    since_s: float = 0.0
+    left: tuple[tuple[str, ...], ...] = ()
+    """The machines, sorted, of layouts that were left for better ones meanwhile, or tried in vain: back to the same
+    machines would be a move that undoes another."""
+
+    def factor(self, policy: PlacementPolicy, now_s: float) -> float:
+        """By how much more than a first move the next one has to gain, and to wait."""
+        is_forgotten = now_s - self.since_s >= policy.forgotten_after_s
+        return 1.0 if is_forgotten else 2.0 ** min(self.moves, _MOST_DOUBLINGS)
+
+    def has_settled(self, policy: PlacementPolicy, now_s: float) -> bool:
+        return now_s - self.since_s >= policy.least_lifetime_s * self.factor(policy, now_s)
+
+    def after_move(self, policy: PlacementPolicy, now_s: float, stages: Iterable[Assignment] = ()) -> Unrest:
+        """One more for gain, away from these stages; those that are forgotten are not counted."""
+        known = Unrest() if now_s - self.since_s >= policy.forgotten_after_s else self
+        return Unrest(known.moves + 1, now_s, (*known.left, _machines(stages)))
+
+    def has_left(self, policy: PlacementPolicy, now_s: float, stages: Iterable[Assignment]) -> bool:
+        """Whether these machines were given up for others since anything changed."""
+        is_forgotten = now_s - self.since_s >= policy.forgotten_after_s
+        return not is_forgotten and _machines(stages) in self.left
+
+
+def _machines(stages: Iterable[Assignment]) -> tuple[str, ...]:
+    return tuple(sorted(stage.node for stage in stages))
 
 
 class Attachment(Struct, frozen=True):
@@ -217,6 +271,11 @@ class Chain(Struct, frozen=True, kw_only=True):
     fenced_epoch: int = 0
     reason: str = ""
     missing_bytes: int = 0
+    target: MoveTarget | None = None
+    last_move: str = ""
+    """The last change of its layout in a sentence: why, from what to what, for which gain."""
+    unrest: Unrest = Unrest()
+    driver_unrest: Unrest = Unrest()
     drivers: tuple[Attachment, ...] = ()
     driver_host: str = ""
     """The worker that hosts the chain's driver; "": it sits with the coordinator."""
@@ -286,6 +345,15 @@ def covers(stages: tuple[Assignment, ...], layer_count: int) -> bool:
 def is_loaded(state: ClusterState, chain: Chain, assignment: Assignment) -> bool:
     node = state.nodes.get(assignment.node)
     return node is not None and node.is_live and node.has_shard(chain.id, assignment.start, assignment.stop)
+
+
+def is_waiting(state: ClusterState, stages: Iterable[Assignment]) -> bool:
+    """A node in doubt will be either back or lost in a moment; until then moving bytes is premature."""
+    return any(state.nodes[stage.node].status in ("suspected", "joining") for stage in stages)
+
+
+def loaded_standbys(state: ClusterState, chain: Chain) -> list[Assignment]:
+    return [standby for standby in chain.standbys if is_loaded(state, chain, standby)]
 
 
 def hops(state: ClusterState, chain: Chain) -> list[tuple[str, str]]:

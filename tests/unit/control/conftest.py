@@ -30,7 +30,8 @@ class Cluster:
 
     def __init__(self) -> None:
         # Reading a byte takes a second here, so that hops of a millisecond count for nothing.
-        placing = PlacementPolicy(source_bytes_per_s=1e3)
+        # Layouts may move at once: how long they are kept is tested on its own.
+        placing = PlacementPolicy(source_bytes_per_s=1e3, least_lifetime_s=0.0)
         self.state = ClusterState(placing=placing)
         self.now_s = 0.0
         self.log: list[Action] = []

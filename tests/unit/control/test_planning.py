@@ -115,6 +115,7 @@ def test_a_draining_node_is_replaced_before_it_stops_serving(serving: Callable[.
     cluster.join("c", 500)
     done = cluster.settle()
     assert kinds(done) == [
+        "MovePlanned",
         "StandbysChosen",
         "LoadStandby",
         "ChainReshaped",

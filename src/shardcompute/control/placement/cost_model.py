@@ -40,6 +40,8 @@ class Request:
     links: tuple[MeasuredLink, ...] = ()
     driver: str = "driver"
     policy: PlacementPolicy = _DEFAULT_POLICY
+    stage_count: int = 0
+    """How many stages a person asked for, to be had where that can be; 0: as many as pay."""
 
     @property
     def sizes(self) -> Sizes:

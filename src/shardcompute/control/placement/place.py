@@ -59,15 +59,19 @@ class Unplaceable:
 
 @lru_cache(maxsize=128)
 def place(request: Request, max_machines: int | None = None) -> Placement | Unplaceable:
-    """The placement of most worth over the machines offered, standbys only where nothing else serves."""
+    """The placement of most worth over the machines offered, standbys only where nothing else serves, with as many
+    stages as were asked for where that can be."""
     request = replace(request, offers=tuple(sorted(request.offers, key=lambda offer: offer.node)))
     able, refused = _filter(request)
     regulars = tuple(offer for offer in able if not offer.is_standby)
-    for offers in (regulars, able) if len(regulars) < len(able) else (able,):
-        search = Search(replace(request, offers=offers), max_machines)
-        found = search.run() if offers else None
-        if found is not None:
-            return _describe(request, search, found, able, refused)
+    most = max_machines or len(able)
+    asked = [request.stage_count] if 0 < request.stage_count <= most else []
+    for exactly in (*asked, None):
+        for offers in (regulars, able) if len(regulars) < len(able) else (able,):
+            search = Search(replace(request, offers=offers), exactly or max_machines, exactly or 1)
+            found = search.run() if offers else None
+            if found is not None:
+                return _describe(request, search, found, able, refused)
     return _explain_failure(request, able, refused, max_machines)
 
 
@@ -127,11 +131,12 @@ def _filter_words(
 ) -> tuple[str, ...]:
     need = request.sizes.total_bytes
     room = sum(offer.memory_bytes for offer in able)
+    asked = (f"asked for: {count_of(request.stage_count, 'stage')}",) if request.stage_count else ()
     first = (
         f"filter: {request.model.name} needs {format_bytes(need)}, "
         f"{count_of(len(able), 'machine')} offer {format_bytes(room)}"
     )
-    return (first, *(f"filter: {node} is {why}" for node, why in refused))
+    return (*asked, first, *(f"filter: {node} is {why}" for node, why in refused))
 
 
 def _score_words(search: Search, found: Found) -> list[str]:
@@ -185,21 +190,38 @@ def _explain_failure(
 
 
 def choose_standbys(
-    request: Request, stages: Iterable[Assignment], spare: Iterable[NodeCapacity]
+    request: Request,
+    stages: Iterable[Assignment],
+    spare: Iterable[NodeCapacity],
+    current: Iterable[Assignment] = (),
 ) -> tuple[Assignment, ...]:
-    """One stage for each spare machine to hold ready: the largest that fits and that no other covers."""
-    sizes = request.sizes
+    """One stage for each spare machine to hold ready: the one that it holds, else the largest that fits and that no
+    other covers."""
+    sizes, offers = request.sizes, {offer.node: offer for offer in spare}
     open_stages = sorted(
         stages, key=lambda stage: (-sizes.memory_bytes(stage.start, stage.stop), stage.start)
     )
-    standbys = []
-    for offer in sorted(spare, key=lambda offer: (not offer.is_standby, offer.node)):
+
+    def take(offer: NodeCapacity, wanted: Iterable[tuple[int, int]]) -> Assignment | None:
+        """The first of the open stages with one of these ranges that fits."""
         for stage in open_stages:
-            if sizes.memory_bytes(stage.start, stage.stop) <= offer.memory_bytes:
-                standbys.append(Assignment(offer.node, stage.start, stage.stop))
+            span = (stage.start, stage.stop)
+            if span in wanted and sizes.memory_bytes(*span) <= offer.memory_bytes:
                 open_stages.remove(stage)
-                break
-    return tuple(standbys)
+                return Assignment(offer.node, *span)
+        return None
+
+    chosen = []
+    for each in current:
+        kept = take(offers[each.node], [(each.start, each.stop)]) if each.node in offers else None
+        if kept is not None:
+            chosen.append(kept)
+            del offers[each.node]
+    for offer in sorted(offers.values(), key=lambda offer: (not offer.is_standby, offer.node)):
+        taken = take(offer, [(stage.start, stage.stop) for stage in open_stages])
+        if taken is not None:
+            chosen.append(taken)
+    return tuple(chosen)
 
 
 def place_chains(request: Request, count: int) -> list[Placement | Unplaceable]:

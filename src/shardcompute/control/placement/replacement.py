@@ -8,7 +8,7 @@ to move the missing weights, plus what they lose against the best one over the h
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 
 from shardcompute.control.placement.cost_model import NodeCapacity, Request, score, stage_s
@@ -45,7 +45,7 @@ def replace_stage(
     if all(stage.node not in gone for stage in kept) and _is_possible(request, kept):
         return _replacement(request, kept, "same machines" if kept == tuple(stages) else "standby promoted")
     usable = tuple(offer for offer in request.offers if offer.node not in gone)
-    request = Request(request.model, usable, request.links, request.driver, request.policy)
+    request = replace(request, offers=usable)
     shapes = [(shape, "gap filled") for shape in _fillings(request, kept, gone)]
     shapes += [(shape, "gap filled") for shape in _relocations(request, kept, gone)]
     shapes += [(shape, "re-split") for shape in _resplits(request, kept, gone)]
@@ -117,6 +117,8 @@ def _replacement(request: Request, stages: Sequence[Assignment], how: str) -> Re
 
 
 def _cheapest(request: Request, candidates: list[Replacement]) -> Replacement:
+    # What a person asked for, where that is to be had.
+    candidates = [each for each in candidates if len(each.stages) == request.stage_count] or candidates
     best = max(score(request, each.stages).score for each in candidates)
 
     def price(each: Replacement) -> tuple[float, bool, tuple[str, ...]]:

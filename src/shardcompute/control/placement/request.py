@@ -44,7 +44,9 @@ def placement_request(
         if a in named and b in named
     )
     driver = _driver_of(state, model, chain, [offer.node for offer in offers])
-    return Request(model, offers, links, driver, state.placing)
+    requested = state.models.get(model.name)
+    stage_count = requested.stage_count if requested is not None else 0
+    return Request(model, offers, links, driver, state.placing, stage_count)
 
 
 def _driver_of(state: ClusterState, model: Model, chain: Chain | None, nodes: Sequence[str]) -> str:

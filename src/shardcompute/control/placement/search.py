@@ -64,11 +64,12 @@ class _Candidate:
 class Search:
     """The best placement found, and the best for every number of machines that was worth a look."""
 
-    def __init__(self, request: Request, max_machines: int | None = None) -> None:
+    def __init__(self, request: Request, max_machines: int | None = None, min_machines: int = 1) -> None:
         self._request = request
         self._hops = hops_of(request)
         self._offers = {offer.node: offer for offer in sorted(request.offers, key=lambda each: each.node)}
         self._max_machines = min(max_machines or len(self._offers), request.sizes.layer_count)
+        self._min_machines = min_machines
         self.best: Found | None = None
         self.best_by_count: dict[int, Found] = {}
 
@@ -83,6 +84,9 @@ class Search:
         if self.best is None:
             self._weigh_filled()
         return self.best
+
+    def _allows(self, machines: int) -> bool:
+        return self._min_machines <= machines <= self._max_machines
 
     def _weigh_all(self, candidates: Iterable[_Candidate]) -> None:
         for candidate in sorted(candidates, key=lambda each: (-each.bound, each.machines)):
@@ -102,7 +106,7 @@ class Search:
             self.best_by_count[len(order)] = found
 
     def _every_order(self) -> Iterator[_Candidate]:
-        for machines in range(1, self._max_machines + 1):
+        for machines in range(self._min_machines, self._max_machines + 1):
             for order in permutations(self._offers.values(), machines):
                 ring_s = self._hops.ring_s([offer.node for offer in order])
                 if ring_s < inf and _has_room(self._request, order):
@@ -114,7 +118,7 @@ class Search:
         for mask, last, ring_s in table.ends():
             chosen = [offer for i, offer in enumerate(offers) if mask >> i & 1 and i != last]
             chosen.append(offers[last])
-            if len(chosen) <= self._max_machines and _has_room(self._request, chosen):
+            if self._allows(len(chosen)) and _has_room(self._request, chosen):
                 yield _Candidate(
                     _bound(self._request, chosen, ring_s),
                     len(chosen),
@@ -135,7 +139,7 @@ class Search:
             lambda offer: -offer.memory_bytes,
         ):
             ranked = sorted(offers, key=key)
-            for machines in _spread(self._max_machines):
+            for machines in filter(self._allows, _spread(self._max_machines)):
                 self._try_subset([offer.node for offer in ranked[:machines]])
         tries, current = 0, self.best
         while current is not None and tries < _CLIMB_LIMIT:
@@ -149,8 +153,9 @@ class Search:
 
     def _neighbours(self, nodes: list[str]) -> Iterator[list[str]]:
         outside = [node for node in self._offers if node not in nodes]
-        yield from ([*nodes[:i], *nodes[i + 1 :]] for i in range(len(nodes)) if len(nodes) > 1)
-        if len(nodes) < self._max_machines:
+        if self._allows(len(nodes) - 1):
+            yield from ([*nodes[:i], *nodes[i + 1 :]] for i in range(len(nodes)))
+        if self._allows(len(nodes) + 1):
             yield from ([*nodes, node] for node in outside)
         yield from ([*nodes[:i], node, *nodes[i + 1 :]] for node in outside for i in range(len(nodes)))
 
@@ -172,7 +177,7 @@ class Search:
         for order in filling_orders(self._offers.values()):
             stages, left_over = fill(order, self._request.sizes)
             offers = [offer for offer, _, _ in stages]
-            if left_over or len(offers) > self._max_machines:
+            if left_over or not self._allows(len(offers)):
                 continue
             if self._hops.ring_s([offer.node for offer in offers]) < inf:
                 self._try(offers)

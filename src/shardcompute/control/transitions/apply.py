@@ -20,7 +20,9 @@ from shardcompute.control.state import (
     Attachment,
     Chain,
     ClusterState,
+    MoveTarget,
     RequestedModel,
+    Unrest,
     covers,
     hops,
     is_loaded,
@@ -29,6 +31,7 @@ from shardcompute.control.transitions.link_transitions import LINKS, without_bre
 from shardcompute.control.transitions.node_transitions import MEMBERSHIP
 from shardcompute.control.transitions.shard_transitions import SHARDS
 from shardcompute.control.transitions.state_updates import (
+    forget_moves,
     forget_retired,
     live_node,
     retire,
@@ -53,22 +56,34 @@ def _request(state: ClusterState, event: happened.ModelRequested) -> ClusterStat
         # Its shards have the wrong sizes or the wrong form: nothing of the old chains can be kept.
         for chain in state.live_chains(model.name):
             state = retire(state, chain, "the model was requested in another form")
-    requested = RequestedModel(model, event.chain_count, has_draft_model=event.has_draft_model)
-    return replace(state, models={**state.models, model.name: requested})
+    requested = RequestedModel(
+        model,
+        event.chain_count,
+        has_draft_model=event.has_draft_model,
+        stage_count=max(0, event.stage_count),
+    )
+    return forget_moves(replace(state, models={**state.models, model.name: requested}))
 
 
 def _drop(state: ClusterState, event: happened.ModelDropped) -> ClusterState:
     old = state.models.get(event.model)
     if old is None:
         return state
-    return replace(state, models={**state.models, event.model: replace(old, is_wanted=False)})
+    return forget_moves(replace(state, models={**state.models, event.model: replace(old, is_wanted=False)}))
 
 
 def _plan(state: ClusterState, event: happened.ChainPlanned) -> ClusterState:
     requested = state.models.get(event.model)
     if event.chain in state.chains or requested is None or not requested.is_wanted:
         return state
-    chain = Chain(id=event.chain, model=event.model, epoch=1, stages=event.stages, reason=event.reason)
+    chain = Chain(
+        id=event.chain,
+        model=event.model,
+        epoch=1,
+        stages=event.stages,
+        reason=event.reason,
+        unrest=Unrest(since_s=event.now_s),
+    )
     if not _is_sound(state, chain):
         return state
     state = replace(state, chains_planned=state.chains_planned + 1)
@@ -87,11 +102,40 @@ def _reshape(state: ClusterState, event: happened.ChainReshaped) -> ClusterState
         status="planned" if chain.status in ("planned", "loading") else "recovering",
         is_interrupted=False,
         reason=event.reason,
+        last_move=event.reason,
+        target=None,
+        unrest=replace(chain.unrest, since_s=event.now_s),
+        # Along other machines another place may be best for it.
+        driver_unrest=chain.driver_unrest if event.stages == chain.stages else Unrest(since_s=event.now_s),
         missing_bytes=0,
         avoided=(),
         host_failures=(),
     )
     return trim_standbys(with_chain(state, reshaped)) if _is_sound(state, reshaped) else state
+
+
+def _plan_move(state: ClusterState, event: happened.MovePlanned) -> ClusterState:
+    chain = _current(state, event.chain, event.epoch)
+    if chain is None or event.stages == chain.stages:
+        return state
+    target = MoveTarget(event.stages, event.reason, event.is_urgent)
+    if not _is_sound(state, replace(chain, stages=event.stages)):
+        return state
+    unrest = chain.unrest
+    if not event.is_urgent:
+        unrest = unrest.after_move(state.placing, event.now_s, chain.stages)
+    return with_chain(state, replace(chain, target=target, unrest=unrest, last_move=event.reason))
+
+
+def _drop_move(state: ClusterState, event: happened.MoveDropped) -> ClusterState:
+    chain = _current(state, event.chain, event.epoch)
+    if chain is None or chain.target is None:
+        return state
+    unrest = replace(chain.unrest, since_s=event.now_s)
+    if not chain.target.is_urgent:
+        # It was no better than this: the same is not tried again.
+        unrest = chain.unrest.after_move(state.placing, event.now_s, chain.target.stages)
+    return with_chain(state, replace(chain, target=None, unrest=unrest, last_move=event.reason))
 
 
 def _is_sound(state: ClusterState, chain: Chain) -> bool:
@@ -158,7 +202,10 @@ def _place_driver(state: ClusterState, event: happened.DriverPlaced) -> ClusterS
     chain, node = state.chains.get(event.chain), live_node(state, event.node)
     if chain is None or not chain.is_live or (event.node != HOME and (node is None or not node.can_host)):
         return state
-    return with_chain(state, replace(chain, driver_host=event.node))
+    unrest = replace(chain.driver_unrest, since_s=event.now_s)
+    if event.node != HOME:
+        unrest = chain.driver_unrest.after_move(state.placing, event.now_s)
+    return with_chain(state, replace(chain, driver_host=event.node, driver_unrest=unrest))
 
 
 def _fail_host(state: ClusterState, event: happened.DriverHostFailed) -> ClusterState:
@@ -225,6 +272,8 @@ _CHANGES: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     happened.ModelDropped: _drop,
     happened.ChainPlanned: _plan,
     happened.ChainReshaped: _reshape,
+    happened.MovePlanned: _plan_move,
+    happened.MoveDropped: _drop_move,
     happened.StandbysChosen: _choose_standbys,
     happened.ChainConnected: _connect,
     happened.ChainReady: _make_ready,

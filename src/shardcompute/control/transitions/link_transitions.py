@@ -7,6 +7,7 @@ broke is about what goes on now and begins anew with the coordinator; that it is
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,7 +18,10 @@ from shardcompute.control.actions import Action, ProbeLink
 from shardcompute.control.drivers import loosen_drivers
 from shardcompute.control.policy import HealthPolicy
 from shardcompute.control.state import COORDINATOR, ClusterState, LinkBreaks, MeasuredLink, Node, hops
-from shardcompute.control.transitions.state_updates import interrupt, live_node, with_node
+from shardcompute.control.transitions.state_updates import forget_moves, interrupt, live_node, with_node
+
+_SAMPLES = 3
+"""Links are measured more seldom than machines: two that agree are believed."""
 
 
 def which_link_fails(state: ClusterState, now_s: float) -> happened.Event | None:
@@ -76,14 +80,19 @@ def _measure(state: ClusterState, event: happened.LinkMeasured) -> ClusterState:
         return state
     a, b = sorted((event.a, event.b))
     if event.is_open:
-        return _with_link(state, MeasuredLink(a, b, event.rtt_s, event.bytes_per_s))
+        known = state.link(a, b)
+        samples = (*(() if known is None else known.samples), (event.rtt_s, event.bytes_per_s))[-_SAMPLES:]
+        rtt_s = statistics.median_low(rtt_s for rtt_s, _ in samples)
+        bytes_per_s = statistics.median_high(rate for _, rate in samples)
+        measured = _with_link(state, MeasuredLink(a, b, rtt_s, bytes_per_s, samples=samples))
+        return measured if known is None or known.is_open else forget_moves(measured)
     link = MeasuredLink(a, b, event.rtt_s, event.bytes_per_s, is_open=False, closed_by=event.a)
     return _close(state, link)
 
 
 def _close(state: ClusterState, link: MeasuredLink) -> ClusterState:
     reason = f"{link.a} and {link.b} cannot reach each other"
-    return _interrupt_across(_with_link(state, link), link.a, link.b, reason)
+    return _interrupt_across(forget_moves(_with_link(state, link)), link.a, link.b, reason)
 
 
 def _give_up(state: ClusterState, event: happened.LinkClosed) -> ClusterState:

@@ -8,10 +8,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from shardcompute.control import events as happened
+from shardcompute.control.samples import median, with_sample
 from shardcompute.control.state import ClusterState, LayerTime, Node, NodeDescription, NodeStatus, is_loaded
 from shardcompute.control.transitions.link_transitions import begin_links_anew
 from shardcompute.control.transitions.state_updates import (
     claimed_bytes,
+    forget_moves,
     interrupt,
     live_node,
     trim_standbys,
@@ -38,8 +40,10 @@ def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
     if old is not None and event.incarnation <= old.incarnation:
         return state
     described = {name: getattr(event, name) for name in NodeDescription.__struct_fields__}
-    if event.seconds_per_byte is None and old is not None:
-        described["seconds_per_byte"] = old.seconds_per_byte
+    probes = old.probes if old else ()
+    if event.seconds_per_byte is not None:
+        probes = with_sample(probes, event.seconds_per_byte)
+    described["seconds_per_byte"] = median(probes)
     node = Node(
         **described,
         id=event.node,
@@ -49,9 +53,12 @@ def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
         # A drained node whose control link flickers is still to be emptied.
         is_draining=old is not None and old.is_live and old.is_draining,
         layer_times=old.layer_times if old else (),
+        probes=probes,
         refusals=old.refusals if old else (),
     )
     state = with_node(state, replace(node, status=_settled_status(node)))
+    if node.can_work and (old is None or not old.is_live):
+        state = forget_moves(state)
     return trim_standbys(_interrupt_unheld(state, event.node))
 
 
@@ -107,12 +114,15 @@ def _measure_node(state: ClusterState, event: happened.NodeMeasured) -> ClusterS
     if node is None:
         return state
     if event.seconds_per_byte is not None and event.seconds_per_byte > 0:
-        node = replace(node, seconds_per_byte=event.seconds_per_byte)
+        probes = with_sample(node.probes, event.seconds_per_byte)
+        node = replace(node, seconds_per_byte=median(probes), probes=probes)
     if event.overhead_s is not None and event.overhead_s >= 0:
         node = replace(node, overhead_s=event.overhead_s)
     if event.model is not None and event.layer_s is not None and event.layer_s > 0:
         times = {time.model: time for time in node.layer_times}
-        times[event.model] = LayerTime(event.model, event.layer_s)
+        known = times.get(event.model, LayerTime(event.model, 0.0))
+        samples = with_sample(known.samples, event.layer_s)
+        times[event.model] = LayerTime(event.model, median(samples) or event.layer_s, samples)
         node = replace(node, layer_times=tuple(times[model] for model in sorted(times)))
     if node.status == "joining":
         node = replace(node, status=_settled_status(node))
@@ -132,7 +142,7 @@ def _drain(state: ClusterState, event: happened.NodeDrained) -> ClusterState:
         return state
     node = replace(node, is_draining=True)
     status = node.status if node.status == "suspected" else _settled_status(node)
-    return with_node(state, replace(node, status=status))
+    return forget_moves(with_node(state, replace(node, status=status)))
 
 
 def _lose(state: ClusterState, event: happened.NodeLost) -> ClusterState:
@@ -163,7 +173,8 @@ def _part(
         if node_id in chain.nodes:
             lost = node_id if status == "lost" else ""
             state = interrupt(state, chain, f"{node.name} is {status}: {reason}", lost=lost)
-    return _without_standbys_on(state, node_id)
+    state = _without_standbys_on(state, node_id)
+    return forget_moves(state) if node.can_work else state
 
 
 def _without_standbys_on(state: ClusterState, node_id: str) -> ClusterState:
@@ -190,7 +201,16 @@ def _restart(state: ClusterState, event: happened.CoordinatorStarted) -> Cluster
     }
     state = begin_links_anew(replace(state, nodes=nodes), event.now_s)
     for chain in state.live_chains():
-        state = with_chain(state, replace(chain, used_stages=(), lost=(), host_failures=()))
+        # Other machines measure anew now as well: what is there is kept for a while.
+        began = replace(
+            chain,
+            used_stages=(),
+            lost=(),
+            host_failures=(),
+            unrest=replace(chain.unrest, since_s=event.now_s),
+            driver_unrest=replace(chain.driver_unrest, since_s=event.now_s),
+        )
+        state = with_chain(state, began)
         state = interrupt(state, state.chains[chain.id], "the coordinator restarted")
     return state
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from shardcompute.control.sizes import memory_of
-from shardcompute.control.state import Assignment, Chain, ClusterState, Node
+from shardcompute.control.state import Assignment, Chain, ClusterState, Node, Unrest
 
 
 def with_node(state: ClusterState, node: Node) -> ClusterState:
@@ -34,11 +34,25 @@ def interrupt(state: ClusterState, chain: Chain, reason: str, *, lost: str = "")
     if chain.is_interrupted:
         return state
     status = "recovering" if chain.status == "ready" else chain.status
-    return with_chain(state, replace(chain, status=status, is_interrupted=True, reason=reason))
+    # What it was moving to was chosen for what it was.
+    return with_chain(state, replace(chain, status=status, is_interrupted=True, reason=reason, target=None))
 
 
 def retire(state: ClusterState, chain: Chain, reason: str) -> ClusterState:
-    return with_chain(state, replace(chain, status="retired", standbys=(), reason=reason))
+    retired = replace(chain, status="retired", standbys=(), target=None, reason=reason)
+    return with_chain(state, retired)
+
+
+def forget_moves(state: ClusterState) -> ClusterState:
+    """There are other machines, or other models, than when chains last moved: a move may promise something new."""
+    for chain in state.live_chains():
+        if chain.unrest.moves or chain.driver_unrest.moves:
+            unrest, driver_unrest = (
+                Unrest(since_s=chain.unrest.since_s),
+                Unrest(since_s=chain.driver_unrest.since_s),
+            )
+            state = with_chain(state, replace(chain, unrest=unrest, driver_unrest=driver_unrest))
+    return state
 
 
 def forget_retired(state: ClusterState) -> ClusterState:

@@ -1,0 +1,151 @@
+"""Moves of chains that serve: off a machine that is to be emptied, to as many stages as a person asked for, or to a
+layout that is clearly worth more than this one.
+
+A move has a price: what must be fetched, and the pause of all streams. It must promise more than noise can, and more
+with each move since the machines or models last changed (`Unrest`); a layout is kept for a while before it may move.
+What was planned is carried through whatever is measured meanwhile, and judged once more when it is ready.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from shardcompute.control.events import ChainReshaped, Event, MoveDropped, MovePlanned
+from shardcompute.control.placement.cost_model import Request, score
+from shardcompute.control.placement.place import Unplaceable, place
+from shardcompute.control.placement.replacement import Replacement, hand_over, move_seconds, replace_stage
+from shardcompute.control.placement.request import placement_request
+from shardcompute.control.sizes import memory_of
+from shardcompute.control.state import (
+    Assignment,
+    Chain,
+    ClusterState,
+    MoveTarget,
+    is_loaded,
+    is_waiting,
+    loaded_standbys,
+)
+from shardcompute.control.transitions.state_updates import claimed_bytes
+from shardcompute.control.wording import change_in_words, layout_in_words, move_in_words, name_of
+
+_KEPT_GAIN = 0.5
+"""A move that is ready is made if it still gains this part of what it had to promise."""
+
+
+def which_move_is_over(state: ClusterState, now_s: float) -> Event | None:
+    """Use what is loaded, or stay: where it cannot be any more, or is not worth it after all."""
+    for chain in state.live_chains():
+        target = chain.target
+        if target is None or chain.status != "ready" or is_waiting(state, (*chain.stages, *target.stages)):
+            continue
+        problem = _why_not(state, chain, target, now_s)
+        if problem:
+            return MoveDropped(chain.id, chain.epoch, f"no move, {problem}", now_s)
+        missing = _not_loaded(state, chain, target.stages)
+        must_break = is_draining(state, chain) and not _fit_alongside(state, chain, missing)
+        if not missing or must_break:
+            return _conclude(state, chain, target, now_s)
+    return None
+
+
+def _why_not(state: ClusterState, chain: Chain, target: MoveTarget, now_s: float) -> str:
+    """Why a chain cannot move as planned any more; empty where it can."""
+    request = placement_request(state, state.models[chain.model].model, now_s, chain=chain)
+    offers = {offer.node: offer for offer in request.offers}
+    for stage in target.stages:
+        offer = offers.get(stage.node)
+        if offer is None:
+            return f"{name_of(state, stage.node)} cannot take part now"
+        if memory_of(request.model, stage) > offer.memory_bytes:
+            return f"{name_of(state, stage.node)} has too little memory left"
+    if not isfinite(score(request, target.stages).latency_s):
+        return "a link of it is closed"
+    if is_draining(state, chain):
+        return ""
+    missing = _not_loaded(state, chain, target.stages)
+    return "" if _fit_alongside(state, chain, missing) else "there is no room for both while it moves"
+
+
+def _conclude(state: ClusterState, chain: Chain, target: MoveTarget, now_s: float) -> Event:
+    request = placement_request(state, state.models[chain.model].model, now_s, chain=chain)
+    if not target.is_urgent and {offer.node for offer in request.offers} >= set(chain.nodes):
+        gain = score(request, target.stages).score / score(request, chain.stages).score - 1
+        wanted = state.placing.min_gain * chain.unrest.factor(state.placing, now_s) / 2
+        if gain < _KEPT_GAIN * wanted:
+            found = f"measured again {layout_in_words(state, target.stages)} would gain {gain:.0%} only"
+            return MoveDropped(chain.id, chain.epoch, f"no move, {found}", now_s)
+    return ChainReshaped(chain.id, chain.epoch + 1, target.stages, target.reason, now_s)
+
+
+def which_move_pays(state: ClusterState, now_s: float) -> Event | None:
+    for chain in state.live_chains():
+        if chain.status != "ready" or chain.target is not None or is_waiting(state, chain.stages):
+            continue
+        target = choose_target(state, chain, now_s)
+        if target is not None:
+            return MovePlanned(chain.id, chain.epoch, target.stages, target.reason, target.is_urgent, now_s)
+    return None
+
+
+def choose_target(state: ClusterState, chain: Chain, now_s: float) -> MoveTarget | None:
+    """The layout to which a serving chain should move now."""
+    request = placement_request(state, state.models[chain.model].model, now_s, chain=chain)
+    if is_draining(state, chain):
+        return _relief(state, chain, request)
+    if not chain.unrest.has_settled(state.placing, now_s):
+        return None
+    if not set(chain.nodes) <= {offer.node for offer in request.offers}:
+        return None
+    best = place(request)
+    if isinstance(best, Unplaceable) or best.assignments == chain.stages:
+        return None
+    if not _fit_alongside(state, chain, _not_loaded(state, chain, best.assignments)):
+        return None
+    now, then = score(request, chain.stages), score(request, best.assignments)
+    move = Replacement(best.assignments, *move_seconds(request, best.assignments), "improved")
+    asked = request.stage_count
+    if asked and len(best.stages) == asked != len(chain.stages):
+        reason = move_in_words(state, chain, move, f"{asked} stages were asked for", now, then)
+        return MoveTarget(best.assignments, reason, is_urgent=True)
+    if asked and len(chain.stages) == asked != len(best.stages):
+        return None
+    if chain.unrest.has_left(state.placing, now_s, best.assignments):
+        return None
+    gain = then.score / now.score - 1
+    pays = gain * state.placing.horizon_s > move.move_s + state.placing.pause_s
+    if not pays or gain < state.placing.min_gain * chain.unrest.factor(state.placing, now_s):
+        return None
+    return MoveTarget(move.stages, move_in_words(state, chain, move, f"{gain:.0%} better", now, then))
+
+
+def _relief(state: ClusterState, chain: Chain, request: Request) -> MoveTarget | None:
+    """A shape without the draining nodes. One for which the others would have to stop is put off for one for which
+    they need not, unless that halves the speed."""
+    standbys = loaded_standbys(state, chain)
+    best = replace_stage(request, chain.stages, (), standbys)
+    if isinstance(best, Unplaceable):
+        return None
+    if not _fit_alongside(state, chain, _not_loaded(state, chain, best.stages)):
+        gentle = hand_over(request, chain.stages, standbys)
+        if gentle and 2 * score(request, gentle.stages).score >= score(request, best.stages).score:
+            best = gentle
+    names = ", ".join(name_of(state, node) for node in chain.nodes if state.nodes[node].is_draining)
+    change = change_in_words(state, chain.stages, best.stages)
+    return MoveTarget(best.stages, f"{names} is to be relieved: {change}", is_urgent=True)
+
+
+def is_draining(state: ClusterState, chain: Chain) -> bool:
+    return any(state.nodes[node].is_draining for node in chain.nodes)
+
+
+def _not_loaded(state: ClusterState, chain: Chain, stages: tuple[Assignment, ...]) -> tuple[Assignment, ...]:
+    return tuple(stage for stage in stages if not is_loaded(state, chain, stage))
+
+
+def _fit_alongside(state: ClusterState, chain: Chain, missing: tuple[Assignment, ...]) -> bool:
+    """True when these shards can be loaded while the chain goes on serving as it is."""
+    model = state.models[chain.model].model
+    return all(
+        claimed_bytes(state, stage.node) + memory_of(model, stage) <= state.nodes[stage.node].memory_bytes
+        for stage in missing
+    )

@@ -1,0 +1,60 @@
+"""Layouts and moves in words, for events, logs and whoever looks at a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardcompute.control.placement.cost_model import Score
+from shardcompute.control.placement.replacement import Replacement
+from shardcompute.control.state import Assignment, Chain, ClusterState
+from shardcompute.core.units import format_bytes, format_rate, format_seconds
+
+
+def name_of(state: ClusterState, node: str) -> str:
+    return state.nodes[node].name if node in state.nodes else node
+
+
+def layout_in_words(state: ClusterState, stages: Sequence[Assignment]) -> str:
+    """Such as "desk (0–13) → lap (14–29)"."""
+    return " → ".join(f"{name_of(state, stage.node)} ({stage.start}–{stage.stop - 1})" for stage in stages)
+
+
+def change_in_words(state: ClusterState, before: Sequence[Assignment], after: Sequence[Assignment]) -> str:
+    return f"from {layout_in_words(state, before)} to {layout_in_words(state, after)}"
+
+
+def move_in_words(
+    state: ClusterState, chain: Chain, move: Replacement, why: str, now: Score, then: Score
+) -> str:
+    """Why a serving chain moves, from what to what, what that is to gain and what it costs."""
+    return (
+        f"{why}: {change_in_words(state, chain.stages, move.stages)}, "
+        f"for {format_rate(then.one_stream)} instead of {format_rate(now.one_stream)} in one stream and "
+        f"{format_rate(then.many_streams)} instead of {format_rate(now.many_streams)} in many; "
+        f"{format_bytes(move.moved_bytes)} to fetch, about {format_seconds(move.move_s)}"
+    )
+
+
+def repair_in_words(state: ClusterState, chain: Chain, repair: Replacement) -> str:
+    """What becomes of a chain that was interrupted, and why."""
+    why = f"{repair.how} because {chain.reason}" if chain.reason else repair.how
+    if repair.stages == chain.stages:
+        return why
+    return f"{why}: {change_in_words(state, chain.stages, repair.stages)}"
+
+
+def standbys_in_words(state: ClusterState, chain: Chain, standbys: Sequence[Assignment]) -> str:
+    """Who takes up layers to hold ready, and who lets go of them."""
+    is_moving = chain.target is not None
+    told = [
+        f"{name_of(state, each.node)} loads layers {each.start}–{each.stop - 1} "
+        + ("for the move" if is_moving else "to stand by")
+        for each in standbys
+        if each not in chain.standbys
+    ]
+    told += [
+        f"{name_of(state, each.node)} lets go of layers {each.start}–{each.stop - 1}"
+        for each in chain.standbys
+        if each not in standbys
+    ]
+    return ", ".join(told)
