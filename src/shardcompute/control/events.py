@@ -116,8 +116,8 @@ class ModelRequested(Struct, frozen=True, tag=True):
     model: Model
     chain_count: int = 1
     has_draft_model: bool = False
-    stage_count: int = 0
-    """How many stages a person asked for; 0: as many as pay."""
+    stage_count: int | None = None
+    """How many stages a person asked for; 0: as many as pay. None: as before."""
 
 
 class ModelDropped(Struct, frozen=True, tag=True):

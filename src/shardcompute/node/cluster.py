@@ -212,9 +212,16 @@ class Cluster:
         return self._weights.sent_bytes()
 
     def serve(
-        self, checkpoint: Checkpoint, *, form: str, chains: int = 1, progress: Progress | None = None
+        self,
+        checkpoint: Checkpoint,
+        *,
+        form: str,
+        chains: int = 1,
+        stages: int | None = None,
+        progress: Progress | None = None,
     ) -> None:
-        """Serve a model from whatever workers there are and will be."""
+        """Serve a model from whatever workers there are and will be, in so many stages (0: as many as pay; None: as
+        was asked for before)."""
         options = self.options
         tokenizer = checkpoint.tokenizer()
         draft_heads = draft_head_attachments(checkpoint, options.draft_heads)
@@ -247,7 +254,9 @@ class Cluster:
         )
         model = describe_card(served.card, kv_tokens=options.kv_tokens, context_length=context)
         self.coordinator.introduce()
-        self.coordinator.post(ModelRequested(model, chains, has_draft_model=bool(drafters)))
+        self.coordinator.post(
+            ModelRequested(model, chains, has_draft_model=bool(drafters), stage_count=stages)
+        )
 
     def remember(self, order: ServedOrder) -> None:
         """Serve this again after a restart; until it is dropped."""

@@ -38,7 +38,9 @@ class FakeCoordinator:
 
     def __init__(self) -> None:
         # Reading a byte takes a second here, so that hops of a millisecond count for nothing.
-        self.state = ClusterState(driver="head", placing=PlacementPolicy(source_bytes_per_s=1e3))
+        self.state = ClusterState(
+            driver="head", placing=PlacementPolicy(source_bytes_per_s=1e3, least_lifetime_s=0.0)
+        )
         self._listeners: list[Callable[[ClusterState], None]] = []
 
     def listen(self, listener: Callable[[ClusterState], None]) -> None:

@@ -164,6 +164,17 @@ KvTokens = Annotated[
         rich_help_panel=_CLUSTER,
     ),
 ]
+Stages = Annotated[
+    int | None,
+    typer.Option(
+        "--stages",
+        metavar="N",
+        min=0,
+        help="Cut the model into this many stages, where the machines allow it; 0: as many as pay. By default as many "
+        "as workers were asked for here, or as were asked for the last time.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
 Chains = Annotated[
     int | None,
     typer.Option(

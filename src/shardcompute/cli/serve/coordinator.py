@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.options.cluster import ClusterArguments, ServingArguments
+from shardcompute.cli.options.cluster import ClusterArguments, ServingArguments, Stages
 from shardcompute.cli.options.engine import Context, WeightForm, Weights
 from shardcompute.cli.options.records import with_options
 from shardcompute.cli.options.worker import Shape
@@ -17,6 +17,7 @@ def coordinator(
     weights: Weights = WeightForm.NATIVE,
     context: Context = None,
     shape: Shape = None,
+    stages: Stages = None,
 ) -> None:
     """Run a cluster's coordinator and HTTP API until Ctrl-C, without workers on this machine.
 
@@ -24,5 +25,5 @@ def coordinator(
     """
     from shardcompute.cli.serve.foreground import ClusterPlan, run_cluster
 
-    plan = ClusterPlan(serving, cluster, weights.value, context, shape=shape)
+    plan = ClusterPlan(serving, cluster, weights.value, context, shape=shape, stages=stages)
     run_cluster(plan, open_screen(), load_settings())

@@ -67,6 +67,8 @@ class ClusterPlan:
     context: int | None = None
     workers: LocalWorkers | None = None
     shape: str | None = None
+    stages: int | None = None
+    """As many as were asked for; None: as many as the last time."""
 
     def cluster_options(self, settings: Settings) -> ClusterOptions:
         from shardcompute.control import PlacementPolicy
@@ -163,7 +165,7 @@ def _run(
     from shardcompute.security.tokens import parse_token
     from shardcompute.web import page_routes
 
-    served = launch.Served(checkpoint, plan.form, plan.cluster.chains or 1)
+    served = launch.Served(checkpoint, plan.form, plan.cluster.chains or 1, plan.stages)
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(Cluster(options))
         stack.enter_context(tracing(settings, cluster.pool.requests))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.options.cluster import ClusterArguments, ServingArguments
+from shardcompute.cli.options.cluster import ClusterArguments, ServingArguments, Stages
 from shardcompute.cli.options.engine import EngineArguments, check_device
 from shardcompute.cli.options.records import changed_options, with_options
 from shardcompute.cli.options.worker import MaxMemory
@@ -27,7 +27,12 @@ def up(
     workers: Annotated[
         int | None,
         typer.Option(
-            "--workers", metavar="N", min=1, max=64, help="Workers on this machine, by default 3 if they fit."
+            "--workers",
+            metavar="N",
+            min=1,
+            max=64,
+            help="Workers on this machine, each with a stage of the model; by default 3 if they fit, of which as many "
+            "are used as pay.",
         ),
     ] = None,
     no_workers: Annotated[
@@ -39,12 +44,7 @@ def up(
     cluster: ClusterArguments,
     max_memory: MaxMemory = None,
     engine: EngineArguments,
-    stages: Annotated[
-        int | None,
-        typer.Option(
-            "--stages", metavar="N", min=1, help="With --local: cut the model into this many stages."
-        ),
-    ] = None,
+    stages: Stages = None,
 ) -> None:
     """Serve a model over HTTP until Ctrl-C.
 
@@ -63,14 +63,20 @@ def up(
         return
     from shardcompute.cli.serve.foreground import ClusterPlan, run_cluster
 
-    _refuse(_given({"--kv-memory": engine.kv_memory, "--stages": stages}), "a single process", "add --local")
+    _refuse(_given({"--kv-memory": engine.kv_memory}), "a single process", "add --local")
     check_device(engine.device, engine.backend)
     if no_workers:
         useless = _given({**own, "--threads": engine.threads})
         _refuse(useless, "workers on this machine", "leave out --no-workers")
     shared = None if no_workers else _own_workers(workers, max_memory, engine, settings)
-    plan = ClusterPlan(serving, cluster, engine.weights.value, engine.context, workers=shared)
+    asked = asked_stages(stages, workers, cluster.chains)
+    plan = ClusterPlan(serving, cluster, engine.weights.value, engine.context, workers=shared, stages=asked)
     run_cluster(plan, screen, settings)
+
+
+def asked_stages(stages: int | None, workers: int | None, chains: int | None) -> int | None:
+    """Whoever asks for three workers, and for no more than one chain, wants to see three at work."""
+    return stages if stages is not None or (chains or 1) > 1 else workers
 
 
 def _own_workers(

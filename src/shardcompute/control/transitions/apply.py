@@ -60,9 +60,16 @@ def _request(state: ClusterState, event: happened.ModelRequested) -> ClusterStat
         model,
         event.chain_count,
         has_draft_model=event.has_draft_model,
-        stage_count=max(0, event.stage_count),
+        stage_count=_stage_count(old, event.stage_count),
     )
     return forget_moves(replace(state, models={**state.models, model.name: requested}))
+
+
+def _stage_count(old: RequestedModel | None, asked: int | None) -> int:
+    """What a person asked for once holds until they ask for something else."""
+    if asked is not None:
+        return max(0, asked)
+    return 0 if old is None else old.stage_count
 
 
 def _drop(state: ClusterState, event: happened.ModelDropped) -> ClusterState:

@@ -109,7 +109,19 @@ def _model_events(name: str, old: RequestedModel | None, new: RequestedModel | N
         yield EventView(kind="model", text=text, model=name)
 
 
+def _move_events(old: Chain | None, chain: Chain) -> Iterator[EventView]:
+    """Of a chain that serves while another layout of it is loaded."""
+    former = None if old is None else old.target
+    if chain.target is not None and former is None:
+        text = f"{chain.model} is to move: {chain.target.reason}"
+        yield EventView(kind="chain", text=text, model=chain.model, chain=chain.id)
+    elif former is not None and chain.target is None and chain.status == "ready":
+        text = f"{chain.model} stays where it is: {chain.last_move}"
+        yield EventView(kind="chain", text=text, model=chain.model, chain=chain.id)
+
+
 def _chain_events(old: Chain | None, chain: Chain, state: ClusterState) -> Iterator[EventView]:
+    yield from _move_events(old, chain)
     is_same = old is not None and (old.status, old.epoch) == (chain.status, chain.epoch)
     is_under_way = old is not None and old.status == chain.status == "recovering"
     if is_same or is_under_way or chain.status in ("planned", "loading", "retired"):

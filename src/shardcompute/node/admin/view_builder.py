@@ -185,6 +185,8 @@ def _view_chain(state: ClusterState, chain: Chain, now_s: float, timings: Sequen
         drivers=_view_drivers(state, chain),
         driver_host=current_host(chain),
         driver_host_reason=_explain_driver_host(state, chain, now_s, names),
+        last_move=chain.last_move,
+        is_moving=chain.target is not None,
     )
 
 

@@ -162,6 +162,10 @@ class ChainView:
     """The worker that drives it in the coordinator's place; "": the coordinator does."""
     driver_host_reason: str = ""
     """In words, where its driver sits and why."""
+    last_move: str = ""
+    """The last change of its layout in a sentence: why, from what to what, for which gain."""
+    is_moving: bool = False
+    """It serves as it is while the layers of another layout are loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,15 @@ from collections.abc import Callable
 from shardcompute.control import apply, memorable, next_actions
 from shardcompute.control.actions import Action, Record
 from shardcompute.control.events import (
+    ChainReshaped,
     CoordinatorStarted,
+    DriverPlaced,
     Event,
     LinkBroken,
     LinkClosed,
+    MoveDropped,
+    MovePlanned,
+    StandbysChosen,
     StateRemembered,
     encode_event,
     is_journalled,
@@ -46,6 +51,7 @@ from shardcompute.wire.control import StepOverdue
 
 log = logging.getLogger(__name__)
 _TICK_S = 0.1
+_MOVES = (MovePlanned, MoveDropped, ChainReshaped, StandbysChosen, DriverPlaced)
 
 
 class Coordinator:
@@ -237,5 +243,10 @@ class Coordinator:
 
     def _log_decision(self, event: Event) -> None:
         log.info("decided: %s", as_json(event))
+        if (
+            isinstance(event, MovePlanned | MoveDropped | ChainReshaped | StandbysChosen | DriverPlaced)
+            and event.reason
+        ):
+            log.info("chain %s: %s", event.chain, event.reason)
         if isinstance(event, LinkClosed):
             log.warning("%s cannot reach %s: planning around that link", event.reporter, event.node)

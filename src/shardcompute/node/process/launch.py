@@ -60,6 +60,8 @@ class Served:
     checkpoint: Checkpoint
     form: str = "native"
     chains: int = 1
+    stages: int | None = None
+    """So many were asked for; 0: as many as pay. None: what was asked for before."""
 
 
 def choose_worker_count(available_bytes: int) -> int:
@@ -135,7 +137,7 @@ def serve_from_workers(cluster: Cluster, served: Served, count: int) -> None:
 
 
 def _serve(cluster: Cluster, served: Served) -> None:
-    cluster.serve(served.checkpoint, form=served.form, chains=served.chains)
+    cluster.serve(served.checkpoint, form=served.form, chains=served.chains, stages=served.stages)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from shardcompute.cli.options.cluster import (
 from shardcompute.cli.serve.addresses import address_towards, check_ports, is_loopback, reachable_host
 from shardcompute.cli.serve.foreground import ClusterPlan
 from shardcompute.cli.serve.greeting import greeting, invitation
+from shardcompute.cli.serve.up import asked_stages
 from shardcompute.core.errors import LinkError, UsageError
 from shardcompute.core.settings import load_settings
 from shardcompute.wire import CODECS
@@ -130,7 +131,6 @@ def test_loopback() -> None:
         (("--local", "--workers", "2", "--chains", "2"), "--workers and --chains"),
         (("--local", "--no-workers"), "--no-workers"),
         (("--local", "--data-dir", "here"), "--data-dir"),
-        (("--stages", "2"), "--stages"),
         (("--kv-memory", "1G"), "--kv-memory"),
         (("--no-workers", "--max-memory", "1G"), "--max-memory"),
         (("--device", "cuda"), "the onnx backend computes on the cpu"),
@@ -209,3 +209,20 @@ def test_a_single_process_has_nowhere_else_to_drive_from(cli: Cli) -> None:
     result = cli("up", "--local", "--driver-placement", "here")
     assert result.exit_code == 2
     assert "--driver-placement only mean something for a cluster" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("stages", "workers", "chains", "asked"),
+    [
+        (None, None, None, None),
+        (None, 3, None, 3),
+        (None, 3, 1, 3),
+        (None, 3, 3, None),
+        (0, 3, None, 0),
+        (2, 3, 2, 2),
+    ],
+)
+def test_who_asks_for_workers_asks_for_stages(
+    stages: int | None, workers: int | None, chains: int | None, asked: int | None
+) -> None:
+    assert asked_stages(stages, workers, chains) == asked
