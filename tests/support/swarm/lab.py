@@ -61,9 +61,9 @@ from support.network.lab_links import LabNetwork, wait_until
 
 KV_TOKENS = 4096
 RTT_S = 1e-4
-STILL = PlacementPolicy(latency_weight=1.0, min_gain=1e9)
+STILL = PlacementPolicy(latency_weight=1.0, min_gain=1e9, least_lifetime_s=0.0)
 """As few machines as hold the model, the others stand by; a chain that serves is left alone."""
-SPREAD = PlacementPolicy(latency_weight=0.0, machine_price=0.0, min_gain=1e9)
+SPREAD = PlacementPolicy(latency_weight=0.0, machine_price=0.0, min_gain=1e9, least_lifetime_s=0.0)
 """Every machine takes part, whatever room it has."""
 HURRIED = HealthPolicy(restart_grace_s=2.0)
 """Who is missing after the coordinator started again is soon given up."""
