@@ -31,6 +31,7 @@ from shardcompute.node.driver.command_executor import InProcessDriver
 from shardcompute.node.driver.hosted_client import HostedDrivers
 from shardcompute.node.driver.pool import PATIENCE_S, DriverPool, PoolModel
 from shardcompute.node.enrolment.admission import Admission, Application
+from shardcompute.node.enrolment.certificate_issuer import CertificateIssuer
 from shardcompute.node.enrolment.join_server import JoinServer
 from shardcompute.node.rpc.commands import OfferedModel
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
@@ -39,12 +40,10 @@ from shardcompute.node.weights.draft_heads import draft_head_attachments
 from shardcompute.node.weights.server import WeightsServer
 from shardcompute.security import (
     ClusterAuthority,
-    Credentials,
     KeyBook,
     KeyLimits,
     KeyRole,
     KeySummary,
-    NodeIdentity,
     Revocations,
     Role,
     TokenBook,
@@ -62,7 +61,7 @@ from shardcompute.wire import Link, Transports, default_transports, join_address
 from shardcompute.wire.codecs.mode import EXACT, check_wire
 
 log = logging.getLogger(__name__)
-_CERTIFICATE_DAYS = 365
+_CERTIFICATES_EVERY_S = 3600.0
 Book = TypeVar("Book")
 
 
@@ -119,13 +118,17 @@ class Cluster:
 
     def _open(self, options: ClusterOptions, on_error: contextlib.ExitStack) -> None:
         self._open_books()
-        self._credentials = self._own_credentials()
+        self._issuer = CertificateIssuer(
+            self._authority, options.folder / "coordinator", lambda: self._revocations
+        )
+        credentials = self._issuer.own()
+        credentials.save()
         self._served: dict[str, ServedWeights] = {}
         self._weights = WeightsServer(self._served)
         self._checkpoints: dict[str, Checkpoint] = {}
         self._drafters: dict[str, Sequence[Drafter]] = {}
         self._endpoint = Endpoint(
-            self._credentials,
+            credentials,
             join_address(options.host, options.port),
             {
                 "control": self._serve_control,
@@ -158,15 +161,21 @@ class Cluster:
             dial=lambda url, node: self._endpoint.dial(url, "probe", node),
             initial=ClusterState(driver=self.node, placing=options.placing or PlacementPolicy()),
             revocations=lambda: self._revocations.to_bytes(),
+            sign=self._issuer.renew,
             brief=self._brief,
             wire=check_wire(options.wire),
         )
-        context = join_server_context(self._credentials.identity, self._credentials.certificate_pem)
+        self._join_tls = join_server_context(credentials.identity, credentials.certificate_pem)
         self._join_server = JoinServer(
-            options.host, options.join_port, context, self._authority.certificate_pem, self._admit
+            options.host, options.join_port, self._join_tls, self._authority.certificate_pem, self._admit
         )
         self.coordinator.start()
         self._endpoint.start()
+        self._check_certificates()
+
+    def _check_certificates(self) -> None:
+        self.coordinator.after(_CERTIFICATES_EVERY_S, self._check_certificates)
+        self._issuer.check_own(self._endpoint, self._join_tls)
 
     def _open_books(self) -> None:
         """What the journal holds besides events. Who was thrown out is also known beside the authority."""
@@ -386,13 +395,7 @@ class Cluster:
             tokens, _ = self._tokens.use(
                 application.token_id, application.secret, node_id=application.node_id, role=role, now_s=now_s
             )
-            certificate = self._authority.issue(
-                application.request_pem,
-                node_id=application.node_id,
-                roles=[role],
-                now_s=now_s,
-                revocations=self._revocations,
-            )
+            certificate = self._issuer.admit(application.request_pem, node_id=application.node_id, role=role)
             self._tokens = tokens
             self._journal.write_note("tokens", tokens.to_bytes())
         log.info("%s joined as %s", application.node_id, role)
@@ -419,19 +422,6 @@ class Cluster:
 
     def _driver_lost_link(self, node: str) -> None:
         self.coordinator.lost_link(node)
-
-    def _own_credentials(self) -> Credentials:
-        identity = NodeIdentity.open(self.options.folder / "coordinator")
-        certificate = self._authority.issue(
-            identity.certificate_request(),
-            node_id=identity.node_id,
-            roles=[Role.COORDINATOR, Role.DRIVER],
-            now_s=time.time(),
-            days=_CERTIFICATE_DAYS,
-        )
-        credentials = Credentials(identity, certificate, self._authority.certificate_pem)
-        credentials.save()
-        return credentials
 
     def _read_book(self, name: str, decode: Callable[[bytes], Book], default: Book) -> Book:
         """A note of the journal. One that is damaged is not taken for an empty one unless somebody decides so."""

@@ -90,6 +90,10 @@ class ClusterAuthority:
         """SHA-256 of the root certificate in hexadecimal: what a join token pins."""
         return fingerprint_of(certificate_der(self.certificate))
 
+    @property
+    def expires_at_s(self) -> float:
+        return self.certificate.not_valid_after_utc.timestamp()
+
     def issue(
         self,
         request_pem: str,
@@ -97,7 +101,7 @@ class ClusterAuthority:
         node_id: str,
         roles: Collection[Role],
         now_s: float,
-        days: int = NODE_DAYS,
+        days: float = NODE_DAYS,
         addresses: Sequence[str] = (),
         revocations: Revocations = _NO_REVOCATIONS,
     ) -> str:
@@ -106,8 +110,8 @@ class ClusterAuthority:
         `addresses` are host names and IP addresses that *the caller* vouches for. Issue only to someone
         whose join token or present certificate has been checked: this proves the key, not the permission.
         """
-        if not roles or days < 1:
-            raise UsageError("A certificate needs a role and a day", hint="pass at least one of each")
+        if not roles or days <= 0:
+            raise UsageError("A certificate needs a role and a time", hint="pass at least one of each")
         public_key = _proven_key(request_pem, node_id)
         if node_id in revocations.node_ids:
             raise ForbiddenError(
@@ -121,10 +125,11 @@ class ClusterAuthority:
         return certificate_pem(self._sign(public_key, node_id, names, now_s, days))
 
     def _sign(
-        self, key: Ed25519PublicKey, node_id: str, names: list[x509.GeneralName], now_s: float, days: int
+        self, key: Ed25519PublicKey, node_id: str, names: list[x509.GeneralName], now_s: float, days: float
     ) -> x509.Certificate:
         root = self.certificate
-        start = max(utc(now_s) - _CLOCK_SKEW, root.not_valid_before_utc)
+        skew = min(_CLOCK_SKEW, timedelta(days=days) / 3)
+        start = max(utc(now_s) - skew, root.not_valid_before_utc)
         stop = min(utc(now_s) + timedelta(days=days), root.not_valid_after_utc)
         if stop <= start:
             raise AuthError(

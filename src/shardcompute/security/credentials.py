@@ -9,7 +9,7 @@ from shardcompute.core.errors import AuthError, SourceError
 from shardcompute.security.certificates import PeerIdentity, parse_certificate, peer_from_certificate
 from shardcompute.security.identity import NodeIdentity
 from shardcompute.security.private_files import read_private, replace_private
-from shardcompute.security.tls import client_context, server_context
+from shardcompute.security.tls import client_context, server_context, show_certificate
 
 CREDENTIALS_FILE = "certificate.pem"
 _END = "-----END CERTIFICATE-----\n"
@@ -62,6 +62,10 @@ class Credentials:
 
     def server_context(self) -> ssl.SSLContext:
         return server_context(self.identity, self.certificate_pem, self.authority_pem)
+
+    def show_in(self, context: ssl.SSLContext) -> None:
+        """Show this certificate in every handshake of a context that is in use."""
+        show_certificate(context, self.identity, self.certificate_pem)
 
     def client_context(self) -> ssl.SSLContext:
         return client_context(self.identity, self.certificate_pem, self.authority_pem)

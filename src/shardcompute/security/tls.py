@@ -22,7 +22,7 @@ def server_context(identity: NodeIdentity, certificate_pem: str, authority_pem: 
     """For listening: only clients with a certificate of the cluster get through the handshake."""
     context = _context(ssl.PROTOCOL_TLS_SERVER)
     _trust_only(context, authority_pem)
-    _show(context, identity, certificate_pem)
+    show_certificate(context, identity, certificate_pem)
     return context
 
 
@@ -30,7 +30,7 @@ def client_context(identity: NodeIdentity, certificate_pem: str, authority_pem: 
     """For dialling: shows our certificate and accepts only servers with one of the cluster."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT)
     _trust_only(context, authority_pem)
-    _show(context, identity, certificate_pem)
+    show_certificate(context, identity, certificate_pem)
     return context
 
 
@@ -38,7 +38,7 @@ def join_server_context(identity: NodeIdentity, certificate_pem: str) -> ssl.SSL
     """For the join endpoint alone: clients have no certificate yet and are not asked for one."""
     context = _context(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_NONE
-    _show(context, identity, certificate_pem)
+    show_certificate(context, identity, certificate_pem)
     return context
 
 
@@ -79,9 +79,9 @@ def _trust_only(context: ssl.SSLContext, authority_pem: str) -> None:
         ) from error
 
 
-def _show(context: ssl.SSLContext, identity: NodeIdentity, certificate_pem: str) -> None:
-    """Present `certificate_pem`. OpenSSL reads files only: the key stays where it is, the certificate, which
-    is public, is written beside it for a moment."""
+def show_certificate(context: ssl.SSLContext, identity: NodeIdentity, certificate_pem: str) -> None:
+    """Present `certificate_pem` in handshakes from now on, also in place of another. OpenSSL reads files only: the key
+    stays where it is, the certificate, which is public, is written beside it for a moment."""
     path: Path | None = None
     try:
         descriptor, name = tempfile.mkstemp(prefix=".certificate.", dir=identity.key_path.parent)

@@ -70,6 +70,19 @@ class StepOverdue(msgspec.Struct, frozen=True, array_like=True, tag=26):
     allowed_s: float
 
 
+class RenewCertificate(msgspec.Struct, frozen=True, array_like=True, tag=27):
+    """A node asks for its next certificate, with a request that its own key has signed."""
+
+    request_pem: str
+
+
+class CertificateIssued(msgspec.Struct, frozen=True, array_like=True, tag=28):
+    """The node's next certificate or, where `error` says why, none."""
+
+    certificate_pem: str = ""
+    error: str = ""
+
+
 class FetchModel(msgspec.Struct, frozen=True, array_like=True, tag=30):
     number: Number
     model: str
@@ -113,6 +126,8 @@ ControlMessage: TypeAlias = (
     | Command
     | CommandReply
     | StepOverdue
+    | RenewCertificate
+    | CertificateIssued
     | FetchModel
     | CardReply
     | FetchTensor

@@ -22,7 +22,7 @@ from shardcompute.control.events import (
 )
 from shardcompute.control.state import COORDINATOR
 from shardcompute.control.transitions.node_transitions import next_incarnation
-from shardcompute.core.errors import LinkError, UsageError
+from shardcompute.core.errors import AuthError, LinkError, ShardComputeError, UsageError
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.node.coordinator.coordinator_port import CoordinatorPort
 from shardcompute.node.coordinator.driver_attachments import DriverAttachments
@@ -33,13 +33,29 @@ from shardcompute.node.coordinator.node_registry import ConnectedNode, NodeRegis
 from shardcompute.node.coordinator.stalled_steps import StalledSteps
 from shardcompute.node.coordinator.validation import validate_join, validate_report, validate_role
 from shardcompute.node.rpc.commands import Peer, Probe
-from shardcompute.security.certificates import read_peer
+from shardcompute.security.certificates import PeerIdentity, read_peer
 from shardcompute.wire import Link, LinkPump, Message, Refused
-from shardcompute.wire.control import CommandReply, Heartbeat, NodeEvent, Register, Registered, StepOverdue
+from shardcompute.wire.control import (
+    CertificateIssued,
+    CommandReply,
+    Heartbeat,
+    NodeEvent,
+    Register,
+    Registered,
+    RenewCertificate,
+    StepOverdue,
+)
 
 log = logging.getLogger(__name__)
 _REVOKE_TIMEOUT_S = 5.0
 _GOODBYE_S = 0.1
+SignRequest = Callable[[PeerIdentity, str], str]
+"""The next certificate (PEM) of a node that has shown its present one, for what it asks. Raises where it gets none."""
+
+
+def refuse_to_sign(peer: PeerIdentity, request_pem: str) -> str:
+    """A `SignRequest` of a coordinator without an authority."""
+    raise AuthError("This coordinator signs no certificates", hint="join again with a token")
 
 
 class ControlServer:
@@ -56,6 +72,7 @@ class ControlServer:
         stalled: StalledSteps,
         liveness: LivenessProbe,
         revocations: Callable[[], bytes],
+        sign: SignRequest,
     ) -> None:
         self._coordinator = coordinator
         self._origin = origin
@@ -66,6 +83,7 @@ class ControlServer:
         self._stalled = stalled
         self._liveness = liveness
         self._revocations = revocations
+        self._sign = sign
         self._limited_log = RateLimitedLog(log)
 
     def serve(self, link: Link) -> None:
@@ -101,6 +119,17 @@ class ControlServer:
             self._registry.answered(pump, message)
         elif isinstance(message, StepOverdue):
             self._coordinator.later(lambda: self._stalled.look_for(message, node))
+        elif isinstance(message, RenewCertificate):
+            self._renew(pump, message)
+
+    def _renew(self, pump: LinkPump, message: RenewCertificate) -> None:
+        """Sign a node's next certificate, where its present one entitles it to that."""
+        try:
+            issued = CertificateIssued(self._sign(read_peer(pump.link.certificate), message.request_pem))
+        except ShardComputeError as error:
+            self._limited_log.warning(pump.link.peer, "%s gets no certificate: %s", pump.link.peer, error)
+            issued = CertificateIssued(error=str(error))
+        self._registry.offer(pump, issued)
 
     def _apply_later(self, event: NodeSeen | LinkBroken | ShardFailed) -> None:
         """In its turn, at the time of the coordinator's clock: those of nodes mean nothing here."""

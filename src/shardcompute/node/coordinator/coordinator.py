@@ -35,7 +35,7 @@ from shardcompute.control.events import (
 from shardcompute.control.state import ClusterState
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.node.coordinator.clock import SteadyClock
-from shardcompute.node.coordinator.control_server import ControlServer
+from shardcompute.node.coordinator.control_server import ControlServer, SignRequest, refuse_to_sign
 from shardcompute.node.coordinator.coordinator_port import Background, Task, start_thread
 from shardcompute.node.coordinator.driver_attachments import Brief, DriverAttachments
 from shardcompute.node.coordinator.driver_port import DriverPorts, OwnDriver
@@ -67,6 +67,7 @@ class Coordinator:
         dial: Dial,
         initial: ClusterState,
         revocations: Callable[[], bytes] = lambda: b"",
+        sign: SignRequest = refuse_to_sign,
         brief: Callable[[], Brief] = lambda: Brief([], b""),
         wire: str = EXACT,
         clock: Callable[[], float] = time.monotonic,
@@ -106,6 +107,7 @@ class Coordinator:
             self._stalled,
             LivenessProbe(dial, background),
             revocations,
+            sign,
         )
         self._listeners: list[Callable[[ClusterState], None]] = []
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)

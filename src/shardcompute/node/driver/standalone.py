@@ -20,6 +20,7 @@ from shardcompute.node.rpc.commands import Introduce, NodeCommand, Probe
 from shardcompute.node.rpc.control_client import ControlClient
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes, probe_links
+from shardcompute.node.rpc.renewal import CertificateRenewal
 from shardcompute.security.api_keys import KeyBook, KeySummary
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.names import Role
@@ -74,6 +75,7 @@ class StandaloneDriver:
             self._describe,
             self._carry_out,
             self._registered,
+            CertificateRenewal(self._endpoint),
         )
         self._endpoint.start()
 

@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from shardcompute.control.events import Event, NodeDrained, NodeJoined, NodeLeft, encode_event
 from shardcompute.core.errors import AuthError, LinkError, ShardComputeError
 from shardcompute.node.rpc.commands import Leave, NodeCommand, decode_command
+from shardcompute.node.rpc.renewal import CertificateRenewal
 from shardcompute.security.revocations import Revocations
 from shardcompute.wire import Link, LinkPump, Message, Refused
 from shardcompute.wire.control import (
+    CertificateIssued,
     Command,
     CommandReply,
     Heartbeat,
@@ -31,7 +33,7 @@ _GOODBYE_S = 1.0
 class ControlClient:
     """Keeps the link. `describe` says what the node is and holds; `carry_out` does what it is told, except to leave,
     in a thread per command; `on_registered` hears the incarnation and the revocations, and may tell what was not
-    heard before."""
+    heard before. The node's certificate is renewed over the link."""
 
     def __init__(
         self,
@@ -40,12 +42,14 @@ class ControlClient:
         describe: Callable[[], NodeJoined],
         carry_out: Callable[[NodeCommand], bytes],
         on_registered: Callable[[int, Revocations], None],
+        renewal: CertificateRenewal,
     ) -> None:
         self._dial = dial
         self._urls = list(urls)
         self._describe = describe
         self._carry_out = carry_out
         self._on_registered = on_registered
+        self._renewal = renewal
         self._pump: LinkPump | None = None
         self._registered = threading.Event()
         self._lost = threading.Event()
@@ -134,6 +138,8 @@ class ControlClient:
                 raise LinkError("the coordinator did not register this node in time")
             while not self._closing.is_set() and not self._lost.wait(self._heartbeat_s):
                 pump.offer(Heartbeat(self._incarnation), timeout_s=self._heartbeat_s)
+                if (request := self._renewal.next_request()) is not None:
+                    pump.offer(request, timeout_s=_REGISTER_TIMEOUT_S)
         finally:
             self._pump = None
             self._registered.clear()
@@ -157,6 +163,9 @@ class ControlClient:
             self._on_registered(message.incarnation, revocations)
         elif isinstance(message, Refused):
             self._refusal = message.reason
+        elif isinstance(message, CertificateIssued):
+            if self._renewal.take(message):
+                self._lost.set()  # the link is dialled again, with what was issued
         elif isinstance(message, Command):
             threading.Thread(target=self._obey, args=(message,), name="command", daemon=True).start()
 

@@ -38,6 +38,7 @@ from shardcompute.node.rpc.commands import (
 from shardcompute.node.rpc.control_client import ControlClient
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes, probe_links
+from shardcompute.node.rpc.renewal import CertificateRenewal
 from shardcompute.node.weights.server import CachedModels, WeightsServer
 from shardcompute.node.worker.shard_loader import ShardLoader, ShardOptions
 from shardcompute.node.worker.speed_probe import measure_seconds_per_byte
@@ -156,6 +157,7 @@ class Worker:
             self._describe,
             self._carry_out,
             self._registered,
+            CertificateRenewal(self._endpoint),
         )
         self._endpoint.start()
         self._control.start()

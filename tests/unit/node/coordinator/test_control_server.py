@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,27 @@ import pytest
 from shardcompute.control import events as happened
 from shardcompute.control.events import Event, encode_event
 from shardcompute.control.state import Shard
+from shardcompute.core.errors import ForbiddenError
 from shardcompute.node.coordinator.control_server import ControlServer
 from shardcompute.node.coordinator.stalled_steps import StalledSteps
 from shardcompute.node.rpc.commands import FenceOff, Introduce, Leave, Probe
 from shardcompute.security import Role
-from shardcompute.security.certificates import certificate_der, parse_certificate
+from shardcompute.security.certificates import (
+    PeerIdentity,
+    certificate_der,
+    parse_certificate,
+    peer_from_certificate,
+)
 from shardcompute.wire import Refused
-from shardcompute.wire.control import CommandReply, Heartbeat, NodeEvent, Register, Registered
+from shardcompute.wire.control import (
+    CertificateIssued,
+    CommandReply,
+    Heartbeat,
+    NodeEvent,
+    Register,
+    Registered,
+    RenewCertificate,
+)
 from support.network.papers import Papers
 from support.swarm.fake_cluster import MODEL, serving_cluster
 
@@ -44,6 +59,7 @@ class Served:
         self.shell = shell
         self.papers = papers
         self.liveness = FakeLiveness()
+        self.refuses_to_sign = False
         self.server = ControlServer(
             shell.coordinator,
             ORIGIN,
@@ -54,6 +70,14 @@ class Served:
             StalledSteps(shell.coordinator, shell.registry, shell.ports),
             self.liveness,  # type: ignore[arg-type]
             lambda: b"revoked",
+            self.sign,
+        )
+
+    def sign(self, peer: PeerIdentity, request_pem: str) -> str:
+        if self.refuses_to_sign:
+            raise ForbiddenError("it was removed")
+        return self.papers.authority.issue(
+            request_pem, node_id=peer.node_id, roles=peer.roles, now_s=time.time()
         )
 
     def dial(self, name: str, role: Role = Role.WORKER) -> FakePump:
@@ -236,3 +260,25 @@ def test_a_drivers_stages_are_known_by_their_other_end(papers: Papers) -> None:
     served = Served(Shell(serving_cluster(500, 500).coordinator.state), papers)
     served.report(served.shell.pumps["a"], happened.LinkBroken("a", "head", 0.0))
     assert served.shell.coordinator.applied == [happened.LinkBroken("head", "a", 0.0)]
+
+
+def test_a_member_gets_its_next_certificate_over_its_link(served: Served, papers: Papers) -> None:
+    pump = served.dial("one", Role.DRIVER)
+    request = papers.node("one").identity.certificate_request()
+    served.receive(pump, RenewCertificate(request))
+    [issued] = of(pump, CertificateIssued)
+    renewed = peer_from_certificate(parse_certificate(issued.certificate_pem))
+    assert (renewed.node_id, renewed.roles) == (pump.link.peer, {Role.DRIVER})
+
+
+def test_whoever_gets_none_is_told_why(served: Served, papers: Papers) -> None:
+    pump = served.dial("one")
+    served.receive(pump, RenewCertificate(papers.node("other").identity.certificate_request()))
+    served.receive(pump, RenewCertificate("no request"))
+    served.refuses_to_sign = True
+    served.receive(pump, RenewCertificate(papers.node("one").identity.certificate_request()))
+    answers = of(pump, CertificateIssued)
+    assert [answer.certificate_pem for answer in answers] == [""] * 3
+    for answer, words in zip(answers, ("its key belongs to", "cannot be read", "removed"), strict=True):
+        assert words in answer.error
+    assert not pump.is_closed
