@@ -20,10 +20,8 @@ from shardcompute.node.rpc.commands import Introduce, NodeCommand, Probe
 from shardcompute.node.rpc.control_client import ControlClient
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes, probe_links
-from shardcompute.node.rpc.renewal import CertificateRenewal
 from shardcompute.security.api_keys import KeyBook, KeySummary
 from shardcompute.security.credentials import Credentials
-from shardcompute.security.names import Role
 from shardcompute.security.revocations import Revocations
 from shardcompute.version import VERSION
 from shardcompute.wire import Transports, default_transports, join_address
@@ -70,12 +68,7 @@ class StandaloneDriver:
         )
         self._executor = DriverCommandExecutor(self.pool, self._endpoint.dialler("weights"))
         self._control = ControlClient(
-            lambda url: self._endpoint.dial(url, "control", needs=Role.COORDINATOR),
-            control_urls,
-            self._describe,
-            self._carry_out,
-            self._registered,
-            CertificateRenewal(self._endpoint),
+            self._endpoint, control_urls, self._describe, self._carry_out, self._registered
         )
         self._endpoint.start()
 

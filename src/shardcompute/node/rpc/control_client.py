@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from shardcompute.control.events import Event, NodeDrained, NodeJoined, NodeLeft, encode_event
 from shardcompute.core.errors import AuthError, LinkError, ShardComputeError
 from shardcompute.node.rpc.commands import Leave, NodeCommand, decode_command
+from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.node.rpc.renewal import CertificateRenewal
+from shardcompute.security.names import Role
 from shardcompute.security.revocations import Revocations
 from shardcompute.wire import Link, LinkPump, Message, Refused
 from shardcompute.wire.control import (
@@ -37,19 +39,18 @@ class ControlClient:
 
     def __init__(
         self,
-        dial: Callable[[str], Link],
+        endpoint: Endpoint,
         urls: Sequence[str],
         describe: Callable[[], NodeJoined],
         carry_out: Callable[[NodeCommand], bytes],
         on_registered: Callable[[int, Revocations], None],
-        renewal: CertificateRenewal,
     ) -> None:
-        self._dial = dial
+        self._endpoint = endpoint
+        self._renewal = CertificateRenewal(endpoint)
         self._urls = list(urls)
         self._describe = describe
         self._carry_out = carry_out
         self._on_registered = on_registered
-        self._renewal = renewal
         self._pump: LinkPump | None = None
         self._registered = threading.Event()
         self._lost = threading.Event()
@@ -113,7 +114,8 @@ class ControlClient:
         attempt = 0
         while not (self._closing.is_set() or self._is_leaving):
             try:
-                self._serve(self._dial(self._urls[attempt % len(self._urls)]))
+                url = self._urls[attempt % len(self._urls)]
+                self._serve(self._endpoint.dial(url, "control", needs=Role.COORDINATOR))
                 attempt = 0
             except AuthError as error:
                 self._refusal = error.message

@@ -38,13 +38,11 @@ from shardcompute.node.rpc.commands import (
 from shardcompute.node.rpc.control_client import ControlClient
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes, probe_links
-from shardcompute.node.rpc.renewal import CertificateRenewal
 from shardcompute.node.weights.server import CachedModels, WeightsServer
 from shardcompute.node.worker.shard_loader import ShardLoader, ShardOptions
 from shardcompute.node.worker.speed_probe import measure_seconds_per_byte
 from shardcompute.node.worker.stage_server import ShardKey, StageServer
 from shardcompute.security.credentials import Credentials
-from shardcompute.security.names import Role
 from shardcompute.security.revocations import Revocations
 from shardcompute.version import VERSION
 from shardcompute.weights.shard_cache import ShardCache
@@ -152,12 +150,7 @@ class Worker:
             ShardOptions(self._memory_bytes, options.threads, options.backend, options.device),
         )
         self._control = ControlClient(
-            lambda url: self._endpoint.dial(url, "control", needs=Role.COORDINATOR),
-            control_urls,
-            self._describe,
-            self._carry_out,
-            self._registered,
-            CertificateRenewal(self._endpoint),
+            self._endpoint, control_urls, self._describe, self._carry_out, self._registered
         )
         self._endpoint.start()
         self._control.start()
