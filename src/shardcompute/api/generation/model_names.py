@@ -15,6 +15,8 @@ _SIZE = r"\d+(\.\d+)?[mbt]|\d+x\d+b|a\d+b|e\d+b"
 _VARIANT = r"instruct|it|chat|base|text|thinking|preview|hf|gguf|v\d+(\.\d+)*|\d{4}"
 _QUANTISATION = r"i?q\d\w*|b?f(p)?\d+|int\d|awq|gptq|mlx|\d+bit"
 _TAG_PART = re.compile(f"({_SIZE}|{_VARIANT}|{_QUANTISATION})")
+_BETWEEN = re.compile(rf"-|\.(?=({_QUANTISATION})$)")
+"""Files of one quantisation are called `name.Q4_K_M.gguf` as often as `name-q4_k_m.gguf`."""
 
 
 def match_short_name(name: str, served: Iterable[str]) -> list[str]:
@@ -27,7 +29,7 @@ def match_short_name(name: str, served: Iterable[str]) -> list[str]:
 
 def _means(owner: str, family: str, wanted: set[str], full: str) -> bool:
     full_owner, _, own = full.rpartition("/")
-    parts = own.removesuffix(".gguf").split("-")
+    parts = [part for part in _BETWEEN.sub("-", own.removesuffix(".gguf")).split("-") if part]
     if not family or (owner and owner != full_owner):
         return False
     for count in range(1, len(parts) + 1):
