@@ -128,9 +128,25 @@ class ClusterClient(Client):
     def revoke_token(self, token_id: str) -> None:
         self._ask("DELETE", f"/cluster/tokens/{quote(token_id, safe='')}", dict[str, Any])
 
-    def create_key(self, label: str = "", *, role: str = "use", expires_s: float | None = None) -> NewKey:
-        """Of role "use", "observe" or "operate"; good until it is revoked unless it expires."""
-        body = {"label": label, "role": role, "expires_s": expires_s}
+    def create_key(
+        self,
+        label: str = "",
+        *,
+        role: str = "use",
+        models: Sequence[str] | None = None,
+        requests_per_minute: int | None = None,
+        tokens_per_day: int | None = None,
+        expires_s: float | None = None,
+    ) -> NewKey:
+        """Of role "use", "observe" or "operate"; good until it is revoked unless it expires. Limits are for "use"."""
+        body = {
+            "label": label,
+            "role": role,
+            "models": models,
+            "requests_per_minute": requests_per_minute,
+            "tokens_per_day": tokens_per_day,
+            "expires_s": expires_s,
+        }
         return self._ask("POST", "/cluster/keys", NewKey, body)
 
     def keys(self) -> list[KeyView]:

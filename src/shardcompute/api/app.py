@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from shardcompute.api import anthropic, cluster, ollama, openai
 from shardcompute.api.access.hosts import LOOPBACK_ONLY, AllowedHosts, HostMiddleware
+from shardcompute.api.access.metering import KeyMeter
 from shardcompute.api.access.requirement import Access
 from shardcompute.api.access.sign_in import PageSessions
 from shardcompute.api.auth import ApiKeys, KeyMiddleware, Verifier, guarded, needs_of, secret_of
@@ -107,6 +108,9 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.admin = admin
     app.state.sessions = sessions
+    app.state.meter = KeyMeter(
+        clock=clock, wall_clock=wall_clock, spent=None if admin is None else admin.spent_tokens
+    )
     app.state.context = ApiContext(
         service=service, limits=limits or Limits(), metrics=counted, clock=clock, wall_clock=wall_clock
     )

@@ -17,11 +17,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from shardcompute.api.access.limited_service import LimitedService
+from shardcompute.api.access.metering import KeyMeter
 from shardcompute.api.access.requirement import ANONYMOUS, Access, check_access
-from shardcompute.api.context import caller_of
+from shardcompute.api.context import caller_of, context_of
 from shardcompute.api.errors import RequestError, error_response
 from shardcompute.core.errors import AuthError, UsageError
-from shardcompute.security.api_keys import KEY_PREFIX, KeyRole, KeySummary, key_id_of
+from shardcompute.security.api_keys import KEY_PREFIX, NO_LIMITS, KeyRole, KeySummary, key_id_of
 
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 """What proxies say of themselves, unless they are told not to."""
@@ -110,10 +112,17 @@ class KeyMiddleware:
 
 
 def guarded(needs: Access, run: Endpoint) -> Endpoint:
-    """`run` for those who may; 403 for others."""
+    """`run` for those who may, within the limits of their key; 403 and 429 for others."""
 
     async def check_and_run(request: Request) -> Response:
-        check_access(needs, caller_of(request))
+        caller = caller_of(request)
+        check_access(needs, caller)
+        if caller.limits != NO_LIMITS and needs is not Access.OPEN:
+            meter: KeyMeter = request.app.state.meter
+            # Lists and versions cost nothing; whatever has a body does.
+            await meter.admit(caller, is_counted=request.method == "POST")
+            service = context_of(request).service
+            request.scope["shardcompute.service"] = LimitedService(service, caller, meter)
         return await run(request)
 
     check_and_run.needs = needs  # type: ignore[attr-defined]

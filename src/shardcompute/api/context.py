@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import metadata
 
@@ -26,8 +26,10 @@ class ApiContext:
 
 
 def context_of(request: Request) -> ApiContext:
+    """With the service as the caller may see it."""
     context: ApiContext = request.app.state.context
-    return context
+    service: Service | None = request.scope.get("shardcompute.service")
+    return context if service is None else replace(context, service=service)
 
 
 def request_id_of(request: Request) -> str:

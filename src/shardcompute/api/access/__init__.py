@@ -1,4 +1,5 @@
-"""Access to the API: what each route asks for, which names of this server are its own, how the page signs in.
+"""Access to the API: what routes ask for, what keys may spend, which names are the server's own, how the page signs in.
 
-Owns the rules; `api.auth` applies them to every request, once. May call `security`, and the API's errors and bodies.
+Owns the rules; `api.auth` applies them to every request, once. May call `security`, `node.service`, and the
+API's errors and bodies.
 """

@@ -51,7 +51,7 @@ from shardcompute.node.admin.views import (
 from shardcompute.node.telemetry.history_store import DAY_S, FAR_S, EventView, HistoryRange
 from shardcompute.node.telemetry.request_log import RequestView
 from shardcompute.node.telemetry.usage import HOUR_S, UsageReport, UsageView
-from shardcompute.security.api_keys import KeyRole
+from shardcompute.security.api_keys import KeyLimits, KeyRole
 from shardcompute.security.names import Role
 
 if TYPE_CHECKING:
@@ -159,7 +159,12 @@ async def create_key(request: Request) -> Response:
     admin = _admin(request)
     return _reply(
         await asyncio.to_thread(
-            lambda: admin.create_key(order.label, role=KeyRole(order.role), life_s=order.expires_s)
+            lambda: admin.create_key(
+                order.label,
+                role=KeyRole(order.role),
+                limits=KeyLimits(order.models, order.requests_per_minute, order.tokens_per_day),
+                life_s=order.expires_s,
+            )
         )
     )
 

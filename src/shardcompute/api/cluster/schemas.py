@@ -62,6 +62,14 @@ class CreateKeyRequest(ClusterRequest):
     role: Literal["use", "observe", "operate"] = Field(
         "use", description="use: ask models; observe: see the cluster, too; operate: everything."
     )
+    models: tuple[str, ...] | None = Field(
+        None,
+        description="For role use: the models that it may ask, as `GET /v1/models` names them; null: all.",
+    )
+    requests_per_minute: int | None = Field(None, ge=1, description="For role use.")
+    tokens_per_day: int | None = Field(
+        None, ge=1, description="For role use: of prompts and answers together, from 00:00 to 24:00 UTC."
+    )
     expires_s: Annotated[int | float, Field(gt=0)] | None = Field(
         None, description="Seconds from now; null: good until it is revoked."
     )

@@ -45,6 +45,29 @@ def create(
             "on the coordinator's machine may.",
         ),
     ] = KeyPurpose.USE,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--models",
+            metavar="NAME",
+            help="For role use: a model that it may ask, by its whole name; may be repeated. By default all.",
+        ),
+    ] = None,
+    requests_per_minute: Annotated[
+        int | None,
+        typer.Option(
+            "--requests-per-minute", metavar="N", min=1, help="For role use; by default any number."
+        ),
+    ] = None,
+    tokens_per_day: Annotated[
+        int | None,
+        typer.Option(
+            "--tokens-per-day",
+            metavar="N",
+            min=1,
+            help="For role use: tokens of prompts and answers from 00:00 to 24:00 UTC; by default any number.",
+        ),
+    ] = None,
     expires: Annotated[
         float | None,
         typer.Option(
@@ -60,7 +83,14 @@ def create(
     """Make a key and print it. It is shown this once, and kept as a hash."""
     screen = open_screen()
     with at.connect() as client:
-        made = client.create_key(label, role=role.value, expires_s=expires)
+        made = client.create_key(
+            label,
+            role=role.value,
+            models=models or None,
+            requests_per_minute=requests_per_minute,
+            tokens_per_day=tokens_per_day,
+            expires_s=expires,
+        )
     if json:
         screen.write_json(dataclasses.asdict(made))
         return
@@ -82,7 +112,7 @@ def list_keys(*, json: Json = False, at: ClusterLocation) -> None:
         keys = client.keys()
     screen.write_records(
         keys,
-        ("ID", "LABEL", "ROLE", "STATE", "CREATED", "EXPIRES"),
+        ("ID", "LABEL", "ROLE", "STATE", "CREATED", "EXPIRES", "LIMITS"),
         partial(_row, now_s=time.time()),
         is_json=json,
         nothing="there is no key; shardcompute key create makes one",
@@ -104,7 +134,7 @@ def revoke(
 
 def _row(key: KeyView, now_s: float) -> tuple[str, ...]:
     age = f"{format_duration(max(0.0, now_s - key.created_at_s))} ago"
-    return key.id, key.label or "-", key.role, _state(key, now_s), age, _expiry(key, now_s)
+    return key.id, key.label or "-", key.role, _state(key, now_s), age, _expiry(key, now_s), _limits(key)
 
 
 def _state(key: KeyView, now_s: float) -> str:
@@ -118,3 +148,12 @@ def _expiry(key: KeyView, now_s: float) -> str:
         return "never"
     left_s = key.expires_at_s - now_s
     return f"in {format_duration(left_s)}" if left_s > 0 else f"{format_duration(-left_s)} ago"
+
+
+def _limits(key: KeyView) -> str:
+    told = [
+        "" if key.models is None else " or ".join(key.models),
+        "" if key.requests_per_minute is None else f"{key.requests_per_minute} requests a minute",
+        "" if key.tokens_per_day is None else f"{key.tokens_per_day} tokens a day",
+    ]
+    return ", ".join(each for each in told if each) or "-"
