@@ -37,6 +37,7 @@ from shardcompute.node.admin.views import (
     NewToken,
     NodeView,
     PlanView,
+    RevokedNode,
     TokenView,
     apply_change,
 )
@@ -112,13 +113,13 @@ class ClusterClient(Client):
         """By id, name or the start of the id; `watch` says when it is empty."""
         return self._ask("POST", f"/cluster/nodes/{quote(node, safe='')}/drain", NodeView, {})
 
-    def revoke_node(self, node: str) -> NodeView:
-        return self._ask("DELETE", f"/cluster/nodes/{quote(node, safe='')}", NodeView)
+    def revoke_node(self, node: str) -> RevokedNode:
+        return self._ask("DELETE", f"/cluster/nodes/{quote(node, safe='')}", RevokedNode)
 
     def create_token(
-        self, *, expires_s: float = 86_400.0, max_uses: int | None = None, role: str | None = None
+        self, *, expires_s: float = 86_400.0, max_uses: int | None = 8, role: str | None = None
     ) -> NewToken:
-        """For machines that join as "worker" or "driver"; None: as either."""
+        """For machines that join as "worker" or "driver"; None: as either. `max_uses` None: for any number of them."""
         body = {"expires_s": expires_s, "max_uses": max_uses, "role": role}
         return self._ask("POST", "/cluster/tokens", NewToken, body)
 

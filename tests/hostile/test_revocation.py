@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from shardcompute.core.errors import ForbiddenError, LinkError
+from shardcompute.core.errors import AuthError, ForbiddenError, LinkError
 from shardcompute.core.generation import GenerationRequest
 from shardcompute.node.enrolment.join_client import join_cluster
-from shardcompute.security import Role
+from shardcompute.security import Role, parse_token
 from support.network.papers import dial_as
 from support.swarm.lab import Alone, LabSwarm, LabWorker, swarm
 
@@ -61,12 +61,35 @@ def test_its_papers_open_nothing_any_more(lab: LabSwarm) -> None:
         for role in roles:
             with pytest.raises(LinkError, match="has been removed"):
                 dial_as(credentials, url, role)
+    invited = parse_token(lab.cluster.create_token())
     with pytest.raises(ForbiddenError, match="has been removed"):
-        join_cluster(lab.token, folder, Role.WORKER)
-    # As a new node the machine may come back.
+        join_cluster(invited, folder, Role.WORKER)
+    # As a new node the machine may come back, if it is invited again.
     (folder / "node.key").unlink()
     (folder / "certificate.pem").unlink()
-    assert join_cluster(lab.token, folder, Role.WORKER)[0].identity.node_id != outcast.node
+    assert join_cluster(invited, folder, Role.WORKER)[0].identity.node_id != outcast.node
+
+
+def test_it_cannot_come_back_under_another_name_with_the_token_that_it_used(
+    lab: LabSwarm, tmp_path: Path
+) -> None:
+    outcast, others = lab.stage(0), parse_token(lab.cluster.create_token())
+    used = lab.token.token_id
+    lab.workers.remove(outcast)
+    outcast.close()
+    assert lab.cluster.tokens_used_by(outcast.node) == (used,)
+    lab.cluster.revoke_node(outcast.node)
+    states = {summary.token_id: summary.state for summary in lab.cluster.tokens()}
+    assert (states[used], states[others.token_id]) == ("revoked", "valid")
+    with pytest.raises(AuthError, match="is revoked"):
+        join_cluster(lab.token, tmp_path / "reborn", Role.WORKER)
+    assert join_cluster(others, tmp_path / "another", Role.WORKER)
+    # Those who joined with the same token stay.
+    lab.wait_serving(stages=3)
+    lab.kill_cluster()
+    lab.open_cluster()
+    states = {summary.token_id: summary.state for summary in lab.cluster.tokens()}
+    assert states[used] == "revoked", "a restart does not bring it back"
 
 
 def test_nobody_is_forgotten_by_a_restart(lab: LabSwarm) -> None:

@@ -12,7 +12,7 @@ import typer
 from shardcompute.cli.chat.chat import chat
 from shardcompute.cli.chat.run import run
 from shardcompute.cli.cluster import key, token
-from shardcompute.cli.cluster.drain import drain
+from shardcompute.cli.cluster.drain import drain, revoke
 from shardcompute.cli.cluster.load import load, unload
 from shardcompute.cli.cluster.nodes import nodes
 from shardcompute.cli.cluster.page import page
@@ -63,7 +63,7 @@ def root(
 
 for command in (run, up, join, worker, coordinator, driver, down, logs, doctor):
     app.command()(command)
-for command in (chat, status, page, nodes, ps, plan, load, unload, drain):
+for command in (chat, status, page, nodes, ps, plan, load, unload, drain, revoke):
     app.command()(command)
 app.add_typer(token.app, name="token")
 app.add_typer(key.app, name="key")

@@ -330,10 +330,12 @@ class Cluster:
             self._keep_note("tokens", self._tokens.to_bytes())
 
     def revoke_node(self, node: str) -> bool:
-        """Throw a node out for good: its certificate is refused everywhere from now on. Whether that is on record;
-        otherwise it will be as soon as there is room on the disk."""
+        """Throw a node out for good: its certificate is refused everywhere from now on, and so are the tokens that it
+        joined with, as it knows them. Whether that is on record; otherwise it will be once the disk has room."""
         with self._lock:
             self._revocations = revocations = self._revocations.with_node(node)
+            for token_id in self._tokens.used_by(node, time.time()):
+                self._tokens = self._tokens.revoke(token_id)
         self._endpoint.revocations = revocations
         self.coordinator.revoke(node)
         self._endpoint.heed(revocations)
@@ -342,7 +344,12 @@ class Cluster:
             is_saved = self.coordinator.record.keep(
                 "revoked nodes", lambda: save_revocations(folder, revocations)
             )
+            is_saved = self._keep_note("tokens", self._tokens.to_bytes()) and is_saved
             return self._keep_note("revocations", revocations.to_bytes()) and is_saved
+
+    def tokens_used_by(self, node: str) -> tuple[str, ...]:
+        """Ids of tokens that a node joined with and that are still good."""
+        return self._tokens.used_by(node, time.time())
 
     def create_key(
         self,

@@ -157,6 +157,14 @@ class TokenBook:
             )
         return self._with(replace(record, is_revoked=True))
 
+    def used_by(self, node_id: str, now_s: float) -> tuple[str, ...]:
+        """Ids of tokens that this node joined with and that are still good for something."""
+        return tuple(
+            record.token_id
+            for record in self.records
+            if node_id in record.used_by and record.state(now_s) in ("valid", "used up")
+        )
+
     def summaries(self, now_s: float) -> tuple[TokenSummary, ...]:
         """Every token, oldest first."""
         return tuple(

@@ -175,6 +175,9 @@ class FakeCluster:
     def drain(self, node: str) -> None:
         self.coordinator.post(happened.NodeDrained(node))
 
+    def tokens_used_by(self, node: str) -> tuple[str, ...]:
+        return self._tokens.used_by(node, 0.0)
+
     def revoke_node(self, node: str) -> bool:
         self.revoked.append(node)
         self.coordinator.post(happened.NodeLeft(node, self.coordinator.state.nodes[node].incarnation))

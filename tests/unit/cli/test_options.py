@@ -9,17 +9,21 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from shardcompute.cli.cluster.key import KeyPurpose
 from shardcompute.cli.format import format_age, parse_size
 from shardcompute.cli.options.engine import Backend, WeightForm
+from shardcompute.cli.options.keys import KEY_ROLES
 from shardcompute.cli.options.records import changed_options, with_options
 from shardcompute.core.errors import UsageError
 from shardcompute.runtime.shard import BACKENDS
+from shardcompute.security import KeyRole
 from shardcompute.weights.formats.quantise import WEIGHT_FORMS
 
 
 def test_names_are_those_of_their_rooms() -> None:
     assert set(Backend) == set(BACKENDS)
     assert set(WeightForm) == set(WEIGHT_FORMS)
+    assert list(KEY_ROLES) == list(KeyPurpose) == list(KeyRole)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ from shardcompute.node.admin.views import (
     NewToken,
     NodeView,
     PlanView,
+    RevokedNode,
 )
 from shardcompute.node.telemetry.history_store import DAY_S, FAR_S, EventView, HistoryRange
 from shardcompute.node.telemetry.request_log import RequestView
@@ -378,9 +379,9 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         "DELETE",
         "/cluster/nodes/{node}",
         revoke_node,
-        "Throw a node out for good.",
+        "Throw a node out for good, and revoke the join tokens that it used.",
         needs=Access.OPERATE,
-        reply=NodeView,
+        reply=RevokedNode,
         statuses=_NAMING_ERRORS,
     ),
     ApiRoute(

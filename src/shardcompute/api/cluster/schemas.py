@@ -51,7 +51,9 @@ class CreateTokenRequest(ClusterRequest):
     expires_s: Annotated[int | float, Field(gt=0)] = Field(
         86_400, description="Seconds from now; at most 366 days."
     )
-    max_uses: int | None = Field(None, ge=1, lt=2**31, description="Machines that may join with it.")
+    max_uses: int | None = Field(
+        8, ge=1, lt=2**31, description="Machines that may join with it; null: any number."
+    )
     role: Literal["worker", "driver"] | None = Field(
         None, description="As what they may join; null: as either."
     )

@@ -1,4 +1,4 @@
-"""`shardcompute drain`: empty a node and let it leave."""
+"""`shardcompute drain` and `revoke`: empty a node and let it leave, or throw it out."""
 
 from __future__ import annotations
 
@@ -12,19 +12,34 @@ from shardcompute.cli.console import open_screen
 from shardcompute.cli.options.records import with_options
 from shardcompute.cli.progress import waiting
 
+NodeName = Annotated[
+    str,
+    typer.Argument(
+        metavar="NODE",
+        help="Its name, its id, or the beginning of its id.",
+        autocompletion=complete_nodes,
+    ),
+]
+
 
 @with_options
-def drain(
-    node: Annotated[
-        str,
-        typer.Argument(
-            metavar="NODE",
-            help="Its name, its id, or the beginning of its id.",
-            autocompletion=complete_nodes,
-        ),
-    ],
-    at: ClusterLocation,
-) -> None:
+def revoke(node: NodeName, at: ClusterLocation) -> None:
+    """Throw a machine out for good: its certificate is refused everywhere, at once.
+
+    The join tokens that it used are revoked with it, because it knows them. API keys are not: see `key list`.
+    """
+    screen = open_screen()
+    with at.connect() as client:
+        gone = client.revoke_node(node)
+    screen.say(f"{gone.node.name} ({gone.node.id}) is thrown out; its certificate is refused from now on")
+    if gone.node.status_reason:
+        screen.say(gone.node.status_reason, "dim")
+    for token in gone.revoked_tokens:
+        screen.say(f"nobody joins with token {token} any more: this machine had used it")
+
+
+@with_options
+def drain(node: NodeName, at: ClusterLocation) -> None:
     """Move everything off a machine without interrupting anybody, then let it leave.
 
     Waits until it has left. Ctrl-C stops the waiting, not the moving.

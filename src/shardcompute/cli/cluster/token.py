@@ -15,9 +15,23 @@ from shardcompute.cli.console import open_screen
 from shardcompute.cli.format import format_duration, parse_duration
 from shardcompute.cli.options.output import Json
 from shardcompute.cli.options.records import with_options
+from shardcompute.core.errors import UsageError
+from shardcompute.core.units import count_of
 
 if TYPE_CHECKING:
     from shardcompute.node.admin.views import TokenView
+
+_ANY = "any"
+
+
+def _parse_uses(text: str) -> int:
+    """How many machines; 0 for any number of them."""
+    if text == _ANY:
+        return 0
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:10]) < 2**31):
+        raise UsageError(f"{text!r} is no number of machines", hint="write 1 or more, or any")
+    return int(text)
+
 
 app = typer.Typer(help="Make, list and revoke the tokens that machines join with.", no_args_is_help=True)
 
@@ -43,8 +57,14 @@ def create(
         ),
     ] = "1d",  # type: ignore[assignment] # Typer gives defaults to the parser, too
     uses: Annotated[
-        int | None, typer.Option("--uses", metavar="N", min=1, help="Machines that may join with it.")
-    ] = None,
+        int | None,
+        typer.Option(
+            "--uses",
+            metavar="N",
+            parser=_parse_uses,
+            help="Machines that may join with it; any for any number.",
+        ),
+    ] = "8",  # type: ignore[assignment] # as above
     role: Annotated[
         TokenRole | None,
         typer.Option("--role", help="What machines may be that join with it; by default either."),
@@ -56,12 +76,12 @@ def create(
     screen = open_screen()
     with at.connect() as client:
         token = client.create_token(
-            expires_s=expires, max_uses=uses, role=None if role is None else role.value
+            expires_s=expires, max_uses=uses or None, role=None if role is None else role.value
         )
     if json:
         screen.write_json(dataclasses.asdict(token))
         return
-    machines = "any number of machines" if uses is None else f"{uses} machine{'' if uses == 1 else 's'}"
+    machines = "any number of machines" if token.max_uses is None else count_of(token.max_uses, "machine")
     screen.say(f"token {token.id}, good for {format_duration(expires)} and {machines}; on each of them run:")
     screen.say("")
     command = "driver" if role is TokenRole.DRIVER else "join"

@@ -16,7 +16,7 @@ from shardcompute.core.settings import Settings
 API_KEY_VARIABLE = "SHARDCOMPUTE_API_KEY"
 _MOST_BYTES = 1 << 16
 _log = logging.getLogger(__name__)
-_ROLES = ("use", "observe", "operate")
+KEY_ROLES = ("use", "observe", "operate")
 """As `security.api_keys` names them, which takes longer to import; a test holds them together."""
 
 ServerKeyFile = Annotated[
@@ -106,7 +106,7 @@ def _check(line: str) -> str:
 
 def _without_role(line: str) -> str:
     role, _, key = line.partition(" ")
-    return key.strip() if role in _ROLES else line
+    return key.strip() if role in KEY_ROLES else line
 
 
 def _unusable() -> UsageError:

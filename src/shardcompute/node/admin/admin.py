@@ -41,6 +41,7 @@ from shardcompute.node.admin.views import (
     NewToken,
     NodeView,
     PlanView,
+    RevokedNode,
     TokenView,
 )
 from shardcompute.node.cluster import ServedOrder
@@ -281,17 +282,19 @@ class ClusterAdmin(Closing):
         self._cluster.drain(found.id)
         return self._view(found.id)
 
-    def revoke_node(self, node: str) -> NodeView:
-        """Throw a node out for good; it can only come back as a new machine with a new token."""
+    def revoke_node(self, node: str) -> RevokedNode:
+        """Throw a node out for good, with the join tokens that it used; it can only come back as a new machine with a
+        new token."""
         found = self._find_node(node)
         if found.id == self._cluster.node:
             raise UsageError("this is the coordinator itself", hint="stop the cluster instead")
+        tokens = self._cluster.tokens_used_by(found.id)
         is_recorded = self._cluster.revoke_node(found.id)
         view = self._view(found.id)
-        if is_recorded:
-            return view
-        reason = f"thrown out, but that is not on record yet: {self._cluster.record_status.reason}"
-        return replace(view, status_reason=reason)
+        if not is_recorded:
+            reason = f"thrown out, but that is not on record yet: {self._cluster.record_status.reason}"
+            view = replace(view, status_reason=reason)
+        return RevokedNode(node=view, revoked_tokens=tokens)
 
     def _find_node(self, text: str) -> Node:
         nodes = list(self._state.nodes.values())

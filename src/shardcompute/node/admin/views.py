@@ -303,6 +303,14 @@ class PlanView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RevokedNode:
+    """A node that was thrown out, and the ids of the join tokens that were revoked with it because it knew them."""
+
+    node: NodeView
+    revoked_tokens: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenView:
     id: str
     state: str

@@ -109,7 +109,7 @@ def test_plan_and_models(client: ClusterClient, admin: ClusterAdmin, cluster: Fa
 
 def test_nodes_are_drained_and_revoked(client: ClusterClient, cluster: FakeCluster) -> None:
     assert client.drain_node("A").is_draining
-    assert client.revoke_node("b").status == "gone"
+    assert client.revoke_node("b").node.status == "gone"
     assert cluster.revoked == ["b"]
 
 

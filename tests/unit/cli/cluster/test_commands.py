@@ -21,6 +21,7 @@ from shardcompute.control import events as happened
 from shardcompute.core.errors import CancelledError, CapacityError, SourceError, UsageError, WouldReplaceError
 from shardcompute.core.generation import GenerationRequest
 from shardcompute.node.admin.views import FetchView
+from shardcompute.security import Role, parse_token
 from shardcompute.security.local_secret import SECRET_FILE
 from support.swarm.fake_cluster import MODEL, NOW_S
 
@@ -329,6 +330,61 @@ def test_tokens_are_made_listed_and_revoked(cli: Cli, lab: Lab) -> None:
     told = json.loads(cli("token", "create", "--json", *HERE).stdout)
     assert told["token"].startswith("sc1.")
     assert told["expires_at_s"] == 86_400
+
+
+@pytest.mark.parametrize(("uses", "machines"), [((), 8), (("--uses", "3"), 3), (("--uses", "any"), None)])
+def test_tokens_are_for_few_machines(cli: Cli, lab: Lab, uses: tuple[str, ...], machines: int | None) -> None:
+    made = cli("token", "create", *uses, *HERE)
+    (kept,) = lab.admin.tokens()
+    assert kept.max_uses == machines
+    assert f"good for 1 d and {machines or 'any number of'} machines" in made.stderr
+    for wrong in ("0", "-1", "many", "9" * 30):
+        assert cli("token", "create", "--uses", wrong, *HERE).exit_code == 2
+
+
+def test_throwing_a_machine_out_names_the_tokens_that_go_with_it(cli: Cli, lab: Lab) -> None:
+    token = parse_token(lab.cluster.create_token())
+    lab.cluster._tokens, _ = lab.cluster._tokens.use(
+        token.token_id, token.secret, node_id="b", role=Role.WORKER, now_s=0.0
+    )
+    done = cli("revoke", "B", *HERE)
+    assert done.exit_code == 0
+    assert lab.cluster.revoked == ["b"]
+    assert "B (b) is thrown out" in done.stderr
+    assert f"nobody joins with token {token.token_id} any more" in done.stderr
+    assert cli("revoke", "nobody", *HERE).exit_code == 2
+
+
+def test_keys_are_made_for_a_role_within_limits(cli: Cli, lab: Lab) -> None:
+    limits = (
+        "--models",
+        "org/a",
+        "--models",
+        "org/b",
+        "--requests-per-minute",
+        "6",
+        "--tokens-per-day",
+        "900",
+    )
+    made = cli("key", "create", "laptop", *limits, "--expires", "2d", *HERE)
+    assert "of role use for laptop, good for 2 d" in made.stderr
+    (kept,) = lab.admin.keys()
+    assert (kept.role, kept.models, kept.requests_per_minute) == ("use", ("org/a", "org/b"), 6)
+    assert (kept.tokens_per_day, kept.expires_at_s) == (900, NOW_S + 2 * 86_400)
+    listed = " ".join(cli("key", "list", *HERE).stdout.split())
+    assert "org/a or org/b, 6 requests a minute, 900 tokens a day" in listed
+    assert cli("key", "create", "--role", "observe", *HERE).exit_code == 0
+    assert lab.admin.keys()[-1].role == "observe"
+    assert cli("key", "create", "--role", "operate", "--tokens-per-day", "5", *HERE).exit_code == 2
+    assert cli("key", "create", "--role", "king", *HERE).exit_code == 2
+
+
+def test_the_page_is_signed_in_by_a_link_whose_secret_no_server_logs(cli: Cli, lab: Lab) -> None:
+    link = cli("page", *HERE).stdout.strip()
+    address, _, code = link.partition("/#/sign-in/")
+    assert address == "http://127.0.0.1:8000"
+    assert len(code) >= 32
+    assert cli("page", *HERE).stdout.strip() != link
 
 
 def test_keys_are_made_listed_and_revoked(cli: Cli, lab: Lab) -> None:

@@ -516,7 +516,7 @@ def test_what_could_not_be_recorded_is_said(admin: ClusterAdmin, cluster: FakeCl
     assert admin.health().unrecorded == 0
     cluster.join("a")
     cluster.record_status = RecordStatus(3, "the coordinator's disk is full")
-    assert "not on record yet: the coordinator's disk is full" in admin.revoke_node("a").status_reason
+    assert "not on record yet: the coordinator's disk is full" in admin.revoke_node("a").node.status_reason
     [warning] = admin.state().warnings
     assert warning.startswith("3 changes of the cluster are not on record (the coordinator's disk is full)")
     assert admin.health().unrecorded == 3
@@ -530,7 +530,7 @@ def test_what_could_not_be_recorded_is_said(admin: ClusterAdmin, cluster: FakeCl
 
 
 def test_revoked_nodes_are_gone_at_once(admin: ClusterAdmin, cluster: FakeCluster) -> None:
-    assert admin.revoke_node("a").status == "gone"
+    assert admin.revoke_node("a").node.status == "gone"
     assert cluster.revoked == ["a"]
     assert admin.state().chains[0].status == "recovering"
 

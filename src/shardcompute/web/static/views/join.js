@@ -7,7 +7,7 @@ const LIVES = [["an hour", 3600], ["a day", 86_400], ["a week", 604_800]];
 
 export function createJoin() {
   const life = h("select", { id: "join-life" }, LIVES.map(([text, value]) => h("option", { value, selected: value === 86_400 }, text)));
-  const uses = h("select", { id: "join-uses" }, h("option", { value: "" }, "any number"), h("option", { value: "1" }, "one"));
+  const uses = h("select", { id: "join-uses" }, h("option", { value: "8" }, "eight"), h("option", { value: "1" }, "one"), h("option", { value: "" }, "any number"));
   const button = h("button", { type: "button", class: "primary", onclick: make }, "Make a join line");
   const place = h("div", { class: "stack" });
   const hint = h("p", { class: "muted small" });

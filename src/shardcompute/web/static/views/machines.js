@@ -130,7 +130,7 @@ function linksOf(node, view) {
 function actions(node) {
   const drain = h("button", { type: "button", onclick: () => act("POST", `/cluster/nodes/${encodeURIComponent(node.id)}/drain`, {}) }, "Empty and release");
   const remove = h("button", { type: "button", class: "danger", onclick: async () => {
-    const isSure = await confirm(`Throw out ${node.name}?`, "Its certificate is refused from now on. It can only come back as a new machine with a new join line.", "Throw out");
+    const isSure = await confirm(`Throw out ${node.name}?`, "Its certificate is refused from now on, and so are the join lines that it used. It can only come back as a new machine with a new join line.", "Throw out");
     if (isSure) act("DELETE", `/cluster/nodes/${encodeURIComponent(node.id)}`);
   } }, "Throw out");
   return h("div", { class: "row" }, drain, remove);
