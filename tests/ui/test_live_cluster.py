@@ -106,6 +106,14 @@ def test_answer_goes_on_while_a_worker_is_replaced(browser: Any, url: str, lab: 
         wait_for(page, f".machines li[data-node='{victim.node}'] .pill", "lost")
         page.get_by_role("link", name="Chat").click()
         wait_for(page, ".strip p", "48 tokens")
+        # The answer says what it has been through, and the request where that time went.
+        wait_for(page, ".rescue", f"{name} was lost before the first token")
+        wait_for(page, ".rescue", "took over")
+        wait_for(page, ".rescue", "no token was lost")
+        page.get_by_role("link", name="Requests").click()
+        page.locator(".request button").first.click()
+        wait_for(page, "aside .waterfall li", "Rescue")
+        wait_for(page, "aside dd", f"{name} was lost")
 
 
 def test_stop_ends_the_generation(browser: Any, url: str, lab: LabSwarm) -> None:

@@ -61,6 +61,7 @@ async def open_chat(request: Request, body: ChatCompletionRequest, text: str | N
             add_generation_prompt=body.add_generation_prompt is not False,
             tools=() if tools is None else offered,
             context_length=model.context_length,
+            is_continued=bool(body.continue_final_message),
         )
     plan = plan_generations(
         model,

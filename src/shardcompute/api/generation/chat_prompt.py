@@ -21,18 +21,23 @@ async def encode_messages(
     add_generation_prompt: bool,
     tools: Sequence[Tool] = (),
     context_length: int | None = None,
+    is_continued: bool = False,
 ) -> list[int]:
-    """The prompt for the messages, of a model that is told of `tools` (see `TextCodec.encode`)."""
+    """The prompt for the messages, of a model that is told of `tools` (see `TextCodec.encode`); a last one that
+    `is_continued` stays open."""
+    begun = _begun(messages) if is_continued else ""
+    told = messages[:-1] if is_continued else messages
 
     def encode() -> list[int]:
-        plain = [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
-        return encode_with_tools(
+        plain = [_plain(message, f"messages[{index}]") for index, message in enumerate(told)]
+        prompt = encode_with_tools(
             codec,
             plain,
             tools,
-            add_generation_prompt=add_generation_prompt,
+            add_generation_prompt=add_generation_prompt or is_continued,
             context_length=context_length,
         )
+        return [*prompt, *codec.encode(begun, add_special=False)] if begun else prompt
 
     size = sum(map(size_of, messages)) + sum(PIECE_COST + tool.size for tool in tools)
     try:
@@ -53,6 +58,16 @@ def size_of(message: ChatMessage) -> int:
     for call in message.tool_calls or ():
         size += PIECE_COST + len(call.function.arguments)
     return size
+
+
+def _begun(messages: Sequence[ChatMessage]) -> str:
+    """The text of an answer that is to be gone on with."""
+    last, param = messages[-1], f"messages[{len(messages) - 1}]"
+    text = _text(last.content, param)
+    if last.role != "assistant" or last.tool_calls or not text or len(messages) < 2:
+        message = "continue_final_message wants the last of several messages to be an assistant's, with text."
+        raise RequestError(message, param="continue_final_message", code="invalid_value")
+    return text
 
 
 def _plain(message: ChatMessage, where: str) -> dict[str, Any]:

@@ -168,6 +168,10 @@ class ChatCompletionRequest(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = Field(
+        None,
+        description="Go on with the last message, an assistant's that was cut off; only what is new is answered.",
+    )
     tools: Annotated[list[ToolDefinition], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
         None, description="`auto` when left out: the model decides."

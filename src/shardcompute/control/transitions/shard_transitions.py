@@ -55,7 +55,7 @@ def _stall(state: ClusterState, event: happened.StageStalled) -> ClusterState:
     if node is None or chain is None or not chain.is_live or node.id not in chain.nodes:
         return state
     state = with_node(state, _leave_alone(node, chain.model, event.reason, state.health, event.now_s))
-    return interrupt(state, chain, f"{node.name}: {event.reason}")
+    return interrupt(state, chain, f"{node.name}: {event.reason}", lost=node.id)
 
 
 def _leave_alone(node: Node, model: str, reason: str, health: HealthPolicy, now_s: float) -> Node:

@@ -2,7 +2,7 @@
 
 import { store } from "./store.js";
 
-const LONG = 14;
+const LONG = 11;
 let known = null, shared = { start: "", end: "" };
 
 /** A name without the domain that all machines have. */

@@ -65,6 +65,15 @@ def test_what_was_waited_for_is_told_where_it_happened_and_at_the_end(
     assert "interruptions" not in chat().json()
 
 
+def test_a_cut_answer_goes_on_where_it_was(chat: Any, service: Any) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Once upon"}]
+    assert chat(messages=messages, continue_final_message=True).status_code == 200
+    assert bytes(service.requests[0].prompt) == b"u:hi;a:Once upon"
+    for wrong in (messages[:1], messages[1:], [*messages[:1], {"role": "assistant", "content": ""}]):
+        response = chat(messages=wrong, continue_final_message=True)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "continue_final_message")
+
+
 def test_defaults_are_openais(chat: Any, service: Any, fakes: Any) -> None:
     chat()
     request = service.requests[0]

@@ -16,7 +16,7 @@ export function createRequests() {
   const empty = h("p", { class: "empty" }, h("strong", {}, "No request yet"), "Ask something under Chat, or with any client from Connect.");
   const count = h("p", {});
   const aside = h("aside", { class: "card", "aria-label": "One request", hidden: true });
-  const key = h("span", { class: "key", "aria-hidden": "true" }, ["queue", "prefill", "decode"].map((part) => h("span", {}, h("i", { class: `dot of-${part}` }), part)));
+  const key = h("span", { class: "key", "aria-hidden": "true" }, ["queue", "prefill", "decode", "rescue"].map((part) => h("span", {}, h("i", { class: `dot of-${part}` }), part)));
   const frame = h("div", { class: "requests" }, h("section", { class: "card", "aria-label": "List of requests" }, empty, head, scroll), aside);
   const element = h("div", {}, h("div", { class: "head" }, h("div", {}, h("h1", { tabindex: -1 }, "Requests"), count), key), frame);
   let live = [], ended = [], seen = 0, chosen = null, timer = null, isDue = false;

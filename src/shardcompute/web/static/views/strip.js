@@ -11,10 +11,12 @@ export function createStrip() {
   const element = h("div", { class: "strip" }, drawing, words);
   const started = performance.now();
   let last = started, first = null, isDue = false, timings = null, usage = null, note = "";
-  const waits = [];
+  const waits = [], rescued = new Set();
 
-  function tick() {
+  /** A piece came; `isRescued`: after a machine was lost and replaced. */
+  function tick(isRescued = false) {
     const now = performance.now();
+    if (isRescued) rescued.add(waits.length);
     waits.push((now - last) / 1000);
     first ??= (now - started) / 1000;
     last = now;
@@ -25,7 +27,8 @@ export function createStrip() {
 
   function draw() {
     isDue = false;
-    const shown = merged(waits);
+    const shown = merged(waits), size = Math.ceil(waits.length / Math.max(1, shown.length));
+    const marked = new Set([...rescued].map((index) => Math.floor(index / size)));
     const rest = shown.slice(1).sort((a, b) => a - b);
     const usual = rest.length ? rest[Math.floor(rest.length / 2)] : shown[0] ?? 0;
     const most = Math.max(usual * 2, ...shown.slice(1), 0.01);
@@ -37,7 +40,7 @@ export function createStrip() {
       mark(bar, "x", index * 4);
       mark(bar, "y", (HEIGHT - height).toFixed(1));
       mark(bar, "height", height.toFixed(1));
-      mark(bar, "class", index === 0 ? "is-first" : wait > 0.25 && wait > usual * 4 ? "is-slow" : null);
+      mark(bar, "class", marked.has(index) ? "is-rescued" : index === 0 ? "is-first" : wait > 0.25 && wait > usual * 4 ? "is-slow" : null);
     });
     describe();
   }
@@ -51,13 +54,14 @@ export function createStrip() {
     if (speed > 0 && Number.isFinite(speed)) told.push(rate(speed));
     const longest = Math.max(0, ...waits.slice(1));
     if (longest > 0) told.push(`longest wait ${seconds(longest)}`);
+    if (timings?.interrupted_s) told.push(`${seconds(timings.interrupted_s)} for another machine to take over`);
     if (timings?.drafted_tokens) told.push(`${timings.accepted_tokens} of ${timings.drafted_tokens} drafts accepted`);
     if (timings?.traversals) told.push(`${plural(timings.traversals, "traversal")}${traversal(timings)}`);
     if (note) told.push(note);
     say(words, told.join(" · "));
   }
 
-  return { element, tick, close: draw, timings: (value) => (timings = value), usage: (value) => (usage = value), note: (value) => (note = value) };
+  return { element, tick, close: draw, timings: (value) => (timings = value), usage: (value) => (usage = value), note: (value) => (note = value), told: () => words.textContent };
 }
 
 /** Where the time of one goes, as far as the server tells. */

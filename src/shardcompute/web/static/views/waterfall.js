@@ -3,16 +3,22 @@
 import { h } from "../dom.js";
 import { clock, plural, rate, seconds } from "../format.js";
 import { hueOf, nameOf } from "../store.js";
+import { tell } from "./messages.js";
 
 /** Queue, prefill and decode as far as they are known; what is not yet told apart counts for where the request is now. */
 export function partsOf(request) {
   const decode = request.decode_s ?? 0;
   const before = Math.max(0, request.elapsed_s - decode);
   if (request.queue_s !== null && request.queue_s !== undefined) {
-    return [part("Queue", "queue", request.queue_s), part("Prefill", "prefill", request.prefill_s ?? 0), part("Decode", "decode", decode)];
+    return [part("Queue", "queue", request.queue_s), part("Prefill", "prefill", request.prefill_s ?? 0), part("Decode", "decode", decode), ...rescueOf(request)];
   }
   if (request.state === "waiting") return [part("Queue", "queue", request.elapsed_s)];
-  return [part("Prefill", "prefill", before), part("Decode", "decode", decode)].filter((each) => each.s > 0);
+  return [part("Prefill", "prefill", Math.max(0, before - (request.interrupted_s ?? 0))), part("Decode", "decode", decode), ...rescueOf(request)].filter((each) => each.s > 0);
+}
+
+/** Time in which nobody computed, as a machine was lost and another one took over. */
+function rescueOf(request) {
+  return request.interrupted_s > 0 ? [part("Rescue", "rescue", request.interrupted_s)] : [];
 }
 
 function part(name, kind, s) {
@@ -36,6 +42,7 @@ export function drawRequest(place, request, close) {
     ["Tokens", `${request.prompt_tokens} in, ${request.generated_tokens} out`], ["Speed", request.tokens_per_s ? rate(request.tokens_per_s) : "–"],
     ["Key", request.key || "none asked for"], ["Ended", request.error || request.finish || "running"]];
   if (request.drafted_tokens) facts.push(["Drafts", `${request.accepted_tokens} of ${request.drafted_tokens} accepted in ${plural(request.traversals, "traversal")}`]);
+  for (const each of request.interruptions ?? []) facts.push(["Rescue", tell(each)]);
   const button = h("button", { type: "button", class: "ghost square", "aria-label": "Close details", onclick: close }, "✕");
   place.replaceChildren(h("header", {}, h("h2", {}, `Request ${request.id.slice(0, 8)}`), button),
     h("div", { class: "stack" }, h("ol", { class: "waterfall", "aria-label": "Phases" }, phases), ...stagesOf(request), h("dl", { class: "facts" }, facts.map(([term, text]) => [h("dt", {}, term), h("dd", {}, text)]))));
