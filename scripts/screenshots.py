@@ -3,8 +3,8 @@
     python scripts/screenshots.py [docs/images] [maps]
 
 The maps of 8 and 24 machines, which `maps` takes alone, are of clusters that are made up (`tests/support`). Needs
-chromium and the package playwright. The real cluster serves the embedded default model, lives in a folder of its own and
-is gone afterwards.
+chromium and the package playwright. The real cluster serves the embedded default model, lives in a folder of its own
+and is gone afterwards.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ def show_maps(browser: Any, folder: Path) -> None:
     from shardcompute.api import create_app
     from shardcompute.web import page_routes
     from support.api.api_server import ApiServer
+    from support.api.bridge import LOCAL_SECRET
     from support.api.crowd import Crowd
     from unit.api.fakes import FakeService
 
@@ -95,9 +96,9 @@ def show_maps(browser: Any, folder: Path) -> None:
         with Crowd(count, 50, stages=count) as crowd:
             for index in range(count):
                 crowd.change_node(index, name=MACHINES.format(index))
-            app = create_app(FakeService(), admin=crowd, page=page_routes())  # type: ignore[arg-type]
+            app = create_app(FakeService(), admin=crowd, local_secret=LOCAL_SECRET, page=page_routes())  # type: ignore[arg-type]
             with ApiServer(app) as server:
-                page = open_page(browser, DESKTOP, "light", f"http://127.0.0.1:{server.port}")
+                page = open_page(browser, DESKTOP, "light", f"http://127.0.0.1:{server.port}", LOCAL_SECRET)
                 page.locator(".machines > li").first.wait_for()
                 crowd.stir()
                 page.locator(".token").first.wait_for()
@@ -184,8 +185,9 @@ def open_browser() -> Iterator[Any]:
         browser.close()
 
 
-def open_page(browser: Any, size: dict[str, int], scheme: str, url: str = URL) -> Any:
+def open_page(browser: Any, size: dict[str, int], scheme: str, url: str = URL, key: str = "") -> Any:
     context = browser.new_context(viewport=size, color_scheme=scheme, device_scale_factor=1)
+    context.add_init_script(f"sessionStorage.setItem('shardcompute.key', {key!r})")
     context.set_default_timeout(WITHIN_S * 1000)
     page = context.new_page()
     page.goto(url)

@@ -16,6 +16,7 @@ from shardcompute.core.errors import CapacityError
 from shardcompute.core.generation import Delta, Interruption
 from shardcompute.web import page_routes
 from support.api.api_server import ApiServer
+from support.api.bridge import LOCAL_SECRET
 from support.api.browser import watched_page
 from support.api.crowd import Crowd
 
@@ -228,7 +229,7 @@ def test_the_answer_tells_of_its_rescue(browser: Any, service: Any, fakes: Any) 
 def test_a_wait_for_another_machine_is_told_while_it_lasts(browser: Any, service: Any, fakes: Any) -> None:
     service.script = [Delta(text="Hel", tokens=(fakes.choice(72),)), asyncio.Event()]
     with Crowd(3, 1, stages=3) as crowd:
-        app = create_app(service, admin=crowd, page=page_routes())  # type: ignore[arg-type]
+        app = create_app(service, admin=crowd, local_secret=LOCAL_SECRET, page=page_routes())  # type: ignore[arg-type]
         with ApiServer(app) as server:
             url = f"http://127.0.0.1:{server.port}"
             with watched_page(browser, url) as (page, _):

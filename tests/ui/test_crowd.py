@@ -155,6 +155,21 @@ def test_key_is_asked_for_kept_in_the_tab_and_sent(browser: Any, crowd: Crowd, f
             watch.forget("401")
 
 
+def test_a_key_for_use_shows_the_chat_alone(browser: Any, crowd: Crowd, fakes: Any) -> None:
+    keys = ["use guest-key"]
+    app = create_app(fakes.FakeService(), api_keys=keys, admin=crowd, page=page_routes())  # type: ignore[arg-type]
+    with ApiServer(app) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        with watched_page(browser, url, key="guest-key") as (page, watch):
+            page.goto(f"{url}/#/cluster")
+            page.locator("#connection[data-state=forbidden]").wait_for()
+            page.get_by_role("heading", name="Chat").wait_for()
+            assert page.locator(".rail a:visible").all_inner_texts() == ["Chat"]
+            assert page.locator("#lost").is_hidden()
+            _fill(page, "chat")
+            watch.forget("403")
+
+
 def test_lost_connection_shows_and_heals(browser: Any, app: Any, crowd: Crowd) -> None:
     with ApiServer(app) as server:
         port = server.port

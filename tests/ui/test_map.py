@@ -13,6 +13,7 @@ from shardcompute.api import create_app
 from shardcompute.node.admin.views import DriverView, LoadView
 from shardcompute.web import page_routes
 from support.api.api_server import ApiServer
+from support.api.bridge import LOCAL_SECRET
 from support.api.browser import watched_page
 from support.api.crowd import Crowd
 
@@ -39,7 +40,7 @@ OVERLAPS = """() => {
 @contextmanager
 def shown(browser: Any, fakes: Any, crowd: Crowd, **options: Any) -> Iterator[Any]:
     """A page that shows the crowd."""
-    app = create_app(fakes.FakeService(), admin=crowd, page=page_routes())  # type: ignore[arg-type]
+    app = create_app(fakes.FakeService(), admin=crowd, local_secret=LOCAL_SECRET, page=page_routes())  # type: ignore[arg-type]
     with crowd, ApiServer(app) as server:
         url = f"http://127.0.0.1:{server.port}"
         with watched_page(browser, url, **options) as (page, _):

@@ -37,7 +37,11 @@ async def encode_messages(
             add_generation_prompt=add_generation_prompt or is_continued,
             context_length=context_length,
         )
-        return [*prompt, *codec.encode(begun, add_special=False)] if begun else prompt
+        return (
+            [*prompt, *codec.encode(begun, add_special=False, context_length=context_length)]
+            if begun
+            else prompt
+        )
 
     size = sum(map(size_of, messages)) + sum(PIECE_COST + tool.size for tool in tools)
     try:

@@ -1,5 +1,6 @@
 // The frame: which view is shown, the connection, the theme, the key.
 
+import { key } from "./api.js";
 import { announce, h, mark, say } from "./dom.js";
 import { follow, retry } from "./feed.js";
 import { clock, seconds } from "./format.js";
@@ -35,8 +36,14 @@ let wasLost = false;
 
 function choose() {
   const wanted = location.hash.replace(/^#\/?/, "");
-  const offered = VIEWS.filter((view) => !view.needsCluster || store.connection !== "alone");
+  const offered = VIEWS.filter(isOffered);
   return offered.find((view) => view.id === wanted) ?? offered[0];
+}
+
+/** Without a cluster, and with a key for chatting alone, there is less to see. */
+function isOffered(view) {
+  if (store.connection === "forbidden") return view.id === "chat";
+  return !view.needsCluster || store.connection !== "alone";
 }
 
 function show({ isMove = false } = {}) {
@@ -69,8 +76,10 @@ function showConnection() {
   const isLost = store.connection === "lost";
   mark(connection, "data-state", store.connection === "alone" ? "live" : store.connection);
   say(connection.lastElementChild, WORDS[store.connection]);
-  lost.hidden = !isLost && store.connection !== "forbidden";
-  say(lostWords, isLost ? "The connection to the server is lost." : store.connection === "forbidden" ? store.reason : "");
+  // Whoever was given a key for chatting has all that it is for; others are told how to see more.
+  const isBarred = store.connection === "forbidden" && !key();
+  lost.hidden = !isLost && !isBarred;
+  say(lostWords, isLost ? "The connection to the server is lost." : isBarred ? store.reason : "");
   tellAge();
   if (wasLost && !isLost && store.connection === "live") announce("Connected again");
   wasLost = isLost;
@@ -78,7 +87,7 @@ function showConnection() {
   const running = store.cluster ? store.cluster.load.running + store.cluster.load.waiting : 0;
   say(document.getElementById("running"), running ? String(running) : "");
   for (const view of VIEWS) {
-    document.querySelector(`.rail a[data-view="${view.id}"]`).hidden = Boolean(view.needsCluster) && store.connection === "alone";
+    document.querySelector(`.rail a[data-view="${view.id}"]`).hidden = !isOffered(view);
   }
 }
 
