@@ -54,7 +54,7 @@ def test_a_worker_is_restarted_while_answers_go_on(smollm2_gguf: Path, tmp_path:
                 assert "guest is empty and has left" in done.stderr
                 assert guest.end() == 0
                 with started("worker", *options) as again:
-                    again.wait_for("registered as")
+                    again.wait_for("in the cluster")
                     swarm.wait_until(lambda: _guest(swarm))
                     returned = _guest(swarm)
                     assert returned is not None

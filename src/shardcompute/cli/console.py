@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from shardcompute.core.errors import UsageError
@@ -87,7 +87,10 @@ class Screen:
         if not self.out.is_terminal:
             self.write(aligned([headings, *plain] if headings else plain))
             return
-        table = Table(*headings, box=SIMPLE_HEAD if headings else None, show_header=bool(headings))
+        # Nothing is cut: what does not fit goes on in the next line, but for names, which people copy.
+        names, *others = headings or [""] * len(plain[0])
+        columns = (Column(names, no_wrap=True), *(Column(each, overflow="fold") for each in others))
+        table = Table(*columns, box=SIMPLE_HEAD if headings else None, show_header=bool(headings))
         for row in plain:
             table.add_row(*map(Text, row))
         # Rendered first and written as one text, so that a reader who leaves early is noticed in one place.

@@ -48,9 +48,28 @@ _TYPER_ERRORS: tuple[type[Exception], ...] = (typer.Exit, typer.Abort, _CLICK_ER
 class GuardedGroup(TyperGroup):
     """The root of all commands: what any of them raises ends the program as `EXIT_CODES` says."""
 
+    def get_params(self, ctx: Any) -> Any:
+        for command in _all_commands(self):
+            params: Any = super().get_params(ctx) if command is self else command.get_params(ctx)
+            for param in params:
+                if getattr(param, "is_flag", False) or param.param_type_name == "argument":
+                    # Their names say it: `<bool>` behind a flag and `<str>` behind MODEL tell nobody anything.
+                    param.display_type_rich = _untold
+        return super().get_params(ctx)
+
     def invoke(self, ctx: Any) -> Any:
         with guard(is_debug=bool(ctx.params.get("debug"))):
             return super().invoke(ctx)
+
+
+def _all_commands(command: Any) -> Iterator[Any]:
+    yield command
+    for child in getattr(command, "commands", {}).values():
+        yield from _all_commands(child)
+
+
+def _untold(ctx: Any) -> None:
+    """No type is shown."""
 
 
 @contextlib.contextmanager

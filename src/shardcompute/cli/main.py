@@ -33,6 +33,7 @@ from shardcompute.cli.serve.worker import worker
 from shardcompute.cli.tools import bench
 from shardcompute.cli.tools.completion import completion
 from shardcompute.cli.tools.doctor import doctor
+from shardcompute.cli.tools.history import events, usage
 from shardcompute.cli.tools.logs import logs
 
 app = typer.Typer(
@@ -63,7 +64,7 @@ def root(
 
 for command in (run, up, join, worker, coordinator, driver, down, logs, doctor):
     app.command()(command)
-for command in (chat, status, page, nodes, ps, plan, load, unload, drain, revoke):
+for command in (chat, status, page, nodes, ps, events, usage, plan, load, unload, drain, revoke):
     app.command()(command)
 app.add_typer(token.app, name="token")
 app.add_typer(key.app, name="key")

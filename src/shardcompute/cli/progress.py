@@ -110,3 +110,30 @@ class _BytesColumn(bars.ProgressColumn):
 
 def _megabytes(count: int) -> int:
     return round(count / 1e6)
+
+
+class _StatusLine:
+    """The last line of a terminal, which says what is going on."""
+
+    def __init__(self, screen: Screen | None) -> None:
+        self._status = screen.err.status("") if screen is not None and screen.is_live else None
+        self._is_shown = False
+
+    def __call__(self, text: str) -> None:
+        if self._status is None:
+            return
+        if text:
+            self._status.update(text)
+        if bool(text) is not self._is_shown:
+            self._is_shown = bool(text)
+            (self._status.start if text else self._status.stop)()
+
+
+@contextlib.contextmanager
+def status_line(screen: Screen | None) -> Iterator[Callable[[str], None]]:
+    """Shows a text, or nothing for "", until the block ends; on terminals alone."""
+    line = _StatusLine(screen)
+    try:
+        yield line
+    finally:
+        line("")

@@ -22,3 +22,8 @@ def format_seconds(seconds: float) -> str:
 
 def count_of(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def name_layers(start: int, stop: int) -> str:
+    """Layers `[start, stop)` as people count them, both ends included."""
+    return f"layers {start} to {stop - 1}" if stop - start > 1 else f"layer {start}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -44,6 +45,25 @@ def test_terminal_gets_tables_and_no_foreign_controls(
     shown = capsys.readouterr().out
     assert "─" in shown
     assert shown.endswith("a[31mb")
+
+
+def test_what_does_not_fit_a_terminal_is_not_cut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    id, model = "9180dc53d0f94c7e8e6f2b7f1c0a5e11", "SmolLM2-135M-Instruct.Q4_1"
+    _terminal(monkeypatch).write_table(
+        ("ID", "MODEL", "CHAIN", "STATE"), [[id, model, f"{model}#1", "done (stop)"]]
+    )
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert "…" not in shown
+    assert id in shown
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 60
+    # Read column by column, nothing is missing.
+    start = next(line for line in lines if id in line).index(id) + len(id)
+    folded = "".join(line[start:] for line in lines[2:])
+    assert all(folded.count(letter) >= f"{model}{model}#1".count(letter) for letter in f"{model}#1")
 
 
 def test_no_color_is_plain_on_a_terminal(

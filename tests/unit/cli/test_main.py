@@ -69,6 +69,14 @@ def test_every_command_has_help(cli: Cli, command: str) -> None:
     assert f"Usage: shardcompute {command}" in result.stdout
 
 
+@pytest.mark.parametrize("command", ["", "status", "up", "token create"])
+def test_help_tells_no_types_of_flags_and_names(cli: Cli, command: str) -> None:
+    shown = cli(*command.split(), "--help").stdout
+    assert "--help" in shown
+    assert "<bool>" not in shown
+    assert "<str>" not in shown
+
+
 def test_wrong_settings_are_said_but_not_to_those_who_ask_for_help(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

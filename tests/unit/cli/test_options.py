@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from shardcompute import web
 from shardcompute.cli.cluster.key import KeyPurpose
 from shardcompute.cli.format import format_age, parse_size
 from shardcompute.cli.options.engine import Backend, WeightForm
+from shardcompute.cli.options.generation import CHAT_TEMPERATURE, SamplingArguments
 from shardcompute.cli.options.keys import KEY_ROLES
 from shardcompute.cli.options.records import changed_options, with_options
 from shardcompute.core.errors import UsageError
@@ -84,3 +88,21 @@ def test_a_record_stands_for_its_options_in_place() -> None:
     assert shown.index("--size") < shown.index("--bold") < shown.index("--times")
     assert changed_options(_Shared()) == []
     assert changed_options(_Shared(4, True)) == ["--size", "--bold"]
+
+
+def test_conversations_have_the_page_s_temperature_and_single_prompts_none() -> None:
+    page = Path(web.__file__).with_name("static")
+    told = [
+        float(number)
+        for script in page.rglob("*.js")
+        for found in re.findall(r"\bheat: ([\d.]+)|chat-heat.*?value: ([\d.]+)", script.read_text())
+        for number in found
+        if number
+    ]
+    assert told == [CHAT_TEMPERATURE]
+    options = SamplingArguments()
+    assert options.sampling_for(is_conversation=True).temperature == CHAT_TEMPERATURE
+    assert options.sampling_for(is_conversation=False).temperature == 0.0
+    for is_conversation in (True, False):
+        given = SamplingArguments(temperature=0.3).sampling_for(is_conversation=is_conversation)
+        assert given.temperature == 0.3

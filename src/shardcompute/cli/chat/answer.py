@@ -50,12 +50,12 @@ class AnswerOptions:
 
 
 def answer_options_of(
-    given: SamplingArguments, drafting: Drafting | None, *, is_raw: bool = False
+    given: SamplingArguments, drafting: Drafting | None, *, is_raw: bool = False, is_conversation: bool
 ) -> AnswerOptions:
     """What a command's options ask for; UsageError for what contradicts itself."""
     return AnswerOptions(
         max_tokens=given.max_tokens,
-        sampling=given.sampling,
+        sampling=given.sampling_for(is_conversation=is_conversation),
         seed=given.seed,
         stop=tuple(given.stop or ()),
         system=given.system,

@@ -38,7 +38,7 @@ def chat(
 
     --url takes any ShardCompute server.
     """
-    answer_options = answer_options_of(sampling, speculate)
+    answer_options = answer_options_of(sampling, speculate, is_conversation=True)
     screen = open_screen()
     with at.connect() as client:
         service = choose_model(client, model).as_service()

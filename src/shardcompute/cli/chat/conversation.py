@@ -60,7 +60,10 @@ class Conversation:
 
     def hold(self, read_line: ReadLine) -> None:
         """Until the user leaves."""
-        self._screen.say(f"{self._service.name}; /help shows what can be done here", "dim")
+        heat = self._options.sampling.temperature
+        self._screen.say(
+            f"{self._service.name}, temperature {heat:g}; /help shows what can be done here", "dim"
+        )
         with line_editing(self._folder / HISTORY_FILE, tuple(_COMMANDS)):
             while not self._has_left and (message := self._next_message(read_line)) is not None:
                 if not self._obey(message) and message.strip():

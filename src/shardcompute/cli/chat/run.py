@@ -75,9 +75,9 @@ def run(
     slash in it, ends in .gguf or is the default's name; otherwise it is the prompt for the default model. To be
     sure, give both.
     """
-    answer_options = answer_options_of(sampling, speculate, is_raw=raw)
     screen, settings = open_screen(), load_settings()
     reference, question = _read_question(screen, model, prompt, is_json=json)
+    answer_options = answer_options_of(sampling, speculate, is_raw=raw, is_conversation=question is None)
     options = engine.engine_options(stages)
     is_quiet = question is not None and not verbose
     remote = find_remote(

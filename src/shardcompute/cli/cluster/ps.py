@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.format import format_duration
+from shardcompute.cli.format import format_duration, parse_duration
 from shardcompute.cli.options.output import Json
 from shardcompute.cli.options.records import with_options
 
 if TYPE_CHECKING:
+    from shardcompute.cluster_client import ClusterClient
     from shardcompute.node.telemetry.request_log import RequestView
 
 
 @with_options
-def ps(*, json: Json = False, at: ClusterLocation) -> None:
+def ps(
+    *,
+    since: Annotated[
+        float | None,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            parser=parse_duration,
+            help="Those that ended within this time, such as 1h or 7d, from the history, which outlives a restart.",
+        ),
+    ] = None,
+    json: Json = False,
+    at: ClusterLocation,
+) -> None:
     """The requests that a cluster is answering, and the last ones that it answered."""
     screen = open_screen()
     with at.connect() as client:
-        requests = client.requests()
+        requests = client.requests() if since is None else list(_ended(client, time.time() - since))
     headings = ("ID", "MODEL", "CHAIN", "STATE", "PROMPT", "ANSWER", "TIME", "SPEED")
     screen.write_records(requests, headings, _row, is_json=json, nothing="nothing has been asked yet")
+
+
+def _ended(client: ClusterClient, since_s: float) -> Iterator[RequestView]:
+    from shardcompute.node.telemetry.history_store import HistoryRange
+
+    before: int | None = 0
+    while before is not None:
+        page = client.request_history(HistoryRange(since_s=since_s, before=before, limit=1000))
+        yield from page.data
+        before = page.next
 
 
 def _row(request: RequestView) -> tuple[str, ...]:

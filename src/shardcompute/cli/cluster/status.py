@@ -20,13 +20,13 @@ def status(
     """What a cluster serves, from which machines, and how busy it is.
 
     Every chain is drawn as a row that is cut where its layers are. On a terminal it fits one screen: what does not,
-    is told in fewer words. With --json --watch every change is a line.
+    is told in fewer words. With --watch also what happened last; with --json --watch every change is a line.
     """
     from shardcompute.cli.cluster import watching
-    from shardcompute.cli.cluster.text import describe_cluster
+    from shardcompute.cli.cluster.text import describe_cluster, describe_watched
 
     screen = open_screen()
-    picture = watching.Picture(describe_cluster, dataclasses.asdict)
+    picture = watching.Picture(describe_watched if watch else describe_cluster, dataclasses.asdict)
     with at.connect() as client:
         if watch:
             watching.watch(client, picture, screen, is_json=json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
         NodeView,
         StageView,
     )
+    from shardcompute.node.telemetry.history_store import EventView
 
 _ID_SHOWN = 12
 _NODE_HEADINGS = ("NAME", "ID", "STATUS", "DEVICE", "MEMORY", "LAYERS")
 _NARROWER: Sequence[Sequence[int]] = ((0, 1, 2, 3, 4, 5), (0, 1, 2, 4, 5), (0, 2, 4, 5))
 """Columns of the table of nodes, for windows that get narrower."""
+_LEAST_TAIL = 8
+_PLAIN_TAIL = 5
 _WHOLE, _BRIEF, _CHAINS, _MODELS = 3, 2, 1, 0
 """How much is told of each model."""
 
@@ -38,6 +42,23 @@ def describe_cluster(view: ClusterView, width: int = 100, height: int | None = N
         if height is None or len(lines) <= height:
             return lines
     return fit(lines, height)
+
+
+def describe_watched(view: ClusterView, width: int = 100, height: int | None = None) -> list[str]:
+    """`describe_cluster`, and below it what happened last: as much as there is room for, and a few lines in any case
+    where the window has that many."""
+    kept = 0 if height is None else min(_LEAST_TAIL, height // 3)
+    lines = describe_cluster(view, width, None if height is None else height - kept)
+    room = _PLAIN_TAIL if height is None else height - len(lines) - 2
+    last = view.events[-room:] if room > 0 else ()
+    return [*lines, "", "lately:", *map(describe_event, last)] if last else lines
+
+
+def describe_event(event: EventView) -> str:
+    """With the time of this machine; the day too where it is not today."""
+    at = time.localtime(event.at_s)
+    is_today = at[:3] == time.localtime()[:3]
+    return f"{time.strftime('%H:%M:%S' if is_today else '%Y-%m-%d %H:%M:%S', at)}  {event.text}"
 
 
 def _describe(view: ClusterView, width: int, detail: int) -> list[str]:

@@ -13,14 +13,17 @@ from shardcompute.core.generation import Sampling, Speculation
 _SAMPLING = "Sampling"
 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", metavar="N", min=1, help="Longest answer.")]
+CHAT_TEMPERATURE = 0.7
+"""Of conversations, here and on the page."""
 Temperature = Annotated[
-    float,
+    float | None,
     typer.Option(
         "--temperature",
         min=0,
         max=2,
         metavar="X",
-        help="0 takes the most likely token, 1 draws as the model was trained.",
+        help="0 takes the most likely token, 1 draws as the model was trained; by default "
+        f"{CHAT_TEMPERATURE} in a conversation, as on the page, and 0 for a single prompt.",
         rich_help_panel=_SAMPLING,
     ),
 ]
@@ -103,7 +106,7 @@ class SamplingArguments:
     """How long an answer may get, and how its tokens are drawn."""
 
     max_tokens: MaxTokens = 512
-    temperature: Temperature = 0.0
+    temperature: Temperature = None
     top_p: TopP = 1.0
     top_k: TopK = 0
     min_p: MinP = 0.0
@@ -112,9 +115,10 @@ class SamplingArguments:
     stop: Stop = None
     system: System = None
 
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.repeat_penalty)
+    def sampling_for(self, *, is_conversation: bool) -> Sampling:
+        default = CHAT_TEMPERATURE if is_conversation else 0.0
+        temperature = default if self.temperature is None else self.temperature
+        return Sampling(temperature, self.top_k, self.top_p, self.min_p, self.repeat_penalty)
 
 
 def speculation_for(drafting: Drafting | None) -> Speculation | None:

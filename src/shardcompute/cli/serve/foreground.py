@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import queue
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,7 @@ from shardcompute.cli.options.cluster import (
     draft_heads_folder,
 )
 from shardcompute.cli.options.keys import server_keys
-from shardcompute.cli.progress import waiting
+from shardcompute.cli.progress import status_line, waiting
 from shardcompute.cli.serve.addresses import check_ports, is_loopback, near_host, reachable_host
 from shardcompute.cli.serve.greeting import dashboard, greeting, invitation, new_key
 from shardcompute.cli.serve.shaping import open_transports
@@ -272,10 +271,10 @@ class _Foreground:
             self._say_all([f"the API listens at http://{self._host}:{port}", *self._invitation()])
 
     async def _watch(self) -> None:
-        from shardcompute.cli.serve.activity import activity, progress_lines
+        from shardcompute.cli.serve.story import activity, progress_lines
 
         seen, warned = self._cluster.coordinator.state, False
-        with _status(self._screen) as show:
+        with status_line(self._screen) as show:
             while True:
                 state = self._cluster.coordinator.state
                 self._say_all([*self._news(), *progress_lines(seen, state)])
@@ -337,32 +336,6 @@ class _Foreground:
     def _say_all(self, lines: list[str]) -> None:
         for line in lines:
             self._screen.say(line)
-
-
-class _StatusLine:
-    """The last line of a terminal, which says what is going on."""
-
-    def __init__(self, screen: Screen) -> None:
-        self._status = screen.err.status("") if screen.is_live else None
-        self._is_shown = False
-
-    def __call__(self, text: str) -> None:
-        if self._status is None:
-            return
-        if text:
-            self._status.update(text)
-        if bool(text) is not self._is_shown:
-            self._is_shown = bool(text)
-            (self._status.start if text else self._status.stop)()
-
-
-@contextlib.contextmanager
-def _status(screen: Screen) -> Iterator[_StatusLine]:
-    line = _StatusLine(screen)
-    try:
-        yield line
-    finally:
-        line("")
 
 
 def _or(given: int | None, default: int) -> int:

@@ -29,7 +29,7 @@ def up(
         typer.Option(
             "--workers",
             metavar="N",
-            min=1,
+            min=0,
             max=64,
             help="Workers on this machine, each with a stage of the model; by default 3 if they fit, of which as many "
             "are used as pay.",
@@ -52,6 +52,11 @@ def up(
     with the line that it prints. Speaks OpenAI's protocol. Listens for this machine only unless --host says
     otherwise; then clients need an API key, which is made and printed if none is given.
     """
+    if workers == 0:
+        raise UsageError(
+            "--workers 0 asks for no workers on this machine",
+            hint="say so with --no-workers; others will join",
+        )
     screen, settings = open_screen(), load_settings()
     own = {"--workers": workers, "--max-memory": max_memory}
     if local:

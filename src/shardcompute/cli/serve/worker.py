@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -14,6 +15,8 @@ from shardcompute.cli.exits import show_error
 from shardcompute.cli.options.engine import check_device
 from shardcompute.cli.options.records import with_options
 from shardcompute.cli.options.worker import WorkerArguments, WorkerFolder, worker_folder
+from shardcompute.cli.progress import status_line
+from shardcompute.cli.serve import story
 from shardcompute.cli.serve.addresses import check_ports, node_addresses
 from shardcompute.cli.serve.shaping import open_transports
 from shardcompute.cli.serve.stopping import exit_at_once, stop_requested, stop_with_parent
@@ -77,7 +80,7 @@ def run_worker(
             check_ports([(options.host, options.port)])
         if not is_supervised:
             screen.say(f"a worker of {member.credentials.own.cluster}; Ctrl-C stops it")
-        code = _serve(member, options, stop, screen)
+        code = _serve(member, options, stop, screen, is_told=not is_supervised)
     exit_at_once(code)
 
 
@@ -100,13 +103,28 @@ def _worker_options(folder: Path, arguments: WorkerArguments, member: EnrolledNo
     )
 
 
-def _serve(member: EnrolledNode, options: WorkerOptions, stop: Event, screen: Screen) -> int:
-    """The exit code: 0 unless the coordinator will not have us any more."""
+def _serve(
+    member: EnrolledNode, options: WorkerOptions, stop: Event, screen: Screen, *, is_told: bool
+) -> int:
+    """The exit code: 0 unless the coordinator will not have us any more. `is_told`: people watch."""
     from shardcompute.node.driver.hosted_server import DriverHost
     from shardcompute.node.worker.worker import Worker
 
-    with closing(Worker(member.credentials, list(member.control_urls), options, DriverHost)) as serving:
+    with (
+        closing(Worker(member.credentials, list(member.control_urls), options, DriverHost)) as serving,
+        status_line(screen if is_told else None) as show,
+    ):
+        first = serving.view()
+        seen = replace(first, is_registered=False, was_registered=False, loading=(), held=(), problem="")
+        if is_told:
+            screen.say(story.opening(first))
         while not stop.wait(_LOOK_S):
+            if is_told:
+                now = serving.view()
+                for line in story.next_lines(seen, now):
+                    screen.say(line)
+                show(story.activity_line(now))
+                seen = now
             if serving.refusal:
                 refused = AuthError(
                     f"the coordinator refuses this worker: {serving.refusal}",

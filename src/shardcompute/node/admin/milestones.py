@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardcompute.control.state import Chain, ClusterState, Loading, Node, RequestedModel
-from shardcompute.core.units import count_of, format_bytes
+from shardcompute.control.state import Chain, ClusterState, Node, RequestedModel
+from shardcompute.core.units import count_of, format_bytes, name_layers
 from shardcompute.node.telemetry.history_store import EventView
 
 
@@ -31,14 +31,6 @@ def milestones(before: ClusterState, after: ClusterState) -> list[EventView]:
         for id in sorted(after.chains):
             events += _chain_events(before.chains.get(id), after.chains[id], after)
     return events
-
-
-def place_of(load: Loading) -> tuple[str, int, int]:
-    return load.chain, load.start, load.stop
-
-
-def name_layers(start: int, stop: int) -> str:
-    return f"layers {start} to {stop - 1}" if stop - start > 1 else f"layer {start}"
 
 
 def _node_events(old: Node | None, node: Node) -> Iterator[EventView]:
@@ -63,9 +55,9 @@ def _node_events(old: Node | None, node: Node) -> Iterator[EventView]:
 
 
 def _layer_events(old: Node | None, node: Node) -> Iterator[EventView]:
-    fetched = set() if old is None else {place_of(load) for load in old.loading}
+    fetched = set() if old is None else {(load.chain, load.start, load.stop) for load in old.loading}
     for load in node.loading:
-        if place_of(load) not in fetched:
+        if (load.chain, load.start, load.stop) not in fetched:
             text = f"{node.name} fetches {name_layers(load.start, load.stop)}"
             yield EventView(kind="layers", text=text, node=node.id, chain=load.chain)
     held = set() if old is None else set(old.shards)

@@ -28,6 +28,7 @@ from shardcompute.node.admin.views import (
     ServingStatus,
     StageTimes,
     StageView,
+    by_name,
 )
 from shardcompute.wire import StageTiming
 
@@ -35,7 +36,8 @@ Timings = Mapping[str, Sequence[StageTiming]]
 
 
 def view_nodes(state: ClusterState, now_s: float) -> tuple[NodeView, ...]:
-    return tuple(_view_node(state, state.nodes[id], now_s) for id in sorted(state.nodes))
+    views = (_view_node(state, node, now_s) for node in state.nodes.values())
+    return tuple(sorted(views, key=by_name))
 
 
 def _view_node(state: ClusterState, node: Node, now_s: float) -> NodeView:

@@ -1,13 +1,15 @@
 """A cluster as people see it: plain values, ready to be written as JSON and read back.
 
 `ClusterView` is everything at one moment. `changes_between` tells two of them apart and `apply_change` puts the
-difference back: `apply_change(old, changes_between(old, new)) == new`. Collections are ordered by `KEYS`. Nothing
+difference back: `apply_change(old, changes_between(old, new)) == new`. Nodes are ordered by name, other collections by
+`KEYS`. Nothing
 here changes merely because time passes, so an idle cluster has no news. Secrets are in `NewToken` and `NewKey`
 alone, which exist for whoever asked for them and are kept nowhere.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -364,7 +366,19 @@ KEYS: Mapping[str, Callable[[Any], str]] = {
     "chains": lambda chain: str(chain.id),
     "fetches": lambda fetch: str(fetch.model),
 }
-"""By what the items of each collection are known, and ordered."""
+"""By what the items of each collection are known."""
+
+
+def by_name(node: NodeView) -> tuple[object, ...]:
+    """Order of nodes: by name, numbers in it by their value (worker-2 before worker-10), then by id."""
+    parts = re.split(r"(\d+)", node.name)
+    # Every second part is a number.
+    numbered = ((part, 0) if index % 2 == 0 else ("", int(part)) for index, part in enumerate(parts))
+    return (*numbered, (node.id, 0))
+
+
+def _order(name: str) -> Callable[[Any], Any]:
+    return by_name if name == "nodes" else KEYS[name]
 
 
 def changes_between(old: ClusterView, new: ClusterView) -> ClusterChange:
@@ -392,7 +406,7 @@ def apply_change(view: ClusterView, change: ClusterChange) -> ClusterView:
         items = {key(item): item for item in (*getattr(view, name), *getattr(change, name))}
         for id in change.gone.get(name, ()):
             items.pop(id, None)
-        fields[name] = tuple(items[id] for id in sorted(items))
+        fields[name] = tuple(sorted(items.values(), key=_order(name)))
     events = (*view.events, *change.events)[-RECENT_EVENTS:]
     warnings = view.warnings if change.warnings is None else change.warnings
     return replace(view, **fields, load=change.load or view.load, events=events, warnings=warnings)

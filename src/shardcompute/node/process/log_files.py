@@ -46,11 +46,13 @@ def logging_to_file(folder: Path, name: str) -> Iterator[None]:
 
 @contextmanager
 def logging_to_stderr(*, is_brief: bool) -> Iterator[None]:
-    """For people (`is_brief`: without times), or for whoever started this process and keeps its lines."""
+    """For whoever started this process and keeps its lines; for people (`is_brief`) only what failed, without times."""
     handler = logging.StreamHandler(sys.stderr)
     is_plain = is_brief and load_settings().log_format == "text"
     handler.setFormatter(logging.Formatter("%(message)s") if is_plain else _formatter())
     handler.addFilter(RedactSecrets())
+    if is_brief and load_settings().log_level != "debug":
+        handler.setLevel(logging.ERROR)
     with _on_root(handler):
         yield
 

@@ -69,6 +69,11 @@ class ControlClient:
         return self._incarnation
 
     @property
+    def is_registered(self) -> bool:
+        """Whether the coordinator hears this node."""
+        return self._registered.is_set()
+
+    @property
     def refusal(self) -> str:
         """Why the coordinator will not have this node any more; "" while it will."""
         return self._refusal

@@ -79,6 +79,40 @@ class WorkerOptions:
     """How links are made, by the scheme of their URLs."""
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerShard:
+    """Layers of a chain that a worker holds or fetches."""
+
+    chain: str
+    model: str
+    start: int
+    stop: int
+    fraction: float = 1.0
+    """How much of them has been fetched."""
+    is_at_work: bool = False
+    """Whether the chain runs through them; else they stand by."""
+
+    @property
+    def place(self) -> ShardKey:
+        return self.chain, self.start, self.stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """A worker at one moment, for people to see."""
+
+    threads: int
+    memory_bytes: int
+    seconds_per_byte: float
+    is_registered: bool = False
+    was_registered: bool = False
+    """Now or before."""
+    loading: tuple[WorkerShard, ...] = ()
+    held: tuple[WorkerShard, ...] = ()
+    problem: str = ""
+    """What went wrong last."""
+
+
 class HostedDriversPort(Protocol):
     """Drivers that run on this worker in the coordinator's place. Methods may be called from any thread."""
 
@@ -121,6 +155,9 @@ class Worker:
         host_drivers: HostDrivers,
     ) -> None:
         self._options = options
+        self._loading: dict[ShardKey, WorkerShard] = {}
+        self._connected: set[ShardKey] = set()
+        self._problem = ""
         self._memory_bytes = options.max_memory_bytes or int(psutil.virtual_memory().available * 0.8)
         self._cache = ShardCache(options.folder / "shards")
         self._weights = WeightsServer(CachedModels(self._cache))
@@ -154,6 +191,29 @@ class Worker:
         )
         self._endpoint.start()
         self._control.start()
+
+    def view(self) -> WorkerView:
+        with self._loader.held() as shards:
+            held = tuple(
+                WorkerShard(
+                    shard.chain,
+                    shard.model,
+                    shard.start,
+                    shard.stop,
+                    is_at_work=(shard.chain, shard.start, shard.stop) in self._connected,
+                )
+                for shard in sorted(shards, key=lambda shard: (shard.model, shard.start, shard.chain))
+            )
+        return WorkerView(
+            threads=self._options.threads,
+            memory_bytes=self._memory_bytes,
+            seconds_per_byte=self._seconds_per_byte,
+            is_registered=self._control.is_registered,
+            was_registered=self._control.incarnation > 0,
+            loading=tuple(self._loading.values()),
+            held=held,
+            problem=self._problem,
+        )
 
     @property
     def has_left(self) -> bool:
@@ -231,6 +291,7 @@ class Worker:
         elif isinstance(command, Connect):
             return encode_answer(self._connect(command))
         elif isinstance(command, FenceOff):
+            self._connected = {key for key in self._connected if key[0] != command.chain}
             self._stages.fence(command.chain, command.epoch, forgets=command.forgets)
             self._hosted.carry_out(command)
         elif isinstance(command, Admit):
@@ -252,7 +313,9 @@ class Worker:
         if key not in self._stages.shards():
             # Unloaded while the coordinator was away: it must hear that, and of no model that failed to load.
             self._tell_failed(key, "-", "it is not loaded here")
-        return self._stages.connect(command)
+        connected = self._stages.connect(command)
+        self._connected = {*self._connected, key}
+        return connected
 
     def _load(self, command: LoadLayers) -> None:
         key = (command.chain, command.start, command.stop)
@@ -262,8 +325,13 @@ class Worker:
             layer_s = self._load_shard(command)
         except ShardComputeError as error:
             log.warning("layers %d to %d of %s could not be loaded: %s", *key[1:], command.model, error)
+            self._problem = (
+                f"layers {key[1]}–{key[2] - 1} of {command.model} could not be loaded: {error.message}"
+            )
             self._tell_failed(key, command.model, str(error))
             raise
+        finally:
+            self._loading.pop(key, None)
         if layer_s is not None:
             life = self._control.incarnation
             measured = NodeMeasured(node=self.node, incarnation=life, model=command.model, layer_s=layer_s)
@@ -271,7 +339,10 @@ class Worker:
         self._tell_held()
 
     def _load_shard(self, command: LoadLayers) -> float | None:
+        key, place = (command.chain, command.start, command.stop), (command.chain, command.model)
+
         def progressed(fraction: float) -> None:
+            self._loading[key] = WorkerShard(*place, *key[1:], fraction=fraction)
             life = self._control.incarnation
             self._control.tell(
                 ShardProgressed(self.node, life, command.chain, command.start, command.stop, fraction)

@@ -11,11 +11,12 @@ import pytest
 from rich.console import Console
 
 from shardcompute.cli.cluster import watching
-from shardcompute.cli.cluster.text import describe_cluster
+from shardcompute.cli.cluster.text import describe_cluster, describe_watched
 from shardcompute.cli.console import Screen
 from shardcompute.control import events as happened
 from shardcompute.core.errors import SourceError
 from shardcompute.node.admin.views import ClusterView
+from shardcompute.node.telemetry.history_store import EventView
 
 from ..cluster_lab import HERE, Lab
 
@@ -98,6 +99,27 @@ def test_colours_add_nothing_to_the_words(lab: Lab) -> None:
     watching.show_once(lab.admin.state(), PICTURE, screen, is_json=False)
     assert "org/tiny: serving" in written.getvalue()
     assert "\x1b[3" not in written.getvalue()
+
+
+def test_status_is_watched_with_what_happened_last(cli: Cli, lab: Lab) -> None:
+    lab.script = [lambda: lab.cluster.join("z")]
+    first, second = cli("status", "--watch", *HERE).stdout.split("cluster home")[1:]
+    assert "Z joined" not in first
+    assert "lately:" in second
+    assert second.rstrip().endswith("Z joined: 2 threads, 1000 bytes of memory")
+    assert "load: 0 running" in second
+    assert "lately:" not in cli("status", *HERE).stdout
+
+
+def test_the_last_events_fit_the_window(lab: Lab) -> None:
+    for number in range(60):
+        lab.admin.history.tell(EventView(kind="model", text=f"event {number}"))
+    view = lab.admin.state()
+    for height in (8, 12, 24, 60):
+        lines = describe_watched(view, 80, height)
+        assert len(lines) <= height
+        assert lines[0].startswith("cluster home")
+        assert (height < 12) or lines[-1].endswith("event 59")
 
 
 def test_one_screen_is_one_screen(lab: Lab) -> None:

@@ -147,6 +147,12 @@ def test_options_without_effect_are_refused(cli: Cli, arguments: tuple[str, ...]
     assert said in result.stderr
 
 
+def test_no_workers_at_all_are_asked_for_by_name(cli: Cli) -> None:
+    result = cli("up", "--workers", "0")
+    assert result.exit_code == 2
+    assert "--no-workers" in result.stderr
+
+
 def test_ports_are_wanted_together() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

@@ -81,6 +81,17 @@ def test_state_shows_nodes_and_chains(admin: ClusterAdmin, cluster: FakeCluster)
     assert [(link.a, link.b, link.rtt_s) for link in state.links] == [("a", "b", 0.01)]
 
 
+def test_nodes_are_in_the_order_of_their_names(admin: ClusterAdmin, cluster: FakeCluster) -> None:
+    before = admin.state()
+    for id, name in (("x", "worker-10"), ("z", "worker-2"), ("y", "worker-2"), ("w", "attic")):
+        cluster.join(id, name=name)
+    after = admin.state()
+    names = [(node.name, node.id) for node in after.nodes]
+    workers = [("worker-2", "y"), ("worker-2", "z"), ("worker-10", "x")]
+    assert names == [("A", "a"), ("B", "b"), ("attic", "w"), *workers]
+    assert apply_change(before, changes_between(before, after)) == after
+
+
 def test_state_predicts_and_names_the_bottleneck(admin: ClusterAdmin) -> None:
     (chain,) = admin.state().chains
     # 300 bytes in each stage, 50 in the head, a second for each byte.

@@ -6,7 +6,7 @@ import itertools
 
 import msgspec
 
-from shardcompute.cli.serve.activity import activity, progress_lines
+from shardcompute.cli.serve.story import activity, progress_lines
 from shardcompute.control import events as happened
 from shardcompute.control.state import Assignment, Chain, ClusterState, Loading, Node, Refusal, Shard
 from shardcompute.node.admin.milestones import milestones
