@@ -123,6 +123,8 @@ def _chain_events(old: Chain | None, chain: Chain, state: ClusterState) -> Itera
         tone, text = "good", f"{chain.model} is served by {_way(chain, state)}{_newcomers(old, chain, state)}"
     elif chain.status == "recovering" and _is_planned(old, chain):
         tone, text = "plain", f"{chain.model} moves to another layout{reason}"
+    elif chain.status == "recovering" and old is not None and old.status == "broken":
+        tone, text = "plain", f"{chain.model} can be served again and is being loaded{reason}"
     elif chain.status == "recovering":
         tone, text = "warn", f"{chain.model} is being repaired{reason}"
     else:

@@ -94,7 +94,11 @@ def test_chains_are_told_of_when_they_change() -> None:
     broken = chain(status="recovering", reason="attic was lost")
     assert told(ready, broken) == ["m is being repaired: attic was lost"]
     assert told(broken, chain(status="ready", epoch=2)) == ["m is served by attic (0–9)"]
-    assert told(ready, chain(status="broken", reason="no memory")) == ["m cannot be served: no memory"]
+    unserved = chain(status="broken", reason="no memory")
+    assert told(ready, unserved) == ["m cannot be served: no memory"]
+    assert told(unserved, chain(status="recovering", reason="gap filled", epoch=2)) == [
+        "m can be served again and is being loaded: gap filled"
+    ]
 
 
 def test_a_planned_move_is_no_repair() -> None:
