@@ -17,11 +17,11 @@ from shardcompute.control.decisions import repair
 from shardcompute.control.events import LinkBroken, StageStalled
 from shardcompute.control.placement.place import Unplaceable
 from shardcompute.control.state import Chain
-from shardcompute.core.errors import LinkError
+from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.node.coordinator.coordinator_port import CoordinatorPort
 from shardcompute.node.coordinator.driver_port import DriverPorts
 from shardcompute.node.coordinator.node_registry import NodeRegistry, await_answer
-from shardcompute.node.rpc.commands import Redial, StepTraced, TraceStep, decode_traced
+from shardcompute.node.rpc.commands import ConfirmMissing, Redial, StepTraced, TraceStep, decode_traced
 from shardcompute.wire.control import StepOverdue
 
 log = logging.getLogger(__name__)
@@ -119,12 +119,8 @@ class StalledSteps:
     def _look(self, chain: Chain, overdue: StepOverdue, driver: str) -> None:
         try:
             found = self._find(chain, overdue, driver)
-            if isinstance(found, LostOnTheWay):
-                # It may have been between two of them when they were asked.
-                least_s, most_s = _SECOND_LOOK_S
-                self._pause(min(max(overdue.allowed_s / 4, least_s), most_s))
-                again = self._find(chain, overdue, driver)
-                found = again if again == found else UnderWay("it has moved on")
+            if not isinstance(found, UnderWay):
+                found = self._look_again(chain, overdue, driver, found)
             log.info(
                 "step %d of chain %s is missed since %.1f s: %s",
                 overdue.sequence,
@@ -138,6 +134,20 @@ class StalledSteps:
                 self._coordinator.later(lambda: self._replace(chain, found, overdue.waited_s))
         finally:
             self._coordinator.later(lambda: self._looking.discard(chain.id))
+
+    def _look_again(self, chain: Chain, overdue: StepOverdue, driver: str, found: Finding) -> Finding:
+        """It may have been between two of them when they were asked; and whoever stood still for a while, the driver
+        or a stage, finds that much time has passed before it goes on."""
+        least_s, most_s = _SECOND_LOOK_S
+        self._pause(min(max(overdue.allowed_s / 4, least_s), most_s))
+        again = self._find(chain, overdue, driver)
+        if not _is_same(found, again):
+            return UnderWay("it has moved on")
+        try:
+            self._ports.find(driver).ask(ConfirmMissing(chain.id, overdue.epoch, overdue.sequence))
+        except ShardComputeError as error:
+            return UnderWay(error.message)
+        return again
 
     def _find(self, chain: Chain, overdue: StepOverdue, driver: str) -> Finding:
         senders = [driver, *chain.nodes[:-1]]
@@ -202,6 +212,12 @@ class StalledSteps:
             return
         log.warning("%s is replaced in chain %s: %s", node.name, chain.id, stuck.reason)
         self._coordinator.apply(stalled)
+
+
+def _is_same(found: Finding, again: Finding) -> bool:
+    if isinstance(found, StuckStage) and isinstance(again, StuckStage):
+        return found.stage == again.stage
+    return found == again
 
 
 def _is_current(chain: Chain, overdue: StepOverdue) -> bool:

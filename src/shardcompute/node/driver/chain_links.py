@@ -175,6 +175,13 @@ class DriverLinks:
         with self._lock:
             return {port.address.first.node for port in self._ports.values() if port.is_lost}
 
+    def misses(self, chain: str, epoch: int, sequence: int) -> bool:
+        """Whether a driver here waits for the results of a step still."""
+        with self._lock:
+            port = self._ports.get(chain)
+        driver = None if port is None or port.address.epoch != epoch else port.driver
+        return driver is not None and driver.awaits(sequence)
+
     def redial(self, chain: str, node: str) -> bool:
         """End the link to the first stage of a chain, and report it as one that broke; False where there is none."""
         with self._lock:

@@ -10,6 +10,7 @@ from shardcompute.core.errors import LinkError, UnknownModelError
 from shardcompute.node.driver.pool import DriverPool, PoolModel
 from shardcompute.node.rpc.commands import (
     Attach,
+    ConfirmMissing,
     FenceOff,
     NodeCommand,
     OfferedModel,
@@ -35,6 +36,9 @@ def carry_out(pool: DriverPool, command: NodeCommand) -> None:
             pool.share_chain(chain, epoch, kv_tokens)
         case FenceOff(chain, epoch):
             pool.fence_chain(chain, epoch)
+        case ConfirmMissing(chain, epoch, sequence):
+            if not pool.misses(chain, epoch, sequence):
+                raise LinkError(f"step {sequence} of chain {chain} is missed no more")
         case Redial(chain, node, by_driver=True):
             if not pool.redial_chain(chain, node):
                 raise LinkError(f"chain {chain} has no link to {node} here")

@@ -170,6 +170,11 @@ class Driver:
             known = self._generations.get(generation)
             return known is not None and known.started_s > 0
 
+    def awaits(self, sequence: int) -> bool:
+        """Whether the results of a frame are still to come."""
+        with self._lock:
+            return sequence in self._in_flight
+
     def load(self) -> DriverLoad:
         with self._lock:
             return DriverLoad(

@@ -206,6 +206,10 @@ class DriverPool:
         """The first stages of chains in use to which the link is lost."""
         return self._links.unreachable()
 
+    def misses(self, chain: str, epoch: int, sequence: int) -> bool:
+        """Whether a step of this epoch is under way still."""
+        return self._links.misses(chain, epoch, sequence)
+
     def redial_chain(self, chain: str, node: str) -> bool:
         """End the link to a chain's first stage, as if it had broken; False where it does not lead to this node."""
         return self._links.redial(chain, node)

@@ -139,6 +139,14 @@ class StepTraced(msgspec.Struct, frozen=True):
         return self.busy_s > self.limit_s
 
 
+class ConfirmMissing(msgspec.Struct, frozen=True, tag=True):
+    """To a driver: say whether this step's results are missed still. Answered with an error where they are not."""
+
+    chain: str
+    epoch: int
+    sequence: int
+
+
 class Redial(msgspec.Struct, frozen=True, tag=True):
     """End your link to this peer, over which something of the chain got lost: it is reported like any that breaks, and
     dialled anew for the next epoch. `by_driver`: the one over which your driver sends, not your stage."""
@@ -249,6 +257,7 @@ WorkerCommand: TypeAlias = (
     | Dismiss
     | FenceOff
     | TraceStep
+    | ConfirmMissing
     | Redial
     | Probe
     | Leave
@@ -258,7 +267,7 @@ WorkerCommand: TypeAlias = (
     | Retire
 )
 DriverCommand: TypeAlias = (
-    Introduce | Attach | Share | Retire | Unservable | FenceOff | Redial | Probe | Leave
+    Introduce | Attach | Share | Retire | Unservable | FenceOff | ConfirmMissing | Redial | Probe | Leave
 )
 NodeCommand: TypeAlias = WorkerCommand | DriverCommand
 Answer = TypeVar("Answer", Connected, StepTraced)

@@ -16,7 +16,7 @@ from shardcompute.node.coordinator.stalled_steps import (
     UnderWay,
     find_step,
 )
-from shardcompute.node.rpc.commands import Redial, StepTraced, TraceStep, encode_answer
+from shardcompute.node.rpc.commands import NodeCommand, Redial, StepTraced, TraceStep, encode_answer
 from shardcompute.wire.control import StepOverdue
 from support.swarm.fake_cluster import MODEL, serving_cluster
 
@@ -141,6 +141,18 @@ def test_a_step_that_moves_on_between_two_looks_was_not_lost(chain: Chain) -> No
     assert chain.told(chain.nodes[0], Redial) == []
 
 
+@pytest.mark.parametrize("traces", [(SENT, SENT), (SENT, STUCK)])
+def test_results_that_came_while_they_were_looked_for(
+    chain: Chain, traces: tuple[StepTraced, StepTraced]
+) -> None:
+    """Who stood still for a while misses much at once, and finds it in the next moment."""
+    chain.say(*traces)
+    chain.shell.driver.failures = [LinkError("it is missed no more")]
+    chain.miss()
+    assert chain.told(chain.nodes[1], Redial) == []
+    assert chain.shell.coordinator.applied == []
+
+
 def test_a_sender_that_has_no_such_link_does_not_keep_the_chain_waiting(chain: Chain) -> None:
     chain.say(SENT, SENT)
     chain.shell.pumps[chain.nodes[1]].answers[Redial] = "there is no link to head"
@@ -152,7 +164,14 @@ def test_a_sender_that_has_no_such_link_does_not_keep_the_chain_waiting(chain: C
 
 def test_the_own_driver_without_a_link(chain: Chain) -> None:
     chain.say(AWAY, AWAY)
-    chain.shell.driver.failures = [LinkError("there is none")]
+    ask = chain.shell.driver.ask
+
+    def have_no_link(command: NodeCommand) -> None:
+        if isinstance(command, Redial):
+            raise LinkError("there is none")
+        ask(command)
+
+    chain.shell.driver.ask = have_no_link  # type: ignore[method-assign]
     chain.miss()
     assert chain.shell.coordinator.state.chains[CHAIN].is_interrupted
 
