@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -24,10 +23,12 @@ from shardcompute.api.access.sign_in import PageSessions
 from shardcompute.api.auth import ApiKeys, KeyMiddleware, Verifier, guarded, needs_of, secret_of
 from shardcompute.api.body import Limits
 from shardcompute.api.context import ApiContext, package_version, request_id_of
+from shardcompute.api.cors import ModelCorsMiddleware
 from shardcompute.api.endpoints import OPERATIONAL_ROUTES
 from shardcompute.api.errors import error_response, status_of
 from shardcompute.api.metrics.collector import GenerationMetrics
 from shardcompute.api.middleware import RequestIdMiddleware
+from shardcompute.api.openai.response_store import ResponseStore
 from shardcompute.api.openapi import ApiRoute, describe
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.node.service import Service
@@ -111,6 +112,7 @@ def create_app(
     app.state.meter = KeyMeter(
         clock=clock, wall_clock=wall_clock, spent=None if admin is None else admin.spent_tokens
     )
+    app.state.responses = ResponseStore(clock=clock)
     app.state.context = ApiContext(
         service=service, limits=limits or Limits(), metrics=counted, clock=clock, wall_clock=wall_clock
     )
@@ -138,15 +140,7 @@ def _cors(origins: Sequence[str]) -> list[Middleware]:
     """Preflights carry no key, so this comes before the gate."""
     if not origins:
         return []
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=list(origins),
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id"],
-        )
-    ]
+    return [Middleware(ModelCorsMiddleware, origins=origins)]
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -9,6 +9,7 @@
     SHARDCOMPUTE_THREADS                     how many CPU threads to compute with
     SHARDCOMPUTE_LOG_FORMAT                  json: log one JSON object per line; text (the default): plain lines
     SHARDCOMPUTE_LOG_LEVEL                   what to log: debug, info (the default), warning or error
+    SHARDCOMPUTE_CORS_ORIGINS                web origins whose pages may call the API, with commas between; * for any
     OTEL_EXPORTER_OTLP_ENDPOINT              address of an OpenTelemetry collector to send traces to
     NO_COLOR                                 anything: plain output
 
@@ -73,6 +74,7 @@ class Settings:
     log_level: LogLevel = "info"
     traces_url: str | None = None
     no_color: bool = False
+    cors_origins: tuple[str, ...] = ()
 
 
 def load_settings(environ: Mapping[str, str] | None = None, *, platform: str = sys.platform) -> Settings:
@@ -90,6 +92,7 @@ def load_settings(environ: Mapping[str, str] | None = None, *, platform: str = s
         log_level=_choice(values, "SHARDCOMPUTE_LOG_LEVEL", get_args(LogLevel), "info"),
         traces_url=_address(values, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318"),
         no_color="NO_COLOR" in values,
+        cors_origins=_cors_origins(values),
     )
 
 
@@ -157,6 +160,28 @@ def _check_address(name: str, text: str, example: str) -> str:
         secret = "the token in HF_TOKEN" if example == DEFAULT_HUB_URL else "secrets elsewhere"
         raise UsageError(f"{name} holds a user name or password", hint=f"{hint}, and put {secret}")
     return text.rstrip("/")
+
+
+def _cors_origins(values: Mapping[str, str]) -> tuple[str, ...]:
+    found = _first(values, "SHARDCOMPUTE_CORS_ORIGINS")
+    parts = [] if found is None else [part.strip() for part in found[1].split(",")]
+    return tuple(check_origin(part, "SHARDCOMPUTE_CORS_ORIGINS") for part in parts if part)
+
+
+def check_origin(text: str, name: str) -> str:
+    """A web origin as browsers send it: scheme, host and port, nothing behind them; or `*`."""
+    text = text.strip().lower().rstrip("/")
+    try:
+        parts = urlsplit(text)
+        is_origin = bool(parts.scheme and parts.hostname) and parts.port != 0 and "@" not in parts.netloc
+    except ValueError:
+        is_origin = False
+    if text != "*" and (
+        not is_origin or text != f"{parts.scheme}://{parts.netloc}" or not text.isprintable()
+    ):
+        hint = "give one such as http://localhost:3000, or *"
+        raise UsageError(f"{name}: {text[:100]!r} is not a web origin", hint=hint)
+    return text
 
 
 def _hub_token(values: Mapping[str, str]) -> Secret | None:

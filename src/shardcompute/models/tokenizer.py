@@ -239,8 +239,8 @@ class Tokenizer:
             count += len(self._encode_plain(text[start : start + _PIECE_CHARS]))
             if count > 2 * context_length:
                 raise PromptTooLongError(
-                    f"This model's maximum context length is {context_length} tokens, and the prompt has more than "
-                    f"{2 * context_length}.",
+                    f"This model's maximum context length is {context_length} tokens. However, the prompt is too "
+                    f"long: it has more than {2 * context_length}.",
                     hint="shorten the prompt",
                 )
 

@@ -249,6 +249,7 @@ def test_openapi_describes_every_route(app: Any, service: Any, call: Any) -> Non
         "/tokenizer_info",
         "/v1/embeddings",
         "/v1/responses",
+        "/v1/responses/{response_id}",
         "/v1/messages",
         "/v1/messages/count_tokens",
         *(f"/api/{name}" for name in ("chat", "generate", "embed", "embeddings", "tags", "ps", "version")),

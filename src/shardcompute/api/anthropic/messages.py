@@ -35,10 +35,12 @@ from shardcompute.api.context import context_of, request_id_of
 from shardcompute.api.errors import MESSAGES_PATH, RequestError, shape_error, unsupported
 from shardcompute.api.generation.answer import answer
 from shardcompute.api.generation.chat import ChatPlan
-from shardcompute.api.generation.conversation import ChatAdapter, call_arguments, limit, open_conversation
+from shardcompute.api.generation.chat_prompt import unknown_call
+from shardcompute.api.generation.conversation import ChatAdapter, limit, open_conversation, read_calls
 from shardcompute.api.generation.generations import Outcome
-from shardcompute.api.generation.parameters import Plan
+from shardcompute.api.generation.parameters import Plan, refuse_unsupported
 from shardcompute.api.generation.replies import ChatChoice, ChatChunkChoice
+from shardcompute.api.generation.schemas import SAMPLING_FIELDS
 from shardcompute.api.openapi import BODY_ERRORS, GENERATION_ERRORS, ApiRoute
 from shardcompute.api.sse import MEDIA_TYPE, event
 
@@ -48,9 +50,11 @@ _REASONS: dict[str, StopReason] = {"stop": "end_turn", "length": "max_tokens", "
 
 async def create_message(request: Request) -> Response:
     body = await read_body(request, MessagesRequest, context_of(request).limits)
+    refuse_unsupported(body)
     chat = await open_conversation(
         request,
         _prompt_fields(body)
+        | _extra_sampling(body)
         | {
             "stop": body.stop_sequences,
             "stream": body.stream,
@@ -125,15 +129,15 @@ class MessagesAdapter(ChatAdapter):
             yield MessageEvent(type="message_stop")
 
     def translate_whole(self, choice: ChatChoice, outcome: Outcome) -> ReplyBody:
-        content: list[TextBlock | ToolUseBlock] = []
-        if choice.message.content:
-            content.append(TextBlock(type="text", text=choice.message.content))
-        for call in choice.message.tool_calls or ():
-            arguments = call_arguments(call.function.arguments)
-            content.append(
-                ToolUseBlock(type="tool_use", id=call.id, name=call.function.name, input=arguments)
-            )
-        return self._message(content, *self._ending(choice.finish_reason, outcome), self._usage(outcome))
+        finish = choice.finish_reason
+        calls, others = read_calls(choice.message.tool_calls or (), is_cut=finish == "length")
+        texts = [text for text in (choice.message.content, others) if text]
+        content: list[TextBlock | ToolUseBlock] = [TextBlock(type="text", text=text) for text in texts]
+        content += [
+            ToolUseBlock(type="tool_use", id=call.id, name=call.name, input=call.arguments) for call in calls
+        ]
+        ended_by = "stop" if finish == "tool_calls" and not calls else finish
+        return self._message(content, *self._ending(ended_by, outcome), self._usage(outcome))
 
     def _message(
         self,
@@ -181,12 +185,21 @@ class MessagesAdapter(ChatAdapter):
         self._is_in_block = self._is_in_text = False
 
 
+def _extra_sampling(body: MessagesRequest) -> dict[str, Any]:
+    """Parameters that Anthropic does not have and the other protocols do."""
+    extra = body.model_extra or {}
+    if extra.get("stop"):
+        raise unsupported("stop", "Messages have no parameter stop.", hint="use stop_sequences")
+    return {name: extra[name] for name in SAMPLING_FIELDS & extra.keys()}
+
+
 def _prompt_fields(body: CountRequest) -> dict[str, Any]:
     messages: list[dict[str, Any]] = []
     if body.system:
         messages.append({"role": "system", "content": _text(body.system, "system")})
+    called: set[str] = set()
     for index, message in enumerate(body.messages):
-        messages += _chat_messages(message, f"messages[{index}]")
+        messages += _chat_messages(message, f"messages[{index}]", called)
     if body.messages[-1].role == "assistant":
         reason = "A conversation that ends with the assistant's words cannot be continued from there."
         raise unsupported("messages", reason, hint="end it with a message of the user")
@@ -201,8 +214,9 @@ def _prompt_fields(body: CountRequest) -> dict[str, Any]:
     }
 
 
-def _chat_messages(message: InputMessage, where: str) -> list[dict[str, Any]]:
-    """A message's results of tools are messages of their own in chat, and come before its text."""
+def _chat_messages(message: InputMessage, where: str, called: set[str]) -> list[dict[str, Any]]:
+    """A message's results of tools are messages of their own in chat, and come before its text. `called` are the calls
+    so far."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     texts: list[ContentBlock] = []
@@ -212,10 +226,13 @@ def _chat_messages(message: InputMessage, where: str) -> list[dict[str, Any]]:
         param = f"{where}.content[{index}]"
         if block.type == "tool_use":
             function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
-            calls.append({"id": required(block.id, f"{param}.id"), "type": "function", "function": function})
+            called.add(required(block.id, f"{param}.id"))
+            calls.append({"id": block.id, "type": "function", "function": function})
         elif block.type == "tool_result":
             text = _text(block.content or "", f"{param}.content")
             call_id = required(block.tool_use_id, f"{param}.tool_use_id")
+            if call_id not in called:
+                raise unknown_call(call_id, f"{param}.tool_use_id")
             results.append({"role": "tool", "tool_call_id": call_id, "content": text})
         elif block.type not in _SKIPPED:
             texts.append(block)

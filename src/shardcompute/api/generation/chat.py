@@ -15,7 +15,13 @@ from shardcompute.api.context import context_of
 from shardcompute.api.errors import RequestError, unsupported
 from shardcompute.api.generation.chat_choices import ChatChoices
 from shardcompute.api.generation.chat_prompt import encode_messages
-from shardcompute.api.generation.parameters import Plan, choose_model, plan_generations, refuse_unsupported
+from shardcompute.api.generation.parameters import (
+    Plan,
+    choose_model,
+    naming_prompt,
+    plan_generations,
+    refuse_unsupported,
+)
 from shardcompute.api.generation.schemas import ChatCompletionRequest, NamedTool, ToolDefinition
 from shardcompute.api.generation.structured import check_grammar, refused_grammar, requested_grammar
 from shardcompute.api.offload import offload, run_sized
@@ -37,10 +43,13 @@ class ChatPlan:
     choices: ChatChoices
 
 
-async def open_chat(request: Request, body: ChatCompletionRequest, text: str | None = None) -> ChatPlan:
+async def open_chat(
+    request: Request, body: ChatCompletionRequest, text: str | None = None, *, prompt_param: str = "messages"
+) -> ChatPlan:
     """Everything up to the first token: checks, the prompt, and the choices to be worded.
 
-    `text`, where given, is the prompt as it is, in the place of the messages.
+    `text`, where given, is the prompt as it is, in the place of the messages. `prompt_param` is what the protocol calls
+    them.
     """
     context = context_of(request)
     refuse_unsupported(body)
@@ -50,19 +59,20 @@ async def open_chat(request: Request, body: ChatCompletionRequest, text: str | N
     offered = _tools(body)
     tools = await _plan_tool_calls(body, offered, codec)
     held = await _plan_grammar(body, codec, tools)
-    if text is not None:
-        prompt = await run_sized(
-            lambda: codec.encode(text, context_length=model.context_length), characters=len(text)
-        )
-    else:
-        prompt = await encode_messages(
-            codec,
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt is not False,
-            tools=() if tools is None else offered,
-            context_length=model.context_length,
-            is_continued=bool(body.continue_final_message),
-        )
+    with naming_prompt(prompt_param):
+        if text is not None:
+            prompt = await run_sized(
+                lambda: codec.encode(text, context_length=model.context_length), characters=len(text)
+            )
+        else:
+            prompt = await encode_messages(
+                codec,
+                body.messages,
+                add_generation_prompt=body.add_generation_prompt is not False,
+                tools=() if tools is None else offered,
+                context_length=model.context_length,
+                is_continued=bool(body.continue_final_message),
+            )
     plan = plan_generations(
         model,
         codec,
@@ -70,7 +80,7 @@ async def open_chat(request: Request, body: ChatCompletionRequest, text: str | N
         [prompt],
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        prompt_param="messages",
+        prompt_param=prompt_param,
         limits=context.limits,
         grammar=held.grammar,
         shown_ids=frozenset() if tools is None else tools.marks.shown_ids,

@@ -37,7 +37,7 @@ class ChatChoices:
         """What one delta adds to choice `index`; the last has a reason to finish and nothing else."""
         builder, is_over = self._builders[index], outcome.finish is not None
         logprobs = chat_logprobs(self._codec, delta.tokens) if self._has_logprobs and delta.tokens else None
-        deltas = builder.push(delta.text, is_over=is_over, must_speak=logprobs is not None)
+        deltas = builder.push(delta.text, finish=outcome.finish, must_speak=logprobs is not None)
         for left, each in zip(range(len(deltas) - 1, -1, -1), deltas, strict=True):
             yield ChatChunkChoice(
                 index=index, delta=each, logprobs=None if left else logprobs, finish_reason=None
@@ -51,7 +51,7 @@ class ChatChoices:
 
     def _choice(self, index: int, outcome: Outcome) -> ChatChoice:
         builder = self._builders[index]
-        builder.push(outcome.text, is_over=True)
+        builder.push(outcome.text, finish=outcome.finish)
         return ChatChoice(
             index=index,
             message=builder.message(),
@@ -62,7 +62,7 @@ class ChatChoices:
 
 def _reason(builder: MessageBuilder, outcome: Outcome) -> Literal["stop", "length", "tool_calls"]:
     assert outcome.finish is not None
-    return "tool_calls" if outcome.finish == "stop" and builder.has_calls else outcome.finish
+    return "tool_calls" if outcome.finish == "stop" and builder.has_whole_calls else outcome.finish
 
 
 class MessageBuilder:
@@ -82,19 +82,28 @@ class MessageBuilder:
     def has_calls(self) -> bool:
         return bool(self._ids)
 
-    def push(self, text: str, *, is_over: bool = False, must_speak: bool = False) -> list[ChatDelta]:
-        """The deltas that this adds: the role, text, each call's id and name, then pieces of its arguments.
+    @property
+    def has_whole_calls(self) -> bool:
+        """Whether it calls something, and the last call has all of its arguments."""
+        return self.has_calls and self._reader is not None and not self._reader.is_mid_call
+
+    def push(
+        self, text: str, *, finish: Literal["stop", "length"] | None = None, must_speak: bool = False
+    ) -> list[ChatDelta]:
+        """The deltas that this adds: the role, text, each call's id and name, then pieces of its arguments. The last
+        text comes with what ended the answer.
 
         With `must_speak` there is a delta of text or a call even where nothing is certain yet.
         """
         if self._reader is None:
             events: list[Event] = [AnswerText(text)] if text else []
         else:
-            events = self._reader.push(text) + (self._reader.finish() if is_over else [])
+            events = self._reader.push(text)
+            events += self._reader.finish(is_cut=finish == "length") if finish is not None else []
         deltas = list(self._deltas_of(events))
         if must_speak and not deltas:
             deltas = [ChatDelta(content="")]
-        if not self._is_open and (deltas or is_over or self._reader is None):
+        if not self._is_open and (deltas or finish is not None or self._reader is None):
             self._is_open = True
             deltas = _opened(deltas)
         return deltas

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from shardcompute.api.body import required
 from shardcompute.api.errors import RequestError, unsupported
 from shardcompute.api.generation.schemas import ChatMessage, ContentPart, ToolCall
 from shardcompute.api.offload import PIECE_COST, run_sized
@@ -29,6 +30,7 @@ async def encode_messages(
     told = messages[:-1] if is_continued else messages
 
     def encode() -> list[int]:
+        _check(messages)
         plain = [_plain(message, f"messages[{index}]") for index, message in enumerate(told)]
         prompt = encode_with_tools(
             codec,
@@ -59,6 +61,7 @@ def size_of(message: ChatMessage) -> int:
         size += len(message.content)
     for part in () if isinstance(message.content, str) else message.content or ():
         size += PIECE_COST + len(part.text or "")
+    size += len(message.refusal or "")
     for call in message.tool_calls or ():
         size += PIECE_COST + len(call.function.arguments)
     return size
@@ -74,11 +77,37 @@ def _begun(messages: Sequence[ChatMessage]) -> str:
     return text
 
 
+def _check(messages: Sequence[ChatMessage]) -> None:
+    """Whatever must say something does, and whatever answers a call answers one that was made."""
+    called: set[str] = set()
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if message.content is None and message.refusal is None and not message.tool_calls:
+            raise RequestError(
+                f"{where}.content is missing.",
+                hint="send a text; only an assistant's message that calls tools needs none",
+                param=f"{where}.content",
+                code="invalid_value",
+            )
+        called |= {call.id for call in message.tool_calls or ()}
+        if message.role == "tool":
+            call_id = required(message.tool_call_id, f"{where}.tool_call_id")
+            if call_id not in called:
+                raise unknown_call(call_id, f"{where}.tool_call_id")
+
+
+def unknown_call(call_id: str, param: str) -> RequestError:
+    """The refusal of a result of a call that nobody made."""
+    message = f"{param}: no message before it calls a tool as {call_id[:64]!r}."
+    hint = "send the assistant's message with the call too"
+    return RequestError(message, hint=hint, param=param, code="invalid_value")
+
+
 def _plain(message: ChatMessage, where: str) -> dict[str, Any]:
     """The message as chat templates expect it: text content, `system` for `developer`, parsed arguments."""
     plain: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": _text(message.content, where),
+        "content": _text(message.refusal if message.content is None else message.content, where),
     }
     if message.name is not None:
         plain["name"] = message.name

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,12 +20,18 @@ from shardcompute.api.generation.chat import ChatPlan, open_chat
 from shardcompute.api.generation.chat_prompt import parse_arguments
 from shardcompute.api.generation.generations import Outcome
 from shardcompute.api.generation.parameters import Plan
-from shardcompute.api.generation.replies import ChatChoice, ChatChunkChoice
+from shardcompute.api.generation.replies import CalledTool, ChatChoice, ChatChunkChoice
 from shardcompute.api.generation.schemas import ChatCompletionRequest
 from shardcompute.core.generation import Delta
 
 
-async def open_conversation(request: Request, fields: Mapping[str, Any], text: str | None = None) -> ChatPlan:
+async def open_conversation(
+    request: Request,
+    fields: Mapping[str, Any],
+    text: str | None = None,
+    *,
+    prompt_param: str = "messages",
+) -> ChatPlan:
     """The chat that these fields of a chat completion ask for; fields that are None are left out. `text`, where
     given, is the prompt as it is, in the place of the messages."""
     given = {name: value for name, value in fields.items() if value is not None}
@@ -33,7 +39,7 @@ async def open_conversation(request: Request, fields: Mapping[str, Any], text: s
         body = ChatCompletionRequest.model_validate(given)
     except ValidationError as error:
         raise from_validation(error) from None
-    return await open_chat(request, body, text)
+    return await open_chat(request, body, text, prompt_param=prompt_param)
 
 
 def limit(chat: ChatPlan, max_tokens: int | None) -> ChatPlan:
@@ -79,7 +85,24 @@ class ChatAdapter(ABC):
         return self.translate_whole(choice, outcomes[0])
 
 
-def call_arguments(text: str) -> dict[str, Any]:
-    """A call's arguments as protocols have them that want an object, whatever the model wrote."""
-    parsed = parse_arguments(text)
-    return {"arguments": text} if parsed is None else parsed
+@dataclass(frozen=True, slots=True)
+class ReadCall:
+    """A call whose arguments are an object, as some protocols want them."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+def read_calls(calls: Iterable[CalledTool], *, is_cut: bool) -> tuple[list[ReadCall], str]:
+    """The calls whose arguments are objects, and what else the model wrote in their place, as text. One that was cut
+    short is neither: nobody knows what it would have become."""
+    read: list[ReadCall] = []
+    others: list[str] = []
+    for call in calls:
+        arguments = parse_arguments(call.function.arguments)
+        if arguments is not None:
+            read.append(ReadCall(call.id, call.function.name, arguments))
+        elif not is_cut:
+            others.append(call.function.arguments)
+    return read, "\n".join(others)

@@ -17,9 +17,9 @@ from starlette.requests import Request
 from shardcompute.api.context import context_of
 from shardcompute.api.errors import RequestError
 from shardcompute.api.generation.generations import Outcome, open_generations
-from shardcompute.api.generation.parameters import Plan, check_ids
+from shardcompute.api.generation.parameters import Plan, check_ids, context_exceeded, naming_prompt
 from shardcompute.api.offload import run_sized
-from shardcompute.core.errors import BackendError, PromptTooLongError
+from shardcompute.core.errors import BackendError
 from shardcompute.core.generation import GenerationRequest, Sampling
 from shardcompute.node.service import ServedModel, TextCodec
 
@@ -33,10 +33,11 @@ async def encode_inputs(
     codec: TextCodec, model: ServedModel, inputs: Sequence[str | list[int]], *, cuts: bool = False
 ) -> list[tuple[int, ...]]:
     """The tokens of each input; with `cuts`, as many as the context holds."""
-    return await run_sized(
-        lambda: [_encode_input(codec, model, each, cuts=cuts) for each in inputs],
-        characters=sum(map(len, inputs)),
-    )
+    with naming_prompt("input"):
+        return await run_sized(
+            lambda: [_encode_input(codec, model, each, cuts=cuts) for each in inputs],
+            characters=sum(map(len, inputs)),
+        )
 
 
 def _encode_input(
@@ -54,9 +55,8 @@ def _encode_input(
     if not ids:
         raise RequestError("An input has no tokens.", hint="send at least one", param="input")
     if len(ids) > longest and not cuts:
-        raise PromptTooLongError(
-            f"An input has {len(ids)} tokens; at most {longest} fit.", hint="cut it into pieces"
-        )
+        what = f"an input is too long: it has {len(ids)} tokens, and at most {longest} fit"
+        raise context_exceeded(model, what, "input", hint="cut it into pieces")
     return tuple(ids[:longest])
 
 

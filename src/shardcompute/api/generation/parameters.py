@@ -7,7 +7,8 @@ with one, a prompt's answer does not depend on the other prompts of the request.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -28,6 +29,7 @@ REFUSED: Mapping[str, object] = MappingProxyType(
         "allowed_token_ids": None,
         "audio": None,
         "bad_words": [],
+        "best_of": 1,
         "chat_template": None,
         "chat_template_kwargs": {},
         "continue_final_message": False,
@@ -186,12 +188,26 @@ def _check_prompt(prompt: Sequence[int], max_tokens: int | None, model: ServedMo
         raise RequestError("The prompt has no tokens.", hint="send at least one", param=param)
     room = model.context_length - len(prompt)
     if room < (max_tokens or 1):
-        asked = "" if max_tokens is None else f" and max_tokens is {max_tokens}"
-        raise PromptTooLongError(
-            f"The prompt has {len(prompt)} tokens{asked}; the context is {model.context_length}.",
-            hint="shorten the prompt or lower max_tokens",
-        )
+        asked = "" if max_tokens is None else f", and {max_tokens} more were asked for as the answer"
+        what = f"the prompt is too long: it has {len(prompt)} tokens{asked}"
+        raise context_exceeded(model, what, param, hint="shorten the prompt or lower max_tokens")
     return room
+
+
+@contextmanager
+def naming_prompt(param: str) -> Iterator[None]:
+    """Errors of prompts that are far too long to be counted name the parameter too."""
+    try:
+        yield
+    except PromptTooLongError as error:
+        code = "context_length_exceeded"
+        raise RequestError(error.message, hint=error.hint, param=param, code=code) from error
+
+
+def context_exceeded(model: ServedModel, what: str, param: str, *, hint: str) -> RequestError:
+    """The error of what does not fit, in the words by which clients know it and cut their conversation."""
+    message = f"This model's maximum context length is {model.context_length} tokens. However, {what}."
+    return RequestError(message, hint=hint, param=param, code="context_length_exceeded")
 
 
 def _sampling(

@@ -67,8 +67,8 @@ class StructuredOutputs(BaseModel):
     json_object: bool | None = None
 
 
-class GenerationBody(RequestBody):
-    """Sampling and stop parameters of chat and plain completions alike."""
+class SamplingBody(RequestBody):
+    """How tokens are picked and where answers stop, by the names that all of OpenAI's routes take."""
 
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; 1 when left out.")
     top_p: float | None = Field(None, ge=0, le=1, description="0: the likeliest token alone.")
@@ -85,15 +85,23 @@ class GenerationBody(RequestBody):
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=1024)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    n: int | None = Field(None, ge=1, le=128)
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     speculation: SpeculationOptions | None = None
     cache_salt: str | None = Field(
         None,
         max_length=256,
         description="Prompts' beginnings are shared only with requests of the same salt.",
     )
+
+
+SAMPLING_FIELDS = frozenset(SamplingBody.model_fields) - {"model"}
+
+
+class GenerationBody(SamplingBody):
+    """What chat and plain completions have in common."""
+
+    n: int | None = Field(None, ge=1, le=128)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: SchemaText | None = Field(None, description="A JSON schema that the answer follows.")
     guided_regex: str | None = Field(None, description="A regular expression that the whole answer matches.")
@@ -124,9 +132,10 @@ class ToolCall(RequestPart):
 class ChatMessage(RequestPart):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    refusal: str | None = Field(None, description="What the assistant said instead of content.")
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
-    tool_call_id: str | None = None
+    tool_call_id: str | None = Field(None, description="Of a tool's message: the call that it answers.")
 
 
 class JsonSchemaFormat(RequestPart):

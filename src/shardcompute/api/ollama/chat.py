@@ -7,7 +7,7 @@ Answers stream as lines of JSON unless `stream` is false. Defaults are Ollama's 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -19,15 +19,28 @@ from shardcompute.api.context import context_of
 from shardcompute.api.errors import OLLAMA_PATH, shape_error, unsupported
 from shardcompute.api.generation.answer import answer
 from shardcompute.api.generation.chat import ChatPlan
-from shardcompute.api.generation.conversation import ChatAdapter, call_arguments, limit, open_conversation
+from shardcompute.api.generation.conversation import (
+    ChatAdapter,
+    ReadCall,
+    limit,
+    open_conversation,
+    read_calls,
+)
 from shardcompute.api.generation.generations import Outcome
 from shardcompute.api.generation.parameters import choose_model
-from shardcompute.api.generation.replies import ChatChoice, ChatChunkChoice, ChatLogprobs
+from shardcompute.api.generation.replies import (
+    CalledFunction,
+    CalledTool,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatLogprobs,
+)
 from shardcompute.api.ollama.models import written_time
 from shardcompute.api.ollama.schemas import (
     OllamaChatReply,
     OllamaChatRequest,
     OllamaError,
+    OllamaFunction,
     OllamaGenerateReply,
     OllamaGenerateRequest,
     OllamaMessage,
@@ -47,7 +60,7 @@ async def ollama_chat(request: Request) -> Response:
     created_at = written_time(context.wall_clock())
     if not body.messages:
         return _loaded(request, body, created_at, is_chat=True)
-    messages = [_chat_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
+    messages = list(_chat_messages(body.messages))
     fields = _fields(body) | {"messages": messages, "tools": body.tools or None}
     chat = limit(await open_conversation(request, fields), _most_tokens(body))
     adapter = OllamaAdapter(chat, created_at, is_chat=True)
@@ -68,7 +81,8 @@ async def ollama_generate(request: Request) -> Response:
     if body.system:
         messages.insert(0, {"role": "system", "content": body.system})
     fields = _fields(body) | {"messages": messages}
-    chat = await open_conversation(request, fields, text=body.prompt if body.raw else None)
+    text = body.prompt if body.raw else None
+    chat = await open_conversation(request, fields, text, prompt_param="prompt")
     chat = limit(chat, _most_tokens(body))
     adapter = OllamaAdapter(chat, created_at, is_chat=False)
     framing = NdjsonFraming(adapter.idle_chunk())
@@ -98,8 +112,8 @@ class OllamaAdapter(ChatAdapter):
         super().__init__(chat)
         self._created_at = created_at
         self._is_chat = is_chat
-        self._calls: list[tuple[str, list[str]]] = []
-        """Names and pieces of arguments: Ollama tells calls whole."""
+        self._calls: list[CalledTool] = []
+        """Ollama tells calls whole."""
 
     def idle_chunk(self) -> ReplyBody:
         """A piece that brings nothing."""
@@ -113,25 +127,37 @@ class OllamaAdapter(ChatAdapter):
             if function is None:
                 continue
             if call.id is not None:
-                self._calls.append((function.name or "", []))
+                begun = CalledFunction(name=function.name or "", arguments="")
+                self._calls.append(CalledTool(id=call.id, type="function", function=begun))
             if function.arguments and self._calls:
-                self._calls[-1][1].append(function.arguments)
+                last = self._calls.pop()
+                arguments = last.function.arguments + function.arguments
+                grown = last.function.model_copy(update={"arguments": arguments})
+                self._calls.append(last.model_copy(update={"function": grown}))
         if choice.finish_reason is not None:
-            if self._calls:
-                calls = [(name, "".join(pieces)) for name, pieces in self._calls]
-                yield self._piece("", calls, done=False)
+            calls, others = read_calls(self._calls, is_cut=choice.finish_reason == "length")
+            if calls or others:
+                yield self._piece(others, calls, done=False)
             yield self._piece("", (), done=True, **_ending(self._reason(choice.finish_reason), outcome))
 
     def translate_whole(self, choice: ChatChoice, outcome: Outcome) -> ReplyBody:
-        calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]
+        is_cut = choice.finish_reason == "length"
+        calls, others = read_calls(choice.message.tool_calls or (), is_cut=is_cut)
         ending = _ending(self._reason(choice.finish_reason), outcome)
-        return self._piece(choice.message.content or "", calls, done=True, logprobs=choice.logprobs, **ending)
+        text = (choice.message.content or "") + others
+        return self._piece(text, calls, done=True, logprobs=choice.logprobs, **ending)
 
     def _reason(self, finish: str) -> str:
         return "length" if finish == "length" else "stop"
 
     def _piece(
-        self, text: str, calls: Any, *, done: bool, logprobs: ChatLogprobs | None = None, **ending: Any
+        self,
+        text: str,
+        calls: Sequence[ReadCall],
+        *,
+        done: bool,
+        logprobs: ChatLogprobs | None = None,
+        **ending: Any,
     ) -> ReplyBody:
         if logprobs is not None:
             ending["logprobs"] = [token.model_dump() for token in logprobs.content]
@@ -141,8 +167,7 @@ class OllamaAdapter(ChatAdapter):
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if calls:
             message["tool_calls"] = [
-                {"function": {"name": name, "arguments": call_arguments(arguments)}}
-                for name, arguments in calls
+                {"function": {"name": call.name, "arguments": call.arguments}} for call in calls
             ]
         return OllamaChatReply(message=OllamaReplyMessage(**message), **kept)
 
@@ -215,25 +240,34 @@ def _response_format(asked: str | Mapping[str, Any] | None) -> dict[str, Any] | 
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(asked), "strict": True}}
 
 
-def _chat_message(message: OllamaMessage, where: str) -> dict[str, Any]:
-    if message.images:
-        raise unsupported(f"{where}.images", "Images are not supported.", hint="send text only")
-    plain: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.role == "tool":
-        plain |= {"name": message.tool_name, "tool_call_id": message.tool_name or "call"}
-    if message.tool_calls:
-        plain["tool_calls"] = [
-            {
-                "id": call.id or call.function.name,
-                "type": "function",
-                "function": {
-                    "name": call.function.name,
-                    "arguments": json.dumps(call.function.arguments),
-                },
+def _chat_messages(messages: Sequence[OllamaMessage]) -> Iterator[dict[str, Any]]:
+    """Calls have no ids in Ollama's chats, or need none: a result is that of the next call, or of the next with its
+    name."""
+    waiting: dict[str, str] = {}
+    """Names of functions by calls that have no result yet."""
+    for index, message in enumerate(messages):
+        if message.images:
+            param = f"messages[{index}].images"
+            raise unsupported(param, "Images are not supported.", hint="send text only")
+        plain: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.role == "tool":
+            answered = message.tool_call_id or next(
+                (call for call, name in waiting.items() if message.tool_name in (None, name)), "unknown"
+            )
+            plain |= {"name": message.tool_name or waiting.get(answered), "tool_call_id": answered}
+            waiting.pop(answered, None)
+        if message.tool_calls:
+            named = {
+                call.id or f"call_{index}_{number}": call for number, call in enumerate(message.tool_calls)
             }
-            for call in message.tool_calls
-        ]
-    return plain
+            waiting |= {call_id: call.function.name for call_id, call in named.items()}
+            plain["tool_calls"] = [_chat_call(call_id, call.function) for call_id, call in named.items()]
+        yield plain
+
+
+def _chat_call(call_id: str, function: OllamaFunction) -> dict[str, Any]:
+    called = {"name": function.name, "arguments": json.dumps(function.arguments)}
+    return {"id": call_id, "type": "function", "function": called}
 
 
 def _route(path: str, run: Any, summary: str, body: type[OllamaRequest], reply: type[ReplyBody]) -> ApiRoute:

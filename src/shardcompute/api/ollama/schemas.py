@@ -64,6 +64,7 @@ class OllamaMessage(RequestPart):
     images: list[Any] | None = Field(None, description="Refused.")
     tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_name: str | None = None
+    tool_call_id: str | None = None
 
 
 class OllamaChatRequest(OllamaRequest):

@@ -19,6 +19,7 @@ from shardcompute.api.generation.parameters import (
     Plan,
     check_ids,
     choose_model,
+    naming_prompt,
     plan_generations,
     refuse_unsupported,
 )
@@ -54,7 +55,8 @@ async def create_completion(request: Request) -> Response:
     form = requested_grammar(body)
     if form is not None:
         await check_grammar(codec, form[1], form[0])
-    prompts = await _prompts(codec, model, body, context.limits)
+    with naming_prompt("prompt"):
+        prompts = await _prompts(codec, model, body, context.limits)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     plan = plan_generations(
         model,

@@ -1,6 +1,6 @@
 """OpenAI's Responses API: the request is translated to a chat here, `responses_adapter` words the answer.
 
-Responses are not kept: each request carries its whole conversation.
+A request carries its whole conversation, or goes on with one that `response_store` has kept.
 """
 
 from __future__ import annotations
@@ -11,16 +11,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shardcompute.api.access.requirement import Access
-from shardcompute.api.body import read_body, required
-from shardcompute.api.context import context_of, request_id_of
+from shardcompute.api.body import json_response, read_body, required
+from shardcompute.api.context import caller_of, context_of, request_id_of
 from shardcompute.api.errors import RequestError, unsupported
 from shardcompute.api.generation.answer import answer
 from shardcompute.api.generation.conversation import open_conversation
+from shardcompute.api.generation.parameters import refuse_unsupported
+from shardcompute.api.generation.schemas import SAMPLING_FIELDS
 from shardcompute.api.openai.framing import ResponsesFraming
 from shardcompute.api.openai.responses_adapter import ResponsesAdapter
+from shardcompute.api.openai.responses_input import (
+    keep_response,
+    kept_items,
+    own_items,
+    store_of,
+    to_messages,
+)
 from shardcompute.api.openai.responses_schemas import (
-    InputItem,
-    InputPart,
+    DeletedResponse,
     ResponseEvent,
     ResponseReply,
     ResponsesRequest,
@@ -31,7 +39,15 @@ from shardcompute.api.openai.responses_schemas import (
 from shardcompute.api.openapi import GENERATION_ERRORS, ApiRoute
 
 _LOGPROBS = "message.output_text.logprobs"
-_TEXTS = frozenset({"input_text", "output_text", "text"})
+_OTHER_NAMES = {
+    "max_tokens": "use max_output_tokens",
+    "max_completion_tokens": "use max_output_tokens",
+    "messages": "use input",
+    "n": "send the request several times",
+    "response_format": "use text.format",
+    "logprobs": f'use include: ["{_LOGPROBS}"]',
+}
+_NEUTRAL = {"n": 1, "logprobs": False}
 
 
 async def create_response(request: Request) -> Response:
@@ -39,14 +55,14 @@ async def create_response(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest, context.limits)
     _refuse_what_responses_lack(body)
     has_logprobs = _LOGPROBS in (body.include or ())
+    earlier, own = kept_items(request, body.previous_response_id), own_items(request, body.input)
     chat = await open_conversation(
         request,
         {
             "model": body.model,
-            "messages": _messages(body),
+            "messages": to_messages(body.instructions, earlier, own),
             "max_completion_tokens": body.max_output_tokens,
-            "temperature": body.temperature,
-            "top_p": body.top_p,
+            **{name: getattr(body, name) for name in SAMPLING_FIELDS},
             "stream": body.stream,
             "logprobs": has_logprobs or None,
             "top_logprobs": body.top_logprobs if has_logprobs else None,
@@ -57,89 +73,53 @@ async def create_response(request: Request) -> Response:
             "tool_choice": _tool_choice(body.tool_choice),
             "parallel_tool_calls": body.parallel_tool_calls,
         },
+        prompt_param="input",
     )
+
+    def keep(reply: ResponseReply) -> bool:
+        return body.store is not False and keep_response(request, reply, [*earlier, *own])
+
     adapter = ResponsesAdapter(
-        chat, body, request_id=request_id_of(request), created_s=int(context.wall_clock())
+        chat, body, request_id=request_id_of(request), created_s=int(context.wall_clock()), keep=keep
     )
     return await answer(request, chat.plan, adapter, ResponsesFraming(), is_stream=bool(body.stream))
 
 
 def _refuse_what_responses_lack(body: ResponsesRequest) -> None:
-    if body.previous_response_id is not None:
-        message = "Responses are not kept, so none can be continued by its id."
-        raise unsupported("previous_response_id", message, hint="send the conversation so far as input")
-    if body.store:
-        raise unsupported("store", "Responses are not kept.", hint="leave store out or set it to false")
+    refuse_unsupported(body)
+    for name, hint in _OTHER_NAMES.items():
+        if (body.model_extra or {}).get(name) not in (None, _NEUTRAL.get(name)):
+            raise unsupported(name, f"Responses have no parameter {name}.", hint=hint)
     if body.background:
         raise unsupported("background", "Responses are not made in the background.")
     if body.truncation not in (None, "disabled"):
         raise unsupported("truncation", "Conversations are never shortened.", hint='set it to "disabled"')
     for name in ("conversation", "prompt"):
         if (body.model_extra or {}).get(name) is not None:
-            raise unsupported(name, f"{name} refers to something kept by the server, which keeps nothing.")
-
-
-def _messages(body: ResponsesRequest) -> list[dict[str, Any]]:
-    messages: list[dict[str, Any]] = []
-    if body.instructions:
-        messages.append({"role": "system", "content": body.instructions})
-    if isinstance(body.input, str):
-        return [*messages, {"role": "user", "content": body.input}]
-    for index, item in enumerate(body.input):
-        where = f"input[{index}]"
-        kind = item.type or "message"
-        if kind == "message":
-            messages.append(_message(item, where))
-        elif kind == "function_call":
-            _add_call(messages, item, where)
-        elif kind == "function_call_output":
-            text = _text(item.output, f"{where}.output")
-            messages.append(
-                {
-                    "role": "tool",
-                    "tool_call_id": required(item.call_id, f"{where}.call_id"),
-                    "content": text,
-                }
-            )
-        elif kind != "reasoning":
-            raise unsupported(where, f"Items of type {kind!r} are not supported.")
-    if not messages:
-        raise RequestError("input has no message.", param="input", code="invalid_value")
-    return messages
-
-
-def _message(item: InputItem, where: str) -> dict[str, Any]:
-    role = required(item.role, f"{where}.role")
-    return {"role": role, "content": _text(item.content, f"{where}.content")}
-
-
-def _add_call(messages: list[dict[str, Any]], item: InputItem, where: str) -> None:
-    """Calls stand beside the assistant's words here and belong to them in chat."""
-    call = {
-        "id": required(item.call_id, f"{where}.call_id"),
-        "type": "function",
-        "function": {"name": required(item.name, f"{where}.name"), "arguments": item.arguments or "{}"},
-    }
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
-    messages[-1].setdefault("tool_calls", []).append(call)
-
-
-def _text(content: str | list[InputPart] | None, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for index, part in enumerate(content):
-        if part.type == "refusal":
-            texts.append(part.refusal or "")
-        elif part.type in _TEXTS:
-            texts.append(required(part.text, f"{where}[{index}].text", may_be_empty=True))
-        else:
-            param = f"{where}[{index}]"
+            message = f"{name} refers to something that this server does not keep."
             raise unsupported(
-                param, f"Content of type {part.type!r} is not supported.", hint="send text only"
+                name, message, hint="use previous_response_id, or send the conversation as input"
             )
-    return "\n".join(texts)
+
+
+async def get_response(request: Request) -> Response:
+    kept = store_of(request).find(caller_of(request).key_id, request.path_params["response_id"])
+    if kept is None:
+        raise _not_found(request)
+    return Response(kept.reply, media_type="application/json")
+
+
+async def delete_response(request: Request) -> Response:
+    response_id = request.path_params["response_id"]
+    if not store_of(request).forget(caller_of(request).key_id, response_id):
+        raise _not_found(request)
+    return json_response(DeletedResponse(id=response_id, object="response", deleted=True))
+
+
+def _not_found(request: Request) -> RequestError:
+    response_id: str = request.path_params["response_id"]
+    message = f"Response with id {response_id[:64]!r} not found: responses are kept for an hour."
+    return RequestError(message, hint="ask again", param="response_id", code="not_found", status=404)
 
 
 def _response_format(body: ResponsesRequest) -> dict[str, Any] | None:
@@ -187,5 +167,23 @@ RESPONSES_ROUTES: tuple[ApiRoute, ...] = (
         reply=ResponseReply,
         chunk=ResponseEvent,
         statuses=GENERATION_ERRORS,
+    ),
+    ApiRoute(
+        "GET",
+        "/v1/responses/{response_id}",
+        get_response,
+        "A response that was kept.",
+        needs=Access.USE,
+        reply=ResponseReply,
+        statuses=(404,),
+    ),
+    ApiRoute(
+        "DELETE",
+        "/v1/responses/{response_id}",
+        delete_response,
+        "Forget a response.",
+        needs=Access.USE,
+        reply=DeletedResponse,
+        statuses=(404,),
     ),
 )

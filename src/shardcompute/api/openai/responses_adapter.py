@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from shardcompute.api.body import ReplyBody
@@ -28,8 +28,18 @@ Status = Literal["in_progress", "completed", "incomplete"]
 class ResponsesAdapter(ChatAdapter):
     """Words a chat as one message item, then one item for each tool call."""
 
-    def __init__(self, chat: ChatPlan, body: ResponsesRequest, *, request_id: str, created_s: int) -> None:
+    def __init__(
+        self,
+        chat: ChatPlan,
+        body: ResponsesRequest,
+        *,
+        request_id: str,
+        created_s: int,
+        keep: Callable[[ResponseReply], bool],
+    ) -> None:
+        """`keep` takes the finished reply and says whether it was kept."""
         super().__init__(chat)
+        self._keep = keep
         self._body = body
         self._request_id = request_id
         self._created_s = created_s
@@ -69,7 +79,7 @@ class ResponsesAdapter(ChatAdapter):
                 yield from self._say("", [])
             status: Status = "incomplete" if choice.finish_reason == "length" else "completed"
             yield from self._end_item(status)
-            yield self._event(f"response.{status}", response=self._reply(status, self._done, outcome))
+            yield self._event(f"response.{status}", response=self._finished(status, self._done, outcome))
 
     def translate_whole(self, choice: ChatChoice, outcome: Outcome) -> ReplyBody:
         status: Status = "incomplete" if choice.finish_reason == "length" else "completed"
@@ -78,12 +88,13 @@ class ResponsesAdapter(ChatAdapter):
         if choice.message.content or not calls:
             logprobs = choice.logprobs.content if choice.logprobs is not None else []
             text = _part(choice.message.content or "", logprobs)
-            output.append(self._message(0, status, [text]))
-        for call in calls:
+            output.append(self._message(0, "completed" if calls else status, [text]))
+        for index, call in enumerate(calls, start=1):
             function = call.function
             item = self._new_call(len(output), call.id, function.name)
-            output.append(item.model_copy(update={"arguments": function.arguments, "status": status}))
-        return self._reply(status, output, outcome)
+            own: Status = status if index == len(calls) else "completed"
+            output.append(item.model_copy(update={"arguments": function.arguments, "status": own}))
+        return self._finished(status, output, outcome)
 
     def _say(self, text: str, logprobs: list[ChosenToken]) -> Iterator[ReplyBody]:
         index = len(self._done)
@@ -114,7 +125,7 @@ class ResponsesAdapter(ChatAdapter):
         yield self._event("response.output_item.added", output_index=len(self._done), item=self._call)
 
     def _end_item(self, status: Status) -> Iterator[ReplyBody]:
-        """The item under way, if there is one, is complete."""
+        """The item under way, if there is one, is over."""
         index = len(self._done)
         item: OutputMessage | OutputCall
         if self._text is not None:
@@ -129,13 +140,14 @@ class ResponsesAdapter(ChatAdapter):
             item = self._message(index, status, [part])
         elif self._call is not None:
             item = self._call.model_copy(update={"status": status})
-            yield self._event(
-                "response.function_call_arguments.done",
-                item_id=item.id,
-                output_index=index,
-                name=item.name,
-                arguments=item.arguments,
-            )
+            if status == "completed":  # arguments that were cut short are not done
+                yield self._event(
+                    "response.function_call_arguments.done",
+                    item_id=item.id,
+                    output_index=index,
+                    name=item.name,
+                    arguments=item.arguments,
+                )
         else:
             return
         yield self._event("response.output_item.done", output_index=index, item=item)
@@ -169,6 +181,12 @@ class ResponsesAdapter(ChatAdapter):
     def _item_id(self, kind: str, index: int) -> str:
         return f"{kind}_{self._request_id}_{index}"
 
+    def _finished(
+        self, status: Status, output: list[OutputMessage | OutputCall], outcome: Outcome
+    ) -> ResponseReply:
+        reply = self._reply(status, output, outcome)
+        return reply if self._keep(reply) else reply.model_copy(update={"store": False})
+
     def _reply(
         self, status: Status, output: list[OutputMessage | OutputCall], outcome: Outcome | None
     ) -> ResponseReply:
@@ -187,8 +205,8 @@ class ResponsesAdapter(ChatAdapter):
             model=self.plan.model.name,
             output=list(output),
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            previous_response_id=None,
-            store=False,
+            previous_response_id=body.previous_response_id,
+            store=body.store is not False,
             temperature=1.0 if body.temperature is None else body.temperature,
             text=given.get("text", {"format": {"type": "text"}}),
             tool_choice=given.get("tool_choice", "auto"),

@@ -6,9 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from shardcompute.api.body import ReplyBody, RequestBody, RequestPart
+from shardcompute.api.body import ReplyBody, RequestPart
 from shardcompute.api.generation.replies import ChosenToken
-from shardcompute.api.generation.schemas import MAX_MESSAGES, MAX_TOOLS, MAX_TOP_LOGPROBS, Count
+from shardcompute.api.generation.schemas import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    MAX_TOP_LOGPROBS,
+    Count,
+    SamplingBody,
+)
 
 
 class InputPart(RequestPart):
@@ -21,8 +27,11 @@ class InputItem(RequestPart):
     """An item of the input, as loose as its many kinds: which fields it needs depends on `type`."""
 
     type: str | None = Field(
-        None, description="`message` when left out; or `function_call`, `function_call_output`, `reasoning`."
+        None,
+        description="`message` when left out; or `function_call`, `function_call_output`, `item_reference`, "
+        "`reasoning`.",
     )
+    id: str | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | Annotated[list[InputPart], Field(fail_fast=True)] | None = None
     call_id: str | None = None
@@ -59,12 +68,10 @@ class TextOptions(RequestPart):
     verbosity: str | None = Field(None, description="Accepted and not used.")
 
 
-class ResponsesRequest(RequestBody):
+class ResponsesRequest(SamplingBody):
     input: str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: Count | None = Field(None, description="Up to the end of the context when left out.")
-    temperature: float | None = Field(None, ge=0, le=2, description="1 when left out.")
-    top_p: float | None = Field(None, ge=0, le=1, description="0: the likeliest token alone.")
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     include: Annotated[list[str], Field(fail_fast=True, max_length=64)] | None = Field(
         None, description="`message.output_text.logprobs`; others are ignored."
@@ -76,8 +83,12 @@ class ResponsesRequest(RequestBody):
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = Field(None, description="Given back and not used.")
     user: str | None = Field(None, description="Accepted and not used.")
-    store: bool | None = Field(None, description="Responses are not kept: true is refused.")
-    previous_response_id: str | None = Field(None, description="Refused: responses are not kept.")
+    store: bool | None = Field(
+        None, description="Whether to keep the response for an hour; true when left out."
+    )
+    previous_response_id: str | None = Field(
+        None, description="A response that was kept: its conversation goes on with this input."
+    )
     truncation: str | None = Field(None, description='Only "disabled".')
     background: bool | None = Field(None, description="true is refused.")
 
@@ -135,8 +146,8 @@ class ResponseReply(ReplyBody):
     model: str
     output: list[OutputMessage | OutputCall]
     parallel_tool_calls: bool
-    previous_response_id: None
-    store: Literal[False]
+    previous_response_id: str | None
+    store: bool
     temperature: float
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]
@@ -145,6 +156,12 @@ class ResponseReply(ReplyBody):
     truncation: Literal["disabled"]
     usage: ResponsesUsage | None
     metadata: dict[str, str]
+
+
+class DeletedResponse(ReplyBody):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
 
 
 class ResponseEvent(ReplyBody):

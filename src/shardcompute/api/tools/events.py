@@ -38,6 +38,8 @@ class CallReader(ABC):
     def __init__(self) -> None:
         self._held = ""
         """Text that may yet turn out to be something else."""
+        self.is_mid_call = False
+        """Once it has finished: whether it did so within a call."""
 
     def push(self, text: str) -> list[Event]:
         """What is certain by now."""
@@ -48,8 +50,9 @@ class CallReader(ABC):
         return merged(events)
 
     @abstractmethod
-    def finish(self) -> list[Event]:
-        """The answer is over: what was held back."""
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        """The answer is over: what was held back. Of an answer that was cut short, the beginning of a call is nothing:
+        it is not meant for anybody's eyes."""
 
     @abstractmethod
     def _advance(self, events: list[Event]) -> bool:
@@ -68,6 +71,16 @@ def merged(events: Iterable[Event]) -> list[Event]:
         elif isinstance(event, CallStarted) or event.text:
             out.append(event)
     return out
+
+
+def before_partial(text: str, mark: str) -> str:
+    """`text` without the beginning of a `mark` at its end; a single character may be anything."""
+    certain = len(text)
+    for start in range(max(0, len(text) - len(mark) + 1), len(text) - 1):
+        if mark.startswith(text[start:]):
+            certain = start
+            break
+    return text[:certain].rstrip() if certain < len(text) else text
 
 
 def split_before(text: str, mark: str) -> int:

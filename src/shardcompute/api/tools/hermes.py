@@ -13,7 +13,7 @@ from shardcompute.api.tools.call_format import (
     Tool,
     object_rules,
 )
-from shardcompute.api.tools.events import AnswerText, CallReader, Event, merged, split_before
+from shardcompute.api.tools.events import AnswerText, CallReader, Event, before_partial, merged, split_before
 from shardcompute.api.tools.json_calls import CallObject
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -36,12 +36,15 @@ class MarkedReader(CallReader):
         self._call: CallObject | None = None
         self._has_called = False
 
-    def finish(self) -> list[Event]:
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
         events: list[Event] = []
         if self._call is not None:
-            if self._call.name is None:
+            self.is_mid_call = not self._call.has_arguments
+            if self._call.name is None and not is_cut:
                 events.append(self._said(self._raw + self._call.text))
-        elif not self._is_inside or self._raw:
+        elif not self._is_inside:
+            events.append(self._said(before_partial(self._held, self._open) if is_cut else self._held))
+        elif self._raw and not is_cut:
             events.append(self._said(self._raw + self._held))
         self._held, self._raw, self._call = "", "", None
         return merged(events)

@@ -86,7 +86,13 @@ class CallObject:
         self._outer = 0
         """Objects around this one."""
         self._waiting = ""
-        self._has_arguments = False
+        self.has_arguments = False
+        """Whether all of them were read."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has a key that calls have."""
+        return bool(self._key) and not self.is_broken
 
     def push(self, text: str) -> list[Event]:
         events: list[Event] = []
@@ -139,7 +145,7 @@ class CallObject:
             self._step(letter, events)
 
     def _streams_arguments(self) -> bool:
-        return self._key in _ARGUMENTS and not self._has_arguments and self._raw.startswith("{")
+        return self._key in _ARGUMENTS and not self.has_arguments and self._raw.startswith("{")
 
     def _end_key(self) -> None:
         self._key = _text_of(self._raw) or ""
@@ -155,12 +161,12 @@ class CallObject:
                 return
             events.append(CallStarted(self.name))
             events.append(CallArguments(self._waiting))
-        elif self._key in _ARGUMENTS and not self._has_arguments:
+        elif self._key in _ARGUMENTS and not self.has_arguments:
             if not self._raw.startswith("{"):
                 # Some models write the arguments as a string that holds JSON, or none as null.
                 text = _text_of(self._raw) if self._raw.startswith('"') else self._raw
                 self._pass_on("{}" if text in (None, "", "null") else text, events)
-            self._has_arguments = True
+            self.has_arguments = True
 
     def _pass_on(self, text: str, events: list[Event]) -> None:
         if self.name is None:
@@ -177,7 +183,7 @@ class CallObject:
             self.is_broken = True
             return
         self.is_whole = True
-        if not self._has_arguments:
+        if not self.has_arguments:
             events.append(CallArguments("{}"))
 
 

@@ -15,7 +15,15 @@ from shardcompute.api.tools.call_format import (
     Tool,
     object_rules,
 )
-from shardcompute.api.tools.events import AnswerText, CallReader, CallStarted, Event, merged, split_before
+from shardcompute.api.tools.events import (
+    AnswerText,
+    CallReader,
+    CallStarted,
+    Event,
+    before_partial,
+    merged,
+    split_before,
+)
 from shardcompute.api.tools.json_calls import CallObject, JsonText
 
 TAG = "<|python_tag|>"
@@ -37,10 +45,12 @@ class LlamaReader(CallReader):
         self._is_fresh = True
         """Nothing was said yet, or since the last call."""
 
-    def finish(self) -> list[Event]:
-        held = self._held
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        held = before_partial(self._held, TAG) if is_cut else self._held
         if self._call is not None:
-            held = "" if self._is_known(self._call) else self._before + self._call.text
+            self.is_mid_call = self._is_known(self._call) and not self._call.has_arguments
+            begun = "" if is_cut and self._call.has_begun else self._call.text
+            held = "" if self._is_known(self._call) else self._before + begun
         if self._is_fresh and self._has_called:
             held = held.strip(_BETWEEN)
         self._held, self._call = "", None

@@ -24,6 +24,7 @@ from shardcompute.api.tools.events import (
     CallReader,
     CallStarted,
     Event,
+    before_partial,
     merged,
     split_before,
 )
@@ -48,12 +49,17 @@ class MistralReader(CallReader):
         self._call: CallObject | None = None
         self._arguments: JsonText | None = None
 
-    def finish(self) -> list[Event]:
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
         events: list[Event] = []
-        if self._call is not None and self._call.name is None:
+        self.is_mid_call = self._arguments is not None
+        if self._call is not None:
+            self.is_mid_call = not self._call.has_arguments
+        if self._is_text:
+            events.append(AnswerText(before_partial(self._held, OPEN) if is_cut else self._held))
+        elif is_cut:
+            pass
+        elif self._call is not None and self._call.name is None:
             events.append(AnswerText(self._call.text))
-        elif self._is_text:
-            events.append(AnswerText(self._held))
         elif self._call is None and self._arguments is None and self._held.strip(_BETWEEN):
             events.append(AnswerText(self._held if self._has_called else OPEN + self._held))
         self._held = ""

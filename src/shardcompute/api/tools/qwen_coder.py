@@ -26,6 +26,7 @@ from shardcompute.api.tools.events import (
     CallReader,
     CallStarted,
     Event,
+    before_partial,
     merged,
     split_before,
 )
@@ -54,10 +55,11 @@ class QwenCoderReader(CallReader):
         """Parameters of the call under way."""
         self._has_called = False
 
-    def finish(self) -> list[Event]:
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
         events: list[Event] = []
+        self.is_mid_call = self._name is not None
         if self._name is None:
-            self._say(self._held, events)
+            self._say(self._before_call() if is_cut else self._held, events)
         self._held = ""
         return merged(events)
 
@@ -86,6 +88,14 @@ class QwenCoderReader(CallReader):
         self._say(self._held[:certain], events)
         self._held = self._held[certain:]
         return False
+
+    def _before_call(self) -> str:
+        """What is held, without the beginning of a call at its end."""
+        if self._has_called and CLOSE.startswith(self._held.lstrip()):
+            return ""
+        begun = _BEGUN.search(self._held)
+        held = self._held[: begun.start()].rstrip() if begun else self._held
+        return before_partial(before_partial(held, OPEN), FUNCTION)
 
     def _say(self, text: str, events: list[Event]) -> None:
         """The line between two calls is not meant for anybody."""
