@@ -203,23 +203,6 @@ def test_the_unforeseen_in_a_stream_is_logged_once(
     assert len(caplog.records) == 1
 
 
-def test_cors_is_off_unless_asked_for(service: Any, call: Any) -> None:
-    headers = {
-        "origin": "https://page.test",
-        "access-control-request-method": "POST",
-        "access-control-request-headers": "content-type, authorization",
-    }
-    closed = call(create_app(service), "OPTIONS", CHAT, headers=headers)
-    assert closed.status_code == 405
-    assert "access-control-allow-origin" not in closed.headers
-    app = create_app(service, api_keys=["k"], cors_origins=["https://page.test"])
-    opened = call(app, "OPTIONS", CHAT, headers=headers)
-    assert opened.status_code == 200
-    assert opened.headers["access-control-allow-origin"] == "https://page.test"
-    other = call(app, "OPTIONS", CHAT, headers={**headers, "origin": "https://other.test"})
-    assert other.status_code == 400
-
-
 def test_a_client_that_leaves_while_sending_is_no_failure(
     app: Any, fakes: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -135,3 +135,29 @@ def test_traces_go_nowhere_unless_a_collector_is_named() -> None:
     assert load_settings({"HOME": "/h", name: "http://c:4318/"}).traces_url == "http://c:4318"
     with pytest.raises(UsageError, match=name):
         load_settings({"HOME": "/h", name: "c:4318"})
+
+
+def test_no_page_of_another_origin_may_call_unless_it_is_named() -> None:
+    assert load_settings({}).cors_origins == ()
+    given = {"SHARDCOMPUTE_CORS_ORIGINS": "http://localhost:3000, https://Page.Example/ ,*"}
+    assert load_settings(given).cors_origins == ("http://localhost:3000", "https://page.example", "*")
+    extension = {"SHARDCOMPUTE_CORS_ORIGINS": "chrome-extension://abcdef"}
+    assert load_settings(extension).cors_origins == ("chrome-extension://abcdef",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "page.example",
+        "null",
+        "http://a/b",
+        "http://u@a",
+        "http://a?b",
+        "http://",
+        "http://a:0",
+        "https://*:x",
+    ],
+)
+def test_what_is_no_origin_is_refused_by_name(text: str) -> None:
+    with pytest.raises(UsageError, match="SHARDCOMPUTE_CORS_ORIGINS"):
+        load_settings({"SHARDCOMPUTE_CORS_ORIGINS": text})

@@ -79,7 +79,7 @@ class ResponseStore:
 
     def find(self, caller: str, response_id: str) -> KeptResponse | None:
         self._drop_old()
-        return self._kept.get(caller, {}).get(response_id)
+        return self._of(caller).get(response_id)
 
     def find_item(self, caller: str, item_id: str) -> bytes | None:
         """An item of a reply to this caller, as JSON of an input item."""
@@ -88,7 +88,7 @@ class ResponseStore:
 
     def forget(self, caller: str, response_id: str) -> bool:
         """Whether it was there."""
-        kept = self._kept.get(caller, {}).pop(response_id, None)
+        kept = self._of(caller).pop(response_id, None)
         if kept is None:
             return False
         self._bytes[caller] -= kept.size_bytes
@@ -97,6 +97,9 @@ class ResponseStore:
         if not self._kept[caller]:
             del self._kept[caller], self._bytes[caller]
         return True
+
+    def _of(self, caller: str) -> OrderedDict[str, KeptResponse]:
+        return self._kept.get(caller) or OrderedDict()
 
     def _is_over(self, caller: str) -> bool:
         return (

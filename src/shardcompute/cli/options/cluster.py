@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from shardcompute.cli.options.keys import AllowedHost, RequireKey, ServerKeyFile
-from shardcompute.core.settings import Settings
+from shardcompute.core.settings import Settings, check_origin
 
 CLUSTER_PORT = 7420
 JOIN_PORT = 7421
@@ -29,6 +29,15 @@ Host = Annotated[
 Port = Annotated[
     int,
     typer.Option("--port", metavar="N", min=0, max=65535, help="Port of the HTTP API; 0 for any free one."),
+]
+CorsOrigin = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cors-origin",
+        metavar="ORIGIN",
+        help="Web origin whose pages may call the models' routes, such as http://localhost:3000; may be repeated. "
+        "None by default; * for any.",
+    ),
 ]
 ClusterFolder = Annotated[
     Path | None,
@@ -206,6 +215,13 @@ class ServingArguments:
     api_key_file: ServerKeyFile = None
     require_key: RequireKey = False
     allowed_host: AllowedHost = None
+    cors_origin: CorsOrigin = None
+
+    def cors_origins(self, settings: Settings) -> tuple[str, ...]:
+        """Those of the option, or else of the settings. UsageError for what is none."""
+        if self.cors_origin is None:
+            return settings.cors_origins
+        return tuple(check_origin(origin, "--cors-origin") for origin in self.cors_origin)
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,6 +184,7 @@ class _ForegroundDriver:
             verify_key=self._driver.find_key,
             needs_key=given.needs_key(self._keys),
             hosts=hosts_of(given.api_host, names),
+            cors_origins=self._settings.cors_origins,
         )
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(self._watch())

@@ -107,7 +107,9 @@ def run_cluster(plan: ClusterPlan, screen: Screen, settings: Settings) -> None:
     serving, name = plan.serving, plan.cluster.name
     folder = cluster_folder(settings, plan.cluster.data_dir)
     keys = server_keys(serving.api_key_file, settings)
-    parse_reference(serving.model)  # a wrong name is said before anything is started
+    # A wrong name or origin is said before anything is started.
+    serving.cors_origins(settings)
+    parse_reference(serving.model)
     if name is not None:
         check_cluster_name_of(folder, name)
     with terminating_as_interrupt(), claim(folder / CLUSTER_FILE, name or "") as held:
@@ -197,6 +199,7 @@ def _run(
             sessions=sessions,
             hosts=_hosts(plan, settings),
             admin=admin,
+            cors_origins=plan.serving.cors_origins(settings),
             page=page_routes(),
         )
         welcome = _Welcome(invited, sessions, needs_key, new_key)

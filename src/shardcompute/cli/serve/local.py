@@ -30,6 +30,7 @@ def serve_locally(
     is_made = not keys and (serving.require_key or not is_loopback(host))
     if is_made:
         keys = [f"sk-{secrets.token_urlsafe(24)}"]
+    origins = serving.cors_origins(settings)
     # A port that is taken is said before the model is fetched and loaded.
     check_ports([(host, port)])
     opened = open_with_progress(serving.model, settings, engine, screen, is_quiet=False)
@@ -39,12 +40,17 @@ def serve_locally(
         if is_made:
             for line in new_key(keys[0]):
                 screen.say(line)
-        _serve(opened.service, serving, keys, hosts, screen)
+        _serve(opened.service, serving, keys, hosts, origins, screen)
     screen.say("stopped")
 
 
 def _serve(
-    service: LocalService, serving: ServingArguments, keys: list[str], hosts: AllowedHosts, screen: Screen
+    service: LocalService,
+    serving: ServingArguments,
+    keys: list[str],
+    hosts: AllowedHosts,
+    origins: tuple[str, ...],
+    screen: Screen,
 ) -> None:
     from shardcompute.api import create_app, serve
     from shardcompute.web import page_routes
@@ -54,5 +60,5 @@ def _serve(
             screen.say(line)
         screen.say("Ctrl-C stops it.")
 
-    app = create_app(service, api_keys=keys or None, hosts=hosts, page=page_routes())
+    app = create_app(service, api_keys=keys or None, hosts=hosts, cors_origins=origins, page=page_routes())
     asyncio.run(serve(app, serving.host, serving.port, on_listening=greet))

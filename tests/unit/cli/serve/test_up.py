@@ -35,8 +35,10 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What would be served, instead of serving it."""
     seen: dict[str, Any] = {}
 
-    def create_app(service: object, *, api_keys: list[str] | None, hosts: Any, page: object) -> str:
-        seen.update(keys=api_keys, hosts=hosts)
+    def create_app(
+        service: object, *, api_keys: list[str] | None, hosts: Any, cors_origins: tuple[str, ...], page: object
+    ) -> str:
+        seen.update(keys=api_keys, hosts=hosts, origins=cors_origins)
         return "app"
 
     async def serve(app: object, host: str, port: int, *, on_listening: Callable[[str, int], None]) -> None:
@@ -53,6 +55,7 @@ def test_up_serves_and_says_where(cli: Cli, opened: Opening, served: dict[str, A
     assert (result.exit_code, result.stdout) == (0, "")
     assert (served["keys"], served["address"]) == (None, ("127.0.0.1", 0))
     assert not served["hosts"].admits("box.test")
+    assert served["origins"] == ()
     assert opened.references == ["org/repo"]
     assert opened.options[0].stages == 2
     said = result.stderr
@@ -100,6 +103,19 @@ def test_no_key_is_on_the_command_line(cli: Cli, opened: Opening) -> None:
         result = cli(*command, "--api-key", "sk-secret")
         assert result.exit_code == 2
         assert "No such option: --api-key" in result.stderr.replace("│", "")
+
+
+def test_pages_of_chosen_origins_may_call(
+    cli: Cli, opened: Opening, served: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDCOMPUTE_CORS_ORIGINS", "http://a.example")
+    cli("up", "--local", "--port", "0")
+    assert served["origins"] == ("http://a.example",)
+    cli("up", "--local", "--port", "0", "--cors-origin", "http://b.example:3000", "--cors-origin", "*")
+    assert served["origins"] == ("http://b.example:3000", "*")
+    wrong = cli("up", "--local", "--cors-origin", "b.example")
+    assert wrong.exit_code == 2
+    assert "--cors-origin: 'b.example' is not a web origin" in wrong.stderr
 
 
 def test_busy_port_is_said_before_the_model_is_opened(cli: Cli, opened: Opening) -> None:
