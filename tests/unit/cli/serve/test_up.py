@@ -36,7 +36,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     seen: dict[str, Any] = {}
 
     def create_app(
-        service: object, *, api_keys: list[str] | None, hosts: Any, cors_origins: tuple[str, ...], page: object
+        service: object,
+        *,
+        api_keys: list[str] | None,
+        hosts: Any,
+        cors_origins: tuple[str, ...],
+        page: object,
     ) -> str:
         seen.update(keys=api_keys, hosts=hosts, origins=cors_origins)
         return "app"
