@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from shardcompute.api import anthropic, cluster, ollama, openai
+from shardcompute.api.access.cors import ModelCorsMiddleware
 from shardcompute.api.access.hosts import LOOPBACK_ONLY, AllowedHosts, HostMiddleware
 from shardcompute.api.access.metering import KeyMeter
 from shardcompute.api.access.requirement import Access
@@ -23,7 +24,6 @@ from shardcompute.api.access.sign_in import PageSessions
 from shardcompute.api.auth import ApiKeys, KeyMiddleware, Verifier, guarded, needs_of, secret_of
 from shardcompute.api.body import Limits
 from shardcompute.api.context import ApiContext, package_version, request_id_of
-from shardcompute.api.cors import ModelCorsMiddleware
 from shardcompute.api.endpoints import OPERATIONAL_ROUTES
 from shardcompute.api.errors import error_response, status_of
 from shardcompute.api.metrics.collector import GenerationMetrics
