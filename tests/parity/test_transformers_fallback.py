@@ -126,3 +126,13 @@ def test_unknown_models_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
     with pytest.raises(UnsupportedModelError):
         layer_count(tmp_path)
+
+
+def test_weights_that_could_hold_code_are_not_read(tmp_path: Path) -> None:
+    """A pickle is a program; `transformers` takes one where there is nothing else."""
+    folder = save("GPT2", tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedModelError, match="safetensors"):
+        TransformersExecutor(folder, 0, 3, OPTIONS)

@@ -15,6 +15,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from shardcompute.api.request_heads import StrictHeads
 from shardcompute.core.rate_limited_log import RateLimitedLog
 
 _log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class BoundedConnection(H11Protocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.logger = self.uvicorn_log
+        self.conn._receive_buffer = StrictHeads()
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 

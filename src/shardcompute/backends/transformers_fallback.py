@@ -229,7 +229,9 @@ def _load_slice(folder: Path, start: int, stop: int, dtype: torch.dtype) -> _Sli
     if not 0 <= start < stop <= config.num_hidden_layers:
         raise UsageError(f"no such stage: [{start}, {stop}) of {config.num_hidden_layers} layers")
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        ).eval()
     except (ValueError, KeyError, OSError, ImportError) as error:
         raise _refusal(f"transformers cannot load it: {error}") from error
     owner, name = _find_layers(model, int(config.num_hidden_layers))

@@ -79,10 +79,13 @@ class TransformersEngine:
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
         folder, file = os.path.split(path)
-        options: dict[str, Any] = {"gguf_file": file} if file.endswith(".gguf") else {}
-        source = folder if options else path
+        is_gguf = file.endswith(".gguf")
+        options: dict[str, Any] = {"gguf_file": file} if is_gguf else {"use_safetensors": True}
+        source = folder if is_gguf else path
         self._torch = torch
-        self._model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options)
+        self._model = AutoModelForCausalLM.from_pretrained(
+            source, dtype=torch.float32, trust_remote_code=False, **options
+        )
         self._model.eval()
 
     def prefill(self, tokens: int) -> float:
