@@ -9,7 +9,7 @@ from typing import Any
 from shardcompute.api.body import required
 from shardcompute.api.errors import RequestError, unsupported
 from shardcompute.api.generation.schemas import ChatMessage, ContentPart, ToolCall
-from shardcompute.api.offload import PIECE_COST, run_sized
+from shardcompute.api.offload import PIECE_COST, offload
 from shardcompute.api.tools import Tool, encode_with_tools
 from shardcompute.core.errors import PromptTooLongError, UsageError
 from shardcompute.node.service import TextCodec
@@ -45,9 +45,9 @@ async def encode_messages(
             else prompt
         )
 
-    size = sum(map(size_of, messages)) + sum(PIECE_COST + tool.size for tool in tools)
     try:
-        return await run_sized(encode, characters=size)
+        # Never on the event loop: a template is a stranger's program, and nobody knows what it takes.
+        return await offload(encode)
     except (RequestError, PromptTooLongError):
         raise
     except UsageError as error:
