@@ -61,7 +61,7 @@ class TemplateSandbox:
         self._limits = limits or SandboxLimits()
         self._clock = clock
         self._turn = threading.Lock()
-        self._process: _Process | None = None
+        self._process: _RenderingProcess | None = None
         self._end_process: weakref.finalize[Any, Any] | None = None
         self._ended_over: OrderedDict[str, None] = OrderedDict()
         self._kills = 0
@@ -109,9 +109,9 @@ class TemplateSandbox:
         finally:
             self._turn.release()
 
-    def _started(self) -> _Process:
+    def _started(self) -> _RenderingProcess:
         if self._process is None or not self._process.is_alive:
-            process = _Process(self._limits)
+            process = _RenderingProcess(self._limits)
             opening = {"source": self._source, "memory_bytes": self._limits.memory_bytes}
             answer = process.ask(opening, self._limits.start_s)
             if answer is None or "ready" not in answer:
@@ -138,7 +138,7 @@ class TemplateSandbox:
         self._kills = min(self._kills + 1, 32)
 
 
-class _Process:
+class _RenderingProcess:
     """The process behind a sandbox, and a thread that reads what it answers."""
 
     def __init__(self, limits: SandboxLimits) -> None:
