@@ -42,6 +42,7 @@ from shardcompute.control.actions import (
     ReleaseNode,
     ReportUnservable,
     RetireChain,
+    SearchLayout,
     ShareMemory,
     UnloadShard,
 )
@@ -52,6 +53,7 @@ from shardcompute.control.placement.replacement import cut_for_price, move_secon
 from shardcompute.control.placement.rings import RingTable, choose_order
 from shardcompute.control.sizes import Sizes, memory_of, sizes_of
 from shardcompute.control.state import Assignment, Chain, MeasuredLink, Shard, covers, is_loaded
+from support.swarm.layout_searcher import search_layout
 
 NAMES = "abcdef"
 
@@ -323,6 +325,7 @@ any_event: st.SearchStrategy[Event] = st.one_of(
     st.builds(happened.ChainPlanned, chain_ids, st.just("m"), shapes),
     st.builds(happened.ChainReshaped, chain_ids, epochs, shapes),
     st.builds(happened.MovePlanned, chain_ids, epochs, shapes, st.just("why"), st.booleans(), times),
+    st.builds(happened.LayoutFound, chain_ids, epochs, shapes, times),
     st.builds(happened.MoveDropped, chain_ids, epochs, st.just("why"), times),
     st.builds(happened.StandbysChosen, chain_ids, epochs, st.lists(assignments, max_size=2).map(tuple)),
     st.builds(happened.ChainConnected, chain_ids, epochs),
@@ -488,6 +491,8 @@ class Cluster:
                 self.tell(happened.ChainConnected(chain, epoch))
             case ActivateChain(chain=chain, epoch=epoch):
                 self.tell(happened.ChainReady(chain, epoch))
+            case SearchLayout():
+                self.tell(search_layout(self.state, action, self.now_s))
             case RetireChain(chain):
                 self.tell(happened.ChainReleased(chain))
             case ProbeLink(node, peer):

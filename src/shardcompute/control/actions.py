@@ -37,6 +37,14 @@ class Record(Struct, frozen=True, tag=True):
     event: Event
 
 
+class SearchLayout(Struct, frozen=True, tag=True):
+    """Search in the background for a better layout than is found quickly; then `LayoutFound`. Dropped where the chain
+    is another one meanwhile."""
+
+    chain: str
+    epoch: int
+
+
 class RetireChain(Struct, frozen=True, tag=True):
     """Tell all drivers that this chain will not come back; then `ChainReleased`."""
 
@@ -162,6 +170,7 @@ class ReportUnservable(Struct, frozen=True, tag=True):
 
 Action = (
     Record
+    | SearchLayout
     | RetireChain
     | FenceChain
     | UnloadShard

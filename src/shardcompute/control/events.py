@@ -154,6 +154,15 @@ class MovePlanned(Struct, frozen=True, tag=True):
     now_s: float
 
 
+class LayoutFound(Struct, frozen=True, tag=True):
+    """A search in the background has found nothing better than these stages (none: nothing at all)."""
+
+    chain: str
+    epoch: int
+    stages: tuple[Assignment, ...]
+    now_s: float
+
+
 class MoveDropped(Struct, frozen=True, tag=True):
     """The planned move does not come about: the chain stays as it is."""
 
@@ -316,6 +325,7 @@ Event = (
     | ChainPlanned
     | ChainReshaped
     | MovePlanned
+    | LayoutFound
     | MoveDropped
     | StandbysChosen
     | ShardProgressed
@@ -338,6 +348,7 @@ Event = (
 # Suspicion is undone by heartbeats, which are not written down, so neither is suspicion. Drivers are attached anew
 # after a restart, when all chains are connected anew, told again of chains that are retired, and closed links probed.
 _FLEETING = (
+    LayoutFound,
     NodeSeen,
     NodeSuspected,
     ShardProgressed,

@@ -8,12 +8,20 @@ What was planned is carried through whatever is measured meanwhile, and judged o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import isfinite
 
+from shardcompute.control.actions import Action, SearchLayout
 from shardcompute.control.events import ChainReshaped, Event, MoveDropped, MovePlanned
 from shardcompute.control.placement.cost_model import Request, score
-from shardcompute.control.placement.place import Unplaceable, place
-from shardcompute.control.placement.replacement import Replacement, hand_over, move_seconds, replace_stage
+from shardcompute.control.placement.place import Placement, Unplaceable, place
+from shardcompute.control.placement.replacement import (
+    Replacement,
+    hand_over,
+    is_possible,
+    move_seconds,
+    replace_stage,
+)
 from shardcompute.control.placement.request import placement_request
 from shardcompute.control.sizes import memory_of
 from shardcompute.control.state import (
@@ -96,26 +104,52 @@ def choose_target(state: ClusterState, chain: Chain, now_s: float) -> MoveTarget
         return None
     if not set(chain.nodes) <= {offer.node for offer in request.offers}:
         return None
-    best = place(request)
-    if isinstance(best, Unplaceable) or best.assignments == chain.stages:
+    best = _best_known(chain, request)
+    if best is None or best == chain.stages:
         return None
-    if not _fit_alongside(state, chain, _not_loaded(state, chain, best.assignments)):
+    if not _fit_alongside(state, chain, _not_loaded(state, chain, best)):
         return None
-    now, then = score(request, chain.stages), score(request, best.assignments)
-    move = Replacement(best.assignments, *move_seconds(request, best.assignments), "improved")
+    now, then = score(request, chain.stages), score(request, best)
+    move = Replacement(best, *move_seconds(request, best), "improved")
     asked = request.stage_count
-    if asked and len(best.stages) == asked != len(chain.stages):
+    if asked and len(best) == asked != len(chain.stages):
         reason = move_in_words(state, chain, move, f"{asked} stages were asked for", now, then)
-        return MoveTarget(best.assignments, reason, is_urgent=True)
-    if asked and len(chain.stages) == asked != len(best.stages):
+        return MoveTarget(best, reason, is_urgent=True)
+    if asked and len(chain.stages) == asked != len(best):
         return None
-    if chain.unrest.has_left(state.placing, now_s, best.assignments):
+    if chain.unrest.has_left(state.placing, now_s, best):
         return None
     gain = then.score / now.score - 1
     pays = gain * state.placing.horizon_s > move.move_s + state.placing.pause_s
     if not pays or gain < state.placing.min_gain * chain.unrest.factor(state.placing, now_s):
         return None
     return MoveTarget(move.stages, move_in_words(state, chain, move, f"{gain:.0%} better", now, then))
+
+
+def _best_known(chain: Chain, request: Request) -> tuple[Assignment, ...] | None:
+    """What is found quickly or, where it is still possible and better by what is measured now, was found by a
+    search."""
+    quick = place(request)
+    if isinstance(quick, Unplaceable):
+        return None
+    if chain.found and len(chain.found) == (request.stage_count or len(chain.found)):
+        is_better = is_possible(request, chain.found) and score(request, chain.found).score > quick.score
+        return chain.found if is_better else quick.assignments
+    return quick.assignments
+
+
+def searches(state: ClusterState, now_s: float) -> Iterator[Action]:
+    """Chains for which a better layout may be found by searching longer, and that may move."""
+    for chain in state.live_chains():
+        if chain.status != "ready" or chain.target is not None or now_s < chain.search_at_s:
+            continue
+        if is_draining(state, chain) or is_waiting(state, chain.stages):
+            continue
+        if not chain.unrest.has_settled(state.placing, now_s):
+            continue
+        quick = place(placement_request(state, state.models[chain.model].model, now_s, chain=chain))
+        if isinstance(quick, Placement) and not quick.is_final:
+            yield SearchLayout(chain.id, chain.epoch)
 
 
 def _relief(state: ClusterState, chain: Chain, request: Request) -> MoveTarget | None:

@@ -39,7 +39,7 @@ from shardcompute.control.drivers import (
     stage_addresses,
 )
 from shardcompute.control.events import Event
-from shardcompute.control.moves import which_move_is_over, which_move_pays
+from shardcompute.control.moves import searches, which_move_is_over, which_move_pays
 from shardcompute.control.placement.place import Unplaceable
 from shardcompute.control.sizes import memory_of
 from shardcompute.control.state import Assignment, Chain, ClusterState, Node, is_loaded
@@ -94,6 +94,7 @@ def next_commands(state: ClusterState, now_s: float) -> list[Action]:
         *driver_commands(state),
         *_preparations(state),
         *probe_commands(state, now_s),
+        *searches(state, now_s),
         *_releases(state),
         *_reports(state, now_s),
     ]

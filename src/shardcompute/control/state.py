@@ -272,6 +272,10 @@ class Chain(Struct, frozen=True, kw_only=True):
     reason: str = ""
     missing_bytes: int = 0
     target: MoveTarget | None = None
+    found: tuple[Assignment, ...] = ()
+    """The best layout that a search in the background has found for it; perhaps of no use any more."""
+    search_at_s: float = 0.0
+    """When to search again."""
     last_move: str = ""
     """The last change of its layout in a sentence: why, from what to what, for which gain."""
     unrest: Unrest = Unrest()

@@ -28,6 +28,7 @@ from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.security import KeyBook, KeySummary, Role, TokenBook, TokenSummary
 from shardcompute.wire import StageTiming
 from support.models.plain_model import plain_model
+from support.swarm.layout_searcher import search_layout
 
 NOW_S = 1_000.0
 MODEL = plain_model(name="org/tiny")
@@ -75,6 +76,8 @@ class FakeCoordinator:
                 self.post(happened.ChainConnected(chain, epoch))
             case to_do.ActivateChain(chain=chain, epoch=epoch):
                 self.post(happened.ChainReady(chain, epoch))
+            case to_do.SearchLayout():
+                self.post(search_layout(self.state, action, NOW_S))
             case to_do.RetireChain(chain):
                 self.post(happened.ChainReleased(chain))
             case to_do.ProbeLink(node, peer):

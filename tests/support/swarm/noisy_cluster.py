@@ -24,6 +24,7 @@ from shardcompute.control import actions as to_do
 from shardcompute.control import events as happened
 from shardcompute.control.actions import identity
 from shardcompute.control.sizes import sizes_of
+from support.swarm.layout_searcher import search_layout
 
 MIB = 1 << 20
 SMALL = Model(
@@ -194,6 +195,8 @@ class NoisyCluster:
                 self.tell(happened.ChainReady(chain, epoch))
             case to_do.FenceChain(chain, epoch):
                 self.tell(happened.ChainFenced(chain, epoch))
+            case to_do.SearchLayout():
+                self.tell(search_layout(self.state, action, self.now_s))
             case to_do.RetireChain(chain):
                 self.tell(happened.ChainReleased(chain))
             case to_do.AttachDriver() | to_do.ShareMemory():

@@ -21,6 +21,7 @@ from shardcompute.control import (
 from shardcompute.control import actions as to_do
 from shardcompute.control import events as happened
 from support.models.plain_model import plain_model
+from support.swarm.layout_searcher import search_layout
 
 MODEL = plain_model()
 
@@ -81,6 +82,8 @@ class Cluster:
                 self.tell(happened.ChainConnected(chain, epoch))
             case to_do.ActivateChain(chain=chain, epoch=epoch):
                 self.tell(happened.ChainReady(chain, epoch))
+            case to_do.SearchLayout():
+                self.tell(search_layout(self.state, action, self.now_s))
             case to_do.RetireChain(chain):
                 self.tell(happened.ChainReleased(chain))
             case to_do.ProbeLink(node, peer):

@@ -58,6 +58,8 @@ class Hops:
         self._links = {(link.a, link.b): link for link in links}
         self._default = MeasuredLink("", "", policy.default_rtt_s, policy.default_bytes_per_s)
         self._frame_bytes = frame_bytes
+        self._seconds: dict[tuple[str, str], float] = {}
+        """A search asks for the same hops thousands of times."""
 
     def _link(self, a: str, b: str) -> MeasuredLink:
         return self._links.get((a, b) if a < b else (b, a), self._default)
@@ -67,6 +69,12 @@ class Hops:
         return 0.0 if a == b else self._frame_bytes / self._link(a, b).bytes_per_s
 
     def seconds(self, a: str, b: str) -> float:
+        known = self._seconds.get((a, b))
+        if known is None:
+            known = self._seconds[a, b] = self._seconds_of(a, b)
+        return known
+
+    def _seconds_of(self, a: str, b: str) -> float:
         if a == b:
             return 0.0
         link = self._link(a, b)

@@ -6,7 +6,7 @@ smaller ids. A machine that would not pay for its hops is left out with the reas
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
@@ -16,6 +16,9 @@ from shardcompute.control.placement.cuts import fill
 from shardcompute.control.placement.search import Found, Search, best_cut, filling_orders
 from shardcompute.control.state import Assignment
 from shardcompute.core.units import count_of, format_bytes, format_rate
+
+_EXPLAINED = 8
+"""Of so many machines that are left out it is computed what would be with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class Placement:
     unused: tuple[tuple[str, str], ...]
     """(node, why it was left out)"""
     standbys: tuple[Assignment, ...]
+    is_final: bool = True
+    """A thorough search would find nothing better."""
 
     @property
     def assignments(self) -> tuple[Assignment, ...]:
@@ -59,8 +64,25 @@ class Unplaceable:
 
 @lru_cache(maxsize=128)
 def place(request: Request, max_machines: int | None = None) -> Placement | Unplaceable:
-    """The placement of most worth over the machines offered, standbys only where nothing else serves, with as many
-    stages as were asked for where that can be."""
+    """A good placement over the machines offered, found quickly: the best one of up to five. Standbys are used only
+    where nothing else serves, and as many stages as were asked for where that can be."""
+    return _place(request, max_machines, is_quick=True)
+
+
+def place_thoroughly(
+    request: Request, should_stop: Callable[[], bool] = lambda: False
+) -> Placement | Unplaceable:
+    """The best placement that is found in as much time as it takes, or until it should stop."""
+    return _place(request, None, is_quick=False, should_stop=should_stop)
+
+
+def _place(
+    request: Request,
+    max_machines: int | None,
+    *,
+    is_quick: bool,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Placement | Unplaceable:
     request = replace(request, offers=tuple(sorted(request.offers, key=lambda offer: offer.node)))
     able, refused = _filter(request)
     regulars = tuple(offer for offer in able if not offer.is_standby)
@@ -68,7 +90,13 @@ def place(request: Request, max_machines: int | None = None) -> Placement | Unpl
     asked = [request.stage_count] if 0 < request.stage_count <= most else []
     for exactly in (*asked, None):
         for offers in (regulars, able) if len(regulars) < len(able) else (able,):
-            search = Search(replace(request, offers=offers), exactly or max_machines, exactly or 1)
+            search = Search(
+                replace(request, offers=offers),
+                exactly or max_machines,
+                exactly or 1,
+                is_quick=is_quick,
+                should_stop=should_stop,
+            )
             found = search.run() if offers else None
             if found is not None:
                 return _describe(request, search, found, able, refused)
@@ -113,7 +141,8 @@ def _describe(
     )
     used = {stage.node for stage in stages}
     spare = [offer for offer in able if offer.node not in used]
-    unused = [(offer.node, _why_left_out(request, found, offer)) for offer in spare]
+    unused = [(offer.node, _why_left_out(request, found, offer)) for offer in spare[:_EXPLAINED]]
+    unused += [(offer.node, "the machines that were chosen do without it") for offer in spare[_EXPLAINED:]]
     return Placement(
         stages=stages,
         predicted_tokens_per_s_one_stream=found.worth.one_stream,
@@ -123,6 +152,7 @@ def _describe(
         reasons=(*_filter_words(request, able, refused), *_score_words(search, found)),
         unused=tuple(sorted([*refused, *unused])),
         standbys=choose_standbys(request, found.stages, spare),
+        is_final=not search.was_cut_short,
     )
 
 

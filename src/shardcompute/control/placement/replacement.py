@@ -42,7 +42,7 @@ def replace_stage(
     offered = {offer.node for offer in request.offers}
     gone = set(lost) | {stage.node for stage in stages if stage.node not in offered}
     kept = _promote(stages, gone, [each for each in standbys if each.node in offered - gone])
-    if all(stage.node not in gone for stage in kept) and _is_possible(request, kept):
+    if all(stage.node not in gone for stage in kept) and is_possible(request, kept):
         return _replacement(request, kept, "same machines" if kept == tuple(stages) else "standby promoted")
     usable = tuple(offer for offer in request.offers if offer.node not in gone)
     request = replace(request, offers=usable)
@@ -52,7 +52,7 @@ def replace_stage(
     fresh = place(request)
     if isinstance(fresh, Placement):
         shapes.append((fresh.assignments, "re-split"))
-    candidates = [_replacement(request, shape, how) for shape, how in shapes if _is_possible(request, shape)]
+    candidates = [_replacement(request, shape, how) for shape, how in shapes if is_possible(request, shape)]
     return fresh if isinstance(fresh, Unplaceable) and not candidates else _cheapest(request, candidates)
 
 
@@ -66,7 +66,7 @@ def hand_over(
     kept = _promote(stages, gone, [each for each in standbys if each.node in offered])
     staying = {stage for stage in kept if stage.node not in gone}
     shapes = [shape for shape in _fillings(request, kept, gone) if staying <= set(shape)]
-    found = [_replacement(request, shape, "gap filled") for shape in shapes if _is_possible(request, shape)]
+    found = [_replacement(request, shape, "gap filled") for shape in shapes if is_possible(request, shape)]
     return _cheapest(request, found) if found else None
 
 
@@ -97,7 +97,7 @@ def _promote(
     return tuple(kept)
 
 
-def _is_possible(request: Request, stages: Sequence[Assignment]) -> bool:
+def is_possible(request: Request, stages: Sequence[Assignment]) -> bool:
     offers = {offer.node: offer for offer in request.offers}
     sizes = request.sizes
     return (

@@ -52,9 +52,10 @@ class RingTable:
         return order
 
 
-def choose_order(nodes: Sequence[str], hops: Hops) -> list[str] | None:
-    """All these nodes in the order with the shortest ring; None when closed links leave none."""
-    if len(nodes) <= EXACT_LIMIT:
+def choose_order(nodes: Sequence[str], hops: Hops, exact_limit: int = EXACT_LIMIT) -> list[str] | None:
+    """All these nodes in the order with the shortest ring; None when closed links leave none, or, beyond the exact
+    limit, where none was found."""
+    if len(nodes) <= exact_limit:
         table = RingTable(nodes, hops)
         whole = (1 << len(nodes)) - 1
         ends = [(cost, last) for mask, last, cost in table.ends() if mask == whole]

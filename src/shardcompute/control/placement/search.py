@@ -4,6 +4,9 @@ All orders of up to 5 machines are considered, so that the result is exact for t
 10 machines every subset with its shortest ring to every last machine (Held-Karp); beyond that prefixes of
 sorted lists, improved by adding, dropping and exchanging machines. Whatever cannot beat the best found so far
 by an optimistic bound is not looked at.
+
+It may be ended at any time once something is found: the best so far is good, and more work makes it better. A quick
+search does only as much work as `QUICK_WORK`, and begins with the sorted lists from 6 machines on.
 """
 
 from __future__ import annotations
@@ -39,6 +42,10 @@ _ALL_ORDERS_LIMIT = 5
 _BOUNDS = 5
 """How many compromises between the fastest slowest stage and the smallest sum are weighed."""
 _CLIMB_LIMIT = 400
+_QUICK_EXACT_RINGS = 6
+"""A quick search knows the shortest ring of up to so many machines only."""
+QUICK_WORK = 350
+"""What a quick search may do, in machines that were cut for: some 80 ms of one core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,16 @@ class _Candidate:
 class Search:
     """The best placement found, and the best for every number of machines that was worth a look."""
 
-    def __init__(self, request: Request, max_machines: int | None = None, min_machines: int = 1) -> None:
+    def __init__(
+        self,
+        request: Request,
+        max_machines: int | None = None,
+        min_machines: int = 1,
+        *,
+        is_quick: bool = False,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`should_stop` is asked before every step, and ends a search that has found something."""
         self._request = request
         self._hops = hops_of(request)
         self._offers = {offer.node: offer for offer in sorted(request.offers, key=lambda each: each.node)}
@@ -72,17 +88,28 @@ class Search:
         self._min_machines = min_machines
         self.best: Found | None = None
         self.best_by_count: dict[int, Found] = {}
+        self.work = 0
+        """Machines that were cut for so far; pairs of machines that were ordered count an eighth."""
+        self.was_cut_short = False
+        """There was more to look at; or this was a quick search, and a thorough one looks at more."""
+        self._is_quick = is_quick
+        self._should_stop = should_stop
 
     def run(self) -> Found | None:
         count = len(self._offers)
         if count <= _ALL_ORDERS_LIMIT:
+            if self._is_quick and count == _ALL_ORDERS_LIMIT:
+                self._climb()  # a good one soon, in case that there is no time for all orders
             self._weigh_all(self._every_order())
-        elif count <= EXACT_LIMIT:
+        elif count <= EXACT_LIMIT and not self._is_quick:
             self._weigh_all(self._every_ring())
         else:
+            self.was_cut_short = self._is_quick
             self._climb()
         if self.best is None:
             self._weigh_filled()
+        if self.best is None and self._is_quick and _ALL_ORDERS_LIMIT < count <= EXACT_LIMIT:
+            self._weigh_all(self._every_ring())  # whatever it takes: there may be one layout that fits
         return self.best
 
     def _allows(self, machines: int) -> bool:
@@ -92,9 +119,21 @@ class Search:
         for candidate in sorted(candidates, key=lambda each: (-each.bound, each.machines)):
             if self.best is not None and candidate.bound < self.best.worth.score * (1 - 1e-9):
                 return
+            if self._is_over():
+                return
             self._try(candidate.order())
 
+    def _is_over(self) -> bool:
+        """Whether what was found has to do."""
+        is_over = self.best is not None and (self._has_done_enough() or self._should_stop())
+        self.was_cut_short |= is_over
+        return is_over
+
+    def _has_done_enough(self) -> bool:
+        return self._is_quick and self.work >= QUICK_WORK
+
     def _try(self, order: Sequence[NodeCapacity]) -> None:
+        self.work += len(order)
         known = self.best_by_count.get(len(order))
         floor = 0.0 if known is None or self.best is None else self.best.worth.score
         found = best_cut(self._request, order, floor)
@@ -133,13 +172,15 @@ class Search:
 
     def _climb(self) -> None:
         offers = list(self._offers.values())
-        for key in (
-            lambda offer: offer.seconds_per_byte,
-            lambda offer: self._hops.entry_s(offer.node),
-            lambda offer: -offer.memory_bytes,
-        ):
-            ranked = sorted(offers, key=key)
-            for machines in filter(self._allows, _spread(self._max_machines)):
+        lists = [
+            sorted(offers, key=lambda offer: offer.seconds_per_byte),
+            sorted(offers, key=lambda offer: self._hops.entry_s(offer.node)),
+            sorted(offers, key=lambda offer: -offer.memory_bytes),
+        ]
+        for machines in filter(self._allows, _spread(self._max_machines)):
+            for ranked in lists:
+                if self._is_over() or self._has_done_enough():
+                    return
                 self._try_subset([offer.node for offer in ranked[:machines]])
         tries, current = 0, self.best
         while current is not None and tries < _CLIMB_LIMIT:
@@ -147,6 +188,8 @@ class Search:
             for nodes in self._neighbours([stage.node for stage in before.stages]):
                 tries += 1
                 self._try_subset(nodes)
+                if self._is_over():
+                    return
                 if self.best is not before or tries >= _CLIMB_LIMIT:
                     break
             current = self.best if self.best is not before else None
@@ -163,7 +206,12 @@ class Search:
         chosen = self._named(sorted(nodes))
         if not _has_room(self._request, chosen):
             return
-        order = choose_order([offer.node for offer in chosen], self._hops)
+        # Were there no hops at all: this is far cheaper to see than the shortest ring.
+        if self.best is not None and self._most(chosen) <= self.best.worth.score:
+            return
+        limit = _QUICK_EXACT_RINGS if self._is_quick else EXACT_LIMIT
+        self.work += len(chosen) ** 2 // 8
+        order = choose_order([offer.node for offer in chosen], self._hops, limit)
         if order is None:
             return
         ring_s = self._hops.ring_s(order)
@@ -172,9 +220,16 @@ class Search:
             if self.best is None or _bound(self._request, offers, ring_s) > self.best.worth.score:
                 self._try(offers)
 
+    def _most(self, chosen: Sequence[NodeCapacity]) -> float:
+        """What these machines could be worth at most, whichever of them is the last."""
+        last = min(chosen, key=lambda offer: offer.seconds_per_byte)
+        return _bound(self._request, [*(offer for offer in chosen if offer is not last), last], 0.0)
+
     def _weigh_filled(self) -> None:
         """When memory is tight: orders chosen for how well they fill, not for how fast they are."""
         for order in filling_orders(self._offers.values()):
+            if self._is_over():
+                return
             stages, left_over = fill(order, self._request.sizes)
             offers = [offer for offer, _, _ in stages]
             if left_over or not self._allows(len(offers)):

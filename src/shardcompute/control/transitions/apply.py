@@ -111,6 +111,8 @@ def _reshape(state: ClusterState, event: happened.ChainReshaped) -> ClusterState
         reason=event.reason,
         last_move=event.reason,
         target=None,
+        found=(),
+        search_at_s=0.0,
         unrest=replace(chain.unrest, since_s=event.now_s),
         # Along other machines another place may be best for it.
         driver_unrest=chain.driver_unrest if event.stages == chain.stages else Unrest(since_s=event.now_s),
@@ -132,6 +134,15 @@ def _plan_move(state: ClusterState, event: happened.MovePlanned) -> ClusterState
     if not event.is_urgent:
         unrest = unrest.after_move(state.placing, event.now_s, chain.stages)
     return with_chain(state, replace(chain, target=target, unrest=unrest, last_move=event.reason))
+
+
+def _find_layout(state: ClusterState, event: happened.LayoutFound) -> ClusterState:
+    chain = _current(state, event.chain, event.epoch)
+    if chain is None:
+        return state
+    is_sound = bool(event.stages) and _is_sound(state, replace(chain, stages=event.stages))
+    search_at_s = event.now_s + state.placing.search_every_s
+    return with_chain(state, replace(chain, found=event.stages if is_sound else (), search_at_s=search_at_s))
 
 
 def _drop_move(state: ClusterState, event: happened.MoveDropped) -> ClusterState:
@@ -280,6 +291,7 @@ _CHANGES: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     happened.ChainPlanned: _plan,
     happened.ChainReshaped: _reshape,
     happened.MovePlanned: _plan_move,
+    happened.LayoutFound: _find_layout,
     happened.MoveDropped: _drop_move,
     happened.StandbysChosen: _choose_standbys,
     happened.ChainConnected: _connect,

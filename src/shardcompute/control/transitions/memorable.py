@@ -17,6 +17,8 @@ def memorable(state: ClusterState) -> ClusterState:
         id: replace(
             chain,
             drivers=tuple(each for each in chain.drivers if each.driver == state.driver),
+            found=(),
+            search_at_s=0.0,
             avoided=(),
             host_failures=(),
         )

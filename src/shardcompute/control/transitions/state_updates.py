@@ -46,12 +46,13 @@ def retire(state: ClusterState, chain: Chain, reason: str) -> ClusterState:
 def forget_moves(state: ClusterState) -> ClusterState:
     """There are other machines, or other models, than when chains last moved: a move may promise something new."""
     for chain in state.live_chains():
-        if chain.unrest.moves or chain.driver_unrest.moves:
+        if chain.unrest.moves or chain.driver_unrest.moves or chain.search_at_s:
             unrest, driver_unrest = (
                 Unrest(since_s=chain.unrest.since_s),
                 Unrest(since_s=chain.driver_unrest.since_s),
             )
-            state = with_chain(state, replace(chain, unrest=unrest, driver_unrest=driver_unrest))
+            calm = replace(chain, unrest=unrest, driver_unrest=driver_unrest, found=(), search_at_s=0.0)
+            state = with_chain(state, calm)
     return state
 
 

@@ -24,6 +24,7 @@ from shardcompute.control.actions import (
     ReleaseNode,
     ReportUnservable,
     RetireChain,
+    SearchLayout,
     ShareMemory,
     UnloadShard,
     identity,
@@ -53,6 +54,7 @@ from shardcompute.node.coordinator.chain_connector import (
 from shardcompute.node.coordinator.coordinator_port import CoordinatorPort
 from shardcompute.node.coordinator.driver_attachments import DriverAction, DriverAttachments
 from shardcompute.node.coordinator.driver_port import DriverPorts
+from shardcompute.node.coordinator.layout_search import LayoutSearch
 from shardcompute.node.coordinator.node_registry import NodeRegistry
 from shardcompute.node.rpc.commands import (
     UNCHANGED,
@@ -91,6 +93,7 @@ class ActionExecutor:
         self._ports = ports
         self._attachments = attachments
         self._wire = wire
+        self._layouts = LayoutSearch(coordinator)
         self._under_way: set[Action] = set()
         self._connecting: set[Action] = set()
         self._epochs: dict[str, ConnectedEpoch] = {}
@@ -130,6 +133,8 @@ class ActionExecutor:
                 self._coordinator.post(ChainReleased(chain))
             case ProbeLink():
                 self._probe(action)
+            case SearchLayout():
+                self._layouts.start(action)
             case ReleaseNode(node, incarnation):
                 self._command(action, node, Leave(), NodeLeft(node, incarnation))
             case ReportUnservable():
