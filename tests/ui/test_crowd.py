@@ -98,7 +98,8 @@ def test_many_machines_and_requests_do_not_stop_it(browser: Any, url: str, crowd
             crowd.stir()
             page.evaluate("() => new Promise(requestAnimationFrame)")
         crowd.change_node(9, status="lost", status_reason="it fell silent")
-        wait_for(page, ".news li", "machine-09 is lost: it fell silent")
+        crowd.tell("machine-09 is lost: it fell silent", "bad")
+        wait_for(page, ".news li[data-tone=bad]", "machine-09 is lost: it fell silent")
         page.get_by_role("link", name="Requests").click()
         wait_for(page, ".head p", "0 running, the last 1000 that ended")
         assert 5 < page.locator(".request").count() < 60

@@ -85,7 +85,7 @@ def test_machines_their_layers_and_an_answer(browser: Any, url: str, lab: LabSwa
         assert [text.split("\n")[0] for text in stages[:3]] == [name for name, _ in layer_rows(lab)]
         page.get_by_role("link", name="Usage").click()
         page.locator("tbody tr td").nth(2).wait_for()
-        assert page.locator("tbody tr td").all_inner_texts()[:3] == ["no key", "tiny", "1"]
+        assert page.locator("tbody tr td").all_inner_texts()[:3] == ["local", "tiny", "1"]
 
 
 def test_answer_goes_on_while_a_worker_is_replaced(browser: Any, url: str, lab: LabSwarm) -> None:

@@ -12,8 +12,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
+from shardcompute.core.errors import WouldReplaceError
 from shardcompute.node.admin.catalogue import CatalogueEntry
 from shardcompute.node.admin.feed import Feed, Subscription
+from shardcompute.node.admin.history import HistoryPage
 from shardcompute.node.admin.views import (
     ChainView,
     ClusterView,
@@ -33,8 +35,29 @@ from shardcompute.node.admin.views import (
     StageView,
     TokenView,
 )
+from shardcompute.node.telemetry.history_store import EventTone, EventView, HistoryRange, HistoryStore
 from shardcompute.node.telemetry.request_log import RequestView, StageShare
-from shardcompute.node.telemetry.usage import UsageCounter, UsageReport
+from shardcompute.node.telemetry.usage import UsageCounter, UsageReport, UsageView
+
+
+class KeptHistory:
+    """What was told is kept, in memory."""
+
+    def __init__(self) -> None:
+        self.store = HistoryStore(None)
+
+    def events(self, wanted: HistoryRange) -> HistoryPage[EventView]:
+        found = self.store.events(wanted)
+        return HistoryPage(data=tuple(found), next=found[-1].number if len(found) == wanted.limit else None)
+
+    def requests(self, wanted: HistoryRange) -> HistoryPage[RequestView]:
+        found = self.store.requests(wanted)
+        is_full = len(found) == wanted.limit
+        return HistoryPage(data=tuple(view for _, view in found), next=found[-1][0] if is_full else None)
+
+    def usage(self, wanted: HistoryRange, span_s: int) -> HistoryPage[UsageView]:
+        return HistoryPage(data=tuple(self.store.usage(wanted, span_s)))
+
 
 MIB = 1 << 20
 MODEL = "org/tiny"
@@ -62,6 +85,11 @@ class Crowd:
                 generated_tokens=request.generated_tokens,
             )
         self._feed = Feed(lambda: self.view, pause_s=0.02)
+        self.history = KeptHistory()
+        self.orders: list[tuple[str, bool]] = []
+        """Models that were to be loaded, and whether others may give way."""
+        self.in_the_way = ""
+        """What is served, and would have to."""
 
     def __enter__(self) -> Self:
         self._feed.start()
@@ -82,6 +110,13 @@ class Crowd:
         nodes = list(self.view.nodes)
         nodes[index] = replace(nodes[index], **changes)
         self.change(nodes=tuple(nodes))
+
+    def tell(self, text: str, tone: EventTone = "plain") -> None:
+        """Something happened."""
+        number = len(self.view.events) + 1
+        event = EventView(number=number, at_s=START_S + number, kind="node", tone=tone, text=text)
+        self.history.store.write([event], [], [])
+        self.change(events=(*self.view.events, event))
 
     def stir(self) -> None:
         """Everything moves a little, as it does in a busy cluster."""
@@ -122,6 +157,9 @@ class Crowd:
     def usage(self) -> UsageReport:
         return self._usage.report()
 
+    def spent_tokens(self, key: str, since_s: float) -> int:
+        return 0
+
     def catalogue(self) -> tuple[CatalogueEntry, ...]:
         return (CatalogueEntry(model="smollm2", name="SmolLM2", size_bytes=98 * MIB, is_here=True),)
 
@@ -142,6 +180,11 @@ class Crowd:
         )
 
     def load_model(self, model: str, form: str, chains: int, *, replaces: bool = False) -> FetchView:
+        self.orders.append((model, replaces))
+        if self.in_the_way and not replaces:
+            raise WouldReplaceError(
+                f"serving {model} would replace {self.in_the_way}, which is answering 2 requests"
+            )
         return FetchView(model=model, name=model, form=form, chains=chains, status="fetching")
 
     def create_token(self, *, life_s: float, max_uses: int | None, role: object = None) -> NewToken:

@@ -48,6 +48,10 @@ export function clock(wallSeconds, withSeconds = true) {
   });
 }
 
+export function day(wallSeconds) {
+  return new Date(wallSeconds * 1000).toLocaleDateString([], { day: "numeric", month: "short" });
+}
+
 export function percent(fraction) {
   return `${Math.round(fraction * 100)} %`;
 }

@@ -1,8 +1,6 @@
 // What the page knows of the cluster. Whoever shows it is told at most once per frame, however much changes.
 
-import { milestones } from "./milestones.js";
-
-const MOST_NEWS = 200;
+const MOST_EVENTS = 200;
 const SAMPLES = 120;
 const KEYS = {
   nodes: (node) => node.id,
@@ -13,7 +11,6 @@ const KEYS = {
 };
 
 const hues = new Map();
-const servedBy = new Map();
 const listeners = new Set();
 let isScheduled = false;
 
@@ -27,8 +24,6 @@ export const store = {
   heardAt: 0,
   /** When it is tried again, while the connection is lost. */
   retryAt: 0,
-  /** What happened, newest first: {at, text, tone}. */
-  news: [],
   /** Tokens per second, once a second. */
   samples: [],
   /** Names of models that this server answers for. */
@@ -58,7 +53,7 @@ export function setConnection(connection, reason = "") {
 }
 
 export function take(view) {
-  note(store.cluster, view);
+  for (const node of view.nodes) hueOf(node.id);
   store.cluster = view;
   changed();
 }
@@ -75,15 +70,9 @@ export function takeChange(change) {
     view[name] = [...items.keys()].sort().map((key) => items.get(key));
   }
   if (change.load) view.load = change.load;
+  if (change.events?.length) view.events = [...view.events, ...change.events].slice(-MOST_EVENTS);
+  if (change.warnings) view.warnings = change.warnings;
   take(view);
-}
-
-function note(before, after) {
-  for (const node of after.nodes) hueOf(node.id);
-  const at = Date.now() / 1000;
-  const lines = milestones(before, after, servedBy).map((line) => ({ at, ...line, id: `${at}-${Math.random()}` }));
-  for (const chain of after.chains) if (chain.status === "ready") servedBy.set(chain.id, new Set(chain.stages.map((stage) => stage.node)));
-  if (lines.length) store.news = [...lines.reverse(), ...store.news].slice(0, MOST_NEWS);
 }
 
 export function sample() {

@@ -1,15 +1,14 @@
 // The cluster at a glance: how busy, which machine holds which layers, where they are, what happened.
 
 import { h, keyed, mark, say } from "../dom.js";
-import { bytes, clock, percent, plural, rate } from "../format.js";
+import { bytes, percent, plural, rate } from "../format.js";
 import { isLive, store } from "../store.js";
 import { createChains } from "./chains.js";
 import { createJoin } from "./join.js";
 import { createMachines } from "./machines.js";
 import { createMap } from "./map.js";
+import { createNews } from "./news.js";
 import { createSparkline } from "./sparkline.js";
-
-const SHOWN_NEWS = 40;
 
 export function createCluster() {
   const stats = createStats();
@@ -17,17 +16,18 @@ export function createCluster() {
   const machines = createMachines();
   const map = createMap((id) => machines.open(id));
   const join = createJoin();
-  const news = h("ol", { class: "news", "aria-label": "What happened, newest first", tabindex: 0 });
-  const quiet = h("p", { class: "empty" }, "Nothing has happened since you opened this page.");
+  const news = createNews();
+  const warnings = h("ul", { class: "warnings", "aria-label": "Warnings" });
   const subtitle = h("p");
   const element = h("div", { class: "stack" },
     h("div", { class: "head" }, h("div", {}, h("h1", { tabindex: -1 }, "Cluster"), subtitle)),
+    warnings,
     stats.element,
     chains.element,
     h("div", { class: "map-and-news" },
       h("section", { class: "card map-card", "aria-labelledby": "map-title" }, h("header", {}, h("h2", { id: "map-title" }, "Map"), map.legend), map.element),
       h("div", { class: "stack" },
-        h("section", { class: "card", "aria-labelledby": "news-title" }, h("header", {}, h("h2", { id: "news-title" }, "What happened")), quiet, news),
+        news.element,
         join.element)),
     machines.element);
 
@@ -40,10 +40,9 @@ export function createCluster() {
     map.update(view);
     machines.update(view);
     join.update(view);
-    quiet.hidden = store.news.length > 0;
-    news.hidden = !quiet.hidden;
-    keyed(news, store.news.slice(0, SHOWN_NEWS), (line) => line.id, (line) =>
-      h("li", { "data-tone": line.tone }, h("time", {}, clock(line.at)), h("span", {}, line.text)));
+    news.update();
+    warnings.hidden = !view.warnings?.length;
+    keyed(warnings, view.warnings ?? [], (text) => text, (text) => h("li", {}, text));
   }
   return { element, update };
 }

@@ -2,7 +2,7 @@
 
 import { call } from "../api.js";
 import { confirm, h, keyed, mark, meter, pill, say, setMeter, toast } from "../dom.js";
-import { bytes, plural } from "../format.js";
+import { bytes, plural, sentence } from "../format.js";
 import { refreshServed } from "../feed.js";
 import { store } from "../store.js";
 import { createPlan } from "./plan.js";
@@ -56,7 +56,8 @@ function makeModel(model) {
     progress.hidden = now.status !== "loading" && now.status !== "recovering";
     setMeter(progress, total ? done / total : null);
     unload.disabled = now.status === "unloading";
-    keyed(reasons, now.status === "serving" ? [] : now.reasons.slice(0, 6), (text) => text, (text) => h("li", {}, text));
+    const short = now.missing_bytes ? [`${bytes(now.missing_bytes)} of memory are missing: join another machine, choose a smaller form, or unload another model`] : [];
+    keyed(reasons, now.status === "serving" ? [] : [...short, ...now.reasons.slice(0, 6)], (text) => text, (text) => h("li", {}, text));
   };
   return row;
 }
@@ -66,9 +67,18 @@ function makeFetch(fetch) {
   const doing = h("p", { class: "muted small", role: "status" });
   const progress = meter(`Fetching ${fetch.name}`);
   const drop = h("button", { type: "button", onclick: () => act("DELETE", `/cluster/models/${fetch.model.split("/").map(encodeURIComponent).join("/")}`) }, "Cancel");
-  const row = h("article", { class: "model" }, h("header", {}, h("h3", {}, fetch.name), state, h("div", { class: "row" }, drop)), doing, progress);
+  // Its size was known only once it had been fetched: now it turns out that others would have to give way.
+  const replace = h("button", { type: "button", onclick: async () => {
+    if (await confirm(`Replace what is served by ${fetch.name}?`, `${sentence(latest.error)} Answers that run are finished first; new requests for it are refused from now on.`, "Replace")) {
+      act("POST", "/cluster/models", { model: latest.model, form: latest.form, chains: latest.chains, replace: true });
+    }
+  } }, "Replace");
+  let latest = fetch;
+  const row = h("article", { class: "model" }, h("header", {}, h("h3", {}, fetch.name), state, h("div", { class: "row" }, replace, drop)), doing, progress);
   row.refresh = (now) => {
     const isFailed = now.status === "failed";
+    latest = now;
+    replace.hidden = !isFailed || now.error_kind !== "WouldReplaceError";
     say(state, isFailed ? "failed" : now.chains ? "fetching" : "pulling");
     mark(state, "data-tone", isFailed ? "bad" : "accent");
     say(drop, isFailed ? "Dismiss" : "Cancel");

@@ -1,7 +1,7 @@
 // A model before it is loaded: where its layers would go, why there, and how fast it would be.
 
 import { call } from "../api.js";
-import { h, say } from "../dom.js";
+import { confirm, h, say } from "../dom.js";
 import { bytes, layers, plural, rate, seconds, sentence } from "../format.js";
 import { hueOf } from "../store.js";
 
@@ -12,7 +12,7 @@ export function createPlan() {
   const form = h("select", { id: "plan-form" }, FORMS.map(([value, text]) => h("option", { value }, text)));
   const chains = h("input", { id: "plan-chains", type: "number", min: 1, max: 64, value: 1 });
   const preview = h("button", { type: "submit" }, "Preview");
-  const load = h("button", { type: "button", class: "primary", onclick: () => run("/cluster/models") }, "Load");
+  const load = h("button", { type: "button", class: "primary", onclick: () => load_() }, "Load");
   const pull = h("button", { type: "button", onclick: () => run("/cluster/pulls") }, "Only pull");
   const status = h("p", { class: "small", role: "status" });
   const result = h("div", { class: "plan" });
@@ -24,21 +24,35 @@ export function createPlan() {
     h("div", { class: "row" }, preview, load, pull), status, result);
   const element = h("section", { class: "card", "aria-labelledby": "plan-title" }, h("header", {}, h("h2", { id: "plan-title" }, "Load a model")), order);
 
-  async function run(path) {
+  /** Loads it; where others would have to give way, asks first and says what happens to them. */
+  async function load_() {
+    await run("/cluster/models");
+    if (!refusal) return;
+    const what = refusal;
+    if (await confirm("Replace what is served?", `${sentence(what)} Answers that run are finished first; new requests for it are refused from now on.`, "Replace")) await run("/cluster/models", true);
+    else say(status, "Nothing was changed.");
+  }
+
+  let refusal = null;
+
+  async function run(path, replaces = false) {
     if (!order.reportValidity()) return;
     for (const button of [preview, load, pull]) button.disabled = true;
     result.replaceChildren();
     status.className = "small muted";
     say(status, path === "/cluster/plan" ? "Looking at the model…" : "");
+    refusal = null;
     const wanted = { model: model.value.trim() };
+    if (replaces) wanted.replace = true;
     if (path !== "/cluster/pulls") Object.assign(wanted, { form: form.value, chains: Number(chains.value) });
     try {
       const answer = await call("POST", path, wanted);
       if (path === "/cluster/plan") {
         say(status, `${answer.model}: ${plural(answer.layer_count, "layer")}, ${bytes(answer.memory_bytes)} in memory`);
-        result.replaceChildren(...answer.chains.map((chain, index) => drawChain(chain, index, answer)));
+        result.replaceChildren(...replacing(answer), ...answer.chains.map((chain, index) => drawChain(chain, index, answer)));
       } else say(status, `${answer.name} is on its way; see above.`);
     } catch (error) {
+      if (error.status === 409 && path === "/cluster/models" && !replaces) refusal = error.message;
       status.className = "small bad";
       say(status, error.message);
     } finally {
@@ -52,6 +66,11 @@ export function createPlan() {
     model.focus();
   }
   return { element, choose };
+}
+
+/** Who would have to give way. */
+function replacing({ replaces }) {
+  return replaces?.length ? [h("p", { class: "warn small" }, `It would take the place of ${replaces.join(" and ")}: there is not enough memory for both. You are asked before that happens.`)] : [];
 }
 
 function drawChain(chain, index, plan) {

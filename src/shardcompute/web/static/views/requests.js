@@ -1,12 +1,14 @@
-// Generations that run and the last thousand that ended, as waterfalls. Only the rows in sight are in the document.
+// Generations that run and the last thousand that ended, or those of the history, as waterfalls. Only the rows in sight
+// are in the document.
 
 import { call } from "../api.js";
-import { h, keyed, mark, pill, say } from "../dom.js";
-import { clock, rate, seconds } from "../format.js";
+import { h, keyed, mark, pill, say, toast } from "../dom.js";
+import { clock, day, rate, seconds } from "../format.js";
 import { store } from "../store.js";
+import { chips } from "./usage.js";
 import { drawRequest, partsOf } from "./waterfall.js";
 
-const MOST = 1000, LOOK_MS = 1000, SPARE_ROWS = 6;
+const MOST = 1000, PAGE = 500, LOOK_MS = 1000, SPARE_ROWS = 6;
 const TONES = { done: "good", decode: "accent", prefill: "accent", waiting: "warn", failed: "bad", cancelled: "" };
 
 export function createRequests() {
@@ -17,8 +19,11 @@ export function createRequests() {
   const count = h("p", {});
   const aside = h("aside", { class: "card", "aria-label": "One request", hidden: true });
   const key = h("span", { class: "key", "aria-hidden": "true" }, ["queue", "prefill", "decode", "rescue"].map((part) => h("span", {}, h("i", { class: `dot of-${part}` }), part)));
-  const frame = h("div", { class: "requests" }, h("section", { class: "card", "aria-label": "List of requests" }, empty, head, scroll), aside);
-  const element = h("div", {}, h("div", { class: "head" }, h("div", {}, h("h1", { tabindex: -1 }, "Requests"), count), key), frame);
+  const range = chips("Time", [["lately", "Lately"], ["86400", "Day"], ["604800", "Week"], ["all", "All"]], () => begin());
+  const older = h("button", { type: "button", hidden: true, onclick: () => fetchOlder() }, "Older");
+  const frame = h("div", { class: "requests" }, h("section", { class: "card", "aria-label": "List of requests" }, empty, head, scroll, older), aside);
+  const element = h("div", {}, h("div", { class: "head" }, h("div", {}, h("h1", { tabindex: -1 }, "Requests"), count), h("div", { class: "row" }, key, range.element)), frame);
+  let kept = [], next = null, asked = 0;
   let live = [], ended = [], seen = 0, chosen = null, timer = null, isDue = false;
 
   scroll.addEventListener("scroll", schedule, { passive: true });
@@ -28,6 +33,33 @@ export function createRequests() {
     if (isDue) return;
     isDue = true;
     requestAnimationFrame(() => { isDue = false; draw(); });
+  }
+
+  /** Another time is wanted: what was kept of it comes page by page. */
+  async function begin() {
+    kept = [];
+    next = null;
+    asked += 1;
+    schedule();
+    if (range.value() !== "lately") await fetchOlder();
+  }
+
+  async function fetchOlder() {
+    const mine = asked, wanted = range.value();
+    const since = wanted === "all" ? 0 : Math.floor(Date.now() / 1000 - Number(wanted));
+    older.disabled = true;
+    try {
+      const page = await call("GET", `/cluster/history/requests?since=${since}&limit=${PAGE}${next === null ? "" : `&before=${next}`}`);
+      if (mine !== asked) return;
+      kept = [...kept, ...page.data];
+      next = page.next;
+      if (page.problem) toast(page.problem);
+    } catch (error) {
+      toast(error.message);
+    } finally {
+      older.disabled = false;
+    }
+    schedule();
   }
 
   async function look() {
@@ -52,11 +84,14 @@ export function createRequests() {
   }
 
   function draw() {
-    const all = [...live, ...ended];
+    const isLate = range.value() === "lately";
+    const all = isLate ? [...live, ...ended] : kept;
+    older.hidden = isLate || next === null;
     const rowHeight = matchMedia("(max-width: 46rem)").matches ? 60 : 44;
     empty.hidden = all.length > 0;
     head.hidden = scroll.hidden = all.length === 0;
-    say(count, all.length ? `${live.length} running, the last ${ended.length} that ended` : "Every generation with where its time went.");
+    const told = isLate ? `${live.length} running, the last ${ended.length} that ended` : `${kept.length}${next === null ? "" : " and more"} that ended`;
+    say(count, all.length ? told : "Every generation with where its time went.");
     mark(scroll, "aria-rowcount", all.length);
     rows.style.height = `${all.length * rowHeight}px`;
     const from = Math.max(0, Math.floor(scroll.scrollTop / rowHeight) - SPARE_ROWS);
@@ -87,7 +122,7 @@ export function createRequests() {
       row.style.top = `${index * height}px`;
       mark(row, "aria-rowindex", index + 1);
       row.classList.toggle("is-chosen", id === chosen);
-      say(when, clock(now.started_at_s));
+      say(when, range.value() === "lately" ? clock(now.started_at_s) : `${day(now.started_at_s)} ${clock(now.started_at_s, false)}`);
       mark(when, "aria-label", `Request ${now.id.slice(0, 8)} at ${clock(now.started_at_s)}: details`);
       say(model, now.model);
       say(state, now.state === "done" && now.finish === "length" ? "cut off" : now.state);

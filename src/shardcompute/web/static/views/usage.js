@@ -5,35 +5,37 @@ import { h, mark, s, say } from "../dom.js";
 import { clock, count } from "../format.js";
 import { store } from "../store.js";
 
-const SPANS = { minutes: { s: 60, kept: 60, name: "Last hour" }, hours: { s: 3600, kept: 168, name: "Last week" } };
+const SPANS = { minutes: { s: 60, kept: 60, name: "Last hour" }, hours: { s: 3600, kept: 168, name: "Last week" }, days: { s: 86_400, kept: 90, name: "Last 90 days" } };
 const WIDTH = 900, HEIGHT = 240, LEFT = 44, BOTTOM = 22;
-const LOOK_MS = 5000, MOST_SERIES = 8;
+const LOOK_MS = 5000, MOST_SERIES = 8, MOST_PAGES = 10;
 
 export function createUsage() {
-  const span = chips("Time", [["minutes", "Last hour"], ["hours", "Last week"]], refresh);
+  const span = chips("Time", Object.entries(SPANS).map(([value, { name }]) => [value, name]), () => look());
   const by = chips("Colour by", [["model", "By model"], ["key", "By key"]], refresh);
   const chart = s("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img" });
   const legend = h("div", { class: "key" });
-  const body = h("tbody");
-  const empty = h("p", { class: "empty" }, h("strong", {}, "Nothing was used yet"), "Tokens are counted from the first answer on, and kept while the coordinator runs.");
+  const body = h("tbody"), totalsTitle = h("h2", { id: "totals-title" });
+  const empty = h("p", { class: "empty" }, h("strong", {}, "Nothing was used yet"), "Tokens are counted from the first answer on, and kept across restarts.");
   const filled = h("div", { class: "stack" },
     h("section", { class: "card", "aria-label": "Tokens over time" }, h("header", {}, h("div", { class: "row" }, span.element, by.element), legend), h("div", { class: "scroller", tabindex: 0, role: "group", "aria-label": "Chart" }, chart)),
-    h("section", { class: "card", "aria-labelledby": "totals-title" }, h("header", {}, h("h2", { id: "totals-title" }, "Since the coordinator was started")),
+    h("section", { class: "card", "aria-labelledby": "totals-title" }, h("header", {}, totalsTitle),
       h("div", { class: "table-scroll", tabindex: 0, role: "group", "aria-label": "Totals" }, h("table", {}, h("thead", {}, h("tr", {}, ["Key", "Model", "Requests", "Tokens in", "Tokens out"].map((text, index) => h("th", { scope: "col", class: index > 1 ? "right" : "" }, text)))), body))));
   const element = h("div", {}, h("div", { class: "head" }, h("div", {}, h("h1", { tabindex: -1 }, "Usage"), h("p", {}, "Tokens by API key and model."))), empty, filled);
-  let report = null, labels = new Map(), timer = null;
+  let rows = null, labels = new Map(), timer = null;
 
   async function look() {
     clearTimeout(timer);
     if (store.connection === "live" && !document.hidden) {
-      const [usage, keys] = await Promise.all([call("GET", "/cluster/usage"), call("GET", "/cluster/keys")]).catch(() => [null, null]);
-      if (usage) {
-        report = usage;
+      const wanted = span.value();
+      // Who may see usage may not be one who may see keys.
+      const [found, keys] = await Promise.all([rowsOf(wanted), call("GET", "/cluster/keys").catch(() => ({ data: [] }))]).catch(() => [null, null]);
+      if (found && wanted === span.value()) {
+        rows = found;
         labels = new Map(keys.data.map((key) => [key.id, key.label]));
         refresh();
       }
     }
-    if (timer !== null) timer = setTimeout(look, report ? LOOK_MS : 700);
+    if (timer !== null) timer = setTimeout(look, rows ? LOOK_MS : 700);
   }
 
   function nameKey(key) {
@@ -42,17 +44,18 @@ export function createUsage() {
   }
 
   function refresh() {
-    empty.hidden = !report || report.totals.length > 0;
-    filled.hidden = !report || report.totals.length === 0;
-    if (!report) return;
-    body.replaceChildren(...report.totals.map((row) => h("tr", {}, h("td", {}, nameKey(row.key)), h("td", {}, row.model),
+    // The chips stay, so that another time can be looked at.
+    empty.hidden = !rows || rows.length > 0;
+    filled.hidden = !rows;
+    if (!rows) return;
+    say(totalsTitle, SPANS[span.value()].name);
+    body.replaceChildren(...totalsOf(rows).map((row) => h("tr", {}, h("td", {}, nameKey(row.key)), h("td", {}, row.model),
       ...[row.requests, row.prompt_tokens, row.generated_tokens].map((value) => h("td", { class: "right number" }, value.toLocaleString("en"))))));
     drawChart();
   }
 
   function drawChart() {
     const { s: spanS, kept, name } = SPANS[span.value()];
-    const rows = report[span.value()];
     const series = seriesOf(rows, by.value(), by.value() === "key" ? nameKey : (model) => model);
     const now = Date.now() / 1000, end = Math.max(now - (now % spanS), ...rows.map((row) => row.start_s)), start = end - (kept - 1) * spanS;
     const columns = Array.from({ length: kept }, () => new Map());
@@ -88,6 +91,29 @@ export function createUsage() {
   }
 
   return { element, show() { timer = 0; look(); }, hide() { clearTimeout(timer); timer = null; } };
+}
+
+/** What was used by the minute is in the coordinator's memory; by the hour and by the day in its history. */
+async function rowsOf(span) {
+  if (span === "minutes") return (await call("GET", "/cluster/usage")).minutes;
+  const { s: spanS, kept } = SPANS[span];
+  const since = Math.floor(Date.now() / 1000 - kept * spanS), found = [];
+  for (let before = 0, pages = 0; before !== null && pages < MOST_PAGES; pages += 1) {
+    const page = await call("GET", `/cluster/history/usage?since=${since}&span=${spanS}&limit=1000${before ? `&before=${before}` : ""}`);
+    found.push(...page.data);
+    before = page.next;
+  }
+  return found;
+}
+
+function totalsOf(rows) {
+  const sums = new Map();
+  for (const row of rows) {
+    const sum = sums.get(`${row.key} ${row.model}`) ?? { key: row.key, model: row.model, requests: 0, prompt_tokens: 0, generated_tokens: 0 };
+    for (const name of ["requests", "prompt_tokens", "generated_tokens"]) sum[name] += row[name];
+    sums.set(`${row.key} ${row.model}`, sum);
+  }
+  return [...sums.values()].sort((a, b) => b.generated_tokens - a.generated_tokens);
 }
 
 /** The largest few by name; the rest together. */
