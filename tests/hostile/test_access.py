@@ -232,7 +232,9 @@ def test_a_link_signs_in_once(app: Any) -> None:
     assert ask(app, "GET", "/cluster/state", key=key).status_code == 200
     assert ask(app, "POST", "/session", json={"code": code}).status_code == 403
     assert ask(app, "DELETE", "/session", key=key).status_code == 200
-    assert ask(app, "GET", "/cluster/state", key=key).status_code == 403
+    for path in ("/cluster/state", "/v1/models"):
+        over = ask(app, "GET", path, key=key)
+        assert (over.status_code, "This sign-in is over" in over.text) == (401, True)
 
 
 @pytest.mark.parametrize(

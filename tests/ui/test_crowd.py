@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from shardcompute.api import create_app
+from shardcompute.api.access.sign_in import PageSessions
 from shardcompute.web import page_routes
 from support.api.api_server import ApiServer
 from support.api.bridge import LOCAL_SECRET
@@ -171,6 +172,33 @@ def test_a_key_for_use_shows_the_chat_alone(browser: Any, crowd: Crowd, fakes: A
             watch.forget("403")
 
 
+def test_a_link_signs_the_tab_in_once_and_leaves_no_trace(browser: Any, crowd: Crowd, fakes: Any) -> None:
+    sessions = PageSessions()
+    app = create_app(fakes.FakeService(), sessions=sessions, admin=crowd, page=page_routes())  # type: ignore[arg-type]
+    with ApiServer(app) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        link = f"{url}/#/sign-in/{sessions.create_code().code}"
+        with watched_page(browser, url, key="") as (page, watch):
+            page.goto(link)
+            page.locator("#connection[data-state=live]").wait_for()
+            assert "sign-in" not in page.url
+            page.reload()
+            page.locator("#connection[data-state=live]").wait_for()
+            assert page.context.cookies() == []
+            # Signed in once: for somebody else the link is worth nothing, and chatting needs none.
+            with watched_page(browser, url, key="") as (other, others):
+                other.goto(link)
+                wait_for(other, ".toast", "This link has been used")
+                other.locator("#connection[data-state=forbidden]").wait_for()
+                # Another link in the same tab is a change of the hash alone.
+                other.goto(f"{url}/#/sign-in/{sessions.create_code().code}")
+                other.locator("#connection[data-state=live]").wait_for()
+                others.forget("403")
+            page.get_by_role("button", name="Sign out").click()
+            page.locator("#connection[data-state=forbidden]").wait_for()
+            watch.forget("403")
+
+
 def test_lost_connection_shows_and_heals(browser: Any, app: Any, crowd: Crowd) -> None:
     with ApiServer(app) as server:
         port = server.port
@@ -233,7 +261,7 @@ def test_nothing_is_wider_than_a_phone(browser: Any, url: str) -> None:
 def test_server_without_a_cluster_has_chat_and_connect(browser: Any, fakes: Any) -> None:
     with ApiServer(create_app(fakes.FakeService(), page=page_routes())) as server:
         url = f"http://127.0.0.1:{server.port}"
-        with watched_page(browser, url) as (page, watch):
+        with watched_page(browser, url, key="") as (page, watch):
             page.goto(url)
             page.get_by_role("heading", name="Chat").wait_for()
             assert page.locator(".rail a:visible").all_inner_texts() == ["Chat", "Connect"]

@@ -20,13 +20,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from shardcompute.api.access.limited_service import LimitedService
 from shardcompute.api.access.metering import KeyMeter
 from shardcompute.api.access.requirement import ANONYMOUS, Access, check_access
+from shardcompute.api.access.sign_in import SESSION_PREFIX
 from shardcompute.api.context import caller_of, context_of
 from shardcompute.api.errors import RequestError, error_response
 from shardcompute.core.errors import AuthError, UsageError
 from shardcompute.security.api_keys import KEY_PREFIX, NO_LIMITS, KeyRole, KeySummary, key_id_of
+from shardcompute.security.local_secret import SECRET_PREFIX
 
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 """What proxies say of themselves, unless they are told not to."""
+_PASSING = (SESSION_PREFIX, SECRET_PREFIX)
+"""Keys that end with their session, or with the server."""
 Verifier = Callable[[str], KeySummary | None]
 """Whose key this is, as the header has it (bytes read as latin-1); None if unknown, AuthError if it was good once."""
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -102,6 +106,9 @@ class KeyMiddleware:
             raise _refusal(f"{error.message}.", error.hint) from None
         if found is not None:
             return found
+        if key.startswith(_PASSING):
+            # Never taken for any text that somebody sends where no key is needed.
+            raise _refusal("This sign-in is over.", "`shardcompute page` prints a link that signs in anew")
         if self._anonymous is not None and not any(name in headers for name in _FORWARDED):
             return self._anonymous
         if key:

@@ -16,7 +16,7 @@ from shardcompute.core.errors import SourceError
 from shardcompute.security.private_files import read_owned, replace_private
 
 SECRET_FILE = "operator.secret"
-_PREFIX = "sk-local-"
+SECRET_PREFIX = "sk-local-"
 _RANDOM_BYTES = 32
 
 
@@ -24,7 +24,7 @@ _RANDOM_BYTES = 32
 def local_secret(folder: Path) -> Iterator[str]:
     """A new secret in `folder`, in the place of the last one, until the block ends."""
     path = folder / SECRET_FILE
-    secret = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+    secret = SECRET_PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     # Moved into place, which takes the place of a link instead of following it.
     replace_private(path, f"{secret}\n".encode("ascii"))
     try:
@@ -44,7 +44,7 @@ def read_local_secret(folder: Path) -> str | None:
         secret = content.decode("ascii").strip()
     except UnicodeDecodeError:
         secret = ""
-    if not secret.startswith(_PREFIX) or not secret.isprintable() or " " in secret:
+    if not secret.startswith(SECRET_PREFIX) or not secret.isprintable() or " " in secret:
         raise SourceError(
             f"{folder / SECRET_FILE} is damaged", hint="start the cluster again, which makes a new one"
         )

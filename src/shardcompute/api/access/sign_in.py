@@ -20,7 +20,7 @@ from shardcompute.security.api_keys import KeyRole, KeySummary
 CODE_LIFE_S = 3600.0
 SESSION_IDLE_S = 12 * 3600.0
 PAGE = KeySummary("page", "signed in by a link", role=KeyRole.OPERATE)
-_PREFIX = "sk-page-"
+SESSION_PREFIX = "sk-page-"
 _RANDOM_BYTES = 24
 _MOST_CODES = 64
 _MOST_SESSIONS = 256
@@ -60,7 +60,7 @@ class PageSessions:
                     code="sign_in_refused",
                     status=403,
                 )
-            key = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+            key = SESSION_PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
             _put(self._sessions, key, self._clock() + SESSION_IDLE_S, _MOST_SESSIONS)
         return key
 

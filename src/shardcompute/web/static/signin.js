@@ -51,7 +51,17 @@ export function offerSignIn(button) {
       location.reload();
     });
   });
-  onRefused(ask);
+  onRefused((message) => {
+    ask(message);
+    // A sign-in that is over is not kept: where no key is needed, there is a chat without.
+    if (key().startsWith("sk-page-")) setKey("");
+  });
+  addEventListener("hashchange", async () => {
+    if (!LINK.test(location.hash)) return;
+    await signInByLink();
+    if (dialog.open) dialog.close();
+    retry();
+  });
   subscribe(() => {
     button.hidden = !key() && !["refused", "forbidden"].includes(store.connection);
     say(button, key() && store.connection !== "refused" ? "Sign out" : "Sign in");
