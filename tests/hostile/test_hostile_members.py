@@ -10,6 +10,7 @@ import itertools
 import queue
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from shardcompute.control.events import Event, NodeJoined, encode_event
 from shardcompute.control.state import Holding, Shard
 from shardcompute.core.errors import LinkError
 from shardcompute.node.rpc.commands import Probe
-from shardcompute.security import Credentials
+from shardcompute.security import Credentials, NodeIdentity
 from shardcompute.wire import (
     Link,
     Message,
@@ -28,11 +29,14 @@ from shardcompute.wire import (
     Refused,
 )
 from shardcompute.wire.control import (
+    CertificateIssued,
     Command,
     CommandReply,
     NodeEvent,
     Register,
     Registered,
+    RenewCertificate,
+    StepOverdue,
     TensorBytes,
 )
 from support.network.lab_links import LabLink
@@ -267,3 +271,30 @@ def test_answers_to_commands_of_others_and_other_nonsense(
         finally:
             may_answer.set()
     assert answers.get(timeout=DEADLINE_S) == reply
+
+
+# Members that miss what is not theirs, and want papers that are not theirs
+
+
+@pytest.mark.parametrize("waited_s", [0.0, 1e9, float("inf"), float("nan"), -1.0])
+def test_a_step_that_somebody_else_would_miss(lab: LabSwarm, member: Credentials, waited_s: float) -> None:
+    """Nobody is asked about it, and no stage replaced."""
+    chain, namespace = lab.chain(), lab.cluster.pool.session_namespace
+    with control_link(lab, member) as link:
+        for sequence in range(200):
+            link.send(StepOverdue(chain.id, chain.epoch, namespace, sequence, waited_s, waited_s))
+            link.send(StepOverdue("x" * 1000, 0, 0, sequence, waited_s, 0.0))
+        link.send(RenewCertificate("heard to the end"))
+        assert receive(link, CertificateIssued).error
+    assert (lab.chain().epoch, lab.chain().is_interrupted) == (chain.epoch, False)
+
+
+def test_papers_that_a_member_has_no_right_to(lab: LabSwarm, member: Credentials, tmp_path: Path) -> None:
+    others = NodeIdentity.open(tmp_path).certificate_request()
+    own = member.identity.certificate_request()
+    with control_link(lab, member) as link:
+        for request in (others, own, "", "x" * 100_000, own.replace("A", "B")):
+            link.send(RenewCertificate(request))
+            issued = receive(link, CertificateIssued)
+            assert issued.certificate_pem == ""
+            assert issued.error

@@ -38,6 +38,7 @@ from shardcompute.control.events import (
     LinkBroken,
     LinkProbed,
     NodeLeft,
+    ShardFailed,
     ShardUnloaded,
     StageStalled,
 )
@@ -72,6 +73,8 @@ from shardcompute.wire.control import CommandReply
 
 log = logging.getLogger(__name__)
 _RETRY_S = 0.2
+_LOAD_QUIET_S = 900.0
+"""So long a load may come no further: every fetch has a deadline of its own, and opening a shard takes a while."""
 _OF_A_MODEL = (LoadShard, ConnectChain, ActivateChain)
 
 
@@ -153,6 +156,36 @@ class ActionExecutor:
             sources=[*sources, self._origin],
         )
         self._command(action, action.node, command)
+        self._coordinator.after(_LOAD_QUIET_S, lambda: self._check_load(action, -1.0))
+
+    def _check_load(self, action: LoadShard, fraction: float) -> None:
+        """A load that came no further since it was looked at last hangs: others are tried, and this one later."""
+        node = self._coordinator.state.nodes.get(action.node)
+        if node is None or not node.is_live or node.incarnation != action.incarnation:
+            return
+        if identity(action) not in self._under_way:
+            return  # it is done, or nobody wants it any more
+        place = (action.chain, action.start, action.stop)
+        now = next(
+            (each.fraction for each in node.loading if (each.chain, each.start, each.stop) == place), 0.0
+        )
+        if now > fraction:
+            self._coordinator.after(_LOAD_QUIET_S, lambda: self._check_load(action, now))
+            return
+        reason = f"loading has come no further than {now:.0%} for {_LOAD_QUIET_S / 60:.0f} minutes"
+        log.warning("%s: %s; its log says why", node.name, reason)
+        self._coordinator.apply(
+            ShardFailed(
+                node.id,
+                node.incarnation,
+                action.chain,
+                action.model,
+                action.start,
+                action.stop,
+                reason,
+                self._coordinator.now_s(),
+            )
+        )
 
     def _command(self, action: Action, node: str, command: NodeCommand, done: Event | None = None) -> None:
         """Have a node carry out an action, then note that it is done; if it is not, it may be asked for again."""

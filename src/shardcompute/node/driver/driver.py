@@ -43,6 +43,8 @@ from shardcompute.node.rpc.step_times import ROUND_PATIENCE, Patience, StepDeadl
 from shardcompute.wire import StageTiming
 
 _LATE_S = 1.0
+_REPAIR_S = 1800.0
+"""So long a session waits for a chain that is being repaired: weights may have to come over a thin line."""
 _MOST_GAPS = 3
 """So often in a row a session is computed again because the chain lacks rows of it."""
 
@@ -99,6 +101,7 @@ class Driver:
             limits.speculation,
             self._take_draft,
             has_draft_head=limits.has_draft_head,
+            clock=clock,
         )
         self._budget = KvBudget()
         self._scheduler = Scheduler(
@@ -110,6 +113,8 @@ class Driver:
         self._stages = 1
         self._is_closed = False
         self._patience: Countdown | None = None
+        self._repair: Countdown | None = None
+        """Runs while the chain is lost."""
         self._last_sent = 0
         self._freed_after = 0
         """The last frame that was sent before memory was freed: it, and those before it, may have lacked that."""
@@ -200,6 +205,7 @@ class Driver:
             self._is_closed = True
             self._wait_no_longer()
             self._forget_flights()
+            self._look_no_more()
             self._fail_all(CapacityError("the model is being shut down", hint="try again later"))
             self._close_sessions(self._budget.evict_all())
             self._port = None
@@ -248,6 +254,9 @@ class Driver:
             self._port = None
             self._forget_flights()
             self._budget.disconnect()
+            if self._repair is None and not self._is_closed:
+                self._repair = Countdown(_REPAIR_S, self._give_up_repair, self._call_later)
+                self._looks.put(self._repair.start)
 
     def fail_later(self, error: ShardComputeError, patience_s: float) -> None:
         """Unless a chain is connected by then, end every generation with this error."""
@@ -368,13 +377,31 @@ class Driver:
                 self._patience = None
                 self._fail_all(error)
 
+    def _give_up_repair(self, repair: Countdown) -> None:
+        with self._deciding():
+            if self._repair is repair:
+                self._repair = None
+                self._fail_all(
+                    CapacityError(
+                        f"the chain could not be repaired within {_REPAIR_S / 60:.0f} minutes",
+                        hint="`shardcompute status` says what it waits for; ask again when that is there",
+                    )
+                )
+
     def _wait_no_longer(self) -> None:
         if self._patience is not None:
             self._chain_effects.put(self._patience.stop)
             self._patience = None
+        if self._repair is not None:
+            self._looks.put(self._repair.stop)
+            self._repair = None
 
     def _fill(self) -> None:
-        """Send frames while there is work and room in the pipe."""
+        """Send frames while there is work and room in the pipe, and see to it that they are missed in time."""
+        self._fill_pipe()
+        self._watch(self._clock())
+
+    def _fill_pipe(self) -> None:
         self._is_draining = self._is_draining and bool(self._in_flight)
         if self._is_draining:
             return
@@ -391,13 +418,17 @@ class Driver:
             self._deadlines.sent(frame.sequence, frame.rows, now)
             self._last_sent = frame.sequence
             self._chain_effects.put(partial(self._send, self._port, frame))
-            self._watch(now)
 
     def _watch(self, now: float) -> None:
         """Look when the first of the frames under way is overdue. A timer lasts for many frames: it is set anew only
         where it would come clearly too late."""
-        wait_s = self._deadlines.next_look_s(now)
-        if wait_s is None or (self._look is not None and self._look_s <= now + wait_s + _LATE_S):
+        waits = (self._deadlines.next_look_s(now), self._speculator.next_overdue_s(now))
+        wait_s = min((each for each in waits if each is not None), default=None)
+        if (
+            wait_s is None
+            or self._is_closed
+            or (self._look is not None and self._look_s <= now + wait_s + _LATE_S)
+        ):
             return
         self._look_no_more()
         self._look = Countdown(wait_s, self._look_for_frames, self._call_later)
@@ -420,13 +451,14 @@ class Driver:
                 if flight is not None and self._port is not None:
                     look_for = partial(self._port.overdue, flight.frame, overdue.waited_s, overdue.allowed_s)
                     self._chain_effects.put(look_for)
-            self._watch(now)
+            for id in self._speculator.give_up_drafts(now):
+                self._generations[id].session.is_drafting = False
+            self._fill()
 
     def _forget_flights(self) -> None:
         """Nothing that is under way counts any more."""
         self._in_flight.clear()
         self._deadlines.clear()
-        self._look_no_more()
 
     def _undo(self, frame: Frame) -> None:
         """The frame was not computed by all: its rows are sent again."""

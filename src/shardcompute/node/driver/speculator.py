@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 MOST_TOKENS = 16
 MOST_FRAMES = 8
 _PLAIN = DraftPlan(None, 0, 1, "not asked yet")
+DRAFT_S = 10.0
+"""So long a slow drafter may take; one that takes longer is done without."""
 TakeDraft = Callable[[Session, PipeContext], None]
 OnDraft = Callable[[int, TakeDraft], None]
 """Given a session and what is to be done with it, under the lock, now that its draft is there."""
@@ -66,8 +68,10 @@ class RoutedSpeculator:
         on_draft: OnDraft,
         *,
         has_draft_head: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`has_draft_head`: the last stage drafts."""
+        self._clock = clock
         self._default = default
         self.router = Router()
         self._has_draft_head = has_draft_head
@@ -77,6 +81,8 @@ class RoutedSpeculator:
         }
         self._on_draft = on_draft
         self._stats: dict[int, DraftStats] = {}
+        self._asked: dict[int, tuple[str, float]] = {}
+        """The slow drafter that each session waits for, and since when."""
         self._limited_log = RateLimitedLog(log)
         has_slow = any(drafter.is_slow for drafter in drafters)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="drafts") if has_slow else None
@@ -113,6 +119,7 @@ class RoutedSpeculator:
 
     def forget(self, session: int) -> None:
         self._stats.pop(session, None)
+        self._asked.pop(session, None)
         self.router.forget(session)
         for drafter in self._drafters.values():
             if drafter.is_slow and self._thread is not None:
@@ -123,6 +130,24 @@ class RoutedSpeculator:
     def close(self) -> None:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def next_overdue_s(self, now_s: float) -> float | None:
+        """In how many seconds some drafter is given up, unless it answers; None: none is asked."""
+        if not self._asked:
+            return None
+        return max(0.0, min(asked_s for _, asked_s in self._asked.values()) + DRAFT_S - now_s)
+
+    def give_up_drafts(self, now_s: float) -> list[int]:
+        """Do without drafters that have not answered in time, from now on. Returns the sessions that wait no more."""
+        hung = {name for name, asked_s in self._asked.values() if asked_s + DRAFT_S <= now_s}
+        for name in hung:
+            # Not closed: it is at work in its thread, and may be for ever.
+            log.warning("the drafter %s has not answered for %.0f s: going on without it", name, DRAFT_S)
+            self._drafters = {key: each for key, each in self._drafters.items() if key != name}
+        released = [session for session, (name, _) in self._asked.items() if name in hung]
+        for session in released:
+            del self._asked[session]
+        return released
 
     # For the scheduler
 
@@ -216,9 +241,9 @@ class RoutedSpeculator:
     def _draft(self, session: Session, stats: DraftStats, room: int, context: PipeContext) -> bool:
         """Have the plan's drafter add to the session; False if it has nothing to offer."""
         limit = min(stats.plan.tokens, room)
-        if stats.plan.drafter is None or limit < 1:
+        drafter = None if stats.plan.drafter is None else self._drafters.get(stats.plan.drafter)
+        if drafter is None or limit < 1:
             return False
-        drafter = self._drafters[stats.plan.drafter]
         if drafter.is_slow:
             self._draft_aside(session, drafter, limit)
             return True
@@ -235,6 +260,7 @@ class RoutedSpeculator:
 
     def _draft_aside(self, session: Session, drafter: Drafter, limit: int) -> None:
         session.is_drafting = True
+        self._asked[session.id] = (drafter.name, self._clock())
         known, assumed, opening = list(session.known), list(session.assumed), session.opening()
 
         def work() -> None:
@@ -248,6 +274,9 @@ class RoutedSpeculator:
             seconds = time.perf_counter() - began_s
 
             def take(session: Session, context: PipeContext) -> None:
+                if self._asked.get(session.id, ("",))[0] != drafter.name:
+                    return  # it was given up
+                del self._asked[session.id]
                 session.is_drafting = False
                 if [*session.known, *session.assumed] == [*known, *assumed]:
                     self._take(session, context, drafter.name, draft, seconds)

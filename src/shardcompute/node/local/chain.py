@@ -14,6 +14,7 @@ from shardcompute.node.driver.driver import Driver
 from shardcompute.runtime.stage import StageRuntime
 
 log = logging.getLogger(__name__)
+_CLOSE_S = 10.0
 
 
 class LocalChain:
@@ -46,7 +47,10 @@ class LocalChain:
 
     def close(self) -> None:
         self._inbox.put(None)
-        self._thread.join()
+        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            log.warning("a step has not ended within %g s; the model is closed without it", _CLOSE_S)
+            return
         for stage in self._stages:
             stage.close()
 

@@ -230,3 +230,30 @@ def test_who_was_a_stage_before_forgets_its_sessions() -> None:
     assert shell.pumps[standby.node].told(FenceOff) == [FenceOff(CHAIN, 1, forgets=True)]
     for stage in action.stages:
         assert shell.pumps[stage.node].told(FenceOff) == []
+
+
+def loading(shell: Shell, fraction: float) -> None:
+    shell.coordinator.apply(happened.ShardProgressed("a", 1, "x#2", 0, 2, fraction))
+
+
+def test_a_load_that_comes_no_further_is_given_up(shell: Shell) -> None:
+    shell.pumps["a"].answers[LoadLayers] = None
+    shell.begin(load())
+    loading(shell, 0.2)
+    shell.coordinator.wait()
+    loading(shell, 0.4)
+    shell.coordinator.wait()
+    assert shell.coordinator.of(happened.ShardFailed) == []
+    shell.coordinator.wait()
+    [failed] = shell.coordinator.of(happened.ShardFailed)
+    assert "no further than 40% for 15 minutes" in failed.reason
+    assert shell.coordinator.state.nodes["a"].is_refusing(MODEL.name, 1.0)
+
+
+def test_a_load_that_nobody_wants_any_more_is_not_watched(shell: Shell) -> None:
+    shell.pumps["a"].answers[LoadLayers] = None
+    shell.begin(load())
+    shell.begin()
+    for _ in range(3):
+        shell.coordinator.wait()
+    assert shell.coordinator.of(happened.ShardFailed) == []

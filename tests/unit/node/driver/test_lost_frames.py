@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
@@ -9,7 +10,7 @@ from typing import cast
 import pytest
 
 from shardcompute.core.effects import Effect
-from shardcompute.core.errors import RowGapError
+from shardcompute.core.errors import CapacityError, RowGapError, UsageError
 from shardcompute.core.generation import Speculation
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.driver import Driver
@@ -150,3 +151,62 @@ def test_a_chain_that_forgets_always_fails_the_session_at_last() -> None:
         chain.skip(frame)
         driver.step_failed(frame.sequence, RowGapError("rows are missing"))
     assert isinstance(caller.error, RowGapError)
+
+
+def test_nobody_waits_for_ever_for_a_chain_that_is_being_repaired() -> None:
+    driver, chain, time = timed_driver()
+    _, caller = submit(driver, ask(5, 8))
+    driver.disconnect()
+    time.pass_s(1000.0)
+    assert not caller.is_over
+    driver.connect(chain, SHAPE, Resumption({}))
+    time.pass_s(1000.0)
+    assert not caller.is_over, "it was there in between"
+    driver.disconnect()
+    time.pass_s(1801.0)
+    assert isinstance(caller.error, CapacityError)
+    assert "status" in caller.error.hint
+    driver.close()
+    assert time.timers == []
+
+
+class HungDrafter:
+    """Does not come back before it is let go."""
+
+    name = "model"
+    is_slow = True
+
+    def __init__(self) -> None:
+        self.asked, self.let_go = threading.Event(), threading.Event()
+
+    def propose(self, *args: object) -> None:
+        self.asked.set()
+        assert self.let_go.wait(60)
+
+    def forget(self, session: int) -> None:
+        """It holds nothing."""
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+
+def test_a_drafter_that_hangs_is_done_without() -> None:
+    time, drafter = Time(), HungDrafter()
+    limits = DriverLimits(vocab_size=30, context_length=1000, speculation=Speculation("model", tokens=2))
+    driver = Driver(
+        cast(Tokenizer, Letters()), limits, drafters=[drafter], call_later=time.call_later, clock=time
+    )
+    driver.connect(chain := FakeChain(), SHAPE)
+    try:
+        _, caller = submit(driver, ask(5, 8))
+        chain.run(driver)
+        assert drafter.asked.wait(20)
+        assert not caller.is_over
+        time.pass_s(11.0)
+        chain.run(driver)
+        assert caller.tokens == continuation(ask(5).prompt, 8)
+        with pytest.raises(UsageError, match="no drafter"):
+            submit(driver, ask(5, 8))
+    finally:
+        drafter.let_go.set()
+        driver.close()
