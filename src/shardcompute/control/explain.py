@@ -11,7 +11,7 @@ from shardcompute.control.placement.place import Placement, Unplaceable
 from shardcompute.control.state import ClusterState, Model
 from shardcompute.core.units import count_of, format_bytes, format_rate, format_seconds
 
-ModelStatus = Literal["serving", "loading", "recovering", "unservable"]
+ModelStatus = Literal["serving", "loading", "moving", "recovering", "unservable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def _report(state: ClusterState, name: str, now_s: float) -> ModelReport:
     chains, wanted = state.live_chains(name), state.models[name].chain_count
     ready = sum(chain.status == "ready" for chain in chains)
     missing_bytes = max((chain.missing_bytes for chain in chains), default=0)
-    reasons = tuple(chain.reason for chain in chains if chain.status in ("broken", "recovering"))
+    reasons = tuple(chain.reason for chain in chains if chain.status in ("broken", "recovering", "moving"))
     if len(chains) < wanted:
         placement = place_next_chain(state, name, wanted - len(chains), now_s)
         if isinstance(placement, Unplaceable):
@@ -48,6 +48,8 @@ def _report(state: ClusterState, name: str, now_s: float) -> ModelReport:
         status = "unservable"
     elif any(chain.status == "recovering" for chain in chains):
         status = "recovering"
+    elif any(chain.status == "moving" for chain in chains):
+        status = "moving"
     return ModelReport(name, status, ready, wanted, missing_bytes, reasons)
 
 

@@ -16,7 +16,8 @@ from shardcompute.control.policy import HealthPolicy, PlacementPolicy
 
 NodeRole = Literal["worker", "driver"]
 NodeStatus = Literal["joining", "ready", "suspected", "lost", "draining", "gone"]
-ChainStatus = Literal["planned", "loading", "ready", "recovering", "broken", "retired"]
+ChainStatus = Literal["planned", "loading", "ready", "moving", "recovering", "broken", "retired"]
+"""`moving`: changed over to another shape by our own decision; `recovering`: by need."""
 
 _MOST_DOUBLINGS = 32
 COORDINATOR = "coordinator"

@@ -18,7 +18,8 @@ from shardcompute.cli.console import (
 from shardcompute.cli.options.engine import WeightForm, Weights
 from shardcompute.cli.options.records import with_options
 from shardcompute.cli.progress import waiting
-from shardcompute.core.errors import WouldReplaceError
+from shardcompute.core.errors import UsageError, WouldReplaceError
+from shardcompute.core.units import count_of
 from shardcompute.weights.sources.reference import parse_reference
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ Chains = Annotated[
     int,
     typer.Option("--chains", metavar="N", min=1, max=64, help="Copies of it, each on machines of its own."),
 ]
+
+
+_RUNNING = ("waiting", "prefill", "decode")
 
 
 @with_options
@@ -87,11 +91,20 @@ def unload(
             metavar="MODEL", help="Its name as `status` tells it.", autocompletion=complete_served
         ),
     ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, whatever it is answering.")] = False,
+    *,
     at: ClusterLocation,
 ) -> None:
-    """Have a cluster stop serving a model, or fetching it; requests that it is answering end."""
+    """Have a cluster stop serving a model, or fetching it.
+
+    Requests that it is answering end with an error; it is asked before that.
+    """
     screen = open_screen()
     with at.connect() as client:
+        answering = sum(each.model == model and each.state in _RUNNING for each in client.requests())
+        if answering and not yes and not _may_end(screen, model, answering):
+            screen.say("nothing was changed")
+            return
         client.unload_model(model)
     screen.say(f"{model} is not served any more")
 
@@ -106,6 +119,13 @@ def _is_confirmed(screen: Screen, would: WouldReplaceError) -> bool:
         raise WouldReplaceError(would.message, hint="add --replace if you mean it")
     screen.say(would.message)
     return screen.confirm("replace it, after the answers that run?")
+
+
+def _may_end(screen: Screen, model: str, answering: int) -> bool:
+    told = f"{model} is answering {count_of(answering, 'request')}"
+    if not has_terminal_input(standard_input()):
+        raise UsageError(f"{told}, which would end with an error", hint="add --yes if you mean it")
+    return screen.confirm(f"{told}; end them?")
 
 
 def _outcome(model: ModelView) -> str:

@@ -19,6 +19,7 @@ from shardcompute.control.events import Event
 from shardcompute.control.state import (
     Attachment,
     Chain,
+    ChainStatus,
     ClusterState,
     MoveTarget,
     RequestedModel,
@@ -106,7 +107,7 @@ def _reshape(state: ClusterState, event: happened.ChainReshaped) -> ClusterState
         epoch=event.epoch,
         stages=event.stages,
         standbys=tuple(standby for standby in chain.standbys if standby not in event.stages),
-        status="planned" if chain.status in ("planned", "loading") else "recovering",
+        status=_status_of_reshaped(chain),
         is_interrupted=False,
         reason=event.reason,
         last_move=event.reason,
@@ -121,6 +122,12 @@ def _reshape(state: ClusterState, event: happened.ChainReshaped) -> ClusterState
         host_failures=(),
     )
     return trim_standbys(with_chain(state, reshaped)) if _is_sound(state, reshaped) else state
+
+
+def _status_of_reshaped(chain: Chain) -> ChainStatus:
+    if chain.status in ("planned", "loading"):
+        return "planned"
+    return "moving" if chain.status == "ready" and not chain.is_interrupted else "recovering"
 
 
 def _plan_move(state: ClusterState, event: happened.MovePlanned) -> ClusterState:

@@ -33,7 +33,7 @@ def interrupt(state: ClusterState, chain: Chain, reason: str, *, lost: str = "")
         state = with_chain(state, chain)
     if chain.is_interrupted:
         return state
-    status = "recovering" if chain.status == "ready" else chain.status
+    status = "recovering" if chain.status in ("ready", "moving") else chain.status
     # What it was moving to was chosen for what it was.
     return with_chain(state, replace(chain, status=status, is_interrupted=True, reason=reason, target=None))
 

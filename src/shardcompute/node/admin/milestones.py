@@ -1,7 +1,6 @@
 """Milestones: what happened between two states of a cluster, in words for people.
 
-Told from each state to the very next, a repair and a planned move are told apart; from states that lie further apart
-something is told less, and nothing wrong.
+From states that lie far apart something is told less, and nothing wrong.
 """
 
 from __future__ import annotations
@@ -121,7 +120,7 @@ def _chain_events(old: Chain | None, chain: Chain, state: ClusterState) -> Itera
     reason = f": {chain.reason}" if chain.reason else ""
     if chain.status == "ready":
         tone, text = "good", f"{chain.model} is served by {_way(chain, state)}{_newcomers(old, chain, state)}"
-    elif chain.status == "recovering" and _is_planned(old, chain):
+    elif chain.status == "moving":
         tone, text = "plain", f"{chain.model} moves to another layout{reason}"
     elif chain.status == "recovering" and old is not None and old.status == "broken":
         tone, text = "plain", f"{chain.model} can be served again and is being loaded{reason}"
@@ -130,12 +129,6 @@ def _chain_events(old: Chain | None, chain: Chain, state: ClusterState) -> Itera
     else:
         tone, text = "bad", f"{chain.model} cannot be served{reason}"
     yield EventView(kind="chain", tone=tone, text=text, model=chain.model, chain=chain.id)  # type: ignore[arg-type]
-
-
-def _is_planned(old: Chain | None, chain: Chain) -> bool:
-    """Whether a chain that worked was given another shape by our own decision."""
-    is_in_order = old is not None and old.status == "ready" and not old.is_interrupted
-    return is_in_order and not chain.is_interrupted and old is not None and chain.epoch > old.epoch
 
 
 def _way(chain: Chain, state: ClusterState) -> str:

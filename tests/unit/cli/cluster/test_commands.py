@@ -217,6 +217,19 @@ def test_load_asks_before_it_replaces(
     assert cli("load", "org/tiny", "--weights", "int8", "--replace", *HERE).exit_code == 0
 
 
+def test_unload_asks_before_it_ends_answers(cli: Cli, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    with lab.cluster.pool.requests.open("org/tiny", "org/tiny#1", GenerationRequest((0,), 1)):
+        refused = cli("unload", "org/tiny", *HERE)
+        assert refused.exit_code == 2
+        assert "is answering 1 request" in refused.stderr
+        monkeypatch.setattr("shardcompute.cli.cluster.load.has_terminal_input", lambda _: True)
+        monkeypatch.setattr("builtins.input", lambda: "")
+        assert "nothing was changed" in cli("unload", "org/tiny", *HERE).stderr
+        assert lab.cluster.coordinator.state.models["org/tiny"].is_wanted
+        assert cli("unload", "org/tiny", "--yes", *HERE).exit_code == 0
+    assert not lab.cluster.coordinator.state.models["org/tiny"].is_wanted
+
+
 def test_load_that_fails_ends_as_the_cluster_did(cli: Cli, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.script = [lambda: lab.admin._fetches.join()]
     result = cli("load", "org/none", *HERE)

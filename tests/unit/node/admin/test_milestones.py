@@ -8,6 +8,7 @@ import msgspec
 
 from shardcompute.cli.serve.story import activity, progress_lines
 from shardcompute.control import events as happened
+from shardcompute.control.explain import report_models
 from shardcompute.control.state import Assignment, Chain, ClusterState, Loading, Node, Refusal, Shard
 from shardcompute.node.admin.milestones import milestones
 from support.swarm.fake_cluster import NOW_S, serving_cluster
@@ -112,6 +113,10 @@ def test_a_planned_move_is_no_repair() -> None:
     assert "moves" in line
     assert "b is faster" in line
     assert "repair" not in line
+    assert states[-1].chains[chain.id].status == "moving"
+    assert [report.status for report in report_models(states[-1], NOW_S)] == ["moving"]
+    cluster.coordinator.post(happened.NodeLost("b", 1, "it was silent", NOW_S))
+    assert states[-1].chains[chain.id].status == "recovering"
 
 
 def test_a_repair_is_one_and_says_who_took_over() -> None:

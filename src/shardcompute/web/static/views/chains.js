@@ -5,8 +5,8 @@ import { bytes, layers, percent, rate, seconds, sentence } from "../format.js";
 import { nickname } from "../names.js";
 import { hueOf, nameOf, store } from "../store.js";
 
-const TONES = { ready: "good", loading: "accent", planned: "accent", recovering: "warn", broken: "bad" };
-const WORDS = { ready: "serving", loading: "loading", planned: "planned", recovering: "being repaired", broken: "broken" };
+const TONES = { ready: "good", loading: "accent", planned: "accent", moving: "accent", recovering: "warn", broken: "bad" };
+const WORDS = { ready: "serving", loading: "loading", planned: "planned", moving: "moving", recovering: "being repaired", broken: "broken" };
 
 export function createChains() {
   const list = h("div", { class: "stack" });

@@ -7,7 +7,7 @@ import { refreshServed } from "../feed.js";
 import { store } from "../store.js";
 import { createPlan } from "./plan.js";
 
-const TONES = { serving: "good", loading: "accent", recovering: "warn", unservable: "bad", unloading: "" };
+const TONES = { serving: "good", loading: "accent", moving: "accent", recovering: "warn", unservable: "bad", unloading: "" };
 
 export function createModels() {
   const served = h("div", { class: "models" });
