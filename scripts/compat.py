@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -41,22 +42,46 @@ class Client:
 
     name: str
     packages: tuple[str, ...]
+    """Of Python, or of npm for a program of Node's; each at one version, so that a failure is ours."""
     program: str = ""
     has_scores: bool = False
     """It is told a file of texts, and leaves scores that must be equal for all servers."""
     is_wild: bool = False
     """It asks for anything, so it gets a server of its own whose answers are short."""
 
+    @property
+    def is_of_node(self) -> bool:
+        return self.program.endswith(".mjs")
+
 
 TABLE = (
-    Client("openai", ("openai",), "openai_client.py"),
-    Client("openai-previous", ("openai<3",), "openai_client.py"),
-    Client("langchain-openai", ("langchain-openai",), "langchain_client.py"),
-    Client("llm", ("llm",), "llm_client.py"),
-    Client("anthropic", ("anthropic",), "anthropic_client.py"),
-    Client("ollama", ("ollama",), "ollama_client.py"),
-    Client("lm-eval", ("lm-eval[api]",), "lm_eval_client.py", has_scores=True),
-    Client("schemathesis", ("schemathesis",), is_wild=True),
+    Client("openai", ("openai==3.49.0",), "openai_client.py"),
+    Client("openai-previous", ("openai==2.54.0",), "openai_client.py"),
+    Client("langchain-openai", ("langchain-openai==1.7.3",), "langchain_client.py"),
+    Client("llm", ("llm==0.36",), "llm_client.py"),
+    Client("anthropic", ("anthropic==2.8.0",), "anthropic_client.py"),
+    Client("ollama", ("ollama==0.6.3",), "ollama_client.py"),
+    Client("open-webui", ("aiohttp==3.14.5",), "open_webui_client.py"),
+    Client("litellm", ("litellm==1.106.2",), "frameworks/litellm_client.py"),
+    Client("instructor", ("instructor==1.17.0",), "frameworks/instructor_client.py"),
+    Client("pydantic-ai", ("pydantic-ai-slim[openai]==2.66.0",), "frameworks/pydantic_ai_client.py"),
+    Client("openai-agents", ("openai-agents==0.24.0",), "frameworks/openai_agents_client.py"),
+    Client("dspy", ("dspy==3.4.1",), "frameworks/dspy_client.py"),
+    Client("haystack", ("haystack-ai==3.4.0",), "frameworks/haystack_client.py"),
+    Client(
+        "llama-index",
+        ("llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1"),
+        "frameworks/llama_index_client.py",
+    ),
+    Client("smolagents", ("smolagents[openai]==1.26.0",), "frameworks/smolagents_client.py"),
+    Client("npm-openai", ("openai@6.49.0",), "node/openai_client.mjs"),
+    Client(
+        "npm-ai",
+        ("ai@6.0.326", "@ai-sdk/openai@3.0.139", "@ai-sdk/openai-compatible@2.0.87", "zod@4.6.7"),
+        "node/ai_client.mjs",
+    ),
+    Client("lm-eval", ("lm-eval[api]==0.4.13",), "lm_eval_client.py", has_scores=True),
+    Client("schemathesis", ("schemathesis==4.32.5",), is_wild=True),
 )
 
 
@@ -93,11 +118,11 @@ def main() -> int:
 def try_client(client: Client, servers: Sequence[Server], cache: Path, data: Path) -> str:
     """Empty, or why it failed. Raises NotInstalledError."""
     try:
-        python = environment(client, cache)
+        environment_folder = environment(client, cache)
         with tempfile.TemporaryDirectory(prefix="shardcompute-compat-") as folder:
             scores = []
             for server in servers:
-                run(command(client, python, server, data, Path(folder, server.name)), server.name)
+                run(command(client, environment_folder, server, data, Path(folder, server.name)), server.name)
                 if client.has_scores:
                     scores.append(Path(folder, server.name).read_text())
     except NotInstalledError:
@@ -118,23 +143,43 @@ class NotInstalledError(CompatError):
 
 
 def environment(client: Client, cache: Path) -> Path:
-    """The interpreter of an environment with the client in it."""
+    """The folder of an environment with the client in it, installed unless it is there already."""
     folder = cache / client.name
-    python, mark = folder / "bin" / "python", folder / ".installed"
+    mark = folder / ".installed"
     wanted = "\n".join(client.packages)
     if mark.exists() and mark.read_text() == wanted:
-        return python
-    run([sys.executable, "-m", "venv", "--clear", str(folder)], "venv")
-    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        return folder
     try:
-        run([*install, *client.packages], "pip")
+        (_install_npm if client.is_of_node else _install_pip)(folder, client.packages)
     except CompatError as error:
         raise NotInstalledError(str(error)) from error
     mark.write_text(wanted)
-    return python
+    return folder
 
 
-def command(client: Client, python: Path, server: Server, data: Path, scores: Path) -> list[str]:
+def _install_pip(folder: Path, packages: Sequence[str]) -> None:
+    run([sys.executable, "-m", "venv", "--clear", str(folder)], "venv")
+    python = str(folder / "bin" / "python")
+    run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages], "pip")
+
+
+def _install_npm(folder: Path, packages: Sequence[str]) -> None:
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        raise NotInstalledError("node and npm are not on this machine")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "package.json").write_text('{"private": true}')
+    options = ["--silent", "--no-audit", "--no-fund", "--ignore-scripts"]
+    run(["npm", "install", *options, "--prefix", str(folder), *packages], "npm")
+
+
+def command(client: Client, folder: Path, server: Server, data: Path, scores: Path) -> list[str]:
+    told = [server.url, KEY, MODEL]
+    if client.is_of_node:
+        # Node looks for packages beside the program.
+        program = shutil.copy(CLIENTS / client.program, folder)
+        return ["node", str(program), *told]
+    python = folder / "bin" / "python"
     if not client.program:
         # Whether what comes is what the document promises is the suite's concern; here nothing may break.
         return [
@@ -143,7 +188,6 @@ def command(client: Client, python: Path, server: Server, data: Path, scores: Pa
             *("--max-examples", "20", "--phases", "fuzzing"),
             *("--generation-deterministic", "--request-timeout", "300"),
         ]
-    told = [server.url, KEY, MODEL]
     if client.has_scores:
         told += [str(data / "lambada.jsonl"), str(scores)]
     return [str(python), str(CLIENTS / client.program), *told]
@@ -155,7 +199,7 @@ def run(command: Sequence[str], name: str) -> None:
     try:
         done = subprocess.run(
             command,
-            env=os.environ if name == "pip" else surroundings,
+            env=os.environ if name in ("pip", "npm") else surroundings,
             cwd=tempfile.gettempdir(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -45,6 +45,11 @@ response = client.responses.create(model=MODEL, input="Say hello.", max_output_t
 assert response.output_text == words, (response.output_text, words)
 assert response.usage.output_tokens == reply.usage.completion_tokens
 
+second = client.responses.create(
+    model=MODEL, input="Again.", previous_response_id=response.id, max_output_tokens=16, temperature=0
+)
+assert second.usage.input_tokens > response.usage.input_tokens
+
 kinds: list[str] = []
 with client.responses.stream(
     model=MODEL, input=MESSAGES, instructions=None, max_output_tokens=64, temperature=0
