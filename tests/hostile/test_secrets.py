@@ -21,7 +21,9 @@ from shardcompute.control.events import NodeDrained, encode_event
 from shardcompute.core.errors import AuthError, LinkError, SourceError, UsageError
 from shardcompute.node.cluster import Cluster, ClusterOptions
 from shardcompute.node.enrolment.stored import join_from
-from shardcompute.security import parse_token
+from shardcompute.node.process.launch import first_key
+from shardcompute.node.process.pidfile import CLUSTER_FILE, claim
+from shardcompute.security import KeyRole, parse_token
 from shardcompute.security.local_secret import local_secret
 from support.network.papers import connect, dial_as
 from support.swarm.lab import LabSwarm, swarm
@@ -104,6 +106,19 @@ def test_keys_and_certificates_are_for_their_owner_alone(lab: LabSwarm, stack: E
     modes = {path: oct(stat.S_IMODE(path.stat().st_mode)) for path in found}
     assert set(modes.values()) == {"0o600"}, modes
     assert stat.S_IMODE((lab.folder / "cluster").stat().st_mode) == 0o700
+
+
+def test_no_key_lies_on_the_disk(lab: LabSwarm, stack: ExitStack) -> None:
+    """Whoever steals the folder has hashes; the local secret is worth nothing once the cluster has stopped."""
+    key = first_key(lab.cluster)
+    assert key is not None
+    assert first_key(lab.cluster) is None, "it is shown once"
+    held = stack.enter_context(claim(lab.folder / "cluster" / CLUSTER_FILE))
+    held.update(api_url="http://127.0.0.1:8000")
+    made = [key, lab.cluster.create_key("more", role=KeyRole.OPERATE), lab.cluster.create_token()]
+    for path in (path for path in lab.folder.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        assert not any(secret.encode() in content for secret in made), path
 
 
 # Damaged records

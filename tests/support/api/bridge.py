@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-LOCAL_SECRET = "sk-local-of-tests"
+LOCAL_SECRET = "local-secret-of-tests"
 """What applications of tests take for the secret of commands on their own machine."""
 
 
