@@ -154,9 +154,12 @@ class FrameMutator:
                 continue
             if isinstance(value, bytes | str) and value and self._chance.random() < 0.5:
                 start = self._chance.randrange(len(value))
-                inner[place] = value[:start] + value[start:] * self._chance.choice((0, 2, 300))
+                times = self._chance.choice((0, 2, 300) if len(value) < 200 else (0, 1))
+                inner[place] = value[:start] + value[start:] * times
             elif isinstance(inner, list) and self._chance.random() < 0.2:
-                inner[place:place] = [_copy(value)] * self._chance.choice((1, 2, 3000))
+                # Not thousands of thousands: frames that large are refused by their length.
+                copies = (1, 2, 3000) if len(msgspec.msgpack.encode(value)) < 200 else (1, 2)
+                inner[place:place] = [_copy(value) for _ in range(self._chance.choice(copies))]
             else:
                 inner[place] = _copy(self._chance.choice(_VALUES))
             return
