@@ -56,16 +56,21 @@ def show_cluster(folder: Path) -> None:
         running_cluster(Path(data)) as cluster,
         open_browser() as browser,
     ):
-        light = open_page(browser, DESKTOP, "light")
+        from shardcompute.security.local_secret import read_local_secret
+
+        key = read_local_secret(Path(data) / "cluster") or ""
+        light = open_page(browser, DESKTOP, "light", URL, key)
         light.locator(".chain .pill[data-tone=good]").wait_for()
         for question in QUESTIONS:
             ask(question)
         # Somebody dies and is replaced, so that there is something to tell.
-        worker = next(each for each in psutil.Process(cluster).children() if "worker-2" in each.cmdline())
-        worker.kill()
-        light.locator(".news li").filter(has_text="is back").wait_for()
+        show_rescue(light, cluster, folder)
+        light.goto(f"{URL}/#/cluster")
         light.locator(".chain .pill[data-tone=good]").wait_for()
-        dark, phone = open_page(browser, DESKTOP, "dark"), open_page(browser, PHONE, "light")
+        dark, phone = (
+            open_page(browser, size, scheme, URL, key)
+            for size, scheme in ((DESKTOP, "dark"), (PHONE, "light"))
+        )
         with asking_on(3):
             light.wait_for_timeout(8000)
             for page, name in ((light, "light"), (dark, "dark"), (phone, "phone")):
@@ -106,6 +111,7 @@ def show_maps(browser: Any, folder: Path) -> None:
                 page.locator(".map-card").screenshot(path=folder / f"map-{count}.png")
         if count == 8:
             page.locator("#view.is-stale").wait_for()
+            page.evaluate("scrollTo(0, 0)")
             page.wait_for_timeout(3000)
             page.screenshot(path=folder / "lost-light.png")
         page.context.close()
@@ -202,6 +208,23 @@ def chat(page: Any, path: Path) -> None:
         page.get_by_role("button", name="Stop").wait_for(state="hidden")
         page.locator(".caret").wait_for(state="detached")
     page.screenshot(path=path)
+
+
+def show_rescue(page: Any, cluster: int, folder: Path) -> None:
+    """Kills a worker in the middle of an answer, which says so and goes on."""
+    page.goto(f"{URL}/#/chat")
+    page.locator("#chat-text").fill("Tell me a long story about a lighthouse.")
+    page.keyboard.press("Enter")
+    page.locator(".strip rect").nth(30).wait_for()
+    worker = next(each for each in psutil.Process(cluster).children() if "worker-2" in each.cmdline())
+    worker.kill()
+    page.locator(".rescue.is-waiting:visible").wait_for()
+    page.screenshot(path=folder / "chat-waiting.png")
+    page.locator(".rescues .rescue").wait_for()
+    page.wait_for_timeout(1500)
+    page.screenshot(path=folder / "chat-rescue.png")
+    page.get_by_role("button", name="Stop").wait_for(state="hidden")
+    page.get_by_role("button", name="New conversation").click()
 
 
 def show_models(page: Any, path: Path) -> None:

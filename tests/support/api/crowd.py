@@ -123,7 +123,7 @@ class Crowd:
         nodes = tuple(
             replace(
                 node,
-                used_bytes=self._random.randrange(node.memory_bytes),
+                used_bytes=self._random.randrange(node.kv_bytes, node.memory_bytes),
                 loading=(
                     LoadingLayers(chain=CHAIN, start=0, stop=4, fraction=round(self._random.random(), 3)),
                 )
@@ -204,7 +204,14 @@ class Crowd:
     def _make_view(self, count: int, stages: int) -> ClusterView:
         bounds = [index * 32 // stages for index in range(stages + 1)]
         held = [
-            HeldLayers(chain=CHAIN, model=MODEL, start=start, stop=stop, size_bytes=(stop - start) * 40 * MIB)
+            HeldLayers(
+                chain=CHAIN,
+                model=MODEL,
+                start=start,
+                stop=stop,
+                size_bytes=(stop - start) * 40 * MIB,
+                kv_bytes=(stop - start) * 8 * MIB,
+            )
             for start, stop in itertools.pairwise(bounds)
         ]
         ids = [f"n{number:02}" for number in range(count)]
@@ -262,6 +269,7 @@ class Crowd:
             address=f"tcp://10.0.0.{int(id[1:]) + 2}:7420",
             memory_bytes=self._random.choice((2, 4, 8, 24)) * 1024 * MIB,
             used_bytes=sum(each.size_bytes for each in layers),
+            kv_bytes=sum(each.kv_bytes for each in layers),
             is_draining=False,
             is_standby=not layers,
             layers=tuple(layers),

@@ -221,7 +221,8 @@ function trouble(model) {
   const chains = store.cluster?.chains.filter((chain) => chain.model === model || model === "default") ?? [];
   const hurt = chains.find((chain) => chain.status === "recovering" || chain.status === "broken");
   if (!hurt) return "";
-  const lost = hurt.stages.map((stage) => store.cluster.nodes.find((node) => node.id === stage.node)).filter((node) => node?.status === "lost" || node?.status === "gone");
+  // Its shape may be another one by now, but the reason still names who was lost.
+  const lost = store.cluster.nodes.filter((node) => node.status === "lost" && (hurt.stages.some((stage) => stage.node === node.id) || hurt.reason.includes(node.name)));
   return lost.length ? `${lost.map((node) => node.name).join(", ")} ${lost.length > 1 ? "are" : "is"} lost` : hurt.reason || "The chain is being repaired";
 }
 
