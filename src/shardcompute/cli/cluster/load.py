@@ -115,9 +115,13 @@ def name_for(address: ClusterAddress, model: str) -> str:
 
 
 def _is_confirmed(screen: Screen, would: WouldReplaceError) -> bool:
+    from shardcompute.node.admin.swap import REPLACE_HINT
+
+    # What is said to programs is of no use here.
+    told = would.message.removesuffix(f" ({REPLACE_HINT})")
     if not has_terminal_input(standard_input()):
-        raise WouldReplaceError(would.message, hint="add --replace if you mean it")
-    screen.say(would.message)
+        raise WouldReplaceError(told, hint="add --replace if you mean it")
+    screen.say(told)
     return screen.confirm("replace it, after the answers that run?")
 
 

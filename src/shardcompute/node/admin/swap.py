@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 120.0
 """So long answers may take to finish before what gives them is dropped."""
+REPLACE_HINT = "send replace: true, and it takes their place once the answers that run are finished"
 _RETIRED_WITHIN_S = 15.0
 _LOOK_S = 0.1
 Answering = Callable[[str], int]
@@ -38,7 +39,9 @@ def models_in_the_way(
     it. None of the others where even all of them would not."""
     former = state.models.get(model.name)
     is_reformed = former is not None and former.is_wanted and former.model.weight_form != model.weight_form
-    found = (model.name,) if is_reformed else ()
+    # What was never ready answers nobody: smaller weights may be just what it needs.
+    is_served = any(chain.used_stages for chain in state.live_chains(model.name))
+    found = (model.name,) if is_reformed and is_served else ()
     others = [
         name
         for name, each in state.models.items()
@@ -62,7 +65,7 @@ def refusal(model: Model, names: Sequence[str], answering: Answering) -> WouldRe
     )
     return WouldReplaceError(
         f"serving {model.name} ({model.weight_form}) would replace {' and '.join(told)}{reason}",
-        hint="ask for it with replace; answers that run are then finished first",
+        hint=REPLACE_HINT,
     )
 
 

@@ -452,6 +452,13 @@ def test_more_chains_of_a_served_model_need_no_second_opening(
     assert (cluster.served, other.closed) == ([("org/tiny", "int4", 1)], [])
 
 
+def test_a_model_that_was_never_ready_need_not_be_asked_for() -> None:
+    cluster = serving_cluster(300)
+    state = cluster.coordinator.state
+    smaller = plain_model(name="org/tiny", weight_form="int4")
+    assert models_in_the_way(state, smaller, NOW_S, lambda name: 0) == ()
+
+
 def test_only_as_many_models_give_way_as_make_room() -> None:
     cluster = serving_cluster(1000)
     for name in ("org/busy", "org/idle"):
