@@ -160,7 +160,7 @@ def test_refused_requests_do_not_lengthen_the_wait(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "shown"), [("/v1/messages", "rate_limit_error"), ("/api/chat", "requests a minute")]
+    ("path", "shown"), [("/v1/messages", "rate_limit_error"), ("/api/chat", "1 request a minute")]
 )
 def test_the_refusal_has_the_words_of_its_protocol(desk: Desk, path: str, shown: str) -> None:
     desk.give(requests_per_minute=1)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shardcompute.api.errors import RequestError
+from shardcompute.core.units import count_of
 from shardcompute.security.api_keys import KeySummary
 
 MINUTE_S = 60.0
@@ -79,7 +80,7 @@ class KeyMeter:
             recent.popleft()
         if len(recent) >= rate:
             raise _refusal(
-                f"The API key {caller.key_id} may send {rate} requests a minute.",
+                f"The API key {caller.key_id} may send {count_of(rate, 'request')} a minute.",
                 "wait a moment, or ask for another limit",
                 "rate_limit_exceeded",
                 recent[0] + MINUTE_S - now_s,

@@ -15,6 +15,7 @@ from shardcompute.cli.console import open_screen
 from shardcompute.cli.format import format_duration, parse_duration
 from shardcompute.cli.options.output import Json
 from shardcompute.cli.options.records import with_options
+from shardcompute.core.units import count_of
 
 if TYPE_CHECKING:
     from shardcompute.node.admin.views import KeyView
@@ -153,7 +154,7 @@ def _expiry(key: KeyView, now_s: float) -> str:
 def _limits(key: KeyView) -> str:
     told = [
         "" if key.models is None else " or ".join(key.models),
-        "" if key.requests_per_minute is None else f"{key.requests_per_minute} requests a minute",
+        "" if key.requests_per_minute is None else f"{count_of(key.requests_per_minute, 'request')} a minute",
         "" if key.tokens_per_day is None else f"{key.tokens_per_day} tokens a day",
     ]
     return ", ".join(each for each in told if each) or "-"

@@ -8,6 +8,8 @@ import { store } from "../store.js";
 import { CLIENTS } from "./snippets.js";
 import { chips } from "./usage.js";
 
+const ROLES = [["use", "use models"], ["observe", "see the cluster"], ["operate", "do everything"]];
+
 export function createConnect() {
   const model = h("select", { id: "connect-model", onchange: draw });
   const place = h("div");
@@ -64,10 +66,11 @@ export function createConnect() {
 
 function createKeys() {
   const label = h("input", { id: "key-label", maxlength: 80, placeholder: "what it is for", autocomplete: "off" });
+  const role = h("select", { id: "key-role" }, ROLES.map(([value, text]) => h("option", { value }, text)));
   const made = h("div", { class: "stack" });
   const list = h("ul", { class: "models" });
   const form = h("form", { class: "row", onsubmit: (event) => { event.preventDefault(); make(); } },
-    h("div", { class: "field grow" }, h("label", { for: "key-label" }, "New key"), label), h("div", { class: "field push" }, h("button", { type: "submit" }, "Make a key")));
+    h("div", { class: "field grow" }, h("label", { for: "key-label" }, "New key"), label), h("div", { class: "field" }, h("label", { for: "key-role" }, "May"), role), h("div", { class: "field push" }, h("button", { type: "submit" }, "Make a key")));
   const element = h("section", { class: "card join", "aria-labelledby": "keys-title" }, h("header", {}, h("h2", { id: "keys-title" }, "API keys")), h("div", { class: "stack" }, form, made, list));
 
   async function refresh() {
@@ -82,7 +85,7 @@ function createKeys() {
 
   async function make() {
     try {
-      const fresh = await call("POST", "/cluster/keys", { label: label.value.trim() });
+      const fresh = await call("POST", "/cluster/keys", { label: label.value.trim(), role: role.value });
       label.value = "";
       made.replaceChildren(copyable(fresh.key, "API key"), h("p", { class: "muted small" }, "Copy it now: it is not shown again."));
       refresh();
@@ -97,7 +100,7 @@ function createKeys() {
       await call("DELETE", `/cluster/keys/${encodeURIComponent(each.id)}`).catch((error) => toast(error.message));
       refresh();
     } }, "Revoke");
-    return h("li", { class: "model" }, h("header", {}, h("h3", {}, each.label || "unnamed"), pill(each.id), h("span", { class: "muted small" }, `made ${new Date(each.created_at_s * 1000).toLocaleDateString()} ${clock(each.created_at_s, false)}`), h("div", { class: "row" }, revoke)));
+    return h("li", { class: "model" }, h("header", {}, h("h3", {}, each.label || "unnamed"), pill(each.id), pill(each.role), h("span", { class: "muted small" }, `made ${new Date(each.created_at_s * 1000).toLocaleDateString()} ${clock(each.created_at_s, false)}`), h("div", { class: "row" }, revoke)));
   }
   return { element, refresh };
 }
