@@ -8,29 +8,53 @@ has been silent longest must go. What clients do wrong is logged once in a while
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass, field
 from typing import Any
 
 import h11
+import psutil
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from shardcompute.api.errors import error_response
 from shardcompute.api.request_heads import StrictHeads
+from shardcompute.core.errors import CapacityError
 from shardcompute.core.rate_limited_log import RateLimitedLog
 
 _log = logging.getLogger(__name__)
-_LEAST_CONNECTIONS = 64
+_LEAST_CONNECTIONS = 4
+_FEW_CONNECTIONS = 64
 _MOST_CONNECTIONS = 4096
+_RESERVED = 4
+"""Connections beyond the most, for asking how the server is."""
+_KEPT_FILES = 16
+"""For logs, the journal, links of the cluster and whatever else is opened meanwhile."""
 
 
 def choose_most_connections() -> int:
-    """Half of the files that this process may open: the cluster needs some too."""
+    """Half of the files that this process may still open: the cluster needs some too. Where they are few, the limit is
+    raised as far as the system allows, and what comes of it is said."""
     try:
         import resource
     except ImportError:  # Windows has no such limit.
         return _MOST_CONNECTIONS
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return _MOST_CONNECTIONS if limit < 0 else max(_LEAST_CONNECTIONS, min(_MOST_CONNECTIONS, limit // 2))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * _MOST_CONNECTIONS + _KEPT_FILES
+    if 0 <= soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard < 0 else min(wanted, hard), hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if soft < 0:
+        return _MOST_CONNECTIONS
+    free = int(soft - psutil.Process().num_fds() - _KEPT_FILES)
+    chosen = max(_LEAST_CONNECTIONS, min(_MOST_CONNECTIONS, free // 2))
+    if chosen < _FEW_CONNECTIONS:
+        _log.warning(
+            "only %d connections to the API at once: this process may open %d files (ulimit -n)", chosen, soft
+        )
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +147,9 @@ class BoundedConnection(H11Protocol):
             for index, each in enumerate(self.connections)
             if isinstance(each, BoundedConnection) and each._head_timer is not None
         ]
+        if not idle and len(self.connections) <= self.limits.most_connections + _RESERVED:
+            self.app = _answer_health_alone(self.app)
+            return
         victim = min(idle)[2] if idle else self
         self._stop(victim._head_timer)
         victim._head_timer = None
@@ -132,6 +159,21 @@ class BoundedConnection(H11Protocol):
         for timer in timers:
             if timer is not None:
                 timer.cancel()
+
+
+def _answer_health_alone(app: ASGIApp) -> ASGIApp:
+    """For connections beyond the limit, where all others are being answered: how the server is can always be asked."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("path") == "/health":
+            await app(scope, receive, send)
+            return
+        full = CapacityError("All connections to the server are taken.", hint="send the request again later")
+        response = error_response(full, path=scope.get("path", ""))
+        response.headers["connection"] = "close"
+        await response(scope, receive, send)
+
+    return run
 
 
 class _NoRequests(logging.Filter):

@@ -41,16 +41,18 @@ async def serve(
     watched only in the main thread; a second one ends the grace. UsageError when the address cannot be used.
     """
     listener = await bind(host, port)
+    limits = limits or ConnectionLimits()
     config = uvicorn.Config(
         _with_shutdown_reply(app, lambda: server.should_exit),
-        http=BoundedConnection.bounded(limits or ConnectionLimits()),
+        http=BoundedConnection.bounded(limits),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=grace_s,
-        backlog=_BACKLOG,
+        # So many are accepted in one go, before any of them is counted.
+        backlog=max(1, min(_BACKLOG, limits.most_connections // 4)),
     )
     server = _UnsignalledServer(config)
     watcher = asyncio.create_task(_watch(server, listener, on_listening, stop))
@@ -109,6 +111,11 @@ def port_holder(port: int) -> str | None:
 
 class _UnsignalledServer(uvicorn.Server):
     """uvicorn without its signal handling, which ends the process by raising the signal again."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)  # more than are accepted in one go may wait
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

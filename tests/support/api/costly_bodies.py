@@ -37,6 +37,14 @@ def _nested(before: str, core: str, after: str, depth: int) -> str:
     return before * depth + core + after * depth
 
 
+def _chained(count: int) -> dict[str, Any]:
+    """A schema that refers to one that refers to one."""
+    links = {
+        f"a{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}} for i in range(count)
+    }
+    return {"$defs": {**links, f"a{count}": {"type": "integer"}}, "$ref": "#/$defs/a0"}
+
+
 def _chat(path: str, bodies: Mapping[str, Body]) -> dict[str, tuple[str, Body]]:
     return {name: (path, body) for name, body in bodies.items()}
 
@@ -172,6 +180,13 @@ _GRAMMARS = {
             ),
             "a deep schema as text": lambda: _json(
                 prompt="Hi", guided_json=_nested('{"items":', "{}", "}", 400_000)
+            ),
+            "a chain of references": lambda: _json(prompt="Hi", guided_json=_chained(2000)),
+            "multiples of a large number": lambda: _json(
+                prompt="Hi", guided_json={"type": "integer", "multipleOf": 999_983}
+            ),
+            "expressions that must agree": lambda: _json(
+                prompt="Hi", guided_json={"allOf": [{"pattern": f"^.*a.{{{i}}}$"} for i in range(40)]}
             ),
             "a large expression": lambda: _json(prompt="Hi", guided_regex="(a|b)*" * 40_000),
             "a long expression": lambda: _json(prompt="Hi", guided_regex="a?" * 2000),

@@ -27,9 +27,9 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 
 from shardcompute.core.errors import UsageError
-from shardcompute.core.generation import MAX_GRAMMAR_BYTES, MAX_GRAMMAR_CHARS, MAX_PATTERN_CHARS, Grammar
+from shardcompute.core.generation import MAX_GRAMMAR_BYTES, MAX_GRAMMAR_CHARS, Grammar
+from shardcompute.decoding.grammar.costs import JSON_RULE, excess_of
 from shardcompute.decoding.grammar.json_schemas import close_objects
-from shardcompute.decoding.grammar.patterns import JSON_RULE, pattern_length
 from shardcompute.models.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -79,10 +79,8 @@ class GrammarCompiler:
             raise _refused(f"it has {len(grammar.text)} characters, more than {MAX_GRAMMAR_CHARS}")
         if len(zlib.compress(grammar.text.encode(errors="replace"))) > MAX_GRAMMAR_BYTES:
             raise _refused(f"compressed it has more than {MAX_GRAMMAR_BYTES} bytes")
-        if (length := pattern_length(grammar)) > MAX_PATTERN_CHARS:
-            raise _refused(
-                f"its expressions weigh as much as one of {length} characters, more than {MAX_PATTERN_CHARS}"
-            )
+        if (excess := excess_of(grammar)) is not None:
+            raise _refused(excess)
         try:
             matcher = LLMatcher(self._tokenizer, _lark_of(grammar), log_level=0, limits=_limits())
             # One that nothing can satisfy, or that is far too complex, may show with its first mask only.
@@ -221,6 +219,8 @@ def check_rule(rule: str) -> bool:
 
 @lru_cache(_KEPT_RULES)
 def _checked(rule: str) -> tuple[bool, tuple[str, ...]]:
+    if (excess := excess_of(Grammar("lark", rule))) is not None:
+        return True, (excess,)
     has_failed, messages = LLMatcher.validate_grammar_with_warnings(f"{_HEADER}start: {rule}\n")
     return has_failed, tuple(messages)
 

@@ -1,0 +1,74 @@
+"""A server that may open few files, and more clients than files."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.api.api_server import ask_port, request
+from support.swarm.processes import Started
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no limit on files")
+FEW_FILES = ("bash", "-c", 'ulimit -n 64; exec "$@"', "bash")
+HEALTH = request("/health", method="GET", host="127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Path) -> Iterator[Started]:
+    started = Started("up", tiny, "--local", "--port", "0", within=FEW_FILES)
+    try:
+        started.wait_for("Ctrl-C")
+        yield started
+    finally:
+        started.process.kill()
+        started.end()
+
+
+@pytest.fixture(scope="module")
+def port(server: Started) -> int:
+    return int(server.wait_for(r"http://127\.0\.0\.1:(\d+)")[1])
+
+
+def connected(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), 30)
+
+
+def test_it_says_how_few_connections_it_has(server: Started) -> None:
+    server.wait_for(r"connections to the API at once: this process may open 64 files")
+
+
+@pytest.mark.parametrize("content", [b"", b"POST /v1/comple"], ids=["silent", "half a head"])
+def test_health_is_answered_among_silent_clients(port: int, content: bytes) -> None:
+    with contextlib.ExitStack() as crowd:
+        for _ in range(200):
+            crowd.enter_context(connected(port)).sendall(content)
+        for _ in range(10):
+            started_s = time.monotonic()
+            assert ask_port(port, HEALTH)[0] == 200
+            assert time.monotonic() - started_s < 5.0
+
+
+def test_health_is_answered_among_busy_clients(port: int) -> None:
+    """Their bodies are under way; who comes on top is told so."""
+    unfinished = request("/v1/completions", b"{}", host="127.0.0.1").replace(
+        b"content-length: 2", b"content-length: 9"
+    )
+    with contextlib.ExitStack() as crowd:
+        for _ in range(100):
+            crowd.enter_context(connected(port)).sendall(unfinished)
+            # One that was still silent may have had to go for it, so it is seen by the answers when all are taken.
+            status = ask_port(port, request("/v1/models", method="GET", host="127.0.0.1"))[0]
+            if status == 503:
+                break
+        assert status == 503
+        for _ in range(10):
+            started_s = time.monotonic()
+            assert ask_port(port, HEALTH)[0] == 200
+            assert time.monotonic() - started_s < 5.0
+    assert ask_port(port, HEALTH)[0] == 200
