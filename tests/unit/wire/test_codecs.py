@@ -179,3 +179,10 @@ def test_content_that_no_encoder_makes_is_refused(name: str, at: int, value: int
 def test_an_unknown_codec_is_refused_by_name() -> None:
     with pytest.raises(LinkError, match="'int3'"):
         find_codec("int3")
+
+
+def test_a_scale_that_signals_is_no_cause_for_a_warning() -> None:
+    codec = find_codec("fp8")
+    body = bytearray(body_of(codec, np.ones((1, 8), np.float32)))
+    body[:4] = (0x7F800001).to_bytes(4, "little")
+    assert np.isnan(codec.decode(memoryview(body), 1, 8)).all()

@@ -51,7 +51,7 @@ class Fp8Rows:
         if ((codes & _MAGNITUDE) == _NAN).any():
             raise LinkError("activations in fp8 came with values that are no numbers")
         values = _values_of_codes().take(codes)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             values *= scales
         return values
 

@@ -54,7 +54,7 @@ class Int8Rows:
         start = _HALF * _blocks(width)
         scales = read_scales(packed[:, :start].copy().view("<u2"))
         values = _in_blocks(packed[:, start:].view(np.int8).astype(np.float32))
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             values *= scales[:, :, None]
         return values.reshape(len(packed), -1)[:, :width]
 
@@ -94,7 +94,7 @@ class Int8OutlierRows:
         if (columns >= width).any():
             raise LinkError(f"activations of {width} columns came with a value for column {columns.max()}")
         values = packed[:, halves_stop:].view(np.int8).astype(np.float32)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             values *= scales
         outliers = packed[:, named_stop:halves_stop].copy().view("<f2").astype(np.float32)
         np.put_along_axis(values, columns.astype(np.intp), outliers, axis=1)
