@@ -99,6 +99,8 @@ class Node(NodeDescription, frozen=True, kw_only=True):
     last_seen_s: float
     lease_until_s: float
     is_draining: bool = False
+    resident_bytes: int = 0
+    """What its process takes of the machine's memory, everything counted; 0: it does not say."""
     accusers: tuple[str, ...] = ()
     status_reason: str = ""
     layer_times: tuple[LayerTime, ...] = ()

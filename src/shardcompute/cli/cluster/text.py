@@ -198,6 +198,12 @@ def describe_nodes(nodes: Sequence[NodeView], width: int) -> list[str]:
     return lines
 
 
+def _memory_of(node: NodeView) -> str:
+    """What is set aside for layers and KV, of what it offers, and what its process takes with all that it needs."""
+    taken = f", process {format_bytes(node.resident_bytes)}" if node.resident_bytes else ""
+    return f"{format_bytes(node.used_bytes)} of {format_bytes(node.memory_bytes)}{taken}"
+
+
 def _node_row(node: NodeView) -> tuple[str, ...]:
     reason = f" ({node.status_reason})" if node.status_reason else ""
     standby = " standby" if node.is_standby else ""
@@ -206,8 +212,6 @@ def _node_row(node: NodeView) -> tuple[str, ...]:
         node.id[:_ID_SHOWN],
         f"{node.status}{standby}{reason}",
         f"{node.device}, {count_of(node.threads, 'thread')}",
-        "-"
-        if node.role == "driver"
-        else f"{format_bytes(node.used_bytes)} of {format_bytes(node.memory_bytes)}",
+        "-" if node.role == "driver" else _memory_of(node),
         describe_layers(node),
     )

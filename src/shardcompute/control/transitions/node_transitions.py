@@ -87,6 +87,7 @@ def _see(state: ClusterState, event: happened.NodeSeen) -> ClusterState:
             status=_settled_status(node),
             status_reason="",
             accusers=(),
+            resident_bytes=event.resident_bytes or node.resident_bytes,
             last_seen_s=seen_s,
             lease_until_s=seen_s + state.health.lost_after_s,
         ),

@@ -54,6 +54,7 @@ def _view_node(state: ClusterState, node: Node, now_s: float) -> NodeView:
         address=node.address,
         memory_bytes=node.memory_bytes,
         used_bytes=sum(shard.size_bytes for shard in node.shards),
+        resident_bytes=node.resident_bytes,
         is_draining=node.is_draining,
         is_standby=node.is_standby,
         layers=tuple(

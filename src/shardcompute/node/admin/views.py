@@ -78,6 +78,7 @@ class NodeView:
     address: str
     memory_bytes: int
     used_bytes: int
+    """Set aside for layers and their KV, whether or not it is filled."""
     """By weights and KV together."""
     is_draining: bool
     is_standby: bool
@@ -87,6 +88,8 @@ class NodeView:
     failures: tuple[LoadFailure, ...] = ()
     api_url: str = ""
     """Where a driver answers clients."""
+    resident_bytes: int = 0
+    """What its process takes of the machine's memory, everything counted; 0: it does not say."""
     kv_bytes: int = 0
     """Of the bytes that it uses, those kept free for conversations."""
 

@@ -112,7 +112,7 @@ class ControlServer:
                 # It was given up in the meantime: let it register again with what it holds.
                 pump.link.close()
                 return
-            self._apply_later(NodeSeen(node, message.incarnation, 0.0))
+            self._apply_later(NodeSeen(node, message.incarnation, 0.0, message.resident_bytes))
         elif isinstance(message, NodeEvent):
             self._receive_event(node, pump, decode_event(message.event))
         elif isinstance(message, CommandReply):

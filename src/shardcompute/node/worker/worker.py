@@ -39,6 +39,7 @@ from shardcompute.node.rpc.control_client import ControlClient
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes, probe_links
 from shardcompute.node.weights.server import CachedModels, WeightsServer
+from shardcompute.node.worker.process_memory import give_back_large_blocks, resident_bytes
 from shardcompute.node.worker.shard_loader import ShardLoader, ShardOptions
 from shardcompute.node.worker.speed_probe import measure_seconds_per_byte
 from shardcompute.node.worker.stage_server import ShardKey, StageServer
@@ -154,6 +155,7 @@ class Worker:
         options: WorkerOptions,
         host_drivers: HostDrivers,
     ) -> None:
+        give_back_large_blocks()
         self._options = options
         self._loading: dict[ShardKey, WorkerShard] = {}
         self._connected: set[ShardKey] = set()
@@ -187,7 +189,12 @@ class Worker:
             ShardOptions(self._memory_bytes, options.threads, options.backend, options.device),
         )
         self._control = ControlClient(
-            self._endpoint, control_urls, self._describe, self._carry_out, self._registered
+            self._endpoint,
+            control_urls,
+            self._describe,
+            self._carry_out,
+            self._registered,
+            resident_bytes,
         )
         self._endpoint.start()
         self._control.start()

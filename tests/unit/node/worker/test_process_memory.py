@@ -1,0 +1,61 @@
+"""What a worker's process takes is told, and what hundreds of sessions leave behind is nothing."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from shardcompute.backends.kv import HostKv
+from shardcompute.control import ClusterState, apply
+from shardcompute.control.events import NodeSeen
+from shardcompute.core.batch import Segment
+from shardcompute.core.generation import Sampling
+from shardcompute.core.steps import Opening, SessionRows
+from shardcompute.node.admin.view_builder import view_nodes
+from shardcompute.node.worker.activation_log import ActivationLog, Chunk
+from shardcompute.node.worker.process_memory import give_back_large_blocks, resident_bytes
+from support.swarm.noisy_cluster import Machine, NoisyCluster
+
+WIDTH = 64
+
+
+def test_what_sessions_hold_is_bounded_and_gone_when_they_end() -> None:
+    """Owned bytes, counted by their owners, over as many requests as a worker was seen to grow with."""
+    log = ActivationLog(limit_bytes=200 * WIDTH * 4)
+    kv = HostKv(2, 1, 8, context_length=256, budget_bytes=1 << 20)
+    most = 0
+    for session in range(1, 541):
+        for start in range(0, 60, 20):
+            opening = [Opening(session, Sampling(), 60)] if start == 0 else []
+            work = [SessionRows(session, start, tuple(range(20)))]
+            log.append(work, opening, Chunk("exact", WIDTH, np.zeros((20, WIDTH), dtype=np.float32)))
+            segments = [Segment(session, start, 20, 0)]
+            kv.budget.check(segments)
+            kv.budget.take(segments[0])
+        most = max(most, log.used_bytes)
+        assert kv.budget.usage().used_bytes <= kv.budget.usage().total_bytes
+        if session > 4:
+            log.forget(session - 4)
+            kv.release(session - 4)
+    assert most <= 200 * WIDTH * 4
+    for session in range(537, 541):
+        log.forget(session)
+        kv.release(session)
+    assert (log.used_bytes, log.lengths()) == (0, {})
+    assert kv.budget.usage().used_bytes == 0
+
+
+def test_a_node_tells_what_its_process_takes() -> None:
+    cluster = NoisyCluster({"a": Machine()})
+    life = cluster.state.nodes["a"].incarnation
+    state: ClusterState = apply(cluster.state, NodeSeen("a", life, 1.0, 700 << 20))
+    assert view_nodes(state, 1.0)[0].resident_bytes == 700 << 20
+    assert apply(state, NodeSeen("a", life, 2.0)).nodes["a"].resident_bytes == 700 << 20
+    assert resident_bytes() > 10 << 20
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the C library of Linux is told")
+def test_the_c_library_takes_the_advice() -> None:
+    assert give_back_large_blocks()
