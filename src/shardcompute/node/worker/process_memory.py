@@ -33,4 +33,5 @@ def give_back_large_blocks() -> bool:
 def resident_bytes() -> int:
     """What the process takes of the machine's memory, everything counted; rounded, so that it is no news all the
     time."""
-    return round(psutil.Process().memory_info().rss / _STEP_BYTES) * _STEP_BYTES
+    resident: int = psutil.Process().memory_info().rss
+    return round(resident / _STEP_BYTES) * _STEP_BYTES
