@@ -11,7 +11,7 @@ from llguidance import LLParserLimits
 from pydantic import BaseModel, ConfigDict, Field
 
 from shardcompute.api import create_app
-from shardcompute.decoding import grammar
+from shardcompute.decoding.grammar import masks
 from support.api.api_server import ApiServer
 from support.models.tiny_checkpoint import save_tiny_llama
 from support.swarm.lab import open_alone
@@ -177,7 +177,7 @@ def test_other_servers_names_for_the_same(client: Any) -> None:
 def test_an_answer_that_its_grammar_breaks_off_is_an_error(
     client: Any, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    monkeypatch.setattr(grammar, "_limits", lambda: LLParserLimits(max_lexer_states=60))
+    monkeypatch.setattr(masks, "_limits", lambda: LLParserLimits(max_lexer_states=60))
     wish = {"guided_regex": f"(.*[ -~].{{40}}){{{5 + stream}}}"}  # one that was not compiled before
     with pytest.raises(openai.APIError, match="broken off before its form was complete") as caught:
         for _ in client.chat.completions.create(**ASK, stream=stream, extra_body=wish):
