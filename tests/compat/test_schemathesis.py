@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from shardcompute.api import create_app
+from shardcompute.api.access.hosts import AllowedHosts
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin.admin import ClusterAdmin
 from support.models.tiny_checkpoint import save_tiny_llama
@@ -44,6 +45,7 @@ CHECKS = [
 GETS = [
     *("GET /v1/models", "GET /v1/models/{model}", "GET /health", "GET /version", "GET /metrics"),
     *("GET /tokenizer_info", "GET /api/tags", "GET /api/ps", "GET /api/version"),
+    *("GET /v1/responses/{response_id}", "DELETE /v1/responses/{response_id}"),
 ]
 POSTS = [
     *("POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize"),
@@ -60,20 +62,21 @@ COMPUTING = [
 ]
 POST_KINDS = [(each, mode) for each in POSTS for mode in (RIGHT, WRONG)]
 KINDS = [*((each, RIGHT) for each in GETS), *POST_KINDS]
+ANY_HOST = AllowedHosts(frozenset({"*"}))
 KEY = {"authorization": "Bearer key"}
 
 
 @cache
 def scripted() -> Any:
     """Answers at once, whatever it is asked."""
-    return schemathesis.openapi.from_asgi("/openapi.json", create_app(fakes.FakeService()))
+    return schemathesis.openapi.from_asgi("/openapi.json", create_app(fakes.FakeService(), hosts=ANY_HOST))
 
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A tiny model that really computes."""
     with open_alone(save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")) as service:
-        yield schemathesis.openapi.from_asgi("/openapi.json", create_app(service))
+        yield schemathesis.openapi.from_asgi("/openapi.json", create_app(service, hosts=ANY_HOST))
 
 
 @pytest.fixture
@@ -82,7 +85,7 @@ def administered(tmp_path: Path) -> Iterator[Any]:
     settings = Settings(data_dir=tmp_path, offline=True)
     cluster = serving_cluster(500, 500)
     with ClusterAdmin(cluster, settings, clock=lambda: NOW_S) as admin:  # type: ignore[arg-type]
-        app = create_app(fakes.FakeService(), api_keys=["operate key"], admin=admin)
+        app = create_app(fakes.FakeService(), api_keys=["operate key"], admin=admin, hosts=ANY_HOST)
         yield schemathesis.openapi.from_asgi("/openapi.json", app, headers=KEY)
 
 
