@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from shardcompute.control import events as happened
 from shardcompute.control.events import Event, NodeJoined, encode_event
 from shardcompute.control.state import Holding, Shard
 from shardcompute.core.errors import LinkError
+from shardcompute.node.enrolment.join_client import join_cluster
 from shardcompute.node.rpc.commands import Probe
-from shardcompute.security import Credentials, NodeIdentity
+from shardcompute.security import Credentials, NodeIdentity, Role
 from shardcompute.wire import (
     Link,
     Message,
@@ -112,6 +113,18 @@ CLAIMS: dict[str, dict[str, Any]] = {
     "no address": {"address": "tcp://"},
     "another scheme": {"address": "file:///etc/passwd"},
     "a port that is none": {"address": "tcp://127.0.0.1:99999"},
+    "no port at all": {"address": "tcp://127.0.0.1:0"},
+    "a scheme within this process": {"address": "inproc://127.0.0.1:7420"},
+    "a web address": {"address": "http://127.0.0.1:80"},
+    "a socket of the system": {"address": "unix://run:1"},
+    "a host with a password": {"address": "tcp://me:secret@127.0.0.1:80"},
+    "a host with a path": {"address": "tcp://127.0.0.1:80/../../x"},
+    "a host with spaces": {"address": "tcp://a b:80"},
+    "a script for the page": {"api_url": "javascript:alert(1)//:80"},
+    "a file for the page": {"api_url": "file:///etc/passwd"},
+    "an API that is none": {"api_url": "http://"},
+    "a version as long as a book": {"version": "1" * 400},
+    "very many codecs": {"codecs": ("exact",) * 65},
     "shards before the first layer": {"shards": (Shard("c", "m", -1, 1, 1),)},
     "shards of nothing": {"shards": (Shard("c", "m", 3, 3, 1),)},
     "shards behind the last layer": {"shards": (Shard("c", "m", 0, 1 << 40, 1),)},
@@ -224,7 +237,7 @@ def test_absurd_reports(lab: LabSwarm, member: Credentials, registered: tuple[Li
         happened.LinkMeasured(node, "a node that nobody knows", 1.0, 1.0),
         happened.LinkMeasured(node, driver, -1.0, 1e308),
         happened.LinkBroken(node, "\x1b[2J", 0.0),
-        happened.ShardFailed(node, life, "c", "long", 0, 1, "x" * 500_000, 0.0),
+        happened.ShardFailed(node, life, "c", "long", 0, 1, "x" * 5_000, 0.0),
     )
     known = lab.state.nodes[node]
     assert (known.seconds_per_byte, known.overhead_s, known.layer_times) == (1e-9, 0.0, ())
@@ -242,6 +255,108 @@ def test_a_node_may_say_of_itself_what_is_so(
     # Twice: the median of what it measured is believed, which began with another value.
     reports(lab, link, member, measured, measured)
     assert lab.state.nodes[node].seconds_per_byte == 2e-9
+
+
+# Members that say too much
+
+
+@pytest.fixture
+def talker(lab: LabSwarm) -> Credentials:
+    """A member that the others do not share: what it says counts against nobody else."""
+    return join_cluster(lab.token, lab.folder / f"talker {next(_marks)}", Role.WORKER)[0]
+
+
+def ended(link: Link) -> bool:
+    """Whether the coordinator has ended this link."""
+    with contextlib.suppress(TimeoutError):
+        try:
+            while True:
+                link.receive(DEADLINE_S)
+        except LinkError:
+            return True
+    return False
+
+
+def can_send(link: Link, events: Iterable[Event]) -> bool:
+    """Whether the link held while all of these were reported."""
+    with contextlib.suppress(LinkError):
+        for event in events:
+            link.send(NodeEvent(encode_event(event)))
+        return True
+    return False
+
+
+def journal_bytes(lab: LabSwarm) -> int:
+    return sum(path.stat().st_size for path in (lab.folder / "cluster").glob("journal.sqlite*"))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        CommandReply(1, "x" * (4 << 20)),
+        CommandReply(1, "", b"x" * (5 << 20)),
+        NodeEvent(b" " * (1 << 20)),
+        Register(b" " * (1 << 20)),
+    ],
+    ids=["an error of 4 MB", "a result of 5 MB", "a report of 1 MB", "a registration of 1 MB"],
+)
+def test_what_is_far_too_long_is_not_even_read(
+    lab: LabSwarm, member: Credentials, message: Message, caplog: pytest.LogCaptureFixture
+) -> None:
+    with control_link(lab, member) as link:
+        link.send(message)
+        assert ended(link)
+    assert max(map(len, caplog.messages), default=0) < 3000
+
+
+def test_errors_are_lines(lab: LabSwarm, member: Credentials, registered: tuple[Link, int]) -> None:
+    """What a member answers to a command is shown to people: no text steers their terminals or fakes a line."""
+    link, _ = registered
+    answers = lab.cluster.coordinator.registry.ask(member.identity.node_id, Probe([]))
+    while not isinstance(message := link.receive(20)[0], Command):
+        pass
+    for number in range(message.number + 50):
+        link.send(CommandReply(number, "\x1b[2J\nroot: all is well"))
+    assert answers.get(timeout=DEADLINE_S).error == " [2J root: all is well"
+
+
+def test_names_that_are_made_up_do_not_fill_the_state(lab: LabSwarm, talker: Credentials) -> None:
+    node = talker.identity.node_id
+    with control_link(lab, talker) as link:
+        link.send(Register(encode_event(description(talker))))
+        life = receive(link, Registered).incarnation
+        lab.wait_until(lambda: node in lab.state.nodes, "the member")
+        for number in range(300):
+            name = f"made up {number}"
+            for event in (
+                happened.ShardLoaded(node, life, name, name, 0, 1, 1),
+                happened.ShardProgressed(node, life, name, 0, 1, 0.5),
+                happened.NodeMeasured(node=node, incarnation=life, model=name, layer_s=0.1),
+            ):
+                link.send(NodeEvent(encode_event(event)))
+        reports(lab, link, talker)
+        known = lab.state.nodes[node]
+        assert len(known.shards) <= 256
+        assert len(known.loading) <= 256
+        assert len(known.layer_times) == 256
+
+
+def test_a_flood_of_reports_ends_its_own_link_and_leaves_the_journal_small(
+    lab: LabSwarm, talker: Credentials
+) -> None:
+    node, before = talker.identity.node_id, journal_bytes(lab)
+    event = happened.ShardFailed(node, 1, "c", "m", 0, 1, "y" * 990, 0.0)
+    with control_link(lab, talker) as link:
+        link.send(Register(encode_event(description(talker))))
+        assert receive(link, Registered).incarnation == 1
+        assert not can_send(
+            link,
+            (msgspec.structs.replace(event, model=f"m{number % 50}") for number in range(100_000)),
+        )
+    lab.wait_until(lambda: not lab.state.nodes[node].is_live, "the member's end")
+    assert journal_bytes(lab) - before < 6 << 20
+    # The others were not disturbed.
+    assert all(lab.state.nodes[worker.node].status == "ready" for worker in lab.workers)
 
 
 def test_answers_to_commands_of_others_and_other_nonsense(

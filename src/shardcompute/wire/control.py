@@ -14,9 +14,13 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
+from shardcompute.wire.fields import Name, Number, Text
 from shardcompute.wire.generations import GenerationMessage
 
-Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+MOST_REGISTER_BYTES = 512 << 10
+MOST_EVENT_BYTES = 16 << 10
+MOST_RESULT_BYTES = 4 << 20
+MOST_REQUEST_CHARACTERS = 16_384
 
 
 class Register(msgspec.Struct, frozen=True, array_like=True, tag=20):
@@ -25,7 +29,7 @@ class Register(msgspec.Struct, frozen=True, array_like=True, tag=20):
     `event` is a `control.events.NodeJoined`, whose incarnation and time the coordinator fills in.
     """
 
-    event: bytes
+    event: Annotated[bytes, msgspec.Meta(max_length=MOST_REGISTER_BYTES)]
 
 
 class Registered(msgspec.Struct, frozen=True, array_like=True, tag=21):
@@ -44,7 +48,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=22):
 class NodeEvent(msgspec.Struct, frozen=True, array_like=True, tag=23):
     """Something the coordinator must know: a `control.events.Event`."""
 
-    event: bytes
+    event: Annotated[bytes, msgspec.Meta(max_length=MOST_EVENT_BYTES)]
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True, tag=24):
@@ -58,14 +62,14 @@ class CommandReply(msgspec.Struct, frozen=True, array_like=True, tag=25):
     """A command was carried out or, where `error` says why not, failed."""
 
     number: Number
-    error: str = ""
-    result: bytes = b""
+    error: Text = ""
+    result: Annotated[bytes, msgspec.Meta(max_length=MOST_RESULT_BYTES)] = b""
 
 
 class StepOverdue(msgspec.Struct, frozen=True, array_like=True, tag=26):
     """A driver misses a step's results: sent `waited_s` ago, where `allowed_s` was to be expected at most."""
 
-    chain: str
+    chain: Name
     epoch: Number
     session_namespace: Number
     sequence: Number
@@ -76,19 +80,19 @@ class StepOverdue(msgspec.Struct, frozen=True, array_like=True, tag=26):
 class RenewCertificate(msgspec.Struct, frozen=True, array_like=True, tag=27):
     """A node asks for its next certificate, with a request that its own key has signed."""
 
-    request_pem: str
+    request_pem: Annotated[str, msgspec.Meta(max_length=MOST_REQUEST_CHARACTERS)]
 
 
 class CertificateIssued(msgspec.Struct, frozen=True, array_like=True, tag=28):
     """The node's next certificate or, where `error` says why, none."""
 
     certificate_pem: str = ""
-    error: str = ""
+    error: Text = ""
 
 
 class FetchModel(msgspec.Struct, frozen=True, array_like=True, tag=30):
     number: Number
-    model: str
+    model: Name
 
 
 class CardReply(msgspec.Struct, frozen=True, array_like=True, tag=31):
@@ -102,8 +106,8 @@ class FetchTensor(msgspec.Struct, frozen=True, array_like=True, tag=32):
     """`length` bytes of a stored tensor, from its byte `offset` on."""
 
     number: Number
-    model: str
-    tensor: str
+    model: Name
+    tensor: Name
     offset: Number
     length: Number
 
@@ -118,7 +122,7 @@ class TensorBytes(msgspec.Struct, frozen=True, array_like=True, tag=33):
 
 class FetchFailed(msgspec.Struct, frozen=True, array_like=True, tag=34):
     number: Number
-    reason: str
+    reason: Text
 
 
 ControlMessage: TypeAlias = (

@@ -14,8 +14,10 @@ import msgspec
 
 from shardcompute.core.errors import LinkError
 from shardcompute.core.generation import Delta, GenerationRequest
+from shardcompute.wire.fields import Name, Number, Text
 
-Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+MOST_TIMINGS_BYTES = 256 << 10
+MOST_MEASURES = 256
 RELEASED = "Released"
 """The code of a generation that the host gives back unfinished: whoever asked goes on with it elsewhere."""
 
@@ -27,7 +29,7 @@ class Generate(msgspec.Struct, frozen=True, array_like=True, tag=40):
     """Compute this request with the driver of a chain that the receiver hosts."""
 
     number: Number
-    chain: str
+    chain: Name
     request: bytes
 
 
@@ -49,9 +51,9 @@ class GenerationFailed(msgspec.Struct, frozen=True, array_like=True, tag=43):
     """Nothing more comes; `code` is the name of a class in `core.errors`, or `RELEASED`."""
 
     number: Number
-    code: str
-    message: str
-    hint: str = ""
+    code: Name
+    message: Text
+    hint: Text = ""
 
 
 class CancelGeneration(msgspec.Struct, frozen=True, array_like=True, tag=44):
@@ -63,19 +65,19 @@ class CancelGeneration(msgspec.Struct, frozen=True, array_like=True, tag=44):
 class StepTimed(msgspec.Struct, frozen=True, array_like=True, tag=45):
     """How a chain's stages spent their time on one step: a list of `wire.messages.StageTiming`."""
 
-    chain: str
-    timings: bytes
+    chain: Name
+    timings: Annotated[bytes, msgspec.Meta(max_length=MOST_TIMINGS_BYTES)]
 
 
 class HostLoad(msgspec.Struct, frozen=True, array_like=True, tag=46):
     """How busy a chain's driver is, and what its router knows."""
 
-    chain: str
+    chain: Name
     running: Number
     waiting: Number
     used_tokens: Number
     capacity_tokens: Number
-    router: dict[str, float]
+    router: Annotated[dict[Name, float], msgspec.Meta(max_length=MOST_MEASURES)]
 
 
 GenerationMessage: TypeAlias = (

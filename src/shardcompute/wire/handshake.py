@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shardcompute.core.errors import LinkError
+from shardcompute.wire.fields import shorten
 from shardcompute.wire.framing import Body
 from shardcompute.wire.links import Admit
 from shardcompute.wire.messages import Hello, Message, Refused, Welcome
@@ -41,7 +42,7 @@ class Introduction:
 def negotiate(theirs: Hello, ours: Hello) -> Welcome | Refused:
     """Our answer to `theirs`: one cluster, and the highest version that both speak."""
     if theirs.cluster != ours.cluster:
-        return Refused(f"this node belongs to cluster {ours.cluster!r}, not {theirs.cluster!r}")
+        return Refused(shorten(f"this node belongs to cluster {ours.cluster!r}, not {theirs.cluster!r}"))
     version = min(theirs.version_max, ours.version_max)
     if version < max(theirs.version_min, ours.version_min):
         return Refused(
@@ -80,7 +81,7 @@ def answer(link: Exchange, ours: Hello, admit: Admit | None, timeout_s: float) -
     reply = negotiate(hello, ours)
     reason = admit(hello, link.certificate) if admit and isinstance(reply, Welcome) else None
     if reason is not None:
-        reply = Refused(reason)
+        reply = Refused(shorten(reason))
     link.send(reply)
     if isinstance(reply, Refused):
         raise LinkError(f"{hello.node!r} at {link.address} was refused: {reply.reason}")

@@ -24,19 +24,22 @@ from shardcompute.core.batch import Segment
 from shardcompute.core.errors import LinkError
 from shardcompute.core.generation import MAX_GRAMMAR_CHARS, Grammar, GrammarKind, Sampling
 from shardcompute.wire.control import ControlMessage
+from shardcompute.wire.fields import Name, Number, Text
 
 VERSION_MIN = 2
 VERSION_MAX = 2
 ID_BYTES = 4
+MOST_STAGES = 1024
+"""More than any chain has."""
 
-Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Position: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Who dials, in which role, for which cluster, and the protocol versions it speaks."""
+    """Who dials, in which role, for which cluster, and the protocol versions it speaks. Bounded by the small frame
+    that strangers may send."""
 
     version_min: Number
     version_max: Number
@@ -53,13 +56,13 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    reason: str
+    reason: Text
 
 
 class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """The sender is about to close the link on purpose."""
 
-    reason: str
+    reason: Text
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag=5):
@@ -83,7 +86,7 @@ class Credit(msgspec.Struct, frozen=True, array_like=True, tag=7):
 class Fence(msgspec.Struct, frozen=True, array_like=True, tag=8):
     """The chain has a new shape: drop its frames of epochs below this one."""
 
-    chain: str
+    chain: Name
     epoch: Number
 
 
@@ -155,36 +158,39 @@ class StageTiming(msgspec.Struct, frozen=True, array_like=True):
     """What one stage did for a step; the tail hands the list to the driver. `codec` and `sent_bytes` tell in which
     form and length activations went to the next stage; the tail sends none."""
 
-    node: str
+    node: Name
     queue_s: float = 0.0
     compute_s: float = 0.0
     codec_s: float = 0.0
     received_bytes: Number = 0
-    codec: str = ""
+    codec: Name = ""
     sent_bytes: Number = 0
     draft_s: float = 0.0
     """Of a last stage: how long it drafted, which `compute_s` leaves out."""
 
 
+Timings: TypeAlias = Annotated[list[StageTiming], msgspec.Meta(max_length=MOST_STAGES)]
+
+
 class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag=9):
     """One ragged batch on its way along a chain. A `replay` frame restores KV and wants no answer."""
 
-    chain: str
+    chain: Name
     epoch: Number
     sequence: Number
     segments: list[SegmentHeader]
     rows: Count
     width: Position
-    codec: str
+    codec: Name
     replay: bool = False
     opens: list[SessionOpen] = []
-    timings: list[StageTiming] = []
+    timings: Timings = []
 
 
 class SessionClose(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """These sessions are over: free what they hold and pass it on along the chain. Epoch 0 stands for any."""
 
-    chain: str
+    chain: Name
     sessions: list[Number]
     epoch: Number = 0
 
@@ -213,24 +219,24 @@ class HeadDraftIds(msgspec.Struct, frozen=True, array_like=True):
 class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=11):
     """A step's choices, one for each logit row, and the log-probabilities of prompt tokens asked for."""
 
-    chain: str
+    chain: Name
     epoch: Number
     sequence: Number
     rows: list[RowResult]
     prompt_rows: list[RowResult] = []
-    timings: list[StageTiming] = []
+    timings: Timings = []
     head_drafts: list[HeadDraftIds] = []
 
 
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=12):
     """A step ended without results; `code` is the name of a class in `core.errors`."""
 
-    chain: str
+    chain: Name
     epoch: Number
     sequence: Number
     sessions: list[Number]
-    code: str
-    message: str
+    code: Name
+    message: Text
 
 
 DataMessage: TypeAlias = (

@@ -6,6 +6,7 @@ import tracemalloc
 import pytest
 
 from shardcompute.core.errors import LinkError
+from shardcompute.wire.control import Register
 from shardcompute.wire.framing import PREFIX_BYTES, FrameReader, pack_frame, unpack_header, unpack_prefix
 from shardcompute.wire.limits import WireLimits
 from shardcompute.wire.messages import Goodbye, Message, Ping, SegmentHeader, StepFrame, pack_ids
@@ -71,7 +72,7 @@ def test_a_large_body_is_read_straight_into_its_memory() -> None:
 
 
 def test_a_header_larger_than_the_staging_buffer() -> None:
-    message = Goodbye("x" * 200_000)
+    message = Register(b"x" * 200_000)
     content = b"".join(pack_frame(message, (), LIMITS))
     assert feed(FrameReader(LIMITS), content * 2) == [(message, b"")] * 2
 

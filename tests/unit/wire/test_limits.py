@@ -7,13 +7,20 @@ import pytest
 
 from shardcompute.core.errors import LinkError
 from shardcompute.core.generation import Sampling
+from shardcompute.wire.control import CommandReply, FetchFailed
+from shardcompute.wire.fields import shorten
+from shardcompute.wire.framing import PREFIX_BYTES, pack_frame, unpack_header
+from shardcompute.wire.generations import GenerationFailed, HostLoad
 from shardcompute.wire.limits import WireLimits, check_message, check_sizes
 from shardcompute.wire.messages import (
     Message,
     Ping,
+    Refused,
     RowResult,
     SegmentHeader,
     SessionClose,
+    StageTiming,
+    StepFailed,
     StepFrame,
     StepResult,
     open_session,
@@ -93,3 +100,33 @@ def test_sizes_are_limited(sizes: tuple[int, int]) -> None:
     with pytest.raises(LinkError):
         check_sizes(*sizes, LIMITS)
     check_sizes(100, 64, LIMITS)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Refused("x" * 2001),
+        StepFailed("c", 1, 1, [], "x" * 513, "it failed"),
+        StepFailed("c", 1, 1, [], "LinkError", "x" * (4 << 20)),
+        StepFailed("x" * 513, 1, 1, [], "LinkError", "it failed"),
+        StepResult("c", 1, 1, [], timings=[StageTiming("n")] * 1025),
+        StepResult("c", 1, 1, [], timings=[StageTiming("n" * 513)]),
+        GenerationFailed(1, "LinkError", "x" * 2001),
+        HostLoad("c", 0, 0, 0, 0, {str(number): 0.0 for number in range(257)}),
+        CommandReply(1, "x" * 2001),
+        FetchFailed(1, "x" * 2001),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_texts_and_lists_of_members_are_bounded(message: Message) -> None:
+    content = b"".join(pack_frame(message, (), WireLimits()))
+    with pytest.raises(LinkError, match="cannot be read"):
+        unpack_header(content[PREFIX_BYTES:], 0, WireLimits())
+
+
+def test_whoever_sends_shortens() -> None:
+    assert shorten("plain") == "plain"
+    assert shorten("two\nlines\x1b[2J") == "two lines [2J"
+    long = shorten("y" * 5_000_000)
+    assert (len(long), long[-2:]) == (2000, "y…")
+    assert shorten("abcdef", 4) == "abc…"

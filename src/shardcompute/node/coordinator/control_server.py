@@ -29,9 +29,20 @@ from shardcompute.node.coordinator.driver_attachments import DriverAttachments
 from shardcompute.node.coordinator.driver_port import DriverPorts
 from shardcompute.node.coordinator.executor import ActionExecutor
 from shardcompute.node.coordinator.liveness import LivenessProbe
+from shardcompute.node.coordinator.member_budget import (
+    MESSAGE_BYTES,
+    REGISTRATION_BYTES,
+    SIGNATURE_BYTES,
+    MemberBudget,
+)
 from shardcompute.node.coordinator.node_registry import ConnectedNode, NodeRegistry
 from shardcompute.node.coordinator.stalled_steps import StalledSteps
-from shardcompute.node.coordinator.validation import validate_join, validate_report, validate_role
+from shardcompute.node.coordinator.validation import (
+    validate_count,
+    validate_join,
+    validate_report,
+    validate_role,
+)
 from shardcompute.node.rpc.commands import Peer, Probe
 from shardcompute.security.certificates import PeerIdentity, read_peer
 from shardcompute.wire import Link, LinkPump, Message, Refused
@@ -45,6 +56,7 @@ from shardcompute.wire.control import (
     RenewCertificate,
     StepOverdue,
 )
+from shardcompute.wire.fields import shorten
 
 log = logging.getLogger(__name__)
 _REVOKE_TIMEOUT_S = 5.0
@@ -85,6 +97,7 @@ class ControlServer:
         self._revocations = revocations
         self._sign = sign
         self._limited_log = RateLimitedLog(log)
+        self._budget = MemberBudget(coordinator.now_s)
 
     def serve(self, link: Link) -> None:
         """Serve one node's control link until it ends."""
@@ -105,6 +118,11 @@ class ControlServer:
     def receive(self, pump: LinkPump, message: Message) -> None:
         """A message came over a node's link."""
         node = pump.link.peer
+        if not self._budget.spend(node, _cost(message)):
+            # It describes itself anew when it dials again, so nothing true is lost.
+            self._limited_log.warning(node, "%s says too much: its link is ended", node)
+            pump.link.close()
+            return
         if isinstance(message, Register):
             self._receive_registration(node, pump, decode_event(message.event))
         elif isinstance(message, Heartbeat):
@@ -112,11 +130,12 @@ class ControlServer:
                 # It was given up in the meantime: let it register again with what it holds.
                 pump.link.close()
                 return
-            self._apply_later(NodeSeen(node, message.incarnation, 0.0, message.resident_bytes))
+            self._apply_later(node, NodeSeen(node, message.incarnation, 0.0, message.resident_bytes))
         elif isinstance(message, NodeEvent):
             self._receive_event(node, pump, decode_event(message.event))
         elif isinstance(message, CommandReply):
-            self._registry.answered(pump, message)
+            heard = CommandReply(message.number, shorten(message.error), message.result)
+            self._registry.answered(pump, heard)
         elif isinstance(message, StepOverdue):
             self._coordinator.later(lambda: self._stalled.look_for(message, node))
         elif isinstance(message, RenewCertificate):
@@ -128,15 +147,13 @@ class ControlServer:
             issued = CertificateIssued(self._sign(read_peer(pump.link.certificate), message.request_pem))
         except ShardComputeError as error:
             self._limited_log.warning(pump.link.peer, "%s gets no certificate: %s", pump.link.peer, error)
-            issued = CertificateIssued(error=str(error))
+            issued = CertificateIssued(error=shorten(str(error)))
         self._registry.offer(pump, issued)
 
-    def _apply_later(self, event: NodeSeen | LinkBroken | ShardFailed) -> None:
+    def _apply_later(self, node: str, event: NodeSeen | LinkBroken | ShardFailed) -> None:
         """In its turn, at the time of the coordinator's clock: those of nodes mean nothing here."""
         now_s = self._coordinator.now_s
-        self._coordinator.later(
-            lambda: self._coordinator.apply(msgspec.structs.replace(event, now_s=now_s()))
-        )
+        self._coordinator.later(lambda: self._apply(node, msgspec.structs.replace(event, now_s=now_s())))
 
     def _receive_registration(self, node: str, pump: LinkPump, event: Event) -> None:
         reason: str | None = "a node may only register itself"
@@ -146,24 +163,34 @@ class ControlServer:
                 self._coordinator.later(lambda: self._register(event, pump))
                 return
         self._limited_log.warning(node, "%s was not registered: %s", node, reason)
-        pump.offer(Refused(f"This node is not registered: {reason}"), timeout_s=1.0)
+        pump.offer(Refused(shorten(f"This node is not registered: {reason}")), timeout_s=1.0)
 
     def _receive_event(self, node: str, pump: LinkPump, event: Event) -> None:
         try:
             heard = validate_report(event, node, self._origin.node, self._coordinator.state.nodes)
         except UsageError as error:
-            self._limited_log.warning(
-                node, "a %s of %s is ignored: %s", type(event).__name__, node, error.message
-            )
+            self._ignore(node, event, error.message)
             return
         if isinstance(heard, LinkBroken | ShardFailed):
-            self._apply_later(heard)
+            self._apply_later(node, heard)
         elif isinstance(heard, NodeDrained | NodeLeft):
             self._coordinator.later(lambda: self._let_go(heard, pump))
         else:
-            self._coordinator.post(heard)
+            self._coordinator.later(lambda: self._apply(node, heard))
 
     # In the coordinator's thread
+
+    def _apply(self, node: str, event: Event) -> None:
+        """What a node reported, unless it has reported too many such things."""
+        known = self._coordinator.state.nodes.get(node)
+        reason = None if known is None else validate_count(event, known)
+        if reason is None:
+            self._coordinator.apply(event)
+        else:
+            self._ignore(node, event, reason)
+
+    def _ignore(self, node: str, event: Event, reason: str) -> None:
+        self._limited_log.warning(node, "a %s of %s is ignored: %s", type(event).__name__, node, reason)
 
     def _register(self, event: NodeJoined, pump: LinkPump) -> None:
         if self._ports.is_taken(event.node, event.session_namespace):
@@ -235,3 +262,12 @@ class ControlServer:
         if self._coordinator.has_stood_down or isinstance(event, NodeLeft):
             self._registry.remove(event.node, pump)
             pump.link.close()
+
+
+def _cost(message: Message) -> int:
+    """What a message takes of its sender's budget. Answers were asked for."""
+    if isinstance(message, Register):
+        return REGISTRATION_BYTES + len(message.event)
+    if isinstance(message, RenewCertificate):
+        return SIGNATURE_BYTES
+    return MESSAGE_BYTES + (len(message.event) if isinstance(message, NodeEvent) else 0)

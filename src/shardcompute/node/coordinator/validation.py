@@ -6,7 +6,9 @@ journal stays small and people's terminals show plain text. Whether a claim is t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
+from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
@@ -22,18 +24,23 @@ from shardcompute.control.events import (
     ShardLoaded,
     ShardProgressed,
 )
-from shardcompute.control.state import NodeRole
+from shardcompute.control.state import Node, NodeRole
 from shardcompute.core.errors import UsageError
 from shardcompute.node.rpc.session_ids import MOST_NAMESPACES
 from shardcompute.security.names import Role
-from shardcompute.wire.tcp import split_address
+from shardcompute.wire.fields import shorten
 
 _MOST_BYTES = 1 << 50
 _MOST_THREADS = 1 << 16
 _MOST_LAYERS = 1 << 14
 _MOST_RANGES = 4096
+_MOST_OF_A_KIND = 256
+"""Shards, loads, refusals and measured models of one node."""
 _MOST_CHARACTERS = 300
 _MOST_CODECS = 64
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.%]{2,64}")
+_LINK_SCHEMES = ("tcp",)
+_API_SCHEMES = ("http", "https")
 _MOST_REASON_CHARACTERS = 1000
 _REPORTABLE = (
     LinkBroken,
@@ -63,8 +70,8 @@ def validate_join(event: NodeJoined) -> str | None:
         _unwordly("name", event.name),
         _unwordly("device", event.device),
         _unwordly("version", event.version),
-        _no_address(event.address),
-        _unwordly("API's address", event.api_url or "-"),
+        _no_address("address", event.address, _LINK_SCHEMES),
+        _no_address("API's address", event.api_url, _API_SCHEMES) if event.api_url else None,
         _out_of("namespace of sessions", event.session_namespace, 0, MOST_NAMESPACES - 1),
         _no_driver(event),
         _out_of("number of shards", len(event.cached) + len(event.shards), 0, _MOST_RANGES),
@@ -103,11 +110,27 @@ def validate_report(event: Event, node: str, driver: str, known: Collection[str]
     if isinstance(event, LinkMeasured) and not {event.a, event.b} <= {driver, *known}:
         raise UsageError("it names a node that nobody knows")
     if isinstance(event, ShardFailed):
-        return replace(event, reason=event.reason[:_MOST_REASON_CHARACTERS])
+        return replace(event, reason=shorten(event.reason, _MOST_REASON_CHARACTERS))
     if isinstance(event, LinkBroken) and event.node == driver:
         # The driver is no member: its links are known by their other end.
         return LinkBroken(driver, node, event.now_s)
     return event
+
+
+def validate_count(event: Event, node: Node) -> str | None:
+    """A reason to ignore what a node reports besides all that is known of it, or None. It has few shards, and few
+    models that it failed to load or was measured with: names that it makes up must not fill the state."""
+    if isinstance(event, ShardLoaded):
+        names = {(held.chain, held.start, held.stop) for held in node.shards}
+        return _one_more("shards", names, (event.chain, event.start, event.stop))
+    if isinstance(event, ShardProgressed):
+        loads = {(each.chain, each.start, each.stop) for each in node.loading}
+        return _one_more("loads", loads, (event.chain, event.start, event.stop))
+    if isinstance(event, ShardFailed):
+        return _one_more("failures", {each.model for each in node.refusals}, event.model)
+    if isinstance(event, NodeMeasured) and event.model is not None:
+        return _one_more("measured models", {each.model for each in node.layer_times}, event.model)
+    return None
 
 
 def report_problem(event: Event) -> str | None:
@@ -164,11 +187,24 @@ def _no_driver(event: NodeJoined) -> str | None:
     return "a driver holds no layers"
 
 
-def _no_address(url: str) -> str | None:
-    problem = _unwordly("address", url)
-    if problem is None:
-        try:
-            split_address(url)
-        except UsageError as error:
-            problem = error.message
-    return problem
+def _no_address(what: str, url: str, schemes: Collection[str]) -> str | None:
+    """Scheme, host and port, and nothing that a name or a browser would make more of."""
+    problem = _unwordly(what, url)
+    if problem is not None:
+        return problem
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return f"its {what} cannot be read"
+    if parts.scheme not in schemes:
+        return f"its {what} does not begin with {' or '.join(f'{scheme}://' for scheme in schemes)}"
+    is_bare = parts.path in ("", "/") and not (parts.query or parts.fragment or "@" in parts.netloc)
+    is_whole = _HOST.fullmatch(host) is not None and (port or 0) > 0
+    return None if is_bare and is_whole else f"its {what} is not a host and a port"
+
+
+def _one_more(what: str, known: Collection[object], new: object) -> str | None:
+    if new in known or len(known) < _MOST_OF_A_KIND:
+        return None
+    return f"it has more than {_MOST_OF_A_KIND} {what}"

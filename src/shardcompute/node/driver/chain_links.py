@@ -21,6 +21,7 @@ from shardcompute.node.rpc.frames import (
     picked_of,
     replay_frame,
     step_frame,
+    timings_of,
 )
 from shardcompute.node.rpc.session_ids import namespace_of
 from shardcompute.wire import Link, LinkPump, Message, SessionClose, StageTiming, StepFailed, StepResult
@@ -170,6 +171,12 @@ class DriverLinks:
             raise LinkError(f"epoch {epoch} of chain {chain} is not connected")
         port.driver.resize(port.address.shape(kv_tokens))
 
+    def nodes_of(self, chain: str) -> tuple[str, ...]:
+        """The stages of a chain's current epoch; none where it has none here."""
+        with self._lock:
+            port = self._ports.get(chain)
+        return () if port is None else tuple(port.address.nodes)
+
     def unreachable(self) -> set[str]:
         """The first stages of current epochs to which the link has ended."""
         with self._lock:
@@ -230,9 +237,10 @@ class DriverLinks:
             else:
                 driver.step_failed(message.sequence, error_of(message))
             return
-        driver.take_results(message.sequence, picked_of(message), message.timings, head_drafts_of(message))
+        timings = timings_of(message.timings, port.address.nodes)
+        driver.take_results(message.sequence, picked_of(message), timings, head_drafts_of(message))
         if self._on_timings is not None:
-            self._on_timings(message.chain, message.timings)
+            self._on_timings(message.chain, timings)
 
     def close(self) -> None:
         with self._lock:

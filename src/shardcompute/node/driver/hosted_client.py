@@ -20,6 +20,7 @@ from shardcompute.node.driver.limits import DriverLoad
 from shardcompute.node.rpc.commands import Peer
 from shardcompute.node.rpc.outbox import Outbox
 from shardcompute.wire import Link, Message, StageTiming
+from shardcompute.wire.fields import shorten
 from shardcompute.wire.generations import (
     RELEASED,
     Begun,
@@ -126,7 +127,7 @@ class HostedDriverClient:
                 take(
                     None
                     if message.code == RELEASED
-                    else rebuild_error(message.code, message.message, message.hint)
+                    else rebuild_error(message.code, shorten(message.message), shorten(message.hint))
                 )
         elif isinstance(message, Begun):
             with self._lock:

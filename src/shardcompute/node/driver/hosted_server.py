@@ -25,6 +25,7 @@ from shardcompute.node.rpc.outbox import Outbox
 from shardcompute.security.certificates import read_peer
 from shardcompute.security.names import Role
 from shardcompute.wire import Link, Message, StageTiming
+from shardcompute.wire.fields import shorten
 from shardcompute.wire.generations import (
     RELEASED,
     Begun,
@@ -135,7 +136,7 @@ class HostedDriverServer:
             request = unpack_request(message.request)
         except LinkError as error:
             # The coordinator knows what it asked for, and can compute it itself.
-            self._outbox.put(GenerationFailed(number, RELEASED, error.message))
+            self._outbox.put(GenerationFailed(number, RELEASED, shorten(error.message)))
             return
         self._generations[number] = hosted
         try:
@@ -256,4 +257,4 @@ class DriverHost:
 
 
 def _failed(number: int, error: ShardComputeError) -> GenerationFailed:
-    return GenerationFailed(number, type(error).__name__, error.message, error.hint)
+    return GenerationFailed(number, type(error).__name__, shorten(error.message), shorten(error.hint))

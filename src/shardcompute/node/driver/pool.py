@@ -24,6 +24,7 @@ from shardcompute.node.driver.generation import DeltaStream
 from shardcompute.node.driver.hosted_client import HostedDriverClient, HostedDrivers, ResumableGeneration
 from shardcompute.node.driver.limits import DriverLimits
 from shardcompute.node.rpc.commands import Attach, Peer, Unservable
+from shardcompute.node.rpc.frames import timings_of
 from shardcompute.node.rpc.session_ids import choose_namespace, first_session
 from shardcompute.node.service import KvUse, ServedModel, ServiceLoad
 from shardcompute.node.telemetry.request_log import RequestLog
@@ -90,7 +91,7 @@ class DriverPool:
         self._hosted = hosted
         self._on_step = on_step
         if hosted is not None:
-            hosted.on_step = self._keep_timings
+            hosted.on_step = self._keep_hosted_timings
         self.session_namespace = choose_namespace()
         self.requests = RequestLog(stage_times=self._stage_times)
         self._links = DriverLinks(dial, on_link_broken, self._keep_timings, on_overdue)
@@ -389,6 +390,10 @@ class DriverPool:
     def _busyness(self, chain: str, driver: Driver) -> int:
         load, host = driver.load(), self._host(chain)
         return load.running + load.waiting + (0 if host is None else host.count(chain))
+
+    def _keep_hosted_timings(self, chain: str, timings: Sequence[StageTiming]) -> None:
+        """A worker that drives a chain tells of its stages, and of nobody else."""
+        self._keep_timings(chain, timings_of(timings, self._links.nodes_of(chain)))
 
     def _keep_timings(self, chain: str, timings: Sequence[StageTiming]) -> None:
         self._traffic.count(timings, chain)

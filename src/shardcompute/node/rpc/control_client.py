@@ -25,6 +25,7 @@ from shardcompute.wire.control import (
     Registered,
     StepOverdue,
 )
+from shardcompute.wire.fields import shorten
 
 log = logging.getLogger(__name__)
 _REGISTER_TIMEOUT_S = 10.0
@@ -198,6 +199,6 @@ class ControlClient:
         pump = self._pump
         if pump is not None:
             try:
-                pump.offer(CommandReply(message.number, error, result), timeout_s=5.0)
+                pump.offer(CommandReply(message.number, shorten(error), result), timeout_s=5.0)
             except LinkError:
                 log.info("the coordinator went away before command %d was answered", message.number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
@@ -22,7 +22,9 @@ from shardcompute.wire import (
     pack_ids,
     unpack_ids,
 )
+from shardcompute.wire.fields import shorten
 
+_MOST_S = 86_400.0
 REPLAY = 0
 """The number of frames that only tell a stage what it missed; drivers count theirs from 1."""
 
@@ -107,12 +109,24 @@ def step_result(
 
 def step_failed(frame: StepFrame, error: Exception) -> StepFailed:
     sessions = [segment.session for segment in frame.segments]
-    return StepFailed(frame.chain, frame.epoch, frame.sequence, sessions, type(error).__name__, str(error))
+    said = shorten(str(error))
+    return StepFailed(frame.chain, frame.epoch, frame.sequence, sessions, type(error).__name__, said)
 
 
 def picked_of(result: StepResult) -> list[Picked]:
     scored = [_picked(row, is_scored=True) for row in result.prompt_rows]
     return scored + [_picked(row, is_scored=False) for row in result.rows]
+
+
+def timings_of(timings: Sequence[StageTiming], nodes: Collection[str]) -> list[StageTiming]:
+    """What the stages of a chain say of a step, as far as it can be: of these nodes, once each, in numbers that are
+    some. The last stage hands on all of it, and may lie."""
+    heard: dict[str, StageTiming] = {}
+    for each in timings:
+        times = (each.queue_s, each.compute_s, each.codec_s, each.draft_s)
+        if each.node in nodes and all(-_MOST_S < seconds < _MOST_S for seconds in times):
+            heard.setdefault(each.node, each)
+    return list(heard.values())
 
 
 def head_drafts_of(result: StepResult) -> list[Draft]:
@@ -124,7 +138,7 @@ def head_drafts_of(result: StepResult) -> list[Draft]:
 
 def error_of(failed: StepFailed) -> ShardComputeError:
     """The error that a stage met, as the same kind of error here."""
-    return rebuild_error(failed.code, failed.message)
+    return rebuild_error(failed.code, shorten(failed.message))
 
 
 def segment_of(part: SessionRows) -> SegmentHeader:

@@ -18,6 +18,7 @@ from shardcompute.weights.served import ServedWeights
 from shardcompute.weights.shard_cache import CachedTensors, ShardCache
 from shardcompute.wire import Body, Goodbye, Link, Message, Ping, Pong, WireLimits
 from shardcompute.wire.control import CardReply, FetchFailed, FetchModel, FetchTensor, TensorBytes
+from shardcompute.wire.fields import shorten
 
 log = logging.getLogger(__name__)
 MAX_REQUEST_BYTES = 8 << 20
@@ -85,12 +86,12 @@ class WeightsServer:
         try:
             served = self._find(message.model)
             if served is None:
-                return FetchFailed(message.number, f"there is no model {message.model!r} here"), ()
+                return _failed(message.number, f"there is no model {message.model!r} here"), ()
             if isinstance(message, FetchModel):
                 return self._card(message, served), ()
             return self._tensor(message, served)
         except ShardComputeError as error:
-            return FetchFailed(message.number, str(error)), ()
+            return _failed(message.number, str(error)), ()
 
     def _find(self, model: str) -> ServedWeights | None:
         found = self._models.get(model)
@@ -102,22 +103,22 @@ class WeightsServer:
     def _card(self, request: FetchModel, served: ServedWeights) -> Message:
         card = encode_card(served.card)
         if len(card) > _MAX_CARD_BYTES:
-            return FetchFailed(request.number, f"the card of {request.model} has {len(card)} bytes, too many")
+            return _failed(request.number, f"the card of {request.model} has {len(card)} bytes, too many")
         return CardReply(request.number, card)
 
     def _tensor(self, request: FetchTensor, served: ServedWeights) -> tuple[Message, Body]:
         entry = served.card.entries.get(request.tensor)
         if entry is None:
-            return FetchFailed(request.number, f"{request.model} has no tensor {request.tensor!r}"), ()
+            return _failed(request.number, f"{request.model} has no tensor {request.tensor!r}"), ()
         if request.length > MAX_REQUEST_BYTES:
             reason = f"{request.length} bytes at once are more than {MAX_REQUEST_BYTES}"
-            return FetchFailed(request.number, reason), ()
+            return _failed(request.number, reason), ()
         if request.offset + request.length > entry.size_bytes:
             reason = (
                 f"bytes {request.offset} to {request.offset + request.length} of {request.tensor!r} do not "
                 f"exist: it has {entry.size_bytes}"
             )
-            return FetchFailed(request.number, reason), ()
+            return _failed(request.number, reason), ()
         if request.length == 0:
             return TensorBytes(request.number, 0, self._digest(served, request.tensor)), ()
         with self._reads:
@@ -141,3 +142,7 @@ class WeightsServer:
             digest.update(part)
         with self._lock:
             return self._digests.setdefault(key, digest.digest())
+
+
+def _failed(number: int, reason: str) -> FetchFailed:
+    return FetchFailed(number, shorten(reason))

@@ -58,6 +58,7 @@ from shardcompute.wire import (
     join_address,
 )
 from shardcompute.wire.control import StepOverdue
+from shardcompute.wire.fields import shorten
 
 log = logging.getLogger(__name__)
 _RELIEF_S = 5.0
@@ -359,7 +360,7 @@ class Worker:
 
     def _tell_failed(self, key: ShardKey, model: str, reason: str) -> None:
         life, (chain, start, stop) = self._control.incarnation, key
-        self._control.tell(ShardFailed(self.node, life, chain, model, start, stop, reason, 0.0))
+        self._control.tell(ShardFailed(self.node, life, chain, model, start, stop, shorten(reason), 0.0))
 
     def _tell_held(self) -> None:
         """Say what is in memory. More than once, because the coordinator may have been away when it came there."""
