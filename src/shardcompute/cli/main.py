@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from importlib import metadata
 from typing import Annotated
@@ -79,6 +80,8 @@ app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
+    # Whatever is made from here on, everybody else on this machine may at most read it.
+    os.umask(os.umask(0o077) | 0o002)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             # A terminal that lacks a character shows a question mark rather than ending the answer.

@@ -48,6 +48,18 @@ def test_help_imports_nothing_heavy() -> None:
     assert all(f" {command} " in done.stdout for command in COMMANDS)
 
 
+def test_nothing_that_is_made_can_be_written_by_everybody() -> None:
+    code = (
+        "import os, sys; os.umask(0); sys.argv[1:] = ['--version']\n"
+        "from shardcompute.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(oct(os.umask(0)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0o2"
+
+
 def test_version(cli: Cli) -> None:
     assert cli("--version").stdout == f"shardcompute {metadata.version('shardcompute')}\n"
 

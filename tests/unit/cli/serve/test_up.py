@@ -17,12 +17,14 @@ from shardcompute.cli.options.cluster import (
     ServingArguments,
     WireForm,
 )
+from shardcompute.cli.serve import foreground
 from shardcompute.cli.serve.addresses import address_towards, check_ports, is_loopback, reachable_host
 from shardcompute.cli.serve.foreground import ClusterPlan
 from shardcompute.cli.serve.greeting import greeting, invitation
 from shardcompute.cli.serve.up import asked_stages
 from shardcompute.core.errors import LinkError, UsageError
 from shardcompute.core.settings import load_settings
+from shardcompute.node.cluster import Cluster, ClusterOptions
 from shardcompute.wire import CODECS
 
 from ..conftest import Opening
@@ -253,3 +255,41 @@ def test_who_asks_for_workers_asks_for_stages(
     stages: int | None, workers: int | None, chains: int | None, asked: int | None
 ) -> None:
     assert asked_stages(stages, workers, chains) == asked
+
+
+ANY_PORTS = ("--port", "0", "--cluster-port", "0", "--join-port", "0")
+
+
+@pytest.fixture
+def bereft(tmp_path: Path) -> Path:
+    """The folder of a cluster that has lost its journal."""
+    folder = tmp_path / "bereft"
+    with Cluster(ClusterOptions(folder, port=0, join_port=0)):
+        pass
+    for path in folder.glob("journal.*"):
+        path.unlink()
+    return folder
+
+
+def test_a_lost_journal_is_said_and_nothing_is_started(cli: Cli, opened: Opening, bereft: Path) -> None:
+    result = cli("up", "--no-workers", "--data-dir", str(bereft), *ANY_PORTS)
+    assert result.exit_code == 6
+    assert f"the cluster in {bereft} has lost its journal" in result.stderr
+    assert "--recover-journal" in result.stderr
+    assert opened.references == []
+
+
+def test_whoever_sits_there_is_asked(cli: Cli, bereft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[ClusterOptions] = []
+    monkeypatch.setattr(foreground, "has_terminal_input", lambda stream: True)
+    monkeypatch.setattr(foreground, "_open", lambda *_: None)
+    monkeypatch.setattr(foreground, "_run", lambda plan, options, *_: started.append(options))
+    arguments = ("up", "--no-workers", "--data-dir", str(bereft), *ANY_PORTS)
+    for answer in ("", "n\n", "perhaps\n"):
+        result = cli(*arguments, stdin=answer)
+        assert result.exit_code == 6
+        assert "go on with what is left of it? [y/N]" in result.stderr
+    assert started == []
+    assert cli(*arguments, stdin="y\n").exit_code == 0
+    assert cli(*arguments, "--recover-journal").exit_code == 0
+    assert [options.recovers_journal for options in started] == [True, True]
