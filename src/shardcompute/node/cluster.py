@@ -271,7 +271,7 @@ class Cluster:
         """Serve this again after a restart; until it is dropped."""
         with self._lock:
             self._orders[order.name] = order
-            self._journal.write_note("models", msgspec.json.encode(list(self._orders.values())))
+            self._keep_note("models", msgspec.json.encode(list(self._orders.values())))
 
     def remembered(self) -> tuple[ServedOrder, ...]:
         with self._lock:
@@ -280,7 +280,7 @@ class Cluster:
     def drop(self, model: str) -> None:
         with self._lock:
             if self._orders.pop(model, None) is not None:
-                self._journal.write_note("models", msgspec.json.encode(list(self._orders.values())))
+                self._keep_note("models", msgspec.json.encode(list(self._orders.values())))
         self.coordinator.post(ModelDropped(model))
         self.pool.remove_model(model)
         self.coordinator.introduce()
@@ -309,7 +309,7 @@ class Cluster:
         roles: Collection[Role] = (Role.WORKER, Role.DRIVER),
     ) -> str:
         with self._lock:
-            self._tokens, token = self._tokens.create(
+            tokens, token = self._tokens.create(
                 addresses=[f"{self.options.advertise or self.options.host}:{self._join_server.port}"],
                 fingerprint=self._authority.fingerprint,
                 cluster=self._authority.name,
@@ -318,7 +318,8 @@ class Cluster:
                 life_s=life_s,
                 max_uses=max_uses,
             )
-            self._journal.write_note("tokens", self._tokens.to_bytes())
+            self._write_note("tokens", tokens.to_bytes())
+            self._tokens = tokens
         return token.encode()
 
     def tokens(self) -> tuple[TokenSummary, ...]:
@@ -360,10 +361,11 @@ class Cluster:
         life_s: float | None = None,
     ) -> str:
         with self._lock:
-            self._keys, key = self._keys.create(
+            keys, key = self._keys.create(
                 label=label, now_s=time.time(), role=role, limits=limits, life_s=life_s
             )
-            self._journal.write_note("keys", self._keys.to_bytes())
+            self._write_note("keys", keys.to_bytes())
+            self._keys = keys
         self.coordinator.introduce()
         return key
 
@@ -380,6 +382,10 @@ class Cluster:
         self.coordinator.introduce()
         with self._lock:
             self._keep_note("keys", self._keys.to_bytes())
+
+    def _write_note(self, name: str, content: bytes) -> None:
+        """Write down what is to take effect only then; raises where that cannot be done."""
+        self.coordinator.record.write(name, lambda: self._journal.write_note(name, content))
 
     def _keep_note(self, name: str, content: bytes) -> bool:
         """Write down what has taken effect already, now or as soon as that is possible; whether it is."""
@@ -403,8 +409,8 @@ class Cluster:
                 application.token_id, application.secret, node_id=application.node_id, role=role, now_s=now_s
             )
             certificate = self._issuer.admit(application.request_pem, node_id=application.node_id, role=role)
+            self._write_note("tokens", tokens.to_bytes())
             self._tokens = tokens
-            self._journal.write_note("tokens", tokens.to_bytes())
         log.info("%s joined as %s", application.node_id, role)
         return Admission(certificate, [self._endpoint.url])
 

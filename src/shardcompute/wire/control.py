@@ -14,7 +14,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from shardcompute.wire.fields import Name, Number, Text
+from shardcompute.core.fields import Name, Number, Text
 from shardcompute.wire.generations import GenerationMessage
 
 MOST_REGISTER_BYTES = 512 << 10

@@ -13,8 +13,8 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from shardcompute.core.errors import LinkError
+from shardcompute.core.fields import Name, Number, Text
 from shardcompute.core.generation import Delta, GenerationRequest
-from shardcompute.wire.fields import Name, Number, Text
 
 MOST_TIMINGS_BYTES = 256 << 10
 MOST_MEASURES = 256

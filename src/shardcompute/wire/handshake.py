@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shardcompute.core.errors import LinkError
-from shardcompute.wire.fields import shorten
+from shardcompute.core.fields import shorten
 from shardcompute.wire.framing import Body
 from shardcompute.wire.links import Admit
 from shardcompute.wire.messages import Hello, Message, Refused, Welcome

@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import LinkError
+from shardcompute.core.fields import Name, Number, Text
 from shardcompute.core.generation import MAX_GRAMMAR_CHARS, Grammar, GrammarKind, Sampling
 from shardcompute.wire.control import ControlMessage
-from shardcompute.wire.fields import Name, Number, Text
 
 VERSION_MIN = 2
 VERSION_MAX = 2

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from shardcompute.core.errors import LinkError
+from shardcompute.core.fields import shorten
 from shardcompute.core.generation import Sampling
 from shardcompute.wire.control import CommandReply, FetchFailed
-from shardcompute.wire.fields import shorten
 from shardcompute.wire.framing import PREFIX_BYTES, pack_frame, unpack_header
 from shardcompute.wire.generations import GenerationFailed, HostLoad
 from shardcompute.wire.limits import WireLimits, check_message, check_sizes

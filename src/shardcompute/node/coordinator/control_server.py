@@ -23,18 +23,13 @@ from shardcompute.control.events import (
 from shardcompute.control.state import COORDINATOR
 from shardcompute.control.transitions.node_transitions import next_incarnation
 from shardcompute.core.errors import AuthError, LinkError, ShardComputeError, UsageError
+from shardcompute.core.fields import shorten
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.node.coordinator.coordinator_port import CoordinatorPort
 from shardcompute.node.coordinator.driver_attachments import DriverAttachments
 from shardcompute.node.coordinator.driver_port import DriverPorts
 from shardcompute.node.coordinator.executor import ActionExecutor
 from shardcompute.node.coordinator.liveness import LivenessProbe
-from shardcompute.node.coordinator.member_budget import (
-    MESSAGE_BYTES,
-    REGISTRATION_BYTES,
-    SIGNATURE_BYTES,
-    MemberBudget,
-)
 from shardcompute.node.coordinator.node_registry import ConnectedNode, NodeRegistry
 from shardcompute.node.coordinator.stalled_steps import StalledSteps
 from shardcompute.node.coordinator.validation import (
@@ -44,6 +39,12 @@ from shardcompute.node.coordinator.validation import (
     validate_role,
 )
 from shardcompute.node.rpc.commands import Peer, Probe
+from shardcompute.node.rpc.member_budget import (
+    MESSAGE_BYTES,
+    REGISTRATION_BYTES,
+    SIGNATURE_BYTES,
+    MemberBudget,
+)
 from shardcompute.security.certificates import PeerIdentity, read_peer
 from shardcompute.wire import Link, LinkPump, Message, Refused
 from shardcompute.wire.control import (
@@ -56,7 +57,6 @@ from shardcompute.wire.control import (
     RenewCertificate,
     StepOverdue,
 )
-from shardcompute.wire.fields import shorten
 
 log = logging.getLogger(__name__)
 _REVOKE_TIMEOUT_S = 5.0

@@ -26,9 +26,9 @@ from shardcompute.control.events import (
 )
 from shardcompute.control.state import Node, NodeRole
 from shardcompute.core.errors import UsageError
+from shardcompute.core.fields import shorten
 from shardcompute.node.rpc.session_ids import MOST_NAMESPACES
 from shardcompute.security.names import Role
-from shardcompute.wire.fields import shorten
 
 _MOST_BYTES = 1 << 50
 _MOST_THREADS = 1 << 16

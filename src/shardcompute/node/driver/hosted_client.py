@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from shardcompute.core.errors import LinkError, ShardComputeError, rebuild_error
+from shardcompute.core.fields import shorten
 from shardcompute.core.generation import Delta, GenerationRequest, Interruption, TokenChoice
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.generation import Emit
@@ -20,7 +21,6 @@ from shardcompute.node.driver.limits import DriverLoad
 from shardcompute.node.rpc.commands import Peer
 from shardcompute.node.rpc.outbox import Outbox
 from shardcompute.wire import Link, Message, StageTiming
-from shardcompute.wire.fields import shorten
 from shardcompute.wire.generations import (
     RELEASED,
     Begun,

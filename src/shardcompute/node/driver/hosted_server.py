@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from shardcompute.core.errors import LinkError, ShardComputeError
+from shardcompute.core.fields import shorten
 from shardcompute.core.generation import Delta
 from shardcompute.node.driver.chain_links import OnOverdue
 from shardcompute.node.driver.command_executor import DriverCommandExecutor
@@ -25,7 +26,6 @@ from shardcompute.node.rpc.outbox import Outbox
 from shardcompute.security.certificates import read_peer
 from shardcompute.security.names import Role
 from shardcompute.wire import Link, Message, StageTiming
-from shardcompute.wire.fields import shorten
 from shardcompute.wire.generations import (
     RELEASED,
     Begun,

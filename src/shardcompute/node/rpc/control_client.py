@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from shardcompute.control.events import Event, NodeDrained, NodeJoined, NodeLeft, encode_event
 from shardcompute.core.errors import AuthError, LinkError, ShardComputeError
+from shardcompute.core.fields import shorten
 from shardcompute.node.rpc.commands import Leave, NodeCommand, decode_command
 from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.node.rpc.renewal import CertificateRenewal
@@ -25,7 +26,6 @@ from shardcompute.wire.control import (
     Registered,
     StepOverdue,
 )
-from shardcompute.wire.fields import shorten
 
 log = logging.getLogger(__name__)
 _REGISTER_TIMEOUT_S = 10.0

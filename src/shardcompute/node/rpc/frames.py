@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from msgspec.structs import replace
 
 from shardcompute.core.errors import ShardComputeError, rebuild_error
+from shardcompute.core.fields import shorten
 from shardcompute.core.generation import TokenChoice
 from shardcompute.core.steps import Draft, Frame, Opening, Picked, Prefix, SessionRows
 from shardcompute.wire import (
@@ -22,7 +23,6 @@ from shardcompute.wire import (
     pack_ids,
     unpack_ids,
 )
-from shardcompute.wire.fields import shorten
 
 _MOST_S = 86_400.0
 REPLAY = 0

@@ -13,12 +13,12 @@ import threading
 from collections.abc import Iterator, Mapping
 
 from shardcompute.core.errors import LinkClosedError, LinkError, ShardComputeError
+from shardcompute.core.fields import shorten
 from shardcompute.weights.card import encode_card
 from shardcompute.weights.served import ServedWeights
 from shardcompute.weights.shard_cache import CachedTensors, ShardCache
 from shardcompute.wire import Body, Goodbye, Link, Message, Ping, Pong, WireLimits
 from shardcompute.wire.control import CardReply, FetchFailed, FetchModel, FetchTensor, TensorBytes
-from shardcompute.wire.fields import shorten
 
 log = logging.getLogger(__name__)
 MAX_REQUEST_BYTES = 8 << 20

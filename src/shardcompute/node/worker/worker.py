@@ -21,6 +21,7 @@ from shardcompute.control.events import (
 )
 from shardcompute.control.state import Holding
 from shardcompute.core.errors import ShardComputeError
+from shardcompute.core.fields import shorten
 from shardcompute.node.rpc.commands import (
     Admit,
     Connect,
@@ -58,7 +59,6 @@ from shardcompute.wire import (
     join_address,
 )
 from shardcompute.wire.control import StepOverdue
-from shardcompute.wire.fields import shorten
 
 log = logging.getLogger(__name__)
 _RELIEF_S = 5.0

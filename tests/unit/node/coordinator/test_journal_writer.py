@@ -190,6 +190,18 @@ def test_notes_wait_by_name_and_the_newest_counts(desk: Desk) -> None:
     assert desk.writer.status.waiting == 0
 
 
+def test_what_waits_does_not_take_the_place_of_what_is_newer(desk: Desk) -> None:
+    desk.fill_disk()
+    assert not desk.writer.keep("tokens", lambda: desk.journal.write_note("tokens", b"old"))
+    with pytest.raises(DiskFullError):
+        desk.writer.write("tokens", lambda: desk.journal.write_note("tokens", b"never"))
+    desk.free_disk()
+    desk.writer.write("tokens", lambda: desk.journal.write_note("tokens", b"new"))
+    desk.pass_time()
+    assert desk.journal.read_note("tokens") == b"new"
+    assert desk.writer.status.waiting == 0
+
+
 @pytest.mark.parametrize(
     ("failure", "said"),
     [

@@ -126,6 +126,13 @@ class JournalWriter:
             self._tell()
             return name not in self._notes
 
+    def write(self, name: str, write: Write) -> None:
+        """Write something that takes effect only if this succeeds, in place of what waits under that name."""
+        with self._lock:
+            write()
+            self._notes.pop(name, None)
+            self._tell()
+
     def turn(self) -> None:
         """Called often: writes what waits, and holds room for bad times."""
         with self._lock:

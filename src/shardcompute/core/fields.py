@@ -1,4 +1,4 @@
-"""Types of fields that messages share, with the most that a peer may say in one.
+"""Bounded fields: types that messages between nodes share, with the most that a peer may say in one.
 
 A message that says more cannot be read, and ends its link: texts are shortened by whoever sends them (`shorten`).
 """

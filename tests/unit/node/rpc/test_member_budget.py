@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardcompute.node.coordinator.member_budget import MemberBudget
+from shardcompute.node.rpc.member_budget import MemberBudget
 
 
 class Hand:
