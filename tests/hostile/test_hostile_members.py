@@ -394,23 +394,23 @@ def test_answers_to_commands_of_others_and_other_nonsense(
 
 
 @pytest.mark.parametrize("waited_s", [0.0, 1e9, float("inf"), float("nan"), -1.0])
-def test_a_step_that_somebody_else_would_miss(lab: LabSwarm, member: Credentials, waited_s: float) -> None:
+def test_a_step_that_somebody_else_would_miss(lab: LabSwarm, talker: Credentials, waited_s: float) -> None:
     """Nobody is asked about it, and no stage replaced."""
     chain, namespace = lab.chain(), lab.cluster.pool.session_namespace
-    with control_link(lab, member) as link:
+    with control_link(lab, talker) as link:
         for sequence in range(200):
             link.send(StepOverdue(chain.id, chain.epoch, namespace, sequence, waited_s, waited_s))
-            link.send(StepOverdue("x" * 1000, 0, 0, sequence, waited_s, 0.0))
+            link.send(StepOverdue("x" * 500, 0, 0, sequence, waited_s, 0.0))
         link.send(RenewCertificate("heard to the end"))
         assert receive(link, CertificateIssued).error
     assert (lab.chain().epoch, lab.chain().is_interrupted) == (chain.epoch, False)
 
 
-def test_papers_that_a_member_has_no_right_to(lab: LabSwarm, member: Credentials, tmp_path: Path) -> None:
+def test_papers_that_a_member_has_no_right_to(lab: LabSwarm, talker: Credentials, tmp_path: Path) -> None:
     others = NodeIdentity.open(tmp_path).certificate_request()
-    own = member.identity.certificate_request()
-    with control_link(lab, member) as link:
-        for request in (others, own, "", "x" * 100_000, own.replace("A", "B")):
+    own = talker.identity.certificate_request()
+    with control_link(lab, talker) as link:
+        for request in (others, own, "", "x" * 16_000, own.replace("A", "B")):
             link.send(RenewCertificate(request))
             issued = receive(link, CertificateIssued)
             assert issued.certificate_pem == ""

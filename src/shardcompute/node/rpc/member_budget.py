@@ -16,7 +16,7 @@ BYTES_PER_S = 16 << 10
 MESSAGE_BYTES = 128
 """What a message costs besides its content."""
 REGISTRATION_BYTES = 4096
-SIGNATURE_BYTES = 1 << 16
+SIGNATURE_BYTES = 1 << 14
 """A certificate is signed rarely, and costs more than it says."""
 _MOST_NODES = 4096
 
