@@ -23,6 +23,7 @@ from shardcompute.core.generation import (
     Delta,
     FinishReason,
     GenerationRequest,
+    Interruption,
     Speculation,
     Timings,
     Traversal,
@@ -178,6 +179,8 @@ class ClusterClient(Client):
                 raise _error_from(chunk["error"], 500)
             timings = _timings(chunk["timings"]) if chunk.get("timings") else timings
             timings = replace(timings, cached_tokens=_cached_tokens(chunk) or timings.cached_tokens)
+            for told in chunk.get("interruptions", ()):
+                yield Delta(interruption=msgspec.convert(told, Interruption))
             for choice in chunk["choices"]:
                 finish = choice["finish_reason"] or finish
                 if choice["text"]:

@@ -36,9 +36,9 @@ class FakeTokenizer:
 
 @dataclass
 class FakeService:
-    """Answers with `script`: texts to stream, exceptions to raise in between."""
+    """Answers with `script`: texts and deltas to stream, exceptions to raise in between."""
 
-    script: list[str | BaseException] = field(default_factory=lambda: ["Pa", "ris"])
+    script: list[str | Delta | BaseException] = field(default_factory=lambda: ["Pa", "ris"])
     name: str = "fake"
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     requests: list[GenerationRequest] = field(default_factory=list)
@@ -60,6 +60,9 @@ class FakeService:
             for step in self.script:
                 if isinstance(step, BaseException):
                     raise step
+                if isinstance(step, Delta):
+                    yield step
+                    continue
                 yield Delta(step, (TokenChoice(len(step)),))
             yield Delta("", (TokenChoice(0),), finish="stop", timings=timings)
         finally:

@@ -16,10 +16,12 @@ from shardcompute.core.generation import (
     Delta,
     FinishReason,
     GenerationRequest,
+    Interruption,
     Sampling,
     Speculation,
     Timings,
 )
+from shardcompute.core.units import count_of
 
 if TYPE_CHECKING:
     from shardcompute.node.local.service import LocalService
@@ -72,6 +74,7 @@ class AnswerSummary:
     token_ids: tuple[int, ...]
     finish: FinishReason
     timings: Timings | None
+    interruptions: tuple[Interruption, ...] = ()
 
 
 def check_chat_template(service: LocalService, options: AnswerOptions) -> None:
@@ -109,12 +112,15 @@ def take_answer(
     """Give every piece of text to `write`. Ctrl-C ends the answer early."""
     pieces: list[str] = []
     token_ids: list[int] = []
+    interruptions: list[Interruption] = []
     last = Delta(finish="cancelled")
     # Closing the iterator is what cancels the generation.
     with closing(cast("Generator[Delta]", service.stream(request))) as deltas:
         try:
             for delta in deltas:
                 token_ids.extend(token.id for token in delta.tokens)
+                if delta.interruption is not None:
+                    interruptions.append(delta.interruption)
                 pieces.append(delta.text)
                 if delta.text:
                     write(delta.text)
@@ -122,7 +128,9 @@ def take_answer(
                     last = delta
         except KeyboardInterrupt:
             pass
-    return AnswerSummary("".join(pieces), tuple(token_ids), last.finish or "cancelled", last.timings)
+    return AnswerSummary(
+        "".join(pieces), tuple(token_ids), last.finish or "cancelled", last.timings, tuple(interruptions)
+    )
 
 
 def as_json(model: str, request: GenerationRequest, reply: AnswerSummary, load_s: float) -> dict[str, Any]:
@@ -147,6 +155,24 @@ def as_json(model: str, request: GenerationRequest, reply: AnswerSummary, load_s
             "accepted_tokens": timings.accepted_tokens,
         },
     }
+
+
+def describe_interruption(told: Interruption) -> str:
+    """A rescue in a sentence or two, as the page has it."""
+    lost, by = _listed(told.lost), _listed(told.taken_over_by)
+    when = f"after {count_of(told.after_tokens, 'token')}" if told.after_tokens else "before the first token"
+    if lost:
+        is_many = len(told.lost) > 1
+        back = "; they are back" if is_many else "; it is back"
+        took = back if by == lost else f"; {by} took over" if by else ""
+        happened = f"{lost} {'were' if is_many else 'was'} lost {when}{took}"
+    else:
+        happened = f"layers moved to {by} {when}" if by else f"a link was replaced {when}"
+    return f"{happened}. The answer paused for {told.pause_s:.2f} s; no token was lost."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def describe_timings(reply: AnswerSummary, load_s: float | None = None) -> str:

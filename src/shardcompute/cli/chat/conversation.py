@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from shardcompute.cli.chat.answer import (
     AnswerOptions,
     AnswerSummary,
+    describe_interruption,
     describe_timings,
     make_request,
     take_answer,
@@ -114,6 +115,8 @@ class Conversation:
         self._screen.write("\n")
         self._messages.append({"role": "assistant", "content": reply.text})
         self._last = reply
+        for told in reply.interruptions:
+            self._screen.say(describe_interruption(told), "dim")
         if reply.finish == "cancelled":
             self._screen.say("stopped; Ctrl-C again leaves", "dim")
         elif self._is_verbose:

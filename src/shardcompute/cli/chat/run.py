@@ -12,6 +12,7 @@ from shardcompute.cli.chat.answer import (
     as_json,
     as_messages,
     check_chat_template,
+    describe_interruption,
     describe_timings,
     make_request,
     take_answer,
@@ -134,6 +135,8 @@ def _answer(
         described = as_json(service.name, request, reply, opened.load_s)
         # A server tells text, not ids.
         screen.write_json(described if reply.token_ids else {**described, "token_ids": None})
+    for told in reply.interruptions:
+        screen.say(describe_interruption(told), "dim")
     if is_verbose:
         screen.say(describe_timings(reply, opened.load_s), "dim")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ from shardcompute.api.access.hosts import hosts_of
 from shardcompute.cluster_client import ClusterClient
 from shardcompute.control import events as happened
 from shardcompute.core.errors import AuthError, BackendError, QueueFullError, UnknownModelError, UsageError
-from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
+from shardcompute.core.generation import Delta, GenerationRequest, Interruption, TokenChoice
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin.admin import ClusterAdmin
 from shardcompute.node.admin.views import ClusterView
@@ -91,6 +92,16 @@ def test_state_comes_back_as_it_is(client: ClusterClient, admin: ClusterAdmin) -
     assert isinstance(state, ClusterView)
     assert state == admin.state()
     assert state.chains[0].bottleneck
+
+
+def test_an_answer_tells_of_a_rescue(client: ClusterClient, service: Any) -> None:
+    told = Interruption(lost=("b",), taken_over_by=("c",), pause_s=1.5, after_tokens=1)
+    first, *rest = service.script
+    service.script = [replace(first, interruption=told), *rest]
+    model = service.models()[0].name
+    deltas = list(client.generate(model, GenerationRequest((1, 2), 8)))
+    assert [each.interruption for each in deltas if each.interruption] == [told]
+    assert "".join(each.text for each in deltas) == "".join(each.text for each in service.script)
 
 
 def test_plan_and_models(client: ClusterClient, admin: ClusterAdmin, cluster: FakeCluster) -> None:

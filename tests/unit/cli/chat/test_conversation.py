@@ -14,7 +14,7 @@ from shardcompute.cli.chat.answer import AnswerOptions
 from shardcompute.cli.chat.conversation import Conversation
 from shardcompute.cli.console import open_screen
 from shardcompute.core.errors import PromptTooLongError
-from shardcompute.core.generation import Sampling, Speculation, Timings, Traversal
+from shardcompute.core.generation import Delta, Interruption, Sampling, Speculation, Timings, Traversal
 
 from ..conftest import FakeService
 
@@ -216,6 +216,36 @@ def test_stats_tell_how_the_last_answer_came_to_be(hold: Hold, capsys: pytest.Ca
     assert told["traversals"] == "2, 2.00 tokens each"
     assert told["drafts"] == "3 tokens, 2 accepted"
     assert told["a traversal"] == "16.0 ms: compute 5.0, wire 10.0, queues 0.0, codecs 1.0"
+
+
+@pytest.mark.parametrize(
+    ("lost", "by", "after", "words"),
+    [
+        (
+            ("b",),
+            ("c",),
+            3,
+            "b was lost after 3 tokens; c took over. The answer paused for 5.45 s; no token was lost.",
+        ),
+        (("b",), ("b",), 1, "b was lost after 1 token; it is back."),
+        (("b", "c"), ("d", "e", "f"), 0, "b and c were lost before the first token; d, e and f took over."),
+        ((), ("c",), 3, "layers moved to c after 3 tokens."),
+        ((), (), 3, "a link was replaced after 3 tokens."),
+    ],
+)
+def test_a_rescue_is_told(
+    hold: Hold,
+    capsys: pytest.CaptureFixture[str],
+    lost: tuple[str, ...],
+    by: tuple[str, ...],
+    after: int,
+    words: str,
+) -> None:
+    told = Interruption(lost=lost, taken_over_by=by, pause_s=5.45, after_tokens=after)
+    hold(FakeService(script=["Pa", Delta(interruption=told), "ris"]), "hi", "/exit")
+    printed = capsys.readouterr()
+    assert "Paris" in printed.out
+    assert words in " ".join(printed.err.split())
 
 
 def test_conversations_are_saved_for_their_owner_and_go_on(hold: Hold, tmp_path: Path) -> None:
