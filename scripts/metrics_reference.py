@@ -7,7 +7,7 @@ from shardcompute.api.metrics.table import GROUPS, MetricGroup
 OPENING = """\
 # Metrics
 
-`GET /metrics` answers in Prometheus' text form; where the API wants a key, this route wants one too. Counters start
+`GET /metrics` answers in Prometheus' text form; it wants a key of role *observe*, or the local secret. Counters start
 with the process. Names that begin with `vllm:` have the samples of the metric beside them, so that dashboards made for
 vLLM work. Ready to use: [ops/grafana.json](../../ops/grafana.json) and [ops/alerts.yml](../../ops/alerts.yml).
 

@@ -55,10 +55,14 @@ class Server:
         self.process = process
         self.client = httpx.Client(base_url=url, timeout=300.0)
 
+    @property
+    def operator(self) -> dict[str, str]:
+        """Headers of whoever operates the cluster."""
+        return {"Authorization": f"Bearer {read_local_secret(self.folder)}"}
+
     def state(self) -> dict[str, Any]:
         """What the cluster says of itself."""
-        headers = {"Authorization": f"Bearer {read_local_secret(self.folder)}"}
-        answer = self.client.get("/cluster/state", headers=headers)
+        answer = self.client.get("/cluster/state", headers=self.operator)
         answer.raise_for_status()
         state: dict[str, Any] = answer.json()
         return state

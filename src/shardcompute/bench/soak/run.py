@@ -191,7 +191,7 @@ class _Soak:
             except psutil.NoSuchProcess:
                 self.lost.append(name)
         try:
-            self.generated.append((at_s, await _generated_tokens(client)))
+            self.generated.append((at_s, await _generated_tokens(client, self.server.operator)))
         except httpx.HTTPError as error:
             self.failures.append(f"metrics: {error!r}")
 
@@ -282,9 +282,9 @@ def look_at(name: str, process: psutil.Process, at_s: float) -> Sample:
         )
 
 
-async def _generated_tokens(client: httpx.AsyncClient) -> float:
+async def _generated_tokens(client: httpx.AsyncClient, headers: Mapping[str, str]) -> float:
     """As the server counts them: those of cancelled requests and of every answer are among them."""
-    answer = await client.get("/metrics")
+    answer = await client.get("/metrics", headers=headers)
     answer.raise_for_status()
     return count_generated(answer.text.splitlines())
 
