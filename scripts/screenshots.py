@@ -1,14 +1,15 @@
 """Takes the pictures of the page that the documentation shows, from a real cluster of three workers on this machine.
 
-    python scripts/screenshots.py [docs/images] [maps]
+    python scripts/screenshots.py [docs/images] [--maps]
 
-The maps of 8 and 24 machines, which `maps` takes alone, are of clusters that are made up (`tests/support`). Needs
+The maps of 8 and 24 machines, which `--maps` takes alone, are of clusters that are made up (`tests/support`). Needs
 chromium and the package playwright. The real cluster serves the embedded default model, lives in a folder of its own
 and is gone afterwards.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import shutil
@@ -42,11 +43,15 @@ WITHIN_S = 120.0
 
 
 def main() -> None:
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images")
+    parser = argparse.ArgumentParser(description="Take the pictures of the page anew.")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("docs/images"))
+    parser.add_argument("--maps", action="store_true", help="of made-up clusters alone, which takes seconds")
+    options = parser.parse_args()
+    folder: Path = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     with open_browser() as browser:
         show_maps(browser, folder)
-    if sys.argv[2:] != ["maps"]:
+    if not options.maps:
         show_cluster(folder)
 
 
