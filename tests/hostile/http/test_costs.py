@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import psutil
 import pytest
@@ -23,22 +21,6 @@ HEALTH_S = 3.0
 """Far more than it takes, and far less than what any of these took before they were bounded."""
 GROWTH_BYTES = 500 << 20
 AT_ONCE = 8
-
-
-@pytest.fixture(scope="module")
-def server(tiny: Path) -> Iterator[Started]:
-    started = Started("up", tiny, "--local", "--port", "0")
-    try:
-        started.wait_for("Ctrl-C")
-        yield started
-    finally:
-        started.process.kill()
-        started.end()
-
-
-@pytest.fixture(scope="module")
-def port(server: Started) -> int:
-    return int(server.wait_for(r"http://127\.0\.0\.1:(\d+)")[1])
 
 
 class Watchdog:

@@ -6,8 +6,6 @@ import contextlib
 import socket
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -20,19 +18,8 @@ HEALTH = request("/health", method="GET", host="127.0.0.1")
 
 
 @pytest.fixture(scope="module")
-def server(tiny: Path) -> Iterator[Started]:
-    started = Started("up", tiny, "--local", "--port", "0", within=FEW_FILES)
-    try:
-        started.wait_for("Ctrl-C")
-        yield started
-    finally:
-        started.process.kill()
-        started.end()
-
-
-@pytest.fixture(scope="module")
-def port(server: Started) -> int:
-    return int(server.wait_for(r"http://127\.0\.0\.1:(\d+)")[1])
+def within() -> tuple[str, ...]:
+    return FEW_FILES
 
 
 def connected(port: int) -> socket.socket:

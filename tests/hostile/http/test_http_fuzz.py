@@ -9,9 +9,8 @@ import contextlib
 import json
 import random
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -172,17 +171,6 @@ def answer_of(port: int, content: bytes) -> bytes:
             sock.sendall(content)
             sock.shutdown(socket.SHUT_WR)
         return b"".join(read_all(sock))
-
-
-@pytest.fixture(scope="module")
-def server(tiny: Path) -> Iterator[Started]:
-    started = Started("up", tiny, "--local", "--port", "0")
-    try:
-        started.wait_for("Ctrl-C")
-        yield started
-    finally:
-        started.process.kill()
-        started.end()
 
 
 def storm(

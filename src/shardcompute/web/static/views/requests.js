@@ -5,7 +5,7 @@ import { call } from "../api.js";
 import { h, keyed, mark, pill, say, toast } from "../dom.js";
 import { clock, day, rate, seconds } from "../format.js";
 import { store } from "../store.js";
-import { chips } from "./usage.js";
+import { createHistory } from "./history.js";
 import { drawRequest, partsOf } from "./waterfall.js";
 
 const MOST = 1000, PAGE = 500, LOOK_MS = 1000, SPARE_ROWS = 6;
@@ -19,11 +19,9 @@ export function createRequests() {
   const count = h("p", {});
   const aside = h("aside", { class: "card", "aria-label": "One request", hidden: true });
   const key = h("span", { class: "key", "aria-hidden": "true" }, ["queue", "prefill", "decode", "rescue"].map((part) => h("span", {}, h("i", { class: `dot of-${part}` }), part)));
-  const range = chips("Time", [["lately", "Lately"], ["86400", "Day"], ["604800", "Week"], ["all", "All"]], () => begin());
-  const older = h("button", { type: "button", hidden: true, onclick: () => fetchOlder() }, "Older");
-  const frame = h("div", { class: "requests" }, h("section", { class: "card", "aria-label": "List of requests" }, empty, head, scroll, older), aside);
-  const element = h("div", {}, h("div", { class: "head" }, h("div", {}, h("h1", { tabindex: -1 }, "Requests"), count), h("div", { class: "row" }, key, range.element)), frame);
-  let kept = [], next = null, asked = 0;
+  const past = createHistory("requests", PAGE, schedule, (problem) => { if (problem) toast(problem); });
+  const frame = h("div", { class: "requests" }, h("section", { class: "card", "aria-label": "List of requests" }, empty, head, scroll, past.older), aside);
+  const element = h("div", {}, h("div", { class: "head" }, h("div", {}, h("h1", { tabindex: -1 }, "Requests"), count), h("div", { class: "row" }, key, past.range)), frame);
   let live = [], ended = [], seen = 0, chosen = null, timer = null, isDue = false;
 
   scroll.addEventListener("scroll", schedule, { passive: true });
@@ -33,33 +31,6 @@ export function createRequests() {
     if (isDue) return;
     isDue = true;
     requestAnimationFrame(() => { isDue = false; draw(); });
-  }
-
-  /** Another time is wanted: what was kept of it comes page by page. */
-  async function begin() {
-    kept = [];
-    next = null;
-    asked += 1;
-    schedule();
-    if (range.value() !== "lately") await fetchOlder();
-  }
-
-  async function fetchOlder() {
-    const mine = asked, wanted = range.value();
-    const since = wanted === "all" ? 0 : Math.floor(Date.now() / 1000 - Number(wanted));
-    older.disabled = true;
-    try {
-      const page = await call("GET", `/cluster/history/requests?since=${since}&limit=${PAGE}${next === null ? "" : `&before=${next}`}`);
-      if (mine !== asked) return;
-      kept = [...kept, ...page.data];
-      next = page.next;
-      if (page.problem) toast(page.problem);
-    } catch (error) {
-      toast(error.message);
-    } finally {
-      older.disabled = false;
-    }
-    schedule();
   }
 
   async function look() {
@@ -84,13 +55,12 @@ export function createRequests() {
   }
 
   function draw() {
-    const isLate = range.value() === "lately";
+    const isLate = past.isLate(), kept = past.entries();
     const all = isLate ? [...live, ...ended] : kept;
-    older.hidden = isLate || next === null;
     const rowHeight = matchMedia("(max-width: 46rem)").matches ? 60 : 44;
     empty.hidden = all.length > 0;
     head.hidden = scroll.hidden = all.length === 0;
-    const told = isLate ? `${live.length} running, the last ${ended.length} that ended` : `${kept.length}${next === null ? "" : " and more"} that ended`;
+    const told = isLate ? `${live.length} running, the last ${ended.length} that ended` : `${kept.length}${past.hasMore() ? " and more" : ""} that ended`;
     say(count, all.length ? told : "Every generation with where its time went.");
     mark(scroll, "aria-rowcount", all.length);
     rows.style.height = `${all.length * rowHeight}px`;
@@ -122,7 +92,7 @@ export function createRequests() {
       row.style.top = `${index * height}px`;
       mark(row, "aria-rowindex", index + 1);
       row.classList.toggle("is-chosen", id === chosen);
-      say(when, range.value() === "lately" ? clock(now.started_at_s) : `${day(now.started_at_s)} ${clock(now.started_at_s, false)}`);
+      say(when, past.isLate() ? clock(now.started_at_s) : `${day(now.started_at_s)} ${clock(now.started_at_s, false)}`);
       mark(when, "aria-label", `Request ${now.id.slice(0, 8)} at ${clock(now.started_at_s)}: details`);
       say(model, now.model);
       say(state, now.state === "done" && now.finish === "length" ? "cut off" : now.state);
