@@ -1,11 +1,13 @@
 """Executor interface: what runs a slice of a model on one device, and what it runs.
 
 A `Network` is the slice, written against Ops; an `Executor` is a backend's way to run it step by step over
-ragged batches, with the sessions' KV inside.
+ragged batches, with the sessions' KV inside. A device that computes beside the host has steps under way: `launch`
+begins one, and what it gives back is waited for when it is wanted.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -72,8 +74,32 @@ class KvUsage:
     sessions: int
 
 
+class PendingStep(Protocol):
+    """A step that was launched."""
+
+    def is_ready(self) -> bool:
+        """Whether `wait` would return at once. Cheap: it is asked again and again."""
+        ...
+
+    def wait(self) -> Array:
+        """What `Executor.step` returns, valid until the next but one is launched. Raises what the step failed with."""
+        ...
+
+
 class Executor(Protocol):
     """Runs steps. Not thread-safe: one caller at a time."""
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether `launch` returns before the step is computed. A step may then be launched while the one before is
+        under way, though no third one, and both see the sessions as if the first were done."""
+        ...
+
+    def launch(
+        self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False
+    ) -> PendingStep:
+        """Begin a step. Raises at once what `step` raises before anything changes."""
+        ...
 
     def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
         """Token ids `[rows]` (first slice) or hidden `[rows, hidden]` in; hidden `[rows, hidden]` or, from the last
@@ -109,3 +135,32 @@ class Executor(Protocol):
     def kv_usage(self) -> KvUsage: ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedStep:
+    """A `PendingStep` that pends no more."""
+
+    output: Array
+
+    def is_ready(self) -> bool:
+        return True
+
+    def wait(self) -> Array:
+        return self.output
+
+
+class SynchronousSteps(ABC):
+    """`launch` of an `Executor` that computes when it is asked to."""
+
+    @property
+    def is_asynchronous(self) -> bool:
+        return False
+
+    def launch(
+        self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False
+    ) -> PendingStep:
+        return ComputedStep(self.step(segments, inputs, keeps_hidden=keeps_hidden))
+
+    @abstractmethod
+    def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array: ...

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shardcompute.backends.executor import ExecutorOptions, Network
+from shardcompute.backends.executor import ExecutorOptions, Network, SynchronousSteps
 from shardcompute.backends.kv import HostKv, KvSessions
 from shardcompute.backends.matrix import Array, Float32, Matrix
 from shardcompute.backends.ops import Attention, ExpertBlock, Gate
@@ -171,7 +171,7 @@ _ACTIVATIONS: dict[str, Callable[[Float32], Float32]] = {
 }
 
 
-class NumpyExecutor(KvSessions[HostKv]):
+class NumpyExecutor(KvSessions[HostKv], SynchronousSteps):
     """Runs a network with NumpyOps, layer after layer."""
 
     def __init__(self, network: Network, options: ExecutorOptions) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from shardcompute.backends.executor import ExecutorOptions, KvUsage
+from shardcompute.backends.executor import ExecutorOptions, KvUsage, SynchronousSteps
 from shardcompute.backends.kv import PageBudget
 from shardcompute.backends.matrix import Array
 from shardcompute.backends.torch.device import choose_device, choose_dtype
@@ -44,7 +44,7 @@ def vocab_size(folder: Path) -> int:
     return int(_read_config(folder).vocab_size)
 
 
-class TransformersExecutor:
+class TransformersExecutor(SynchronousSteps):
     """See Executor. Layers `[stage_start, stage_stop)` of the model in `folder`, embedding and head at its ends."""
 
     def __init__(self, folder: Path, stage_start: int, stage_stop: int, options: ExecutorOptions) -> None:

@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from shardcompute.core.batch import Segment
 from shardcompute.core.generation import Sampling, TokenChoice
 
+PICKED = -1
+"""As the first of a session's ids: the token that was picked after the row before, which the stage knows that picked
+it. A row that begins so *continues* its session: its driver has not seen that token yet. In chains of one stage."""
+
 
 @dataclass(frozen=True, slots=True)
 class SessionRows:
-    """Rows of one session: its tokens `ids` at positions from `start` on.
+    """Rows of one session: its tokens `ids` at positions from `start` on. The first may be `PICKED`.
 
     Tokens are picked after the last `logit_rows` of them. Where `targets` are given, one per such row, these tokens are
     scored instead of picked (log-probabilities of a prompt).
@@ -28,6 +32,10 @@ class SessionRows:
     targets: tuple[int, ...] = ()
     head_draft_tokens: int = 0
     """So many tokens the last stage may draft, after those that it picks."""
+
+    @property
+    def is_continuation(self) -> bool:
+        return self.ids[0] == PICKED
 
     @property
     def segment(self) -> Segment:

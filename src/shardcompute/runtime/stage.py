@@ -1,20 +1,42 @@
 """One shard at work: sessions, KV and `step`, with the tail where the chain ends.
 
-A last stage may have a drafter: `draft` then tells what may follow the tokens that a step has picked.
+A step is begun and finished; on a device that computes beside the host, the next one may begin in between. A last
+stage may have a drafter: `draft` then tells what may follow the tokens that a step has picked.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from shardcompute.backends.executor import Executor, KvUsage
+from shardcompute.backends.executor import Executor, KvUsage, PendingStep
 from shardcompute.backends.matrix import Array
+from shardcompute.core.errors import UsageError
 from shardcompute.core.steps import Draft, Opening, Picked, SessionRows, segments_of
 from shardcompute.models.vocabulary import Vocabulary
 from shardcompute.runtime.head_drafter import HeadDrafter
 from shardcompute.runtime.tail import Tail
+
+
+@dataclass(eq=False, slots=True)
+class PendingFrame:
+    """A step of a stage that was begun; `StageRuntime.finish` gives what it brings."""
+
+    work: tuple[SessionRows, ...]
+    """With the tokens that continued sessions go on from."""
+    openings: tuple[Opening, ...]
+    step: PendingStep
+    keeps_hidden: bool = False
+    outcome: Array | list[Picked] | None = None
+    error: Exception | None = None
+    ended: list[int] = field(default_factory=list)
+    """Sessions that were closed after it was begun."""
+
+    def is_ready(self) -> bool:
+        return self.outcome is not None or self.error is not None or self.step.is_ready()
 
 
 class StageRuntime:
@@ -36,28 +58,56 @@ class StageRuntime:
         self._drafter = drafter
         self._is_first = is_first
         self._tail = Tail(vocabulary) if is_last else None
+        self._pending: deque[PendingFrame] = deque()
 
-    def step(
+    @property
+    def can_continue(self) -> bool:
+        """Whether sessions may go on from tokens that their driver has not seen: this is all of the chain."""
+        return self._is_first and self._tail is not None
+
+    def can_begin_after(self, pending: PendingFrame) -> bool:
+        """Whether another step may begin before this one is finished: the device computes by itself, and nobody looks
+        at what the next one overwrites."""
+        wants_hidden = any(opening.sampling.wants_hidden for opening in pending.openings)
+        return self._executor.is_asynchronous and not pending.keeps_hidden and not wants_hidden
+
+    def begin(
         self, work: Sequence[SessionRows], openings: Iterable[Opening], activations: Array | None
-    ) -> Array | list[Picked]:
-        """Activations for the next stage or, from the last one, the picked tokens."""
-        if self._is_first:
-            inputs: Array = np.fromiter((token for part in work for token in part.ids), dtype=np.int64)
-        elif activations is None:
-            raise ValueError("a stage behind the first needs activations")
-        else:
-            inputs = activations
+    ) -> PendingFrame:
+        """Begin a step, while at most one is under way. Raises what keeps it from being computed."""
         openings = tuple(openings)
         for opening in openings:
             if opening.prefix is not None:
                 prefix = opening.prefix
                 self._executor.adopt(prefix.source, opening.session, prefix.length, is_moved=prefix.is_moved)
-        if self._tail is None:
-            return self._executor.step(segments_of(work), inputs)
-        keeps_hidden = self._has_to_draft(work) or self._tail.wants_hidden(work, openings)
-        out = self._executor.step(segments_of(work), inputs, keeps_hidden=keeps_hidden)
-        self._tail.open(openings)
-        return self._tail.pick(work, out, self._executor.hidden_rows() if keeps_hidden else None)
+        known = tuple(self._with_picked(part) for part in work)
+        if self._is_first:
+            inputs: Array = np.fromiter((token for part in known for token in part.ids), dtype=np.int64)
+        elif activations is None:
+            raise ValueError("a stage behind the first needs activations")
+        else:
+            inputs = activations
+        tail = self._tail
+        keeps_hidden = tail is not None and (self._has_to_draft(known) or tail.wants_hidden(known, openings))
+        step = self._executor.launch(segments_of(known), inputs, keeps_hidden=keeps_hidden)
+        pending = PendingFrame(known, openings, step, keeps_hidden)
+        self._pending.append(pending)
+        return pending
+
+    def finish(self, pending: PendingFrame) -> Array | list[Picked]:
+        """Activations for the next stage or, from the last one, the picked tokens. Raises what the step, or picking,
+        failed with. In the order in which frames were begun."""
+        self._settle(pending)
+        if pending.error is not None:
+            raise pending.error
+        assert pending.outcome is not None
+        return pending.outcome
+
+    def step(
+        self, work: Sequence[SessionRows], openings: Iterable[Opening], activations: Array | None
+    ) -> Array | list[Picked]:
+        """Begin a step and finish it."""
+        return self.finish(self.begin(work, openings, activations))
 
     def draft(self, work: Sequence[SessionRows], picked: Sequence[Picked]) -> list[Draft]:
         """Head drafts behind the tokens that `step` has just picked, where they are asked for and can be made."""
@@ -73,13 +123,13 @@ class StageRuntime:
         if former is not None:
             former.close()
 
-    def _has_to_draft(self, work: Sequence[SessionRows]) -> bool:
-        return self._drafter is not None and any(part.head_draft_tokens for part in work)
-
     def close_sessions(self, sessions: Iterable[int]) -> None:
         for session in sessions:
             self._executor.close_session(session)
-            if self._tail is not None:
+            if self._pending:
+                # Its tokens are still to be picked, and thrown away.
+                self._pending[-1].ended.append(session)
+            elif self._tail is not None:
                 self._tail.close(session)
 
     def reset(self) -> None:
@@ -104,3 +154,40 @@ class StageRuntime:
         self._executor.close()
         if self._drafter is not None:
             self._drafter.close()
+
+    # Inside
+
+    def _with_picked(self, part: SessionRows) -> SessionRows:
+        """The part with the token that a continued session goes on from, which may have to be waited for."""
+        if not part.is_continuation:
+            return part
+        if self._tail is None or not self.can_continue:
+            raise UsageError("only a chain of one stage can continue sessions by itself")
+        for pending in list(self._pending):
+            self._settle(pending)
+        token = self._tail.picked_at(part.session, part.start)
+        return replace(part, ids=(token, *part.ids[1:]))
+
+    def _settle(self, pending: PendingFrame) -> None:
+        """Wait for a step and pick its tokens, unless that was done."""
+        if pending not in self._pending:
+            return
+        self._pending.remove(pending)
+        try:
+            pending.outcome = self._collect(pending)
+        except Exception as error:
+            pending.error = error
+        if self._tail is not None:
+            for session in pending.ended:
+                self._tail.close(session)
+
+    def _collect(self, pending: PendingFrame) -> Array | list[Picked]:
+        out = pending.step.wait()
+        if self._tail is None:
+            return out
+        self._tail.open(pending.openings)
+        hidden = self._executor.hidden_rows() if pending.keeps_hidden else None
+        return self._tail.pick(pending.work, out, hidden)
+
+    def _has_to_draft(self, work: Sequence[SessionRows]) -> bool:
+        return self._drafter is not None and any(part.head_draft_tokens for part in work)

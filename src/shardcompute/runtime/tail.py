@@ -23,6 +23,9 @@ from shardcompute.decoding import (
 )
 from shardcompute.models.vocabulary import Vocabulary
 
+TokenPick = tuple[int, int]
+"""(position, id) of a token"""
+
 
 class _TailSession:
     """One session's sampler and the tokens it has seen."""
@@ -34,6 +37,7 @@ class _TailSession:
         self.prompt_length = opening.prompt_length
         self.prompt_logprobs = opening.prompt_logprobs
         self.tokens: list[int] = []
+        self.picked: TokenPick | None = None
         self._history: TokenHistory | None = None
 
     def take(self, work: SessionRows) -> None:
@@ -105,6 +109,13 @@ class Tail:
         known = self._sessions.get(session)
         return 0 if known is None else len(known.tokens)
 
+    def picked_at(self, session: int, position: int) -> int:
+        """The token that was picked last for a session, which is to stand at `position`. RowGapError: it does not."""
+        pick = self._session(session).picked
+        if pick is None or pick[0] != position:
+            raise RowGapError(f"no token of session {session} was picked for position {position}")
+        return pick[1]
+
     def follow(self, part: SessionRows) -> None:
         """Remember these tokens and pick none."""
         self._session(part.session).take(part)
@@ -130,6 +141,8 @@ class Tail:
                     one = replace(one, choice=replace(one.choice, hidden=packed))
                 picked.append(one)
                 row += 1
+            if part.logit_rows and not part.targets:
+                session.picked = (picked[-1].position + 1, picked[-1].choice.id)
         return picked
 
     def _start_grammar(self, sampling: Sampling) -> GrammarState | None:

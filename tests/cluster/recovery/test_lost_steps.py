@@ -60,14 +60,14 @@ class StuckStep:
 @contextmanager
 def stuck_step(worker: LabWorker) -> Iterator[StuckStep]:
     [runtime] = worker.stages.shards().values()
-    stuck, step = StuckStep(), runtime.step
+    stuck, begin = StuckStep(), runtime.begin
 
     def hang(*args: Any) -> Any:
-        runtime.step = step  # type: ignore[method-assign]
+        runtime.begin = begin  # type: ignore[method-assign]
         stuck.wait()
-        return step(*args)
+        return begin(*args)
 
-    runtime.step = hang  # type: ignore[method-assign]
+    runtime.begin = hang  # type: ignore[method-assign]
     try:
         yield stuck
     finally:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardcompute.backends.executor import ExecutorOptions, Network
+from shardcompute.backends.executor import ExecutorOptions, Network, SynchronousSteps
 from shardcompute.backends.kv import HostKv, KvSessions
 from shardcompute.backends.matrix import Array, Float32, Matrix, rows_of
 from shardcompute.backends.ort.graph import use_threads
@@ -21,7 +21,7 @@ _PROBED_ROWS = 16
 _ROW_MULTIPLES = (1, 2, 4, 8, 16)
 
 
-class OrtExecutor(KvSessions[HostKv]):
+class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
     """A slice of a model as a program of graphs; embedding and KV live here, on the host.
 
     Rows come out with the same bits whatever other rows they are computed with. Where this machine's kernels treat

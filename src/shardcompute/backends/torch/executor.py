@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardcompute.backends.executor import ExecutorOptions, Network
+from shardcompute.backends.executor import ExecutorOptions, Network, SynchronousSteps
 from shardcompute.backends.kv import KvSessions
 from shardcompute.backends.matrix import Array
 from shardcompute.backends.torch.device import can_fuse, choose_device, choose_dtype
@@ -19,7 +19,7 @@ from shardcompute.core.batch import Segment, count_rows
 from shardcompute.core.errors import UsageError
 
 
-class TorchExecutor(KvSessions[PagedKv]):
+class TorchExecutor(KvSessions[PagedKv], SynchronousSteps):
     """See Executor. `use_library` leaves matrix products to torch's library, for comparison."""
 
     def __init__(self, network: Network, options: ExecutorOptions, *, use_library: bool = False) -> None:

@@ -6,15 +6,23 @@ import logging
 import queue
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import ShardComputeError, UsageError
-from shardcompute.core.steps import Draft, Frame, Opening, Picked, SessionRows
+from shardcompute.core.steps import Frame, Opening, SessionRows
 from shardcompute.node.driver.driver import Driver
-from shardcompute.runtime.stage import StageRuntime
+from shardcompute.runtime.overlap import next_item
+from shardcompute.runtime.stage import PendingFrame, StageRuntime
 
 log = logging.getLogger(__name__)
 _CLOSE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _BegunFrame:
+    frame: Frame
+    pending: PendingFrame
 
 
 class LocalChain:
@@ -24,6 +32,8 @@ class LocalChain:
         self._stages = stages
         self._driver = driver
         self._inbox: queue.SimpleQueue[Frame | tuple[int, ...] | None] = queue.SimpleQueue()
+        self._begun: _BegunFrame | None = None
+        """The frame whose last step is under way; of the thread alone."""
         self._thread = threading.Thread(target=self._serve, name="stages", daemon=True)
         self._thread.start()
 
@@ -55,28 +65,59 @@ class LocalChain:
             stage.close()
 
     def _serve(self) -> None:
-        while (item := self._inbox.get()) is not None:
-            if isinstance(item, Frame):
-                self._step(item)
-            else:
+        while True:
+            came = next_item(self._inbox, None if self._begun is None else self._begun.pending)
+            if came is None:
+                self._finish_begun()
+            elif isinstance(came[0], Frame):
+                self._serve_frame(came[0])
+            elif came[0] is not None:
                 for stage in self._stages:
-                    stage.close_sessions(item)
+                    stage.close_sessions(came[0])
+            else:
+                self._finish_begun()
+                return
 
-    def _step(self, frame: Frame) -> None:
+    def _serve_frame(self, frame: Frame) -> None:
+        if self._begun is not None and not self._may_overlap(self._begun):
+            self._finish_begun()
+        following = self._begin(frame)
+        self._finish_begun()
+        self._begun = following
+        if following is not None and not self._may_overlap(following):
+            self._finish_begun()
+
+    def _may_overlap(self, begun: _BegunFrame) -> bool:
+        return len(self._stages) == 1 and self._stages[0].can_begin_after(begun.pending)
+
+    def _begin(self, frame: Frame) -> _BegunFrame | None:
+        """Compute a frame up to the last stage, and begin that one's step; None where it failed."""
         try:
-            picked, drafts = self._compute(frame)
-        except ShardComputeError as error:
-            self._driver.step_failed(frame.sequence, error)
+            rows: Array | None = None
+            for stage in self._stages[:-1]:
+                passed = stage.step(frame.work, frame.openings, rows)
+                assert not isinstance(passed, list)
+                rows = passed
+            return _BegunFrame(frame, self._stages[-1].begin(frame.work, frame.openings, rows))
         except Exception as error:
-            self._driver.step_failed(frame.sequence, ShardComputeError(f"a step failed: {error!r}"))
-        else:
-            self._driver.take_results(frame.sequence, picked, head_drafts=drafts)
+            self._driver.step_failed(frame.sequence, _told(error))
+            return None
 
-    def _compute(self, frame: Frame) -> tuple[list[Picked], list[Draft]]:
-        rows: Array | None = None
-        for stage in self._stages:
-            passed = stage.step(frame.work, frame.openings, rows)
-            if isinstance(passed, list):
-                return passed, stage.draft(frame.work, passed)
-            rows = passed
-        raise UsageError("the last stage of a chain must pick tokens")
+    def _finish_begun(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return
+        stage = self._stages[-1]
+        try:
+            picked = stage.finish(begun.pending)
+            if not isinstance(picked, list):
+                raise UsageError("the last stage of a chain must pick tokens")
+            drafts = stage.draft(begun.pending.work, picked)
+        except Exception as error:
+            self._driver.step_failed(begun.frame.sequence, _told(error))
+        else:
+            self._driver.take_results(begun.frame.sequence, picked, head_drafts=drafts)
+
+
+def _told(error: Exception) -> ShardComputeError:
+    return error if isinstance(error, ShardComputeError) else ShardComputeError(f"a step failed: {error!r}")

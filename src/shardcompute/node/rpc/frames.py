@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from shardcompute.core.errors import ShardComputeError, rebuild_error
 from shardcompute.core.fields import shorten
 from shardcompute.core.generation import TokenChoice
-from shardcompute.core.steps import Draft, Frame, Opening, Picked, Prefix, SessionRows
+from shardcompute.core.steps import PICKED, Draft, Frame, Opening, Picked, Prefix, SessionRows
 from shardcompute.wire import (
     HeadDraftIds,
     RowResult,
@@ -25,6 +25,7 @@ from shardcompute.wire import (
 )
 
 _MOST_S = 86_400.0
+_PICKED = pack_ids([PICKED])
 REPLAY = 0
 """The number of frames that only tell a stage what it missed; drivers count theirs from 1."""
 
@@ -53,7 +54,7 @@ def work_of(segment: SegmentHeader) -> SessionRows:
     return SessionRows(
         segment.session,
         segment.start,
-        tuple(unpack_ids(segment.ids).tolist()),
+        _rows_ids(segment.ids),
         segment.logit_rows,
         tuple(unpack_ids(segment.targets).tolist()),
         segment.head_draft_tokens,
@@ -151,6 +152,12 @@ def segment_of(part: SessionRows) -> SegmentHeader:
         pack_ids(part.targets),
         part.head_draft_tokens,
     )
+
+
+def _rows_ids(packed: bytes) -> tuple[int, ...]:
+    if packed.startswith(_PICKED):
+        return (PICKED, *unpack_ids(packed[len(_PICKED) :]).tolist())
+    return tuple(unpack_ids(packed).tolist())
 
 
 def _picked(row: RowResult, *, is_scored: bool) -> Picked:

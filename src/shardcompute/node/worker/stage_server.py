@@ -32,7 +32,8 @@ from shardcompute.node.worker.peer_links import PeerLinks
 from shardcompute.node.worker.slot import StageRoute, StageSlot, sessions_in
 from shardcompute.node.worker.step_trace import StepTrace
 from shardcompute.runtime.head_drafter import HeadDrafter
-from shardcompute.runtime.stage import StageRuntime
+from shardcompute.runtime.overlap import next_item
+from shardcompute.runtime.stage import PendingFrame, StageRuntime
 from shardcompute.wire import (
     Codec,
     Link,
@@ -58,6 +59,17 @@ class _Arrived:
     body: memoryview
     sender: str
     received_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A frame whose step is under way."""
+
+    slot: StageSlot
+    arrived: _Arrived
+    pending: PendingFrame
+    began_s: float
+    codec_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +103,9 @@ class StageServer:
         self._fences: dict[str, int] = {}
         self._is_closed = False
         self._inbox: queue.SimpleQueue[_Arrived | _Ended | Callable[[], None] | None] = queue.SimpleQueue()
+        self._begun: _Begun | None = None
+        """The step that is under way, and when the one before was done; of the computing thread alone."""
+        self._done_s = 0.0
         self._thread = threading.Thread(target=self._serve, name="stages", daemon=True)
         self._thread.start()
 
@@ -288,21 +303,40 @@ class StageServer:
     # The computing thread
 
     def _serve(self) -> None:
-        while (item := self._inbox.get()) is not None:
+        while True:
+            begun = self._begun
+            came = (
+                next_item(self._inbox, None)
+                if begun is None
+                else next_item(
+                    self._inbox, begun.pending, begun.slot.times.allowed_s(begun.arrived.frame.rows)
+                )
+            )
             try:
-                if isinstance(item, _Arrived):
-                    self._serve_frame(item)
-                    continue
-                with self._trace.busy(_ERRAND_S):
-                    if isinstance(item, _Ended):
-                        self._close_sessions(item)
-                    else:
-                        item()
+                if came is None:
+                    self._finish_begun()
+                elif came[0] is None:
+                    self._finish_begun()
+                    return
+                else:
+                    self._serve_item(came[0])
             except LinkError as error:
                 log.warning("a frame could not be passed on: %s", error)
             except Exception:
                 # One bad message must not end the work of all shards.
                 log.exception("a message of the chain could not be served")
+
+    def _serve_item(self, item: _Arrived | _Ended | Callable[[], None]) -> None:
+        if isinstance(item, _Arrived):
+            self._serve_frame(item)
+            return
+        if not isinstance(item, _Ended):
+            self._finish_begun()
+        with self._trace.busy(_ERRAND_S):
+            if isinstance(item, _Ended):
+                self._close_sessions(item)
+            else:
+                item()
 
     def _slot_for(self, arrived: _Arrived) -> StageSlot | None:
         """Where a frame is to be computed; None if it is too late, or from somebody who is not heard."""
@@ -327,12 +361,24 @@ class StageServer:
         if slot is None:
             self._trace.place(frame, arrived.sender, "dropped")
             return
+        begun = self._begun
+        if begun is not None and not (
+            begun.slot.runtime is slot.runtime and slot.runtime.can_begin_after(begun.pending)
+        ):
+            self._finish_begun()
         self._trace.place(frame, arrived.sender, "computing")
         with self._trace.busy(slot.times.allowed_s(frame.rows)):
-            self._step(slot, arrived)
+            following = self._begin(slot, arrived)
+        try:
+            self._finish_begun()
+        finally:
+            self._begun = following
+        if following is not None and not slot.runtime.can_begin_after(following.pending):
+            self._finish_begun()
 
-    def _step(self, slot: StageSlot, arrived: _Arrived) -> None:
-        frame, sender = arrived.frame, arrived.sender
+    def _begin(self, slot: StageSlot, arrived: _Arrived) -> _Begun | None:
+        """Begin a step; None where that failed, and was reported."""
+        frame = arrived.frame
         started = time.perf_counter()
         try:
             slot.check_share(frame)
@@ -342,21 +388,41 @@ class StageServer:
             decoded = time.perf_counter()
             for opening in openings:
                 self._log_session("begins", opening.session, frame.chain)
-            out = slot.runtime.step(work, openings, activations)
-            computed = time.perf_counter()
+            pending = slot.runtime.begin(work, openings, activations)
+        except Exception as error:
+            self._trace.place(frame, arrived.sender, "failed")
+            self._report_failure(slot, frame, error)
+            return None
+        return _Begun(slot, arrived, pending, decoded, decoded - started)
+
+    def _finish_begun(self) -> None:
+        """Finish the step that is under way, if there is one, and send what it brings."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            with self._trace.busy(begun.slot.times.allowed_s(begun.arrived.frame.rows)):
+                self._finish(begun)
+
+    def _finish(self, begun: _Begun) -> None:
+        slot, frame, sender = begun.slot, begun.arrived.frame, begun.arrived.sender
+        pending = begun.pending
+        # Behind another step it waited for the device.
+        started = max(begun.began_s, self._done_s)
+        try:
+            out = slot.runtime.finish(pending)
+            self._done_s = computed = time.perf_counter()
             slot.times.observe(frame.rows, computed - started)
             drafts: list[Draft] = []
             if isinstance(out, list) and not frame.replay:
-                drafts = slot.runtime.draft(work, out)
+                drafts = slot.runtime.draft(pending.work, out)
             timing = StageTiming(
                 self._node,
-                started - arrived.received_s,
-                computed - decoded,
-                decoded - started,
-                len(arrived.body),
+                started - begun.codec_s - begun.arrived.received_s,
+                computed - started,
+                begun.codec_s,
+                len(begun.arrived.body),
                 draft_s=time.perf_counter() - computed,
             )
-            send = self._outgoing(slot, frame, work, openings, out, drafts, timing)
+            send = self._outgoing(slot, frame, pending.work, pending.openings, out, drafts, timing)
         except Exception as error:
             self._trace.place(frame, sender, "failed")
             self._report_failure(slot, frame, error)

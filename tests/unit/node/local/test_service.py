@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
+from shardcompute.backends.executor import ComputedStep
 from shardcompute.backends.matrix import Array
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import (
@@ -28,7 +30,7 @@ from shardcompute.node.driver.limits import ChainShape, DriverLimits
 from shardcompute.node.local.chain import LocalChain
 from shardcompute.node.local.service import LocalService, default_threads
 from shardcompute.node.service import ServedModel
-from shardcompute.runtime.stage import StageRuntime
+from shardcompute.runtime.stage import PendingFrame, StageRuntime
 from support.swarm.fake_chain import Letters, ask, continuation, next_token
 
 
@@ -53,6 +55,20 @@ class LetterStage:
 
     def draft(self, work: Sequence[SessionRows], picked: Sequence[Picked]) -> list[Draft]:
         return []
+
+    def can_begin_after(self, pending: PendingFrame) -> bool:
+        return False
+
+    def finish(self, pending: PendingFrame) -> Any:
+        return pending.outcome
+
+    def begin(
+        self, work: Sequence[SessionRows], openings: Iterable[Opening], activations: Array | None
+    ) -> PendingFrame:
+        done = ComputedStep(np.empty(0))
+        return PendingFrame(
+            tuple(work), tuple(openings), done, outcome=self.step(work, openings, activations)
+        )
 
     def step(
         self, work: Sequence[SessionRows], openings: Iterable[Opening], activations: Array | None
