@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -22,7 +23,17 @@ from shardcompute.weights.sources.resolve import resolve
 from support.models.tiny import FAMILIES, VOCABULARY, reference_logits, save_tiny
 from support.models.tiny_gguf import ARCHITECTURES, tiny_gguf, write_gguf
 
-BACKENDS = ("numpy", "onnx")
+BACKENDS = (
+    "numpy",
+    "onnx",
+    pytest.param(
+        "mlx",
+        marks=pytest.mark.skipif(
+            importlib.util.find_spec("mlx") is None,
+            reason="mlx is not installed (pip install 'shardcompute[mlx]')",
+        ),
+    ),
+)
 IDS = np.random.default_rng(7).integers(3, VOCABULARY, 24)
 PROMPT = 9
 OPTIONS = ExecutorOptions(kv_bytes=1 << 24, max_rows=64, context_length=64)

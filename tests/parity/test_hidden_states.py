@@ -23,8 +23,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", layers=2)
 
 
-@pytest.mark.parametrize("backend", ["onnx", "numpy", "torch", "transformers"])
+@pytest.mark.parametrize("backend", ["onnx", "numpy", "torch", "mlx", "transformers"])
 def test_they_are_those_of_transformers(tiny: Path, backend: str) -> None:
+    if backend == "mlx":
+        pytest.importorskip("mlx")
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     with torch.inference_mode():
         truth = model(torch.tensor([PROMPT]), output_hidden_states=True).hidden_states[-1][0, -1].numpy()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
+import sys
 from dataclasses import replace
 
 from shardcompute.backends.executor import Executor, ExecutorOptions, Network
@@ -16,7 +18,7 @@ from shardcompute.runtime.head_drafter import HeadDrafter, HeadDraftLimits
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.formats.quantise import WEIGHT_FORMS
 
-BACKENDS: tuple[str, ...] = ("onnx", "torch", "numpy", "transformers")
+BACKENDS: tuple[str, ...] = ("onnx", "torch", "mlx", "numpy", "transformers")
 """The last one runs models that have no spec of ours, see `runtime.fallback`."""
 
 
@@ -82,9 +84,21 @@ def _run_by(backend: str, network: Network, options: ExecutorOptions) -> Executo
         from shardcompute.backends.torch import TorchExecutor
 
         return TorchExecutor(network, options)
+    if backend == "mlx":
+        if importlib.util.find_spec("mlx") is None:
+            raise BackendError("the mlx backend needs mlx", hint=_mlx_hint(sys.platform, platform.machine()))
+        from shardcompute.backends.mlx import MlxExecutor
+
+        return MlxExecutor(network, options)
     if backend == "transformers":
         raise UsageError(
             "the transformers backend runs whole models in one process only",
             hint="leave --backend away, or use `run` or `up --local`",
         )
     raise UsageError(f"there is no backend {backend!r}", hint=f"use one of {', '.join(BACKENDS)}")
+
+
+def _mlx_hint(system: str, machine: str) -> str:
+    if system == "linux" or (system == "darwin" and machine == "arm64"):
+        return "pip install 'shardcompute[mlx]'"
+    return "there is no mlx for this machine: it runs on Apple silicon and, slowly, on Linux; leave --backend away"

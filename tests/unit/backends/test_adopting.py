@@ -18,10 +18,10 @@ from support.swarm.lab import open_tiny
 LENGTH, COMMON = 90, 70
 
 
-@pytest.fixture(params=["onnx", "numpy", "torch"])
+@pytest.fixture(params=["onnx", "numpy", "torch", "mlx"])
 def executor(request: pytest.FixtureRequest, tmp_path: Path) -> Executor:
-    if request.param == "torch":
-        pytest.importorskip("torch")
+    if request.param in ("torch", "mlx"):
+        pytest.importorskip(request.param)
     save_tiny_llama(tmp_path)
     options = ExecutorOptions(kv_bytes=1 << 22, context_length=256)
     with open_tiny(tmp_path) as checkpoint:

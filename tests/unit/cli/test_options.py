@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from shardcompute import web
 from shardcompute.cli.cluster.key import KeyPurpose
 from shardcompute.cli.format import format_age, parse_size
-from shardcompute.cli.options.engine import Backend, WeightForm
+from shardcompute.cli.options.engine import Backend, WeightForm, check_device
 from shardcompute.cli.options.generation import CHAT_TEMPERATURE, SamplingArguments
 from shardcompute.cli.options.keys import KEY_ROLES
 from shardcompute.cli.options.records import changed_options, with_options
@@ -28,6 +28,21 @@ def test_names_are_those_of_their_rooms() -> None:
     assert set(Backend) == set(BACKENDS)
     assert set(WeightForm) == set(WEIGHT_FORMS)
     assert list(KEY_ROLES) == list(KeyPurpose) == list(KeyRole)
+
+
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [("mlx", Backend.ONNX), ("mps", Backend.MLX), ("cuda", Backend.ONNX), ("tpu", Backend.MLX)],
+)
+def test_devices_that_a_backend_cannot_use(device: str, backend: Backend) -> None:
+    with pytest.raises(UsageError) as refused:
+        check_device(device, backend)
+    assert refused.value.hint
+
+
+def test_devices_that_a_backend_can_use() -> None:
+    for device, backend in (("mlx", Backend.MLX), ("cpu", Backend.MLX), ("cuda:1", Backend.TORCH)):
+        check_device(device, backend)
 
 
 @pytest.mark.parametrize(

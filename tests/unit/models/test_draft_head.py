@@ -96,10 +96,12 @@ def by_the_book(
 
 
 # ONNX Runtime rounds activations to 8 bits where weights have 8.
-@pytest.mark.parametrize(("backend", "error"), [("numpy", 1e-4), ("onnx", 0.1), ("torch", 1e-3)])
+@pytest.mark.parametrize(
+    ("backend", "error"), [("numpy", 1e-4), ("onnx", 0.1), ("torch", 1e-3), ("mlx", 1e-3)]
+)
 def test_backends_compute_what_is_written_down(checkpoint: Checkpoint, backend: str, error: float) -> None:
-    if backend == "torch":
-        pytest.importorskip("torch")
+    if backend in ("torch", "mlx"):
+        pytest.importorskip(backend)
     spec, weights = checkpoint.spec, random_draft_head(checkpoint.spec)
     head = rows_of(checkpoint.source(head_stage(spec)).matrix("head"), weights.ids)
     executor = _run_by(backend, DraftHeadNetwork(spec, weights, head), OPTIONS)

@@ -7,12 +7,12 @@ the padded rows of a graph write.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import torch
 
-from shardcompute.backends.kv import PageBudget, count_pages
+from shardcompute.backends.kv import PageBudget
+from shardcompute.backends.page_tables import PageTables
 from shardcompute.core.batch import PAGE_TOKENS, Segment
 from shardcompute.core.errors import CapacityError
 
@@ -43,13 +43,12 @@ class PagedKv:
         self.pool = torch.zeros(
             (layers, 2, pages, kv_heads, PAGE_TOKENS, head_dim), dtype=dtype, device=device
         )
-        self._free = list(range(pages - 1))
-        self._tables: dict[int, list[int]] = {}
+        self._tables = PageTables(self.budget)
 
     @property
     def table_width(self) -> int:
         """Pages of a session as long as the context."""
-        return count_pages(self.budget.context_length)
+        return self._tables.width
 
     def table(self, session: int) -> Sequence[int]:
         """The session's pages, in the order of its tokens."""
@@ -57,35 +56,16 @@ class PagedKv:
 
     def take(self, segments: Sequence[Segment]) -> None:
         """Make room for a batch, all of it or none; pages past a truncated session's end are freed."""
-        self.budget.check(segments)
-        for segment in segments:
-            table = self._tables.setdefault(segment.session, [])
-            pages = count_pages(segment.stop)
-            while len(table) > pages:
-                heapq.heappush(self._free, table.pop())
-            while len(table) < pages:
-                table.append(heapq.heappop(self._free))
-            self.budget.take(segment)
+        self._tables.take(segments)
 
     def adopt(self, source: int, target: int, length: int, *, is_moved: bool) -> None:
         """See `Executor.adopt`. Pages are copied, on the device, unless they are moved."""
-        self.budget.adopt(source, target, length, is_moved=is_moved)
-        for page in self._tables.pop(target, ()):
-            heapq.heappush(self._free, page)
-        pages = count_pages(length)
-        if is_moved:
-            table = self._tables.pop(source)
-            while len(table) > pages:
-                heapq.heappush(self._free, table.pop())
-        else:
-            table = [heapq.heappop(self._free) for _ in range(pages)]
-            self.pool[:, :, table] = self.pool[:, :, self._tables[source][:pages]]
-        self._tables[target] = table
+        copied, table = self._tables.adopt(source, target, length, is_moved=is_moved)
+        if copied:
+            self.pool[:, :, table] = self.pool[:, :, copied]
 
     def release(self, session: int) -> None:
-        self.budget.release(session)
-        for page in self._tables.pop(session, ()):
-            heapq.heappush(self._free, page)
+        self._tables.release(session)
 
     def write(self, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put `[rows, kv_heads, head_dim]` keys and values at `places` (page · PAGE_TOKENS + slot)."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardcompute.node.local.service import EngineOptions
 
 _ENGINE = "Engine"
-_DEVICE = re.compile(r"cpu|mps|cuda(:\d{1,3})?")
+_DEVICE = re.compile(r"cpu|mps|mlx|cuda(:\d{1,3})?")
 
 
 class WeightForm(StrEnum):
@@ -34,6 +34,7 @@ class WeightForm(StrEnum):
 class Backend(StrEnum):
     ONNX = "onnx"
     TORCH = "torch"
+    MLX = "mlx"
     NUMPY = "numpy"
     TRANSFORMERS = "transformers"
 
@@ -52,14 +53,17 @@ BackendName = Annotated[
     typer.Option(
         "--backend",
         metavar="|".join(Backend),
-        help="What computes; torch is an extra, numpy is slow.",
+        help="What computes; torch and mlx are extras, numpy is slow.",
         rich_help_panel=_ENGINE,
     ),
 ]
 Device = Annotated[
     str,
     typer.Option(
-        "--device", metavar="NAME", help="cpu; with torch also cuda, cuda:1 or mps.", rich_help_panel=_ENGINE
+        "--device",
+        metavar="NAME",
+        help="cpu; cuda, cuda:1 or mps (torch); mlx (its GPU).",
+        rich_help_panel=_ENGINE,
     ),
 ]
 Threads = Annotated[
@@ -108,8 +112,13 @@ Stages = Annotated[
 def check_device(device: str, backend: Backend) -> None:
     """UsageError unless the backend can compute on this device."""
     if not _DEVICE.fullmatch(device):
-        raise UsageError(f"{device!r} is not a device", hint="use cpu, cuda, cuda:1 or mps")
-    if device != "cpu" and backend is not Backend.TORCH:
+        raise UsageError(f"{device!r} is not a device", hint="use cpu, cuda, cuda:1, mps or mlx")
+    if (device == "mlx") != (backend is Backend.MLX) and device != "cpu":
+        raise UsageError(
+            f"the {backend} backend cannot compute on {device}",
+            hint="name --backend mlx and --device mlx together",
+        )
+    if device not in ("cpu", "mlx") and backend is not Backend.TORCH:
         raise UsageError(
             f"the {backend} backend computes on the cpu, not on {device}", hint="add --backend torch"
         )

@@ -1,0 +1,186 @@
+"""Executor for MLX: steps in few shapes, each compiled once per layer.
+
+Layers are compiled one by one and never across their edges, so that a model computes the same bits wherever it is
+cut. A compiled function holds its layer's weights; the least recently used shapes are let go.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from shardcompute.backends.executor import ExecutorOptions, Network, SynchronousSteps
+from shardcompute.backends.kv import KvSessions
+from shardcompute.backends.matrix import Array
+from shardcompute.backends.mlx.device import choose_format, is_gpu_stream, memory_errors, open_stream
+from shardcompute.backends.mlx.kv import MlxKv
+from shardcompute.backends.mlx.ops import LayerKv, MlxOps, StepArrays, step_arrays
+from shardcompute.backends.mlx.padded_step import PaddedStep, pad_step
+from shardcompute.backends.ops import ExpertBlock
+from shardcompute.core.batch import Segment, count_rows
+from shardcompute.core.errors import UsageError
+
+MAX_SHAPES = 64
+"""Shapes of steps that stay compiled."""
+
+Function = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _StepFunctions:
+    """What runs steps of one shape."""
+
+    embed: Function | None
+    layers: list[Function]
+    normed: Function | None
+    head: Function | None
+
+
+class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
+    """See Executor. `compiles` is whether steps are compiled: by default on GPUs, since MLX compiles for CPUs by
+    calling a C++ compiler, which takes a second for each new kernel and may not be there."""
+
+    def __init__(self, network: Network, options: ExecutorOptions, *, compiles: bool | None = None) -> None:
+        self._network = network
+        self._max_rows = options.max_rows
+        self._stream = open_stream(options.device)
+        is_gpu = is_gpu_stream(self._stream)
+        self._compiles = (is_gpu and options.use_graphs) if compiles is None else compiles
+        dtype = choose_format(options.dtype, is_gpu=is_gpu)
+        self._functions: OrderedDict[tuple[int, ...], _StepFunctions] = OrderedDict()
+        self._hidden: Array | None = None
+        with mx.stream(self._stream), memory_errors("load this stage"):
+            self._kv = MlxKv(
+                network.layer_count,
+                network.kv_heads,
+                network.head_dim,
+                context_length=options.context_length,
+                budget_bytes=options.kv_bytes,
+                dtype=dtype,
+            )
+            self._ops = MlxOps(options.context_length, dtype)
+            self._load()
+
+    def _load(self) -> None:
+        network, ops = self._network, self._ops
+        self._shared = network.load_shared(ops)
+        self._embedding = network.load_embedding(ops) if network.is_first else None
+        self._layers: list[Any] = []
+        for i in range(network.layer_count):
+            weights = network.load_layer(ops, i)
+            for field in dataclasses.fields(weights):
+                block = getattr(weights, field.name)
+                if isinstance(block, ExpertBlock):
+                    ops.stack(block)
+            self._layers.append(weights)
+        self._head = network.load_head(ops) if network.is_last else None
+
+    def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
+        self._check(segments, inputs)
+        self._hidden = None
+        with mx.stream(self._stream), memory_errors("compute this step"):
+            self._kv.take(segments)
+            padded = pad_step(segments, self._kv.tables, self._kv.scratch)
+            result, hidden = self._run(padded, inputs)
+            mx.eval(result, self._kv.keys, self._kv.values, *([hidden] if keeps_hidden else []))
+        count = padded.logit_count if self._network.is_last else padded.row_count
+        if keeps_hidden:
+            self._hidden = np.array(hidden)[:count]
+        return np.array(result)[:count]
+
+    def hidden_rows(self) -> Array:
+        if self._hidden is None:
+            raise UsageError("the last step kept no hidden states")
+        return self._hidden
+
+    def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
+        with mx.stream(self._stream), memory_errors("copy a session's KV"):
+            super().adopt(source, target, length, is_moved=is_moved)
+            mx.eval(self._kv.keys, self._kv.values)
+
+    def close(self) -> None:
+        self._functions.clear()
+        self._layers.clear()
+        self._kv.keys.clear()
+        self._kv.values.clear()
+        self._embedding = self._head = self._shared = self._hidden = None
+        self._ops = MlxOps(0, mx.float32)
+        mx.clear_cache()
+
+    def _check(self, segments: Sequence[Segment], inputs: Array) -> None:
+        rows = count_rows(segments)
+        expected = (rows,) if self._network.is_first else (rows, self._network.hidden)
+        if inputs.shape != expected or rows > self._max_rows:
+            raise UsageError(
+                f"a step of {rows} rows (at most {self._max_rows}) got inputs of shape {inputs.shape}"
+            )
+        if self._network.is_first and not 0 <= inputs.min() <= inputs.max() < self._network.vocab_size:
+            raise UsageError(f"token ids must lie in [0, {self._network.vocab_size})")
+
+    def _run(self, step: PaddedStep, inputs: Array) -> tuple[Any, Any]:
+        """The result and the hidden rows that logits were made of, padded, float32, not yet computed."""
+        functions, arrays, kv = self._functions_for(step.shape), step_arrays(step), self._kv
+        padded = np.zeros(
+            (len(step.positions), *inputs.shape[1:]), dtype=np.int32 if inputs.ndim == 1 else np.float32
+        )
+        padded[: step.row_count] = inputs
+        x = mx.array(padded)
+        x = functions.embed(x, arrays) if functions.embed is not None else self._ops.accept(x)
+        for i, layer in enumerate(functions.layers):
+            x, kv.keys[i], kv.values[i] = layer(x, kv.keys[i], kv.values[i], arrays)
+        if functions.normed is None or functions.head is None:
+            return x.astype(mx.float32), None
+        normed = functions.normed(x, arrays)
+        return functions.head(normed, arrays).astype(mx.float32), normed.astype(mx.float32)
+
+    def _functions_for(self, shape: tuple[int, ...]) -> _StepFunctions:
+        found = self._functions.pop(shape, None)
+        if found is None:
+            found = self._make_functions()
+        self._functions[shape] = found
+        while len(self._functions) > MAX_SHAPES:
+            self._functions.popitem(last=False)
+        return found
+
+    def _make_functions(self) -> _StepFunctions:
+        network, ops = self._network, self._ops
+
+        def embed(ids: Any, step: StepArrays) -> Any:
+            ops.begin(step)
+            return network.embed(ops, self._embedding, ids)
+
+        def normed(x: Any, step: StepArrays) -> Any:
+            ops.begin(step)
+            return network.normed(ops, self._head, x)
+
+        def head(x: Any, step: StepArrays) -> Any:
+            ops.begin(step)
+            return network.head(ops, self._head, x)
+
+        prepare: Callable[[Function], Function] = mx.compile if self._compiles else _as_it_is
+        return _StepFunctions(
+            embed=prepare(embed) if network.is_first else None,
+            layers=[prepare(self._layer_function(i)) for i in range(network.layer_count)],
+            normed=prepare(normed) if network.is_last else None,
+            head=prepare(head) if network.is_last else None,
+        )
+
+    def _layer_function(self, index: int) -> Function:
+        network, ops, weights = self._network, self._ops, self._layers[index]
+
+        def layer(x: Any, keys: Any, values: Any, step: StepArrays) -> tuple[Any, Any, Any]:
+            kv = LayerKv(keys, values)
+            ops.begin(step, kv)
+            x = network.layer(ops, self._shared, weights, index, x)
+            return x, kv.keys, kv.values
+
+        return layer
+
+
+def _as_it_is(function: Function) -> Function:
+    return function

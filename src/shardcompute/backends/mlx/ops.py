@@ -1,0 +1,167 @@
+"""Every primitive in MLX, recorded as MLX records and computed when a step is waited for.
+
+Activations are in the executor's number format; norms, rotations, activations, scores and routing are computed in
+float32. Which rows a call is about is told by `begin`, with arrays: so a call can be traced once and compiled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from shardcompute.backends.matrix import Float32, Matrix
+from shardcompute.backends.mlx.attention import attend_group
+from shardcompute.backends.mlx.padded_step import PaddedStep
+from shardcompute.backends.mlx.weights import (
+    ExpertMap,
+    LinearMap,
+    Part,
+    load_map,
+    load_table,
+    stack_experts,
+)
+from shardcompute.backends.ops import Attention, ExpertBlock, Gate
+from shardcompute.backends.rotation import rotation_tables
+
+GPT_OSS_ALPHA = 1.702
+StepArrays = tuple[Any, ...]
+
+
+def step_arrays(step: PaddedStep) -> StepArrays:
+    """A padded step as a tree of device arrays, which compiled functions take."""
+    groups = tuple((mx.array(group.rows), mx.array(group.tables)) for group in step.groups)
+    return tuple(
+        mx.array(each) for each in (step.positions, step.places, step.logit_rows, step.order)
+    ), groups
+
+
+@dataclass(slots=True)
+class LayerKv:
+    """The pools of one layer, replaced when they are written."""
+
+    keys: Any
+    values: Any
+
+
+class MlxOps:
+    """`begin` says which step, and which layer's KV, the next calls are about."""
+
+    def __init__(self, context_length: int, dtype: Any) -> None:
+        self._context_length = context_length
+        self._dtype = dtype
+        self._experts: dict[int, tuple[ExpertMap, ExpertMap]] = {}
+
+    def begin(self, step: StepArrays, kv: LayerKv | None = None) -> None:
+        (self._positions, self._places, self._logit_rows, self._order), self._groups = step
+        self._kv = kv
+
+    def accept(self, inputs: Any) -> Any:
+        """Hidden rows from another slice, in the form that is computed with."""
+        return inputs.astype(self._dtype)
+
+    # Loading
+
+    def matrix(self, parts: Sequence[Matrix], bias: Float32 | None) -> LinearMap:
+        return load_map(parts, bias, self._dtype)
+
+    def vector(self, values: Float32) -> Any:
+        return mx.array(values)
+
+    def table(self, matrix: Matrix) -> Part:
+        return load_table(matrix, self._dtype)
+
+    def rotation(self, inverse_frequencies: Sequence[float], amplitude: float) -> tuple[Any, Any]:
+        cosines, sines = rotation_tables(inverse_frequencies, amplitude, self._context_length)
+        return mx.array(cosines), mx.array(sines)
+
+    def stack(self, block: ExpertBlock) -> None:
+        """Lay a block's experts one behind the other, which is how they are computed; single ones are let go."""
+        pair = stack_experts(block.gate_up, self._dtype), stack_experts(block.down, self._dtype)
+        self._experts[id(block)] = pair
+        for maps in (block.gate_up, block.down):
+            if isinstance(maps, list):
+                maps.clear()
+
+    # Computing
+
+    def embed(self, table: Any, ids: Any) -> Any:
+        return table.rows(ids).astype(self._dtype)
+
+    def linear(self, x: Any, matrix: LinearMap) -> Any:
+        return matrix.apply(x)
+
+    def rms_norm(self, x: Any, weight: Any, eps: float) -> Any:
+        grouped = x.astype(mx.float32).reshape(len(x), -1, len(weight))
+        return mx.fast.rms_norm(grouped, weight, eps).reshape(x.shape).astype(self._dtype)
+
+    def split(self, x: Any, sizes: Sequence[int]) -> Sequence[Any]:
+        ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
+        parts: Sequence[Any] = mx.split(x, ends, axis=-1)
+        return parts
+
+    def add(self, x: Any, y: Any) -> Any:
+        return x + y
+
+    def scale(self, x: Any, factor: float) -> Any:
+        return x * factor
+
+    def softcap(self, x: Any, cap: float) -> Any:
+        return mx.tanh(x.astype(mx.float32) / cap) * cap
+
+    def gated(self, gate_up: Any, gate: Gate) -> Any:
+        left, up = mx.split(gate_up.astype(mx.float32), 2, axis=-1)
+        if gate.limit is not None:
+            left = mx.minimum(left, gate.limit)
+            up = mx.clip(up, -gate.limit, gate.limit)
+            return (left * mx.sigmoid(GPT_OSS_ALPHA * left) * (up + 1)).astype(self._dtype)
+        return (_activate(left, gate) * up).astype(self._dtype)
+
+    def rotate(self, x: Any, head_dim: int, rotation: tuple[Any, Any]) -> Any:
+        cosines, sines = (table[self._positions][:, None, :] for table in rotation)
+        half = cosines.shape[-1]
+        heads = x.astype(mx.float32).reshape(len(x), -1, head_dim)
+        left, right, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+        turned = [left * cosines - right * sines, right * cosines + left * sines, rest]
+        return mx.concatenate(turned, axis=-1).reshape(x.shape).astype(self._dtype)
+
+    def attend(self, q: Any, k: Any, v: Any, layer: int, attention: Attention) -> Any:
+        kv = self._kv
+        assert kv is not None
+        shape = (-1, attention.kv_heads, attention.head_dim)
+        kv.keys[self._places] = k.reshape(shape)
+        kv.values[self._places] = v.reshape(shape)
+        mixed = []
+        for rows, tables in self._groups:
+            part = attend_group(q[rows], self._positions[rows], kv.keys, kv.values, tables, attention)
+            mixed.append(part.reshape(-1, part.shape[-1]))
+        return (mixed[0] if len(mixed) == 1 else mx.concatenate(mixed))[self._order]
+
+    def experts(self, x: Any, block: ExpertBlock) -> Any:
+        gate_up, down = self._experts[id(block)]
+        chosen, weights = self._choose_experts(x, block)
+        y = self.gated(gate_up.apply(x[:, None, None, :], chosen), block.gate)
+        y = down.apply(y, chosen).squeeze(2).astype(mx.float32)
+        return (y * weights[:, :, None]).sum(axis=1).astype(self._dtype)
+
+    def logit_rows(self, x: Any) -> Any:
+        return x[self._logit_rows]
+
+    def _choose_experts(self, x: Any, block: ExpertBlock) -> tuple[Any, Any]:
+        """Expert numbers and weights `[rows, per_token]`, best first."""
+        scores = self.linear(x, block.router).astype(mx.float32)
+        chosen = mx.argsort(-scores, axis=-1)[:, : block.per_token]
+        if block.weights_over == "all":
+            return chosen, mx.take_along_axis(mx.softmax(scores, axis=-1), chosen, axis=-1)
+        return chosen, mx.softmax(mx.take_along_axis(scores, chosen, axis=-1), axis=-1)
+
+
+def _activate(x: Any, gate: Gate) -> Any:
+    if gate.activation == "silu":
+        return x * mx.sigmoid(x)
+    if gate.activation == "gelu":
+        return x * (1 + mx.erf(x / math.sqrt(2))) / 2
+    return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
