@@ -47,6 +47,8 @@ check: $(VENV)/.dev ## Lint, types, import directions, the house, unit tests
 	@$(BIN)/ruff check src tests
 	@$(BIN)/ruff format --check src tests
 	@$(BIN)/mypy
+	@$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
+	@$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/file_map.py --check
 	@$(BIN)/python scripts/docs_reference.py --check

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,16 +37,7 @@ _KEPT_FILES = 16
 def choose_most_connections() -> int:
     """Half of the files that this process may still open: the cluster needs some too. Where they are few, the limit is
     raised as far as the system allows, and what comes of it is said."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit.
-        return _MOST_CONNECTIONS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * _MOST_CONNECTIONS + _KEPT_FILES
-    if 0 <= soft < wanted:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard < 0 else min(wanted, hard), hard))
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    soft = _raised_files_limit(2 * _MOST_CONNECTIONS + _KEPT_FILES)
     if soft < 0:
         return _MOST_CONNECTIONS
     free = int(soft - psutil.Process().num_fds() - _KEPT_FILES)
@@ -55,6 +47,21 @@ def choose_most_connections() -> int:
             "only %d connections to the API at once: this process may open %d files (ulimit -n)", chosen, soft
         )
     return chosen
+
+
+def _raised_files_limit(wanted: int) -> int:
+    """How many files this process may open, after asking for `wanted`; -1 where nothing limits that (Windows)."""
+    if sys.platform == "win32":
+        return -1
+    else:
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if 0 <= soft < wanted:
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard < 0 else min(wanted, hard), hard))
+            soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return soft
 
 
 @dataclass(frozen=True, slots=True)

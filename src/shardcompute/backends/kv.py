@@ -192,7 +192,7 @@ def _reserve(shape: tuple[int, ...]) -> Float32:
     if size == 0:
         return np.zeros(shape, dtype=np.float32)
     try:
-        if hasattr(mmap, "MAP_PRIVATE"):
+        if sys.platform != "win32":
             buffer = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
         else:
             buffer = mmap.mmap(-1, size)

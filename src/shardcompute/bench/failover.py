@@ -96,7 +96,7 @@ def _lose(bench: FailoverBench, server: Server, stage: int, how: str, say: Say) 
     asking.join()
     watching.join()
     if how == "SIGSTOP":
-        os.kill(worker.pid, signal.SIGKILL)
+        psutil.Process(worker.pid).kill()
     disturbed = outcome[0]
     if isinstance(disturbed, Exception):
         raise BackendError(f"the stream broke: {disturbed}")

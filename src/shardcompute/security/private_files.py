@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,7 +152,7 @@ def _complaint(found: os.stat_result, closed: int) -> str:
         return "it is no file"
     if os.name == "nt":
         return ""
-    user = os.geteuid()
+    user = _user_id()
     if user not in (0, found.st_uid):
         return f"it belongs to user {found.st_uid}"
     if stat.S_IMODE(found.st_mode) & closed:
@@ -208,7 +209,7 @@ def _keep_private(path: Path, handle: int) -> None:
     if os.name == "nt":
         return
     found = os.fstat(handle)
-    if os.geteuid() != _ROOT and found.st_uid not in (os.geteuid(), _ROOT):
+    if _user_id() != _ROOT and found.st_uid not in (_user_id(), _ROOT):
         raise SourceError(
             f"{path} belongs to another user (id {found.st_uid})",
             hint="see who put it there; take it over with chown, or choose another folder",
@@ -234,14 +235,14 @@ def _check_way(folder: Path) -> None:
     for each in folder.parents:
         with contextlib.suppress(FileNotFoundError):
             found = each.lstat()
-            if stat.S_ISLNK(found.st_mode) and found.st_uid not in (os.geteuid(), _ROOT):
+            if stat.S_ISLNK(found.st_mode) and found.st_uid not in (_user_id(), _ROOT):
                 raise UsageError(
                     f"{each}, on the way to {folder}, is a link of another user (id {found.st_uid})",
                     hint="choose a folder below your own, such as one in your home",
                 )
             found = each.stat()
             is_open = found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX
-            if is_open or found.st_uid not in (os.geteuid(), _ROOT):
+            if is_open or found.st_uid not in (_user_id(), _ROOT):
                 _LOG.warning("other users can exchange what lies in %s, also %s", each, folder)
 
 
@@ -253,7 +254,7 @@ def _check_folder(folder: Path, found: os.stat_result) -> None:
         )
     if not stat.S_ISDIR(found.st_mode):
         raise UsageError(f"{folder} is not a folder", hint="choose another one")
-    if found.st_uid != os.geteuid():
+    if found.st_uid != _user_id():
         raise UsageError(
             f"{folder} belongs to another user (id {found.st_uid}), who could change what is in it",
             hint="choose another folder, or take this one over with chown",
@@ -263,6 +264,14 @@ def _check_folder(folder: Path, found: os.stat_result) -> None:
             f"everybody can write to {folder}: what is in it may not be yours",
             hint=f"look at what is there, then run: chmod 700 {folder}",
         )
+
+
+def _user_id() -> int:
+    """Windows has no such numbers: there files are private by the folder that they lie in."""
+    if sys.platform == "win32":
+        return _ROOT
+    else:
+        return os.geteuid()
 
 
 def _unwritable(path: Path, error: OSError) -> SourceError:

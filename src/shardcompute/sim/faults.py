@@ -6,11 +6,11 @@ otherwise undo each other's work.
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+import psutil
 
 from shardcompute.sim.conditions import Change
 from shardcompute.sim.network import EmulatedNetwork
@@ -63,16 +63,16 @@ def flapping(network: EmulatedNetwork, machine: str, up_s: float, down_s: float)
 @contextmanager
 def slowed(pid: int, times: float) -> Iterator[None]:
     """A process of ours that gets only one part in `times` of each tenth of a second."""
-    run_s = _PERIOD_S / times
+    run_s, process = _PERIOD_S / times, psutil.Process(pid)
 
     def hold_up(over: threading.Event) -> None:
         try:
             while not over.is_set():
-                os.kill(pid, signal.SIGSTOP)
+                process.suspend()
                 over.wait(_PERIOD_S - run_s)
-                os.kill(pid, signal.SIGCONT)
+                process.resume()
                 over.wait(run_s)
-        except ProcessLookupError:
+        except psutil.NoSuchProcess:
             return
 
     with _meanwhile(hold_up, f"slow {pid}"):

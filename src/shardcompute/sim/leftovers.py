@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import time
+
+import psutil
 
 from shardcompute.sim.taps import NAMESPACES
 
@@ -47,8 +48,8 @@ def remove_namespace(name: str) -> None:
     deadline = time.monotonic() + _GONE_S
     while (pids := _pids_in(name)) and time.monotonic() < deadline:
         for pid in pids:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(psutil.Error):
+                psutil.Process(pid).kill()
         time.sleep(0.02)
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False, timeout=_SECONDS)
@@ -76,10 +77,4 @@ def _is_zombie(pid: int) -> bool:
 
 
 def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+    return bool(psutil.pid_exists(pid))

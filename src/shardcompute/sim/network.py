@@ -8,6 +8,7 @@ nothing of TCP's own behaviour.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import threading
@@ -86,19 +87,18 @@ class EmulatedNetwork(Closing):
 
 def why_no_namespaces() -> str:
     """What keeps this system from emulating with namespaces; "" if nothing does."""
-    if not sys.platform.startswith("linux"):
+    if sys.platform == "linux":
+        if os.geteuid() != 0:
+            return "network namespaces need root"
+        if shutil.which("ip") is None:
+            return "the program `ip` (iproute2) is not installed"
+        if not Path("/dev/net/tun").exists():
+            return "there is no /dev/net/tun"
+        from shardcompute.sim.namespaces import try_namespaces
+
+        return try_namespaces()
+    else:
         return "network namespaces need Linux"
-    import os
-
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    if shutil.which("ip") is None:
-        return "the program `ip` (iproute2) is not installed"
-    if not Path("/dev/net/tun").exists():
-        return "there is no /dev/net/tun"
-    from shardcompute.sim.namespaces import try_namespaces
-
-    return try_namespaces()
 
 
 def open_network(

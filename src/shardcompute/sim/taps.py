@@ -41,17 +41,19 @@ def inside_namespace(name: str) -> Iterator[None]:
 
 def open_tap(namespace: str, device: str) -> int:
     """A non-blocking descriptor that reads what machines in the namespace send through `device`, and feeds it."""
-    # Windows has no such module, and nothing else here either.
-    import fcntl
+    if sys.platform == "win32":
+        raise _only_on_linux()
+    else:
+        import fcntl
 
-    with inside_namespace(namespace):
-        tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-        try:
-            fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", device.encode(), _IFF_TAP | _IFF_NO_PI))
-        except OSError:
-            os.close(tap)
-            raise
-    return tap
+        with inside_namespace(namespace):
+            tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+            try:
+                fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", device.encode(), _IFF_TAP | _IFF_NO_PI))
+            except OSError:
+                os.close(tap)
+                raise
+        return tap
 
 
 def sharpen_timers() -> None:
@@ -61,9 +63,14 @@ def sharpen_timers() -> None:
 
 
 def _enter(descriptor: int) -> None:
-    if not sys.platform.startswith("linux"):
-        raise BackendError("network namespaces need Linux", hint="use the emulator of links")
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(descriptor, _CLONE_NEWNET) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(descriptor, _CLONE_NEWNET) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    else:
+        raise _only_on_linux()
+
+
+def _only_on_linux() -> BackendError:
+    return BackendError("network namespaces need Linux", hint="use the emulator of links")

@@ -11,6 +11,7 @@ import math
 import select
 import socket
 import ssl
+import sys
 import threading
 import time
 from typing import Protocol
@@ -44,7 +45,7 @@ class PlainStream:
 
     def prepare(self, parts: list[Part]) -> list[Part]:
         # Windows has no scatter list for sockets.
-        return parts if hasattr(self._sock, "sendmsg") else [b"".join(parts)]
+        return [b"".join(parts)] if sys.platform == "win32" else parts
 
     def read(self, space: memoryview, deadline: float | None) -> int:
         while True:
@@ -63,7 +64,9 @@ class PlainStream:
                 parts = drop_bytes(parts, sent)
 
     def _send(self, parts: list[Part]) -> int:
-        return self._sock.send(parts[0]) if len(parts) == 1 else self._sock.sendmsg(parts[:_MAX_PARTS])
+        if sys.platform != "win32" and len(parts) > 1:
+            return self._sock.sendmsg(parts[:_MAX_PARTS])
+        return self._sock.send(parts[0])
 
 
 class TlsStream:
@@ -122,7 +125,7 @@ def wait_until_ready(sock: socket.socket, *, select_write: bool, deadline: float
     left_s = None if deadline is None else deadline - time.monotonic()
     if left_s is not None and left_s <= 0:
         raise TimeoutError
-    if hasattr(select, "poll"):
+    if sys.platform != "win32":
         poll = select.poll()
         poll.register(sock, select.POLLOUT if select_write else select.POLLIN)
         is_ready = bool(poll.poll(None if left_s is None else math.ceil(left_s * 1000)))

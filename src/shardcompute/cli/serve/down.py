@@ -35,7 +35,7 @@ def down(
     found = [running for file in files if (running := read_running(folder / file))]
     for running in found:
         screen.say(f"stopping pid {running.pid}" + (f" at {running.api_url}" if running.api_url else ""))
-        forced = stop_process(running, grace)
+        forced = stop_process(running, folder, grace)
         if forced:
             screen.say(f"killed after {grace:g} s: pid {', '.join(map(str, forced))}", "yellow")
     screen.say("stopped" if found else f"nothing is running from {folder}")

@@ -16,6 +16,7 @@ import typer
 from shardcompute.cli.console import Screen, open_screen
 from shardcompute.cli.options.output import Json
 from shardcompute.cli.serve.service_files import ACTIONS, Launchd, ServiceSystem, Systemd, describe_service
+from shardcompute.cli.serve.task_scheduler import TaskScheduler
 from shardcompute.core.errors import ShardComputeError, SourceError, UsageError
 from shardcompute.core.settings import Settings, load_settings
 
@@ -46,7 +47,7 @@ def install(
     ] = None,
     print_only: Annotated[bool, typer.Option(_PRINT, help="Show the file and change nothing.")] = False,
 ) -> None:
-    """Have systemd or launchd run a command for this user, and start it again when it fails.
+    """Have systemd, launchd or Windows' Task Scheduler run a command for this user, and start it again when it fails.
 
     For example: shardcompute service install up --host 0.0.0.0. With join or driver and a token the cluster is joined
     at once, and the token is not kept.
@@ -92,11 +93,10 @@ def uninstall(name: Name) -> None:
     path, own = system.path(name), _arguments_path(settings, name)
     if not path.exists() and not own.exists():
         raise UsageError(f"there is no service {name}", hint="shardcompute service status lists them")
-    problem = _call(system.stop_command(name))
-    if problem:
-        screen.say(
-            f"it could not be stopped ({problem}); if it runs: {shlex.join(system.stop_command(name))}"
-        )
+    for stop in system.stop_commands(name):
+        problem = _call(stop)
+        if problem:
+            screen.say(f"it could not be stopped ({problem}); if it runs: {shlex.join(stop)}")
     for each in (path, own):
         try:
             each.unlink(missing_ok=True)
@@ -140,9 +140,16 @@ def status(json: Json = False) -> None:
 
 
 @app.command("exec", hidden=True)
-def execute(ctx: typer.Context, name: Name) -> None:
-    """Run what was installed, in this process."""
+def execute(
+    ctx: typer.Context,
+    name: Name,
+    environment: Annotated[list[str] | None, typer.Option("--with", metavar="NAME=VALUE")] = None,
+) -> None:
+    """Run what was installed, in this process. `environment` is for systems whose services can have none."""
     _check_name(name)
+    for setting in environment or ():
+        key, _, value = setting.partition("=")
+        os.environ[key] = value
     kept = _read_kept(load_settings(), name)
     command = _commands(ctx)[kept.command]
     root: Any = ctx.find_root()
@@ -151,15 +158,24 @@ def execute(ctx: typer.Context, name: Name) -> None:
 
 
 def find_system(platform: str = sys.platform) -> ServiceSystem:
-    """What runs background programs here. UsageError where it is neither systemd nor launchd."""
+    """What runs background programs here. UsageError where it is none that we know."""
     if platform == "darwin":
-        return Launchd(Path.home() / "Library" / "LaunchAgents", os.getuid())
+        return Launchd(Path.home() / "Library" / "LaunchAgents", _user_id())
+    if platform == "win32":
+        return TaskScheduler(load_settings().data_dir / "services")
     if platform.startswith("linux") and shutil.which("systemctl") is not None:
         return Systemd(Path.home() / ".config" / "systemd" / "user")
     raise UsageError(
-        "this machine has neither systemd nor launchd",
+        "this machine has neither systemd nor launchd nor a Task Scheduler",
         hint="have its own service manager run: shardcompute up, or shardcompute worker",
     )
+
+
+def _user_id() -> int:
+    if sys.platform == "win32":
+        return 0
+    else:
+        return os.getuid()
 
 
 def _join(

@@ -51,8 +51,8 @@ class ServiceSystem(Protocol):
         """Commands that start a service whose file has just been written."""
         ...
 
-    def stop_command(self, name: str) -> list[str]:
-        """Ends the service, and has it not start again."""
+    def stop_commands(self, name: str) -> list[list[str]]:
+        """End the service, and have it not start again."""
         ...
 
     def state_command(self, name: str) -> list[str]:
@@ -102,8 +102,8 @@ class Systemd:
             f"journalctl --user -u {self._unit(name)} -f  # what it says",
         ]
 
-    def stop_command(self, name: str) -> list[str]:
-        return ["systemctl", "--user", "disable", "--now", self._unit(name)]
+    def stop_commands(self, name: str) -> list[list[str]]:
+        return [["systemctl", "--user", "disable", "--now", self._unit(name)]]
 
     def state_command(self, name: str) -> list[str]:
         return ["systemctl", "--user", "is-active", "--quiet", self._unit(name)]
@@ -143,11 +143,16 @@ class Launchd:
             f"launchctl print gui/{self.user}/{self._label(name)}  # how it is",
         ]
 
-    def stop_command(self, name: str) -> list[str]:
-        return ["launchctl", "bootout", f"gui/{self.user}/{self._label(name)}"]
+    def stop_commands(self, name: str) -> list[list[str]]:
+        return [["launchctl", "bootout", f"gui/{self.user}/{self._label(name)}"]]
 
     def state_command(self, name: str) -> list[str]:
-        return ["launchctl", "print", f"gui/{self.user}/{self._label(name)}"]
+        # `print` alone ends well for every agent that is known, running or not.
+        return [
+            "sh",
+            "-c",
+            f"launchctl print gui/{self.user}/{self._label(name)} | grep -q 'state = running'",
+        ]
 
     def _label(self, name: str) -> str:
         return f"shardcompute.{name}"

@@ -12,7 +12,10 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import NoReturn
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
+if sys.platform == "win32":
+    # Ctrl-Break; closing the console's window leaves no time for more than what a crash would keep.
+    _SIGNALS = (*_SIGNALS, signal.SIGBREAK)
 _GRACE_S = 8.0
 
 

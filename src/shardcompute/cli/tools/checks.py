@@ -129,16 +129,25 @@ def check_memory(available_bytes: int | None = None) -> Iterator[Finding]:
 def check_open_files(limit: int | None = None) -> Iterator[Finding]:
     """How many files and sockets this process may have open; there is no such limit on Windows."""
     if limit is None:
-        try:
-            import resource
-        except ImportError:
+        limit = _files_limit()
+        if limit is None:
             return
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if limit == resource.RLIM_INFINITY:
+        if limit < 0:
             yield Finding("open files", "any number")
             return
     fix = "raise the limit before starting: ulimit -n 65536" if limit < _LEAST_FILES else ""
     yield Finding("open files", f"{limit} at once", fix)
+
+
+def _files_limit() -> int | None:
+    """-1: none; None: the system knows no such thing."""
+    if sys.platform == "win32":
+        return None
+    else:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return -1 if limit == resource.RLIM_INFINITY else limit
 
 
 def check_congestion(probe: Callable[[str], bool] | None = None) -> Iterator[Finding]:
@@ -159,12 +168,15 @@ def check_congestion(probe: Callable[[str], bool] | None = None) -> Iterator[Fin
 
 
 def _can_use_congestion(name: str) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
-        except OSError:
-            return False
-    return True
+    if sys.platform == "linux":
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+            try:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+            except OSError:
+                return False
+        return True
+    else:
+        return False
 
 
 def check_certificate(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import signal
 import struct
 import sys
@@ -68,42 +69,39 @@ def _render(engine: TemplateEngine, order: Any) -> dict[str, Any]:
 
 
 def _limit_resources(memory_bytes: int) -> None:
-    try:
+    # On Windows whoever started us watches our memory and our time.
+    if sys.platform != "win32":
         import resource
-    except ImportError:  # Windows: whoever started us watches our memory and our time.
-        return
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    limits = [
-        (resource.RLIMIT_AS, _address_space() + memory_bytes),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, 64 if files < 0 else min(files, 64)),
-    ]
-    for which, limit in limits:
-        # Not every system knows or allows each of them.
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(which, (limit, limit))
+
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        limits = [
+            (resource.RLIMIT_AS, _address_space() + memory_bytes),
+            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_FSIZE, 0),
+            (resource.RLIMIT_NOFILE, 64 if files < 0 else min(files, 64)),
+        ]
+        for which, limit in limits:
+            # Not every system knows or allows each of them.
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(which, (limit, limit))
 
 
 def _limit_time(cpu_s: float) -> None:
     """The system counts from the beginning of the process, and ends it where it is over."""
-    try:
+    if sys.platform != "win32":
         import resource
-    except ImportError:
-        return
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    soft = int(used.ru_utime + used.ru_stime + cpu_s) + 1
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        soft = int(used.ru_utime + used.ru_stime + cpu_s) + 1
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 def _address_space() -> int:
     """What the interpreter has reserved by now."""
     try:
         with open("/proc/self/statm", encoding="ascii") as statm:
-            import resource
-
-            return int(statm.read().split()[0]) * resource.getpagesize()
+            return int(statm.read().split()[0]) * mmap.PAGESIZE
     except OSError:
         return 1 << 30
 

@@ -19,6 +19,7 @@ import msgspec
 import psutil
 
 from shardcompute.core.errors import UsageError
+from shardcompute.node.process.stop_request import ask_to_stop, heeding_requests
 from shardcompute.security.private_files import (
     create_private,
     open_private_folder,
@@ -88,7 +89,8 @@ def claim(path: Path, name: str = "") -> Iterator[PidLock]:
     else:
         raise UsageError(f"another process is starting in {path.parent}", hint="try again in a few seconds")
     try:
-        yield held
+        with heeding_requests(path.parent, process.pid):
+            yield held
     finally:
         with contextlib.suppress(OSError):
             if _read(path) == held.running:
@@ -108,14 +110,14 @@ def read_running(path: Path) -> Running | None:
     return running if running is not None and running.find() is not None else None
 
 
-def stop_process(running: Running, grace_s: float) -> list[int]:
-    """Ask a process to stop, wait, and end it and its children by force after `grace_s`; the ids forced."""
+def stop_process(running: Running, folder: Path, grace_s: float) -> list[int]:
+    """Ask the process that runs from `folder` to stop, wait, and end it and its children by force after `grace_s`; the
+    ids forced."""
     process = running.find()
     if process is None:
         return []
     family = [process, *_children(process)]
-    with contextlib.suppress(psutil.Error):
-        process.terminate()
+    ask_to_stop(process, folder)
     alive = _wait_for([process], grace_s)
     # Children end by themselves once their parent has.
     alive = _wait_for(family, 0.0 if alive else grace_s)

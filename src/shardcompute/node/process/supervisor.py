@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -196,6 +197,12 @@ def _ending(code: int) -> str:
     return f"was ended by signal {-code}"
 
 
+if sys.platform == "win32":
+    _NEW_GROUP = subprocess.CREATE_NEW_PROCESS_GROUP
+else:
+    _NEW_GROUP = 0
+
+
 class _Process:
     """A real child, with our end of its standard input held open."""
 
@@ -207,6 +214,7 @@ class _Process:
             stderr=subprocess.PIPE,
             # Ctrl-C in a terminal is for us: we stop the children in our own order.
             start_new_session=True,
+            creationflags=_NEW_GROUP,
         )
         self.pid = self._process.pid
 

@@ -20,14 +20,12 @@ _STEP_BYTES = 1 << 23
 
 def give_back_large_blocks() -> bool:
     """From now on; for the whole process. False where the C library cannot be told."""
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        told = ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-    except (OSError, AttributeError) as error:
-        log.info("freed memory may be kept by the C library: %s", error)
-        return False
-    return bool(told)
+    if sys.platform == "linux":
+        try:
+            return bool(ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES))
+        except (OSError, AttributeError) as error:
+            log.info("freed memory may be kept by the C library: %s", error)
+    return False
 
 
 def resident_bytes() -> int:

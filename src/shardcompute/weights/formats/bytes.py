@@ -8,6 +8,7 @@ file. Reading is safe from several threads. Whoever opens a source closes it, or
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from io import FileIO
 from pathlib import Path
@@ -90,11 +91,12 @@ class LocalBytes:
         return view
 
     def _read_into(self, view: memoryview, offset: int) -> int:
-        if hasattr(os, "preadv"):
+        if sys.platform == "win32":
+            with self._lock:  # no positional reads: the file position is shared
+                self._file.seek(offset)
+                return self._file.readinto(view) or 0
+        else:
             return os.preadv(self._file.fileno(), [view], offset)
-        with self._lock:  # no positional reads here (Windows): the file position is shared
-            self._file.seek(offset)
-            return self._file.readinto(view) or 0
 
     def close(self) -> None:
         self._file.close()

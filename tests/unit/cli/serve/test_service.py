@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from shardcompute.cli.serve import service
 from shardcompute.cli.serve.service_files import Launchd, Systemd, describe_service, quote_systemd
+from shardcompute.cli.serve.task_scheduler import TaskScheduler
 from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import Settings
 
@@ -152,9 +154,9 @@ def test_systems_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service.shutil, "which", lambda name: "/usr/bin/systemctl")
     assert isinstance(service.find_system("linux"), Systemd)
     monkeypatch.setattr(service.shutil, "which", lambda name: None)
-    for platform in ("linux", "win32"):
-        with pytest.raises(UsageError, match="neither systemd nor launchd"):
-            service.find_system(platform)
+    assert isinstance(service.find_system("win32"), TaskScheduler)
+    with pytest.raises(UsageError, match="neither systemd nor launchd"):
+        service.find_system("linux")
 
 
 def test_launchd_reads_what_was_meant(tmp_path: Path) -> None:
@@ -168,6 +170,35 @@ def test_launchd_reads_what_was_meant(tmp_path: Path) -> None:
         "SHARDCOMPUTE_THREADS": "3",
     }
     assert system.next_steps("up")[0].startswith("launchctl bootstrap gui/501 ")
+
+
+def test_task_scheduler_reads_what_was_meant(tmp_path: Path) -> None:
+    system = TaskScheduler(tmp_path)
+    settings = Settings(data_dir=Path('C:/Benutzer/Jörg "x" & co'), offline=True)
+    text = system.render(
+        describe_service("up", settings, ("C:/Program Files/<python>.exe", "-m", "shardcompute"))
+    )
+    assert text.isascii()
+    task = {element.tag.rpartition("}")[2]: element.text for element in ElementTree.fromstring(text).iter()}
+    assert task["Command"] == "C:/Program Files/<python>.exe"
+    assert task["Arguments"] == (
+        "-m shardcompute service exec up"
+        ' --with "SHARDCOMPUTE_HOME=C:/Benutzer/Jörg \\"x\\" & co" --with SHARDCOMPUTE_OFFLINE=1'
+    )
+    assert task["ExecutionTimeLimit"] == "PT0S", "else it would end after three days"
+    assert system.stop_commands("up")[-1] == ["schtasks", "/Delete", "/F", "/TN", "ShardCompute-up"]
+
+
+def test_an_environment_can_come_with_the_command(
+    cli: Cli, home: Path, user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[Any] = []
+    monkeypatch.setattr("shardcompute.cli.serve.foreground.run_cluster", lambda plan, *_: plans.append(plan))
+    cli("service", "install", "up", "--no-workers", "--port", "0")
+    monkeypatch.setenv("SHARDCOMPUTE_HOME", str(home / "elsewhere"))
+    assert cli("service", "exec", "up").exit_code == 2, "nothing was installed there"
+    assert cli("service", "exec", "up", "--with", f"SHARDCOMPUTE_HOME={home}").exit_code == 0
+    assert len(plans) == 1
 
 
 def test_units_quote_what_systemd_would_interpret(tmp_path: Path) -> None:

@@ -90,23 +90,23 @@ def _end(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
-def test_stopping_asks_first() -> None:
+def test_stopping_asks_first(tmp_path: Path) -> None:
     process, running = _start(SLEEPER)
-    assert stop_process(running, grace_s=30.0) == []
+    assert stop_process(running, tmp_path, grace_s=30.0) == []
     assert _end(process) == -15
-    assert stop_process(running, grace_s=30.0) == []
+    assert stop_process(running, tmp_path, grace_s=30.0) == []
 
 
-def test_stopping_uses_force_at_last() -> None:
+def test_stopping_uses_force_at_last(tmp_path: Path) -> None:
     process, running = _start(f"import signal; signal.signal(15, signal.SIG_IGN); {SLEEPER}")
-    assert stop_process(running, grace_s=0.0) == [process.pid]
+    assert stop_process(running, tmp_path, grace_s=0.0) == [process.pid]
     assert _end(process) == -9
 
 
-def test_strangers_are_never_stopped() -> None:
+def test_strangers_are_never_stopped(tmp_path: Path) -> None:
     process, running = _start(SLEEPER)
     stranger = msgspec.structs.replace(running, create_time_s=running.create_time_s - 100)
-    assert stop_process(stranger, grace_s=0.0) == []
+    assert stop_process(stranger, tmp_path, grace_s=0.0) == []
     assert process.poll() is None
     process.kill()
     _end(process)
