@@ -1,5 +1,6 @@
 """Commands that start and stop nodes: `up`, `coordinator`, `worker`, `join`, `driver`, `down`, `service`.
 
 Owns a process's life in the foreground: its addresses and ports, what it says while it runs, signals, and its files
-for systemd, launchd and the Task Scheduler. May call `cli.models`, `cli.options`, `node` and `api`; what a node does is decided there.
+for systemd, launchd and the Task Scheduler. May call `cli.models`, `cli.options`, `node` and `api`; what a node does
+is decided there.
 """
