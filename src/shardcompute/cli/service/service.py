@@ -15,8 +15,8 @@ import typer
 
 from shardcompute.cli.console import Screen, open_screen
 from shardcompute.cli.options.output import Json
-from shardcompute.cli.serve.service_files import ACTIONS, Launchd, ServiceSystem, Systemd, describe_service
-from shardcompute.cli.serve.task_scheduler import TaskScheduler
+from shardcompute.cli.service.service_files import ACTIONS, Launchd, ServiceSystem, Systemd, describe_service
+from shardcompute.cli.service.task_scheduler import TaskScheduler
 from shardcompute.core.errors import ShardComputeError, SourceError, UsageError
 from shardcompute.core.settings import Settings, load_settings
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from shardcompute.cli.serve.service_files import ServiceDefinition
+from shardcompute.cli.service.service_files import ServiceDefinition
 
 _SPACE = "http://schemas.microsoft.com/windows/2004/02/mit/task"
 _SETTINGS = {

@@ -13,9 +13,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from shardcompute.cli.serve import service
-from shardcompute.cli.serve.service_files import Launchd, Systemd, describe_service, quote_systemd
-from shardcompute.cli.serve.task_scheduler import TaskScheduler
+from shardcompute.cli.service import service
+from shardcompute.cli.service.service_files import Launchd, Systemd, describe_service, quote_systemd
+from shardcompute.cli.service.task_scheduler import TaskScheduler
 from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import Settings
 
