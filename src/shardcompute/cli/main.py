@@ -24,13 +24,13 @@ from shardcompute.cli.exits import GuardedGroup
 from shardcompute.cli.models import draft_head
 from shardcompute.cli.models.show import show
 from shardcompute.cli.models.store import list_models, pull, rm
-from shardcompute.cli.serve import service
 from shardcompute.cli.serve.coordinator import coordinator
 from shardcompute.cli.serve.down import down
 from shardcompute.cli.serve.driver import driver
 from shardcompute.cli.serve.join import join
 from shardcompute.cli.serve.up import up
 from shardcompute.cli.serve.worker import worker
+from shardcompute.cli.service import service
 from shardcompute.cli.tools import bench
 from shardcompute.cli.tools.completion import completion
 from shardcompute.cli.tools.doctor import doctor
