@@ -100,6 +100,7 @@ CLAIMS: dict[str, dict[str, Any]] = {
     "less than no memory": {"memory_bytes": -1},
     "all the memory": {"memory_bytes": 1 << 60},
     "more than any number": {"memory_bytes": 10**400},
+    "a reason that is a novel": {"memory_reason": "x" * 1001},
     "no threads": {"threads": 0},
     "free of cost": {"seconds_per_byte": 0.0},
     "faster than light": {"seconds_per_byte": -1e-9},
@@ -237,6 +238,7 @@ def test_absurd_reports(lab: LabSwarm, member: Credentials, registered: tuple[Li
         happened.LinkMeasured(node, "a node that nobody knows", 1.0, 1.0),
         happened.LinkMeasured(node, driver, -1.0, 1e308),
         happened.LinkBroken(node, "\x1b[2J", 0.0),
+        happened.ShardFailed(node, life, "c", "more", 0, 1, "less than nothing", 0.0, -1),
         happened.ShardFailed(node, life, "c", "long", 0, 1, "x" * 5_000, 0.0),
     )
     known = lab.state.nodes[node]

@@ -285,6 +285,7 @@ def shard_events(draw: st.DrawFn) -> Event:
                 happened.ShardProgressed(node, life, chain, start, stop, 0.5),
                 happened.ShardLoaded(node, life, chain, "m", start, stop, 4),
                 happened.ShardFailed(node, life, chain, "m", start, stop, "why", draw(times)),
+                happened.ShardFailed(node, life, chain, "m", start, stop, "why", draw(times), 150),
                 happened.ShardUnloaded(node, life, chain, start, stop),
             ]
         )
@@ -518,8 +519,10 @@ class Cluster:
         node, life, span = action.node, action.incarnation, (action.start, action.stop)
         if self.failures.get(node, 0) > 0:
             self.failures[node] -= 1
-            failed = happened.ShardFailed(node, life, action.chain, action.model, *span, "why", self.now_s)
-            self.tell(failed)
+            # Every second time it was for want of memory, of which it offers less then.
+            memory = self.state.nodes[node].memory_bytes * 3 // 4 if self.failures[node] % 2 else None
+            place = (node, life, action.chain, action.model, *span)
+            self.tell(happened.ShardFailed(*place, "why", self.now_s, memory))
             return
         held = sum(shard.size_bytes for shard in self.state.nodes[node].shards)
         assert held + action.size_bytes <= self.state.nodes[node].memory_bytes, "memory exceeded"

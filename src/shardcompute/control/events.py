@@ -208,6 +208,8 @@ class ShardFailed(Struct, frozen=True, tag=True):
     stop: int
     reason: str
     now_s: float
+    memory_bytes: int | None = None
+    """Where memory ran out: what the node offers from now on."""
 
 
 class StageStalled(Struct, frozen=True, tag=True):

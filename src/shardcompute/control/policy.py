@@ -28,6 +28,8 @@ class HealthPolicy(Struct, frozen=True):
     retry_after_s: float = 30.0
     """How long a machine that failed to load a model is left alone; doubles with each failure."""
     retry_limit_s: float = 3600.0
+    memory_failures: int = 3
+    """So often in a row a machine whose memory ran out with a model may try at once with fewer layers of it."""
     link_breaks: int = 3
     """So often in a row a link may interrupt chains before it counts as closed."""
     probe_after_s: float = 30.0

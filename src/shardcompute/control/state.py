@@ -79,6 +79,8 @@ class NodeDescription(Struct, frozen=True, kw_only=True):
     threads: int
     version: str
     incarnation: int
+    memory_reason: str = ""
+    """Why it offers less memory than it was given; empty where it does not."""
     seconds_per_byte: float | None = None
     overhead_s: float = 0.0
     cached: tuple[Holding, ...] = ()

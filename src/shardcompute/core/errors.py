@@ -12,7 +12,8 @@
     │   ├── DiskFullError          no room for what is being written                    exit 6, HTTP 507
     │   └── JournalError           a cluster's journal is missing or damaged            exit 6, HTTP 500
     ├── CapacityError              no memory, page or slot left for this                exit 7, HTTP 503
-    │   └── QueueFullError         too many requests are waiting                        exit 7, HTTP 429
+    │   ├── QueueFullError         too many requests are waiting                        exit 7, HTTP 429
+    │   └── DeviceMemoryError      a device had less memory than it was planned with    exit 7, HTTP 503
     ├── BackendError               a backend is missing or failed                       exit 8, HTTP 500
     ├── LinkError                  a peer is out of reach or broke the protocol         exit 9, HTTP 502
     │   └── LinkClosedError        the connection to a peer ended                       exit 9, HTTP 502
@@ -94,6 +95,10 @@ class CapacityError(ShardComputeError):
 
 class QueueFullError(CapacityError):
     http_status = 429
+
+
+class DeviceMemoryError(CapacityError):
+    pass
 
 
 class BackendError(ShardComputeError):

@@ -6,12 +6,19 @@ stage may have a drafter: `draft` then tells what may follow the tokens that a s
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from shardcompute.backends.device_memory import (
+    device_memory_error,
+    free_caches,
+    is_out_of_memory,
+    within_memory,
+)
 from shardcompute.backends.executor import Executor, KvUsage, PendingStep
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import UsageError
@@ -19,6 +26,9 @@ from shardcompute.core.steps import Draft, Opening, Picked, SessionRows, segment
 from shardcompute.models.vocabulary import Vocabulary
 from shardcompute.runtime.head_drafter import HeadDrafter
 from shardcompute.runtime.tail import Tail
+
+log = logging.getLogger(__name__)
+_STEP = "a step was computed"
 
 
 @dataclass(eq=False, slots=True)
@@ -29,6 +39,8 @@ class PendingFrame:
     """With the tokens that continued sessions go on from."""
     openings: tuple[Opening, ...]
     step: PendingStep
+    launch: Callable[[], PendingStep]
+    """Begins it anew. Rows are written where they begin, so that the last step can be computed again."""
     keeps_hidden: bool = False
     outcome: Array | list[Picked] | None = None
     error: Exception | None = None
@@ -89,8 +101,13 @@ class StageRuntime:
             inputs = activations
         tail = self._tail
         keeps_hidden = tail is not None and (self._has_to_draft(known) or tail.wants_hidden(known, openings))
-        step = self._executor.launch(segments_of(known), inputs, keeps_hidden=keeps_hidden)
-        pending = PendingFrame(known, openings, step, keeps_hidden)
+        segments = segments_of(known)
+
+        def launch() -> PendingStep:
+            return self._executor.launch(segments, inputs, keeps_hidden=keeps_hidden)
+
+        step = within_memory(launch, self._free_memory, _STEP)
+        pending = PendingFrame(known, openings, step, launch, keeps_hidden)
         self._pending.append(pending)
         return pending
 
@@ -113,7 +130,14 @@ class StageRuntime:
         """Head drafts behind the tokens that `step` has just picked, where they are asked for and can be made."""
         if self._drafter is None or self._tail is None or not self._has_to_draft(work):
             return []
-        return self._drafter.draft(work, picked, self._executor.hidden_rows(), self._tail)
+        try:
+            return self._drafter.draft(work, picked, self._executor.hidden_rows(), self._tail)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            log.warning("nothing is drafted any more: %s", device_memory_error(error, "it drafted").message)
+        self._free_memory()
+        return []
 
     def draft_with(self, drafter: HeadDrafter | None) -> None:
         """From now on draft with this; None: not at all."""
@@ -182,12 +206,31 @@ class StageRuntime:
                 self._tail.close(session)
 
     def _collect(self, pending: PendingFrame) -> Array | list[Picked]:
-        out = pending.step.wait()
+        out = self._wait(pending)
         if self._tail is None:
             return out
         self._tail.open(pending.openings)
         hidden = self._executor.hidden_rows() if pending.keeps_hidden else None
         return self._tail.pick(pending.work, out, hidden)
+
+    def _wait(self, pending: PendingFrame) -> Array:
+        """Some devices take their memory only now. Where another step has begun behind this one, with what it leaves, it
+        cannot be computed again."""
+        try:
+            return pending.step.wait()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            failed = device_memory_error(error, _STEP)
+        self._free_memory()
+        if self._pending:
+            raise failed
+        return within_memory(lambda: pending.launch().wait(), self._free_memory, _STEP)
+
+    def _free_memory(self) -> None:
+        """Drafts save time at best: a drafter goes before an answer fails."""
+        self.draft_with(None)
+        free_caches()
 
     def _has_to_draft(self, work: Sequence[SessionRows]) -> bool:
         return self._drafter is not None and any(part.head_draft_tokens for part in work)

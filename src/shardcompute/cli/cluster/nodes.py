@@ -12,6 +12,7 @@ from shardcompute.cli.console import open_screen
 from shardcompute.cli.options.output import Json, Watch
 from shardcompute.cli.options.records import with_options
 from shardcompute.core.errors import UsageError
+from shardcompute.core.units import format_bytes
 
 if TYPE_CHECKING:
     from shardcompute.cli.cluster.watching import Picture
@@ -56,6 +57,11 @@ def nodes(
     watching.show_once(view, picture, screen, is_json=json)
     if not json:
         for node in listed:
+            if node.memory_reason:
+                screen.say(
+                    f"{node.name} offers {format_bytes(node.memory_bytes)} since {node.memory_reason}",
+                    "yellow",
+                )
             for failure in node.failures:
                 screen.say(f"{node.name} could not load {failure.model}: {failure.reason}", "yellow")
 

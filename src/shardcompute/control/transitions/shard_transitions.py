@@ -9,8 +9,25 @@ from msgspec.structs import replace
 
 from shardcompute.control import events as happened
 from shardcompute.control.policy import HealthPolicy
-from shardcompute.control.state import ClusterState, Holding, Loading, Node, Refusal, Shard
-from shardcompute.control.transitions.state_updates import interrupt, live_node, with_chain, with_node
+from shardcompute.control.sizes import memory_of
+from shardcompute.control.state import (
+    Assignment,
+    ClusterState,
+    Holding,
+    Loading,
+    Node,
+    Refusal,
+    Shard,
+    is_loaded,
+)
+from shardcompute.control.transitions.state_updates import (
+    claimed_bytes,
+    interrupt,
+    live_node,
+    trim_standbys,
+    with_chain,
+    with_node,
+)
 
 
 def _progress(state: ClusterState, event: happened.ShardProgressed) -> ClusterState:
@@ -45,8 +62,43 @@ def _fail(state: ClusterState, event: happened.ShardFailed) -> ClusterState:
         return state
     node = _without_progress(node, event.chain, event.start, event.stop)
     node = _without_shard(node, event.chain, event.start, event.stop)
-    state = with_node(state, _leave_alone(node, event.model, event.reason, state.health, event.now_s))
-    return _interrupt_at(state, event.chain, event.node, event.start, event.stop, event.reason)
+    refused = _leave_alone(node, event.model, event.reason, state.health, event.now_s)
+    if event.memory_bytes is not None:
+        refused = _with_less_memory(state, refused, event, event.memory_bytes)
+    state = trim_standbys(with_node(state, refused))
+    state = _interrupt_at(state, event.chain, event.node, event.start, event.stop, event.reason)
+    return state if event.memory_bytes is None else _interrupt_unplaceable(state, event.node)
+
+
+def _interrupt_unplaceable(state: ClusterState, node_id: str) -> ClusterState:
+    """What was to be loaded on a node that offers less now, and does not fit any more, would be waited for in vain."""
+    if claimed_bytes(state, node_id) <= state.nodes[node_id].memory_bytes:
+        return state
+    for chain in state.live_chains():
+        for stage in chain.stages:
+            if stage.node == node_id and not is_loaded(state, chain, stage):
+                state = interrupt(state, chain, f"{node_id} has too little memory left", lost=node_id)
+    return state
+
+
+def _with_less_memory(
+    state: ClusterState, node: Node, event: happened.ShardFailed, memory_bytes: int
+) -> Node:
+    """A node whose memory ran out offers less: so much less that these layers cannot be planned there again. That is
+    enough for another plan, so that it is not left alone, unless it fails with what fits better, too."""
+    requested = state.models.get(event.model)
+    if requested is not None and event.stop <= requested.model.layer_count:
+        size_bytes = memory_of(requested.model, Assignment(node.id, event.start, event.stop))
+        others_bytes = sum(shard.size_bytes for shard in node.shards)
+        memory_bytes = min(memory_bytes, others_bytes + size_bytes * 15 // 16)
+    refusals = tuple(
+        replace(each, until_s=event.now_s)
+        if each.model == event.model and each.failures <= state.health.memory_failures
+        else each
+        for each in node.refusals
+    )
+    memory_bytes = max(0, min(node.memory_bytes, memory_bytes))
+    return replace(node, memory_bytes=memory_bytes, memory_reason=event.reason, refusals=refusals)
 
 
 def _stall(state: ClusterState, event: happened.StageStalled) -> ClusterState:

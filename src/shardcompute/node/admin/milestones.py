@@ -69,7 +69,7 @@ def _layer_events(old: Node | None, node: Node) -> Iterator[EventView]:
     known = set() if old is None else {refusal.reason for refusal in old.refusals}
     for refusal in node.refusals:
         if refusal.reason not in known:
-            text = f"{node.name} could not load {refusal.model}: {refusal.reason}"
+            text = f"{node.name} could not hold {refusal.model}: {refusal.reason}"
             yield EventView(kind="layers", tone="bad", text=text, node=node.id, model=refusal.model)
 
 

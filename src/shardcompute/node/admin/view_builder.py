@@ -81,6 +81,7 @@ def _view_node(state: ClusterState, node: Node, now_s: float) -> NodeView:
             if now_s < refusal.until_s
         ),
         api_url=node.api_url,
+        memory_reason=node.memory_reason,
         kv_bytes=sum(kv_bytes.values()),
     )
 

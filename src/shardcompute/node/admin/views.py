@@ -77,6 +77,7 @@ class NodeView:
     version: str
     address: str
     memory_bytes: int
+    """What it offers for layers and their KV."""
     used_bytes: int
     """Set aside for layers and their KV, whether or not it is filled."""
     """By weights and KV together."""
@@ -92,6 +93,8 @@ class NodeView:
     """What its process takes of the machine's memory, everything counted; 0: it does not say."""
     kv_bytes: int = 0
     """Of the bytes that it uses, those kept free for conversations."""
+    memory_reason: str = ""
+    """Why it offers less memory than it was given; empty where it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,7 @@ def validate_join(event: NodeJoined) -> str | None:
         _out_of("seconds per byte", event.seconds_per_byte, *_SECONDS_PER_BYTE),
         _out_of("overhead", event.overhead_s, *_OVERHEAD_S),
         _unwordly("name", event.name),
+        _unwordly("reason to offer less", event.memory_reason or "-", _MOST_REASON_CHARACTERS),
         _unwordly("device", event.device),
         _unwordly("version", event.version),
         _no_address("address", event.address, _LINK_SCHEMES),
@@ -145,6 +146,8 @@ def report_problem(event: Event) -> str | None:
         ]
     elif isinstance(event, ShardLoaded | ShardFailed):
         problems = [_unwordly("chain", event.chain), _no_range(event.model, event.start, event.stop)]
+        if isinstance(event, ShardFailed):
+            problems.append(_out_of("memory", event.memory_bytes, 0, _MOST_BYTES))
         if isinstance(event, ShardLoaded):
             problems.append(_out_of("shard", event.size_bytes, 0, _MOST_BYTES))
     elif isinstance(event, ShardProgressed):
@@ -169,10 +172,10 @@ def _out_of(what: str, value: float | None, least: float, most: float) -> str | 
     return f"its {what} cannot be {shown}"
 
 
-def _unwordly(what: str, text: str) -> str | None:
+def _unwordly(what: str, text: str, most: int = _MOST_CHARACTERS) -> str | None:
     """Names are shown to people: no control characters, no novels."""
-    is_plain = 0 < len(text) <= _MOST_CHARACTERS and text.isprintable()
-    return None if is_plain else f"its {what} is not a line of at most {_MOST_CHARACTERS} characters"
+    is_plain = 0 < len(text) <= most and text.isprintable()
+    return None if is_plain else f"its {what} is not a line of at most {most} characters"
 
 
 def _no_range(name: str, start: int, stop: int) -> str | None:

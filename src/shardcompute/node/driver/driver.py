@@ -21,6 +21,7 @@ from shardcompute.core.effects import CallLater, Countdown, EffectQueue, start_t
 from shardcompute.core.errors import (
     BackendError,
     CapacityError,
+    DeviceMemoryError,
     QueueFullError,
     RowGapError,
     ShardComputeError,
@@ -47,6 +48,12 @@ _REPAIR_S = 1800.0
 """So long a session waits for a chain that is being repaired: weights may have to come over a thin line."""
 _MOST_GAPS = 3
 """So often in a row a session is computed again because the chain lacks rows of it."""
+
+
+_MOST_SHORTAGES = 4
+_SHORTAGE_S = 0.5
+"""So often in a row a session is computed again for which a stage's device had no memory, and after such pauses, which
+double. Meanwhile its worker frees what it can, or other machines take its layers."""
 
 
 class ChainPort(Protocol):
@@ -115,6 +122,8 @@ class Driver:
         self._patience: Countdown | None = None
         self._repair: Countdown | None = None
         """Runs while the chain is lost."""
+        self._shortage: Countdown | None = None
+        """Runs while nothing is sent because a device is full."""
         self._last_sent = 0
         self._freed_after = 0
         """The last frame that was sent before memory was freed: it, and those before it, may have lacked that."""
@@ -314,14 +323,19 @@ class Driver:
             self._is_draining = True
             frame = flight.frame
             has_shared = any(opening.prefix is not None for opening in frame.openings)
+            is_short = isinstance(error, DeviceMemoryError) and self._pause_for_memory(frame)
             if has_shared or self._scheduler.is_void(frame):
                 self._undo(frame)
                 self._fill()
                 return
+            if is_short:
+                self._scheduler.undo(frame)
+                self._close_sessions(self._budget.evict_all())
+                return
             if isinstance(error, RowGapError) and self._fill_gap(frame):
                 self._fill()
                 return
-            if isinstance(error, CapacityError):
+            if isinstance(error, CapacityError) and not isinstance(error, DeviceMemoryError):
                 self._scheduler.undo(frame)
                 self._close_sessions(self._budget.evict_all())
                 victim = None if sequence <= self._freed_after else self._scheduler.preempt()
@@ -392,9 +406,10 @@ class Driver:
         if self._patience is not None:
             self._chain_effects.put(self._patience.stop)
             self._patience = None
-        if self._repair is not None:
-            self._looks.put(self._repair.stop)
-            self._repair = None
+        for countdown in (self._repair, self._shortage):
+            if countdown is not None:
+                self._looks.put(countdown.stop)
+        self._repair = self._shortage = None
 
     def _fill(self) -> None:
         """Send frames while there is work and room in the pipe, and see to it that they are missed in time."""
@@ -403,7 +418,7 @@ class Driver:
 
     def _fill_pipe(self) -> None:
         self._is_draining = self._is_draining and bool(self._in_flight)
-        if self._is_draining:
+        if self._is_draining or self._shortage is not None:
             return
         while self._port is not None and len(self._in_flight) < self._most_frames():
             self._close_sessions(self._scheduler.make_room())
@@ -490,6 +505,27 @@ class Driver:
             self._scheduler.start_again(sessions)
         return True
 
+    def _pause_for_memory(self, frame: Frame) -> bool:
+        """A stage's device is full: send nothing for a moment. False where that was tried too often."""
+        running = [self._scheduler.running.get(part.session) for part in frame.work]
+        sessions = [session for session in running if session is not None]
+        for session in sessions:
+            session.shortages += 1
+        most = max((session.shortages for session in sessions), default=1)
+        if most > _MOST_SHORTAGES:
+            return False
+        if self._shortage is None:
+            pause_s = _SHORTAGE_S * 2 ** (most - 1)
+            self._shortage = Countdown(pause_s, self._end_pause, self._call_later)
+            self._looks.put(self._shortage.start)
+        return True
+
+    def _end_pause(self, shortage: Countdown) -> None:
+        with self._deciding():
+            if self._shortage is shortage:
+                self._shortage = None
+                self._fill()
+
     def _most_frames(self) -> int:
         """So many may be under way."""
         return max(self._speculator.router.pipe_depth(self._stages), self._speculator.most_frames())
@@ -554,7 +590,7 @@ class Driver:
 
     def _extend(self, generation: Generation, choice: TokenChoice, now: float) -> None:
         session, request = generation.session, generation.session.request
-        session.gaps = 0
+        session.gaps = session.shortages = 0
         interruption = generation.resumed(now)
         delta = replace(generation.answer.push(choice), interruption=interruption)
         if generation.answer.count == 1:

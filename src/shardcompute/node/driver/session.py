@@ -40,6 +40,8 @@ class Session:
     is_opened: bool = False
     gaps: int = 0
     """So often in a row the chain lacked rows of it that it had been sent."""
+    shortages: int = 0
+    """So often in a row a stage had no memory left to compute it."""
     void_until: int = 0
     """Frames up to this number were sent before the session was rolled back: they do not count, and may fail."""
 

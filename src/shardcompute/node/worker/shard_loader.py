@@ -12,9 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from shardcompute.backends.device_memory import (
+    device_memory_error,
+    free_caches,
+    is_out_of_memory,
+    within_memory,
+)
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.control.state import Shard
-from shardcompute.core.errors import CapacityError, LinkError, ShardComputeError
+from shardcompute.core.errors import CapacityError, DeviceMemoryError, LinkError, ShardComputeError
+from shardcompute.core.units import format_bytes
 from shardcompute.models.spec import Stage
 from shardcompute.node.rpc.commands import LoadLayers, Peer
 from shardcompute.node.weights.client import RemoteTensors, fetch_card, open_remote_shard
@@ -30,6 +37,9 @@ from shardcompute.wire import Link
 
 log = logging.getLogger(__name__)
 _RETRY_DELAYS_S = (0.5, 1.0, 2.0)
+_KEPT_AFTER_SHORTAGE = 0.85
+"""So much of what memory ran out with is offered again: clearly less, so that other layers are planned here, and
+less by more each time."""
 OnProgress = Callable[[float], None]
 """Hears which fraction of a shard is there."""
 
@@ -69,6 +79,8 @@ class ShardLoader:
         self._cache = cache
         self._dial = dial
         self._options = options
+        self._memory_bytes = options.memory_bytes
+        self._shortages = 0
         self._held: dict[ShardKey, _Held] = {}
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
@@ -85,11 +97,39 @@ class ShardLoader:
     def load(self, command: LoadLayers, on_progress: OnProgress) -> float | None:
         """Have these layers in memory. Returns how many seconds one of them takes, None where they were there already.
 
-        Raises CapacityError where they do not fit, LinkError or SourceError where they cannot be had.
+        Raises CapacityError where they do not fit, LinkError or SourceError where they cannot be had. A
+        DeviceMemoryError says that less fits than was thought: all of this load is freed, and `memory_bytes` is less
+        from then on.
         """
         key = (command.chain, command.start, command.stop)
         with self._loading:
             return None if key in self._held else self._load(command, key, on_progress)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What weights and KV of all shards may take."""
+        with self._lock:
+            return self._memory_bytes
+
+    def shrink(self, size_bytes: int) -> int:
+        """Memory ran out with this much besides what is held: offer less than that, and never less than what is held.
+        Returns what is offered now."""
+        with self._lock:
+            used_bytes = self._used_bytes()
+            self._shortages += 1
+            most_bytes = used_bytes + int(size_bytes * _KEPT_AFTER_SHORTAGE**self._shortages)
+            self._memory_bytes = max(used_bytes, min(self._memory_bytes, most_bytes))
+            return self._memory_bytes
+
+    def give_up(self, key: ShardKey) -> Shard | None:
+        """Unload what memory ran out with while it served, and offer less from now on. None: it is gone already."""
+        with self._lock:
+            held = self._held.get(key)
+        if held is None:
+            return None
+        self.unload(key)
+        self.shrink(held.size_bytes)
+        return held.shard
 
     def unload(self, key: ShardKey) -> None:
         self._stages.remove(key)
@@ -119,8 +159,9 @@ class ShardLoader:
         suppliers = [
             Supplier(each.node, partial(self._dial, each), each is origin) for each in command.sources
         ]
-        runtime = self._open_stage(card, stage, suppliers, options, on_progress)
-        layer_s = measure_layer(runtime, stage, card.spec.hidden)
+        runtime, layer_s = self._open_measured(
+            size, lambda: self._open_stage(card, stage, suppliers, options, on_progress), stage, card
+        )
         self._stages.add(key, runtime)
         with self._lock:
             shard = Shard(command.chain, command.model, command.start, command.stop, size)
@@ -130,6 +171,26 @@ class ShardLoader:
             add = partial(self._add_draft_head, key, card, suppliers, options)
             threading.Thread(target=add, name="draft head", daemon=True).start()
         return layer_s
+
+    def _open_measured(
+        self, size_bytes: int, open_stage: Callable[[], StageRuntime], stage: Stage, card: Card
+    ) -> tuple[StageRuntime, float]:
+        """A stage that has computed: what runs out of memory in its first steps would do so in service."""
+
+        def open_and_measure() -> tuple[StageRuntime, float]:
+            runtime = open_stage()
+            try:
+                return runtime, measure_layer(runtime, stage, card.spec.hidden)
+            except BaseException:
+                runtime.close()
+                raise
+
+        doing = f"{format_bytes(size_bytes)} of {card.model} were loaded"
+        try:
+            return within_memory(open_and_measure, free_caches, doing)
+        except DeviceMemoryError:
+            self.shrink(size_bytes)
+            raise
 
     def _open_stage(
         self,
@@ -166,8 +227,8 @@ class ShardLoader:
 
     def _await_room(self, size_bytes: int) -> None:
         """What is no longer wanted here is unloaded in a moment; CapacityError if that does not suffice."""
-        memory_bytes = self._options.memory_bytes
         with self._freed:
+            memory_bytes = self._memory_bytes
             if self._used_bytes() + size_bytes > memory_bytes:
                 self._drop_draft_heads()
             if size_bytes <= memory_bytes and self._freed.wait_for(
@@ -190,7 +251,7 @@ class ShardLoader:
         try:
             with self._loading, contextlib.closing(RemoteTensors(card, suppliers, self._cache)) as tensors:
                 with self._lock:
-                    room_bytes = self._options.memory_bytes - self._used_bytes()
+                    room_bytes = self._memory_bytes - self._used_bytes()
                 opened = open_head_drafter(
                     card, tensors, backend=self._options.backend, options=options, room_bytes=room_bytes
                 )
@@ -205,6 +266,12 @@ class ShardLoader:
                 self._stages.draft_with(key, drafter)
         except ShardComputeError as error:
             log.warning("no draft head of %s is used: %s", card.model, error)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            told = device_memory_error(error, "a draft head was loaded")
+            log.warning("no draft head of %s is used: %s", card.model, told)
+            free_caches()
 
     def _drop_draft_heads(self) -> None:
         for key, held in self._held.items():

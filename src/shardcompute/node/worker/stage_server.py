@@ -2,8 +2,9 @@
 
 One thread computes for all shards. Frames come in from whoever dialled us, go out over links that we dial: to
 the next stage or, from the last one, straight to the driver. Frames of an old epoch are dropped. A step that
-fails is reported to the driver; a link that fails is reported to the coordinator, which changes the chain. Where a
-frame is, and whether the computing thread is stuck, can be asked at any time (`step_trace`).
+fails is reported to the driver, and the layers are given up where that was for want of memory; a link that fails is
+reported to the coordinator, which changes the chain. Where a frame is, and whether the computing thread is stuck, can
+be asked at any time (`step_trace`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import msgspec
 import numpy as np
 
 from shardcompute.backends.matrix import Array
-from shardcompute.core.errors import BackendError, LinkError, ShardComputeError
+from shardcompute.core.errors import BackendError, DeviceMemoryError, LinkError, ShardComputeError
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.steps import Draft, Opening, Picked, SessionRows
 from shardcompute.node.rpc.commands import Admit, Connect, Connected, Peer, Redial, StepTraced, TraceStep
@@ -87,10 +88,12 @@ class StageServer:
         dial: Callable[[Peer], Link],
         on_link_broken: Callable[[str], None],
         *,
+        on_out_of_memory: Callable[[ShardKey, DeviceMemoryError], None] = lambda key, error: None,
         log_bytes: int = 256 << 20,
         patience: Patience = STAGE_PATIENCE,
     ) -> None:
         self._node = node
+        self._on_out_of_memory = on_out_of_memory
         self._patience = patience
         self._trace = StepTrace()
         self._links = PeerLinks(dial, on_link_broken)
@@ -392,6 +395,8 @@ class StageServer:
         except Exception as error:
             self._trace.place(frame, arrived.sender, "failed")
             self._report_failure(slot, frame, error)
+            if isinstance(error, DeviceMemoryError):
+                self._give_up(slot, error)
             return None
         return _Begun(slot, arrived, pending, decoded, decoded - started)
 
@@ -426,6 +431,8 @@ class StageServer:
         except Exception as error:
             self._trace.place(frame, sender, "failed")
             self._report_failure(slot, frame, error)
+            if isinstance(error, DeviceMemoryError):
+                self._give_up(slot, error)
             return
         self._trace.place(frame, sender, "sending")
         try:
@@ -531,6 +538,13 @@ class StageServer:
         if driver == slot.route.driver:
             self._links.open(driver)
         self._links.send(driver, failed)
+
+    def _give_up(self, slot: StageSlot, error: DeviceMemoryError) -> None:
+        """What could be freed was, and a step has no memory still: others are to compute these layers."""
+        with self._lock:
+            keys = [key for key, runtime in self._runtimes.items() if runtime is slot.runtime]
+        for key in keys:
+            self._on_out_of_memory(key, error)
 
     def _close_sessions(self, ended: _Ended) -> None:
         message = ended.message

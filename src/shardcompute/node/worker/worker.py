@@ -20,7 +20,7 @@ from shardcompute.control.events import (
     ShardProgressed,
 )
 from shardcompute.control.state import Holding
-from shardcompute.core.errors import ShardComputeError
+from shardcompute.core.errors import BackendError, DeviceMemoryError, ShardComputeError
 from shardcompute.core.fields import shorten
 from shardcompute.node.rpc.commands import (
     Admit,
@@ -161,6 +161,7 @@ class Worker:
         self._loading: dict[ShardKey, WorkerShard] = {}
         self._connected: set[ShardKey] = set()
         self._problem = ""
+        self._memory_reason = ""
         self._memory_bytes = options.max_memory_bytes or int(psutil.virtual_memory().available * 0.8)
         self._cache = ShardCache(options.folder / "shards")
         self._weights = WeightsServer(CachedModels(self._cache))
@@ -182,7 +183,12 @@ class Worker:
         self._hosted = host_drivers(
             self._endpoint, self._link_broken, lambda overdue: self._control.report(overdue)
         )
-        self._stages = StageServer(self.node, self._endpoint.dialler("stage"), self._link_broken)
+        self._stages = StageServer(
+            self.node,
+            self._endpoint.dialler("stage"),
+            self._link_broken,
+            on_out_of_memory=self._give_up,
+        )
         self._loader = ShardLoader(
             self._stages,
             self._cache,
@@ -214,7 +220,7 @@ class Worker:
             )
         return WorkerView(
             threads=self._options.threads,
-            memory_bytes=self._memory_bytes,
+            memory_bytes=self._loader.memory_bytes,
             seconds_per_byte=self._seconds_per_byte,
             is_registered=self._control.is_registered,
             was_registered=self._control.incarnation > 0,
@@ -264,6 +270,7 @@ class Worker:
     # What the coordinator asks
 
     def _describe(self) -> NodeJoined:
+        memory_bytes = self._loader.memory_bytes
         with self._loader.held() as shards:
             return NodeJoined(
                 node=self.node,
@@ -271,7 +278,8 @@ class Worker:
                 role="worker",
                 address=self._endpoint.url,
                 device=self._options.device,
-                memory_bytes=self._memory_bytes,
+                memory_bytes=memory_bytes,
+                memory_reason=self._memory_reason,
                 threads=self._options.threads,
                 version=VERSION,
                 incarnation=0,
@@ -320,7 +328,7 @@ class Worker:
         key = (command.chain, command.start, command.stop)
         if key not in self._stages.shards():
             # Unloaded while the coordinator was away: it must hear that, and of no model that failed to load.
-            self._tell_failed(key, "-", "it is not loaded here")
+            self._tell_failed(key, "-", BackendError("it is not loaded here"))
         connected = self._stages.connect(command)
         self._connected = {*self._connected, key}
         return connected
@@ -336,7 +344,7 @@ class Worker:
             self._problem = (
                 f"layers {key[1]}–{key[2] - 1} of {command.model} could not be loaded: {error.message}"
             )
-            self._tell_failed(key, command.model, str(error))
+            self._tell_failed(key, command.model, error)
             raise
         finally:
             self._loading.pop(key, None)
@@ -358,9 +366,23 @@ class Worker:
 
         return self._loader.load(command, progressed)
 
-    def _tell_failed(self, key: ShardKey, model: str, reason: str) -> None:
+    def _tell_failed(self, key: ShardKey, model: str, error: ShardComputeError) -> None:
         life, (chain, start, stop) = self._control.incarnation, key
-        self._control.tell(ShardFailed(self.node, life, chain, model, start, stop, shorten(reason), 0.0))
+        reason, memory_bytes = shorten(str(error)), None
+        if isinstance(error, DeviceMemoryError):
+            self._memory_reason, memory_bytes = shorten(error.message), self._loader.memory_bytes
+        self._control.tell(ShardFailed(self.node, life, chain, model, start, stop, reason, 0.0, memory_bytes))
+
+    def _give_up(self, key: ShardKey, error: DeviceMemoryError) -> None:
+        """Memory ran out in service. In the computing thread, which is at nothing else."""
+        shard = self._loader.give_up(key)
+        if shard is None:
+            return
+        self._connected = {each for each in self._connected if each != key}
+        what = f"layers {shard.start}–{shard.stop - 1} of {shard.model}"
+        log.warning("%s are given up: %s", what, error)
+        self._problem = f"{what} were given up: {error.message}"
+        self._tell_failed(key, shard.model, error)
 
     def _tell_held(self) -> None:
         """Say what is in memory. More than once, because the coordinator may have been away when it came there."""

@@ -82,7 +82,7 @@ def test_loads_are_told_of_in_quarters() -> None:
     assert told(loading(1.0), held) == ["attic holds layer 9 of m"]
     assert activity(held) == ""
     refusing = _state(_with(refusals=(Refusal("m", "no memory", 1, 9.0),)))
-    assert told(_state(), refusing) == ["attic could not load m: no memory"]
+    assert told(_state(), refusing) == ["attic could not hold m: no memory"]
 
 
 def test_chains_are_told_of_when_they_change() -> None:

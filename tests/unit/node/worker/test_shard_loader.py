@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardcompute.control.state import Shard
-from shardcompute.core.errors import CapacityError, LinkError
+from shardcompute.core.errors import CapacityError, DeviceMemoryError, LinkError
 from shardcompute.core.settings import Settings
 from shardcompute.node.rpc.commands import LoadLayers, Peer
 from shardcompute.node.weights.server import WeightsServer
@@ -23,6 +23,7 @@ from shardcompute.weights.shard_cache import ShardCache
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, InprocTransport, Link
+from support.models.full_device import FullDevice, loading_onto
 from support.models.tiny import save_tiny
 
 ORIGIN = Peer("coordinator", "inproc://coordinator")
@@ -144,3 +145,48 @@ def test_closing_ends_the_wait_for_a_coordinator(
     lab.loader.close()
     with pytest.raises(LinkError, match="nobody answers"):
         lab.load("m#1")
+
+
+def test_memory_that_runs_out_while_loading_is_freed_and_no_longer_offered(
+    served: ServedWeights, tmp_path: Path, on_exit: ExitStack, size_bytes: int
+) -> None:
+    lab = Lab(served, tmp_path, OPTIONS, on_exit)
+    lab.load("m#1")
+    device = FullDevice(lambda step: True)
+    with (
+        loading_onto(lambda cache: device),
+        pytest.raises(DeviceMemoryError, match="memory ran out"),
+    ):
+        lab.load("m#2")
+    assert device.closed == len(device.loads) == 2, "it is tried once more after caches were freed"
+    assert [shard.chain for shard in lab.held()] == ["m#1"], "nothing of it stays"
+    assert list(lab.stages.shards()) == [("m#1", 0, 1)]
+    assert size_bytes <= lab.loader.memory_bytes < 2 * size_bytes
+    with pytest.raises(CapacityError, match="do not fit"):
+        lab.load("m#2")
+
+
+def test_memory_that_is_free_at_the_second_try_is_all_right(
+    served: ServedWeights, tmp_path: Path, on_exit: ExitStack
+) -> None:
+    lab = Lab(served, tmp_path, OPTIONS, on_exit)
+    device = FullDevice(is_full_for=lambda start, stop: len(device.loads) == 1)
+    with loading_onto(lambda cache: device):
+        assert lab.load("m#1") is not None
+    assert lab.loader.memory_bytes == OPTIONS.memory_bytes
+
+
+def test_each_shortage_takes_more_of_what_is_offered(
+    served: ServedWeights, tmp_path: Path, on_exit: ExitStack, size_bytes: int
+) -> None:
+    lab = Lab(served, tmp_path, OPTIONS, on_exit)
+    offered = []
+    for _ in range(3):
+        lab.load("m#1")
+        given_up = lab.loader.give_up(("m#1", 0, 1))
+        assert given_up is not None
+        offered.append(lab.loader.memory_bytes / size_bytes)
+        lab.loader._memory_bytes = OPTIONS.memory_bytes
+    assert lab.loader.give_up(("m#1", 0, 1)) is None
+    assert lab.held() == ()
+    assert offered == pytest.approx([0.85, 0.7225, 0.614125], rel=1e-3)

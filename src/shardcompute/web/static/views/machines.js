@@ -114,6 +114,7 @@ function factsOf(node) {
   const cached = node.cached.map((each) => `${layers(each.start, each.stop)} of ${each.model}`);
   const facts = [["Id", node.id], ["Address", node.address], ["Version", node.version], ["Holds", held.join(", ") || "nothing"],
     ["Memory", `${bytes(node.used_bytes - node.kv_bytes)} weights, ${bytes(node.kv_bytes)} KV, ${bytes(Math.max(0, node.memory_bytes - node.used_bytes))} free`], ["On its disk", cached.join(", ") || "nothing"]];
+  if (node.memory_reason) facts.push(["Offers less since", node.memory_reason]);
   return node.status_reason ? [...facts, ["Why", node.status_reason]] : facts;
 }
 
