@@ -214,8 +214,8 @@ class StageRuntime:
         return self._tail.pick(pending.work, out, hidden)
 
     def _wait(self, pending: PendingFrame) -> Array:
-        """Some devices take their memory only now. Where another step has begun behind this one, with what it leaves, it
-        cannot be computed again."""
+        """Some devices take their memory only now. Where another step has begun behind this one, with what it
+        leaves, it cannot be computed again."""
         try:
             return pending.step.wait()
         except Exception as error:
