@@ -68,6 +68,17 @@ class LayerTime(Struct, frozen=True):
     samples: tuple[float, ...] = ()
 
 
+class UnusedDevice(Struct, frozen=True):
+    """A GPU of a node's machine that cannot be used, and the line that would change that."""
+
+    device: str
+    label: str
+    problem: str
+    fix: str
+    memory_bytes: int = 0
+    """What it has in all; 0: it does not say."""
+
+
 class NodeDescription(Struct, frozen=True, kw_only=True):
     """What a node says of itself when it joins."""
 
@@ -76,6 +87,7 @@ class NodeDescription(Struct, frozen=True, kw_only=True):
     address: str
     device: str
     memory_bytes: int
+    """What it offers, on its device."""
     threads: int
     version: str
     incarnation: int
@@ -93,6 +105,16 @@ class NodeDescription(Struct, frozen=True, kw_only=True):
     one can host a driver; 0: it cannot."""
     api_url: str = ""
     """Of a driver: where it answers clients."""
+    backend: str = "onnx"
+    """What computes on its device."""
+    device_label: str = ""
+    """What people call the device, such as NVIDIA H200."""
+    device_bytes: int = 0
+    """The memory that its device has in all, of which it offers `memory_bytes`; 0: it does not say."""
+    device_remark: str = ""
+    """What the device said of its memory that cannot be, and what counts instead."""
+    unused_devices: tuple[UnusedDevice, ...] = ()
+    """GPUs of its machine that cannot be used; told by one node of a machine."""
 
 
 class Node(NodeDescription, frozen=True, kw_only=True):

@@ -29,10 +29,10 @@ from shardcompute.cli.cluster.access import Url
 from shardcompute.cli.cluster.completion import complete_fetched
 from shardcompute.cli.console import Screen, has_terminal_input, open_screen, standard_input
 from shardcompute.cli.models.opening import OpenModel, open_with_progress
-from shardcompute.cli.options.engine import EngineArguments, Stages
+from shardcompute.cli.options.engine import EngineArguments, Stages, check_device
 from shardcompute.cli.options.generation import Raw, SamplingArguments, Speculate, Verbose
 from shardcompute.cli.options.keys import ClientKeyFile
-from shardcompute.cli.options.records import with_options
+from shardcompute.cli.options.records import changed_options, with_options
 from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import load_settings
 
@@ -79,17 +79,18 @@ def run(
     screen, settings = open_screen(), load_settings()
     reference, question = _read_question(screen, model, prompt, is_json=json)
     answer_options = answer_options_of(sampling, speculate, is_raw=raw, is_conversation=question is None)
-    options = engine.engine_options(stages)
+    check_device(engine.device, engine.backend)
     is_quiet = question is not None and not verbose
     remote = find_remote(
         reference,
         is_local=local,
-        has_engine=options != type(options)(),
+        has_engine=bool(changed_options(engine)) or stages != 1,
         url=url,
         api_key_file=api_key_file,
         say=lambda text: None if is_quiet else screen.say(text, "dim"),
     )
     if remote is None:
+        options = engine.engine_options(stages, lambda text: None if is_quiet else screen.say(text, "dim"))
         opened = open_with_progress(reference, settings, options, screen, is_quiet=is_quiet)
     else:
         opened = OpenModel(remote.as_service(), load_s=0.0)

@@ -204,6 +204,14 @@ def _memory_of(node: NodeView) -> str:
     return f"{format_bytes(node.used_bytes)} of {format_bytes(node.memory_bytes)}{taken}"
 
 
+def describe_device(node: NodeView) -> str:
+    """On what it computes: `cuda:0 NVIDIA H200, 139.8 GiB, torch`; of a CPU with how many threads."""
+    label = f" {node.device_label}" if node.device_label else ""
+    memory = f", {format_bytes(node.device_bytes)}" if node.device_bytes else ""
+    power = count_of(node.threads, "thread") if node.device == "cpu" else node.backend
+    return f"{node.device}{label}{memory}, {power}"
+
+
 def _node_row(node: NodeView) -> tuple[str, ...]:
     reason = f" ({node.status_reason})" if node.status_reason else ""
     standby = " standby" if node.is_standby else ""
@@ -211,7 +219,7 @@ def _node_row(node: NodeView) -> tuple[str, ...]:
         node.name,
         node.id[:_ID_SHOWN],
         f"{node.status}{standby}{reason}",
-        f"{node.device}, {count_of(node.threads, 'thread')}",
+        "-" if node.role == "driver" else describe_device(node),
         "-" if node.role == "driver" else _memory_of(node),
         describe_layers(node),
     )

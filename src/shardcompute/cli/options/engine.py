@@ -6,7 +6,7 @@ test holds them together.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardcompute.cli.format import parse_size
-from shardcompute.core.errors import UsageError
 
 if TYPE_CHECKING:
     from shardcompute.node.local.service import EngineOptions
 
 _ENGINE = "Engine"
-_DEVICE = re.compile(r"cpu|mps|mlx|cuda(:\d{1,3})?")
 
 
 class WeightForm(StrEnum):
@@ -32,6 +30,7 @@ class WeightForm(StrEnum):
 
 
 class Backend(StrEnum):
+    AUTO = "auto"
     ONNX = "onnx"
     TORCH = "torch"
     MLX = "mlx"
@@ -53,7 +52,7 @@ BackendName = Annotated[
     typer.Option(
         "--backend",
         metavar="|".join(Backend),
-        help="What computes; torch and mlx are extras, numpy is slow.",
+        help="What computes, by default what suits the device; torch and mlx are extras, numpy is slow.",
         rich_help_panel=_ENGINE,
     ),
 ]
@@ -61,8 +60,9 @@ Device = Annotated[
     str,
     typer.Option(
         "--device",
-        metavar="NAME",
-        help="cpu; cuda, cuda:1 or mps (torch); mlx (its GPU).",
+        metavar="NAMES",
+        help="Where to compute, by default on the GPUs that are found, else on the CPU: cpu, cuda, cuda:1, mps, mlx, "
+        "or several of them with commas between (all: every one), each with a worker of its own.",
         rich_help_panel=_ENGINE,
     ),
 ]
@@ -110,18 +110,10 @@ Stages = Annotated[
 
 
 def check_device(device: str, backend: Backend) -> None:
-    """UsageError unless the backend can compute on this device."""
-    if not _DEVICE.fullmatch(device):
-        raise UsageError(f"{device!r} is not a device", hint="use cpu, cuda, cuda:1, mps or mlx")
-    if (device == "mlx") != (backend is Backend.MLX) and device != "cpu":
-        raise UsageError(
-            f"the {backend} backend cannot compute on {device}",
-            hint="name --backend mlx and --device mlx together",
-        )
-    if device not in ("cpu", "mlx") and backend is not Backend.TORCH:
-        raise UsageError(
-            f"the {backend} backend computes on the cpu, not on {device}", hint="add --backend torch"
-        )
+    """UsageError for a device that no machine has, or on which the backend does not compute."""
+    from shardcompute.backends.device_choice import check_choice
+
+    check_choice(device, backend.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,21 +121,28 @@ class EngineArguments:
     """How this process or its workers compute."""
 
     weights: Weights = WeightForm.NATIVE
-    backend: BackendName = Backend.ONNX
-    device: Device = "cpu"
+    backend: BackendName = Backend.AUTO
+    device: Device = "auto"
     threads: Threads = None
     context: Context = None
     kv_memory: KvMemory = None
 
-    def engine_options(self, stages: int) -> EngineOptions:
-        """The engine that the options ask for; UsageError for what contradicts itself."""
+    def engine_options(self, stages: int, say: Callable[[str], None]) -> EngineOptions:
+        """The engine that the options ask for, on the device that was chosen or found; `say` hears of GPUs."""
+        from shardcompute.backends.device_choice import choose_device
+        from shardcompute.backends.devices import describe_device
         from shardcompute.node.local.service import EngineOptions
 
-        check_device(self.device, self.backend)
+        chosen = choose_device(self.device, self.backend.value)
+        [device] = chosen.devices
+        for each in (*chosen.devices, *chosen.unused):
+            if each.is_gpu:
+                say(describe_device(each))
         return EngineOptions(
-            backend=self.backend.value,
+            backend=device.backend,
             form=self.weights.value,
-            device=self.device,
+            device=device.name,
+            free_bytes=None if device.is_host_memory else device.free_bytes,
             threads=self.threads,
             context_length=self.context,
             kv_bytes=self.kv_memory,

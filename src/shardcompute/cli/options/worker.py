@@ -49,12 +49,17 @@ MaxMemory = Annotated[
         "--max-memory",
         metavar="SIZE",
         parser=parse_size,
-        help="Memory that a worker may use for weights, keys and values, such as 8G; by default most of what is free.",
+        help="Memory that a worker may use for weights, keys and values, such as 8G; by default what is free on its "
+        "GPU less a reserve, or most of the machine's own.",
     ),
 ]
 Shape = Annotated[
     str | None,
     typer.Option("--shape", metavar="MACHINE@FILE", hidden=True, help="Send as an emulated network would."),
+]
+Found = Annotated[
+    str | None,
+    typer.Option("--found", metavar="JSON", hidden=True, help="Devices that whoever starts this has found."),
 ]
 
 
@@ -68,9 +73,10 @@ class WorkerArguments:
     name: Name = None
     max_memory: MaxMemory = None
     threads: Threads = None
-    backend: BackendName = Backend.ONNX
-    device: Device = "cpu"
+    backend: BackendName = Backend.AUTO
+    device: Device = "auto"
     shape: Shape = None
+    found: Found = None
 
 
 def worker_folder(settings: Settings, given: Path | None) -> Path:

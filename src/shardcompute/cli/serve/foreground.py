@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from shardcompute.control.state import ClusterState
     from shardcompute.node.admin.admin import ClusterAdmin
     from shardcompute.node.cluster import Cluster, ClusterOptions
-    from shardcompute.node.process.launch import LocalWorkers
+    from shardcompute.node.process.local_workers import LocalWorkers
     from shardcompute.node.process.pidfile import PidLock
     from shardcompute.node.telemetry.history_store import EventView
     from shardcompute.weights.checkpoint import Checkpoint

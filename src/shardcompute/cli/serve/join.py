@@ -10,7 +10,7 @@ from shardcompute.cli.console import open_screen
 from shardcompute.cli.options.engine import check_device
 from shardcompute.cli.options.records import with_options
 from shardcompute.cli.options.worker import WorkerArguments, WorkerFolder, worker_folder
-from shardcompute.cli.serve.worker import run_worker
+from shardcompute.cli.serve.worker import choose_for, run_worker
 from shardcompute.core.settings import load_settings
 
 
@@ -36,6 +36,7 @@ def join(
     folder = worker_folder(load_settings(), data_dir)
     check_device(arguments.device, arguments.backend)
     check_free(folder / WORKER_FILE)
+    chosen = choose_for(arguments)
     member = join_from(folder, parsed)
     screen.say(f"joined {parsed.cluster} as {member.credentials.identity.node_id}")
-    run_worker(folder, arguments, member, screen)
+    run_worker(folder, arguments, chosen, member, screen)

@@ -21,7 +21,8 @@ _STEPS = 4
 def opening(view: WorkerView) -> str:
     """What this machine offers."""
     speed = "" if view.seconds_per_byte <= 0 else f", {format_bytes(1 / view.seconds_per_byte)}/s of weights"
-    return f"measured: {count_of(view.threads, 'thread')}, {format_bytes(view.memory_bytes)} of memory{speed}"
+    power = view.device.label if view.device.is_gpu else count_of(view.threads, "thread")
+    return f"measured: {power}, {format_bytes(view.memory_bytes)} of memory{speed}"
 
 
 def next_lines(before: WorkerView, after: WorkerView) -> list[str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,7 +16,7 @@ from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from shardcompute.node.process.launch import LocalWorkers
+    from shardcompute.node.process.local_workers import LocalWorkers
 
 
 @with_options
@@ -64,7 +63,7 @@ def up(
 
         useless = [*_given({**own, "--no-workers": no_workers or None}), *changed_options(cluster)]
         _refuse(useless, "a cluster", "leave out --local")
-        serve_locally(serving, engine.engine_options(stages or 1), screen, settings)
+        serve_locally(serving, engine.engine_options(stages or 1, screen.say), screen, settings)
         return
     from shardcompute.cli.serve.foreground import ClusterPlan, run_cluster
 
@@ -73,7 +72,7 @@ def up(
     if no_workers:
         useless = _given({**own, "--threads": engine.threads})
         _refuse(useless, "workers on this machine", "leave out --no-workers")
-    shared = None if no_workers else _own_workers(workers, max_memory, engine, settings)
+    shared = None if no_workers else _own_workers(workers, max_memory, engine, settings, screen.say)
     asked = asked_stages(stages, workers, cluster.chains)
     plan = ClusterPlan(serving, cluster, engine.weights.value, engine.context, workers=shared, stages=asked)
     run_cluster(plan, screen, settings)
@@ -85,13 +84,20 @@ def asked_stages(stages: int | None, workers: int | None, chains: int | None) ->
 
 
 def _own_workers(
-    count: int | None, max_memory: int | None, engine: EngineArguments, settings: Settings
+    count: int | None,
+    max_memory: int | None,
+    engine: EngineArguments,
+    settings: Settings,
+    say: Callable[[str], None],
 ) -> LocalWorkers:
-    from shardcompute.node.process.launch import share_machine
+    from shardcompute.backends.device_choice import choose_devices
+    from shardcompute.node.process.local_workers import share_machine
 
+    chosen = choose_devices(engine.device, engine.backend.value)
+    for line in chosen.describe():
+        say(line)
     threads = engine.threads or settings.threads
-    shared = share_machine(count=count, threads=threads, max_memory_bytes=max_memory)
-    return replace(shared, backend=engine.backend.value, device=engine.device)
+    return share_machine(chosen, count=count, threads=threads, max_memory_bytes=max_memory)
 
 
 def _given(options: Mapping[str, object | None]) -> list[str]:

@@ -12,7 +12,6 @@ import typer
 
 from shardcompute.cli.console import Screen, open_screen
 from shardcompute.cli.exits import show_error
-from shardcompute.cli.options.engine import check_device
 from shardcompute.cli.options.records import with_options
 from shardcompute.cli.options.worker import WorkerArguments, WorkerFolder, worker_folder
 from shardcompute.cli.progress import status_line
@@ -24,6 +23,7 @@ from shardcompute.core.errors import AuthError
 from shardcompute.core.settings import load_settings
 
 if TYPE_CHECKING:
+    from shardcompute.backends.device_choice import ChosenDevices
     from shardcompute.node.enrolment.stored import EnrolledNode
     from shardcompute.node.worker.worker import Worker, WorkerOptions
 
@@ -48,16 +48,27 @@ def worker(
     from shardcompute.node.enrolment.stored import MEMBER_FILE, join_from, open_enrolled
     from shardcompute.security.tokens import parse_token
 
-    check_device(arguments.device, arguments.backend)
+    chosen = choose_for(arguments)
     folder = worker_folder(load_settings(), data_dir)
     is_new = token is not None and not (folder / MEMBER_FILE).exists()
     member = join_from(folder, parse_token(token)) if is_new and token is not None else open_enrolled(folder)
-    run_worker(folder, arguments, member, open_screen(), is_supervised=supervised)
+    run_worker(folder, arguments, chosen, member, open_screen(), is_supervised=supervised)
+
+
+def choose_for(arguments: WorkerArguments) -> ChosenDevices:
+    """What whoever started us has found, or what is found now."""
+    from shardcompute.backends.device_choice import choose_devices
+    from shardcompute.node.process.local_workers import decode_found
+
+    if arguments.found is not None:
+        return decode_found(arguments.found)
+    return choose_devices(arguments.device, arguments.backend.value)
 
 
 def run_worker(
     folder: Path,
     arguments: WorkerArguments,
+    chosen: ChosenDevices,
     member: EnrolledNode,
     screen: Screen,
     *,
@@ -75,16 +86,20 @@ def run_worker(
             stop_with_parent(stop)
         else:
             stack.enter_context(logging_to_file(folder, "worker"))
-        options = _worker_options(folder, arguments, member)
+        options = _worker_options(folder, arguments, chosen, member)
         if options.port:
             check_ports([(options.host, options.port)])
         if not is_supervised:
+            for line in chosen.describe():
+                screen.say(line)
             screen.say(f"a worker of {member.credentials.own.cluster}; Ctrl-C stops it")
         code = _serve(member, options, stop, screen, is_told=not is_supervised)
     exit_at_once(code)
 
 
-def _worker_options(folder: Path, arguments: WorkerArguments, member: EnrolledNode) -> WorkerOptions:
+def _worker_options(
+    folder: Path, arguments: WorkerArguments, chosen: ChosenDevices, member: EnrolledNode
+) -> WorkerOptions:
     from shardcompute.node.local.service import default_threads
     from shardcompute.node.worker.worker import WorkerOptions
 
@@ -97,8 +112,8 @@ def _worker_options(folder: Path, arguments: WorkerArguments, member: EnrolledNo
         name=arguments.name or "",
         max_memory_bytes=arguments.max_memory,
         threads=arguments.threads or load_settings().threads or default_threads(),
-        backend=arguments.backend.value,
-        device=arguments.device,
+        device=chosen.devices[0],
+        unused=chosen.unused,
         transports=open_transports(arguments.shape),
     )
 

@@ -40,8 +40,9 @@ def _node_events(old: Node | None, node: Node) -> Iterator[EventView]:
         return
     if old is None or not was_live or old.incarnation != node.incarnation:
         verb = "joined" if old is None else "is back"
-        threads = count_of(node.threads, "thread")
-        text = f"{node.name} {verb}: {threads}, {format_bytes(node.memory_bytes)} of memory"
+        power = node.device_label if node.device != "cpu" else ""
+        power = power or count_of(node.threads, "thread")
+        text = f"{node.name} {verb}: {power}, {format_bytes(node.memory_bytes)} of memory"
         yield EventView(kind="node", tone="good", text=text, node=node.id)
     elif node.status == "suspected" and old.status != "suspected":
         yield EventView(kind="node", tone="warn", text=f"{node.name} has not been heard from", node=node.id)

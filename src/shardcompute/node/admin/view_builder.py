@@ -28,6 +28,7 @@ from shardcompute.node.admin.views import (
     ServingStatus,
     StageTimes,
     StageView,
+    UnusedDeviceView,
     by_name,
 )
 from shardcompute.wire import StageTiming
@@ -49,6 +50,20 @@ def _view_node(state: ClusterState, node: Node, now_s: float) -> NodeView:
         status_reason=node.status_reason,
         role=node.role,
         device=node.device,
+        backend=node.backend,
+        device_label=node.device_label,
+        device_bytes=node.device_bytes,
+        device_remark=node.device_remark,
+        unused_devices=tuple(
+            UnusedDeviceView(
+                device=each.device,
+                label=each.label,
+                memory_bytes=each.memory_bytes,
+                problem=each.problem,
+                fix=each.fix,
+            )
+            for each in node.unused_devices
+        ),
         threads=node.threads,
         version=node.version,
         address=node.address,

@@ -66,6 +66,17 @@ class LoadFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnusedDeviceView:
+    """A GPU of a node's machine that cannot be used; `fix` is the line that would change that."""
+
+    device: str
+    label: str
+    memory_bytes: int
+    problem: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
     id: str
     name: str
@@ -77,10 +88,9 @@ class NodeView:
     version: str
     address: str
     memory_bytes: int
-    """What it offers for layers and their KV."""
+    """What it offers for layers and their KV, on its device."""
     used_bytes: int
     """Set aside for layers and their KV, whether or not it is filled."""
-    """By weights and KV together."""
     is_draining: bool
     is_standby: bool
     layers: tuple[HeldLayers, ...] = ()
@@ -95,6 +105,16 @@ class NodeView:
     """Of the bytes that it uses, those kept free for conversations."""
     memory_reason: str = ""
     """Why it offers less memory than it was given; empty where it does not."""
+    backend: str = ""
+    """What computes on its device: onnx, torch, mlx."""
+    device_label: str = ""
+    """What people call the device, such as NVIDIA H200."""
+    device_bytes: int = 0
+    """The memory that the device has in all; 0: it does not say."""
+    device_remark: str = ""
+    """What the device said of its memory that cannot be, and what counts instead."""
+    unused_devices: tuple[UnusedDeviceView, ...] = ()
+    """GPUs of its machine that cannot be used, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

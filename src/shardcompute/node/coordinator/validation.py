@@ -24,7 +24,7 @@ from shardcompute.control.events import (
     ShardLoaded,
     ShardProgressed,
 )
-from shardcompute.control.state import Node, NodeRole
+from shardcompute.control.state import Node, NodeRole, UnusedDevice
 from shardcompute.core.errors import UsageError
 from shardcompute.core.fields import shorten
 from shardcompute.node.rpc.session_ids import MOST_NAMESPACES
@@ -38,6 +38,7 @@ _MOST_OF_A_KIND = 256
 """Shards, loads, refusals and measured models of one node."""
 _MOST_CHARACTERS = 300
 _MOST_CODECS = 64
+_MOST_DEVICES = 32
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.%]{2,64}")
 _LINK_SCHEMES = ("tcp",)
 _API_SCHEMES = ("http", "https")
@@ -70,6 +71,12 @@ def validate_join(event: NodeJoined) -> str | None:
         _unwordly("name", event.name),
         _unwordly("reason to offer less", event.memory_reason or "-", _MOST_REASON_CHARACTERS),
         _unwordly("device", event.device),
+        _unwordly("backend", event.backend),
+        _unwordly("device's label", event.device_label or "-"),
+        _unwordly("device's remark", event.device_remark or "-"),
+        _out_of("device's memory", event.device_bytes, 0, _MOST_BYTES),
+        _out_of("number of unused devices", len(event.unused_devices), 0, _MOST_DEVICES),
+        *(problem for unused in event.unused_devices[:_MOST_DEVICES] for problem in _unused_problems(unused)),
         _unwordly("version", event.version),
         _no_address("address", event.address, _LINK_SCHEMES),
         _no_address("API's address", event.api_url, _API_SCHEMES) if event.api_url else None,
@@ -176,6 +183,14 @@ def _unwordly(what: str, text: str, most: int = _MOST_CHARACTERS) -> str | None:
     """Names are shown to people: no control characters, no novels."""
     is_plain = 0 < len(text) <= most and text.isprintable()
     return None if is_plain else f"its {what} is not a line of at most {most} characters"
+
+
+def _unused_problems(unused: UnusedDevice) -> list[str | None]:
+    words = (unused.device, unused.label, unused.problem, unused.fix)
+    return [
+        *(_unwordly("unused device", each) for each in words),
+        _out_of("unused device's memory", unused.memory_bytes, 0, _MOST_BYTES),
+    ]
 
 
 def _no_range(name: str, start: int, stop: int) -> str | None:

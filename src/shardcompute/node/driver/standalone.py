@@ -110,6 +110,7 @@ class StandaloneDriver:
             role="driver",
             address=self._endpoint.url,
             device="cpu",
+            backend="none",
             memory_bytes=0,
             threads=1,
             version=VERSION,

@@ -47,6 +47,8 @@ class EngineOptions:
     stages: int = 1
     max_sessions: int = 16
     use_graphs: bool = True
+    free_bytes: int | None = None
+    """Memory that is free on the device; None: it computes in the machine's own."""
 
 
 class LocalService(Closing):
@@ -161,7 +163,7 @@ def _open_fallback(files: ModelFiles, options: EngineOptions, settings: Settings
 
 def _executor_options(options: EngineOptions, settings: Settings, longest: int) -> ExecutorOptions:
     return ExecutorOptions(
-        kv_bytes=options.kv_bytes or int(psutil.virtual_memory().available * _KV_FRACTION),
+        kv_bytes=options.kv_bytes or int((options.free_bytes or _host_free_bytes()) * _KV_FRACTION),
         context_length=min(options.context_length or 8192, longest),
         threads=options.threads or settings.threads or default_threads(),
         device=options.device,
@@ -220,6 +222,10 @@ def _start(
         ),
     )
     return LocalService(model, tokenizer, driver, chain)
+
+
+def _host_free_bytes() -> int:
+    return int(psutil.virtual_memory().available)
 
 
 def default_threads() -> int:

@@ -7,7 +7,6 @@ local workers the same keys.
 from __future__ import annotations
 
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,13 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psutil
-
 from shardcompute.control.state import ClusterState
 from shardcompute.core.errors import UsageError
 from shardcompute.node.cluster import Cluster, ClusterOptions
 from shardcompute.node.enrolment.stored import is_enrolled, join_from, remember
-from shardcompute.node.local.service import default_threads
+from shardcompute.node.process.local_workers import LocalWorker, LocalWorkers
 from shardcompute.node.process.supervisor import Program, Supervisor
 from shardcompute.security.authority import ClusterAuthority
 from shardcompute.security.credentials import Credentials
@@ -34,23 +31,9 @@ from shardcompute.weights.checkpoint import Checkpoint
 INVITED_MACHINES = 8
 INVITATION_LIFE_S = 3600.0
 """Of the token that is printed at the start; others are made where more machines are to come, or later."""
-MOST_WORKERS = 3
 _ENROL_WITHIN_S = 600.0
-_WORKER_NEEDS_BYTES = 3 << 29
-_USABLE = 0.8
 _WORKERS_WITHIN_S = 20.0
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
-
-
-@dataclass(frozen=True, slots=True)
-class LocalWorkers:
-    """The workers to run on this machine, and what each of them may use."""
-
-    count: int
-    threads: int
-    max_memory_bytes: int
-    backend: str = "onnx"
-    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +45,6 @@ class Served:
     chains: int = 1
     stages: int | None = None
     """So many were asked for; 0: as many as pay. None: what was asked for before."""
-
-
-def choose_worker_count(available_bytes: int) -> int:
-    """Three, so that the loss of one is survived at once; fewer where memory is short."""
-    return max(1, min(MOST_WORKERS, available_bytes // _WORKER_NEEDS_BYTES))
-
-
-def share_machine(
-    *, count: int | None = None, threads: int | None = None, max_memory_bytes: int | None = None
-) -> LocalWorkers:
-    """What is not chosen is shared out evenly."""
-    available = int(psutil.virtual_memory().available)
-    workers = count or choose_worker_count(available)
-    return LocalWorkers(
-        workers,
-        threads or max(1, default_threads() // workers),
-        max_memory_bytes or int(available * _USABLE) // workers,
-    )
 
 
 def check_cluster_name_of(folder: Path, name: str) -> None:
@@ -146,28 +111,17 @@ def running_workers(
 ) -> Iterator[Supervisor]:
     """Local workers of a cluster, kept alive until the block ends."""
     folder = cluster.options.folder
-    names = [f"worker-{number}" for number in range(1, workers.count + 1)]
-    _enrol(cluster, [folder / "workers" / name for name in names])
-    programs = [Program(name, _worker_command(cluster.options, name, workers)) for name in names]
+    _enrol(cluster, [folder / "workers" / worker.name for worker in workers.each])
+    programs = [Program(worker.name, _worker_command(cluster.options, worker)) for worker in workers.each]
     with Supervisor(programs, folder, say=say) as supervisor:
         yield supervisor
 
 
-def _worker_command(options: ClusterOptions, name: str, workers: LocalWorkers) -> tuple[str, ...]:
+def _worker_command(options: ClusterOptions, worker: LocalWorker) -> tuple[str, ...]:
     return (
-        sys.executable,
-        "-m",
-        "shardcompute",
-        "worker",
-        "--supervised",
-        *("--data-dir", str(options.folder / "workers" / name)),
-        *("--name", name),
+        *worker.command(options.folder / "workers" / worker.name),
         *("--host", options.host),
         *("--advertise", options.advertise or options.host),
-        *("--threads", str(workers.threads)),
-        *("--max-memory", str(workers.max_memory_bytes)),
-        *("--backend", workers.backend),
-        *("--device", workers.device),
     )
 
 

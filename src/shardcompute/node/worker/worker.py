@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-import psutil
-
+from shardcompute.backends.devices import ComputeDevice, host_device, offered_bytes
 from shardcompute.control.events import (
     LinkBroken,
     NodeJoined,
@@ -19,7 +18,7 @@ from shardcompute.control.events import (
     ShardLoaded,
     ShardProgressed,
 )
-from shardcompute.control.state import Holding
+from shardcompute.control.state import Holding, UnusedDevice
 from shardcompute.core.errors import BackendError, DeviceMemoryError, ShardComputeError
 from shardcompute.core.fields import shorten
 from shardcompute.node.rpc.commands import (
@@ -62,11 +61,12 @@ from shardcompute.wire.control import StepOverdue
 
 log = logging.getLogger(__name__)
 _RELIEF_S = 5.0
+_MOST_WORDS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """How a worker takes part. `max_memory_bytes` bounds weights and KV together."""
+    """How a worker takes part. `max_memory_bytes` bounds weights and KV together, beside what its device has."""
 
     folder: Path
     host: str = "127.0.0.1"
@@ -75,8 +75,10 @@ class WorkerOptions:
     name: str = ""
     max_memory_bytes: int | None = None
     threads: int = 1
-    backend: str = "onnx"
-    device: str = "cpu"
+    device: ComputeDevice = field(default_factory=host_device)
+    """Where it computes, as it was found at the start."""
+    unused: tuple[ComputeDevice, ...] = ()
+    """GPUs of this machine that cannot be used, and why: for others to see."""
     transports: Transports = field(default_factory=default_transports)
     """How links are made, by the scheme of their URLs."""
 
@@ -103,6 +105,7 @@ class WorkerShard:
 class WorkerView:
     """A worker at one moment, for people to see."""
 
+    device: ComputeDevice
     threads: int
     memory_bytes: int
     seconds_per_byte: float
@@ -162,7 +165,7 @@ class Worker:
         self._connected: set[ShardKey] = set()
         self._problem = ""
         self._memory_reason = ""
-        self._memory_bytes = options.max_memory_bytes or int(psutil.virtual_memory().available * 0.8)
+        self._memory_bytes = offered_bytes(options.device, limit_bytes=options.max_memory_bytes)
         self._cache = ShardCache(options.folder / "shards")
         self._weights = WeightsServer(CachedModels(self._cache))
         self._seconds_per_byte = measure_seconds_per_byte(options.threads)
@@ -193,7 +196,7 @@ class Worker:
             self._stages,
             self._cache,
             self._endpoint.dialler("weights"),
-            ShardOptions(self._memory_bytes, options.threads, options.backend, options.device),
+            ShardOptions(self._memory_bytes, options.threads, options.device.backend, options.device.name),
         )
         self._control = ControlClient(
             self._endpoint,
@@ -219,6 +222,7 @@ class Worker:
                 for shard in sorted(shards, key=lambda shard: (shard.model, shard.start, shard.chain))
             )
         return WorkerView(
+            device=self._options.device,
             threads=self._options.threads,
             memory_bytes=self._loader.memory_bytes,
             seconds_per_byte=self._seconds_per_byte,
@@ -277,7 +281,12 @@ class Worker:
                 name=self._options.name or platform.node() or self.node,
                 role="worker",
                 address=self._endpoint.url,
-                device=self._options.device,
+                device=self._options.device.name,
+                backend=self._options.device.backend,
+                device_label=self._options.device.label,
+                device_bytes=self._options.device.total_bytes,
+                device_remark=shorten(self._options.device.remark, _MOST_WORDS),
+                unused_devices=_unused(self._options.unused),
                 memory_bytes=memory_bytes,
                 memory_reason=self._memory_reason,
                 threads=self._options.threads,
@@ -399,3 +408,16 @@ class Worker:
     def _probe(self, command: Probe) -> None:
         for measured in probe_links(self.node, command.peers, self._endpoint.dial):
             self._control.tell(measured)
+
+
+def _unused(devices: Sequence[ComputeDevice]) -> tuple[UnusedDevice, ...]:
+    return tuple(
+        UnusedDevice(
+            each.name,
+            each.label,
+            shorten(each.problem, _MOST_WORDS),
+            shorten(each.fix, _MOST_WORDS),
+            each.total_bytes,
+        )
+        for each in devices
+    )

@@ -11,6 +11,7 @@ import pytest
 from shardcompute.core.errors import CapacityError
 from shardcompute.core.generation import Sampling
 from shardcompute.node.local.service import EngineOptions
+from support.fake_devices import GIB, H200, FakeMachine, cuda_machine, pretend, second
 
 from ..conftest import FakeTokenizer, Opening
 
@@ -53,16 +54,28 @@ def test_sampling_options_reach_the_request(cli: Cli, opened: Opening) -> None:
     assert (request.max_tokens, request.stop, request.stop_ids) == (3, ("a", "b"), frozenset({0}))
 
 
-def test_engine_options_reach_the_engine(cli: Cli, opened: Opening) -> None:
+def test_engine_options_reach_the_engine(cli: Cli, opened: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, cuda_machine(H200, second()))
     cli(
         *("run", "--weights", "int8", "--backend", "torch", "--device", "cuda:1", "--threads", "2"),
         *("--context", "32", "--kv-memory", "2G", "--stages", "3", "hi"),
     )
     cli("run", "hi")
+    cli("run", "--backend", "onnx", "hi")
+    pretend(monkeypatch, FakeMachine())
+    cli("run", "hi")
     assert opened.options == [
-        EngineOptions("torch", "int8", "cuda:1", 2, 32, 2 << 30, 3),
+        EngineOptions("torch", "int8", "cuda:1", 2, 32, 2 << 30, 3, free_bytes=138 * GIB),
+        EngineOptions("torch", device="cuda:0", free_bytes=138 * GIB),
+        EngineOptions(),
         EngineOptions(),
     ]
+
+
+def test_one_process_computes_on_one_device(cli: Cli, opened: Opening) -> None:
+    result = cli("run", "--device", "cuda:0,cpu", "hi")
+    assert result.exit_code == 2
+    assert "one process computes on one device, not on cuda:0,cpu" in result.stderr
 
 
 def test_without_seed_drawn_answers_differ_and_greedy_ones_have_none(cli: Cli, opened: Opening) -> None:
@@ -128,7 +141,7 @@ def test_context_that_the_model_cannot_have_is_said(cli: Cli, opened: Opening) -
         (["run", "--threads", "0", "hi"], "--threads"),
         (["run", "--weights", "int3", "hi"], "int3"),
         (["run", "--kv-memory", "lots", "hi"], "'lots' is not a size"),
-        (["run", "--device", "cuda", "hi"], "the onnx backend computes on the cpu"),
+        (["run", "--backend", "onnx", "--device", "cuda", "hi"], "the onnx backend computes on cpu"),
         (["run", "--device", "gpu", "--backend", "torch", "hi"], "'gpu' is not a device"),
     ],
 )

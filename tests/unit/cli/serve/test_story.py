@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+from shardcompute.backends.devices import host_device
 from shardcompute.cli.serve import story
 from shardcompute.node.worker.worker import WorkerShard, WorkerView
 
-NEW = WorkerView(threads=2, memory_bytes=3 << 30, seconds_per_byte=1 / (8 << 30))
+NEW = WorkerView(device=host_device(), threads=2, memory_bytes=3 << 30, seconds_per_byte=1 / (8 << 30))
 IN = replace(NEW, is_registered=True, was_registered=True)
 SHARD = WorkerShard("m#1", "m", 12, 23)
 

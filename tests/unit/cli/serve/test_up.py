@@ -156,7 +156,7 @@ def test_loopback() -> None:
         (("--local", "--data-dir", "here"), "--data-dir"),
         (("--kv-memory", "1G"), "--kv-memory"),
         (("--no-workers", "--max-memory", "1G"), "--max-memory"),
-        (("--device", "cuda"), "the onnx backend computes on the cpu"),
+        (("--backend", "onnx", "--device", "cuda"), "the onnx backend computes on cpu, not on cuda"),
         (("--api-key-file", "no-such-file"), "there is no file"),
         (("--name", "Not A Name"), "cannot be the name of a cluster"),
         (("--local", "--wire", "int8"), "--wire"),
