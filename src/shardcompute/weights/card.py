@@ -23,8 +23,7 @@ from shardcompute.core.errors import CorruptModelError
 from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.models.spec import ModelSpec, Stage
 from shardcompute.weights.attached import is_attachment
-from shardcompute.weights.formats.gguf_blocks import BLOCK_LAYOUTS
-from shardcompute.weights.formats.tensor_file import TensorEntry
+from shardcompute.weights.formats.tensor_file import TensorEntry, block_layout
 
 Kind = Literal["checkpoint", "packed"]
 PARTS = ("codes", "scales", "shifts", "columns", "values")
@@ -190,7 +189,7 @@ def _expected_bytes(entry: TensorEntry) -> int | None:
     elements = math.prod(entry.shape)
     if entry.dtype in _ELEMENT_BYTES:
         return elements * _ELEMENT_BYTES[entry.dtype]
-    blocks = BLOCK_LAYOUTS.get(entry.dtype)
+    blocks = block_layout(entry.dtype)
     if blocks is None or not entry.shape or entry.shape[-1] % blocks.file_block:
         return None
     return elements // blocks.file_block * blocks.file_bytes

@@ -15,6 +15,7 @@ from shardcompute.models.layout import Layout
 from shardcompute.models.spec import ModelSpec, Stage
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.weights.formats.gguf_file import open_gguf
+from shardcompute.weights.formats.mlx_file import open_mlx, without_mlx
 from shardcompute.weights.formats.safetensors_file import open_safetensors, open_sharded
 from shardcompute.weights.formats.tensor_file import TensorFile, read_vector
 from shardcompute.weights.loader import (
@@ -88,7 +89,10 @@ def open_checkpoint(files: ModelFiles) -> Checkpoint:
             spec, layout = from_gguf(tensors.metadata, set(tensors.entries), factors)
         else:
             config = read_config(files)
-            spec, layout = from_hf_config(config, set(tensors.entries))
+            plain, quantization = without_mlx(config)
+            if quantization is not None:
+                tensors = open_mlx(tensors, quantization)
+            spec, layout = from_hf_config(plain, set(tensors.entries))
         on_error.pop_all()
         return Checkpoint(files.name, spec, layout, tensors, files, config)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -42,16 +40,3 @@ def choose_format(name: str, *, is_gpu: bool) -> Any:
             f"unknown number format {name!r}", hint=f"choose auto or one of {', '.join(FORMATS)}"
         )
     return FORMATS[name]
-
-
-@contextmanager
-def memory_errors(action: str) -> Iterator[None]:
-    """Tell of memory that MLX could not get as a BackendError; other failures pass as they are."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "alloc" not in str(error):
-            raise
-        raise BackendError(
-            f"mlx has no memory to {action}: {error}", hint="give this machine less with --max-memory"
-        ) from error

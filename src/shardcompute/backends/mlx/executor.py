@@ -17,7 +17,7 @@ import numpy as np
 from shardcompute.backends.executor import ExecutorOptions, Network, SynchronousSteps
 from shardcompute.backends.kv import KvSessions
 from shardcompute.backends.matrix import Array
-from shardcompute.backends.mlx.device import choose_format, is_gpu_stream, memory_errors, open_stream
+from shardcompute.backends.mlx.device import choose_format, is_gpu_stream, open_stream
 from shardcompute.backends.mlx.kv import MlxKv
 from shardcompute.backends.mlx.ops import LayerKv, MlxOps, StepArrays, step_arrays
 from shardcompute.backends.mlx.padded_step import PaddedStep, pad_step
@@ -54,7 +54,7 @@ class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
         dtype = choose_format(options.dtype, is_gpu=is_gpu)
         self._functions: OrderedDict[tuple[int, ...], _StepFunctions] = OrderedDict()
         self._hidden: Array | None = None
-        with mx.stream(self._stream), memory_errors("load this stage"):
+        with mx.stream(self._stream):
             self._kv = MlxKv(
                 network.layer_count,
                 network.kv_heads,
@@ -83,7 +83,7 @@ class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
     def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
         self._check(segments, inputs)
         self._hidden = None
-        with mx.stream(self._stream), memory_errors("compute this step"):
+        with mx.stream(self._stream):
             self._kv.take(segments)
             padded = pad_step(segments, self._kv.tables, self._kv.scratch)
             result, hidden = self._run(padded, inputs)
@@ -99,7 +99,7 @@ class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
         return self._hidden
 
     def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
-        with mx.stream(self._stream), memory_errors("copy a session's KV"):
+        with mx.stream(self._stream):
             super().adopt(source, target, length, is_moved=is_moved)
             mx.eval(self._kv.keys, self._kv.values)
 

@@ -194,6 +194,8 @@ def _load_blocks(matrix: BlockMatrix, dtype: Any) -> DensePart | QuantisedPart:
     half = np.float32(1 << (matrix.bits - 1))
     scales = matrix.scales
     biases = -half * scales if matrix.shifts is None else matrix.shifts - half * scales
+    while size < GROUP_SIZES[-1] and _are_paired(scales) and _are_paired(biases):
+        size, scales, biases = 2 * size, scales[:, ::2], biases[:, ::2]
     if size > GROUP_SIZES[-1]:
         repeats = size // GROUP_SIZES[-1]
         scales, biases = (np.repeat(each, repeats, axis=1) for each in (scales, biases))
@@ -203,6 +205,11 @@ def _load_blocks(matrix: BlockMatrix, dtype: Any) -> DensePart | QuantisedPart:
     if all(mx.array_equal(each.astype(dtype).astype(mx.float32), each) for each in held):
         held = held[0].astype(dtype), held[1].astype(dtype)
     return QuantisedPart(mx.array(codes), *held, group_size=min(size, GROUP_SIZES[-1]), bits=matrix.bits)
+
+
+def _are_paired(values: Float32) -> bool:
+    """Whether neighbouring blocks share their number: they were one larger group (see `weights.formats.mlx_blocks`)."""
+    return values.shape[1] % 2 == 0 and bool(np.array_equal(values[:, ::2], values[:, 1::2]))
 
 
 def _are_alike(parts: Sequence[Part]) -> bool:

@@ -16,6 +16,7 @@ from shardcompute.models.spec import ModelSpec, Rope, whole
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.formats.bytes import ByteSource
 from shardcompute.weights.formats.gguf_file import open_gguf
+from shardcompute.weights.formats.mlx_file import open_mlx, without_mlx
 from shardcompute.weights.formats.safetensors_file import open_safetensors, open_sharded
 from shardcompute.weights.formats.tensor_file import TensorFile, read_expert_matrix, read_matrix
 from shardcompute.weights.sources.resolve import ModelFiles
@@ -87,6 +88,9 @@ def describe(files: ModelFiles) -> Description:
         files = _closed_by(stack, files)
         try:
             tensors = _open_tensors(files)
+            _, quantization = without_mlx(_read_object(files.read_text("config.json")))
+            if quantization is not None:
+                tensors = open_mlx(tensors, quantization)
             checkpoint = open_checkpoint(files)
             shape, memory = _shape_of(checkpoint.spec, checkpoint.layout), _memory_of(checkpoint)
             chat = checkpoint.tokenizer().has_chat_template

@@ -15,6 +15,8 @@ from shardcompute.models.spec import ModelSpec
 _HEAD = "lm_head.weight"
 _SPARSE_BLOCKS = ("block_sparse_moe", "mlp")
 _ROUTERS = ("gate", "router")
+_MLX_EXPERTS = ("switch_mlp", "experts")
+"""Where MLX keeps all experts' gates, ups and downs, each stacked to one tensor."""
 _EXPERT_NAMES = (
     {"gate": "w1", "up": "w3", "down": "w2"},
     {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"},
@@ -72,6 +74,10 @@ class _HfLocator:
         stacked = f"{block}.experts.{'down_proj' if part == 'down' else 'gate_up_proj'}"
         if stacked in self._names:
             return self._stacked(slot, stacked, expert, part)
+        for holder in _MLX_EXPERTS:
+            stacked = f"{block}.{holder}.{part}_proj"
+            if f"{stacked}.weight" in self._names:
+                return replace(slot.at(stacked + _suffix(slot)), expert=expert)
         by_name = _EXPERT_NAMES[0]
         if f"{block}.experts.{expert}.{by_name[part]}.weight" not in self._names:
             by_name = _EXPERT_NAMES[1]

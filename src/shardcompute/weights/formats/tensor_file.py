@@ -19,6 +19,7 @@ from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float3
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.weights.formats.bytes import ByteSource
 from shardcompute.weights.formats.gguf_blocks import BLOCK_LAYOUTS, BlockLayout
+from shardcompute.weights.formats.mlx_blocks import mlx_layout
 
 Span = tuple[int, int]
 
@@ -102,6 +103,11 @@ class SingleTensorFile:
         self._source.close()
 
 
+def block_layout(dtype: str) -> BlockLayout | None:
+    """How blocks of a number type lie in a file; None for types that have none."""
+    return BLOCK_LAYOUTS.get(dtype) or mlx_layout(dtype)
+
+
 def find_entry(file: TensorFile, name: str) -> TensorEntry:
     """The entry of tensor `name`; `CorruptModelError` where the file has none."""
     try:
@@ -146,7 +152,7 @@ def _read_part(
     rows = (first_row + start, first_row + stop)
     if entry.dtype in _FLOAT_TYPES:
         return _read_dense(file, entry, rows, columns)
-    layout = BLOCK_LAYOUTS.get(entry.dtype)
+    layout = block_layout(entry.dtype)
     if layout is None:
         raise _unsupported_type(file, entry)
     return _read_blocks(file, entry, layout, rows, columns)
