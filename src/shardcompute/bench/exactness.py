@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import TensorProto
 
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix
@@ -20,6 +19,7 @@ from shardcompute.backends.ops import Gate
 from shardcompute.backends.ort import OrtExecutor
 from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
 from shardcompute.backends.ort.linear import Linear, stack, write_linear
+from shardcompute.backends.ort.model_bytes import INT32, INT64
 from shardcompute.backends.ort.ops import write_gated
 from shardcompute.backends.rotation import rotation_tables
 from shardcompute.bench.report import Result, Say, median_ratio
@@ -97,8 +97,8 @@ class FusedModel:
         graph = GraphWriter()
         self._outputs: list[str] = []
         x = graph.input("x", ["batch", "rows", spec.hidden])
-        graph.input("lengths", ["batch"], TensorProto.INT32)
-        graph.input("total", [1], TensorProto.INT32)
+        graph.input("lengths", ["batch"], INT32)
+        graph.input("total", [1], INT32)
         rope = spec.ropes[0]
         tables = [
             graph.constant(t) for t in rotation_tables(rope.inverse_frequencies, rope.amplitude, _CONTEXT)

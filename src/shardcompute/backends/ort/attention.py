@@ -24,7 +24,7 @@ from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
 from shardcompute.core.batch import PAGE_TOKENS, Segment
 
 SPAN = 512
-_SCORE_BYTES = 32 << 20
+_SCORE_BYTES = 4 << 20
 _SMALL_ROWS = 16
 # Fewer rows at once see fewer keys that are masked anyway, and their scores stay in the cache.
 _ROWS = 128

@@ -10,12 +10,13 @@ import numpy as np
 
 from shardcompute.backends.executor import ExecutorOptions, Network, SynchronousSteps
 from shardcompute.backends.kv import HostKv, KvSessions
-from shardcompute.backends.matrix import Array, Float32, Matrix, rows_of
-from shardcompute.backends.ort.graph import use_threads
+from shardcompute.backends.matrix import Array, Float32
+from shardcompute.backends.ort.graph import LOADING_ROOM, use_threads
 from shardcompute.backends.ort.ops import OrtOps
 from shardcompute.backends.ort.program import Graph, Run, TakeWanted, Value, assign_buffers, round_up
+from shardcompute.backends.ort.table import EmbeddingTable
 from shardcompute.core.batch import Segment, count_rows
-from shardcompute.core.errors import UsageError
+from shardcompute.core.errors import BackendError, UsageError
 
 _PROBED_ROWS = 16
 _ROW_MULTIPLES = (1, 2, 4, 8, 16)
@@ -42,7 +43,7 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         capacity = options.max_rows + _PROBED_ROWS
         self._positions = np.zeros((1, capacity), dtype=np.int64)
         self._ops = OrtOps(options.context_length, self._positions)
-        self._table: Matrix | None = network.load_embedding(self._ops) if network.is_first else None
+        self._table: EmbeddingTable | None = network.load_embedding(self._ops) if network.is_first else None
         self._input = self._ops.source(network.hidden)
         self._normed: Value | None = None
         self._output = self._record(self._input)
@@ -52,6 +53,7 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         assign_buffers(self._ops.steps, kept, capacity, narrow)
         self._steps = self._ops.steps
         self.row_multiple = self._probe_rows()
+        LOADING_ROOM.release()
         _return_freed_memory()
 
     def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
@@ -65,7 +67,7 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
             )
         self._check_inputs(inputs, rows)
         self._kv.take(segments)
-        self._input.buffer[:rows] = inputs if self._table is None else rows_of(self._table, inputs).to_dense()
+        self._input.buffer[:rows] = inputs if self._table is None else self._table.rows(inputs)
         row = 0
         for segment in segments:
             self._positions[0, row : row + segment.count] = np.arange(segment.start, segment.stop)
@@ -153,6 +155,11 @@ def _probe_graph(step: Graph) -> int:
         return [value.buffer[:rows].copy() for value in step.makes]
 
     whole = outputs(_PROBED_ROWS)
+    if not all(np.isfinite(each).all() for each in whole):
+        raise BackendError(
+            "a graph on random input gives numbers that are none",
+            hint="check the model's file; if it is right, report this with the model's name and the processor",
+        )
     for multiple in _ROW_MULTIPLES:
         counts = range(multiple, _PROBED_ROWS, multiple)
         if all(

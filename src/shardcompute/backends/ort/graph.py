@@ -6,22 +6,34 @@ serialised graph, so that the only copy that stays is the kernels' own packed on
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import onnxruntime
-from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from shardcompute.backends.matrix import Array
+from shardcompute.backends.ort.loading_room import LoadingRoom
+from shardcompute.backends.ort.model_bytes import (
+    FLOAT,
+    Attribute,
+    write_external_tensor,
+    write_model,
+    write_node,
+    write_tensor,
+    write_value,
+)
 from shardcompute.core.errors import BackendError
 
 CONTRIB = "com.microsoft"
-_OPSETS = [helper.make_opsetid("", 20), helper.make_opsetid(CONTRIB, 1)]
+_OPSETS = {"": 20, CONTRIB: 1}
 _LARGE_BYTES = 1024
 # This fusion would join an addition with the norm behind it inside a slice but not across a cut.
 _DISABLED = ["SkipLayerNormFusion"]
 _process_threads: int | None = None
+LOADING_ROOM = LoadingRoom()
+"""Where sessions of this process find, while they are opened, what their kernels pack."""
 
 
 def use_threads(threads: int) -> None:
@@ -50,31 +62,44 @@ def _share_scratch_memory() -> None:
     state.create_and_register_allocator(place, arena)
 
 
+@dataclass(slots=True)
+class _Node:
+    kind: str
+    inputs: Sequence[str]
+    outputs: list[str]
+    domain: str
+    attributes: dict[str, Attribute]
+
+
 class GraphWriter:
     """Collects nodes, inputs and weights of one graph; `open` makes the session."""
 
     def __init__(self) -> None:
-        self._nodes: list[NodeProto] = []
+        self._nodes: list[_Node] = []
         self._constants: dict[str, Array] = {}
-        self._inputs: dict[str, ValueInfoProto] = {}
-        self._outputs: dict[str, ValueInfoProto] = {}
+        self._spent: set[str] = set()
+        self._inputs: dict[str, bytes] = {}
+        self._outputs: dict[str, bytes] = {}
         self._count = 0
 
     @property
     def is_empty(self) -> bool:
         return not self._nodes
 
-    def input(self, name: str, shape: Sequence[int | str], kind: int = TensorProto.FLOAT) -> str:
+    def input(self, name: str, shape: Sequence[int | str], kind: int = FLOAT) -> str:
         if name not in self._inputs:
-            self._inputs[name] = helper.make_tensor_value_info(name, kind, shape)
+            self._inputs[name] = write_value(name, kind, shape)
         return name
 
     def output(self, name: str, shape: Sequence[int | str]) -> None:
-        self._outputs[name] = helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        self._outputs[name] = write_value(name, FLOAT, shape)
 
-    def constant(self, values: Array) -> str:
+    def constant(self, values: Array, *, is_spent: bool = False) -> str:
+        """A weight. One that `is_spent` once the session is open, because its kernel has packed it, is not kept."""
         name = self.fresh("w")
         self._constants[name] = np.ascontiguousarray(values)
+        if is_spent:
+            self._spent.add(name)
         return name
 
     def number(self, value: float) -> str:
@@ -87,21 +112,21 @@ class GraphWriter:
         self._count += 1
         return f"{prefix}{self._count}"
 
-    def node(self, kind: str, inputs: Sequence[str], *, domain: str = "", **attributes: Any) -> str:
+    def node(self, kind: str, inputs: Sequence[str], *, domain: str = "", **attributes: Attribute) -> str:
         return self.nodes(kind, inputs, 1, domain=domain, **attributes)[0]
 
     def nodes(
-        self, kind: str, inputs: Sequence[str], outputs: int, *, domain: str = "", **attributes: Any
+        self, kind: str, inputs: Sequence[str], outputs: int, *, domain: str = "", **attributes: Attribute
     ) -> list[str]:
         names = [self.fresh() for _ in range(outputs)]
-        self._nodes.append(helper.make_node(kind, inputs, names, domain=domain, **attributes))
+        self._nodes.append(_Node(kind, inputs, list(names), domain, attributes))
         return names
 
     def rename(self, name: str, wanted: str) -> None:
         """Give the last node's only output a name of our choice."""
-        if list(self._nodes[-1].output) != [name]:
+        if self._nodes[-1].outputs != [name]:
             raise ValueError("only the last node's output can be renamed")
-        self._nodes[-1].output[0] = wanted
+        self._nodes[-1].outputs[0] = wanted
 
     def open(self) -> onnxruntime.InferenceSession:
         """The session; this writer's weights are let go."""
@@ -109,46 +134,34 @@ class GraphWriter:
         options.use_per_session_threads = False
         options.add_session_config_entry("session.use_env_allocators", "1")
         options.enable_mem_pattern = False
-        initializers, large = [], {}
-        for name, values in self._constants.items():
-            if values.nbytes < _LARGE_BYTES:
-                initializers.append(_small_tensor(name, values))
-            else:
-                initializers.append(_external_tensor(name, values))
-                large[name] = onnxruntime.OrtValue.ortvalue_from_numpy(values)
-        if large:
-            options.add_external_initializers(list(large), list(large.values()))
-        graph = helper.make_graph(
-            self._nodes, "shard", list(self._inputs.values()), list(self._outputs.values()), initializers
-        )
-        model = helper.make_model(graph, opset_imports=_OPSETS, ir_version=10)
+        large = {name: values for name, values in self._constants.items() if values.nbytes >= _LARGE_BYTES}
+        initializers = [
+            write_external_tensor(name, values) if name in large else write_tensor(name, values)
+            for name, values in self._constants.items()
+        ]
+        nodes = [write_node(n.kind, n.inputs, n.outputs, n.domain, n.attributes) for n in self._nodes]
+        model = write_model(nodes, self._inputs.values(), self._outputs.values(), initializers, _OPSETS)
         self._constants.clear()
-        try:
-            return onnxruntime.InferenceSession(
-                model.SerializeToString(),
-                options,
-                providers=["CPUExecutionProvider"],
-                disabled_optimizers=_DISABLED,
-            )
-        except Exception as error:
-            raise BackendError(
-                f"ONNX Runtime refused a graph: {error}", hint="report this with the model's name"
-            ) from error
+        with contextlib.ExitStack() as stack:
+            spent = {name: large.pop(name) for name in self._spent & large.keys()}
+            values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(kept) for name, kept in large.items()}
+            large.clear()
+            if spent:
+                for name, placed in stack.enter_context(LOADING_ROOM.place(spent)).items():
+                    values[name] = placed
+                    # Without this the session would copy it for the kernel that no longer looks at it.
+                    options.add_initializer(name, placed)
+            if values:
+                options.add_external_initializers(list(values), list(values.values()))
+            return _open(model, options)
 
 
-def _small_tensor(name: str, values: Array) -> TensorProto:
-    kind = helper.np_dtype_to_tensor_dtype(values.dtype)
-    return helper.make_tensor(name, kind, values.shape, values.tobytes(), raw=True)
-
-
-def _external_tensor(name: str, values: Array) -> TensorProto:
-    """A tensor whose bytes the session is given separately, in memory."""
-    tensor = TensorProto()
-    tensor.name = name
-    tensor.data_type = helper.np_dtype_to_tensor_dtype(values.dtype)
-    tensor.dims.extend(values.shape)
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", "memory"), ("offset", "0"), ("length", str(values.nbytes))):
-        entry = tensor.external_data.add()
-        entry.key, entry.value = key, value
-    return tensor
+def _open(model: bytes, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
+    try:
+        return onnxruntime.InferenceSession(
+            model, options, providers=["CPUExecutionProvider"], disabled_optimizers=_DISABLED
+        )
+    except Exception as error:
+        raise BackendError(
+            f"ONNX Runtime refused a graph: {error}", hint="report this with the model's name"
+        ) from error

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
 
 from shardcompute.backends.matrix import Array, Float32, Matrix
 from shardcompute.backends.ops import Attention, ExpertBlock, Gate
 from shardcompute.backends.ort.attention import AttentionKernel
 from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
 from shardcompute.backends.ort.linear import Linear, describe_form, stack, write_linear
+from shardcompute.backends.ort.model_bytes import INT64
 from shardcompute.backends.ort.program import Attend, ExpertsStep, Graph, ProgramStep, TakeWanted, Value
+from shardcompute.backends.ort.table import EmbeddingTable
 from shardcompute.backends.rotation import rotation_tables
 
 GPT_OSS_ALPHA = 1.702
@@ -61,8 +62,8 @@ class OrtOps:
     def vector(self, values: Float32) -> Float32:
         return values
 
-    def table(self, matrix: Matrix) -> Matrix:
-        return matrix
+    def table(self, matrix: Matrix) -> EmbeddingTable:
+        return EmbeddingTable(matrix)
 
     def rotation(self, inverse_frequencies: Sequence[float], amplitude: float) -> tuple[Float32, Float32]:
         return rotation_tables(inverse_frequencies, amplitude, self._context_length)
@@ -73,7 +74,7 @@ class OrtOps:
         """A value that the executor fills before the program runs."""
         return Value(self._name("in"), width, None)
 
-    def embed(self, table: Matrix, ids: Value) -> Value:
+    def embed(self, table: EmbeddingTable, ids: Value) -> Value:
         """The executor looks rows of the table up itself and fills the source with them."""
         return ids
 
@@ -118,7 +119,7 @@ class OrtOps:
         cosines, sines = rotation
         piece, name = self._piece, self._use(x)
         tables = [self._table(cosines), self._table(sines)]
-        piece.graph.input("positions", [1, "rows"], TensorProto.INT64)
+        piece.graph.input("positions", [1, "rows"], INT64)
         piece.uses_positions = True
         turned = 2 * cosines.shape[1]
         name = piece.graph.node(
