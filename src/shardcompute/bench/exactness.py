@@ -19,7 +19,7 @@ from shardcompute.backends.ops import Gate
 from shardcompute.backends.ort import OrtExecutor
 from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
 from shardcompute.backends.ort.linear import Linear, stack, write_linear
-from shardcompute.backends.ort.model_bytes import INT32, INT64
+from shardcompute.backends.ort.model_bytes import INT32
 from shardcompute.backends.ort.ops import write_gated
 from shardcompute.backends.rotation import rotation_tables
 from shardcompute.bench.report import Result, Say, median_ratio

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +13,7 @@ from shardcompute.backends.ort.graph import LOADING_ROOM, use_threads
 from shardcompute.backends.ort.ops import OrtOps
 from shardcompute.backends.ort.program import Graph, Run, TakeWanted, Value, assign_buffers, round_up
 from shardcompute.backends.ort.table import EmbeddingTable
+from shardcompute.backends.process_memory import give_back_large_blocks, return_freed_memory
 from shardcompute.core.batch import Segment, count_rows
 from shardcompute.core.errors import BackendError, UsageError
 
@@ -31,6 +30,7 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
 
     def __init__(self, network: Network, options: ExecutorOptions) -> None:
         use_threads(options.threads)
+        give_back_large_blocks()
         self._network = network
         self._options = options
         self._kv = HostKv(
@@ -54,7 +54,7 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         self._steps = self._ops.steps
         self.row_multiple = self._probe_rows()
         LOADING_ROOM.release()
-        _return_freed_memory()
+        return_freed_memory()
 
     def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
         rows = count_rows(segments)
@@ -100,7 +100,7 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
 
     def close(self) -> None:
         self._steps.clear()
-        _return_freed_memory()
+        return_freed_memory()
 
     def _record(self, x: Value) -> Value:
         network, ops = self._network, self._ops
@@ -169,11 +169,3 @@ def _probe_graph(step: Graph) -> int:
         ):
             return multiple
     return _PROBED_ROWS
-
-
-def _return_freed_memory() -> None:
-    """Give the memory that loading used and freed back to the system, where the C library would keep it."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)

@@ -111,9 +111,7 @@ def _forgets_scales(bits: int, block_size: int, width: int) -> bool:
         graph.output("y", [1, "rows", _PROBED_OUTPUTS])
         kernels.append(graph.open())
     inputs = [noise.standard_normal((1, rows, width), dtype=np.float32) for rows in _PROBED_ROWS]
-    return all(
-        np.array_equal(*(kernel.run(["y"], {"x": rows})[0] for kernel in kernels)) for rows in inputs
-    )
+    return all(np.array_equal(*(kernel.run(["y"], {"x": rows})[0] for kernel in kernels)) for rows in inputs)
 
 
 def _join(a: Matrix, b: Matrix) -> Matrix | None:

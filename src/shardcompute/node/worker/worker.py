@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shardcompute.backends.devices import ComputeDevice, host_device, offered_bytes
+from shardcompute.backends.process_memory import give_back_large_blocks, resident_bytes
 from shardcompute.control.events import (
     LinkBroken,
     NodeJoined,
@@ -39,7 +40,6 @@ from shardcompute.node.rpc.control_client import ControlClient
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes, probe_links
 from shardcompute.node.weights.server import CachedModels, WeightsServer
-from shardcompute.node.worker.process_memory import give_back_large_blocks, resident_bytes
 from shardcompute.node.worker.shard_loader import ShardLoader, ShardOptions
 from shardcompute.node.worker.speed_probe import measure_seconds_per_byte
 from shardcompute.node.worker.stage_server import ShardKey, StageServer

@@ -1,4 +1,4 @@
-"""Memory of a worker's process: what it truly takes, and giving back what is free.
+"""Memory of the process that computes: what it truly takes, and giving back what is free.
 
 Buffers of long prompts come and go. The C library keeps blocks that were freed for later, of ever larger sizes, unless
 it is told where large begins; what is larger than that goes back to the machine at once.
@@ -26,6 +26,14 @@ def give_back_large_blocks() -> bool:
         except (OSError, AttributeError) as error:
             log.info("freed memory may be kept by the C library: %s", error)
     return False
+
+
+def return_freed_memory() -> None:
+    """Give the memory that loading used and freed back to the system, where the C library would keep it."""
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def resident_bytes() -> int:

@@ -1,0 +1,115 @@
+"""The CPU engine holds weights once: what kernels have packed is not kept beside it, and the bits do not change."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, Float32, Matrix, MixedMatrix
+from shardcompute.backends.ort.graph import LOADING_ROOM, GraphWriter, use_threads
+from shardcompute.backends.ort.linear import Linear, write_linear
+from shardcompute.backends.ort.table import EmbeddingTable
+
+WIDTH, HEIGHT = 256, 96
+
+
+def blocks(bits: int, size: int, *, has_shifts: bool = False, is_half: bool = True) -> BlockMatrix:
+    noise = np.random.default_rng(bits + size)
+    shape = (HEIGHT, WIDTH // size)
+    codes = noise.integers(0, 256, (*shape, size * bits // 8), dtype=np.uint8)
+    scales, shifts = (noise.random(shape, dtype=np.float32) for _ in range(2))
+    if is_half:
+        scales, shifts = (each.astype(np.float16).astype(np.float32) for each in (scales, shifts))
+    return BlockMatrix(bits, size, codes, scales, shifts if has_shifts else None)
+
+
+def open_linear(matrix: Matrix) -> onnxruntime.InferenceSession:
+    use_threads(1)
+    graph = GraphWriter()
+    y = write_linear(graph, graph.input("x", [1, "rows", WIDTH]), Linear((matrix,), None))
+    graph.rename(y, "y")
+    graph.output("y", [1, "rows", HEIGHT])
+    return graph.open()
+
+
+@pytest.mark.parametrize(("bits", "size"), [(4, 32), (8, 32), (4, 16), (8, 64), (4, 128)])
+def test_sessions_do_not_read_what_passed_through_the_loading_room(bits: int, size: int) -> None:
+    matrix = blocks(bits, size)
+    x = np.random.default_rng(0).standard_normal((1, 3, WIDTH), dtype=np.float32)
+    session = open_linear(matrix)
+    expected = session.run(["y"], {"x": x})[0]
+    exact = x[0] @ matrix.to_dense().T
+    np.testing.assert_allclose(expected[0], exact, atol=0.03 * np.abs(exact).max())
+    open_linear(blocks(8, 32))  # takes the same room
+    LOADING_ROOM.release()
+    assert np.array_equal(session.run(["y"], {"x": x})[0], expected)
+
+
+def test_a_kernel_that_reads_its_scales_later_would_be_noticed() -> None:
+    use_threads(1)
+    graph = GraphWriter()
+    late = graph.constant(np.ones(WIDTH, dtype=np.float32) * 3, is_spent=True)
+    graph.rename(graph.node("Mul", [graph.input("x", [1, "rows", WIDTH]), late]), "y")
+    graph.output("y", [1, "rows", WIDTH])
+    assert np.isnan(graph.open().run(["y"], {"x": np.ones((1, 1, WIDTH), dtype=np.float32)})[0]).all()
+
+
+@pytest.mark.parametrize("has_shifts", [False, True])
+@pytest.mark.parametrize("is_half", [False, True])
+def test_a_table_gives_the_rows_of_its_matrix(has_shifts: bool, is_half: bool) -> None:
+    matrix = blocks(8, 32, has_shifts=has_shifts, is_half=is_half)
+    table, ids = EmbeddingTable(matrix), np.array([5, 0, 5, HEIGHT - 1])
+    assert np.array_equal(table.rows(ids), matrix.to_dense()[ids])
+    narrow = matrix.codes.nbytes + (matrix.size_bytes - matrix.codes.nbytes) // 2
+    assert table.size_bytes == (narrow if is_half else matrix.size_bytes)
+
+
+def test_tables_of_other_forms_stay_as_they_are() -> None:
+    dense = np.random.default_rng(0).standard_normal((HEIGHT, WIDTH)).astype(np.float16)
+    columns = np.array([3, 200])
+    mixed = MixedMatrix(blocks(8, 32), columns, dense[:, columns])
+    for matrix in (DenseMatrix(dense), mixed):
+        rows: Float32 = EmbeddingTable(matrix).rows(np.array([7, 1]))
+        assert np.array_equal(rows, matrix.to_dense()[[7, 1]])
+
+
+_MEASURE = """
+import re
+import numpy as np
+from shardcompute.backends.matrix import BlockMatrix
+from shardcompute.backends.ort.graph import LOADING_ROOM, GraphWriter, use_threads
+from shardcompute.backends.ort.linear import Linear, write_linear
+from shardcompute.backends.process_memory import give_back_large_blocks, return_freed_memory
+
+def anonymous_bytes():
+    return_freed_memory()
+    return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1])
+
+def open_session(height, width=2048):
+    shape = (height, width // 32)
+    codes = np.full((*shape, 16), 0x5A, dtype=np.uint8)
+    matrix = BlockMatrix(4, 32, codes, np.ones(shape, dtype=np.float32))
+    graph = GraphWriter()
+    graph.rename(write_linear(graph, graph.input("x", [1, "rows", width]), Linear((matrix,), None)), "y")
+    graph.output("y", [1, "rows", height])
+    return graph.open()
+
+use_threads(1)
+give_back_large_blocks()
+kept = [open_session(256)]
+before = anonymous_bytes()
+kept += [open_session(8192) for _ in range(4)]
+LOADING_ROOM.release()
+print((anonymous_bytes() - before) / (4 * 8192 * 2048))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_only_the_packed_weights_stay_in_memory() -> None:
+    """4 bits a weight, and for every 32 of them a scale and a sum as the kernel packs them."""
+    measured = subprocess.run([sys.executable, "-c", _MEASURE], capture_output=True, text=True, check=True)
+    assert float(measured.stdout) < 0.5 + 2 * 4 / 32 + 0.05
