@@ -83,7 +83,7 @@ import numpy as np
 from shardcompute.backends.matrix import BlockMatrix
 from shardcompute.backends.ort.graph import LOADING_ROOM, GraphWriter, use_threads
 from shardcompute.backends.ort.linear import Linear, write_linear
-from shardcompute.backends.process_memory import give_back_large_blocks, return_freed_memory
+from shardcompute.core.process_memory import give_back_large_blocks, return_freed_memory
 
 def anonymous_bytes():
     return_freed_memory()

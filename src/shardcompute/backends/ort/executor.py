@@ -13,9 +13,9 @@ from shardcompute.backends.ort.graph import LOADING_ROOM, use_threads
 from shardcompute.backends.ort.ops import OrtOps
 from shardcompute.backends.ort.program import Graph, Run, TakeWanted, Value, assign_buffers, round_up
 from shardcompute.backends.ort.table import EmbeddingTable
-from shardcompute.backends.process_memory import give_back_large_blocks, return_freed_memory
 from shardcompute.core.batch import Segment, count_rows
 from shardcompute.core.errors import BackendError, UsageError
+from shardcompute.core.process_memory import give_back_large_blocks, return_freed_memory
 
 _PROBED_ROWS = 16
 _ROW_MULTIPLES = (1, 2, 4, 8, 16)

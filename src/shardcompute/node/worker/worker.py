@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Protocol
 
 from shardcompute.backends.devices import ComputeDevice, host_device, offered_bytes
-from shardcompute.backends.process_memory import give_back_large_blocks, resident_bytes
 from shardcompute.control.events import (
     LinkBroken,
     NodeJoined,
@@ -22,6 +21,7 @@ from shardcompute.control.events import (
 from shardcompute.control.state import Holding, UnusedDevice
 from shardcompute.core.errors import BackendError, DeviceMemoryError, ShardComputeError
 from shardcompute.core.fields import shorten
+from shardcompute.core.process_memory import give_back_large_blocks, resident_bytes
 from shardcompute.node.rpc.commands import (
     Admit,
     Connect,

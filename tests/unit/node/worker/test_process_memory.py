@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from shardcompute.backends.kv import HostKv
-from shardcompute.backends.process_memory import give_back_large_blocks, resident_bytes
 from shardcompute.control import ClusterState, apply
 from shardcompute.control.events import NodeSeen
 from shardcompute.core.batch import Segment
 from shardcompute.core.generation import Sampling
+from shardcompute.core.process_memory import give_back_large_blocks, resident_bytes
 from shardcompute.core.steps import Opening, SessionRows
 from shardcompute.node.admin.view_builder import view_nodes
 from shardcompute.node.worker.activation_log import ActivationLog, Chunk
