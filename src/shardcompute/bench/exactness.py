@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardcompute.backends.executor import ExecutorOptions
+from shardcompute.backends.host.rotation import rotation_tables
 from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix
 from shardcompute.backends.ops import Gate
 from shardcompute.backends.ort import OrtExecutor
@@ -21,7 +22,6 @@ from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
 from shardcompute.backends.ort.linear import Linear, stack, write_linear
 from shardcompute.backends.ort.model_bytes import INT32
 from shardcompute.backends.ort.ops import write_gated
-from shardcompute.backends.rotation import rotation_tables
 from shardcompute.bench.report import Result, Say, median_ratio
 from shardcompute.core.batch import Segment
 from shardcompute.models.decoder import Decoder

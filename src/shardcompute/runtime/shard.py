@@ -75,7 +75,7 @@ def _run_by(backend: str, network: Network, options: ExecutorOptions) -> Executo
 
         return OrtExecutor(network, options)
     if backend == "numpy":
-        from shardcompute.backends.numpy_ops import NumpyExecutor
+        from shardcompute.backends.host.numpy_ops import NumpyExecutor
 
         return NumpyExecutor(network, options)
     if backend == "torch":

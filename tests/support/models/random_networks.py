@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from shardcompute.backends.executor import ExecutorOptions
+from shardcompute.backends.host.numpy_ops import NumpyExecutor
 from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, MixedMatrix
-from shardcompute.backends.numpy_ops import NumpyExecutor
 from shardcompute.core.batch import Segment
 from shardcompute.models.decoder import Decoder
 from shardcompute.models.spec import Experts, Layer, ModelSpec, Rope, whole

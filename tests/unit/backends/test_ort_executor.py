@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shardcompute.backends.executor import ExecutorOptions
-from shardcompute.backends.numpy_ops import NumpyExecutor
+from shardcompute.backends.host.numpy_ops import NumpyExecutor
 from shardcompute.backends.ort import OrtExecutor
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import BackendError, CapacityError, PromptTooLongError, UsageError

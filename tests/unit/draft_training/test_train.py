@@ -14,8 +14,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from shardcompute.backends.executor import ExecutorOptions
+from shardcompute.backends.host.numpy_ops import NumpyExecutor
 from shardcompute.backends.matrix import DenseMatrix
-from shardcompute.backends.numpy_ops import NumpyExecutor
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import BackendError, UsageError
 from shardcompute.core.settings import Settings

@@ -13,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from shardcompute.backends.host.rotation import rotation_tables
 from shardcompute.backends.matrix import Float32, Matrix
 from shardcompute.backends.mlx.attention import attend_group
 from shardcompute.backends.mlx.padded_step import PaddedStep
@@ -25,7 +26,6 @@ from shardcompute.backends.mlx.weights import (
     stack_experts,
 )
 from shardcompute.backends.ops import Attention, ExpertBlock, Gate
-from shardcompute.backends.rotation import rotation_tables
 
 GPT_OSS_ALPHA = 1.702
 StepArrays = tuple[Any, ...]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from shardcompute.backends.host.rotation import rotation_tables
 from shardcompute.backends.matrix import Array, Float32, Matrix
 from shardcompute.backends.ops import Attention, ExpertBlock, Gate
 from shardcompute.backends.ort.attention import AttentionKernel
@@ -15,7 +16,6 @@ from shardcompute.backends.ort.linear import Linear, describe_form, stack, write
 from shardcompute.backends.ort.model_bytes import INT64
 from shardcompute.backends.ort.program import Attend, ExpertsStep, Graph, ProgramStep, TakeWanted, Value
 from shardcompute.backends.ort.table import EmbeddingTable
-from shardcompute.backends.rotation import rotation_tables
 
 GPT_OSS_ALPHA = 1.702
 

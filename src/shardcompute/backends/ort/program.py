@@ -13,10 +13,10 @@ from typing import Literal, Protocol
 import numpy as np
 import onnxruntime
 
+from shardcompute.backends.host.routing import choose_experts
 from shardcompute.backends.kv import HostKv
 from shardcompute.backends.matrix import Array, Float32
 from shardcompute.backends.ort.attention import AttentionKernel, KeyRange
-from shardcompute.backends.routing import choose_experts
 from shardcompute.core.batch import Segment, logit_row_indices
 
 _KEPT_BINDINGS = 32

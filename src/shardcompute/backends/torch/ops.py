@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from shardcompute.backends.host.rotation import rotation_tables
 from shardcompute.backends.matrix import Float32, Matrix
 from shardcompute.backends.ops import Attention, ExpertBlock, Gate
-from shardcompute.backends.rotation import rotation_tables
 from shardcompute.backends.torch.attention import attend_one
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.plan import StepPlan

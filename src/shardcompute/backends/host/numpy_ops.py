@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from shardcompute.backends.executor import ExecutorOptions, Network, SynchronousSteps
+from shardcompute.backends.host.rotation import rotation_tables
+from shardcompute.backends.host.routing import choose_experts, softmax
 from shardcompute.backends.kv import HostKv, KvSessions
 from shardcompute.backends.matrix import Array, Float32, Matrix
 from shardcompute.backends.ops import Attention, ExpertBlock, Gate
-from shardcompute.backends.rotation import rotation_tables
-from shardcompute.backends.routing import choose_experts, softmax
 from shardcompute.core.batch import Segment, logit_row_indices
 
 GPT_OSS_ALPHA = 1.702
