@@ -16,6 +16,9 @@ from shardcompute.backends.matrix import Array
 from shardcompute.backends.ops import Handle, Ops, Tensor
 from shardcompute.core.batch import Segment
 
+MAX_ROWS, MAX_LOGIT_ROWS = 512, 64
+"""Of one step, unless somebody knows better."""
+
 
 class Network(Protocol):
     """A contiguous slice of a decoder. Layer numbers count from 0 within the slice."""
@@ -55,8 +58,8 @@ class ExecutorOptions:
     float32, float16 or bfloat16."""
 
     kv_bytes: int
-    max_rows: int = 512
-    max_logit_rows: int = 64
+    max_rows: int = MAX_ROWS
+    max_logit_rows: int = MAX_LOGIT_ROWS
     context_length: int = 8192
     threads: int = 1
     device: str = "cpu"

@@ -30,6 +30,9 @@ class RoundCosts:
     circulating: int
     """Frames that go round with plain decoding."""
     frames_in_flight: int = 0
+    continues: bool = False
+    """The chain goes on with plain decoding by itself, so that a plain round costs the stage's time alone. A draft
+    has to wait for the driver: where others continue meanwhile, for their next step."""
 
     sharing: float = field(init=False)
     """Sessions in one frame."""
@@ -41,7 +44,8 @@ class RoundCosts:
     def __post_init__(self) -> None:
         # Asked for with every length and number of frames that is weighed, so worked out once.
         object.__setattr__(self, "sharing", self.sessions / self.circulating)
-        object.__setattr__(self, "plain_s", max(self.loop_s(0.0), 1e-9))
+        plain_s = self.stage_s(self.sharing) if self.continues else self.loop_s(0.0)
+        object.__setattr__(self, "plain_s", max(plain_s, 1e-9))
         object.__setattr__(self, "pressure", self._find_pressure())
 
     def stage_s(self, rows: float) -> float:
@@ -50,6 +54,8 @@ class RoundCosts:
     def loop_s(self, extra_rows: float) -> float:
         """From sending a frame with so many drafted rows until its results are back, with the others around."""
         idle = self.fixed_s + self.row_s * (self.sharing + extra_rows)
+        if self.continues and self.sessions > 1:
+            idle = max(idle, self.stage_s(self.sharing) + self.stage_s(self.sharing + extra_rows))
         return max(idle, self.circulating * self.stage_s(self.sharing) + self.stage_row_s * extra_rows)
 
     def _find_pressure(self) -> float:

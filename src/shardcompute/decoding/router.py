@@ -71,6 +71,8 @@ class PipeLoad:
     sessions: int
     frames_in_flight: int
     stages: int
+    continues: bool = False
+    """Whether it goes on with plain decoding by itself: nobody waits for the driver then."""
 
 
 @dataclass(slots=True)
@@ -326,7 +328,7 @@ class Router:
 
     def _plan(self, session: int, state: _RoutedSession, names: tuple[str, ...], load: PipeLoad) -> None:
         """Work out what each drafter promises, unless that was done a few rounds ago for the same situation."""
-        situation = (state.wish, load.sessions, load.stages)
+        situation = (state.wish, load.sessions, load.stages, load.continues)
         planned = {plan.drafter for plan in state.plans}
         if state.planned_for == situation and state.rounds_left > 0 and planned.issuperset(names):
             state.rounds_left -= 1
@@ -349,7 +351,15 @@ class Router:
         circulating = max(1, min(sessions, self.pipe_depth(load.stages)))
         stage_fixed_s, stage_row_s = self._ring.bottleneck(sessions / circulating)
         return RoundCosts(
-            fixed_s, row_s, stage_fixed_s, stage_row_s, 0.0, sessions, circulating, load.frames_in_flight
+            fixed_s,
+            row_s,
+            stage_fixed_s,
+            stage_row_s,
+            0.0,
+            sessions,
+            circulating,
+            load.frames_in_flight,
+            load.continues,
         )
 
     def _survey(self, session: int, state: _RoutedSession, drafter: str, costs: RoundCosts) -> _Prospectus:

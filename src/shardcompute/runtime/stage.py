@@ -19,7 +19,7 @@ from shardcompute.backends.device_memory import (
     is_out_of_memory,
     within_memory,
 )
-from shardcompute.backends.executor import Executor, KvUsage, PendingStep
+from shardcompute.backends.executor import MAX_LOGIT_ROWS, MAX_ROWS, Executor, KvUsage, PendingStep
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import UsageError
 from shardcompute.core.steps import Draft, Opening, Picked, SessionRows, segments_of
@@ -62,14 +62,19 @@ class StageRuntime:
         is_last: bool,
         drafter: HeadDrafter | None = None,
         vocabulary: Callable[[], Vocabulary] | None = None,
+        max_rows: int = MAX_ROWS,
+        max_logit_rows: int = MAX_LOGIT_ROWS,
     ) -> None:
-        """A last stage asks for the `vocabulary` when a session has a grammar."""
+        """A last stage asks for the `vocabulary` when a session has a grammar. `max_rows` and `max_logit_rows` are what
+        the executor takes at once."""
         if drafter is not None and not is_last:
             raise ValueError("only a last stage can draft")
         self._executor = executor
         self._drafter = drafter
         self._is_first = is_first
         self._tail = Tail(vocabulary) if is_last else None
+        self.max_rows = max_rows
+        self.max_logit_rows = max_logit_rows
         self._pending: deque[PendingFrame] = deque()
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,13 +14,15 @@ from shardcompute.core.batch import Segment
 
 @dataclass
 class DeferredStep:
-    """Done when its device lets it be, or when it is waited for."""
+    """Done when it was looked at so often as its device takes, or when it is waited for."""
 
     output: Array
     device: DeferredExecutor
+    looks: int = 0
 
     def is_ready(self) -> bool:
-        return self.device.is_quick.is_set()
+        self.looks += 1
+        return self.looks > self.device.looks
 
     def wait(self) -> Array:
         self.device.order.append("waited")
@@ -34,13 +35,13 @@ class DeferredStep:
 
 @dataclass
 class DeferredExecutor:
-    """Wraps an executor. `order` tells what was launched and waited for; `is_quick`: steps are ready at once."""
+    """Wraps an executor. `order` tells what was launched and waited for."""
 
     inner: Executor
     order: list[str] = field(default_factory=list)
     under_way: int = 0
     failure: Exception | None = None
-    is_quick: threading.Event = field(default_factory=threading.Event)
+    looks: int = 3
 
     @property
     def is_asynchronous(self) -> bool:

@@ -23,6 +23,7 @@ from shardcompute.node.driver.limits import ChainShape, DriverLimits
 
 LETTERS = 26
 SHAPE = ChainShape(capacity_tokens=100 * PAGE_TOKENS, can_share=False)
+CONTINUING = ChainShape(capacity_tokens=100 * PAGE_TOKENS, can_share=False, can_continue=True)
 PIPELINE = ChainShape(
     capacity_tokens=100 * PAGE_TOKENS, stages=3, max_rows=16, max_logit_rows=8, can_share=False
 )
@@ -68,6 +69,8 @@ class FakeChain:
     _inbox: deque[Frame | tuple[int, ...]] = field(default_factory=deque)
     _tokens: dict[int, list[int]] = field(default_factory=dict)
     _opened: set[int] = field(default_factory=set)
+    _picks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """The token that was picked last for each session, and its position."""
 
     def send(self, frame: Frame) -> None:
         self.frames.append(frame)
@@ -158,9 +161,18 @@ class FakeChain:
         for part in frame.work:
             if part.start > len(self._tokens.get(part.session, [])):
                 raise RowGapError(f"session {part.session} has a gap")
+        frame = replace(frame, work=tuple(self._with_picked(part) for part in frame.work))
         self._take_memory(frame)
         self._opened.update(opening.session for opening in frame.openings)
         return [picked for part in frame.work for picked in self._pick(part)]
+
+    def _with_picked(self, part: SessionRows) -> SessionRows:
+        if not part.is_continuation:
+            return part
+        position, token = self._picks.get(part.session, (-1, 0))
+        if position != part.start:
+            raise RowGapError(f"nothing was picked for position {part.start} of session {part.session}")
+        return replace(part, ids=(token, *part.ids[1:]))
 
     def _take_memory(self, frame: Frame) -> None:
         lengths = {session: len(tokens) for session, tokens in self._tokens.items()}
@@ -181,10 +193,13 @@ class FakeChain:
                 Picked(part.session, stop - part.logit_rows + i, TokenChoice(target, -float(target)), True)
                 for i, target in enumerate(part.targets)
             ]
-        return [
+        picked = [
             Picked(part.session, row, TokenChoice(next_token(tokens[: row + 1])))
             for row in range(stop - part.logit_rows, stop)
         ]
+        if picked:
+            self._picks[part.session] = (stop, picked[-1].choice.id)
+        return picked
 
 
 @dataclass

@@ -22,6 +22,7 @@ from shardcompute.node.rpc.commands import (
     Connected,
     Peer,
     ShapeChange,
+    StepLimits,
     StepTraced,
     TraceStep,
     Wire,
@@ -57,6 +58,7 @@ class ConnectedEpoch:
     """What its stages still knew; None: nothing, all sessions are computed again."""
     change: ShapeChange = UNCHANGED
     """What drivers tell those who waited for it."""
+    limits: StepLimits = field(default_factory=StepLimits)
     told: set[int] = field(default_factory=set)
     """The other drivers, by the namespace of their sessions, that have been told of it."""
 
@@ -95,7 +97,17 @@ def connect_epoch(
             answers[index] = _await_connected(registry, action.stages[index].node, answer)
     driver.open_chain(attach_command(action))
     resumption = None if plan is None else plan.resumption([answers[i] for i in range(len(commands))])
-    return ConnectedEpoch(action.epoch, resumption, change)
+    return ConnectedEpoch(action.epoch, resumption, change, joint_limits([*answers.values()]))
+
+
+def joint_limits(answers: Sequence[Connected]) -> StepLimits:
+    """What all stages of a chain can do in one step."""
+    limits = [answer.limits for answer in answers]
+    return StepLimits(
+        min(each.max_rows for each in limits),
+        min(each.max_logit_rows for each in limits),
+        len(limits) == 1 and limits[0].can_continue,
+    )
 
 
 def change_of(state: ClusterState, action: ConnectChain) -> ShapeChange:
@@ -150,6 +162,7 @@ def attach_command(
     action: ConnectChain | ActivateChain | AttachDriver,
     resumption: Resumption | None = None,
     change: ShapeChange = UNCHANGED,
+    limits: StepLimits | None = None,
 ) -> Attach:
     """What any driver is told of an epoch that it is to use."""
     first = action.stages[0]
@@ -162,6 +175,7 @@ def attach_command(
         kv_tokens=action.kv_tokens,
         resumption=resumption,
         change=change,
+        limits=limits or StepLimits(),
     )
 
 

@@ -147,7 +147,7 @@ class DriverAttachments:
             self._prepare_host(action)
         answers = self._admit(action, port, [stage.node for stage in action.stages])
         resumption = connected.resume(port.session_namespace, answers)
-        port.ask(attach_command(action, resumption, connected.change))
+        port.ask(attach_command(action, resumption, connected.change, connected.limits))
         if action.is_hosted:
             node = self._coordinator.state.nodes.get(action.driver)
             name = action.driver if node is None else node.name

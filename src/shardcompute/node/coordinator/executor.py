@@ -58,7 +58,6 @@ from shardcompute.node.coordinator.driver_port import DriverPorts
 from shardcompute.node.coordinator.layout_search import LayoutSearch
 from shardcompute.node.coordinator.node_registry import NodeRegistry
 from shardcompute.node.rpc.commands import (
-    UNCHANGED,
     FenceOff,
     Leave,
     LoadLayers,
@@ -280,9 +279,13 @@ class ActionExecutor:
 
     def _activate(self, action: ActivateChain) -> None:
         own, connected = self._ports.own, self._epochs.get(action.chain)
-        known = None if connected is None else connected.known_of(own.session_namespace)
+        if connected is None:
+            command = attach_command(action)
+        else:
+            known = connected.known_of(own.session_namespace)
+            command = attach_command(action, known, connected.change, connected.limits)
         try:
-            own.ask(attach_command(action, known, UNCHANGED if connected is None else connected.change))
+            own.ask(command)
         except ShardComputeError as error:
             # Its link ended, which has been reported and leads to a new epoch.
             log.warning("chain %s cannot be used: %s", action.chain, error)

@@ -13,7 +13,7 @@ from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.steps import Frame, Opening, SessionRows
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.limits import ChainShape
-from shardcompute.node.rpc.commands import Attach, Peer
+from shardcompute.node.rpc.commands import Attach, Peer, StepLimits
 from shardcompute.node.rpc.frames import (
     REPLAY,
     error_of,
@@ -43,8 +43,14 @@ class ChainAddress:
     nodes: tuple[str, ...]
     """All stages' nodes; results come from the last, failures from any of them."""
 
-    def shape(self, kv_tokens: int) -> ChainShape:
-        return ChainShape(kv_tokens, len(self.nodes))
+    def shape(self, kv_tokens: int, limits: StepLimits) -> ChainShape:
+        return ChainShape(
+            kv_tokens,
+            len(self.nodes),
+            limits.max_rows,
+            limits.max_logit_rows,
+            can_continue=limits.can_continue,
+        )
 
 
 class RemoteChain:
@@ -161,7 +167,8 @@ class DriverLinks:
             if port is None or port.address.epoch != command.epoch:
                 raise LinkError(f"epoch {command.epoch} of chain {command.chain} is not connected")
             port.driver = driver
-        driver.connect(port, port.address.shape(command.kv_tokens), command.resumption, command.change)
+        shape = port.address.shape(command.kv_tokens, command.limits)
+        driver.connect(port, shape, command.resumption, command.change)
 
     def share(self, chain: str, epoch: int, kv_tokens: int) -> None:
         """Let the driver use more or less memory from now on."""
@@ -169,7 +176,7 @@ class DriverLinks:
             port = self._ports.get(chain)
         if port is None or port.driver is None or port.address.epoch != epoch or port.is_lost:
             raise LinkError(f"epoch {epoch} of chain {chain} is not connected")
-        port.driver.resize(port.address.shape(kv_tokens))
+        port.driver.resize(kv_tokens)
 
     def nodes_of(self, chain: str) -> tuple[str, ...]:
         """The stages of a chain's current epoch; none where it has none here."""

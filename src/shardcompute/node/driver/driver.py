@@ -250,10 +250,10 @@ class Driver:
             self._port, self._stages = port, shape.stages
             self._fill()
 
-    def resize(self, shape: ChainShape) -> None:
+    def resize(self, kv_tokens: int) -> None:
         """The chain that is connected has more or less memory for us from now on; frames under way stay so."""
         with self._deciding():
-            self._budget.capacity_tokens = shape.capacity_tokens
+            self._budget.capacity_tokens = kv_tokens
             self._close_sessions(self._scheduler.shrink())
             self._fill()
 
@@ -528,12 +528,26 @@ class Driver:
 
     def _most_frames(self) -> int:
         """So many may be under way."""
-        return max(self._speculator.router.pipe_depth(self._stages), self._speculator.most_frames())
+        depth = self._depth()
+        if self._scheduler.limits.can_continue:
+            depth *= 2
+        return max(depth, self._speculator.most_frames())
+
+    def _depth(self) -> int:
+        """So many frames, with others' sessions each, keep the chain busy; half of them where each is followed by
+        another one at once."""
+        depth = self._speculator.router.pipe_depth(self._stages)
+        return -(-depth // 2) if self._scheduler.limits.can_continue else depth
 
     def _context(self) -> PipeContext:
         return PipeContext(
-            PipeLoad(self._scheduler.answering(), len(self._in_flight), self._stages),
-            self._speculator.router.pipe_depth(self._stages),
+            PipeLoad(
+                self._scheduler.answering(),
+                len(self._in_flight),
+                self._stages,
+                self._scheduler.limits.can_continue,
+            ),
+            self._depth(),
             self._budget.free_tokens,
         )
 

@@ -41,6 +41,8 @@ class ChainShape:
     max_logit_rows: int = 64
     can_share: bool = True
     """Whether a session can begin with another's memory."""
+    can_continue: bool = False
+    """Whether the chain can go on from the token that it picked, before its driver has seen it."""
 
 
 def check_request(request: GenerationRequest, limits: DriverLimits) -> None:

@@ -4,7 +4,9 @@ Computed tokens catch up with known tokens, and that is all there is: a new sess
 prompt, and each picked token adds one. Drafts are tokens that are assumed ahead of being known (`session`); where
 they come from is a `Speculator`'s business. Sessions take turns; one with many tokens to compute gets what room
 the others leave, so that a long prompt delays nobody. A session that must make room (`preempt`) forgets what
-it computed and later computes it again, to the same bits.
+it computed and later computes it again, to the same bits. Where a chain can *continue* sessions by itself, the row
+behind the token that is being picked is sent along, one ahead, so that the chain need not wait for the driver; where
+the session ends with that token, what the row brings is dropped.
 """
 
 from __future__ import annotations
@@ -15,14 +17,16 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from shardcompute.core.generation import GenerationRequest
-from shardcompute.core.steps import Frame, Opening, Picked, SessionRows
+from shardcompute.core.steps import PICKED, Frame, Opening, Picked, SessionRows
 from shardcompute.decoding.router import PipeLoad
 from shardcompute.node.driver.kv_budget import KvBudget
 from shardcompute.node.driver.limits import ChainShape
-from shardcompute.node.driver.session import Session
+from shardcompute.node.driver.session import Session, round_to_pages
 
 _PROMPT_SHARE = 4
 """One row in so many is kept for prompts while others are answering."""
+_SHARED_PART, _LEAST_SHARED = 8, 64
+"""Of the rows that a chain can take at once, while others are answering: they wait for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +34,10 @@ class SchedulerLimits:
     """`chunk_rows`: the most rows of a frame; `shared_rows`: the most when some session is already answering."""
 
     chunk_rows: int = 256
-    shared_rows: int = 64
+    shared_rows: int = _LEAST_SHARED
     max_sessions: int = 16
     max_logit_rows: int = 64
+    can_continue: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,11 @@ class Speculator(Protocol):
         """Add to `assumed`, or set `head_draft_tokens` or `is_drafting`; or leave the session as it is."""
         ...
 
+    def lets_continue(self, session: Session, context: PipeContext) -> bool:
+        """Whether the chain may go on with a session by itself: there is no better draft. May set
+        `head_draft_tokens`."""
+        ...
+
     def committed(self, session: Session, was_assumed: bool, is_right: bool) -> None:
         """A token was picked; whether another one, or the same, had been assumed there."""
         ...
@@ -70,6 +80,9 @@ class PlainDecoding:
 
     def extend(self, session: Session, context: PipeContext) -> None:
         """Nothing is ever assumed."""
+
+    def lets_continue(self, session: Session, context: PipeContext) -> bool:
+        return True
 
     def committed(self, session: Session, was_assumed: bool, is_right: bool) -> None:
         """Nothing is to be learned."""
@@ -94,7 +107,13 @@ class Scheduler:
 
     def connect(self, shape: ChainShape) -> list[int]:
         """Frames go to a chain of this shape from now on. Returns the sessions that were kept on the one before."""
-        self.limits = replace(self.limits, chunk_rows=shape.max_rows, max_logit_rows=shape.max_logit_rows)
+        self.limits = replace(
+            self.limits,
+            chunk_rows=shape.max_rows,
+            shared_rows=max(_LEAST_SHARED, shape.max_rows // _SHARED_PART),
+            max_logit_rows=shape.max_logit_rows,
+            can_continue=shape.can_continue and shape.stages == 1,
+        )
         return self.budget.connect(shape.capacity_tokens, can_share=shape.can_share)
 
     def add(self, request: GenerationRequest) -> Session:
@@ -117,7 +136,7 @@ class Scheduler:
     def next_frame(self, context: PipeContext) -> Frame | None:
         """The next step, or None when every session waits for results."""
         self._admit()
-        answering = [s for s in self._in_turn() if s.generated and self._is_due(s, context)]
+        answering = [s for s in self._in_turn() if self._is_due(s, context)]
         computing = [s for s in self._in_turn() if not s.generated and s.unsent]
         limits = self.limits
         room = min(limits.chunk_rows, limits.shared_rows) if answering else limits.chunk_rows
@@ -160,6 +179,8 @@ class Scheduler:
                 taken.extend((session, each) for each in self._commit(session))
         for session in self.running.values():
             session.flights.discard(sequence)
+            if not session.flights:
+                session.awaits_head_draft = False
         return taken
 
     def undo(self, frame: Frame) -> None:
@@ -221,7 +242,7 @@ class Scheduler:
         """Make known what follows the known tokens, as far as it is there."""
         taken = []
         while (result := session.early.pop(len(session.known) - 1, None)) is not None:
-            was_assumed = bool(session.assumed)
+            was_assumed = bool(session.assumed) and session.assumed[0] != PICKED
             is_right = session.commit(result.choice.id)
             if not is_right:
                 session.roll_back(len(session.known) - 1, self._sequence)
@@ -241,7 +262,24 @@ class Scheduler:
     def _is_due(self, session: Session, context: PipeContext) -> bool:
         if session.is_drafting:
             return False
-        return session.unsent > 0 or self.speculator.can_extend(session, context)
+        if self._may_continue(session, context):
+            return True
+        return session.generated > 0 and (session.unsent > 0 or self.speculator.can_extend(session, context))
+
+    def _may_continue(self, session: Session, context: PipeContext) -> bool:
+        """Whether the row behind the token that is being picked for a session can be sent already."""
+        request = session.request
+        return (
+            self.limits.can_continue
+            and len(session.flights) == 1
+            and session.unsent == 0
+            and not session.assumed
+            and not session.awaits_head_draft
+            and session.generated + 1 < request.max_tokens
+            and not request.sampling.wants_hidden
+            and (request.prompt_logprobs is None or session.generated > 0)
+            and round_to_pages(session.length + 2) <= session.held_tokens + max(context.free_tokens, 0)
+        )
 
     def _answer(
         self, answering: list[Session], context: PipeContext, room: int, logit_room: int
@@ -253,7 +291,10 @@ class Scheduler:
         for session in answering:
             if len(work) == share:
                 break
-            self.speculator.extend(session, context)
+            if not self._may_continue(session, context):
+                self.speculator.extend(session, context)
+            elif self.speculator.lets_continue(session, context):
+                session.assumed.append(PICKED)
             part = None if session.is_drafting else _next_work(session, room, logit_room)
             if part is not None:
                 work.append(part)
@@ -271,6 +312,7 @@ class Scheduler:
     def _send(self, session: Session, part: SessionRows) -> None:
         session.sent = part.start + len(part.ids)
         session.flights.add(self._sequence)
+        session.awaits_head_draft = session.awaits_head_draft or part.head_draft_tokens > 0
         session.head_draft_tokens = 0
         self._turns.remove(session.id)
         self._turns.append(session.id)

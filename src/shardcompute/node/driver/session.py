@@ -3,6 +3,7 @@
 `known` are prompt and picked tokens; `assumed` are drafts that follow them. Rows of both are sent alike, and
 `sent` of them are on their way or done. A pick that equals the first assumed token makes it known; one that does
 not voids everything sent after it: the rows are computed again from there, which overwrites what the stages hold.
+Where the chain can continue a session by itself, what it picks next is assumed as `PICKED`, and always right.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.generation import GenerationRequest, TokenChoice
-from shardcompute.core.steps import Opening, Picked, Prefix
+from shardcompute.core.steps import PICKED, Opening, Picked, Prefix
 
 
 @dataclass(slots=True)
@@ -27,6 +28,8 @@ class Session:
     sent: int = 0
     head_draft_tokens: int = 0
     """So many tokens may the last stage draft, after those that it picks from the next rows."""
+    awaits_head_draft: bool = False
+    """The last stage was asked to draft with the rows that are under way."""
     is_drafting: bool = False
     """A drafter is at work; nothing is sent until it has answered."""
     flights: set[int] = field(default_factory=set)
@@ -79,7 +82,7 @@ class Session:
         self.known.append(token)
         if not self.assumed:
             return True
-        if self.assumed[0] == token:
+        if self.assumed[0] in (token, PICKED):
             del self.assumed[0]
             return True
         return False
@@ -117,6 +120,7 @@ class Session:
         self.early.clear()
         self.flights.clear()
         self.head_draft_tokens = 0
+        self.awaits_head_draft = False
 
     def opening(self) -> Opening:
         request = self.request

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 MOST_TOKENS = 16
 MOST_FRAMES = 8
 _PLAIN = DraftPlan(None, 0, 1, "not asked yet")
+_ROUNDS_AHEAD = 16
+"""After so many tokens of a session that its chain continued by itself, slow drafters are asked again."""
 DRAFT_S = 10.0
 """So long a slow drafter may take; one that takes longer is done without."""
 TakeDraft = Callable[[Session, PipeContext], None]
@@ -56,6 +58,7 @@ class DraftStats:
     drafted: int = 0
     accepted: int = 0
     draft_s: float = 0.0
+    continued: int = 0
 
 
 class RoutedSpeculator:
@@ -192,6 +195,23 @@ class RoutedSpeculator:
             if wish.drafter != "auto":
                 return
 
+    def lets_continue(self, session: Session, context: PipeContext) -> bool:
+        wish = self.wish(session.request)
+        if wish.drafter == "off" or wish.tokens == 0:
+            return True
+        if wish.drafter != "auto":
+            return False
+        stats = self.stats_of(session.id)
+        stats.continued += 1
+        slow = any(drafter.is_slow for drafter in self._drafters.values())
+        if (slow and stats.continued % _ROUNDS_AHEAD == 0) or self._find_at_hand(
+            session, context
+        ) is not None:
+            return False
+        if self._has_draft_head:
+            session.head_draft_tokens = self.router.head_draft_tokens(session.id, wish, context.load)
+        return True
+
     def committed(self, session: Session, was_assumed: bool, is_right: bool) -> None:
         stats = self.stats_of(session.id)
         if not was_assumed or not stats.records:
@@ -222,6 +242,15 @@ class RoutedSpeculator:
 
     def _draft_at_hand(self, session: Session, stats: DraftStats, room: int, context: PipeContext) -> bool:
         """Where drafts are there already, or cost nothing, take the one that promises most."""
+        chosen = self._find_at_hand(session, context, room)
+        if chosen is None:
+            return False
+        stats.plan = chosen
+        return self._draft(session, stats, room, context)
+
+    def _find_at_hand(
+        self, session: Session, context: PipeContext, room: int = MOST_TOKENS
+    ) -> DraftPlan | None:
         offers = []
         for drafter in self._drafters.values():
             if not drafter.is_slow:
@@ -232,11 +261,7 @@ class RoutedSpeculator:
                     offers.append(DraftOffer(drafter.name, draft.grade, len(draft.ids)))
         others = [name for name in self.available if self._drafters[name].is_slow]
         wish = self.wish(session.request)
-        chosen = self.router.compare(session.id, wish, offers, context.load, others)
-        if chosen is None:
-            return False
-        stats.plan = chosen
-        return self._draft(session, stats, room, context)
+        return self.router.compare(session.id, wish, offers, context.load, others)
 
     def _draft(self, session: Session, stats: DraftStats, room: int, context: PipeContext) -> bool:
         """Have the plan's drafter add to the session; False if it has nothing to offer."""

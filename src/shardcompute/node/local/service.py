@@ -194,6 +194,8 @@ def _open_stages(
                 is_first=stage.is_first,
                 is_last=stage.is_last,
                 vocabulary=tokenizer.vocabulary,
+                max_rows=options.max_rows,
+                max_logit_rows=options.max_logit_rows,
             )
         )
     return runtimes
@@ -218,7 +220,10 @@ def _start(
     driver.connect(
         chain,
         ChainShape(
-            capacity, max_rows=executor_options.max_rows, max_logit_rows=executor_options.max_logit_rows
+            capacity,
+            max_rows=executor_options.max_rows,
+            max_logit_rows=executor_options.max_logit_rows,
+            can_continue=len(stages) == 1 and stages[0].can_continue,
         ),
     )
     return LocalService(model, tokenizer, driver, chain)

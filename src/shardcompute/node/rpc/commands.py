@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from shardcompute.core.errors import LinkError
 from shardcompute.core.generation import Speculation
 from shardcompute.node.rpc.session_ids import Resumption
+
+_MOST_ROWS = 1 << 14
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -69,13 +71,23 @@ class Connect(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     wire: Wire = Wire()
 
 
+class StepLimits(msgspec.Struct, frozen=True):
+    """What a chain can do in one step: so many rows, of which so many with logits. `can_continue`: it goes on from
+    the tokens that it picks by itself (`core.steps.PICKED`)."""
+
+    max_rows: Annotated[int, msgspec.Meta(ge=1, le=_MOST_ROWS)] = 512
+    max_logit_rows: Annotated[int, msgspec.Meta(ge=1, le=_MOST_ROWS)] = 64
+    can_continue: bool = False
+
+
 class Connected(msgspec.Struct, frozen=True):
     """Whether the stage goes on with its sessions; which it holds, and which it replayed to the next, each with how
-    many tokens."""
+    many tokens; and what it can do in one step."""
 
     kept: bool = False
     replayed: dict[int, int] = {}
     held: dict[int, int] = {}
+    limits: StepLimits = StepLimits()
 
 
 class Admit(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -215,6 +227,7 @@ class Attach(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     kv_tokens: int
     resumption: Resumption | None = None
     change: ShapeChange = UNCHANGED
+    limits: StepLimits = StepLimits()
 
 
 class Share(msgspec.Struct, frozen=True, tag=True):

@@ -211,6 +211,8 @@ class ShardLoader:
             is_first=stage.is_first,
             is_last=stage.is_last,
             vocabulary=None if vocabulary is None else lambda: vocabulary,
+            max_rows=options.max_rows,
+            max_logit_rows=options.max_logit_rows,
         )
 
     def _fetch_card(self, origin: Peer, model: str) -> Card:

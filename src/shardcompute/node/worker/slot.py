@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import CapacityError, LinkError
-from shardcompute.node.rpc.commands import Admit, Connect, Peer, Wire
+from shardcompute.node.rpc.commands import Admit, Connect, Peer, StepLimits, Wire
 from shardcompute.node.rpc.session_ids import namespace_of, within
 from shardcompute.node.rpc.step_times import STAGE_PATIENCE, StepTimes
 from shardcompute.node.worker.activation_log import ActivationLog
@@ -146,6 +146,11 @@ class StageSlot:
         if not frame.width and not frame.replay:
             wanted = {segment.session: segment.start + segment.count for segment in frame.segments}
             self.route.check_share(wanted, self.runtime.session_lengths())
+
+    def limits(self) -> StepLimits:
+        """What the shard can do in one step."""
+        runtime = self.runtime
+        return StepLimits(runtime.max_rows, runtime.max_logit_rows, runtime.can_continue)
 
     def held(self, namespace: int) -> dict[int, int]:
         """The sessions of a namespace that have memory here, and how many tokens of each."""

@@ -252,7 +252,7 @@ class StageServer:
             slot.route = slot.route.with_driver(command)
         self._links.open(command.driver)
         done: queue.SimpleQueue[Connected | LinkError] = queue.SimpleQueue()
-        self._inbox.put(lambda: done.put(Connected(True, {}, slot.held(namespace))))
+        self._inbox.put(lambda: done.put(Connected(True, {}, slot.held(namespace), slot.limits())))
         return self._await(done)
 
     def dismiss(self, chain: str, namespace: int) -> None:
@@ -517,7 +517,7 @@ class StageServer:
         """What is known here, after all that came before; for the new next stage, also told to it."""
         held = slot.runtime.session_lengths() if goes_on else {}
         try:
-            return Connected(goes_on, self._replay(slot) if replays else {}, held)
+            return Connected(goes_on, self._replay(slot) if replays else {}, held, slot.limits())
         except LinkError as error:
             return error
 

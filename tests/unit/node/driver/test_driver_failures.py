@@ -222,7 +222,7 @@ def test_memory_that_grows_or_shrinks_disturbs_no_session_that_is_computed_again
     for pages in (2, 1, 20, 2):
         chain.run(driver, steps=2)
         chain.compute()
-        driver.resize(ChainShape(pages * PAGE_TOKENS, max_rows=8, can_share=False))
+        driver.resize(pages * PAGE_TOKENS)
         assert driver.load().used_tokens <= pages * PAGE_TOKENS or driver.load().running == 1
     chain.run(driver)
     assert [c.tokens for c in callers] == [continuation(request.prompt, 8) for request in requests]
