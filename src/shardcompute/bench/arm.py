@@ -25,11 +25,21 @@ class Engine(Protocol):
 
     def prefill(self, tokens: int) -> float: ...
 
-    def decode(self, batch: int, past: int, steps: int) -> float: ...
+    def decode(self, batch: int, past: int, steps: int, picks: bool = True) -> float: ...
 
 
 class OurEngine:
-    def __init__(self, path: str, form: str, backend: str, threads: int) -> None:
+    def __init__(
+        self,
+        path: str,
+        form: str,
+        backend: str,
+        threads: int,
+        *,
+        device: str = "cpu",
+        context: int = 2048,
+        kv_tokens: int = 0,
+    ) -> None:
         from shardcompute.backends.executor import ExecutorOptions
         from shardcompute.core.settings import load_settings
         from shardcompute.runtime.shard import open_shard
@@ -38,31 +48,45 @@ class OurEngine:
         from shardcompute.weights.sources.resolve import resolve
 
         with open_checkpoint(resolve(parse_reference(path), load_settings())) as checkpoint:
-            options = ExecutorOptions(kv_bytes=2 << 30, context_length=2048, threads=threads)
+            spec = checkpoint.spec
+            token_bytes = spec.kv_bytes_per_token_and_layer * spec.layer_count
+            options = ExecutorOptions(
+                kv_bytes=kv_tokens * token_bytes or 2 << 30,
+                context_length=context,
+                threads=threads,
+                device=device,
+            )
+            self._max_rows = options.max_rows
+            self._vocab_size = spec.vocab_size
             self._executor = open_shard(checkpoint, backend=backend, form=form, options=options)
 
     def prefill(self, tokens: int) -> float:
-        from shardcompute.core.batch import Segment
-
-        ids = _tokens(tokens)
         started = time.perf_counter()
-        for start in range(0, tokens, 512):
-            count = min(512, tokens - start)
-            self._executor.step([Segment(0, start, count, 1)], ids[start : start + count])
+        self._fill(0, tokens)
         elapsed = time.perf_counter() - started
         self._executor.close_session(0)
         return elapsed
 
-    def decode(self, batch: int, past: int, steps: int) -> float:
+    def _fill(self, session: int, tokens: int) -> None:
+        from shardcompute.core.batch import Segment
+
+        ids = _tokens(tokens) % self._vocab_size
+        for start in range(0, tokens, self._max_rows):
+            count = min(self._max_rows, tokens - start)
+            self._executor.step([Segment(session, start, count, 1)], ids[start : start + count])
+
+    def decode(self, batch: int, past: int, steps: int, picks: bool = True) -> float:
+        """`picks`: each step goes on from the likeliest tokens, which somebody has to find."""
         from shardcompute.core.batch import Segment
 
         for session in range(batch):
-            self._executor.step([Segment(session, 0, past, 1)], _tokens(past))
+            self._fill(session, past)
         ids = np.full(batch, 42, dtype=np.int64)
         started = time.perf_counter()
         for step in range(steps):
             logits = self._executor.step([Segment(s, past + step, 1, 1) for s in range(batch)], ids)
-            ids = logits.argmax(axis=-1)
+            if picks:
+                ids = logits.argmax(axis=-1)
         elapsed = time.perf_counter() - started
         for session in range(batch):
             self._executor.close_session(session)
@@ -94,7 +118,7 @@ class TransformersEngine:
         self._model(ids, use_cache=True, logits_to_keep=1)
         return time.perf_counter() - started
 
-    def decode(self, batch: int, past: int, steps: int) -> float:
+    def decode(self, batch: int, past: int, steps: int, picks: bool = True) -> float:
         ids = self._torch.tensor(np.repeat(_tokens(past)[None], batch, axis=0))
         out = self._model(ids, use_cache=True, logits_to_keep=1)
         cache, ids = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)
@@ -112,7 +136,9 @@ def _tokens(count: int) -> Any:
 def _answer(engine: Engine, command: dict[str, Any]) -> dict[str, Any]:
     operations: dict[str, Callable[[], float]] = {
         "prefill": lambda: engine.prefill(command["tokens"]),
-        "decode": lambda: engine.decode(command["batch"], command["past"], command["steps"]),
+        "decode": lambda: engine.decode(
+            command["batch"], command["past"], command["steps"], command.get("picks", True)
+        ),
         "memory": lambda: psutil.Process().memory_info().rss / _MIB,
     }
     return {"value": operations[command["operation"]]()}
@@ -125,10 +151,21 @@ def main() -> None:
     parser.add_argument("--form", default="native")
     parser.add_argument("--backend", default="onnx")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--kv-tokens", type=int, default=0)
     arguments = parser.parse_args()
     engine: Engine
     if arguments.engine == "ours":
-        engine = OurEngine(arguments.model, arguments.form, arguments.backend, arguments.threads)
+        engine = OurEngine(
+            arguments.model,
+            arguments.form,
+            arguments.backend,
+            arguments.threads,
+            device=arguments.device,
+            context=arguments.context,
+            kv_tokens=arguments.kv_tokens,
+        )
     else:
         engine = TransformersEngine(arguments.model, arguments.threads)
     print(json.dumps({"ready": True}), flush=True)

@@ -10,6 +10,7 @@ import typer
 
 from shardcompute.cli.tools.bench_faults import faults
 from shardcompute.cli.tools.bench_run import BenchProgress, JsonFile, Model, WeightsName, finish, model_path
+from shardcompute.cli.tools.bench_serve import serve
 from shardcompute.cli.tools.bench_soak import prefix, soak
 from shardcompute.cli.tools.bench_wan import wan
 
@@ -164,6 +165,7 @@ app.command()(wan)
 app.command()(soak)
 app.command()(prefix)
 app.command()(faults)
+app.command()(serve)
 
 
 @app.command()

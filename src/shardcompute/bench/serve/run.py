@@ -1,0 +1,325 @@
+"""Runs `bench serve`: a server with one worker, clients in processes of their own, and the engine alone beside.
+
+For every number of streams, prompt length and drafter, in turns and several rounds: tokens per second while all streams
+are answering, the time to the first token, and what the engine does by itself at the same rows and context. The same
+prompt has to get the same text at every load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shardcompute.bench.report import Result, Say
+from shardcompute.bench.servers import Server, serving
+from shardcompute.core.errors import BackendError
+
+MOST_CLIENTS = 4
+_ENGINE_STEPS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class ServeBench:
+    """What to measure. `arguments` are further ones of `up`."""
+
+    model: str
+    form: str = "native"
+    backend: str = ""
+    device: str = ""
+    streams: Sequence[int] = (1, 8, 32, 64)
+    prompts: Sequence[int] = (64, 2000)
+    drafters: Sequence[str] = ("auto", "off")
+    tokens: int = 128
+    rounds: int = 3
+    clients: int = MOST_CLIENTS
+    seconds: float = 0.0
+    """No round begins after so many seconds; 0: all of them are run."""
+    engine: bool = True
+    threads: int | None = None
+    arguments: Sequence[str] = ()
+
+    @property
+    def kv_tokens(self) -> int:
+        pages = [-(-(prompt + self.tokens + 2) // 64) + 1 for prompt in self.prompts]
+        return 64 * (max(pages) * max(self.streams) + 64)
+
+    @property
+    def context(self) -> int:
+        return max(self.prompts) + self.tokens + 64
+
+
+class JsonProcess:
+    """A process that is told lines of JSON and answers with such."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        command = [sys.executable, "-m", module, *arguments]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.answer()
+
+    def tell(self, command: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise BackendError(f"{self.process.args!r} ended with status {self.process.wait()}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@contextlib.contextmanager
+def processes(count: int, module: str, *arguments: str) -> Iterator[list[JsonProcess]]:
+    opened: list[JsonProcess] = []
+    try:
+        opened.extend(JsonProcess(module, *arguments) for _ in range(count))
+        yield opened
+    finally:
+        for each in opened:
+            each.close()
+
+
+@dataclass(slots=True)
+class Measured:
+    """The rounds of one load."""
+
+    rates: list[float] = field(default_factory=list)
+    """Tokens per second while all streams are answering."""
+    totals: list[float] = field(default_factory=list)
+    """Tokens per second from the first request to the last token."""
+    first_s: list[float] = field(default_factory=list)
+    engine: list[float] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
+
+
+Load = tuple[int, int, str]
+"""(tokens of the prompt, streams, drafter)"""
+
+
+class ServeRun:
+    """A server that is being measured."""
+
+    def __init__(
+        self,
+        bench: ServeBench,
+        server: Server,
+        clients: Sequence[JsonProcess],
+        engine: JsonProcess | None,
+        say: Say,
+    ) -> None:
+        self._bench = bench
+        self._server = server
+        self._clients = clients
+        self._engine = engine
+        self._say = say
+        self._began = time.monotonic()
+        self.measured: dict[Load, Measured] = {}
+        self.texts: dict[tuple[int, int], set[str]] = {}
+        """By length and number of the prompt, all texts that were said to it."""
+
+    def run(self) -> None:
+        bench = self._bench
+        loads: list[tuple[int, int]] = [
+            (prompt, count) for prompt in bench.prompts for count in bench.streams
+        ]
+        for number in range(bench.rounds):
+            for prompt, count in loads:
+                engine = self._steps_per_s(prompt, count)
+                for drafter in bench.drafters:
+                    if bench.seconds and number and time.monotonic() - self._began > bench.seconds:
+                        return
+                    self._round(prompt, count, drafter, engine)
+
+    def _round(self, prompt: int, count: int, drafter: str, engine: float | None) -> None:
+        bench = self._bench
+        replies = self._ask(prompt, count, drafter)
+        measured = self.measured.setdefault((prompt, count, drafter), Measured())
+        rate, total = rates_of(replies)
+        measured.rates.append(rate)
+        measured.totals.append(total)
+        measured.first_s += [reply["arrivals"][0] for reply in replies]
+        if engine is not None:
+            measured.engine.append(engine)
+        for index, reply in enumerate(replies):
+            self.texts.setdefault((prompt, index), set()).add(reply["text"])
+            measured.drafted += reply["timings"].get("drafted_tokens", 0) or 0
+            measured.accepted += reply["timings"].get("accepted_tokens", 0) or 0
+        part = "" if not engine else f", {rate / engine:.3f} of the engine's {engine:,.1f}"
+        first = statistics.median(reply["arrivals"][0] for reply in replies)
+        self._say(
+            f"prompt {prompt}, {count} streams, {drafter}: {rate:,.1f} tok/s{part}; "
+            f"{total:,.1f} over all, first token {first:.3f} s ({bench.tokens} tokens)"
+        )
+
+    def _ask(self, prompt: int, count: int, drafter: str) -> list[dict[str, Any]]:
+        bench = self._bench
+        prompts = [prompt_ids(prompt, index) for index in range(count)]
+        body = {
+            "model": "default",
+            "max_tokens": bench.tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "ignore_eos": True,
+            "speculation": {"drafter": drafter},
+        }
+        asked = min(len(self._clients), count)
+        for index in range(asked):
+            command = {"url": self._server.url, "body": body, "prompts": prompts[index::asked]}
+            self._clients[index].tell(command)
+        replies: list[Any] = [None] * count
+        for index in range(asked):
+            replies[index::asked] = self._clients[index].answer()
+        failed = [reply["error"] for reply in replies if reply["error"]]
+        if failed:
+            raise BackendError(f"{len(failed)} of {count} streams failed: {failed[0]}")
+        return replies
+
+    def _steps_per_s(self, prompt: int, count: int) -> float | None:
+        """Tokens per second of the engine alone, at the rows and the mean context of such a load."""
+        if self._engine is None:
+            return None
+        past = prompt + self._bench.tokens // 2
+        command = {
+            "operation": "decode",
+            "batch": count,
+            "past": past,
+            "steps": _ENGINE_STEPS,
+            "picks": False,
+        }
+        self._engine.tell(command)
+        seconds: float = self._engine.answer()["value"]
+        return count * _ENGINE_STEPS / seconds
+
+    def prefill(self, tokens: int) -> list[Result]:
+        """The time to the first token of one long prompt, against what the engine needs for it."""
+        first, engine = [], []
+        for number in range(3):
+            # Another prompt each time: what was computed is kept.
+            ids = prompt_ids(tokens, 1000 + number)
+            body = {"model": "default", "max_tokens": 1, "temperature": 0, "stream": True, "ignore_eos": True}
+            self._clients[0].tell({"url": self._server.url, "body": body, "prompts": [ids]})
+            reply = self._clients[0].answer()[0]
+            if reply["error"]:
+                raise BackendError(f"the prompt of {tokens} tokens failed: {reply['error']}")
+            first.append(reply["arrivals"][0])
+            if self._engine is not None:
+                self._engine.tell({"operation": "prefill", "tokens": tokens})
+                engine.append(self._engine.answer()["value"])
+        labels = {"prompt": tokens}
+        results = [Result("first_token_alone", statistics.median(first[1:]), "s", labels)]
+        if engine:
+            results.append(Result("engine_prefill", statistics.median(engine[1:]), "s", labels))
+            ratio = statistics.median(engine[1:]) / statistics.median(first[1:])
+            results.append(Result("prefill_vs_engine", ratio, "ratio", labels))
+        self._say("; ".join(f"{each.metric} {each.value:.4g} {each.unit}" for each in results))
+        return results
+
+    def results(self) -> list[Result]:
+        found: list[Result] = []
+        for (prompt, count, drafter), measured in self.measured.items():
+            labels = {"prompt": prompt, "streams": count, "drafts": drafter}
+            rates = sorted(measured.rates)
+            found += [
+                Result("throughput", statistics.median(rates), "tok/s", labels),
+                Result("throughput_lowest", rates[0], "tok/s", labels),
+                Result("throughput_highest", rates[-1], "tok/s", labels),
+                Result("throughput_with_prompts", statistics.median(measured.totals), "tok/s", labels),
+                Result("first_token", statistics.median(measured.first_s), "s", labels),
+            ]
+            if measured.engine:
+                ratios = [rate / base for rate, base in zip(measured.rates, measured.engine, strict=True)]
+                found.append(Result("engine", statistics.median(measured.engine), "tok/s", labels))
+                found.append(Result("of_engine", statistics.median(ratios), "ratio", labels))
+            if drafter == "auto":
+                share = measured.accepted / measured.drafted if measured.drafted else 0.0
+                found.append(Result("accepted_drafts", share, "fraction", labels))
+                off = self.measured.get((prompt, count, "off"))
+                if off is not None and len(off.rates) == len(measured.rates):
+                    pairs = zip(measured.rates, off.rates, strict=True)
+                    ratio = statistics.median(auto / plain for auto, plain in pairs)
+                    found.append(Result("auto_vs_off", ratio, "ratio", labels))
+        same = sum(len(texts) == 1 for texts in self.texts.values()) / max(len(self.texts), 1)
+        found.append(Result("same_text", same, "fraction", {}))
+        return found
+
+
+def rates_of(replies: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """Tokens per second while all streams are answering, and over all: a chunk counts as its share of the tokens."""
+    origin = min(reply["began"] for reply in replies)
+    times, weights, firsts, lasts = [], [], [], []
+    for reply in replies:
+        at = np.asarray(reply["arrivals"]) + (reply["began"] - origin)
+        times.append(at)
+        weights.append(np.full(len(at), reply["tokens"] / len(at)))
+        firsts.append(at[0])
+        lasts.append(at[-1])
+    all_times, all_weights = np.concatenate(times), np.concatenate(weights)
+    begin, end = max(firsts), min(lasts)
+    total = float(all_weights.sum() / max(lasts))
+    if end <= begin:
+        return total, total
+    inside = (all_times > begin) & (all_times <= end)
+    return float(all_weights[inside].sum() / (end - begin)), total
+
+
+def prompt_ids(length: int, number: int) -> list[int]:
+    return [int(token) for token in np.random.default_rng(number).integers(3, 250, length)]
+
+
+def run_serve_bench(bench: ServeBench, say: Say) -> list[Result]:
+    """Measure everything; what is known so far is kept when time is up."""
+    arguments = ["--workers", "1", "--weights", bench.form, "--cluster-port", "0", "--join-port", "0"]
+    arguments += ["--kv-tokens", str(bench.kv_tokens), "--context", str(bench.context)]
+    arguments += ["--backend", bench.backend] if bench.backend else []
+    arguments += ["--device", bench.device] if bench.device else []
+    arguments += ["--threads", str(bench.threads)] if bench.threads else []
+    began = time.monotonic()
+    with serving("serve", bench.model, [*arguments, *bench.arguments]) as server:
+        ready_s = time.monotonic() - began
+        say(f"ready after {ready_s:.1f} s")
+        with contextlib.ExitStack() as opened:
+            clients = opened.enter_context(processes(bench.clients, "shardcompute.bench.serve.client"))
+            engine = opened.enter_context(_engine(bench)) if bench.engine else None
+            run = ServeRun(bench, server, clients, engine, say)
+            run.run()
+            results = [Result("ready", ready_s, "s", {}), *run.results()]
+            long = max(bench.prompts)
+            if long >= 512:
+                results += run.prefill(long)
+            complaints = server.complaints()
+    for complaint in complaints:
+        say(f"the server complained: {complaint}")
+    return results
+
+
+@contextlib.contextmanager
+def _engine(bench: ServeBench) -> Iterator[JsonProcess]:
+    arguments = ["--engine", "ours", "--model", bench.model, "--form", bench.form]
+    arguments += ["--context", str(bench.context), "--kv-tokens", str(bench.kv_tokens)]
+    arguments += ["--backend", bench.backend] if bench.backend else []
+    arguments += ["--device", bench.device] if bench.device else []
+    arguments += ["--threads", str(bench.threads)] if bench.threads else []
+    with processes(1, "shardcompute.bench.arm", *arguments) as [engine]:
+        yield engine

@@ -1,0 +1,72 @@
+"""`shardcompute bench serve`: what clients get over HTTP, next to what the engine does by itself."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardcompute.cli.tools.bench_run import (
+    BenchProgress,
+    JsonFile,
+    ModelOption,
+    WeightsName,
+    finish,
+    model_path,
+)
+
+
+def serve(
+    model: ModelOption = "",
+    shape: Annotated[
+        str, typer.Option(help="Instead of a model, random weights of this shape: 8b, 3b, 1b, 100m or tiny.")
+    ] = "",
+    folder: Annotated[
+        Path | None, typer.Option(help="Where such a checkpoint is made, and kept.", file_okay=False)
+    ] = None,
+    weights: WeightsName = "native",
+    backend: Annotated[str, typer.Option(help="As of `up`.")] = "",
+    device: Annotated[str, typer.Option(help="As of `up`.")] = "",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of the worker, and of the engine.")
+    ] = None,
+    streams: Annotated[str, typer.Option(help="Streams at once, separated by commas.")] = "1,8,32,64",
+    prompts: Annotated[str, typer.Option(help="Tokens of the prompts, separated by commas.")] = "64,2000",
+    drafts: Annotated[str, typer.Option(help="Drafters, which take turns.")] = "auto,off",
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="How often every load takes its turn.")] = 3,
+    seconds: Annotated[
+        float, typer.Option(help="Begin no further round after so many seconds; 0: all.")
+    ] = 0.0,
+    engine: Annotated[bool, typer.Option(help="Measure the engine alone beside.")] = True,
+    json_file: JsonFile = None,
+) -> None:
+    """Speed over HTTP at several loads: a real server, clients in processes of their own, and the engine alone."""
+    from shardcompute.bench.serve.run import ServeBench, run_serve_bench
+    from shardcompute.bench.serve.shapes import make_checkpoint
+    from shardcompute.bench.tables import render_results
+
+    with tempfile.TemporaryDirectory(prefix="shardcompute-shape-") as temporary, BenchProgress() as say:
+        if shape:
+            say(f"making a checkpoint of shape {shape}")
+            path = str(make_checkpoint(shape, folder or Path(temporary)))
+        else:
+            path = model_path(model)
+        bench = ServeBench(
+            path,
+            weights,
+            backend,
+            device,
+            [int(part) for part in streams.split(",")],
+            [int(part) for part in prompts.split(",")],
+            drafts.split(","),
+            tokens,
+            rounds,
+            seconds=seconds,
+            engine=engine,
+            threads=threads,
+        )
+        results = run_serve_bench(bench, say)
+    finish(results, render_results(results, "streams", labels=("drafts",), tables=("prompt",)), json_file)
