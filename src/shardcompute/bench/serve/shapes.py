@@ -25,7 +25,7 @@ Tensors = Iterator[tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
+class RandomShape:
     """The widths of a Llama."""
 
     layers: int
@@ -38,12 +38,12 @@ class ModelShape:
     context_length: int = 8192
 
 
-SHAPES: Mapping[str, ModelShape] = {
-    "8b": ModelShape(32, 4096, 14336, 32, 8, 128, 128_256),
-    "3b": ModelShape(28, 3072, 8192, 24, 8, 128, 128_256),
-    "1b": ModelShape(16, 2048, 8192, 32, 8, 64, 128_256),
-    "100m": ModelShape(12, 768, 2048, 12, 4, 64, 32_000),
-    "tiny": ModelShape(2, 64, 96, 4, 2, 16, 512),
+SHAPES: Mapping[str, RandomShape] = {
+    "8b": RandomShape(32, 4096, 14336, 32, 8, 128, 128_256),
+    "3b": RandomShape(28, 3072, 8192, 24, 8, 128, 128_256),
+    "1b": RandomShape(16, 2048, 8192, 32, 8, 64, 128_256),
+    "100m": RandomShape(12, 768, 2048, 12, 4, 64, 32_000),
+    "tiny": RandomShape(2, 64, 96, 4, 2, 16, 512),
 }
 
 
@@ -65,7 +65,7 @@ def make_checkpoint(shape_name: str, folder: Path) -> Path:
     return target
 
 
-def _config(shape: ModelShape) -> dict[str, Any]:
+def _config(shape: RandomShape) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -112,7 +112,7 @@ def _word(number: int) -> str:
     return letters
 
 
-def _tensors(shape: ModelShape) -> Tensors:
+def _tensors(shape: RandomShape) -> Tensors:
     q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     yield "model.embed_tokens.weight", (shape.vocab_size, shape.hidden)
     for index in range(shape.layers):
@@ -130,7 +130,7 @@ def _tensors(shape: ModelShape) -> Tensors:
     yield "lm_head.weight", (shape.vocab_size, shape.hidden)
 
 
-def _write_weights(shape: ModelShape, path: Path) -> None:
+def _write_weights(shape: RandomShape, path: Path) -> None:
     header: dict[str, Any] = {}
     stop = 0
     for name, size in _tensors(shape):

@@ -67,7 +67,7 @@ class LetterStage:
     ) -> PendingFrame:
         done = ComputedStep(np.empty(0))
         return PendingFrame(
-            tuple(work), tuple(openings), done, outcome=self.step(work, openings, activations)
+            tuple(work), tuple(openings), done, lambda: done, outcome=self.step(work, openings, activations)
         )
 
     def step(
