@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardcompute.backends.devices import ComputeDevice, describe_device, find_devices, host_device
@@ -19,7 +19,7 @@ ALL = "all"
 KINDS = {
     "onnx": ("cpu",),
     "numpy": ("cpu",),
-    "transformers": ("cpu",),
+    "transformers": ("cuda", "mps", "cpu"),
     "llamacpp": ("cpu",),
     "torch": ("cuda", "mps", "cpu"),
     "mlx": ("mlx", "cpu"),
@@ -30,8 +30,6 @@ _NAME = re.compile(r"cpu|mps|mlx|cuda(:\d{1,3})?")
 _NAMES = "auto, all, cpu, cuda, cuda:1, mps or mlx, several with commas between"
 _PACKAGES = {"torch": "torch", "transformers": "torch", "mlx": "mlx"}
 """The extras that backends need, which are called as their packages are."""
-Find = Callable[[str], Sequence[ComputeDevice]]
-"""Looks for devices, those of one backend alone if it is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +62,14 @@ def check_choice(device: str, backend: str) -> None:
             )
 
 
-def choose_devices(device: str, backend: str, find: Find = find_devices) -> ChosenDevices:
+def choose_devices(device: str, backend: str) -> ChosenDevices:
     """BackendError where a device that was named is not there or cannot be used."""
     check_choice(device, backend)
     if device == "cpu" or KINDS.get(backend) == ("cpu",):
         return ChosenDevices((_on_cpu(backend),))
-    found = tuple(find("" if backend == AUTO else backend))
+    found = tuple(find_devices("" if backend == AUTO else backend))
     unused = tuple(each for each in found if not each.is_usable)
-    usable = tuple(each for each in found if each.is_usable and backend in (AUTO, each.backend))
+    usable = tuple(_with(backend, each) for each in found if each.is_usable and _suits(backend, each))
     if device == ALL:
         cpu = (_on_cpu(backend),) if backend == AUTO or "cpu" in KINDS[backend] else ()
         return ChosenDevices((*_gpus(usable), *cpu), unused)
@@ -81,14 +79,14 @@ def choose_devices(device: str, backend: str, find: Find = find_devices) -> Chos
     return ChosenDevices(tuple(_named(name, backend, found) for name in _names(device)), unused)
 
 
-def choose_device(device: str, backend: str, find: Find = find_devices) -> ChosenDevices:
+def choose_device(device: str, backend: str) -> ChosenDevices:
     """The one device of a process that computes by itself. UsageError where several are named."""
     if device == ALL or len(_names(device)) > 1:
         raise UsageError(
             f"one process computes on one device, not on {device}",
             hint="name one, or start a cluster with a worker for each: shardcompute up",
         )
-    chosen = choose_devices(device, backend, find)
+    chosen = choose_devices(device, backend)
     return replace(chosen, devices=chosen.devices[:1])
 
 
@@ -101,7 +99,7 @@ def _named(name: str, backend: str, found: Sequence[ComputeDevice]) -> ComputeDe
         raise BackendError(f"there is no {name} here", hint=f"this machine has {others}")
     if not device.is_usable:
         raise BackendError(f"{device.label} ({name}) cannot be used: {device.problem}", hint=device.fix)
-    return device
+    return _with(backend, device)
 
 
 def _on_cpu(backend: str) -> ComputeDevice:
@@ -111,6 +109,14 @@ def _on_cpu(backend: str) -> ComputeDevice:
             f"the {backend} backend needs {package}", hint=f"pip install 'shardcompute[{package}]'"
         )
     return host_device(backend=_PREFERRED["cpu"] if backend == AUTO else backend)
+
+
+def _suits(backend: str, device: ComputeDevice) -> bool:
+    return backend == AUTO or _kind(device.name) in KINDS[backend]
+
+
+def _with(backend: str, device: ComputeDevice) -> ComputeDevice:
+    return device if backend == AUTO else replace(device, backend=backend)
 
 
 def _gpus(devices: Sequence[ComputeDevice]) -> tuple[ComputeDevice, ...]:

@@ -112,7 +112,7 @@ def describe_device(device: ComputeDevice) -> str:
 
 def _find_gpus(probes: DeviceProbes, seen: Sequence[SeenGpu], backend: str) -> list[ComputeDevice]:
     if seen[0].maker == "apple":
-        return [_apple_gpu(probes, seen[0], has_mlx=probes.has_mlx() and backend != "torch")]
+        return [_apple_gpu(probes, seen[0], has_mlx=probes.has_mlx() and backend in ("", "mlx"))]
     build = probes.torch()
     unusable = problems.without_use(build, seen, probes.platform)
     if unusable is not None:

@@ -30,7 +30,7 @@ from shardcompute.node.coordinator.model_sizes import describe_card
 from shardcompute.node.driver.command_executor import InProcessDriver
 from shardcompute.node.driver.hosted_client import HostedDrivers
 from shardcompute.node.driver.pool import PATIENCE_S, DriverPool, PoolModel
-from shardcompute.node.enrolment.admission import Admission, Application
+from shardcompute.node.enrolment.admission import Admission, Application, Companion
 from shardcompute.node.enrolment.certificate_issuer import CertificateIssuer
 from shardcompute.node.enrolment.join_server import JoinServer
 from shardcompute.node.rpc.commands import OfferedModel
@@ -406,13 +406,22 @@ class Cluster:
         role, now_s = Role(application.role), time.time()
         with self._lock:
             tokens, _ = self._tokens.use(
-                application.token_id, application.secret, node_id=application.node_id, role=role, now_s=now_s
+                application.token_id,
+                application.secret,
+                node_id=application.node_id,
+                role=role,
+                now_s=now_s,
+                companions=[each.node_id for each in application.companions],
             )
-            certificate = self._issuer.admit(application.request_pem, node_id=application.node_id, role=role)
+            applicants = [Companion(application.node_id, application.request_pem), *application.companions]
+            certificate, *others = [
+                self._issuer.admit(each.request_pem, node_id=each.node_id, role=role) for each in applicants
+            ]
             self._write_note("tokens", tokens.to_bytes())
             self._tokens = tokens
-        log.info("%s joined as %s", application.node_id, role)
-        return Admission(certificate, [self._endpoint.url])
+        for each in applicants:
+            log.info("%s joined as %s", each.node_id, role)
+        return Admission(certificate, [self._endpoint.url], others)
 
     def _brief(self) -> Brief:
         models = [

@@ -22,6 +22,8 @@ from shardcompute.security.tokens import SECRET_BYTES, TOKEN_ID_BYTES, JoinToken
 
 DAY_S = 86_400.0
 TokenState = Literal["valid", "expired", "revoked", "used up"]
+MOST_COMPANIONS = 31
+"""Nodes that one machine brings besides the first."""
 _MAX_LIFE_S = 366 * DAY_S
 _NO_DIGEST = bytes(32)
 
@@ -38,6 +40,12 @@ class TokenRecord:
     max_uses: int | None
     used_by: tuple[str, ...]
     is_revoked: bool
+    companions: tuple[str, ...] = ()
+    """Nodes that joined along with one of those, from the same machine: a machine uses a token once, whatever it
+    computes on."""
+
+    def has_admitted(self, node_id: str) -> bool:
+        return node_id in self.used_by or node_id in self.companions
 
     def state(self, now_s: float) -> TokenState:
         """Valid up to, and not at, the moment of expiry."""
@@ -125,7 +133,7 @@ class TokenBook:
                 "The join token is not known to this cluster", hint="ask the coordinator for a new token"
             )
         state = record.state(now_s)
-        if state == "used up" and node_id in record.used_by:
+        if state == "used up" and record.has_admitted(node_id):
             state = "valid"
         if state != "valid":
             verb = "has" if state == "expired" else "is"
@@ -139,14 +147,26 @@ class TokenBook:
         return record
 
     def use(
-        self, token_id: str, secret: bytes, *, node_id: str, role: Role, now_s: float
+        self,
+        token_id: str,
+        secret: bytes,
+        *,
+        node_id: str,
+        role: Role,
+        now_s: float,
+        companions: Sequence[str] = (),
     ) -> tuple[TokenBook, TokenRecord]:
-        """Like `verify`, and counts the node."""
+        """Like `verify`, and counts the node. Its companions come in with it and are not counted; AuthError where a
+        token has let in more of them than its machines can have devices."""
         record = self.verify(token_id, secret, node_id=node_id, role=role, now_s=now_s)
-        if node_id in record.used_by:
-            return self, record
-        used = replace(record, used_by=(*record.used_by, node_id))
-        return self._with(used), used
+        used_by = record.used_by if record.has_admitted(node_id) else (*record.used_by, node_id)
+        others = dict.fromkeys(each for each in (*record.companions, *companions) if each not in used_by)
+        if len(others) > MOST_COMPANIONS * len(used_by):
+            raise AuthError(
+                f"A machine joins with at most {MOST_COMPANIONS + 1} nodes", hint="name fewer devices"
+            )
+        used = replace(record, used_by=used_by, companions=tuple(others))
+        return (self, record) if used == record else (self._with(used), used)
 
     def revoke(self, token_id: str) -> TokenBook:
         """Nobody joins with this token any more; nodes that have joined with it stay."""
@@ -162,7 +182,7 @@ class TokenBook:
         return tuple(
             record.token_id
             for record in self.records
-            if node_id in record.used_by and record.state(now_s) in ("valid", "used up")
+            if record.has_admitted(node_id) and record.state(now_s) in ("valid", "used up")
         )
 
     def summaries(self, now_s: float) -> tuple[TokenSummary, ...]:

@@ -33,6 +33,9 @@ _AUTO = {
     ("one", "auto", "torch"): "cuda:0/torch",
     ("one", "auto", "onnx"): "cpu/onnx",
     ("one", "auto", "numpy"): "cpu/numpy",
+    ("one", "auto", "transformers"): "cuda:0/transformers",
+    ("none", "auto", "transformers"): "cpu/transformers",
+    ("one", "auto", "mlx"): "cpu/mlx",
     ("one", "all", "auto"): "cuda:0/torch cpu/onnx",
     ("one", "all", "torch"): "cuda:0/torch cpu/torch",
     ("one", "all", "onnx"): "cpu/onnx",
@@ -56,6 +59,7 @@ _AUTO = {
 @pytest.mark.parametrize(("machine", "device", "backend"), _AUTO)
 def test_what_is_chosen(machine: str, device: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, MACHINES[machine])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
     chosen = choose_devices(device, backend)
     assert (
         " ".join(f"{each.name}/{each.backend}" for each in chosen.devices) == _AUTO[machine, device, backend]

@@ -9,6 +9,7 @@ import pytest
 
 from shardcompute.core.errors import AuthError, ForbiddenError, SourceError, UsageError
 from shardcompute.security import JoinToken, Role, TokenBook, parse_token
+from shardcompute.security.token_book import MOST_COMPANIONS
 
 FINGERPRINT = "ab" * 32
 NODE, OTHER = "n" + "a" * 20, "n" + "b" * 20
@@ -158,6 +159,30 @@ def test_node_whose_answer_got_lost_may_ask_again_until_the_end() -> None:
         book.revoke(token.token_id).use(
             token.token_id, token.secret, node_id=NODE, role=Role.WORKER, now_s=1001.0
         )
+
+
+def test_a_machine_uses_a_token_once_however_many_nodes_it_is() -> None:
+    book, token = make(max_uses=1)
+    gpus = [f"n{number}" for number in range(MOST_COMPANIONS)]
+
+    def use(book: TokenBook, node: str, companions: list[str]) -> TokenBook:
+        used, record = book.use(
+            token.token_id, token.secret, node_id=node, role=Role.WORKER, now_s=1001.0, companions=companions
+        )
+        assert record.used_by == (NODE,)
+        return used
+
+    book = use(book, NODE, gpus[:2])
+    # The answer got lost, a card was added, one of them comes back alone: all of them are this machine.
+    assert use(book, NODE, gpus[:2]) == book
+    book = use(book, NODE, gpus)
+    assert use(book, gpus[0], []) == book
+    assert book.used_by(gpus[0], 1001.0) == (token.token_id,)
+    with pytest.raises(AuthError, match="at most 32 nodes"):
+        use(book, NODE, ["one more"])
+    with pytest.raises(AuthError, match="is used up"):
+        use(book, OTHER, [])
+    assert TokenBook.from_bytes(book.to_bytes()) == book
 
 
 def test_token_admits_only_its_roles() -> None:

@@ -367,7 +367,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
     ),
     ApiRoute(
         "POST",
-        "/cluster/nodes/{node}/drain",
+        "/cluster/nodes/{node:path}/drain",
         drain_node,
         "Move everything off a node, then let it leave.",
         needs=Access.OPERATE,
@@ -377,7 +377,7 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
     ),
     ApiRoute(
         "DELETE",
-        "/cluster/nodes/{node}",
+        "/cluster/nodes/{node:path}",
         revoke_node,
         "Throw a node out for good, and revoke the join tokens that it used.",
         needs=Access.OPERATE,

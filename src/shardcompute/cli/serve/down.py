@@ -24,6 +24,7 @@ def down(
     from shardcompute.node.process.pidfile import (
         CLUSTER_FILE,
         DRIVER_FILE,
+        PLACES_FILE,
         WORKER_FILE,
         read_running,
         stop_process,
@@ -31,11 +32,15 @@ def down(
 
     screen = open_screen()
     folder = cluster_folder(load_settings(), data_dir)
-    files = (CLUSTER_FILE, WORKER_FILE, DRIVER_FILE)
-    found = [running for file in files if (running := read_running(folder / file))]
-    for running in found:
+    is_found = False
+    # Who keeps workers running comes before those whom it would start again.
+    for file in (CLUSTER_FILE, PLACES_FILE, WORKER_FILE, DRIVER_FILE):
+        running = read_running(folder / file)
+        if running is None:
+            continue
+        is_found = True
         screen.say(f"stopping pid {running.pid}" + (f" at {running.api_url}" if running.api_url else ""))
         forced = stop_process(running, folder, grace)
         if forced:
             screen.say(f"killed after {grace:g} s: pid {', '.join(map(str, forced))}", "yellow")
-    screen.say("stopped" if found else f"nothing is running from {folder}")
+    screen.say("stopped" if is_found else f"nothing is running from {folder}")

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
-from dataclasses import replace
-from pathlib import Path
-from threading import Event
-from typing import TYPE_CHECKING, Annotated, NoReturn
+import sys
+from typing import Annotated
 
 import typer
 
-from shardcompute.cli.console import Screen, open_screen
-from shardcompute.cli.exits import show_error
+from shardcompute.cli.console import open_screen
+from shardcompute.cli.options.engine import check_device
 from shardcompute.cli.options.records import with_options
 from shardcompute.cli.options.worker import WorkerArguments, WorkerFolder, worker_folder
-from shardcompute.cli.progress import status_line
-from shardcompute.cli.serve import story
-from shardcompute.cli.serve.addresses import check_ports, node_addresses
-from shardcompute.cli.serve.shaping import open_transports
-from shardcompute.cli.serve.stopping import exit_at_once, stop_requested, stop_with_parent
-from shardcompute.core.errors import AuthError
+from shardcompute.cli.serve.places import (
+    STORY,
+    are_all_joined,
+    choose_for,
+    join_places,
+    open_places,
+    serve_places,
+)
+from shardcompute.cli.serve.worker_process import run_worker
 from shardcompute.core.settings import load_settings
-
-if TYPE_CHECKING:
-    from shardcompute.backends.device_choice import ChosenDevices
-    from shardcompute.node.enrolment.stored import EnrolledNode
-    from shardcompute.node.worker.worker import Worker, WorkerOptions
-
-_LOOK_S = 0.5
 
 
 @with_options
@@ -40,125 +33,28 @@ def worker(
     ] = None,
     arguments: WorkerArguments,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
+    told: Annotated[bool, typer.Option("--told", hidden=True)] = False,
 ) -> None:
     """Serve as a worker until Ctrl-C, in a cluster that was joined from this folder before.
 
-    Finds its coordinator by itself, waits for it while it is away, and keeps the weights that it has fetched.
+    Finds its coordinator by itself, waits for it while it is away, and keeps the weights that it has fetched. Computes
+    where `join` would, as far as those devices have joined.
     """
-    from shardcompute.node.enrolment.stored import MEMBER_FILE, join_from, open_enrolled
     from shardcompute.security.tokens import parse_token
 
+    check_device(arguments.device, arguments.backend)
+    screen, folder = open_screen(), worker_folder(load_settings(), data_dir)
     chosen = choose_for(arguments)
-    folder = worker_folder(load_settings(), data_dir)
-    is_new = token is not None and not (folder / MEMBER_FILE).exists()
-    member = join_from(folder, parse_token(token)) if is_new and token is not None else open_enrolled(folder)
-    run_worker(folder, arguments, chosen, member, open_screen(), is_supervised=supervised)
+    if token is not None and not are_all_joined(folder, chosen):
+        places = join_places(folder, chosen, parse_token(token))
+    else:
+        places = open_places(folder, chosen, screen.say)
+    if supervised:
+        tell = _tell_parent if told else None
+        run_worker(folder, arguments, chosen, places.members[0], screen, is_supervised=True, tell=tell)
+    serve_places(places, arguments, screen)
 
 
-def choose_for(arguments: WorkerArguments) -> ChosenDevices:
-    """What whoever started us has found, or what is found now."""
-    from shardcompute.backends.device_choice import choose_devices
-    from shardcompute.node.process.local_workers import decode_found
-
-    if arguments.found is not None:
-        return decode_found(arguments.found)
-    return choose_devices(arguments.device, arguments.backend.value)
-
-
-def run_worker(
-    folder: Path,
-    arguments: WorkerArguments,
-    chosen: ChosenDevices,
-    member: EnrolledNode,
-    screen: Screen,
-    *,
-    is_supervised: bool = False,
-) -> NoReturn:
-    """Until a signal, the coordinator or (`is_supervised`) the end of our parent asks to stop."""
-    from shardcompute.node.process.log_files import logging_to_file, logging_to_stderr
-    from shardcompute.node.process.pidfile import WORKER_FILE, claim
-
-    with ExitStack() as stack:
-        stop = stack.enter_context(stop_requested())
-        stack.enter_context(claim(folder / WORKER_FILE, arguments.name or ""))
-        stack.enter_context(logging_to_stderr(is_brief=not is_supervised))
-        if is_supervised:
-            stop_with_parent(stop)
-        else:
-            stack.enter_context(logging_to_file(folder, "worker"))
-        options = _worker_options(folder, arguments, chosen, member)
-        if options.port:
-            check_ports([(options.host, options.port)])
-        if not is_supervised:
-            for line in chosen.describe():
-                screen.say(line)
-            screen.say(f"a worker of {member.credentials.own.cluster}; Ctrl-C stops it")
-        code = _serve(member, options, stop, screen, is_told=not is_supervised)
-    exit_at_once(code)
-
-
-def _worker_options(
-    folder: Path, arguments: WorkerArguments, chosen: ChosenDevices, member: EnrolledNode
-) -> WorkerOptions:
-    from shardcompute.node.local.service import default_threads
-    from shardcompute.node.worker.worker import WorkerOptions
-
-    host, advertise = node_addresses(member.control_urls[0], arguments.host, arguments.advertise)
-    return WorkerOptions(
-        folder=folder,
-        host=host,
-        port=arguments.port,
-        advertise=advertise,
-        name=arguments.name or "",
-        max_memory_bytes=arguments.max_memory,
-        threads=arguments.threads or load_settings().threads or default_threads(),
-        device=chosen.devices[0],
-        unused=chosen.unused,
-        transports=open_transports(arguments.shape),
-    )
-
-
-def _serve(
-    member: EnrolledNode, options: WorkerOptions, stop: Event, screen: Screen, *, is_told: bool
-) -> int:
-    """The exit code: 0 unless the coordinator will not have us any more. `is_told`: people watch."""
-    from shardcompute.node.driver.hosted_server import DriverHost
-    from shardcompute.node.worker.worker import Worker
-
-    with (
-        closing(Worker(member.credentials, list(member.control_urls), options, DriverHost)) as serving,
-        status_line(screen if is_told else None) as show,
-    ):
-        first = serving.view()
-        seen = replace(first, is_registered=False, was_registered=False, loading=(), held=(), problem="")
-        if is_told:
-            screen.say(story.opening(first))
-        while not stop.wait(_LOOK_S):
-            if is_told:
-                now = serving.view()
-                for line in story.next_lines(seen, now):
-                    screen.say(line)
-                show(story.activity_line(now))
-                seen = now
-            if serving.refusal:
-                refused = AuthError(
-                    f"the coordinator refuses this worker: {serving.refusal}",
-                    hint="ask for a new token and join again",
-                )
-                show_error(screen, refused)
-                return refused.exit_code
-            if serving.has_left:
-                screen.say("the coordinator has released this worker")
-                return 0
-        _take_leave(serving, screen)
-    screen.say("stopped")
-    return 0
-
-
-def _take_leave(serving: Worker, screen: Screen) -> None:
-    """Until others have taken over, or for a few seconds; another Ctrl-C ends that."""
-    try:
-        screen.say("leaving the cluster; Ctrl-C again leaves at once")
-        serving.leave()
-    except KeyboardInterrupt:
-        serving.leave(patience_s=0.0)
+def _tell_parent(line: str) -> None:
+    sys.stderr.write(f"{STORY}{line}\n")
+    sys.stderr.flush()

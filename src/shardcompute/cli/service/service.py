@@ -7,8 +7,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -19,6 +20,9 @@ from shardcompute.cli.service.service_files import ACTIONS, Launchd, ServiceSyst
 from shardcompute.cli.service.task_scheduler import TaskScheduler
 from shardcompute.core.errors import ShardComputeError, SourceError, UsageError
 from shardcompute.core.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from shardcompute.node.enrolment.stored import EnrolledNode
 
 _PATIENCE_S = 60.0
 _PRINT = "--print"
@@ -192,8 +196,24 @@ def _join(
     if token is None:
         open_enrolled(folder, role)
         return
-    member = join_from(folder, parse_token(token), role)
-    screen.say(f"joined {member.credentials.own.cluster} as {member.credentials.identity.node_id}")
+    members: Sequence[EnrolledNode]
+    if role is Role.WORKER:
+        members = _join_places(folder, token, parameters)
+    else:
+        members = [join_from(folder, parse_token(token), role)]
+    ids = ", ".join(member.credentials.identity.node_id for member in members)
+    screen.say(f"joined {members[0].credentials.own.cluster} as {ids}")
+
+
+def _join_places(folder: Path, token: str, parameters: dict[str, Any]) -> Sequence[EnrolledNode]:
+    """With every device on which the service will compute."""
+    from shardcompute.backends.device_choice import choose_devices
+    from shardcompute.cli.serve.places import join_places
+    from shardcompute.security.tokens import parse_token
+
+    parsed = parse_token(token)
+    chosen = choose_devices(parameters["device"], str(parameters["backend"]))
+    return join_places(folder, chosen, parsed).members
 
 
 def _parse(ctx: typer.Context, kept: KeptCommand) -> dict[str, Any]:

@@ -14,6 +14,13 @@ _LENGTH = struct.Struct("!I")
 _MOST_BYTES = 64 << 10
 
 
+class Companion(msgspec.Struct, frozen=True):
+    """Another node of the applicant's machine: one for each device that computes."""
+
+    node_id: str
+    request_pem: str
+
+
 class Application(msgspec.Struct, frozen=True):
     """What an applicant says, once it knows whom it talks to."""
 
@@ -22,13 +29,15 @@ class Application(msgspec.Struct, frozen=True):
     role: str
     node_id: str
     request_pem: str
+    companions: list[Companion] = []
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """What it gets: a certificate and where to go, or why not."""
+    """What it gets: a certificate, one for each companion, and where to go; or why not."""
 
     certificate_pem: str = ""
     control_urls: list[str] = []
+    companion_pems: list[str] = []
     error: str = ""
     code: str = ""
 

@@ -7,16 +7,25 @@ send the token's secret.
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from shardcompute.core.errors import AuthError, LinkError, rebuild_error
-from shardcompute.node.enrolment.admission import TIMEOUT_S, Admission, Application, receive, send
+from shardcompute.core.errors import AuthError, LinkError, UsageError, rebuild_error
+from shardcompute.node.enrolment.admission import (
+    TIMEOUT_S,
+    Admission,
+    Application,
+    Companion,
+    receive,
+    send,
+)
 from shardcompute.security.bootstrap import open_join
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.identity import NodeIdentity
 from shardcompute.security.names import Role
+from shardcompute.security.token_book import MOST_COMPANIONS
 from shardcompute.security.tokens import JoinToken
 
 
@@ -25,14 +34,26 @@ def join_cluster(token: JoinToken, folder: Path, role: Role) -> tuple[Credential
 
     Tries the token's addresses in turn. Raises AuthError when the token is refused, LinkError when nobody answers.
     """
-    identity = NodeIdentity.open(folder)
-    application = Application(
-        token.token_id, token.secret, role.value, identity.node_id, identity.certificate_request()
-    )
+    [credentials], urls = join_together(token, [folder], role)
+    return credentials, urls
+
+
+def join_together(
+    token: JoinToken, folders: Sequence[Path], role: Role
+) -> tuple[list[Credentials], list[str]]:
+    """Like `join_cluster` for several nodes of this machine at once: they use the token once."""
+    if len(folders) > MOST_COMPANIONS + 1:
+        raise UsageError(
+            f"{len(folders)} places of one machine are more than can join", hint="name fewer with --device"
+        )
+    identities = [NodeIdentity.open(folder) for folder in folders]
+    first, *others = [(each.node_id, each.certificate_request()) for each in identities]
+    companions = [Companion(*other) for other in others]
+    application = Application(token.token_id, token.secret, role.value, *first, companions)
     failures = []
     for address in token.addresses:
         try:
-            return _apply(address, token, identity, application)
+            return _apply(address, token, identities, application)
         except LinkError as error:
             failures.append(f"{address}: {error.message}")
     raise LinkError(
@@ -42,8 +63,8 @@ def join_cluster(token: JoinToken, folder: Path, role: Role) -> tuple[Credential
 
 
 def _apply(
-    address: str, token: JoinToken, identity: NodeIdentity, application: Application
-) -> tuple[Credentials, list[str]]:
+    address: str, token: JoinToken, identities: Sequence[NodeIdentity], application: Application
+) -> tuple[list[Credentials], list[str]]:
     host, _, port = address.rpartition(":")
     try:
         sock = socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S)
@@ -59,8 +80,15 @@ def _apply(
     if admission.error:
         hint = "ask the coordinator for a new token"
         raise rebuild_error(admission.code, admission.error, hint, otherwise=AuthError)
-    credentials = Credentials(identity, admission.certificate_pem, authority_pem)
-    credentials.save()
+    issued = [admission.certificate_pem, *admission.companion_pems]
+    if len(issued) != len(identities):
+        raise LinkError(f"the coordinator answered with {len(issued)} certificates for {len(identities)}")
+    credentials = [
+        Credentials(identity, certificate, authority_pem)
+        for identity, certificate in zip(identities, issued, strict=True)
+    ]
+    for each in credentials:
+        each.save()
     return credentials, [_reachable(url, host) for url in admission.control_urls]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from shardcompute.core.errors import AuthError, SourceError, UsageError
-from shardcompute.node.enrolment.join_client import join_cluster
+from shardcompute.node.enrolment.join_client import join_together
 from shardcompute.security.certificates import (
     certificate_der,
     fingerprint_of,
@@ -43,17 +44,24 @@ def join_from(folder: Path, token: JoinToken, role: Role = Role.WORKER) -> Enrol
 
     UsageError if the folder belongs to another cluster; otherwise as `join_client.join_cluster`.
     """
-    open_private_folder(folder)
-    former = _credentials(folder)
-    if former is not None and authority_of(former) != token.fingerprint:
-        raise UsageError(
-            f"{folder} belongs to another cluster, {former.own.cluster!r}, not to that of the token",
-            hint="choose another --data-dir, or delete this one",
-        )
-    if former is not None:
-        _check_role(folder, former, role)
-    credentials, urls = join_cluster(token, folder, role)
-    return remember(folder, credentials, urls)
+    [member] = join_all_from([folder], token, role)
+    return member
+
+
+def join_all_from(folders: Sequence[Path], token: JoinToken, role: Role = Role.WORKER) -> list[EnrolledNode]:
+    """Like `join_from` for several nodes of this machine at once, who use the token once."""
+    for folder in folders:
+        open_private_folder(folder)
+        former = _credentials(folder)
+        if former is not None and authority_of(former) != token.fingerprint:
+            raise UsageError(
+                f"{folder} belongs to another cluster, {former.own.cluster!r}, not to that of the token",
+                hint="choose another --data-dir, or delete this one",
+            )
+        if former is not None:
+            _check_role(folder, former, role)
+    joined, urls = join_together(token, folders, role)
+    return [remember(folder, each, urls) for folder, each in zip(folders, joined, strict=True)]
 
 
 def open_enrolled(folder: Path, role: Role = Role.WORKER) -> EnrolledNode:

@@ -1,4 +1,5 @@
-"""Pid files, who runs from a folder: `cluster.json`, `worker.json` and `driver.json` tell of them, while they run.
+"""Pid files, who runs from a folder: `cluster.json`, `worker.json`, `driver.json`, and `places.json` of what keeps the
+workers of several devices running, tell of them while they run.
 
 A process is recognised by id, start time and command line, so that a file left behind by a crash, or an id that was
 given to somebody else, is never mistaken for it. The files are private, hold no secret, and are replaced in one move.
@@ -30,6 +31,7 @@ from shardcompute.security.private_files import (
 CLUSTER_FILE = "cluster.json"
 WORKER_FILE = "worker.json"
 DRIVER_FILE = "driver.json"
+PLACES_FILE = "places.json"
 _PROGRAM = "shardcompute"
 _SAME_START_S = 2.0
 _ATTEMPTS = 3

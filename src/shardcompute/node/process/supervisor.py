@@ -86,7 +86,11 @@ class Supervisor:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] | None = None,
         say: Callable[[str], None] = lambda text: None,
+        hear: Callable[[Program, str], None] = lambda program, line: None,
     ) -> None:
+        """`hear` is told every line that a program writes."""
+        self._hear = hear
+        self._codes: dict[str, int] = {}
         self._folder = folder
         self._spawn = spawn or spawn_process
         self._policy = policy or RestartPolicy()
@@ -104,6 +108,16 @@ class Supervisor:
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing runs and nothing will be started again."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def codes(self) -> dict[str, int]:
+        """With what the programs ended that will not be started again."""
+        with self._lock:
+            return dict(self._codes)
 
     def pids(self) -> dict[str, int]:
         """Of the programs that are running now."""
@@ -146,6 +160,8 @@ class Supervisor:
                 delay_s = None if code in _FINAL_CODES else self._policy.delay_s(deaths)
                 self._tell(program, lines, code, delay_s)
                 if delay_s is None:
+                    with self._lock:
+                        self._codes[program.name] = code
                     return
                 self._pause(delay_s)
         finally:
@@ -165,6 +181,7 @@ class Supervisor:
         try:
             for line in child.lines():
                 lines.write(line)
+                self._hear(program, line)
             return child.wait()
         finally:
             with self._lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.serve.worker import _take_leave
+from shardcompute.cli.serve.worker_process import _take_leave
 
 
 class FakeWorker:

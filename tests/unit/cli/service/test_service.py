@@ -18,6 +18,7 @@ from shardcompute.cli.service.service_files import Launchd, Systemd, describe_se
 from shardcompute.cli.service.task_scheduler import TaskScheduler
 from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import Settings
+from support.fake_devices import H200, cuda_machine, pretend, second
 
 Cli = Callable[..., Any]
 SECRET = "sk-very-secret"
@@ -138,15 +139,29 @@ def test_a_token_is_used_at_once_and_not_kept(
     )
 
     def join_from(folder: Path, token: str, role: str) -> Any:
-        joined.append((folder, token, role))
+        joined.append(([folder], token, role))
         return member
 
+    def join_all_from(folders: list[Path], token: str) -> Any:
+        joined.append((list(folders), token, "worker"))
+        return [member for _ in folders]
+
+    pretend(monkeypatch, cuda_machine(H200, second()))
     monkeypatch.setattr("shardcompute.node.enrolment.stored.join_from", join_from)
+    monkeypatch.setattr("shardcompute.node.enrolment.stored.join_all_from", join_all_from)
     monkeypatch.setattr("shardcompute.security.tokens.parse_token", lambda text: text)
     assert cli("service", "install", "join", "sc1.abc", "--name", "box").exit_code == 0
-    assert joined == [(home / "worker", "sc1.abc", "worker")]
     kept = json.loads((home / "services" / "join.json").read_text())
     assert kept == {"command": "worker", "arguments": ["--name", "box"]}
+    assert cli("service", "install", "join", "sc1.abc", "--device", "cpu").exit_code == 0
+    assert cli("service", "install", "driver", "sc1.abc").exit_code == 0
+    worker = home / "worker"
+    assert joined == [
+        # Each device on which the service will compute.
+        ([worker, worker / "places" / "cuda-1"], "sc1.abc", "worker"),
+        ([worker], "sc1.abc", "worker"),
+        ([home / "driver"], "sc1.abc", "driver"),
+    ]
 
 
 def test_systems_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from shardcompute.core.errors import AuthError, CapacityError, ForbiddenError, LinkError, UsageError
 from shardcompute.node.enrolment.admission import Admission, Application
-from shardcompute.node.enrolment.join_client import join_cluster
+from shardcompute.node.enrolment.join_client import join_cluster, join_together
 from shardcompute.node.enrolment.join_server import JoinServer
 from shardcompute.security import (
     JOIN_HELLO,
@@ -29,6 +29,8 @@ from shardcompute.security import (
     join_greeting,
     join_server_context,
 )
+from shardcompute.security.credentials import Credentials
+from shardcompute.security.identity import NodeIdentity
 from support.network.papers import Papers, drip, read_end
 
 Admit = Callable[[Application], Admission]
@@ -41,6 +43,7 @@ class Desk:
         self.papers = Papers.found(folder)
         self.heard: list[Application] = []
         self.refusal: Exception | None = None
+        self.most_companions = 99
         self._opened = contextlib.ExitStack()
         self._own = self.papers.node("coordinator", role)
 
@@ -69,13 +72,14 @@ class Desk:
         self.heard.append(application)
         if self.refusal is not None:
             raise self.refusal
-        certificate = self.papers.authority.issue(
-            application.request_pem,
-            node_id=application.node_id,
-            roles=[Role(application.role)],
-            now_s=time.time(),
-        )
-        return Admission(certificate, ["tcp://0.0.0.0:7420", "tcp://10.0.0.1:7420"])
+        certificate, *others = [
+            self.papers.authority.issue(
+                each.request_pem, node_id=each.node_id, roles=[Role(application.role)], now_s=time.time()
+            )
+            for each in (application, *application.companions)
+        ]
+        others = others[: self.most_companions]
+        return Admission(certificate, ["tcp://0.0.0.0:7420", "tcp://10.0.0.1:7420"], others)
 
     def connect(self) -> socket.socket:
         return self._opened.enter_context(socket.create_connection(("127.0.0.1", self.port), timeout=20))
@@ -116,6 +120,24 @@ def test_joins(desk: Desk, tmp_path: Path) -> None:
     assert urls == ["tcp://127.0.0.1:7420", "tcp://10.0.0.1:7420"]
     for path in (tmp_path / "worker").iterdir():
         assert path.stat().st_mode & 0o777 == 0o600, path
+
+
+def test_several_nodes_of_a_machine_join_together(desk: Desk, tmp_path: Path) -> None:
+    folders = [tmp_path / "worker", *(tmp_path / "worker" / "places" / f"cuda-{n}" for n in range(1, 32))]
+    credentials, urls = join_together(desk.open().token, folders, Role.WORKER)
+    assert len({each.identity.node_id for each in credentials}) == 32
+    assert len(desk.heard) == 1
+    assert urls[0] == "tcp://127.0.0.1:7420"
+    for folder, each in zip(folders, credentials, strict=True):
+        assert Credentials.load(NodeIdentity.load(folder)) == each
+    with pytest.raises(UsageError, match="33 places of one machine"):
+        join_together(desk.token, [*folders, tmp_path / "one more"], Role.WORKER)
+
+
+def test_a_coordinator_that_forgets_one_is_no_answer(desk: Desk, tmp_path: Path) -> None:
+    desk.most_companions = 0
+    with pytest.raises(LinkError, match="1 certificates for 2"):
+        join_together(desk.open().token, [tmp_path / "a", tmp_path / "b"], Role.WORKER)
 
 
 def test_tries_every_address(desk: Desk, tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""A worker in this process: from its folder until a signal, the coordinator, or the end of its parent stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, NoReturn
+
+from shardcompute.cli.console import Screen
+from shardcompute.cli.exits import show_error
+from shardcompute.cli.options.worker import WorkerArguments
+from shardcompute.cli.progress import status_line
+from shardcompute.cli.serve import story
+from shardcompute.cli.serve.addresses import check_ports, node_addresses
+from shardcompute.cli.serve.shaping import open_transports
+from shardcompute.cli.serve.stopping import exit_at_once, stop_requested, stop_with_parent
+from shardcompute.core.errors import AuthError
+from shardcompute.core.settings import load_settings
+
+if TYPE_CHECKING:
+    from shardcompute.backends.device_choice import ChosenDevices
+    from shardcompute.node.enrolment.stored import EnrolledNode
+    from shardcompute.node.worker.worker import Worker, WorkerOptions
+
+_LOOK_S = 0.5
+
+
+def run_worker(
+    folder: Path,
+    arguments: WorkerArguments,
+    chosen: ChosenDevices,
+    member: EnrolledNode,
+    screen: Screen,
+    *,
+    is_supervised: bool = False,
+    tell: Callable[[str], None] | None = None,
+) -> NoReturn:
+    """Until a signal, the coordinator or (`is_supervised`) the end of our parent asks to stop. `tell` hears the story
+    of the worker; by default the screen does, unless it is supervised."""
+    from shardcompute.node.process.log_files import logging_to_file, logging_to_stderr
+    from shardcompute.node.process.pidfile import WORKER_FILE, claim
+
+    with ExitStack() as stack:
+        stop = stack.enter_context(stop_requested())
+        stack.enter_context(claim(folder / WORKER_FILE, arguments.name or ""))
+        stack.enter_context(logging_to_stderr(is_brief=not is_supervised))
+        if is_supervised:
+            stop_with_parent(stop)
+        else:
+            stack.enter_context(logging_to_file(folder, "worker"))
+        options = _worker_options(folder, arguments, chosen, member)
+        if options.port:
+            check_ports([(options.host, options.port)])
+        if not is_supervised:
+            for line in chosen.describe():
+                screen.say(line)
+            screen.say(f"a worker of {member.credentials.own.cluster}; Ctrl-C stops it")
+        telling = tell or (None if is_supervised else screen.say)
+        code = _serve(member, options, stop, screen, telling)
+    exit_at_once(code)
+
+
+def _worker_options(
+    folder: Path, arguments: WorkerArguments, chosen: ChosenDevices, member: EnrolledNode
+) -> WorkerOptions:
+    from shardcompute.node.local.service import default_threads
+    from shardcompute.node.worker.worker import WorkerOptions
+
+    host, advertise = node_addresses(member.control_urls[0], arguments.host, arguments.advertise)
+    return WorkerOptions(
+        folder=folder,
+        host=host,
+        port=arguments.port,
+        advertise=advertise,
+        name=arguments.name or "",
+        max_memory_bytes=arguments.max_memory,
+        threads=arguments.threads or load_settings().threads or default_threads(),
+        device=chosen.devices[0],
+        unused=chosen.unused,
+        transports=open_transports(arguments.shape),
+    )
+
+
+def _serve(
+    member: EnrolledNode,
+    options: WorkerOptions,
+    stop: Event,
+    screen: Screen,
+    tell: Callable[[str], None] | None,
+) -> int:
+    """The exit code: 0 unless the coordinator will not have us any more. `tell`: people watch."""
+    from shardcompute.node.driver.hosted_server import DriverHost
+    from shardcompute.node.worker.worker import Worker
+
+    with (
+        closing(Worker(member.credentials, list(member.control_urls), options, DriverHost)) as serving,
+        status_line(screen if tell == screen.say else None) as show,
+    ):
+        first = serving.view()
+        seen = replace(first, is_registered=False, was_registered=False, loading=(), held=(), problem="")
+        if tell is not None:
+            tell(story.opening(first))
+        while not stop.wait(_LOOK_S):
+            if tell is not None:
+                now = serving.view()
+                for line in story.next_lines(seen, now):
+                    tell(line)
+                show(story.activity_line(now))
+                seen = now
+            if serving.refusal:
+                refused = AuthError(
+                    f"the coordinator refuses this worker: {serving.refusal}",
+                    hint="ask for a new token and join again",
+                )
+                show_error(screen, refused)
+                return refused.exit_code
+            if serving.has_left:
+                screen.say("the coordinator has released this worker")
+                return 0
+        _take_leave(serving, screen)
+    screen.say("stopped")
+    return 0
+
+
+def _take_leave(serving: Worker, screen: Screen) -> None:
+    """Until others have taken over, or for a few seconds; another Ctrl-C ends that."""
+    try:
+        screen.say("leaving the cluster; Ctrl-C again leaves at once")
+        serving.leave()
+    except KeyboardInterrupt:
+        serving.leave(patience_s=0.0)
