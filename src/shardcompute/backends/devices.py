@@ -49,6 +49,8 @@ class ComputeDevice:
     problem: str = ""
     fix: str = ""
     remark: str = ""
+    arch: str = ""
+    """What a GPU's kernels are made for, such as sm_90 or gfx1100."""
 
     @property
     def is_usable(self) -> bool:
@@ -136,6 +138,7 @@ def _torch_gpu(
         label=_plain(gpu.label),
         total_bytes=gpu.total_bytes,
         free_bytes=gpu.free_bytes,
+        arch="sm_{}{}".format(*gpu.capability) if gpu.capability and not report.hip else gpu.arch,
     )
     found = problems.of_reported(gpu, report, platform)
     if found is not None:

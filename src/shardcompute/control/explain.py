@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from shardcompute.backends.exactness import describe_exactness
 from shardcompute.control.decisions import place_next_chain
 from shardcompute.control.placement.place import Placement, Unplaceable
 from shardcompute.control.state import ClusterState, Model
@@ -82,6 +83,17 @@ def _explain_unplaceable(plan: Unplaceable, model: Model) -> str:
     lines = [*plan.reasons, f"{model.name} cannot be served: {format_bytes(plan.missing_bytes)} are missing"]
     lines.append("join a machine that offers this much, choose a smaller weight form, or less KV memory")
     return "\n".join(lines)
+
+
+def classes_of(state: ClusterState, nodes: Sequence[str]) -> list[str]:
+    """The exactness class of each of these nodes; "" of one that does not say or is not there."""
+    found = (state.nodes.get(node) for node in nodes)
+    return ["" if node is None else node.exactness for node in found]
+
+
+def explain_exactness(state: ClusterState, nodes: Sequence[str], form: str) -> str:
+    """What a chain on these nodes promises about its results."""
+    return describe_exactness(classes_of(state, nodes), form)
 
 
 def explain_bottleneck(plan: Placement, names: Mapping[str, str]) -> str:

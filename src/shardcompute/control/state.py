@@ -115,6 +115,8 @@ class NodeDescription(Struct, frozen=True, kw_only=True):
     """What the device said of its memory that cannot be, and what counts instead."""
     unused_devices: tuple[UnusedDevice, ...] = ()
     """GPUs of its machine that cannot be used; told by one node of a machine."""
+    exactness: str = ""
+    """The class of its results (see `backends.exactness`); "": it does not say."""
 
 
 class Node(NodeDescription, frozen=True, kw_only=True):

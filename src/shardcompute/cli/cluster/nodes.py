@@ -38,6 +38,7 @@ def nodes(
     every change is a line.
     """
     from shardcompute.cli.cluster import watching
+    from shardcompute.cli.cluster.text import mixed_chains
 
     if json and map:
         raise UsageError("--map is for people, --json for programs", hint="give one of the two")
@@ -64,6 +65,8 @@ def nodes(
                 )
             for failure in node.failures:
                 screen.say(f"{node.name} could not load {failure.model}: {failure.reason}", "yellow")
+        for line in mixed_chains(view):
+            screen.say(line, "yellow")
 
 
 def _picture(*, is_map: bool, has_everyone: bool) -> Picture:

@@ -35,11 +35,16 @@ def ps(
     at: ClusterLocation,
 ) -> None:
     """The requests that a cluster is answering, and the last ones that it answered."""
+    from shardcompute.cli.cluster.text import mixed_chains
+
     screen = open_screen()
     with at.connect() as client:
         requests = client.requests() if since is None else list(_ended(client, time.time() - since))
+        mixed = [] if json else mixed_chains(client.state())
     headings = ("ID", "MODEL", "CHAIN", "STATE", "PROMPT", "ANSWER", "TIME", "SPEED")
     screen.write_records(requests, headings, _row, is_json=json, nothing="nothing has been asked yet")
+    for line in mixed:
+        screen.say(line, "yellow")
 
 
 def _ended(client: ClusterClient, since_s: float) -> Iterator[RequestView]:

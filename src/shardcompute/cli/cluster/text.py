@@ -198,6 +198,11 @@ def describe_nodes(nodes: Sequence[NodeView], width: int) -> list[str]:
     return lines
 
 
+def mixed_chains(view: ClusterView) -> list[str]:
+    """A line for each chain whose stages are of several exactness classes."""
+    return [f"chain {chain.id} of {chain.model} {chain.exactness}" for chain in view.chains if chain.is_mixed]
+
+
 def _memory_of(node: NodeView) -> str:
     """What is set aside for layers and KV, of what it offers, and what its process takes with all that it needs."""
     taken = f", process {format_bytes(node.resident_bytes)}" if node.resident_bytes else ""

@@ -11,7 +11,7 @@ import math
 from msgspec.structs import replace
 
 from shardcompute.control.driver_placement import DriverPlacement, choose_driver_placement, with_driver_on
-from shardcompute.control.explain import explain_bottleneck, explain_plan
+from shardcompute.control.explain import explain_bottleneck, explain_exactness, explain_plan
 from shardcompute.control.placement.place import Placement, Unplaceable, place, place_chains
 from shardcompute.control.placement.request import placement_request
 from shardcompute.control.sizes import layer_work, sizes_of
@@ -98,12 +98,26 @@ def plan_model(state: ClusterState, model: Model, chains: int, now_s: float) -> 
         memory_bytes=sizes_of(model).total_bytes,
         text="\n\n".join(
             "\n".join(
-                [explain_plan(plan, model, names), *([driver.told(names)] if driver is not None else [])]
+                [
+                    explain_plan(plan, model, names),
+                    *([driver.told(names)] if driver is not None else []),
+                    *filter(None, [_exactness(state, plan, model)]),
+                ]
             )
             for plan, driver in zip(plans, drivers, strict=True)
         ),
-        chains=tuple(_planned(plan, names, driver) for plan, driver in zip(plans, drivers, strict=True)),
+        chains=tuple(
+            _planned(plan, names, driver, _exactness(state, plan, model))
+            for plan, driver in zip(plans, drivers, strict=True)
+        ),
     )
+
+
+def _exactness(state: ClusterState, plan: Placement | Unplaceable, model: Model) -> str:
+    """What the classes of a plan's stages promise."""
+    if isinstance(plan, Unplaceable):
+        return ""
+    return explain_exactness(state, [stage.node for stage in plan.stages], model.weight_form)
 
 
 def _driver_of(state: ClusterState, plan: Placement | Unplaceable, model: str) -> DriverPlacement | None:
@@ -119,7 +133,7 @@ def _driver_of(state: ClusterState, plan: Placement | Unplaceable, model: str) -
 
 
 def _planned(
-    plan: Placement | Unplaceable, names: dict[str, str], driver: DriverPlacement | None
+    plan: Placement | Unplaceable, names: dict[str, str], driver: DriverPlacement | None, exactness: str
 ) -> PlannedChain:
     if isinstance(plan, Unplaceable):
         return PlannedChain(is_possible=False, reasons=plan.reasons, missing_bytes=plan.missing_bytes)
@@ -141,6 +155,7 @@ def _planned(
         predicted_tokens_per_s_one_stream=plan.predicted_tokens_per_s_one_stream,
         predicted_tokens_per_s_many=plan.predicted_tokens_per_s_many,
         bottleneck=explain_bottleneck(plan, names),
+        exactness=exactness,
         driver_host="" if driver is None else driver.node,
         driver_host_reason="" if driver is None else driver.told(names),
     )

@@ -7,9 +7,16 @@ from dataclasses import replace
 from math import inf, isfinite
 from urllib.parse import urlsplit
 
+from shardcompute.backends.exactness import is_mixed
 from shardcompute.control.driver_placement import current_host, driver_placement_of
 from shardcompute.control.drivers import round_trip_s
-from shardcompute.control.explain import explain_bottleneck, explain_step, report_models
+from shardcompute.control.explain import (
+    classes_of,
+    explain_bottleneck,
+    explain_exactness,
+    explain_step,
+    report_models,
+)
 from shardcompute.control.placement.cost_model import hops_of, score, stage_s
 from shardcompute.control.placement.place import PlacedStage, Placement
 from shardcompute.control.placement.request import placement_request
@@ -54,6 +61,7 @@ def _view_node(state: ClusterState, node: Node, now_s: float) -> NodeView:
         device_label=node.device_label,
         device_bytes=node.device_bytes,
         device_remark=node.device_remark,
+        exactness=node.exactness,
         unused_devices=tuple(
             UnusedDeviceView(
                 device=each.device,
@@ -204,6 +212,8 @@ def _view_chain(state: ClusterState, chain: Chain, now_s: float, timings: Sequen
         drivers=_view_drivers(state, chain),
         driver_host=current_host(chain),
         driver_host_reason=_explain_driver_host(state, chain, now_s, names),
+        exactness=explain_exactness(state, chain.nodes, state.models[chain.model].model.weight_form),
+        is_mixed=is_mixed(classes_of(state, chain.nodes)),
         last_move=chain.last_move,
         is_moving=chain.target is not None,
     )

@@ -115,6 +115,8 @@ class NodeView:
     """What the device said of its memory that cannot be, and what counts instead."""
     unused_devices: tuple[UnusedDeviceView, ...] = ()
     """GPUs of its machine that cannot be used, and why."""
+    exactness: str = ""
+    """The class of its results: stages of one class compute the same bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +196,10 @@ class ChainView:
     """The last change of its layout in a sentence: why, from what to what, for which gain."""
     is_moving: bool = False
     """It serves as it is while the layers of another layout are loaded."""
+    exactness: str = ""
+    """In words, what its stages' classes promise."""
+    is_mixed: bool = False
+    """Its stages are of several exactness classes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +320,8 @@ class PlannedChain:
     driver_host: str = ""
     """The worker that would drive it; "": the coordinator."""
     driver_host_reason: str = ""
+    exactness: str = ""
+    """In words, what its stages' classes promise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

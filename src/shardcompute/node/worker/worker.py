@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shardcompute.backends.devices import ComputeDevice, host_device, offered_bytes
+from shardcompute.backends.processor import own_class
 from shardcompute.control.events import (
     LinkBroken,
     NodeJoined,
@@ -287,6 +288,7 @@ class Worker:
                 device_bytes=self._options.device.total_bytes,
                 device_remark=shorten(self._options.device.remark, _MOST_WORDS),
                 unused_devices=_unused(self._options.unused),
+                exactness=own_class(self._options.device).name,
                 memory_bytes=memory_bytes,
                 memory_reason=self._memory_reason,
                 threads=self._options.threads,

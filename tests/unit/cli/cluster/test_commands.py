@@ -155,6 +155,17 @@ def test_ps(cli: Cli, lab: Lab) -> None:
         assert told["state"] == "waiting"
 
 
+def test_chains_of_several_exactness_classes_are_told(cli: Cli, lab: Lab) -> None:
+    told = "chain org/tiny#1 of org/tiny mixes 2 exactness classes"
+    assert told not in cli("nodes", *HERE).stderr
+    lab.cluster.join("a", 500, exactness="onnx-1.31/float32/avx2")
+    for command in ("nodes", "ps"):
+        assert told in cli(command, *HERE).stderr
+    assert (
+        "mixes 2" in json.loads(cli("plan", "org/tiny", "--weights", "int8", "--json", *HERE).stdout)["text"]
+    )
+
+
 def test_plan(cli: Cli, lab: Lab) -> None:
     result = cli("plan", "org/tiny", "--weights", "int8", *HERE)
     assert result.exit_code == 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shardcompute.backends.exactness import describe_exactness
 from shardcompute.control import events as happened
 from shardcompute.core.errors import (
     AuthError,
@@ -322,6 +323,22 @@ def test_plan_of_a_served_model(admin: ClusterAdmin, cluster: FakeCluster) -> No
     assert "plan for org/tiny" in plan.text
     assert "bottleneck" in plan.text
     assert cluster.coordinator.state is before
+
+
+def test_a_chain_says_what_its_exactness_classes_promise(admin: ClusterAdmin, cluster: FakeCluster) -> None:
+    (chain,) = admin.state().chains
+    assert (chain.is_mixed, chain.exactness) == (False, describe_exactness(["", ""], "native"))
+    onnx, mlx = "onnx-1.31/float32/avx2", "mlx-0.32/bfloat16/metal Apple M4"
+    cluster.join("a", 500, exactness=onnx)
+    cluster.join("b", 500, exactness=mlx, backend="mlx", device="mlx")
+    state = admin.state()
+    assert [node.exactness for node in state.nodes] == [onnx, mlx]
+    (chain,) = state.chains
+    assert chain.is_mixed
+    assert chain.exactness.startswith(f"mixes 2 exactness classes ({mlx}, {onnx}): logits within ")
+    plan = admin.plan("org/tiny", "int8")
+    assert plan.chains[0].exactness == describe_exactness([onnx, mlx], "int8")
+    assert plan.chains[0].exactness in plan.text
 
 
 def test_plan_of_several_chains_says_what_is_missing(admin: ClusterAdmin) -> None:
