@@ -23,6 +23,7 @@ $(VENV)/.dev: $(VENV)/.run
 	@echo "installing what the tests need …"
 	@$(PIP) "torch==2.13.0" && $(PIP) --editable ".[torch,dev]" && touch $@
 	@$(PIP) --editable ".[mlx]" || echo "there is no mlx for this machine: its tests are skipped"
+	@$(PIP) --editable ".[llamacpp]" || echo "there is no xllamacpp for this machine: its tests are skipped"
 
 setup-run: $(VENV)/.run ## Make .venv with what serving needs (no torch)
 

@@ -54,6 +54,7 @@ from shardcompute.security.private_files import open_private_folder
 from shardcompute.security.revocations import load_revocations, save_revocations
 from shardcompute.security.token_book import TokenSummary
 from shardcompute.weights.checkpoint import Checkpoint
+from shardcompute.weights.gguf_stage import header_attachment
 from shardcompute.weights.served import ServedWeights, attachments_of, content_of, prepare_served
 from shardcompute.weights.sources.progress import Progress
 from shardcompute.weights.tokenizer_pack import TOKENIZER, pack_tokenizer
@@ -239,7 +240,12 @@ class Cluster:
             form,
             options.folder / "served",
             progress,
-            attachments={**attachments_of(tokenizer), TOKENIZER: pack_tokenizer(checkpoint), **draft_heads},
+            attachments={
+                **attachments_of(tokenizer),
+                TOKENIZER: pack_tokenizer(checkpoint),
+                **header_attachment(checkpoint.tensors),
+                **draft_heads,
+            },
         )
         drafters = options.open_drafters(tokenizer, checkpoint.spec.vocab_size)
         self._close_files(checkpoint.name)

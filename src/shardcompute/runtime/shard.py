@@ -15,10 +15,11 @@ from shardcompute.models.decoder import Decoder, TensorSource
 from shardcompute.models.draft_head import DraftHeadNetwork, DraftHeadWeights
 from shardcompute.models.spec import ModelSpec, Stage, whole
 from shardcompute.runtime.head_drafter import HeadDrafter, HeadDraftLimits
+from shardcompute.runtime.llamacpp import open_local_stage
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.formats.quantise import WEIGHT_FORMS
 
-BACKENDS: tuple[str, ...] = ("onnx", "torch", "mlx", "numpy", "transformers")
+BACKENDS: tuple[str, ...] = ("onnx", "torch", "mlx", "llamacpp", "numpy", "transformers")
 """The last one runs models that have no spec of ours, see `runtime.fallback`."""
 
 
@@ -34,6 +35,8 @@ def open_shard(
     if form not in WEIGHT_FORMS:
         raise UsageError(f"there is no weight form {form!r}", hint=f"use one of {', '.join(WEIGHT_FORMS)}")
     stage = stage or whole(checkpoint.spec)
+    if backend == "llamacpp":
+        return open_local_stage(checkpoint, stage, form, options)
     return build_executor(
         checkpoint.spec, stage, checkpoint.source(stage, form=form), backend=backend, options=options
     )
@@ -90,6 +93,11 @@ def _run_by(backend: str, network: Network, options: ExecutorOptions) -> Executo
         from shardcompute.backends.mlx import MlxExecutor
 
         return MlxExecutor(network, options)
+    if backend == "llamacpp":
+        raise UsageError(
+            "llama.cpp gives no hidden states for a draft head to go on from",
+            hint="draft with another backend",
+        )
     if backend == "transformers":
         raise UsageError(
             "the transformers backend runs whole models in one process only",

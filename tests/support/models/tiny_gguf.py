@@ -157,7 +157,7 @@ def _interleaved(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]
 
 def _rope(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[float]]]:
     """Keys below `rope.`, and the tensors that carry factors."""
-    rope = config["rope_parameters"]
+    rope = config.get("rope_parameters") or {"rope_type": "default", "rope_theta": config["rope_theta"]}
     if "full_attention" in rope:
         rope, local = rope["full_attention"], rope["sliding_attention"]
         assert local["rope_theta"] == 1e4

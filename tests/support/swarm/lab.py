@@ -185,6 +185,8 @@ class LabSwarm(Closing):
     checkpoints: dict[str, Path]
     options: ClusterOptions
     form: str = "native"
+    backend: str = "onnx"
+    """What the workers compute with."""
     chains: int = 1
     log_bytes: int = 64 << 20
     patience: Patience = STAGE_PATIENCE
@@ -318,6 +320,7 @@ class LabSwarm(Closing):
             name=folder.name,
             advertise=advertise,
             threads=1,
+            backend=self.backend,
             max_memory_bytes=memory_bytes,
             transports=self.network.transports,
         )
@@ -531,9 +534,9 @@ def open_tiny(path: Path) -> Checkpoint:
     return open_checkpoint(resolve(parse_reference(str(path)), load_settings()))
 
 
-def open_alone(path: Path) -> LocalService:
+def open_alone(path: Path, backend: str = "onnx") -> LocalService:
     """The same model in one process."""
-    options = EngineOptions(threads=1, context_length=512, kv_bytes=64 << 20)
+    options = EngineOptions(backend=backend, threads=1, context_length=512, kv_bytes=64 << 20)
     return open_model(str(path), load_settings(), options)
 
 

@@ -34,6 +34,7 @@ class Backend(StrEnum):
     ONNX = "onnx"
     TORCH = "torch"
     MLX = "mlx"
+    LLAMACPP = "llamacpp"
     NUMPY = "numpy"
     TRANSFORMERS = "transformers"
 
@@ -52,7 +53,7 @@ BackendName = Annotated[
     typer.Option(
         "--backend",
         metavar="|".join(Backend),
-        help="What computes, by default what suits the device; torch and mlx are extras, numpy is slow.",
+        help="What computes, by default what suits the device; torch, mlx and llamacpp are extras, numpy is slow.",
         rich_help_panel=_ENGINE,
     ),
 ]

@@ -28,6 +28,7 @@ from shardcompute.node.weights.pieces import (
     fetch_pieces,
 )
 from shardcompute.node.weights.stores import BufferStore, CacheStore, Incoming, Store
+from shardcompute.runtime.llamacpp import open_served_stage
 from shardcompute.runtime.shard import build_executor
 from shardcompute.weights.card import Card, decode_card, row_range
 from shardcompute.weights.formats.bytes import check_range
@@ -76,6 +77,8 @@ def open_remote_shard(
 ) -> Executor:
     """Fetch a stage and load it; `tensors` may be closed afterwards."""
     tensors.prefetch(stage, rank)
+    if backend == "llamacpp":
+        return open_served_stage(card, tensors, stage, options)
     source = shard_source(card, tensors, stage, rank)
     return build_executor(card.spec, stage, source, backend=backend, options=options)
 

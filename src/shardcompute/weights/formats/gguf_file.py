@@ -17,7 +17,7 @@ import numpy as np
 
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.weights.formats.bytes import ByteSource
-from shardcompute.weights.formats.tensor_file import SingleTensorFile, TensorEntry
+from shardcompute.weights.formats.tensor_file import SingleTensorFile, Span, TensorEntry
 
 _CHUNK_BYTES = 1 << 20
 _MAX_HEADER_BYTES = 1 << 28
@@ -26,6 +26,9 @@ _MAX_ARRAY_DEPTH = 4
 _MAX_NAME_BYTES = 1 << 16
 _MAX_DIMENSIONS = 4
 _MAX_ELEMENTS = 1 << 56
+
+_MAX_STORED_BYTES = 1 << 16
+_TOKENIZER = "tokenizer."
 
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _NUMBER_TYPES = {
@@ -53,13 +56,30 @@ GGML_TYPES: dict[int, tuple[str, int, int]] = {
 }  # fmt: skip
 
 
-def open_gguf(source: ByteSource) -> SingleTensorFile:
+class GgufFile(SingleTensorFile):
+    """A GGUF file, with its key-values as they are stored: each one's type and bytes, for whoever writes them again.
+
+    Those of the tokenizer are left out: they are long, and ours is made from `metadata`.
+    """
+
+    def __init__(
+        self,
+        source: ByteSource,
+        entries: Mapping[str, TensorEntry],
+        metadata: Mapping[str, Any],
+        stored: Mapping[str, bytes],
+    ) -> None:
+        super().__init__(source, entries, metadata)
+        self.stored = stored
+
+
+def open_gguf(source: ByteSource) -> GgufFile:
     """Read and check the header of one GGUF file; no tensor is read."""
     cursor = _Cursor(source)
     _check_version(source, cursor)
     tensor_count = cursor.take_count("tensors", _SMALLEST_TENSOR_BYTES)
     pair_count = cursor.take_count("metadata values", _SMALLEST_PAIR_BYTES)
-    metadata = _take_metadata(cursor, pair_count)
+    metadata, spans = _take_metadata(cursor, pair_count)
     splits = metadata.get("split.count", 0)
     if isinstance(splits, int) and splits > 1:
         raise UnsupportedModelError(
@@ -72,7 +92,8 @@ def open_gguf(source: ByteSource) -> SingleTensorFile:
     found = [_take_tensor(cursor, alignment) for _ in range(tensor_count)]
     data_start = -(-cursor.position // alignment) * alignment
     entries = _place_tensors(source, found, data_start)
-    return SingleTensorFile(source, entries, metadata)
+    stored = {key: bytes(source.read(start, stop - start)) for key, (start, stop) in spans.items()}
+    return GgufFile(source, entries, metadata, stored)
 
 
 class _Cursor:
@@ -154,14 +175,19 @@ def _check_version(source: ByteSource, cursor: _Cursor) -> None:
     )
 
 
-def _take_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
+def _take_metadata(cursor: _Cursor, count: int) -> tuple[dict[str, Any], dict[str, Span]]:
+    """Values by key, and where in the file those lie that are not the tokenizer's."""
     metadata: dict[str, Any] = {}
+    spans: dict[str, Span] = {}
     for _ in range(count):
         key = cursor.take_name("a metadata key")
         if key in metadata:
             raise _corrupt(cursor.name, f"has the metadata key {key!r} twice")
+        start = cursor.position
         metadata[key] = _take_value(cursor, cursor.take_u32(), depth=0)
-    return metadata
+        if not key.startswith(_TOKENIZER) and cursor.position - start <= _MAX_STORED_BYTES:
+            spans[key] = (start, cursor.position)
+    return metadata, spans
 
 
 def _take_value(cursor: _Cursor, code: int, depth: int) -> Any:

@@ -1,0 +1,116 @@
+"""GGUF models of random weights, for what depends on shapes and number types alone: speed and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from shardcompute.core.errors import UsageError
+from shardcompute.weights.formats.gguf_writer import (
+    GgufTensor,
+    stored_f32,
+    stored_text,
+    stored_u32,
+    write_gguf,
+)
+
+# Where the float16 numbers of a block stand, its elements and its bytes.
+_BLOCKS = {"Q4_0": ((0,), 32, 18), "Q4_1": ((0, 2), 32, 20), "Q8_0": ((0,), 32, 34)}
+_FLOATS = {"F32": np.float32, "F16": np.float16}
+_PIECE_ROWS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RandomShape:
+    """A model of the Llama family."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    vocab_size: int
+    context_length: int = 2048
+    has_head: bool = True
+
+
+BILLION = RandomShape(22, 2048, 5632, 32, 4, 32_000)
+"""1.1 billion weights."""
+
+
+def write_random_gguf(path: Path, shape: RandomShape, dtype: str, *, seed: int = 0) -> Path:
+    """A file of these shapes whose matrices are of this type."""
+    if dtype not in _BLOCKS and dtype not in _FLOATS:
+        raise UsageError(f"there is no random {dtype}", hint=f"use one of {', '.join((*_BLOCKS, *_FLOATS))}")
+    noise = np.random.default_rng(seed)
+    head_dim = shape.hidden // shape.heads
+    matrices = {
+        "attn_q": (shape.heads * head_dim, shape.hidden),
+        "attn_k": (shape.kv_heads * head_dim, shape.hidden),
+        "attn_v": (shape.kv_heads * head_dim, shape.hidden),
+        "attn_output": (shape.hidden, shape.heads * head_dim),
+        "ffn_gate": (shape.intermediate, shape.hidden),
+        "ffn_up": (shape.intermediate, shape.hidden),
+        "ffn_down": (shape.hidden, shape.intermediate),
+    }
+    ones = np.ones(shape.hidden, np.float32).tobytes()
+    tensors = [_matrix("token_embd.weight", dtype, (shape.vocab_size, shape.hidden), noise)]
+    tensors.append(GgufTensor("output_norm.weight", "F32", (shape.hidden,), [ones]))
+    if shape.has_head:
+        tensors.append(_matrix("output.weight", dtype, (shape.vocab_size, shape.hidden), noise))
+    for layer in range(shape.layers):
+        tensors += [
+            GgufTensor(f"blk.{layer}.{name}.weight", "F32", (shape.hidden,), [ones])
+            for name in ("attn_norm", "ffn_norm")
+        ]
+        tensors += [
+            _matrix(f"blk.{layer}.{name}.weight", dtype, size, noise) for name, size in matrices.items()
+        ]
+    with path.open("wb") as file:
+        write_gguf(file, _values(shape, head_dim), tensors)
+    return path
+
+
+def _values(shape: RandomShape, head_dim: int) -> dict[str, bytes]:
+    numbers = {
+        "block_count": shape.layers,
+        "context_length": shape.context_length,
+        "embedding_length": shape.hidden,
+        "feed_forward_length": shape.intermediate,
+        "attention.head_count": shape.heads,
+        "attention.head_count_kv": shape.kv_heads,
+        "rope.dimension_count": head_dim,
+        "vocab_size": shape.vocab_size,
+    }
+    return {
+        "general.architecture": stored_text("llama"),
+        **{f"llama.{key}": stored_u32(number) for key, number in numbers.items()},
+        "llama.attention.layer_norm_rms_epsilon": stored_f32(1e-5),
+        "llama.rope.freq_base": stored_f32(1e4),
+        "tokenizer.ggml.model": stored_text("no_vocab"),
+    }
+
+
+def _matrix(name: str, dtype: str, shape: tuple[int, int], noise: np.random.Generator) -> GgufTensor:
+    return GgufTensor(name, dtype, shape, _pieces(dtype, shape, noise))
+
+
+def _pieces(dtype: str, shape: tuple[int, int], noise: np.random.Generator) -> Iterator[bytes]:
+    """Weights of about the size that keeps activations as they are, some rows at a time."""
+    spread = shape[1] ** -0.5
+    for first in range(0, shape[0], _PIECE_ROWS):
+        rows = min(_PIECE_ROWS, shape[0] - first)
+        if dtype in _FLOATS:
+            values = noise.standard_normal((rows, shape[1]), dtype=np.float32) * np.float32(spread)
+            yield values.astype(_FLOATS[dtype]).tobytes()
+            continue
+        places, elements, size = _BLOCKS[dtype]
+        blocks = noise.integers(0, 256, (rows * shape[1] // elements, size), dtype=np.uint8)
+        width = 256 if dtype == "Q8_0" else 16
+        scale = np.float16(spread * 3.46 / width)  # a uniform code spreads over 0.29 of its range
+        for place, value in zip(places, (scale, np.float16(-7.5 * float(scale))), strict=False):
+            blocks[:, place : place + 2] = np.frombuffer(value.tobytes(), np.uint8)
+        yield blocks.tobytes()
