@@ -11,7 +11,7 @@ import pytest
 from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.backends.llamacpp.library import installed_version
 from shardcompute.backends.matrix import Array
-from shardcompute.bench.random_gguf import RandomShape, write_random_gguf
+from shardcompute.bench.engine.random_gguf import LlamaShape, write_random_gguf
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import CapacityError, RowGapError, UsageError
 from shardcompute.core.settings import load_settings
@@ -23,7 +23,7 @@ from shardcompute.weights.sources.resolve import resolve
 
 pytestmark = pytest.mark.skipif(installed_version() is None, reason="xllamacpp is not installed")
 
-SHAPE = RandomShape(4, 128, 256, 4, 2, 320)
+SHAPE = LlamaShape(4, 128, 256, 4, 2, 320)
 TYPES = ("Q4_0", "Q4_1", "Q8_0", "F16", "F32")
 TOKENS = np.random.default_rng(5).integers(0, SHAPE.vocab_size, 700)
 

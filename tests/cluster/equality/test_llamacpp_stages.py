@@ -9,7 +9,7 @@ import pytest
 
 from shardcompute.backends.llamacpp.library import installed_version
 from support.models.requests import greedy, mixture, prompts, sampled
-from support.models.tiny_text_gguf import save_tiny_text_gguf
+from support.models.tiny_gguf import save_tiny_text_gguf
 from support.swarm.lab import Alone, open_alone, swarm
 
 pytestmark = pytest.mark.skipif(installed_version() is None, reason="xllamacpp is not installed")

@@ -24,6 +24,7 @@ from typing import Any
 from unittest import mock
 from urllib.parse import urlsplit
 
+from shardcompute.backends.devices import host_device
 from shardcompute.control import ClusterState, HealthPolicy, PlacementPolicy
 from shardcompute.control.sizes import sizes_of
 from shardcompute.control.state import Chain, Model
@@ -320,7 +321,7 @@ class LabSwarm(Closing):
             name=folder.name,
             advertise=advertise,
             threads=1,
-            backend=self.backend,
+            device=host_device(backend=self.backend),
             max_memory_bytes=memory_bytes,
             transports=self.network.transports,
         )

@@ -82,14 +82,16 @@ class LlamaCppExecutor(KvSessions[StreamKv], SynchronousSteps):
             for segment in group:
                 self._kv.take(segment)
                 wanted = segment.logit_rows if self._file.is_last else segment.count
-                pieces.append(_Piece(streams[segment.session], segment, first_row, first_output, wanted))
+                pieces.append(
+                    _PlacedSegment(streams[segment.session], segment, first_row, first_output, wanted)
+                )
                 first_row += segment.count
                 first_output += wanted
             pieces.sort(key=lambda piece: piece.stream)
             for wave in _waves(pieces):
                 self._run(wave, inputs, output)
 
-    def _run(self, wave: Sequence[tuple[_Piece, int, int]], inputs: Array, output: Float32) -> None:
+    def _run(self, wave: Sequence[tuple[_PlacedSegment, int, int]], inputs: Array, output: Float32) -> None:
         """Compute rows `[first, last)` of each of these pieces at once, and put them where they belong."""
         rows = np.concatenate([np.arange(piece.row + first, piece.row + last) for piece, first, last in wave])
         targets = np.concatenate([piece.targets(first, last) for piece, first, last in wave])
@@ -164,7 +166,7 @@ class LlamaCppExecutor(KvSessions[StreamKv], SynchronousSteps):
         return np.concatenate(outputs)
 
 
-class _Piece:
+class _PlacedSegment:
     """A segment in its stream: where its rows lie in the step's inputs and outputs."""
 
     def __init__(self, stream: int, segment: Segment, row: int, output: int, wanted: int) -> None:
@@ -180,7 +182,7 @@ class _Piece:
         return np.where(indices >= 0, indices + self._output, -1)
 
 
-def _waves(pieces: Sequence[_Piece]) -> Iterator[list[tuple[_Piece, int, int]]]:
+def _waves(pieces: Sequence[_PlacedSegment]) -> Iterator[list[tuple[_PlacedSegment, int, int]]]:
     """Rows in computations that llama.cpp takes as one: as many rows of each of some streams side by side."""
     done = {piece.stream: 0 for piece in pieces}
     pending = list(pieces)

@@ -321,5 +321,5 @@ def _engine(bench: ServeBench) -> Iterator[JsonProcess]:
     arguments += ["--backend", bench.backend] if bench.backend else []
     arguments += ["--device", bench.device] if bench.device else []
     arguments += ["--threads", str(bench.threads)] if bench.threads else []
-    with processes(1, "shardcompute.bench.arm", *arguments) as [engine]:
+    with processes(1, "shardcompute.bench.engine.arm", *arguments) as [engine]:
         yield engine

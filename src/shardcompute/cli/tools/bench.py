@@ -30,7 +30,7 @@ def engine(
     json_file: JsonFile = None,
 ) -> None:
     """Decode and prefill speed and memory of every weight form, next to transformers."""
-    from shardcompute.bench.engine import EngineBench, run_engine_bench
+    from shardcompute.bench.engine.run import EngineBench, run_engine_bench
     from shardcompute.bench.tables import render_results
 
     path = model_path(model)

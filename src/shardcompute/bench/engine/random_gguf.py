@@ -24,7 +24,7 @@ _PIECE_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class RandomShape:
+class LlamaShape:
     """A model of the Llama family."""
 
     layers: int
@@ -37,11 +37,11 @@ class RandomShape:
     has_head: bool = True
 
 
-BILLION = RandomShape(22, 2048, 5632, 32, 4, 32_000)
+BILLION = LlamaShape(22, 2048, 5632, 32, 4, 32_000)
 """1.1 billion weights."""
 
 
-def write_random_gguf(path: Path, shape: RandomShape, dtype: str, *, seed: int = 0) -> Path:
+def write_random_gguf(path: Path, shape: LlamaShape, dtype: str, *, seed: int = 0) -> Path:
     """A file of these shapes whose matrices are of this type."""
     if dtype not in _BLOCKS and dtype not in _FLOATS:
         raise UsageError(f"there is no random {dtype}", hint=f"use one of {', '.join((*_BLOCKS, *_FLOATS))}")
@@ -74,7 +74,7 @@ def write_random_gguf(path: Path, shape: RandomShape, dtype: str, *, seed: int =
     return path
 
 
-def _values(shape: RandomShape, head_dim: int) -> dict[str, bytes]:
+def _values(shape: LlamaShape, head_dim: int) -> dict[str, bytes]:
     numbers = {
         "block_count": shape.layers,
         "context_length": shape.context_length,

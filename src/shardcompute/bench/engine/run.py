@@ -34,11 +34,11 @@ class EngineBench:
 
 
 class Arm(Closing):
-    """A process that runs one engine; see `bench.arm`."""
+    """A process that runs one engine; see `bench.engine.arm`."""
 
     def __init__(self, name: str, arguments: Sequence[str]) -> None:
         self.name = name
-        command = [sys.executable, "-m", "shardcompute.bench.arm", *arguments]
+        command = [sys.executable, "-m", "shardcompute.bench.engine.arm", *arguments]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
