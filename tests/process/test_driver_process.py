@@ -7,10 +7,10 @@ import signal
 import urllib.request
 from pathlib import Path
 
-from support.swarm.processes import Started, Swarm, run, started, swarm_of
+from support.swarm.processes import Started, Swarm, memory_for, run, started, swarm_of
 
 # No worker can hold the model alone.
-TWO = ("--workers", "2", "--max-memory", "130M", "--kv-tokens", "2048", "--threads", "1")
+TWO = ("--workers", "2", "--kv-tokens", "2048", "--threads", "1")
 
 
 def complete(url: str) -> str:
@@ -34,7 +34,7 @@ def ready(driver: Started) -> str:
 
 def test_a_driver_comes_and_goes(smollm2_gguf: Path, tmp_path: Path) -> None:
     folder = tmp_path / "driver"
-    with swarm_of(smollm2_gguf, tmp_path / "cluster", *TWO) as swarm:
+    with swarm_of(smollm2_gguf, tmp_path / "cluster", *TWO, *memory_for(smollm2_gguf, 2)) as swarm:
         assert len(swarm.stage_names()) == 2
         told = run("token", "create", "--role", "driver", "--data-dir", swarm.folder)
         token = told.stdout.split()[-1]

@@ -9,20 +9,19 @@ from pathlib import Path
 import pytest
 
 from shardcompute.client import Client
-from support.swarm.processes import started, swarm_of
+from support.swarm.processes import memory_for, started, swarm_of
 
 pytestmark = pytest.mark.timeout(180)
-# Two such machines hold the model together, one does not.
-MEMORY = ("--max-memory", "130M")
 STORY = "Tell me a story about a dragon."
 
 
 def test_those_who_are_stopped_have_left(smollm2_gguf: Path, tmp_path: Path) -> None:
-    guest_options = ("--data-dir", tmp_path / "guest", "--name", "guest", *MEMORY, "--threads", "1")
+    memory = memory_for(smollm2_gguf, 2)
+    guest_options = ("--data-dir", tmp_path / "guest", "--name", "guest", *memory, "--threads", "1")
     driver_options = ("--data-dir", tmp_path / "driver", "--name", "porch", "--api-port", "0")
     with (
         swarm_of(
-            smollm2_gguf, tmp_path / "cluster", "--workers", "2", *MEMORY, "--kv-tokens", "2048"
+            smollm2_gguf, tmp_path / "cluster", "--workers", "2", *memory, "--kv-tokens", "2048"
         ) as swarm,
         started("driver", swarm.token, *driver_options) as driver,
         Client(swarm.url) as client,

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from shardcompute.client import Client
-from support.swarm.processes import Swarm, run, started, swarm_of
+from support.swarm.processes import Swarm, memory_for, run, started, swarm_of
 
 pytestmark = pytest.mark.timeout(180)
 SMALL = ("--kv-tokens", "2048", "--threads", "1")
-# Two such machines hold the model together, one does not.
-MEMORY = ("--max-memory", "130M")
 STORY = "Tell me a story about a dragon."
 
 
@@ -31,9 +29,10 @@ def _covers(ranges: list[dict[str, Any]], others: list[dict[str, Any]]) -> bool:
 
 def test_a_worker_is_restarted_while_answers_go_on(smollm2_gguf: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
-    options = ("--data-dir", tmp_path / "guest", "--name", "guest", *MEMORY, "--threads", "1")
+    memory = memory_for(smollm2_gguf, 2)
+    options = ("--data-dir", tmp_path / "guest", "--name", "guest", *memory, "--threads", "1")
     with (
-        swarm_of(smollm2_gguf, folder, "--workers", "2", *MEMORY, *SMALL) as swarm,
+        swarm_of(smollm2_gguf, folder, "--workers", "2", *memory, *SMALL) as swarm,
         Client(swarm.url) as client,
     ):
 

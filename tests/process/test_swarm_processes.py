@@ -18,13 +18,13 @@ import psutil
 import pytest
 
 from shardcompute.node.process.pidfile import CLUSTER_FILE, Running, read_running
-from support.swarm.processes import FREE_PORTS, Swarm, run, started, swarm_of, wait_gone
+from support.swarm.processes import FREE_PORTS, Swarm, memory_for, run, started, swarm_of, wait_gone
 
 openai = pytest.importorskip("openai")
 
 SMALL = ("--kv-tokens", "2048", "--threads", "1")
 # Less than the model needs, so that no worker can serve it alone; two can.
-THREE = ("--workers", "3", "--max-memory", "130M", *SMALL)
+THREE = ("--workers", "3", *SMALL)
 ONE = ("--workers", "1", *SMALL)
 MODEL = "SmolLM2-135M-Instruct.Q4_1"
 STORY = [{"role": "user", "content": "Tell me a story about a dragon."}]
@@ -32,7 +32,9 @@ STORY = [{"role": "user", "content": "Tell me a story about a dragon."}]
 
 @pytest.fixture(scope="module")
 def swarm(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    with swarm_of(smollm2_gguf, tmp_path_factory.mktemp("swarm") / "cluster", *THREE) as swarm:
+    with swarm_of(
+        smollm2_gguf, tmp_path_factory.mktemp("swarm") / "cluster", *THREE, *memory_for(smollm2_gguf, 3)
+    ) as swarm:
         yield swarm
 
 
@@ -88,7 +90,7 @@ def test_others_join_from_their_own_folders_and_come_back(swarm: Swarm, tmp_path
         "--name",
         "guest",
         "--max-memory",
-        "130M",
+        "300M",
         "--threads",
         "1",
     )

@@ -51,8 +51,9 @@ from shardcompute.control.placement.cost_model import Hops, hops_of, score, stag
 from shardcompute.control.placement.cuts import cut_for_latency, cut_for_throughput, slowest_s
 from shardcompute.control.placement.replacement import cut_for_price, move_seconds
 from shardcompute.control.placement.rings import RingTable, choose_order
-from shardcompute.control.sizes import Sizes, memory_of, sizes_of
+from shardcompute.control.sizes import Sizes, memory_of, sizes_of, usual_holding
 from shardcompute.control.state import Assignment, Chain, MeasuredLink, Shard, covers, is_loaded
+from shardcompute.weights.held import HeldSizes
 from support.swarm.layout_searcher import search_layout
 
 NAMES = "abcdef"
@@ -73,29 +74,55 @@ def make_model(layers: tuple[int, ...], ends: tuple[int, int] = (0, 0), **change
     return Model(**{**fields, **changes})  # type: ignore[arg-type]
 
 
+def with_held(model: Model, factors: tuple[int, int], scratch: tuple[int, int]) -> Model:
+    """One holder that takes files as they are, and one that takes other multiples of layers and ends."""
+    held = HeldSizes(
+        "wide",
+        layer_bytes=tuple(factors[i % 2] * size for i, size in enumerate(model.layer_bytes)),
+        embedding_bytes=factors[1] * model.embedding_bytes,
+        head_bytes=factors[0] * model.head_bytes,
+        kv_bytes=(("float32", 0),),
+        scratch_bytes=scratch[0],
+        head_scratch_bytes=scratch[1],
+    )
+    return msgspec.structs.replace(model, held=(held,))
+
+
 models = st.builds(
-    make_model,
-    st.lists(st.integers(1, 6), min_size=1, max_size=6).map(tuple),
-    st.tuples(st.integers(0, 6), st.integers(0, 6)),
-    is_head_tied=st.booleans(),
-    shard_overhead_bytes=st.integers(0, 2),
+    with_held,
+    st.builds(
+        make_model,
+        st.lists(st.integers(1, 6), min_size=1, max_size=6).map(tuple),
+        st.tuples(st.integers(0, 6), st.integers(0, 6)),
+        is_head_tied=st.booleans(),
+        shard_overhead_bytes=st.integers(0, 2),
+    ),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(st.integers(0, 2), st.integers(0, 2)),
 )
+LOG_BYTES = 4 * 8
+"""What every stage of such a model keeps for its log where it is held by somebody."""
+
+
+@st.composite
+def capacities(draw: st.DrawFn, name: str) -> NodeCapacity:
+    """Machines of two kinds, for one of which the model is larger."""
+    holding = draw(st.sampled_from(["", "", "wide/float32"]))
+    return NodeCapacity(
+        name,
+        draw(st.integers(0, 40)) + (LOG_BYTES if holding else 0),
+        draw(st.sampled_from([0.5, 1.0, 3.0])),
+        draw(st.sampled_from([0.0, 0.5])),
+        tuple(draw(st.lists(st.tuples(st.integers(0, 2), st.integers(3, 6)), max_size=1))),
+        draw(st.integers(0, 5)) == 0,
+        holding,
+    )
 
 
 @st.composite
 def requests(draw: st.DrawFn, most: int = 4) -> Request:
     count = draw(st.integers(1, most))
-    offers = tuple(
-        NodeCapacity(
-            name,
-            draw(st.integers(0, 40)),
-            draw(st.sampled_from([0.5, 1.0, 3.0])),
-            draw(st.sampled_from([0.0, 0.5])),
-            tuple(draw(st.lists(st.tuples(st.integers(0, 2), st.integers(3, 6)), max_size=1))),
-            draw(st.integers(0, 5)) == 0,
-        )
-        for name in NAMES[:count]
-    )
+    offers = tuple(draw(capacities(name)) for name in NAMES[:count])
     ends = [*NAMES[:count], "driver"]
     links = tuple(
         MeasuredLink(a, b, draw(st.sampled_from([0.1, 2.0, 30.0])), 1e6, draw(st.integers(0, 9)) > 0)
@@ -115,7 +142,8 @@ def every_cut(count: int, layers: int) -> list[tuple[int, ...]]:
 
 def fits(order: tuple[NodeCapacity, ...], sizes: Sizes, edges: tuple[int, ...]) -> bool:
     return all(
-        sizes.memory_bytes(edges[i], edges[i + 1]) <= offer.memory_bytes for i, offer in enumerate(order)
+        sizes.on(offer.holding).memory_bytes(edges[i], edges[i + 1]) <= offer.memory_bytes
+        for i, offer in enumerate(order)
     )
 
 
@@ -201,7 +229,12 @@ def test_a_machine_with_the_missing_bytes_makes_it_possible(request: Request) ->
     request = replace(request, links=())
     plan = place(request)
     if isinstance(plan, Unplaceable):
-        helper = NodeCapacity("z", plan.missing_bytes, 1.0)
+        # One more like most of those that are there.
+        able = [
+            offer for offer in request.offers if f"{offer.node} is too small" not in " ".join(plan.reasons)
+        ]
+        usual = usual_holding(offer.holding for offer in able or request.offers)
+        helper = NodeCapacity("z", plan.missing_bytes, 1.0, holding=usual)
         assert isinstance(place(replace(request, offers=(*request.offers, helper))), Placement)
 
 
@@ -554,7 +587,7 @@ class Cluster:
                 assert report.reasons
         for node in self.state.nodes.values():
             claims = [
-                memory_of(self.state.models[chain.model].model, claim)
+                memory_of(self.state, self.state.models[chain.model].model, claim)
                 for chain in self.state.live_chains()
                 if not chain.is_interrupted
                 for claim in chain.claims
@@ -713,7 +746,7 @@ def test_a_served_model_is_served_again_when_the_dead_return(
 
 def test_sizes_add_up_over_any_cut() -> None:
     model = make_model((3, 5, 7, 2), (11, 13))
-    sizes = sizes_of(model)
+    sizes = sizes_of(model).on("")
     for first, second in product(range(1, 4), range(1, 4)):
         if first < second:
             parts = [sizes.memory_bytes(0, first), sizes.memory_bytes(first, second)]

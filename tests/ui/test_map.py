@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardcompute.api import create_app
-from shardcompute.node.admin.views import DriverView, LoadView
+from shardcompute.node.admin.views import DriverView, LoadView, MemoryParts
 from shardcompute.web import page_routes
 from support.api.api_server import ApiServer
 from support.api.bridge import LOCAL_SECRET
@@ -115,15 +115,29 @@ def test_links_within_a_machine_have_no_bandwidth(browser: Any, fakes: Any) -> N
         assert "GiB/s" not in page.locator(".links").first.inner_text()
 
 
-def test_memory_is_told_as_weights_kv_and_free(browser: Any, fakes: Any) -> None:
+def test_memory_is_told_by_what_it_is_for(browser: Any, fakes: Any) -> None:
     crowd, gib = Crowd(2, 1, stages=2), 1 << 30
     for index in range(2):
-        crowd.change_node(index, memory_bytes=8 * gib, used_bytes=5 * gib, kv_bytes=2 * gib)
+        parts = MemoryParts(held_weights_bytes=2 * gib, scratch_bytes=gib // 2, kv_reserved_bytes=2 * gib)
+        crowd.change_node(
+            index,
+            memory_bytes=8 * gib,
+            used_bytes=5 * gib,
+            process_bytes=gib // 2,
+            parts=parts,
+            kv_used_bytes=gib,
+            resident_bytes=4 * gib,
+        )
     with shown(browser, fakes, crowd) as page:
-        tile = page.locator(".tile").filter(has_text="Weights in memory")
-        assert tile.locator(".value").inner_text() == "6.0 GiB"
-        assert tile.locator(".muted").inner_text() == "4.0 GiB for KV, 6.0 GiB free of 16.0 GiB"
+        tile = page.locator(".tile").filter(has_text="Held weights")
+        assert tile.locator(".value").inner_text() == "4.0 GiB"
+        assert tile.locator(".muted").inner_text() == (
+            "4.0 GiB KV reserved, 2.0 GiB scratch and processes, 6.0 GiB free of 16.0 GiB"
+        )
         page.locator(".machines button").first.click()
-        page.locator(".machine-details dd").filter(
-            has_text="3.0 GiB weights, 2.0 GiB KV, 3.0 GiB free"
-        ).wait_for()
+        for text in (
+            "2.0 GiB held weights, 512 MiB scratch, 2.0 GiB KV reserved, 512 MiB process, 3.0 GiB free",
+            "1.0 GiB of 2.0 GiB reserved",
+            "4.0 GiB: all that its process takes now",
+        ):
+            page.locator(".machine-details dd").filter(has_text=text).wait_for()

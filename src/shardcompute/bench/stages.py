@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shardcompute.control.sizes import Sizes, sizes_of
+from shardcompute.backends.footprint import holding_of, process_bytes
+from shardcompute.control.sizes import HeldSums, sizes_of
 from shardcompute.core.settings import load_settings
 from shardcompute.node.admin.dry_run import size_up
 from shardcompute.weights.checkpoint import open_checkpoint
@@ -14,11 +15,12 @@ def memory_per_stage(model: str, form: str, stages: int, *, kv_tokens: int, cont
     """Bytes with which the model fits on so many machines, and not on fewer."""
     with open_checkpoint(resolve(parse_reference(model), load_settings())) as checkpoint:
         sizes = sizes_of(size_up(checkpoint, form, kv_tokens=kv_tokens, context_length=context))
-    enough = _least_memory(sizes, stages)
-    return enough + (_least_memory(sizes, stages - 1) - enough) // 3
+    held = sizes.on(holding_of("onnx", "cpu"))
+    enough = _least_memory(held, stages)
+    return process_bytes("onnx") + enough + (_least_memory(held, stages - 1) - enough) // 3
 
 
-def _least_memory(sizes: Sizes, workers: int) -> int:
+def _least_memory(sizes: HeldSums, workers: int) -> int:
     """The least memory of each of so many workers that hold the model together."""
 
     def holds(memory: int) -> bool:

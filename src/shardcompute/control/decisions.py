@@ -126,7 +126,7 @@ def which_standbys_are_wanted(state: ClusterState, now_s: float) -> Event | None
 
 def _wanted_standbys(state: ClusterState, now_s: float) -> dict[str, tuple[Assignment, ...]]:
     """The standbys of every chain; chains that are moving choose before those that only play safe."""
-    free = {id: node.memory_bytes - claimed_bytes(state, id) for id, node in state.nodes.items()}
+    free = {id: node.room_bytes - claimed_bytes(state, id) for id, node in state.nodes.items()}
     wanted: dict[str, tuple[Assignment, ...]] = {}
     for chain in sorted(state.live_chains(), key=lambda each: (each.target is None, each.id)):
         model = state.models[chain.model].model
@@ -138,16 +138,22 @@ def _wanted_standbys(state: ClusterState, now_s: float) -> dict[str, tuple[Assig
             standbys = choose_standbys(request, chain.stages, spares, chain.standbys)
         else:
             standbys = chain.standbys
-        standbys = tuple(each for each in standbys if memory_of(model, each) <= free[each.node])
+        standbys = tuple(each for each in standbys if memory_of(state, model, each) <= free[each.node])
         for standby in standbys:
-            free[standby.node] -= memory_of(model, standby)
+            free[standby.node] -= memory_of(state, model, standby)
         wanted[chain.id] = standbys
     return wanted
 
 
 def _spares(request: Request, chain: Chain, free: dict[str, int]) -> list[NodeCapacity]:
     return [
-        NodeCapacity(offer.node, free[offer.node], offer.seconds_per_byte, is_standby=offer.is_standby)
+        NodeCapacity(
+            offer.node,
+            free[offer.node],
+            offer.seconds_per_byte,
+            is_standby=offer.is_standby,
+            holding=offer.holding,
+        )
         for offer in request.offers
         if offer.node not in chain.nodes
     ]

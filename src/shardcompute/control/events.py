@@ -34,12 +34,14 @@ class NodeJoined(NodeDescription, frozen=True, tag=True, kw_only=True):
 
 
 class NodeSeen(Struct, frozen=True, tag=True):
-    """A heartbeat, with what the node's process takes of its machine's memory (0: it does not say)."""
+    """A heartbeat, with what the node's process takes of its machine's memory (0: it does not say), and what
+    conversations take of its KV memory."""
 
     node: str
     incarnation: int
     now_s: float
     resident_bytes: int = 0
+    kv_used_bytes: int = 0
 
 
 class NodeMeasured(Struct, frozen=True, tag=True, kw_only=True):

@@ -64,7 +64,7 @@ def _why_not(state: ClusterState, chain: Chain, target: MoveTarget, now_s: float
         offer = offers.get(stage.node)
         if offer is None:
             return f"{name_of(state, stage.node)} cannot take part now"
-        if memory_of(request.model, stage) > offer.memory_bytes:
+        if memory_of(state, request.model, stage) > offer.memory_bytes:
             return f"{name_of(state, stage.node)} has too little memory left"
     if not isfinite(score(request, target.stages).latency_s):
         return "a link of it is closed"
@@ -180,6 +180,7 @@ def _fit_alongside(state: ClusterState, chain: Chain, missing: tuple[Assignment,
     """True when these shards can be loaded while the chain goes on serving as it is."""
     model = state.models[chain.model].model
     return all(
-        claimed_bytes(state, stage.node) + memory_of(model, stage) <= state.nodes[stage.node].memory_bytes
+        claimed_bytes(state, stage.node) + memory_of(state, model, stage)
+        <= state.nodes[stage.node].room_bytes
         for stage in missing
     )

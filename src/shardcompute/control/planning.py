@@ -142,12 +142,12 @@ def _has_room(state: ClusterState, node: Node) -> bool:
         model = state.models[chain.model].model
         for claim in chain.claims:
             if claim.node == node.id:
-                claimed += memory_of(model, claim)
+                claimed += memory_of(state, model, claim)
                 known.add((chain.id, claim.start, claim.stop))
     stale = sum(
         shard.size_bytes for shard in node.shards if (shard.chain, shard.start, shard.stop) not in known
     )
-    return claimed + stale <= node.memory_bytes
+    return claimed + stale <= node.room_bytes
 
 
 def _loads(state: ClusterState) -> Iterator[Action]:
@@ -176,7 +176,7 @@ def _load(
             model=chain.model,
             start=wanted.start,
             stop=wanted.stop,
-            size_bytes=memory_of(state.models[chain.model].model, wanted),
+            size_bytes=memory_of(state, state.models[chain.model].model, wanted),
             sources=_sources(state, chain.model, wanted),
             is_standby=is_standby,
         )

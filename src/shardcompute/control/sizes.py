@@ -1,39 +1,68 @@
-"""Bytes of a model's stages as sums over prefixes, so that any stage is measured in constant time."""
+"""Bytes of a model's stages as sums over prefixes, so that any stage is measured in constant time.
+
+Files, work and what is held are different sums, and what is held differs by who holds it (`Sizes.on`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
-from shardcompute.control.state import Assignment, Model
+from shardcompute.backends.footprint import pooled_tokens
+from shardcompute.control.state import Assignment, ClusterState, Model
 from shardcompute.models.spec import Layer, ModelSpec
+from shardcompute.weights.card import Card
+from shardcompute.weights.held import HeldSizes, held_sizes_of_card
 
 LAYER_OVERHEAD_BYTES = 3_500_000
 """What a layer costs besides reading its weights (norms, attention, calls), as bytes read in the same time. Measured
 on CPUs with a model whose head is thirteen times a layer's bytes and five times its work."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """`…_before[i]` is the sum over layers `[0, i)`; embedding and head belong to the first and last stage."""
+_LEAST_LOG_BYTES = 16 << 20
+"""What a stage keeps for its activation log at least; less where all of its conversations fit into less. What is left
+of a machine's memory is for logs, too."""
 
-    weights_before: tuple[int, ...]
+
+@dataclass(frozen=True, slots=True)
+class StageBytes:
+    """Memory of one stage, by what it is for."""
+
+    weights_bytes: int
+    scratch_bytes: int
+    """Buffers of the largest step that it may be given, and `log_bytes`."""
+    kv_bytes: int
+    """Reserved for conversations, whether or not it is filled."""
+    log_bytes: int = 0
+    """Of the scratch, the least that is kept for its activation log."""
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.scratch_bytes + self.kv_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSums:
+    """What stages take in memory where they are held in one way (see `backends.footprint`)."""
+
     memory_before: tuple[int, ...]
-    """Weights and KV."""
-    work_before: tuple[int, ...]
-    """Bytes read for one row."""
+    """Weights and KV of layers `[0, i)`."""
     embedding_bytes: int
     head_bytes: int
+    """With what only the last stage needs besides: room for logits."""
     shared_bytes: int
     """Counted once, not twice, where one stage is the whole model."""
     overhead_bytes: int
+    """Of every stage: scratch, and `log_bytes`."""
+    log_bytes: int
+    head_scratch_bytes: int
+    kv_bytes: int
+    """Of one layer."""
     densest_work: float
     """The most bytes read per byte of memory in any layer."""
-
-    is_uniform: bool
-    """All layers are alike."""
 
     @property
     def layer_count(self) -> int:
@@ -53,6 +82,41 @@ class Sizes:
         """What a shard of these layers needs in memory."""
         layers = self.memory_before[stop] - self.memory_before[start]
         return layers + self.ends_bytes(start, stop) + self.overhead_bytes
+
+    def parts(self, start: int, stop: int) -> StageBytes:
+        scratch = self.overhead_bytes + self.head_scratch_bytes * (stop == self.layer_count)
+        kv = self.kv_bytes * (stop - start)
+        return StageBytes(self.memory_bytes(start, stop) - scratch - kv, scratch, kv, self.log_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """`…_before[i]` is the sum over layers `[0, i)`; embedding and head belong to the first and last stage."""
+
+    weights_before: tuple[int, ...]
+    """As the files have them."""
+    work_before: tuple[int, ...]
+    """Bytes read for one row."""
+    embedding_bytes: int
+    head_bytes: int
+    shared_bytes: int
+    """Travels once, not twice, where one stage is the whole model."""
+    is_uniform: bool
+    """All layers are alike."""
+    held: Mapping[str, HeldSums]
+    """By holding; "" counts by what files have, for whom nothing else is known."""
+
+    @property
+    def layer_count(self) -> int:
+        return len(self.weights_before) - 1
+
+    @property
+    def file_bytes(self) -> int:
+        """All weights, as files and on the wire."""
+        return self.weights_before[-1] + self.embedding_bytes + self.head_bytes - self.shared_bytes
+
+    def on(self, holding: str) -> HeldSums:
+        return self.held.get(holding) or self.held[""]
 
     def work_bytes(self, start: int, stop: int) -> int:
         """What is read to move one row through these layers; looking up an embedding reads next to nothing."""
@@ -76,31 +140,80 @@ class Sizes:
 
 @lru_cache(maxsize=64)
 def sizes_of(model: Model) -> Sizes:
-    kv_bytes = model.kv_bytes_per_token_and_layer * model.kv_tokens
     work = model.work_bytes or model.layer_bytes
+    shared = min(model.embedding_bytes, model.head_bytes) if model.is_head_tied else 0
+    held = {
+        f"{each.holder}/{kv_type}": _held_sums(model, work, each, kv_bytes)
+        for each in model.held
+        for kv_type, kv_bytes in each.kv_bytes
+    }
+    held[""] = _file_sums(model, work, shared)
     return Sizes(
         weights_before=_sums(model.layer_bytes),
-        memory_before=_sums(size + kv_bytes for size in model.layer_bytes),
         work_before=_sums(work),
         embedding_bytes=model.embedding_bytes,
         head_bytes=model.head_bytes,
-        shared_bytes=min(model.embedding_bytes, model.head_bytes) if model.is_head_tied else 0,
-        overhead_bytes=model.shard_overhead_bytes,
-        densest_work=max(
-            (read / max(1, size + kv_bytes) for read, size in zip(work, model.layer_bytes, strict=True)),
-            default=1.0,
+        shared_bytes=shared,
+        is_uniform=all(
+            len(set(sizes)) == 1
+            for sizes in (model.layer_bytes, work, *(each.layer_bytes for each in model.held))
         ),
-        is_uniform=len(set(model.layer_bytes)) == len(set(work)) == 1,
+        held=held,
     )
 
 
-def kv_bytes_of(model: Model, start: int, stop: int) -> int:
-    """Of what layers `[start, stop)` take in memory, the part for conversations."""
-    return (stop - start) * model.kv_bytes_per_token_and_layer * model.kv_tokens
+def _held_sums(model: Model, work: Sequence[int], held: HeldSizes, kv_token_bytes: int) -> HeldSums:
+    kv_bytes = kv_token_bytes * pooled_tokens(model.kv_tokens)
+    log_bytes = min(_LEAST_LOG_BYTES, 4 * model.hidden * model.kv_tokens)
+    return HeldSums(
+        memory_before=_sums(size + kv_bytes for size in held.layer_bytes),
+        embedding_bytes=held.embedding_bytes,
+        head_bytes=held.head_bytes + held.head_scratch_bytes,
+        shared_bytes=0,
+        overhead_bytes=held.scratch_bytes + log_bytes,
+        log_bytes=log_bytes,
+        head_scratch_bytes=held.head_scratch_bytes,
+        kv_bytes=kv_bytes,
+        densest_work=_densest(work, held.layer_bytes, kv_bytes),
+    )
 
 
-def memory_of(model: Model, assignment: Assignment) -> int:
-    return sizes_of(model).memory_bytes(assignment.start, assignment.stop)
+def _file_sums(model: Model, work: Sequence[int], shared_bytes: int) -> HeldSums:
+    kv_bytes = model.kv_bytes_per_token_and_layer * model.kv_tokens
+    return HeldSums(
+        memory_before=_sums(size + kv_bytes for size in model.layer_bytes),
+        embedding_bytes=model.embedding_bytes,
+        head_bytes=model.head_bytes,
+        shared_bytes=shared_bytes,
+        overhead_bytes=model.shard_overhead_bytes,
+        log_bytes=0,
+        head_scratch_bytes=0,
+        kv_bytes=kv_bytes,
+        densest_work=_densest(work, model.layer_bytes, kv_bytes),
+    )
+
+
+def _densest(work: Sequence[int], layer_bytes: Sequence[int], kv_bytes: int) -> float:
+    return max(
+        (read / max(1, size + kv_bytes) for read, size in zip(work, layer_bytes, strict=True)), default=1.0
+    )
+
+
+def memory_of(state: ClusterState, model: Model, assignment: Assignment) -> int:
+    """What a stage takes on its node, in the costs of what holds it there."""
+    return parts_of(state, model, assignment).total_bytes
+
+
+def parts_of(state: ClusterState, model: Model, assignment: Assignment) -> StageBytes:
+    node = state.nodes.get(assignment.node)
+    held = sizes_of(model).on(node.holding if node is not None else "")
+    return held.parts(assignment.start, assignment.stop)
+
+
+def usual_holding(holdings: Iterable[str]) -> str:
+    """The one of most machines: for figures about a model that no machine is given for."""
+    counts = Counter(holdings)
+    return min(counts, key=lambda each: (-counts[each], each)) if counts else ""
 
 
 def _sums(values: Iterable[int]) -> tuple[int, ...]:
@@ -126,4 +239,25 @@ def layer_work(spec: ModelSpec, layer_bytes: Sequence[int]) -> tuple[int, ...]:
     shares = (read / held for held, read in (layer_weights(spec, layer) for layer in spec.layers))
     return tuple(
         round(size * share) + LAYER_OVERHEAD_BYTES for size, share in zip(layer_bytes, shares, strict=True)
+    )
+
+
+def describe_card(card: Card, *, kv_tokens: int, context_length: int) -> Model:
+    """The sizes of a model as it is served, for placement and for those who load parts of it."""
+    spec = card.spec
+    layer_bytes = tuple(card.layer_bytes(layer) for layer in range(spec.layer_count))
+    norm = sum(card.entries[name].size_bytes for name in card.stored_names(card.layout.model["norm"]))
+    return Model(
+        name=card.model,
+        layer_bytes=layer_bytes,
+        work_bytes=layer_work(spec, layer_bytes),
+        embedding_bytes=card.embedding_bytes,
+        head_bytes=card.head_bytes + norm,
+        kv_bytes_per_token_and_layer=spec.kv_bytes_per_token_and_layer,
+        kv_tokens=kv_tokens,
+        hidden=spec.hidden,
+        context_length=context_length,
+        weight_form=card.form,
+        is_head_tied=spec.tied_head,
+        held=held_sizes_of_card(card, context_length=context_length),
     )

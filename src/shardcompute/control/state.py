@@ -13,6 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from shardcompute.control.policy import HealthPolicy, PlacementPolicy
+from shardcompute.weights.held import HeldSizes
 
 NodeRole = Literal["worker", "driver"]
 NodeStatus = Literal["joining", "ready", "suspected", "lost", "draining", "gone"]
@@ -117,6 +118,10 @@ class NodeDescription(Struct, frozen=True, kw_only=True):
     """GPUs of its machine that cannot be used; told by one node of a machine."""
     exactness: str = ""
     """The class of its results (see `backends.exactness`); "": it does not say."""
+    holding: str = ""
+    """What holds its layers (see `backends.footprint`), by which their memory is counted."""
+    process_bytes: int = 0
+    """Of `memory_bytes`, what its process takes before it holds any layer."""
 
 
 class Node(NodeDescription, frozen=True, kw_only=True):
@@ -125,6 +130,8 @@ class Node(NodeDescription, frozen=True, kw_only=True):
     last_seen_s: float
     lease_until_s: float
     is_draining: bool = False
+    kv_used_bytes: int = 0
+    """What conversations fill of the KV memory that it has reserved."""
     resident_bytes: int = 0
     """What its process takes of the machine's memory, everything counted; 0: it does not say."""
     accusers: tuple[str, ...] = ()
@@ -134,6 +141,11 @@ class Node(NodeDescription, frozen=True, kw_only=True):
     """The newest samples of `seconds_per_byte`, which is their median."""
     loading: tuple[Loading, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+
+    @property
+    def room_bytes(self) -> int:
+        """What it offers to layers."""
+        return max(0, self.memory_bytes - self.process_bytes)
 
     @property
     def is_live(self) -> bool:
@@ -206,6 +218,8 @@ class Model(Struct, frozen=True, kw_only=True):
     work_bytes: tuple[int, ...] = ()
     """Weights read for one row by each layer, where that differs from all of them (experts)."""
     shard_overhead_bytes: int = 0
+    held: tuple[HeldSizes, ...] = ()
+    """What it takes in memory, by who holds it; the sizes above are those of the files that travel."""
 
     @property
     def layer_count(self) -> int:

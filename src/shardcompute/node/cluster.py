@@ -19,6 +19,7 @@ import msgspec
 
 from shardcompute.control import ClusterState, PlacementPolicy
 from shardcompute.control.events import ModelDropped, ModelRequested, NodeDrained
+from shardcompute.control.sizes import describe_card
 from shardcompute.core.errors import JournalError, LinkError, SourceError, UsageError
 from shardcompute.core.generation import Speculation
 from shardcompute.decoding.drafting import Drafter
@@ -26,7 +27,6 @@ from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.coordinator.coordinator import Coordinator
 from shardcompute.node.coordinator.driver_attachments import Brief
 from shardcompute.node.coordinator.journal import Journal, RecordStatus, bind_journal, open_journal
-from shardcompute.node.coordinator.model_sizes import describe_card
 from shardcompute.node.driver.command_executor import InProcessDriver
 from shardcompute.node.driver.hosted_client import HostedDrivers
 from shardcompute.node.driver.pool import PATIENCE_S, DriverPool, PoolModel

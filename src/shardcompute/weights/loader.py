@@ -24,9 +24,9 @@ from shardcompute.weights.formats.tensor_file import (
 )
 
 # Rounding these would change which experts a token goes to.
-_NEVER_ROUNDED = ("mlp.router",)
+NEVER_ROUNDED = ("mlp.router",)
 # In 4 bits these cost most of the perplexity that int4 loses (decision 4): the head, and what has outliers as inputs.
-_NEVER_INT4 = ("embedding", "head", ".down")
+NEVER_INT4 = ("embedding", "head", ".down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class ShardTensors:
     def matrix(self, name: str, layer: int | None = None) -> Matrix:
         place = self._place(name, layer)
         matrix = read_place(self._file, place, self._rank)
-        if name in _NEVER_ROUNDED:
+        if name in NEVER_ROUNDED:
             return DenseMatrix(matrix.to_dense())
         is_in_4_bits = isinstance(matrix, BlockMatrix) and matrix.bits == 4
-        is_kept = self._form == "int4" and name.endswith(_NEVER_INT4) and not is_in_4_bits
+        is_kept = self._form == "int4" and name.endswith(NEVER_INT4) and not is_in_4_bits
         return convert(matrix, "int8" if is_kept else self._form)
 
     def vector(self, name: str, layer: int | None = None) -> Float32:

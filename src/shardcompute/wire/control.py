@@ -39,10 +39,12 @@ class Registered(msgspec.Struct, frozen=True, array_like=True, tag=21):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=22):
-    """`resident_bytes` is what the node's process takes of its machine's memory; 0: it does not say."""
+    """`resident_bytes` is what the node's process takes of its machine's memory (0: it does not say), `kv_used_bytes`
+    what conversations fill of the KV memory that it has reserved."""
 
     incarnation: Number
     resident_bytes: Number = 0
+    kv_used_bytes: Number = 0
 
 
 class NodeEvent(msgspec.Struct, frozen=True, array_like=True, tag=23):

@@ -25,6 +25,7 @@ from shardcompute.node.admin.views import (
     LinkView,
     LoadingLayers,
     LoadView,
+    MemoryParts,
     ModelView,
     NewKey,
     NewToken,
@@ -123,7 +124,7 @@ class Crowd:
         nodes = tuple(
             replace(
                 node,
-                used_bytes=self._random.randrange(node.kv_bytes, node.memory_bytes),
+                used_bytes=self._random.randrange(node.parts.total_bytes, node.memory_bytes),
                 loading=(
                     LoadingLayers(chain=CHAIN, start=0, stop=4, fraction=round(self._random.random(), 3)),
                 )
@@ -210,7 +211,11 @@ class Crowd:
                 start=start,
                 stop=stop,
                 size_bytes=(stop - start) * 40 * MIB,
-                kv_bytes=(stop - start) * 8 * MIB,
+                parts=MemoryParts(
+                    held_weights_bytes=(stop - start) * 30 * MIB,
+                    scratch_bytes=(stop - start) * 2 * MIB,
+                    kv_reserved_bytes=(stop - start) * 8 * MIB,
+                ),
             )
             for start, stop in itertools.pairwise(bounds)
         ]
@@ -269,7 +274,11 @@ class Crowd:
             address=f"tcp://10.0.0.{int(id[1:]) + 2}:7420",
             memory_bytes=self._random.choice((2, 4, 8, 24)) * 1024 * MIB,
             used_bytes=sum(each.size_bytes for each in layers),
-            kv_bytes=sum(each.kv_bytes for each in layers),
+            parts=MemoryParts(
+                held_weights_bytes=sum(each.parts.held_weights_bytes for each in layers),
+                scratch_bytes=sum(each.parts.scratch_bytes for each in layers),
+                kv_reserved_bytes=sum(each.parts.kv_reserved_bytes for each in layers),
+            ),
             is_draining=False,
             is_standby=not layers,
             layers=tuple(layers),

@@ -25,6 +25,7 @@ from unittest import mock
 from urllib.parse import urlsplit
 
 from shardcompute.backends.devices import host_device
+from shardcompute.backends.footprint import holding_of
 from shardcompute.control import ClusterState, HealthPolicy, PlacementPolicy
 from shardcompute.control.sizes import sizes_of
 from shardcompute.control.state import Chain, Model
@@ -330,8 +331,10 @@ class LabSwarm(Closing):
         return worker
 
     def room_for(self, layers: int) -> int:
-        sizes = sizes_of(self.sized())
-        return layers * sizes.memory_before[1] + sizes.embedding_bytes + sizes.head_bytes
+        held = sizes_of(self.sized()).on(holding_of(self.backend, "cpu"))
+        return (
+            layers * held.memory_before[1] + held.memory_bytes(0, held.layer_count) - held.memory_before[-1]
+        )
 
     def sized(self) -> Model:
         with open_tiny(self.checkpoints[self.model]) as checkpoint:

@@ -17,11 +17,18 @@ from typing import Any
 
 import psutil
 
+from shardcompute.bench.stages import memory_per_stage
 from shardcompute.security.local_secret import read_local_secret
 
 COMMAND = (sys.executable, "-m", "shardcompute")
 FREE_PORTS = ("--port", "0", "--cluster-port", "0", "--join-port", "0")
 PATIENCE_S = 60.0
+
+
+def memory_for(model: Path, stages: int) -> tuple[str, str]:
+    """So much for each worker that so many hold the model with KV for 2048 tokens together, and fewer do not."""
+    memory = memory_per_stage(str(model), "native", stages, kv_tokens=2048, context=8192)
+    return "--max-memory", str(memory)
 
 
 class Started:

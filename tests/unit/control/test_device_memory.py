@@ -37,12 +37,12 @@ def test_layers_move_to_others_without_a_wait(serving: Callable[..., Any]) -> No
 def test_the_machine_goes_on_with_fewer_layers(serving: Callable[..., Any], model: Any) -> None:
     cluster = serving(600, 600)
     first, start, stop = cluster.shape()[0]
-    size = memory_of(model, Assignment(first, start, stop))
+    size = memory_of(cluster.state, model, Assignment(first, start, stop))
     ran_out(cluster, first, size * 3 // 4)
     cluster.settle()
     assert cluster.state.chains["m#1"].status == "ready"
     [(_, start, stop)] = [each for each in cluster.shape() if each[0] == first]
-    assert memory_of(model, Assignment(first, start, stop)) <= size * 3 // 4
+    assert memory_of(cluster.state, model, Assignment(first, start, stop)) <= size * 3 // 4
 
 
 def test_the_same_layers_are_never_planned_there_again(serving: Callable[..., Any], model: Any) -> None:

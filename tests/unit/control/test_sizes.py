@@ -35,7 +35,7 @@ def test_a_135m_model_has_135m_weights() -> None:
 
 def test_kv_memory_grows_with_tokens() -> None:
     few, many = (replace(plain_model(), kv_tokens=tokens) for tokens in (0, 1000))
-    extra = sizes_of(many).memory_bytes(0, 4) - sizes_of(few).memory_bytes(0, 4)
+    extra = sizes_of(many).on("").memory_bytes(0, 4) - sizes_of(few).on("").memory_bytes(0, 4)
     assert extra == 4 * 1000 * few.kv_bytes_per_token_and_layer > 0
 
 

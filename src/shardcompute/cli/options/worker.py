@@ -49,8 +49,8 @@ MaxMemory = Annotated[
         "--max-memory",
         metavar="SIZE",
         parser=parse_size,
-        help="Memory that a worker may use for weights, keys and values, such as 8G; by default what is free on its "
-        "GPU less a reserve, or most of the machine's own.",
+        help="All that a worker may take, such as 8G: its whole process where it computes in the machine's own memory, "
+        "of the GPU's memory elsewhere; by default what is free on its GPU less a reserve, or most of the machine's.",
     ),
 ]
 Shape = Annotated[

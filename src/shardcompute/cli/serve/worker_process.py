@@ -67,8 +67,14 @@ def _worker_options(
     folder: Path, arguments: WorkerArguments, chosen: ChosenDevices, member: EnrolledNode
 ) -> WorkerOptions:
     from shardcompute.node.local.service import default_threads
+    from shardcompute.node.worker.memory_promise import check_promise, measure_process_bytes
     from shardcompute.node.worker.worker import WorkerOptions
 
+    device = chosen.devices[0]
+    # A GPU's own memory has no process in it.
+    process_bytes = measure_process_bytes(device.backend) if device.is_host_memory else 0
+    if arguments.max_memory is not None:
+        check_promise(arguments.max_memory, process_bytes)
     host, advertise = node_addresses(member.control_urls[0], arguments.host, arguments.advertise)
     return WorkerOptions(
         folder=folder,
@@ -77,8 +83,9 @@ def _worker_options(
         advertise=advertise,
         name=arguments.name or "",
         max_memory_bytes=arguments.max_memory,
+        process_bytes=process_bytes,
         threads=arguments.threads or load_settings().threads or default_threads(),
-        device=chosen.devices[0],
+        device=device,
         unused=chosen.unused,
         transports=open_transports(arguments.shape),
     )

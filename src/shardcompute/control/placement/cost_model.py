@@ -29,6 +29,8 @@ class NodeCapacity:
     """Layer ranges of this model whose bytes are already there."""
     is_standby: bool = False
     """To be used for stages only where nothing else serves."""
+    holding: str = ""
+    """By whose costs its memory is counted, see `Sizes.on`."""
 
 
 @dataclass(frozen=True, slots=True)

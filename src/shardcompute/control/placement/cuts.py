@@ -32,15 +32,16 @@ def cut_within(order: Sequence[NodeCapacity], sizes: Sizes, bound_s: float) -> t
     edges = [0]
     for i, offer in enumerate(order[:-1]):
         start = edges[-1]
-        room = offer.memory_bytes - sizes.overhead_bytes - (sizes.embedding_bytes if i == 0 else 0)
-        by_memory = bisect_right(sizes.memory_before, sizes.memory_before[start] + room) - 1
+        held = sizes.on(offer.holding)
+        room = offer.memory_bytes - held.overhead_bytes - (held.embedding_bytes if i == 0 else 0)
+        by_memory = bisect_right(held.memory_before, held.memory_before[start] + room) - 1
         by_time = bisect_right(sizes.work_before, sizes.work_before[start] + _work(offer, bound_s)) - 1
         stop = min(by_memory, by_time, layers - (count - 1 - i))
         if stop <= start:
             return None if sizes.is_uniform else cut_for_latency(order, sizes, bound_s)
         edges.append(stop)
     start, last = edges[-1], order[-1]
-    if start >= layers or sizes.memory_bytes(start, layers) > last.memory_bytes:
+    if start >= layers or sizes.on(last.holding).memory_bytes(start, layers) > last.memory_bytes:
         return None
     if sizes.work_bytes(start, layers) > _work(last, bound_s):
         return None
@@ -82,9 +83,10 @@ def cut_for_latency(
     origins: list[list[int]] = []
     for i, offer in enumerate(order):
         is_last = i == count - 1
-        extra = (sizes.embedding_bytes if i == 0 else 0) + (sizes.head_bytes if is_last else 0)
-        room = offer.memory_bytes - sizes.overhead_bytes - extra
-        room += sizes.shared_bytes if count == 1 else 0
+        held = sizes.on(offer.holding)
+        extra = (held.embedding_bytes if i == 0 else 0) + (held.head_bytes if is_last else 0)
+        room = offer.memory_bytes - held.overhead_bytes - extra
+        room += held.shared_bytes if count == 1 else 0
         limit = _work(offer, bound_s) - (sizes.head_bytes if is_last else 0)
         following, origin = [inf] * (layers + 1), [-1] * (layers + 1)
         window: deque[tuple[float, int]] = deque()
@@ -97,7 +99,7 @@ def cut_for_latency(
                 window.append((value, entered))
                 entered += 1
             while window and not (
-                sizes.memory_before[stop] - sizes.memory_before[window[0][1]] <= room
+                held.memory_before[stop] - held.memory_before[window[0][1]] <= room
                 and work[stop] - work[window[0][1]] <= limit
             ):
                 window.popleft()
@@ -116,21 +118,25 @@ def _trace(origins: Sequence[Sequence[int]], layers: int) -> tuple[int, ...]:
     return tuple(reversed(edges))
 
 
-def fill(order: Sequence[NodeCapacity], sizes: Sizes) -> tuple[list[tuple[NodeCapacity, int, int]], int]:
-    """Each machine in turn takes all it can: the stages, and the bytes that one more machine would have to hold.
+def fill(
+    order: Sequence[NodeCapacity], sizes: Sizes, holding: str = ""
+) -> tuple[list[tuple[NodeCapacity, int, int]], int]:
+    """Each machine in turn takes all it can: the stages, and the bytes that one more machine, of this holding, would
+    have to hold.
 
     Nothing is left over exactly when the stages are the whole model.
     """
     stages: list[tuple[NodeCapacity, int, int]] = []
     start, layers = 0, sizes.layer_count
     for offer in order:
-        room = offer.memory_bytes - sizes.overhead_bytes - (sizes.embedding_bytes if start == 0 else 0)
-        stop = bisect_right(sizes.memory_before, sizes.memory_before[start] + room) - 1
-        if sizes.memory_bytes(start, layers) <= offer.memory_bytes:
+        held = sizes.on(offer.holding)
+        room = offer.memory_bytes - held.overhead_bytes - (held.embedding_bytes if start == 0 else 0)
+        stop = bisect_right(held.memory_before, held.memory_before[start] + room) - 1
+        if held.memory_bytes(start, layers) <= offer.memory_bytes:
             return [*stages, (offer, start, layers)], 0
         # The head does not fit here, so it needs a layer to go with elsewhere.
         stop = min(stop, layers - 1)
         if stop > start:
             stages.append((offer, start, stop))
             start = stop
-    return stages, sizes.memory_bytes(start, layers)
+    return stages, sizes.on(holding).memory_bytes(start, layers)

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from math import inf
 
 from shardcompute.control.placement.cost_model import NodeCapacity, Request, hops_of, stage_s
 from shardcompute.control.placement.cuts import fill
 from shardcompute.control.placement.search import Found, Search, best_cut, filling_orders
+from shardcompute.control.sizes import HeldSums, StageBytes, usual_holding
 from shardcompute.control.state import Assignment
 from shardcompute.core.units import count_of, format_bytes, format_rate
 
@@ -26,9 +28,13 @@ class PlacedStage:
     node: str
     start: int
     stop: int
-    memory_bytes: int
+    held: StageBytes
     step_s: float
     """Predicted time of one row."""
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.held.total_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +112,22 @@ def _place(
 def _filter(request: Request) -> tuple[tuple[NodeCapacity, ...], list[tuple[str, str]]]:
     """Machines that can hold at least the smallest layer, and why the others cannot."""
     sizes = request.sizes
-    layers = range(sizes.layer_count)
-    smallest = sizes.overhead_bytes + min(
-        sizes.memory_before[layer + 1] - sizes.memory_before[layer] for layer in layers
-    )
+    least = {
+        holding: _smallest_layer(sizes.on(holding)) for holding in {each.holding for each in request.offers}
+    }
     able, refused = [], []
     for offer in request.offers:
+        smallest = least[offer.holding]
         if offer.memory_bytes >= smallest:
             able.append(offer)
         else:
             need, has = format_bytes(smallest), format_bytes(offer.memory_bytes)
             refused.append((offer.node, f"too small: one layer needs {need}, it offers {has}"))
     return tuple(able), refused
+
+
+def _smallest_layer(held: HeldSums) -> int:
+    return held.overhead_bytes + min(after - before for before, after in pairwise(held.memory_before))
 
 
 def _describe(
@@ -134,7 +144,7 @@ def _describe(
             each.node,
             each.start,
             each.stop,
-            sizes.memory_bytes(each.start, each.stop),
+            sizes.on(offers[each.node].holding).parts(each.start, each.stop),
             stage_s(sizes, offers[each.node], each.start, each.stop),
         )
         for each in found.stages
@@ -159,7 +169,7 @@ def _describe(
 def _filter_words(
     request: Request, able: tuple[NodeCapacity, ...], refused: list[tuple[str, str]]
 ) -> tuple[str, ...]:
-    need = request.sizes.total_bytes
+    need = _whole_bytes(request, able)
     room = sum(offer.memory_bytes for offer in able)
     asked = (f"asked for: {count_of(request.stage_count, 'stage')}",) if request.stage_count else ()
     first = (
@@ -167,6 +177,12 @@ def _filter_words(
         f"{count_of(len(able), 'machine')} offer {format_bytes(room)}"
     )
     return (*asked, first, *(f"filter: {node} is {why}" for node, why in refused))
+
+
+def _whole_bytes(request: Request, able: tuple[NodeCapacity, ...]) -> int:
+    """What all of the model would take on one machine like most of these."""
+    offers = able or request.offers
+    return request.sizes.on(usual_holding(offer.holding for offer in offers)).total_bytes
 
 
 def _score_words(search: Search, found: Found) -> list[str]:
@@ -210,12 +226,13 @@ def _explain_failure(
     max_machines: int | None,
 ) -> Unplaceable:
     reasons = list(_filter_words(request, able, refused))
-    left_over = min((fill(order, request.sizes)[1] for order in filling_orders(able)), default=None)
+    usual = usual_holding(offer.holding for offer in able or request.offers)
+    left_over = min((fill(order, request.sizes, usual)[1] for order in filling_orders(able)), default=None)
     if left_over is None:
-        return Unplaceable(request.sizes.total_bytes, (*reasons, "no machine can take part"))
+        return Unplaceable(_whole_bytes(request, able), (*reasons, "no machine can take part"))
     if left_over == 0:
         limit = f"at most {count_of(max_machines, 'machine')} allowed" if max_machines else "links are closed"
-        return Unplaceable(request.sizes.total_bytes, (*reasons, f"memory suffices, but {limit}"))
+        return Unplaceable(_whole_bytes(request, able), (*reasons, f"memory suffices, but {limit}"))
     return Unplaceable(left_over, (*reasons, f"{format_bytes(left_over)} more are needed on one machine"))
 
 
@@ -228,15 +245,16 @@ def choose_standbys(
     """One stage for each spare machine to hold ready: the one that it holds, else the largest that fits and that no
     other covers."""
     sizes, offers = request.sizes, {offer.node: offer for offer in spare}
+    usual = sizes.on(usual_holding(offer.holding for offer in offers.values()))
     open_stages = sorted(
-        stages, key=lambda stage: (-sizes.memory_bytes(stage.start, stage.stop), stage.start)
+        stages, key=lambda stage: (-usual.memory_bytes(stage.start, stage.stop), stage.start)
     )
 
     def take(offer: NodeCapacity, wanted: Iterable[tuple[int, int]]) -> Assignment | None:
         """The first of the open stages with one of these ranges that fits."""
         for stage in open_stages:
             span = (stage.start, stage.stop)
-            if span in wanted and sizes.memory_bytes(*span) <= offer.memory_bytes:
+            if span in wanted and sizes.on(offer.holding).memory_bytes(*span) <= offer.memory_bytes:
                 open_stages.remove(stage)
                 return Assignment(offer.node, *span)
         return None

@@ -102,11 +102,7 @@ def is_possible(request: Request, stages: Sequence[Assignment]) -> bool:
     sizes = request.sizes
     return (
         covers(tuple(stages), sizes.layer_count)
-        and all(
-            stage.node in offers
-            and sizes.memory_bytes(stage.start, stage.stop) <= offers[stage.node].memory_bytes
-            for stage in stages
-        )
+        and all(stage.node in offers and _fits_on(sizes, offers[stage.node], stage) for stage in stages)
         and isfinite(score(request, stages).latency_s)
     )
 
@@ -201,11 +197,12 @@ def _slowest_s(request: Request, shape: Iterable[Assignment]) -> float:
 
 
 def _fits(request: Request, shape: Iterable[Assignment]) -> bool:
-    memory = {offer.node: offer.memory_bytes for offer in request.offers}
-    return all(
-        stage.node in memory and request.sizes.memory_bytes(stage.start, stage.stop) <= memory[stage.node]
-        for stage in shape
-    )
+    offers, sizes = {offer.node: offer for offer in request.offers}, request.sizes
+    return all(stage.node in offers and _fits_on(sizes, offers[stage.node], stage) for stage in shape)
+
+
+def _fits_on(sizes: Sizes, offer: NodeCapacity, stage: Assignment) -> bool:
+    return sizes.on(offer.holding).memory_bytes(stage.start, stage.stop) <= offer.memory_bytes
 
 
 def _resplits(
@@ -236,15 +233,15 @@ def cut_for_price(request: Request, order: Sequence[NodeCapacity]) -> tuple[Assi
     best = [0.0] + [inf] * layers
     origins = []
     for offer in order:
-        moves = _moves(sizes, offer)
+        moves, held = _moves(sizes, offer), sizes.on(offer.holding)
         following, origin = list(best), list(range(layers + 1))
         for start in range(layers):
             if best[start] == inf:
                 continue
             for stop in range(start + 1, layers + 1):
-                if sizes.memory_before[stop] - sizes.memory_before[start] > offer.memory_bytes:
+                if held.memory_before[stop] - held.memory_before[start] > offer.memory_bytes:
                     break
-                if sizes.memory_bytes(start, stop) > offer.memory_bytes:
+                if held.memory_bytes(start, stop) > offer.memory_bytes:
                     continue
                 moved = moves[stop] - moves[start] + _moved_ends(sizes, offer, start, stop)
                 cost = moved / policy.source_bytes_per_s + rate * stage_s(sizes, offer, start, stop)

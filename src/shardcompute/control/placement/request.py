@@ -85,7 +85,7 @@ def _mean_rtt_s(state: ClusterState, node: str, others: Sequence[str]) -> float 
 
 
 def _offer(state: ClusterState, node: Node, model: Model, own_chain: str | None) -> NodeCapacity:
-    free = node.memory_bytes - claimed_bytes(state, node.id, except_chain=own_chain)
+    free = node.room_bytes - claimed_bytes(state, node.id, except_chain=own_chain)
     cached = {(each.start, each.stop) for each in node.cached if each.model == model.name}
     held = cached | {(each.start, each.stop) for each in node.shards if each.model == model.name}
     return NodeCapacity(
@@ -95,6 +95,7 @@ def _offer(state: ClusterState, node: Node, model: Model, own_chain: str | None)
         overhead_s=node.overhead_s,
         held=tuple(sorted(held)),
         is_standby=node.is_standby,
+        holding=node.holding,
     )
 
 

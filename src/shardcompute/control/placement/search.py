@@ -300,7 +300,7 @@ def _least_stages_s(sizes: Sizes, order: Sequence[NodeCapacity]) -> float:
     seconds = sizes.head_bytes * order[-1].seconds_per_byte
     left: float = sizes.work_before[-1]
     for offer in sorted(order, key=lambda each: each.seconds_per_byte):
-        work = min(left, offer.memory_bytes * sizes.densest_work)
+        work = min(left, offer.memory_bytes * sizes.on(offer.holding).densest_work)
         seconds += offer.overhead_s + work * offer.seconds_per_byte
         left -= work
     return seconds
@@ -311,10 +311,17 @@ def _assign(order: Sequence[NodeCapacity], edges: Sequence[int]) -> tuple[Assign
 
 
 def _has_room(request: Request, order: Sequence[NodeCapacity]) -> bool:
+    """No cut fits where this is False."""
     sizes = request.sizes
+    if len({offer.holding for offer in order}) > 1:
+        # In the costs of each, the part of all layers for which it has room.
+        held = [(offer.memory_bytes, sizes.on(offer.holding)) for offer in order]
+        parts = [max(0, room - sums.overhead_bytes) / max(1, sums.memory_before[-1]) for room, sums in held]
+        return sum(parts) >= 1 - 1e-9
+    held_alike = sizes.on(order[0].holding)
     room = sum(offer.memory_bytes for offer in order)
-    need = sizes.total_bytes + (len(order) - 1) * sizes.overhead_bytes
-    return room >= need + (sizes.shared_bytes if len(order) > 1 else 0)
+    need = held_alike.total_bytes + (len(order) - 1) * held_alike.overhead_bytes
+    return room >= need + (held_alike.shared_bytes if len(order) > 1 else 0)
 
 
 def _bound(request: Request, order: Sequence[NodeCapacity], ring_s: float) -> float:

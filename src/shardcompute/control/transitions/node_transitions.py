@@ -64,7 +64,7 @@ def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
 
 def _interrupt_unheld(state: ClusterState, node_id: str) -> ClusterState:
     """A node that came back may have forgotten its shards or brought less memory."""
-    is_overfull = claimed_bytes(state, node_id) > state.nodes[node_id].memory_bytes
+    is_overfull = claimed_bytes(state, node_id) > state.nodes[node_id].room_bytes
     for chain in state.live_chains():
         for stage in chain.stages:
             is_forgotten = chain.connected_epoch == chain.epoch and not is_loaded(state, chain, stage)
@@ -88,6 +88,7 @@ def _see(state: ClusterState, event: happened.NodeSeen) -> ClusterState:
             status_reason="",
             accusers=(),
             resident_bytes=event.resident_bytes or node.resident_bytes,
+            kv_used_bytes=event.kv_used_bytes,
             last_seen_s=seen_s,
             lease_until_s=seen_s + state.health.lost_after_s,
         ),

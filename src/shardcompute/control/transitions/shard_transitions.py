@@ -72,7 +72,7 @@ def _fail(state: ClusterState, event: happened.ShardFailed) -> ClusterState:
 
 def _interrupt_unplaceable(state: ClusterState, node_id: str) -> ClusterState:
     """What was to be loaded on a node that offers less now, and does not fit any more, would be waited for in vain."""
-    if claimed_bytes(state, node_id) <= state.nodes[node_id].memory_bytes:
+    if claimed_bytes(state, node_id) <= state.nodes[node_id].room_bytes:
         return state
     for chain in state.live_chains():
         for stage in chain.stages:
@@ -88,8 +88,8 @@ def _with_less_memory(
     enough for another plan, so that it is not left alone, unless it fails with what fits better, too."""
     requested = state.models.get(event.model)
     if requested is not None and event.stop <= requested.model.layer_count:
-        size_bytes = memory_of(requested.model, Assignment(node.id, event.start, event.stop))
-        others_bytes = sum(shard.size_bytes for shard in node.shards)
+        size_bytes = memory_of(state, requested.model, Assignment(node.id, event.start, event.stop))
+        others_bytes = node.process_bytes + sum(shard.size_bytes for shard in node.shards)
         memory_bytes = min(memory_bytes, others_bytes + size_bytes * 15 // 16)
     refusals = tuple(
         replace(each, until_s=event.now_s)

@@ -74,7 +74,7 @@ def forget_retired(state: ClusterState) -> ClusterState:
 def claimed_bytes(state: ClusterState, node_id: str, *, except_chain: str | None = None) -> int:
     """Memory of a node that stages (not standbys) of live chains lay claim to."""
     return sum(
-        memory_of(state.models[chain.model].model, stage)
+        memory_of(state, state.models[chain.model].model, stage)
         for chain in state.live_chains()
         if chain.id != except_chain
         for stage in chain.stages
@@ -84,13 +84,13 @@ def claimed_bytes(state: ClusterState, node_id: str, *, except_chain: str | None
 
 def trim_standbys(state: ClusterState) -> ClusterState:
     """Let go of standbys whose memory is needed for stages, later chains' first."""
-    free = {id: node.memory_bytes - claimed_bytes(state, id) for id, node in state.nodes.items()}
+    free = {id: node.room_bytes - claimed_bytes(state, id) for id, node in state.nodes.items()}
     for chain in state.live_chains():
         model = state.models[chain.model].model
         kept: list[Assignment] = []
         for standby in chain.standbys:
-            if memory_of(model, standby) <= free[standby.node]:
-                free[standby.node] -= memory_of(model, standby)
+            if memory_of(state, model, standby) <= free[standby.node]:
+                free[standby.node] -= memory_of(state, model, standby)
                 kept.append(standby)
         if len(kept) < len(chain.standbys):
             state = with_chain(state, replace(chain, standbys=tuple(kept)))

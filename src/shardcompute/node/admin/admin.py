@@ -195,7 +195,8 @@ class ClusterAdmin(Closing):
     def _check_replaces_none(self, model: Model) -> None:
         names = models_in_the_way(self._state, model, self._clock(), self._answering)
         if names:
-            raise refusal(model, names, self._answering)
+            holdings = [node.holding for node in self._state.nodes.values() if node.can_work]
+            raise refusal(model, names, self._answering, holdings)
 
     def load_model(
         self, model: str, form: str = "native", chains: int = 1, *, replaces: bool = False

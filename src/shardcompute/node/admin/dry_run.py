@@ -14,13 +14,16 @@ from shardcompute.control.driver_placement import DriverPlacement, choose_driver
 from shardcompute.control.explain import explain_bottleneck, explain_exactness, explain_plan
 from shardcompute.control.placement.place import Placement, Unplaceable, place, place_chains
 from shardcompute.control.placement.request import placement_request
-from shardcompute.control.sizes import layer_work, sizes_of
+from shardcompute.control.sizes import StageBytes, layer_work, sizes_of
 from shardcompute.control.state import ClusterState, Model
+from shardcompute.control.transitions.state_updates import claimed_bytes
 from shardcompute.core.errors import UnknownModelError
 from shardcompute.core.settings import Settings
 from shardcompute.models.layout import TensorPlace
+from shardcompute.node.admin.view_builder import held_usually, view_parts
 from shardcompute.node.admin.views import LeftOut, PlannedChain, PlannedStage, PlanView
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
+from shardcompute.weights.held import held_sizes_of_entries
 from shardcompute.weights.loader import place_bytes
 from shardcompute.weights.sources.cache import ModelCache
 from shardcompute.weights.sources.reference import EmbeddedReference, ModelReference
@@ -70,6 +73,9 @@ def size_up(checkpoint: Checkpoint, form: str, *, kv_tokens: int, context_length
         context_length=min(context_length, spec.context_length),
         weight_form=form,
         is_head_tied=spec.tied_head,
+        held=held_sizes_of_entries(
+            spec, layout, checkpoint.tensors.entries, form, context_length=context_length
+        ),
     )
 
 
@@ -91,11 +97,14 @@ def plan_model(state: ClusterState, model: Model, chains: int, now_s: float) -> 
         else plan
         for plan, driver in zip(plans, drivers, strict=True)
     ]
+    memory = view_parts(*_parts(state, model, plans[0]))
     return PlanView(
         model=model.name,
         form=model.weight_form,
         layer_count=model.layer_count,
-        memory_bytes=sizes_of(model).total_bytes,
+        memory_bytes=memory.total_bytes,
+        file_bytes=sizes_of(model).file_bytes,
+        parts=memory,
         text="\n\n".join(
             "\n".join(
                 [
@@ -107,7 +116,7 @@ def plan_model(state: ClusterState, model: Model, chains: int, now_s: float) -> 
             for plan, driver in zip(plans, drivers, strict=True)
         ),
         chains=tuple(
-            _planned(plan, names, driver, _exactness(state, plan, model))
+            _planned(state, plan, driver, _exactness(state, plan, model))
             for plan, driver in zip(plans, drivers, strict=True)
         ),
     )
@@ -118,6 +127,13 @@ def _exactness(state: ClusterState, plan: Placement | Unplaceable, model: Model)
     if isinstance(plan, Unplaceable):
         return ""
     return explain_exactness(state, [stage.node for stage in plan.stages], model.weight_form)
+
+
+def _parts(state: ClusterState, model: Model, plan: Placement | Unplaceable) -> list[StageBytes]:
+    """Of a chain as planned; of one that cannot be, on one machine."""
+    if isinstance(plan, Placement):
+        return [stage.held for stage in plan.stages]
+    return [held_usually(state, model).parts(0, model.layer_count)]
 
 
 def _driver_of(state: ClusterState, plan: Placement | Unplaceable, model: str) -> DriverPlacement | None:
@@ -133,8 +149,9 @@ def _driver_of(state: ClusterState, plan: Placement | Unplaceable, model: str) -
 
 
 def _planned(
-    plan: Placement | Unplaceable, names: dict[str, str], driver: DriverPlacement | None, exactness: str
+    state: ClusterState, plan: Placement | Unplaceable, driver: DriverPlacement | None, exactness: str
 ) -> PlannedChain:
+    names = {id: node.name for id, node in state.nodes.items()}
     if isinstance(plan, Unplaceable):
         return PlannedChain(is_possible=False, reasons=plan.reasons, missing_bytes=plan.missing_bytes)
     return PlannedChain(
@@ -148,6 +165,10 @@ def _planned(
                 stop=stage.stop,
                 memory_bytes=stage.memory_bytes,
                 predicted_s=stage.step_s,
+                parts=view_parts(stage.held),
+                process_bytes=state.nodes[stage.node].process_bytes,
+                used_bytes=claimed_bytes(state, stage.node),
+                offered_bytes=state.nodes[stage.node].memory_bytes,
             )
             for stage in plan.stages
         ),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from shardcompute.control.sizes import sizes_of
+from shardcompute.control.sizes import sizes_of, usual_holding
 from shardcompute.control.state import ClusterState, Model
 from shardcompute.core.errors import WouldReplaceError
 from shardcompute.core.units import count_of, format_bytes
@@ -56,10 +56,12 @@ def models_in_the_way(
     return found
 
 
-def refusal(model: Model, names: Sequence[str], answering: Answering) -> WouldReplaceError:
+def refusal(
+    model: Model, names: Sequence[str], answering: Answering, holdings: Sequence[str] = ()
+) -> WouldReplaceError:
     """What would be lost, for whoever has not said that it may."""
     told = [f"{_described(model, name)}, which is answering {_count(answering(name))}" for name in names]
-    why = f"{model.name} needs {format_bytes(sizes_of(model).total_bytes)} of memory"
+    why = f"{model.name} needs {format_bytes(sizes_of(model).on(usual_holding(holdings)).total_bytes)} of memory"
     reason = (
         "" if tuple(names) == (model.name,) else f": {why}, and there is not enough beside what is served"
     )

@@ -20,8 +20,17 @@ from shardcompute.control.explain import (
 from shardcompute.control.placement.cost_model import hops_of, score, stage_s
 from shardcompute.control.placement.place import PlacedStage, Placement
 from shardcompute.control.placement.request import placement_request
-from shardcompute.control.sizes import kv_bytes_of, memory_of, sizes_of
-from shardcompute.control.state import Assignment, Chain, ClusterState, Node, RequestedModel, Shard, is_loaded
+from shardcompute.control.sizes import HeldSums, StageBytes, parts_of, sizes_of, usual_holding
+from shardcompute.control.state import (
+    Assignment,
+    Chain,
+    ClusterState,
+    Model,
+    Node,
+    RequestedModel,
+    Shard,
+    is_loaded,
+)
 from shardcompute.node.admin.views import (
     CachedLayers,
     ChainView,
@@ -30,6 +39,7 @@ from shardcompute.node.admin.views import (
     LinkView,
     LoadFailure,
     LoadingLayers,
+    MemoryParts,
     ModelView,
     NodeView,
     ServingStatus,
@@ -49,7 +59,7 @@ def view_nodes(state: ClusterState, now_s: float) -> tuple[NodeView, ...]:
 
 
 def _view_node(state: ClusterState, node: Node, now_s: float) -> NodeView:
-    kv_bytes = {shard: _kv_bytes(state, shard) for shard in node.shards}
+    parts = {shard: _parts_of_shard(state, node, shard) for shard in node.shards}
     return NodeView(
         id=node.id,
         name=node.name,
@@ -76,7 +86,7 @@ def _view_node(state: ClusterState, node: Node, now_s: float) -> NodeView:
         version=node.version,
         address=node.address,
         memory_bytes=node.memory_bytes,
-        used_bytes=sum(shard.size_bytes for shard in node.shards),
+        used_bytes=node.process_bytes + sum(shard.size_bytes for shard in node.shards),
         resident_bytes=node.resident_bytes,
         is_draining=node.is_draining,
         is_standby=node.is_standby,
@@ -87,7 +97,7 @@ def _view_node(state: ClusterState, node: Node, now_s: float) -> NodeView:
                 start=shard.start,
                 stop=shard.stop,
                 size_bytes=shard.size_bytes,
-                kv_bytes=kv_bytes[shard],
+                parts=view_parts(parts[shard]),
             )
             for shard in node.shards
         ),
@@ -105,15 +115,36 @@ def _view_node(state: ClusterState, node: Node, now_s: float) -> NodeView:
         ),
         api_url=node.api_url,
         memory_reason=node.memory_reason,
-        kv_bytes=sum(kv_bytes.values()),
+        process_bytes=node.process_bytes,
+        parts=view_parts(*parts.values()),
+        kv_used_bytes=node.kv_used_bytes,
     )
 
 
-def _kv_bytes(state: ClusterState, shard: Shard) -> int:
+def _parts_of_shard(state: ClusterState, node: Node, shard: Shard) -> StageBytes:
+    """As the node holds it; of what is no longer known all counts as weights."""
     requested = state.models.get(shard.model)
     if requested is None:
-        return 0
-    return min(shard.size_bytes, kv_bytes_of(requested.model, shard.start, shard.stop))
+        return StageBytes(shard.size_bytes, 0, 0)
+    parts = parts_of(state, requested.model, Assignment(node.id, shard.start, shard.stop))
+    known = min(shard.size_bytes, parts.scratch_bytes + parts.kv_bytes)
+    return StageBytes(
+        shard.size_bytes - known, known - min(known, parts.kv_bytes), min(known, parts.kv_bytes)
+    )
+
+
+def view_parts(*parts: StageBytes) -> MemoryParts:
+    """Their sum."""
+    return MemoryParts(
+        held_weights_bytes=sum(each.weights_bytes for each in parts),
+        scratch_bytes=sum(each.scratch_bytes for each in parts),
+        kv_reserved_bytes=sum(each.kv_bytes for each in parts),
+    )
+
+
+def held_usually(state: ClusterState, model: Model) -> HeldSums:
+    """The model as most machines of the cluster would hold it."""
+    return sizes_of(model).on(usual_holding(node.holding for node in state.nodes.values() if node.can_work))
 
 
 def view_links(state: ClusterState, own_url: str = "") -> tuple[LinkView, ...]:
@@ -147,9 +178,10 @@ def view_models(state: ClusterState, now_s: float) -> tuple[ModelView, ...]:
     for name in sorted(state.models):
         report = reports.get(name)
         views.append(
-            _view_model(state.models[name])
+            _view_model(state, state.models[name])
             if report is None
             else _view_model(
+                state,
                 state.models[name],
                 status=report.status,
                 ready_chains=report.ready_chains,
@@ -161,6 +193,7 @@ def view_models(state: ClusterState, now_s: float) -> tuple[ModelView, ...]:
 
 
 def _view_model(
+    state: ClusterState,
     requested: RequestedModel,
     *,
     status: ServingStatus = "unloading",
@@ -169,6 +202,13 @@ def _view_model(
     reasons: tuple[str, ...] = (),
 ) -> ModelView:
     model = requested.model
+    chain = next(iter(state.live_chains(model.name)), None)
+    parts = (
+        [held_usually(state, model).parts(0, model.layer_count)]
+        if chain is None
+        else [parts_of(state, model, stage) for stage in chain.stages]
+    )
+    memory = view_parts(*parts)
     return ModelView(
         name=model.name,
         status=status,
@@ -176,7 +216,9 @@ def _view_model(
         layer_count=model.layer_count,
         context_length=model.context_length,
         kv_tokens=model.kv_tokens,
-        memory_bytes=sizes_of(model).total_bytes,
+        memory_bytes=memory.total_bytes,
+        file_bytes=sizes_of(model).file_bytes,
+        parts=memory,
         ready_chains=ready_chains,
         wanted_chains=requested.chain_count if requested.is_wanted else 0,
         missing_bytes=missing_bytes,
@@ -258,11 +300,13 @@ def _view_stage(
     predicted_s: float | None = None,
     timing: StageTiming | None = None,
 ) -> StageView:
+    parts = parts_of(state, state.models[chain.model].model, stage)
     return StageView(
         node=stage.node,
         start=stage.start,
         stop=stage.stop,
-        memory_bytes=memory_of(state.models[chain.model].model, stage),
+        memory_bytes=parts.total_bytes,
+        parts=view_parts(parts),
         fraction=_loaded_fraction(state, chain, stage),
         predicted_s=predicted_s,
         timing=None if timing is None else _view_timing(timing),
@@ -312,7 +356,7 @@ def predict_chain(state: ClusterState, chain: Chain, now_s: float) -> Placement 
                 stage.node,
                 stage.start,
                 stage.stop,
-                memory_of(model, stage),
+                parts_of(state, model, stage),
                 stage_s(request.sizes, offers[stage.node], stage.start, stage.stop),
             )
             for stage in chain.stages

@@ -25,6 +25,20 @@ RECENT_EVENTS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryParts:
+    """Memory that layers take, by what it is for: `held_weights_bytes` as kernels hold them (which is not what files
+    have), `scratch_bytes` for the buffers of a step, `kv_reserved_bytes` for conversations, filled or not."""
+
+    held_weights_bytes: int = 0
+    scratch_bytes: int = 0
+    kv_reserved_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.held_weights_bytes + self.scratch_bytes + self.kv_reserved_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeldLayers:
     """Layers in a node's memory."""
 
@@ -33,8 +47,8 @@ class HeldLayers:
     start: int
     stop: int
     size_bytes: int
-    kv_bytes: int = 0
-    """Of these, the room for conversations; the rest is weights."""
+    parts: MemoryParts = MemoryParts()
+    """What these bytes are for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +104,7 @@ class NodeView:
     memory_bytes: int
     """What it offers for layers and their KV, on its device."""
     used_bytes: int
-    """Set aside for layers and their KV, whether or not it is filled."""
+    """Set aside of it: for the process itself, layers, scratch and KV, whether or not it is filled."""
     is_draining: bool
     is_standby: bool
     layers: tuple[HeldLayers, ...] = ()
@@ -101,8 +115,12 @@ class NodeView:
     """Where a driver answers clients."""
     resident_bytes: int = 0
     """What its process takes of the machine's memory, everything counted; 0: it does not say."""
-    kv_bytes: int = 0
-    """Of the bytes that it uses, those kept free for conversations."""
+    process_bytes: int = 0
+    """What its process takes before it holds any layer."""
+    parts: MemoryParts = MemoryParts()
+    """What it has set aside for layers; with `process_bytes` that is `used_bytes`."""
+    kv_used_bytes: int = 0
+    """Of the KV reserved, what conversations fill now."""
     memory_reason: str = ""
     """Why it offers less memory than it was given; empty where it does not."""
     backend: str = ""
@@ -152,6 +170,7 @@ class StageView:
     stop: int
     memory_bytes: int
     fraction: float
+    parts: MemoryParts = MemoryParts()
     predicted_s: float | None = None
     """Of one token, where the chain can be predicted."""
     timing: StageTimes | None = None
@@ -211,11 +230,15 @@ class ModelView:
     context_length: int
     kv_tokens: int
     memory_bytes: int
-    """What one chain of it takes on one machine."""
+    """What one chain of it takes, all machines together; of a model without one, what it would take on one machine."""
     ready_chains: int
     wanted_chains: int
     missing_bytes: int
     reasons: tuple[str, ...] = ()
+    file_bytes: int = 0
+    """What its weights take as files, on disk and when they travel."""
+    parts: MemoryParts = MemoryParts()
+    """What `memory_bytes` are for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +319,13 @@ class PlannedStage:
     stop: int
     memory_bytes: int
     predicted_s: float
+    parts: MemoryParts = MemoryParts()
+    process_bytes: int = 0
+    """What the machine's process takes besides."""
+    used_bytes: int = 0
+    """What other models have there."""
+    offered_bytes: int = 0
+    """All that the machine offers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,10 +362,15 @@ class PlanView:
     form: str
     layer_count: int
     memory_bytes: int
+    """What one chain of it takes, all machines together."""
     text: str
     chains: tuple[PlannedChain, ...]
     replaces: tuple[str, ...] = ()
     """Models that would have to give way to it."""
+    file_bytes: int = 0
+    """What its weights take as files."""
+    parts: MemoryParts = MemoryParts()
+    """What `memory_bytes` are for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,7 +130,8 @@ class ControlServer:
                 # It was given up in the meantime: let it register again with what it holds.
                 pump.link.close()
                 return
-            self._apply_later(node, NodeSeen(node, message.incarnation, 0.0, message.resident_bytes))
+            beat = (message.incarnation, 0.0, message.resident_bytes, message.kv_used_bytes)
+            self._apply_later(node, NodeSeen(node, *beat))
         elif isinstance(message, NodeEvent):
             self._receive_event(node, pump, decode_event(message.event))
         elif isinstance(message, CommandReply):

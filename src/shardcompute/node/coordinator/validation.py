@@ -65,6 +65,8 @@ def validate_join(event: NodeJoined) -> str | None:
     """A reason to refuse a node that describes itself like this, or None."""
     problems = [
         _out_of("memory", event.memory_bytes, 0, _MOST_BYTES),
+        _out_of("process's memory", event.process_bytes, 0, _MOST_BYTES),
+        _unwordly("holding", event.holding or "-"),
         _out_of("threads", event.threads, 1, _MOST_THREADS),
         _out_of("seconds per byte", event.seconds_per_byte, *_SECONDS_PER_BYTE),
         _out_of("overhead", event.overhead_s, *_OVERHEAD_S),

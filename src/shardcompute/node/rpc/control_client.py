@@ -36,7 +36,8 @@ _GOODBYE_S = 1.0
 class ControlClient:
     """Keeps the link. `describe` says what the node is and holds; `carry_out` does what it is told, except to leave,
     in a thread per command; `on_registered` hears the incarnation and the revocations, and may tell what was not
-    heard before; `resident_bytes` is told with every heartbeat. The node's certificate is renewed over the link."""
+    heard before; `memory_use` (resident bytes, KV bytes used) is told with every
+    heartbeat. The node's certificate is renewed over the link."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class ControlClient:
         describe: Callable[[], NodeJoined],
         carry_out: Callable[[NodeCommand], bytes],
         on_registered: Callable[[int, Revocations], None],
-        resident_bytes: Callable[[], int] = lambda: 0,
+        memory_use: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         self._endpoint = endpoint
         self._renewal = CertificateRenewal(endpoint)
@@ -53,7 +54,7 @@ class ControlClient:
         self._describe = describe
         self._carry_out = carry_out
         self._on_registered = on_registered
-        self._resident_bytes = resident_bytes
+        self._memory_use = memory_use
         self._pump: LinkPump | None = None
         self._registered = threading.Event()
         self._lost = threading.Event()
@@ -147,7 +148,7 @@ class ControlClient:
             if not self._registered.wait(_REGISTER_TIMEOUT_S):
                 raise LinkError("the coordinator did not register this node in time")
             while not self._closing.is_set() and not self._lost.wait(self._heartbeat_s):
-                beat = Heartbeat(self._incarnation, self._resident_bytes())
+                beat = Heartbeat(self._incarnation, *self._memory_use())
                 pump.offer(beat, timeout_s=self._heartbeat_s)
                 if (request := self._renewal.next_request()) is not None:
                     pump.offer(request, timeout_s=_REGISTER_TIMEOUT_S)

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from shardcompute.backends.executor import ExecutorOptions
+from shardcompute.backends.footprint import split_holding
 from shardcompute.core.errors import CorruptModelError
 from shardcompute.models.draft_head import DraftHeadWeights, decode_draft_head, encode_draft_head
 from shardcompute.models.spec import head_stage
@@ -23,11 +24,15 @@ from shardcompute.runtime.shard import build_head_drafter
 from shardcompute.weights.attached import find_attachment, read_attachment
 from shardcompute.weights.card import Card
 from shardcompute.weights.checkpoint import Checkpoint
+from shardcompute.weights.held import held_sizes_of_card
 from shardcompute.weights.served import content_of, shard_source, weights_key
 from shardcompute.weights.sources.disk import disk_errors
 
 log = logging.getLogger(__name__)
 _FILE = "head.draft"
+_HELD_SHARE = 5
+"""Quarters of its bytes in the file that kernels hold, see `backends.footprint`."""
+_KV_BYTES = 1 << 20
 DRAFT_HEAD = "draft-head"
 """The name under which it is attached to a model."""
 
@@ -80,7 +85,13 @@ def draft_head_bytes(card: Card) -> int:
 
 
 def open_head_drafter(
-    card: Card, tensors: RemoteTensors, *, backend: str, options: ExecutorOptions, room_bytes: int
+    card: Card,
+    tensors: RemoteTensors,
+    *,
+    backend: str,
+    options: ExecutorOptions,
+    room_bytes: int,
+    holding: str,
 ) -> tuple[HeadDrafter, int] | None:
     """What a last stage drafts with, and the memory that it takes; None where that is more than there is room for."""
     content = read_attachment(tensors, DRAFT_HEAD)
@@ -88,7 +99,12 @@ def open_head_drafter(
         return None
     weights = decode_draft_head(content, card.spec.hidden)
     share = len(weights.ids) / card.spec.vocab_size
-    size_bytes = len(content) + int(share * (card.head_bytes + card.embedding_bytes))
+    holder, _ = split_holding(holding)
+    sizes = held_sizes_of_card(card, context_length=options.context_length)
+    held = next(each for each in sizes if each.holder == holder)
+    rows_bytes = int(share * (held.head_bytes + held.embedding_bytes))
+    logits_bytes = 4 * options.max_logit_rows * len(weights.ids)
+    size_bytes = _HELD_SHARE * len(content) // 4 + rows_bytes + logits_bytes + _KV_BYTES
     if size_bytes > room_bytes:
         return None
     source = shard_source(card, tensors, head_stage(card.spec))

@@ -85,6 +85,11 @@ class ActivationLog:
     def used_bytes(self) -> int:
         return self._used_bytes
 
+    def limit(self, limit_bytes: int) -> None:
+        """From now on; what is too much is forgotten at once."""
+        self._limit_bytes = limit_bytes
+        self._trim()
+
     def append(self, work: Sequence[SessionRows], openings: Sequence[Opening], sent: Chunk) -> None:
         """Remember a step's output; `sent` is kept and must not change afterwards."""
         opened = {opening.session: opening for opening in openings}
@@ -109,6 +114,9 @@ class ActivationLog:
             self._used_bytes += track.size_bytes
             self._tracks[part.session] = track
             self._tracks.move_to_end(part.session)
+        self._trim()
+
+    def _trim(self) -> None:
         while self._used_bytes > self._limit_bytes and self._tracks:
             self.forget(next(iter(self._tracks)))
 

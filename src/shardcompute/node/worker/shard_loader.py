@@ -19,6 +19,8 @@ from shardcompute.backends.device_memory import (
     within_memory,
 )
 from shardcompute.backends.executor import ExecutorOptions
+from shardcompute.backends.footprint import holding_of
+from shardcompute.control.sizes import StageBytes, describe_card, sizes_of
 from shardcompute.control.state import Shard
 from shardcompute.core.errors import CapacityError, DeviceMemoryError, LinkError, ShardComputeError
 from shardcompute.core.units import format_bytes
@@ -46,12 +48,15 @@ OnProgress = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class ShardOptions:
-    """On what shards are computed, and how many bytes weights and KV of all of them may take."""
+    """On what shards are computed, and how many bytes all that is held may take: the process itself, and held weights,
+    scratch and KV of shards. What is left of that is for draft heads and activation logs."""
 
     memory_bytes: int
     threads: int
     backend: str
     device: str
+    process_bytes: int = 0
+    """Of these bytes, what the process takes before there is any shard."""
     room_timeout_s: float = 10.0
     """So long a shard waits for what is no longer wanted to be unloaded."""
 
@@ -59,6 +64,8 @@ class ShardOptions:
 @dataclass(frozen=True, slots=True)
 class _Held:
     shard: Shard
+    log_bytes: int
+    """Of its size, what is kept for its activation log."""
     draft_head_bytes: int = 0
 
     @property
@@ -103,7 +110,17 @@ class ShardLoader:
         """
         key = (command.chain, command.start, command.stop)
         with self._loading:
-            return None if key in self._held else self._load(command, key, on_progress)
+            if key in self._held:
+                return None
+            try:
+                return self._load(command, key, on_progress)
+            finally:
+                with self._lock:
+                    self._share_rest(self._memory_bytes)
+
+    def kv_used_bytes(self) -> int:
+        """What conversations fill of the KV memory of all shards."""
+        return sum(runtime.kv_usage().used_bytes for runtime in self._stages.shards().values())
 
     @property
     def memory_bytes(self) -> int:
@@ -135,6 +152,7 @@ class ShardLoader:
         self._stages.remove(key)
         with self._freed:
             self._held.pop(key, None)
+            self._share_rest(self._memory_bytes)
             self._freed.notify_all()
 
     def close(self) -> None:
@@ -147,11 +165,11 @@ class ShardLoader:
         *_, origin = command.sources
         card = self._fetch_card(origin, command.model)
         stage = Stage(command.start, command.stop, card.spec.layer_count)
-        kv_bytes = command.kv_tokens * card.spec.kv_bytes_per_token_and_layer * stage.count
-        size = card.stage_bytes(stage) + kv_bytes
+        parts = self._parts(card, command)
+        size = parts.total_bytes
         self._await_room(size)
         options = ExecutorOptions(
-            kv_bytes=kv_bytes,
+            kv_bytes=parts.kv_bytes,
             context_length=min(command.context_length, card.spec.context_length),
             threads=self._options.threads,
             device=self._options.device,
@@ -165,7 +183,7 @@ class ShardLoader:
         self._stages.add(key, runtime)
         with self._lock:
             shard = Shard(command.chain, command.model, command.start, command.stop, size)
-            self._held[key] = _Held(shard)
+            self._held[key] = _Held(shard, parts.log_bytes)
         if stage.is_last and draft_head_bytes(card):
             # Not before the stage is there: a chain that waits for it can do without.
             add = partial(self._add_draft_head, key, card, suppliers, options)
@@ -191,6 +209,16 @@ class ShardLoader:
         except DeviceMemoryError:
             self.shrink(size_bytes)
             raise
+
+    def _parts(self, card: Card, command: LoadLayers) -> StageBytes:
+        """What these layers will take, in the costs of this worker's backend: what placement has counted, too."""
+        model = describe_card(card, kv_tokens=command.kv_tokens, context_length=command.context_length)
+        return sizes_of(model).on(self.holding).parts(command.start, command.stop)
+
+    @property
+    def holding(self) -> str:
+        """What holds shards here, see `backends.footprint`."""
+        return holding_of(self._options.backend, self._options.device)
 
     def _open_stage(
         self,
@@ -233,18 +261,28 @@ class ShardLoader:
             memory_bytes = self._memory_bytes
             if self._used_bytes() + size_bytes > memory_bytes:
                 self._drop_draft_heads()
-            if size_bytes <= memory_bytes and self._freed.wait_for(
+            can_fit = self._options.process_bytes + size_bytes <= memory_bytes
+            if can_fit and self._freed.wait_for(
                 lambda: self._closing.is_set() or self._used_bytes() + size_bytes <= memory_bytes,
                 self._options.room_timeout_s,
             ):
+                self._share_rest(memory_bytes - size_bytes)
                 return
+            used_bytes, process_bytes = self._used_bytes(), self._options.process_bytes
             raise CapacityError(
-                f"{size_bytes} bytes do not fit beside the {self._used_bytes()} of {memory_bytes} in use",
-                hint="give this worker more with --max-memory",
+                f"{format_bytes(size_bytes)} do not fit: of {format_bytes(memory_bytes)} this worker's process takes "
+                f"{format_bytes(process_bytes)}, other layers {format_bytes(used_bytes - process_bytes)}",
+                hint="give this worker more with --max-memory: "
+                f"{format_bytes(used_bytes + size_bytes)} are the least that works",
             )
 
+    def _share_rest(self, memory_bytes: int) -> None:
+        """Give activation logs what is kept for them and what layers and draft heads leave of this. Needs the lock."""
+        kept_bytes = sum(held.log_bytes for held in self._held.values())
+        self._stages.limit_logs(kept_bytes + max(0, memory_bytes - self._used_bytes()))
+
     def _used_bytes(self) -> int:
-        return sum(held.size_bytes for held in self._held.values())
+        return self._options.process_bytes + sum(held.size_bytes for held in self._held.values())
 
     def _add_draft_head(
         self, key: ShardKey, card: Card, suppliers: Sequence[Supplier], options: ExecutorOptions
@@ -255,7 +293,12 @@ class ShardLoader:
                 with self._lock:
                     room_bytes = self._memory_bytes - self._used_bytes()
                 opened = open_head_drafter(
-                    card, tensors, backend=self._options.backend, options=options, room_bytes=room_bytes
+                    card,
+                    tensors,
+                    backend=self._options.backend,
+                    options=options,
+                    room_bytes=room_bytes,
+                    holding=self.holding,
                 )
                 if opened is None:
                     log.info("no memory is left for a draft head of %s", card.model)
@@ -265,6 +308,7 @@ class ShardLoader:
                     held = self._held.get(key)
                     if held is not None:
                         self._held[key] = replace(held, draft_head_bytes=size_bytes)
+                        self._share_rest(self._memory_bytes)
                 self._stages.draft_with(key, drafter)
         except ShardComputeError as error:
             log.warning("no draft head of %s is used: %s", card.model, error)

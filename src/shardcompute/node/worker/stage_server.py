@@ -22,6 +22,7 @@ import numpy as np
 
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import BackendError, DeviceMemoryError, LinkError, ShardComputeError
+from shardcompute.core.process_memory import return_freed_memory
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.steps import Draft, Opening, Picked, SessionRows
 from shardcompute.node.rpc.commands import Admit, Connect, Connected, Peer, Redial, StepTraced, TraceStep
@@ -79,6 +80,10 @@ class _Ended:
     sender: str
 
 
+MOST_LOG_BYTES = 256 << 20
+"""What activation logs of all chains take together where memory is left for them."""
+
+
 class StageServer:
     """Owns the shards of a worker and the links out of it. Methods may be called from any thread."""
 
@@ -89,7 +94,7 @@ class StageServer:
         on_link_broken: Callable[[str], None],
         *,
         on_out_of_memory: Callable[[ShardKey, DeviceMemoryError], None] = lambda key, error: None,
-        log_bytes: int = 256 << 20,
+        log_bytes: int = MOST_LOG_BYTES,
         patience: Patience = STAGE_PATIENCE,
     ) -> None:
         self._node = node
@@ -97,6 +102,7 @@ class StageServer:
         self._patience = patience
         self._trace = StepTrace()
         self._links = PeerLinks(dial, on_link_broken)
+        self._most_log_bytes = log_bytes
         self._log_bytes = log_bytes
         self._lock = threading.Lock()
         self._limited_log = RateLimitedLog(log)
@@ -147,6 +153,22 @@ class StageServer:
             self._links.keep_only(self._peer_urls())
             self._inbox.put(runtime.close)
 
+    def limit_logs(self, limit_bytes: int) -> None:
+        """What the activation logs of all chains may take together, at most what they were given at the start. They
+        forget what is too much after the step that may be running."""
+        with self._lock:
+            self._log_bytes = min(limit_bytes, self._most_log_bytes)
+        self._inbox.put(self._share_logs)
+
+    def _share_logs(self) -> None:
+        with self._lock:
+            logs, log_bytes = [slot.log for slot in self._slots.values()], self._log_bytes
+        used_bytes = sum(each.used_bytes for each in logs)
+        for each in logs:
+            each.limit(log_bytes // len(logs))
+        if sum(each.used_bytes for each in logs) < used_bytes:
+            return_freed_memory()
+
     def connect(self, command: Connect) -> Connected:
         """Let a shard take part in its chain's new epoch and open the link to whoever comes next.
 
@@ -179,10 +201,11 @@ class StageServer:
                 raise LinkError(f"epoch {epoch} of chain {chain} is over")
             former = self._slots.get(chain)
             goes_on = command.keeps_sessions and former is not None and former.runtime is runtime
-            log_ = former.log if goes_on and former is not None else ActivationLog(self._log_bytes)
+            log_ = former.log if goes_on and former is not None else ActivationLog(0)
             slot = StageSlot(chain, runtime, StageRoute.of(command), log_, self._times[key])
             self._slots[chain] = slot
             self._fences[chain] = epoch
+            self._inbox.put(self._share_logs)
         return slot, goes_on
 
     def _await(self, done: queue.SimpleQueue[Connected | LinkError]) -> Connected:

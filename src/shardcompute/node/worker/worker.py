@@ -67,7 +67,8 @@ _MOST_WORDS = 300
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """How a worker takes part. `max_memory_bytes` bounds weights and KV together, beside what its device has."""
+    """How a worker takes part. `max_memory_bytes` bounds all that it takes of its device's memory; where that is the
+    machine's own, `process_bytes` of it are what the process takes before it holds any layer."""
 
     folder: Path
     host: str = "127.0.0.1"
@@ -75,6 +76,7 @@ class WorkerOptions:
     advertise: str = ""
     name: str = ""
     max_memory_bytes: int | None = None
+    process_bytes: int = 0
     threads: int = 1
     device: ComputeDevice = field(default_factory=host_device)
     """Where it computes, as it was found at the start."""
@@ -197,7 +199,13 @@ class Worker:
             self._stages,
             self._cache,
             self._endpoint.dialler("weights"),
-            ShardOptions(self._memory_bytes, options.threads, options.device.backend, options.device.name),
+            ShardOptions(
+                self._memory_bytes,
+                options.threads,
+                options.device.backend,
+                options.device.name,
+                process_bytes=options.process_bytes,
+            ),
         )
         self._control = ControlClient(
             self._endpoint,
@@ -205,7 +213,7 @@ class Worker:
             self._describe,
             self._carry_out,
             self._registered,
-            resident_bytes,
+            lambda: (resident_bytes(), self._loader.kv_used_bytes()),
         )
         self._endpoint.start()
         self._control.start()
@@ -300,6 +308,8 @@ class Worker:
                 shards=shards,
                 codecs=tuple(CODECS),
                 session_namespace=self._hosted.session_namespace,
+                holding=self._loader.holding,
+                process_bytes=self._options.process_bytes,
             )
 
     def _registered(self, incarnation: int, revocations: Revocations) -> None:

@@ -37,6 +37,11 @@ export function plural(number, what) {
   return `${number} ${what}${number === 1 ? "" : "s"}`;
 }
 
+/** What memory is for, in the words of docs/memory.md. */
+export function memoryParts({ held_weights_bytes, scratch_bytes, kv_reserved_bytes }) {
+  return `${bytes(held_weights_bytes)} held weights, ${bytes(scratch_bytes)} scratch, ${bytes(kv_reserved_bytes)} KV reserved`;
+}
+
 /** Layers `[start, stop)` as people count them. */
 export function layers(start, stop) {
   return stop - start === 1 ? `layer ${start}` : `layers ${start}–${stop - 1}`;

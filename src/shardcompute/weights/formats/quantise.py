@@ -28,8 +28,8 @@ WEIGHT_FORMS: tuple[str, ...] = ("native", "float32", "int8", "int4", "mixed")
 
 # Weights handled at once: working arrays stay near the processor's caches.
 _PIECE_WEIGHTS = 1 << 17
-_INT8_BLOCK_SIZES = (BLOCK_SIZE, 16)
-_OUTLIERS_PER_COLUMN = 0.01
+INT8_BLOCK_SIZES = (BLOCK_SIZE, 16)
+OUTLIERS_PER_COLUMN = 0.01
 # A block whose largest weight is smaller is zero: its scale would have no exact reciprocal.
 _LEAST_WEIGHT = np.float32(1e-30)
 
@@ -45,7 +45,7 @@ def convert(matrix: Matrix, form: str, activation_scale: Float32 | None = None) 
         return _to_float32(matrix)
     if form == "int4" and width % BLOCK_SIZE == 0:
         return _to_int4(matrix, activation_scale)
-    size = next((size for size in _INT8_BLOCK_SIZES if width % size == 0), None)
+    size = next((size for size in INT8_BLOCK_SIZES if width % size == 0), None)
     if size is None:
         return _to_float32(matrix)
     if form == "mixed":
@@ -101,7 +101,7 @@ def _to_mixed(matrix: Matrix, block_size: int, activation_scale: Float32 | None)
     if isinstance(matrix, MixedMatrix) and matrix.blocks.bits == 8:
         return matrix
     loudness = _column_peaks(matrix) if activation_scale is None else activation_scale
-    count = max(1, round(matrix.shape[1] * _OUTLIERS_PER_COLUMN))
+    count = max(1, round(matrix.shape[1] * OUTLIERS_PER_COLUMN))
     columns = np.sort(np.argsort(-loudness, kind="stable")[:count]).astype(np.int64)
     values = np.empty((matrix.shape[0], count), np.float16)
     limit = np.finfo(np.float16).max

@@ -116,8 +116,9 @@ def test_memory_of_weights_and_of_kv_are_told_apart(admin: ClusterAdmin, cluster
     assert kv_bytes > 0
     for node in state.nodes:
         layers = sum(each.stop - each.start for each in node.layers)
-        assert node.kv_bytes == layers * kv_bytes == sum(each.kv_bytes for each in node.layers)
-        assert node.kv_bytes < node.used_bytes
+        reserved = node.parts.kv_reserved_bytes
+        assert reserved == layers * kv_bytes == sum(each.parts.kv_reserved_bytes for each in node.layers)
+        assert reserved < node.parts.total_bytes == node.used_bytes
 
 
 def test_links_within_one_machine_are_called_local(admin: ClusterAdmin, cluster: FakeCluster) -> None:

@@ -1,7 +1,7 @@
 // For each chain the row of its layers by machine, how far they are loaded, and what holds it back.
 
 import { h, keyed, mark, pill, say } from "../dom.js";
-import { bytes, layers, percent, rate, seconds, sentence } from "../format.js";
+import { bytes, layers, memoryParts, percent, rate, seconds, sentence } from "../format.js";
 import { nickname } from "../names.js";
 import { hueOf, nameOf, store } from "../store.js";
 
@@ -78,7 +78,7 @@ function makeStage() {
     const gone = store.cluster.nodes.find((node) => node.id === stage.node)?.status;
     item.classList.toggle("is-lost", gone === "lost" || gone === "gone");
     say(time, stage.fraction < 1 ? `${percent(stage.fraction)} loaded` : stage.timing ? `${seconds(stage.timing.compute_s)} / step` : stage.predicted_s ? `about ${seconds(stage.predicted_s)}` : "");
-    item.title = `${nameOf(stage.node)}: ${layers(stage.start, stage.stop)}, ${bytes(stage.memory_bytes)}`;
+    item.title = `${nameOf(stage.node)}: ${layers(stage.start, stage.stop)}, ${memoryParts(stage.parts)}`;
   };
   return item;
 }

@@ -56,7 +56,7 @@ function describe(view) {
 
 function createStats() {
   const spark = createSparkline("Tokens a second during the last two minutes");
-  const tiles = ["Speed now", "Answering", "Weights in memory", "KV in use"].map((label) => {
+  const tiles = ["Speed now", "Answering", "Held weights", "KV used"].map((label) => {
     const value = h("dd", { class: "value number" });
     const note = h("dd", { class: "muted small" });
     return { value, note, element: h("div", { class: "tile" }, h("dt", {}, label), value, note) };
@@ -70,16 +70,18 @@ function createStats() {
     const live = view.nodes.filter(isLive);
     const room = live.reduce((sum, node) => sum + node.memory_bytes, 0);
     const used = live.reduce((sum, node) => sum + node.used_bytes, 0);
-    const kv = live.reduce((sum, node) => sum + node.kv_bytes, 0);
+    const weights = live.reduce((sum, node) => sum + node.parts.held_weights_bytes, 0);
+    const kv = live.reduce((sum, node) => sum + node.parts.kv_reserved_bytes, 0);
+    const other = Math.max(0, used - weights - kv);
     say(tiles[0].value, rate(view.load.tokens_per_s));
     spark.update(store.samples);
     say(tiles[1].value, String(view.load.running));
     say(tiles[1].note, view.load.waiting ? `${view.load.waiting} waiting` : "nobody waits");
-    say(tiles[2].value, bytes(used - kv));
-    say(tiles[2].note, `${bytes(kv)} for KV, ${bytes(Math.max(0, room - used))} free of ${bytes(room)}`);
-    split.update(room ? [(used - kv) / room, kv / room] : [0, 0], `Of ${bytes(room)} on ${plural(live.length, "machine")}: weights ${bytes(used - kv)}, KV ${bytes(kv)}`);
+    say(tiles[2].value, bytes(weights));
+    say(tiles[2].note, `${bytes(kv)} KV reserved, ${bytes(other)} scratch and processes, ${bytes(Math.max(0, room - used))} free of ${bytes(room)}`);
+    split.update(room ? [weights / room, kv / room] : [0, 0], `Of ${bytes(room)} on ${plural(live.length, "machine")}: held weights ${bytes(weights)}, KV reserved ${bytes(kv)}`);
     say(tiles[3].value, percent(view.load.kv_used_fraction));
-    say(tiles[3].note, `of the ${bytes(kv)} for conversations`);
+    say(tiles[3].note, `of the ${bytes(kv)} KV reserved`);
     mark(tiles[3].value, "data-tone", view.load.kv_used_fraction > 0.9 ? "warn" : null);
   }
   return { element, update };

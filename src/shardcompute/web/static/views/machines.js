@@ -2,7 +2,7 @@
 
 import { call } from "../api.js";
 import { confirm, h, keyed, mark, meter, pill, say, setMeter, toast } from "../dom.js";
-import { bytes, layers, linkSpeed, percent, plural, seconds } from "../format.js";
+import { bytes, layers, linkSpeed, memoryParts, percent, plural, seconds } from "../format.js";
 import { hueOf, isLive, nameOf } from "../store.js";
 
 const TONES = { ready: "good", joining: "accent", suspected: "warn", draining: "warn", lost: "bad", gone: "" };
@@ -72,7 +72,7 @@ function makeRow(node) {
     say(device, `${now.device} · ${plural(now.threads, "thread")}${now.role === "worker" ? "" : ` · ${now.role}`}`);
     setMeter(memory, now.memory_bytes ? now.used_bytes / now.memory_bytes : 0);
     say(memoryText, `${bytes(now.used_bytes)} of ${bytes(now.memory_bytes)}`);
-    mark(memoryText, "title", `${bytes(now.used_bytes - now.kv_bytes)} weights, ${bytes(now.kv_bytes)} KV, ${bytes(Math.max(0, now.memory_bytes - now.used_bytes))} free`);
+    mark(memoryText, "title", memoryOf(now));
     const loading = now.loading[0];
     progress.hidden = !loading || !isLive(now);
     if (loading) setMeter(progress, loading.fraction, `${now.name} fetches ${layers(loading.start, loading.stop)}`);
@@ -109,11 +109,17 @@ function refreshDetails(place, node, view) {
   buttons.firstChild.disabled = node.is_draining;
 }
 
+function memoryOf(node) {
+  const free = Math.max(0, node.memory_bytes - node.used_bytes);
+  return `${memoryParts(node.parts)}, ${bytes(node.process_bytes)} process, ${bytes(free)} free`;
+}
+
 function factsOf(node) {
-  const held = node.layers.map((each) => `${layers(each.start, each.stop)} of ${each.model} (${bytes(each.size_bytes - each.kv_bytes)})`);
+  const held = node.layers.map((each) => `${layers(each.start, each.stop)} of ${each.model} (${memoryParts(each.parts)})`);
   const cached = node.cached.map((each) => `${layers(each.start, each.stop)} of ${each.model}`);
   const facts = [["Id", node.id], ["Address", node.address], ["Version", node.version], ["Holds", held.join(", ") || "nothing"],
-    ["Memory", `${bytes(node.used_bytes - node.kv_bytes)} weights, ${bytes(node.kv_bytes)} KV, ${bytes(Math.max(0, node.memory_bytes - node.used_bytes))} free`], ["On its disk", cached.join(", ") || "nothing"]];
+    ["Memory set aside", memoryOf(node)], ["KV used", `${bytes(node.kv_used_bytes)} of ${bytes(node.parts.kv_reserved_bytes)} reserved`],
+    ["Resident", node.resident_bytes ? `${bytes(node.resident_bytes)}: all that its process takes now` : "it does not say"], ["On its disk", cached.join(", ") || "nothing"]];
   if (node.memory_reason) facts.push(["Offers less since", node.memory_reason]);
   return node.status_reason ? [...facts, ["Why", node.status_reason]] : facts;
 }

@@ -182,7 +182,7 @@ function makeNode(node, onPick) {
       mark(text, "x", (now.spot.x - now.x).toFixed(1)); mark(text, "y", (y - now.y).toFixed(1));
       mark(text, "font-size", size);
     }
-    say(tip, now.isHub ? `${now.name}: requests start and end here` : `${now.name}, ${now.status}: ${now.device}, ${bytes(now.used_bytes)} of ${bytes(now.memory_bytes)}`);
+    say(tip, now.isHub ? `${now.name}: requests start and end here` : `${now.name}, ${now.status}: ${now.device}, ${bytes(now.used_bytes)} set aside of ${bytes(now.memory_bytes)}`);
   };
   return group;
 }

@@ -2,7 +2,7 @@
 
 import { call } from "../api.js";
 import { confirm, h, keyed, mark, meter, pill, say, setMeter, toast } from "../dom.js";
-import { bytes, plural, sentence } from "../format.js";
+import { bytes, memoryParts, plural, sentence } from "../format.js";
 import { refreshServed } from "../feed.js";
 import { store } from "../store.js";
 import { createPlan } from "./plan.js";
@@ -49,7 +49,7 @@ function makeModel(model) {
   row.refresh = (now, view) => {
     say(state, now.status);
     mark(state, "data-tone", TONES[now.status] ?? "");
-    say(facts, [plural(now.layer_count, "layer"), now.weight_form, bytes(now.memory_bytes), `context of ${now.context_length.toLocaleString("en")}`, `${now.ready_chains} of ${plural(now.wanted_chains, "chain")} ready`].join(" · "));
+    say(facts, [plural(now.layer_count, "layer"), now.weight_form, `${bytes(now.file_bytes)} file`, memoryParts(now.parts), `context of ${now.context_length.toLocaleString("en")}`, `${now.ready_chains} of ${plural(now.wanted_chains, "chain")} ready`].join(" · "));
     const stages = view.chains.filter((chain) => chain.model === now.name).flatMap((chain) => chain.stages);
     const total = stages.reduce((sum, stage) => sum + stage.memory_bytes, 0);
     const done = stages.reduce((sum, stage) => sum + stage.memory_bytes * stage.fraction, 0);
@@ -106,7 +106,7 @@ function createCatalogue(onChoose) {
       const pull = h("button", { type: "button", onclick: () => act("POST", "/cluster/pulls", { model: entry.model }) }, "Pull");
       return h("li", { class: "model" }, h("header", {}, h("h3", {}, entry.model), pill(entry.damage ? "damaged" : entry.is_here ? "here" : "not here yet", entry.damage ? "bad" : entry.is_here ? "good" : ""),
         h("div", { class: "row" }, entry.is_here ? "" : pull, h("button", { type: "button", onclick: () => onChoose(entry.model) }, "Choose"))),
-        h("p", { class: "muted small" }, entry.damage || `${entry.name} · ${bytes(entry.size_bytes)}`));
+        h("p", { class: "muted small" }, entry.damage || `${entry.name} · ${bytes(entry.size_bytes)} file`));
     });
   }
   return { element, refresh };

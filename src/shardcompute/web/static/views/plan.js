@@ -2,7 +2,7 @@
 
 import { call } from "../api.js";
 import { confirm, h, say } from "../dom.js";
-import { bytes, layers, plural, rate, seconds, sentence } from "../format.js";
+import { bytes, layers, memoryParts, plural, rate, seconds, sentence } from "../format.js";
 import { hueOf } from "../store.js";
 
 const FORMS = [["native", "as stored"], ["int8", "int8"], ["int4", "int4"], ["mixed", "mixed int4/int8"], ["float32", "float32"]];
@@ -48,7 +48,7 @@ export function createPlan() {
     try {
       const answer = await call("POST", path, wanted);
       if (path === "/cluster/plan") {
-        say(status, `${answer.model}: ${plural(answer.layer_count, "layer")}, ${bytes(answer.memory_bytes)} in memory`);
+        say(status, `${answer.model}: ${plural(answer.layer_count, "layer")}, ${bytes(answer.file_bytes)} file; in memory ${bytes(answer.memory_bytes)}: ${memoryParts(answer.parts)}`);
         result.replaceChildren(...replacing(answer), ...answer.chains.map((chain, index) => drawChain(chain, index, answer)));
       } else say(status, `${answer.name} is on its way; see above.`);
     } catch (error) {
@@ -80,7 +80,8 @@ function drawChain(chain, index, plan) {
     return h("div", { class: "plan" }, title, h("p", { class: "bad" }, `It does not fit: ${bytes(chain.missing_bytes)} are missing. Join another machine, or choose a smaller form.`), reasons);
   }
   const stages = chain.stages.map((stage) => {
-    const item = h("li", { class: hueOf(stage.node) }, h("b", { class: "cut" }, stage.name), h("span", { class: "cut" }, layers(stage.start, stage.stop)), h("span", { class: "cut muted" }, `${bytes(stage.memory_bytes)} · ${seconds(stage.predicted_s)}`));
+    const item = h("li", { class: hueOf(stage.node) }, h("b", { class: "cut" }, stage.name), h("span", { class: "cut" }, layers(stage.start, stage.stop)), h("span", { class: "cut muted" }, `${bytes(stage.memory_bytes)} of ${bytes(stage.offered_bytes)} · ${seconds(stage.predicted_s)}`));
+    item.title = `${memoryParts(stage.parts)}, ${bytes(stage.process_bytes)} process, ${bytes(stage.used_bytes)} other models, of ${bytes(stage.offered_bytes)}`;
     item.style.flexGrow = String(stage.stop - stage.start);
     return item;
   });

@@ -1,0 +1,145 @@
+"""Footprint: what weights, KV and scratch cost to hold, by what holds them. Pure; imports no backend.
+
+A file's bytes are not what a process holds: kernels of one backend widen 16 bits to 32, those of another keep block
+codes with scales of 32 bits. A *holder* is a backend on a kind of device, such as `onnx/cpu`; with the type of its KV
+it is a *holding*, `onnx/cpu/float32`. A worker says which is its own, so that placement counts every stage in the costs
+of its machine.
+The constants were measured (docs/memory.md, `scripts/measure_memory.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from shardcompute.core.batch import PAGE_TOKENS
+
+KvType = Literal["float32", "float16", "int8"]
+KV_TYPES: tuple[KvType, ...] = ("float32", "float16", "int8")
+_KV_ELEMENT_BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "int8": 1}
+_KV_SCALE_BYTES: Mapping[str, int] = {"float32": 0, "float16": 0, "int8": 4}
+"""Of each token and head, for its keys and for its values."""
+HOLDERS = ("onnx/cpu", "numpy/cpu", "torch/cpu", "torch/cuda", "torch/mps", "mlx/gpu", "llamacpp/any")
+_MIB = 1 << 20
+_PROMPT_GROUP_ROWS = 128
+_SCORE_BYTES = 32 * _MIB
+"""Scores of attention are made for so many rows, or bytes, at a time (`backends.ort.attention`)."""
+_PROCESS_BYTES: Mapping[str, int] = {"onnx": 150 * _MIB, "numpy": 150 * _MIB, "torch": 330 * _MIB}
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixForm:
+    """How a weight matrix comes from a file to a backend, see `backends.matrix`: plain numbers of `bits`, or codes of
+    `bits` in blocks along the input, with a shift each or none; `outliers` of all input columns are kept apart."""
+
+    bits: int
+    block_size: int = 0
+    has_shifts: bool = False
+    outliers: float = 0.0
+
+    def code_bytes(self, rows: int, columns: int) -> int:
+        return rows * columns * self.bits // 8
+
+    def block_count(self, rows: int, columns: int) -> int:
+        return rows * columns // self.block_size if self.block_size else 0
+
+
+FLOAT32 = MatrixForm(32)
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What the buffers of a step depend on."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab_size: int
+    context_length: int
+    max_rows: int = 512
+    max_logit_rows: int = 64
+
+
+def holding_of(backend: str, device: str, kv_type: str = "float32") -> str:
+    """By the names of a backend (`onnx`, `torch`, …) and a device (`cpu`, `cuda:0`, `mps`, …)."""
+    kind = device.partition(":")[0]
+    fixed = {"onnx": "cpu", "numpy": "cpu", "mlx": "gpu", "llamacpp": "any"}.get(backend)
+    kind = fixed or {"rocm": "cuda", "hip": "cuda"}.get(kind, kind)
+    holder = f"{backend}/{kind}"
+    return f"{holder if holder in HOLDERS else HOLDERS[0]}/{kv_type}"
+
+
+def split_holding(holding: str) -> tuple[str, str]:
+    """Holder and type of KV."""
+    holder, _, kv_type = holding.rpartition("/")
+    return holder, kv_type
+
+
+def kv_token_bytes(holder: str, kv_type: str, kv_heads: int, head_dim: int) -> int:
+    """Keys and values of one token in one layer. GPUs keep them in the 16 bits that they compute in."""
+    if kv_type == "float32" and holder in ("torch/cuda", "torch/mps", "mlx/gpu", "llamacpp/any"):
+        kv_type = "float16"
+    return 2 * kv_heads * (head_dim * _KV_ELEMENT_BYTES[kv_type] + _KV_SCALE_BYTES[kv_type])
+
+
+def pooled_tokens(tokens: int) -> int:
+    """For how many tokens a pool of KV has memory: whole pages, and one for rows that only fill a batch."""
+    return -(-tokens // PAGE_TOKENS) * PAGE_TOKENS + PAGE_TOKENS
+
+
+def process_bytes(backend: str) -> int:
+    """What a worker's process takes with this backend before it holds any layer, nearly; a worker measures its own."""
+    return _PROCESS_BYTES.get(backend, _PROCESS_BYTES["torch"])
+
+
+def matrix_bytes(holder: str, form: MatrixForm, rows: int, columns: int, file_bytes: int) -> int:
+    """A matrix that is multiplied with. `file_bytes` are those of it in the file."""
+    weights = rows * columns
+    if holder == "llamacpp/any":
+        return file_bytes
+    if holder in ("numpy/cpu", "torch/cpu"):
+        return 4 * weights
+    if holder in ("torch/mps", "mlx/gpu") or not form.block_size:
+        return (4 if holder == "onnx/cpu" else 2) * weights
+    outliers = int(form.outliers * weights)
+    parts = (
+        1 + form.has_shifts + (holder == "onnx/cpu")
+    )  # scales, shifts, and the sums of blocks that MLAS packs
+    blocks = form.block_count(rows, columns)
+    return form.code_bytes(rows, columns) + 4 * parts * blocks + outliers * (4 if holder == "onnx/cpu" else 2)
+
+
+def table_bytes(holder: str, form: MatrixForm, rows: int, columns: int, file_bytes: int) -> int:
+    """A matrix whose rows are looked up. On the host it stays as it comes; a GPU widens it."""
+    if holder == "onnx/cpu":
+        scales = 4 * (1 + form.has_shifts) * form.block_count(rows, columns)
+        return form.code_bytes(rows, columns) + scales + int(2 * form.outliers * rows * columns)
+    if holder in ("torch/cuda", "torch/mps", "mlx/gpu"):
+        return 2 * rows * columns
+    return matrix_bytes(holder, form, rows, columns, file_bytes)
+
+
+@lru_cache(maxsize=256)
+def scratch_bytes(holder: str, shape: StepShape) -> int:
+    """What every stage needs beside weights and KV: buffers between its steps, and what the largest step takes."""
+    rows, element = shape.max_rows, 2 if _is_gpu(holder) else 4
+    query, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    kept = 4 * shape.hidden + 2 * query + 2 * kv
+    working = 5 * shape.intermediate + 2 * shape.hidden
+    scores = min(_SCORE_BYTES, 4 * shape.heads * _PROMPT_GROUP_ROWS * shape.context_length)
+    tables = 2 * 4 * shape.head_dim * shape.context_length
+    return rows * element * (kept + working) + 3 * scores + tables
+
+
+@lru_cache(maxsize=256)
+def head_scratch_bytes(holder: str, shape: StepShape) -> int:
+    """What the last stage needs besides: logits."""
+    return 4 * shape.max_logit_rows * (shape.vocab_size + 2 * shape.hidden)
+
+
+def _is_gpu(holder: str) -> bool:
+    return holder.startswith(("torch/cuda", "torch/mps", "mlx/"))

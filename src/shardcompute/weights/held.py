@@ -1,0 +1,171 @@
+"""Held sizes of a model: what its layers and ends take in memory by each holder, from what its files say of tensors.
+
+Nothing is read. What the loader makes of a stored tensor (`weights.loader`, `weights.formats.quantise`) is said here
+once more as arithmetic; a test holds both together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from shardcompute.backends.footprint import (
+    FLOAT32,
+    HOLDERS,
+    KV_TYPES,
+    MatrixForm,
+    StepShape,
+    head_scratch_bytes,
+    kv_token_bytes,
+    matrix_bytes,
+    scratch_bytes,
+    table_bytes,
+)
+from shardcompute.models.layout import Layout, TensorPlace
+from shardcompute.models.spec import ModelSpec
+from shardcompute.weights.card import Card
+from shardcompute.weights.formats.gguf_blocks import BLOCK_LAYOUTS
+from shardcompute.weights.formats.quantise import INT8_BLOCK_SIZES, OUTLIERS_PER_COLUMN
+from shardcompute.weights.formats.quantise_int4 import BLOCK_SIZE
+from shardcompute.weights.formats.tensor_file import TensorEntry
+from shardcompute.weights.loader import NEVER_INT4, NEVER_ROUNDED
+
+_DENSE_BITS = {"F32": 32, "F16": 16, "BF16": 16}
+FormOf = Callable[[str, TensorPlace], tuple[MatrixForm, int]]
+"""The form in which a matrix comes to a backend, and its bytes in the file, by our name and where it lies."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSizes:
+    """What a model takes with one holder; `scratch_bytes` for every stage, `head_scratch_bytes` for the last one
+    besides, `kv_bytes` by type of KV for a token in a layer."""
+
+    holder: str
+    layer_bytes: tuple[int, ...]
+    embedding_bytes: int
+    head_bytes: int
+    kv_bytes: tuple[tuple[str, int], ...]
+    scratch_bytes: int
+    head_scratch_bytes: int
+
+
+def held_sizes_of_card(card: Card, *, context_length: int) -> tuple[HeldSizes, ...]:
+    """By every holder that is known."""
+
+    def form_of(name: str, place: TensorPlace) -> tuple[MatrixForm, int]:
+        stored = card.stored_names(place)
+        file_bytes = sum(card.entries[each].size_bytes for each in stored)
+        if len(stored) > 1:
+            return _packed_form(place, card.entries), file_bytes
+        entry = card.entries[stored[0]]
+        wanted = "native" if card.kind == "packed" else card.form
+        return loaded_form(name, place, entry.dtype, wanted), _share(entry, place)
+
+    return _held_sizes(card.spec, card.layout, form_of, context_length)
+
+
+def held_sizes_of_entries(
+    spec: ModelSpec, layout: Layout, entries: Mapping[str, TensorEntry], form: str, *, context_length: int
+) -> tuple[HeldSizes, ...]:
+    """The same of a checkpoint that is to be served in `form`."""
+
+    def form_of(name: str, place: TensorPlace) -> tuple[MatrixForm, int]:
+        entry = entries[place.stored]
+        return loaded_form(name, place, entry.dtype, form), _share(entry, place)
+
+    return _held_sizes(spec, layout, form_of, context_length)
+
+
+def loaded_form(name: str, place: TensorPlace, dtype: str, form: str) -> MatrixForm:
+    """What a matrix stored as `dtype` is made into on the way to the kernels, see `quantise.convert`."""
+    stored, width = _stored_form(dtype), place.shape[-1]
+    if name in NEVER_ROUNDED or form == "float32":
+        return FLOAT32
+    is_block = stored.block_size > 0
+    if form == "int4" and name.endswith(NEVER_INT4) and not (is_block and stored.bits == 4):
+        form = "int8"
+    if form == "native":
+        return stored
+    if form == "int4" and width % BLOCK_SIZE == 0:
+        is_so = (stored.bits, stored.block_size) == (4, BLOCK_SIZE)
+        return stored if is_so else MatrixForm(4, BLOCK_SIZE, has_shifts=True)
+    size = next((size for size in INT8_BLOCK_SIZES if width % size == 0), None)
+    if size is None:
+        return FLOAT32
+    if form == "mixed":
+        return MatrixForm(8, size, outliers=OUTLIERS_PER_COLUMN)
+    return MatrixForm(8, stored.block_size, stored.has_shifts) if is_block else MatrixForm(8, size)
+
+
+def _stored_form(dtype: str) -> MatrixForm:
+    layout = BLOCK_LAYOUTS.get(dtype)
+    if layout is not None:
+        return MatrixForm(layout.bits, layout.block_size, layout.has_shifts)
+    return MatrixForm(_DENSE_BITS.get(dtype, 32))
+
+
+def _packed_form(place: TensorPlace, entries: Mapping[str, TensorEntry]) -> MatrixForm:
+    _, blocks, code_bytes = entries[f"{place.stored}#codes"].shape
+    size = place.shape[-1] // max(1, blocks)
+    columns = entries.get(f"{place.stored}#columns")
+    outliers = 0.0 if columns is None else columns.shape[0] / place.shape[-1]
+    return MatrixForm(8 * code_bytes // max(1, size), size, f"{place.stored}#shifts" in entries, outliers)
+
+
+def _share(entry: TensorEntry, place: TensorPlace) -> int:
+    whole = math.prod(entry.shape)
+    return entry.size_bytes * math.prod(place.shape) // whole if whole else 0
+
+
+def _held_sizes(
+    spec: ModelSpec, layout: Layout, form_of: FormOf, context_length: int
+) -> tuple[HeldSizes, ...]:
+    intermediate = (
+        spec.intermediate if spec.experts is None else max(spec.intermediate, spec.experts.intermediate)
+    )
+    shape = StepShape(
+        hidden=spec.hidden,
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        intermediate=intermediate,
+        vocab_size=spec.vocab_size,
+        context_length=min(context_length, spec.context_length),
+    )
+    layers = [_forms(each, form_of) for each in layout.layers]
+    ends = _forms({name: layout.model[name] for name in ("embedding", "head", "norm")}, form_of)
+    return tuple(
+        HeldSizes(
+            holder,
+            layer_bytes=tuple(sum(_part_bytes(holder, part) for part in layer.values()) for layer in layers),
+            embedding_bytes=_table_bytes(holder, ends["embedding"]),
+            head_bytes=_part_bytes(holder, ends["head"]) + _part_bytes(holder, ends["norm"]),
+            kv_bytes=tuple((kv, kv_token_bytes(holder, kv, spec.kv_heads, spec.head_dim)) for kv in KV_TYPES),
+            scratch_bytes=scratch_bytes(holder, shape),
+            head_scratch_bytes=head_scratch_bytes(holder, shape),
+        )
+        for holder in HOLDERS
+    )
+
+
+_Part = tuple[tuple[int, ...], MatrixForm, int]
+
+
+def _forms(places: Mapping[str, TensorPlace], form_of: FormOf) -> dict[str, _Part]:
+    return {
+        name: (place.shape, *(form_of(name, place) if len(place.shape) > 1 else (FLOAT32, 0)))
+        for name, place in places.items()
+    }
+
+
+def _part_bytes(holder: str, part: _Part) -> int:
+    shape, form, file_bytes = part
+    if len(shape) == 1:
+        return 4 * shape[0]
+    return matrix_bytes(holder, form, shape[0], shape[1], file_bytes)
+
+
+def _table_bytes(holder: str, part: _Part) -> int:
+    shape, form, file_bytes = part
+    return table_bytes(holder, form, shape[0], shape[1], file_bytes)
