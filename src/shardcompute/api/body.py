@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import Headers, State
 from starlette.requests import Request
@@ -57,6 +59,35 @@ class ReplyBody(BaseModel):
 
     def to_json(self) -> bytes:
         return self.model_dump_json(exclude_unset=True).encode()
+
+
+class WrittenBody:
+    """A reply that is written down already."""
+
+    __slots__ = ("_written",)
+
+    def __init__(self, written: bytes) -> None:
+        self._written = written
+
+    def to_json(self) -> bytes:
+        return self._written
+
+
+AnyReply: TypeAlias = ReplyBody | WrittenBody
+
+
+class TextTemplate:
+    """Replies that differ in one text alone: written once, and then cut at that text."""
+
+    _MARK = "\ue000text\ue001"
+
+    def __init__(self, make: Callable[[str], ReplyBody]) -> None:
+        self._head, mark, self._tail = make(self._MARK).to_json().partition(f'"{self._MARK}"'.encode())
+        if not mark:
+            raise ValueError("the reply does not have the text as it is")
+
+    def fill(self, text: str) -> WrittenBody:
+        return WrittenBody(self._head + msgspec.json.encode(text) + self._tail)
 
 
 class ErrorDetail(ReplyBody):

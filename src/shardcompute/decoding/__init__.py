@@ -18,7 +18,7 @@ from shardcompute.decoding.grammar.masks import (
 )
 from shardcompute.decoding.logprobs import score_token
 from shardcompute.decoding.noise import derive_seed, gumbel_noise
-from shardcompute.decoding.penalties import TokenHistory
+from shardcompute.decoding.penalties import TokenHistory, needs_history
 from shardcompute.decoding.sampler import Sampler, build_sampler, choose_token
 from shardcompute.decoding.stops import StopMatcher, StopResult
 from shardcompute.decoding.validation import validate_sampling
@@ -38,6 +38,7 @@ __all__ = [
     "drop_limits",
     "gumbel_noise",
     "json_rule",
+    "needs_history",
     "rule_of",
     "score_token",
     "validate_sampling",

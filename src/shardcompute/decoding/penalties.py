@@ -78,6 +78,15 @@ Adjuster = Callable[[Logits, TokenHistory], None]
 """Changes logits in place."""
 
 
+def needs_history(sampling: Sampling) -> bool:
+    """Whether what was said before changes the logits: biases alone do not ask."""
+    return (
+        sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty != 0.0
+        or sampling.frequency_penalty != 0.0
+    )
+
+
 def build_adjusters(sampling: Sampling) -> tuple[Adjuster, ...]:
     """The changes that this sampling asks for, in the order in which they apply."""
     adjusters: list[Adjuster] = []

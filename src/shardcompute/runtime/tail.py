@@ -19,10 +19,12 @@ from shardcompute.decoding import (
     TokenHistory,
     build_sampler,
     compiler_of,
+    needs_history,
     score_token,
 )
 from shardcompute.models.vocabulary import Vocabulary
 
+_NO_HISTORY = TokenHistory()
 TokenPick = tuple[int, int]
 """(position, id) of a token"""
 
@@ -34,6 +36,7 @@ class _TailSession:
         self.sampling: Sampling = opening.sampling
         self.grammar = grammar
         self.sampler: Sampler = build_sampler(opening.sampling)
+        self.needs_history = needs_history(opening.sampling)
         self.prompt_length = opening.prompt_length
         self.prompt_logprobs = opening.prompt_logprobs
         self.tokens: list[int] = []
@@ -167,5 +170,6 @@ def _pick_one(session: _TailSession, part: SessionRows, position: int, index: in
         choice = score_token(logits, part.targets[index], session.prompt_logprobs, position)
         return Picked(part.session, position, choice, is_scored=True)
     masked = session.masked(logits, position + 1)
-    choice = session.sampler(masked, session.history(position + 1), position + 1)
+    history = session.history(position + 1) if session.needs_history else _NO_HISTORY
+    choice = session.sampler(masked, history, position + 1)
     return Picked(part.session, position, choice)

@@ -14,6 +14,7 @@ from shardcompute.wire.inproc import InprocLink, InprocTransport
 from shardcompute.wire.limits import WireLimits, check_message
 from shardcompute.wire.links import Admit, Link, LinkOptions, LinkStats, Listener, Transport
 from shardcompute.wire.messages import (
+    ID_BYTES,
     VERSION_MAX,
     VERSION_MIN,
     Credit,
@@ -45,6 +46,7 @@ from shardcompute.wire.warmth import WarmthPolicy, choose_warmth
 
 __all__ = [
     "CODECS",
+    "ID_BYTES",
     "VERSION_MAX",
     "VERSION_MIN",
     "Admit",

@@ -145,3 +145,57 @@ def test_cancelling_it_frees_the_port(app: Any) -> None:
     with socket.socket() as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         free.bind(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+def test_a_stream_over_a_socket_is_whole_and_leaves_the_connection_usable(
+    service: Any, fakes: Any, version: str
+) -> None:
+    """Pieces are written without h11; what a client reads must be HTTP all the same."""
+
+    async def run() -> bytes:
+        service.script = fakes.say("Hello there, a few words")
+        stop = asyncio.Event()
+        address: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        server = asyncio.create_task(
+            serve(
+                create_app(service), port=0, stop=stop, on_listening=lambda _, port: address.set_result(port)
+            )
+        )
+        reader, writer = await asyncio.open_connection("127.0.0.1", await address)
+        body = b'{"prompt": "x", "stream": true}'
+        head = f"POST /v1/completions HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        request = f"{head}Content-Length: {len(body)}\r\n".encode()
+        if version == "1.1":
+            writer.write(request + b"\r\n" + body)
+            first = await reader.readuntil(b"0\r\n\r\n")
+        else:
+            first = b""
+        writer.write(request + b"Connection: close\r\n\r\n" + body)
+        second = await reader.read()
+        writer.close()
+        stop.set()
+        await server
+        return first + second
+
+    received = asyncio.run(asyncio.wait_for(run(), 60))
+    answers = received.split(b"HTTP/1.1 200 OK")[1:]
+    assert len(answers) == (2 if version == "1.1" else 1)
+    for answer in answers:
+        head, _, content = answer.partition(b"\r\n\r\n")
+        assert (b"chunked" in head.lower()) == (version == "1.1")
+        text = _unchunked(content) if version == "1.1" else content
+        assert text.endswith(b"data: [DONE]\n\n")
+        assert b"Hello" in text
+
+
+def _unchunked(content: bytes) -> bytes:
+    whole = b""
+    while True:
+        size, _, content = content.partition(b"\r\n")
+        if not int(size, 16):
+            assert content == b"\r\n"
+            return whole
+        whole += content[: int(size, 16)]
+        assert content[int(size, 16) :].startswith(b"\r\n")
+        content = content[int(size, 16) + 2 :]

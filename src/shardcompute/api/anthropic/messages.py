@@ -30,7 +30,7 @@ from shardcompute.api.anthropic.schemas import (
     ToolChoice,
     ToolUseBlock,
 )
-from shardcompute.api.body import ReplyBody, json_response, read_body, required
+from shardcompute.api.body import AnyReply, ReplyBody, json_response, read_body, required
 from shardcompute.api.context import context_of, request_id_of
 from shardcompute.api.errors import MESSAGES_PATH, RequestError, shape_error, unsupported
 from shardcompute.api.generation.answer import answer
@@ -82,7 +82,7 @@ class MessagesFraming:
     ping = event(b'{"type":"ping"}', "ping")
     ending = b""
 
-    def write(self, chunk: ReplyBody) -> bytes:
+    def write(self, chunk: AnyReply) -> bytes:
         assert isinstance(chunk, MessageEvent)
         return event(chunk.to_json(), chunk.type)
 

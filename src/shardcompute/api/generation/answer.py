@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from shardcompute.api.body import ReplyBody, json_response
+from shardcompute.api.body import AnyReply, ReplyBody, json_response
 from shardcompute.api.context import context_of, request_id_of
 from shardcompute.api.errors import status_of
 from shardcompute.api.generation.generations import Generations, Idle, Outcome, open_generations
@@ -30,9 +30,9 @@ _log = logging.getLogger(__name__)
 class ReplyAdapter(Protocol):
     """How one API words an answer, in chunks or as a whole."""
 
-    def chunks(self, index: int, delta: Delta, outcomes: list[Outcome]) -> Iterable[ReplyBody]: ...
+    def chunks(self, index: int, delta: Delta, outcomes: list[Outcome]) -> Iterable[AnyReply]: ...
 
-    def closing(self, outcomes: list[Outcome]) -> Iterable[ReplyBody]: ...
+    def closing(self, outcomes: list[Outcome]) -> Iterable[AnyReply]: ...
 
     def whole(self, outcomes: list[Outcome]) -> ReplyBody: ...
 
@@ -45,7 +45,7 @@ class Framing(Protocol):
     """What shows that a silent stream lives."""
     ending: bytes
 
-    def write(self, chunk: ReplyBody) -> bytes: ...
+    def write(self, chunk: AnyReply) -> bytes: ...
 
     def write_error(self, error: Exception, request_id: str) -> bytes: ...
 

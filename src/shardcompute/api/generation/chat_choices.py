@@ -46,6 +46,13 @@ class ChatChoices:
             reason = _reason(builder, outcome)
             yield ChatChunkChoice(index=index, delta=ChatDelta(), logprobs=None, finish_reason=reason)
 
+    def add_text(self, index: int, delta: Delta) -> bool:
+        """Whether a delta adds its text to choice `index` and nothing else, as `text_choice` words it; it is added
+        then. False: `chunks` has to tell."""
+        if self._has_logprobs or delta.finish is not None or not delta.text:
+            return False
+        return self._builders[index].add_text(delta.text)
+
     def whole(self, outcomes: Iterable[Outcome]) -> list[ChatChoice]:
         return [self._choice(index, outcome) for index, outcome in enumerate(outcomes)]
 
@@ -58,6 +65,11 @@ class ChatChoices:
             logprobs=chat_logprobs(self._codec, outcome.tokens) if self._has_logprobs else None,
             finish_reason=_reason(builder, outcome),
         )
+
+
+def text_choice(index: int, text: str) -> ChatChunkChoice:
+    """A chunk's choice that has text and nothing else."""
+    return ChatChunkChoice(index=index, delta=ChatDelta(content=text), logprobs=None, finish_reason=None)
 
 
 def _reason(builder: MessageBuilder, outcome: Outcome) -> Literal["stop", "length", "tool_calls"]:
@@ -107,6 +119,13 @@ class MessageBuilder:
             self._is_open = True
             deltas = _opened(deltas)
         return deltas
+
+    def add_text(self, text: str) -> bool:
+        """Go on with the text; False where that may open the message, or be a call."""
+        if self._reader is not None or not self._is_open:
+            return False
+        self._texts.append(text)
+        return True
 
     def message(self) -> AssistantMessage:
         """All of it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -24,7 +25,8 @@ from shardcompute.core.errors import BackendError, CancelledError
 from shardcompute.core.generation import Delta, GenerationRequest, Interruption, Timings, TokenChoice
 from shardcompute.node.service import Service
 
-_QUEUED_DELTAS = 256
+_QUEUED_DELTAS = 2
+"""Of each generation. What comes while these wait to be sent becomes one delta, further down."""
 
 
 @dataclass(slots=True)
@@ -60,6 +62,74 @@ class Idle(Enum):
     IDLE = "idle"
 
 
+class DeltaQueue:
+    """Deltas of several generations on their way to one response. As an `asyncio.Queue` with a time-out, for which no
+    timer is set with every delta: there are thousands of them a second."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._loop = asyncio.get_running_loop()
+        self._items: deque[tuple[int, Delta | Exception]] = deque()
+        self._taker: asyncio.Future[None] | None = None
+        self._putters: deque[asyncio.Future[None]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._waits_since_s = 0.0
+
+    async def put(self, index: int, item: Delta | Exception) -> None:
+        while len(self._items) >= self._most:
+            room = self._loop.create_future()
+            self._putters.append(room)
+            await room
+        self._items.append((index, item))
+        _wake(self._taker)
+
+    async def get(self, timeout_s: float | None = None) -> tuple[int, Delta | Exception] | None:
+        """The next one; None where none came in time. One taker at a time."""
+        if not self._items:
+            await self._wait(timeout_s)
+        if not self._items:
+            return None
+        item = self._items.popleft()
+        while self._putters and len(self._items) < self._most:
+            putter = self._putters.popleft()
+            if not putter.done():
+                putter.set_result(None)
+                break
+        return item
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        """Until something is there, or time is up."""
+        self._taker = self._loop.create_future()
+        if timeout_s is not None:
+            self._waits_since_s = self._loop.time()
+            if self._timer is None:
+                self._timer = self._loop.call_later(timeout_s, self._look, timeout_s)
+        try:
+            await self._taker
+        finally:
+            self._taker = None
+
+    def _look(self, timeout_s: float) -> None:
+        """A timer lasts for many deltas: it is set anew for as long as the newest wait has left."""
+        self._timer = None
+        if self._taker is None:
+            return
+        left_s = self._waits_since_s + timeout_s - self._loop.time()
+        if left_s > 0.001:
+            self._timer = self._loop.call_later(left_s, self._look, timeout_s)
+        else:
+            _wake(self._taker)
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
+
+
 class Generations:
     """Runs the requests of a plan; `outcomes` holds what each has given so far, in the plan's order."""
 
@@ -76,7 +146,7 @@ class Generations:
         self._service = service
         self._metrics = metrics
         self._clock = clock
-        self._queue: asyncio.Queue[tuple[int, Delta | Exception]] = asyncio.Queue(_QUEUED_DELTAS)
+        self._queue = DeltaQueue(_QUEUED_DELTAS * len(plan.requests))
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -89,17 +159,17 @@ class Generations:
     ) -> None:
         for task in self._tasks:
             task.cancel()
+        self._queue.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def next(self, timeout_s: float | None = None) -> tuple[int, Delta] | Idle | None:
         """The next delta and whose it is, None after the last; raises what the service raised."""
         if all(outcome.finish for outcome in self.outcomes):
             return None
-        try:
-            async with asyncio.timeout(timeout_s):
-                index, item = await self._queue.get()
-        except TimeoutError:
+        came = await self._queue.get(timeout_s)
+        if came is None:
             return Idle.IDLE
+        index, item = came
         if isinstance(item, Exception):
             raise item
         self.outcomes[index].add(item)
@@ -124,7 +194,7 @@ class Generations:
                     said += [choice.id for choice in delta.tokens]
                     if delta.finish == "stop" and request.sampling.grammar is not None:
                         await check_complete(self.plan.codec, request.sampling.grammar, said)
-                    await self._queue.put((index, delta))
+                    await self._queue.put(index, delta)
                     if delta.finish is not None:
                         ended_by = delta.finish
                         return
@@ -133,7 +203,7 @@ class Generations:
                 await _close(deltas)
         except Exception as error:
             ended_by = "error"
-            await self._queue.put((index, error))
+            await self._queue.put(index, error)
         finally:
             timer.ended(ended_by, prompt_tokens=len(request.prompt))
 

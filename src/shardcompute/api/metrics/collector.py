@@ -66,6 +66,10 @@ class GenerationMetrics:
         return histogram
 
 
+_COUNT_S = 0.25
+"""So long tokens may wait to be counted."""
+
+
 class GenerationTimer:
     """Measures one generation, from its request to its end."""
 
@@ -75,6 +79,22 @@ class GenerationTimer:
         self._latest: float | None = None
         self._generated: Counter | None = None
         self._between: Histogram | None = None
+        self._uncounted: list[tuple[int, float]] = []
+        """How many tokens came together since they were counted last, and how long each took."""
+        self._tokens = 0
+        self._counted_s = self._begun
+
+    def _count(self, now: float) -> None:
+        """Every counter has a lock: all that came in a while is counted together."""
+        self._counted_s = now
+        if self._generated is None or self._between is None:
+            return
+        self._generated.inc(self._tokens)
+        for tokens, each_s in self._uncounted:
+            for _ in range(tokens):
+                self._between.observe(each_s)
+        self._tokens = 0
+        self._uncounted.clear()
 
     def saw(self, delta: Delta) -> None:
         if delta.tokens:
@@ -86,11 +106,11 @@ class GenerationTimer:
                 self._metrics.first_token.labels(self._model).observe(now - self._begun)
             else:
                 # Tokens that arrive together share the time since the last ones.
-                each_s = (now - self._latest) / len(delta.tokens)
-                for _ in delta.tokens:
-                    self._between.observe(each_s)
+                self._uncounted.append((len(delta.tokens), (now - self._latest) / len(delta.tokens)))
             self._latest = now
-            self._generated.inc(len(delta.tokens))
+            self._tokens += len(delta.tokens)
+            if delta.finish is not None or now - self._counted_s > _COUNT_S:
+                self._count(now)
         if delta.timings is not None:
             self._metrics.queue.labels(self._model).observe(delta.timings.queue_s)
             self._metrics.prefill.labels(self._model).observe(delta.timings.prefill_s)
@@ -101,6 +121,7 @@ class GenerationTimer:
             self._metrics.accepted_tokens.labels(self._model).inc(delta.timings.accepted_tokens)
 
     def ended(self, reason: str, *, prompt_tokens: int) -> None:
+        self._count(self._latest or self._begun)
         self._metrics.finished.labels(self._model, reason).inc()
         if self._latest is not None:
             self._metrics.prompt_tokens.labels(self._model).inc(prompt_tokens)

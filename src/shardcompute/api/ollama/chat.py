@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shardcompute.api.access.requirement import Access
-from shardcompute.api.body import ReplyBody, json_response, read_body
+from shardcompute.api.body import AnyReply, ReplyBody, json_response, read_body
 from shardcompute.api.context import context_of
 from shardcompute.api.errors import OLLAMA_PATH, shape_error, unsupported
 from shardcompute.api.generation.answer import answer
@@ -98,7 +98,7 @@ class NdjsonFraming:
     def __init__(self, idle: ReplyBody) -> None:
         self.ping = self.write(idle)
 
-    def write(self, chunk: ReplyBody) -> bytes:
+    def write(self, chunk: AnyReply) -> bytes:
         return chunk.to_json() + b"\n"
 
     def write_error(self, error: Exception, request_id: str) -> bytes:

@@ -9,10 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shardcompute.api.access.requirement import Access
-from shardcompute.api.body import read_body
+from shardcompute.api.body import AnyReply, TextTemplate, read_body
 from shardcompute.api.context import context_of
 from shardcompute.api.generation.answer import answer
 from shardcompute.api.generation.chat import ChatPlan, open_chat
+from shardcompute.api.generation.chat_choices import text_choice
 from shardcompute.api.generation.generations import Outcome
 from shardcompute.api.generation.schemas import ChatCompletionRequest
 from shardcompute.api.openai.envelope import Envelope, open_envelope, usage_of, wants_usage
@@ -40,10 +41,14 @@ class ChatCompletionsAdapter:
         """A stream that ends with its usage says in each chunk before that there is none yet."""
         self._interruptions: list[Interruption] = []
         """Not told yet: not every delta has a chunk."""
+        self._templates: dict[int, TextTemplate] = {}
 
-    def chunks(self, index: int, delta: Delta, outcomes: list[Outcome]) -> Iterator[ChatChunk]:
+    def chunks(self, index: int, delta: Delta, outcomes: list[Outcome]) -> Iterator[AnyReply]:
         if delta.interruption is not None:
             self._interruptions.append(delta.interruption)
+        elif not self._interruptions and self._chat.choices.add_text(index, delta):
+            yield self._template(index).fill(delta.text)
+            return
         for choice in self._chat.choices.chunks(index, delta, outcomes[index]):
             told, self._interruptions = self._interruptions, []
             is_last = choice.finish_reason is not None and all(outcome.finish for outcome in outcomes)
@@ -53,6 +58,19 @@ class ChatCompletionsAdapter:
                 **self._envelope.fields(outcomes if is_last else (), told),
                 **self._no_usage,
             )
+
+    def _template(self, index: int) -> TextTemplate:
+        """Of chunks that have text and nothing else, which most are."""
+        if index not in self._templates:
+            self._templates[index] = TextTemplate(
+                lambda text: ChatChunk(
+                    object="chat.completion.chunk",
+                    choices=[text_choice(index, text)],
+                    **self._envelope.fields((), ()),
+                    **self._no_usage,
+                )
+            )
+        return self._templates[index]
 
     def closing(self, outcomes: list[Outcome]) -> Iterator[ChatChunk]:
         if self._no_usage:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shardcompute.api.access.requirement import Access
-from shardcompute.api.body import Limits, ReplyBody, read_body
+from shardcompute.api.body import AnyReply, Limits, ReplyBody, TextTemplate, read_body
 from shardcompute.api.context import context_of
 from shardcompute.api.errors import RequestError, unsupported
 from shardcompute.api.generation.answer import answer
@@ -103,9 +103,14 @@ class CompletionsAdapter:
         self._is_prompt_only = is_prompt_only
         self._recorders = [CompletionRecorder(plan.codec) for _ in plan.requests]
         self._opened: set[int] = set()
+        self._has_text_alone = not has_logprobs and not is_prompt_only
+        self._templates: dict[int, TextTemplate] = {}
 
-    def chunks(self, index: int, delta: Delta, outcomes: list[Outcome]) -> Iterable[ReplyBody]:
+    def chunks(self, index: int, delta: Delta, outcomes: list[Outcome]) -> Iterable[AnyReply]:
         is_first = index not in self._opened
+        if not is_first and delta.text and delta.finish is None and self._has_text_alone:
+            yield self._template(index).fill(delta.text)
+            return
         self._opened.add(index)
         text, logprobs = self._piece(index, delta.text, delta.tokens, delta.prompt, is_first=is_first)
         if text or (logprobs is not None and logprobs.tokens):
@@ -119,7 +124,17 @@ class CompletionsAdapter:
             is_last = all(outcome.finish for outcome in outcomes)
             yield self._frame([choice], outcomes=outcomes if is_last else ())
 
-    def closing(self, outcomes: list[Outcome]) -> Iterable[ReplyBody]:
+    def _template(self, index: int) -> TextTemplate:
+        """Of chunks that have text and nothing else, which most are."""
+        if index not in self._templates:
+            self._templates[index] = TextTemplate(
+                lambda text: self._frame(
+                    [CompletionChoice(index=index, text=text, logprobs=None, finish_reason=None)]
+                )
+            )
+        return self._templates[index]
+
+    def closing(self, outcomes: list[Outcome]) -> Iterable[AnyReply]:
         if self._has_usage:
             yield self._frame([], usage=self._usage(outcomes))
 

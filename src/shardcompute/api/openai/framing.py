@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from shardcompute.api.body import ReplyBody
+from shardcompute.api.body import AnyReply
 from shardcompute.api.errors import error_body
 from shardcompute.api.openai.responses_schemas import ResponseEvent
 from shardcompute.api.sse import MEDIA_TYPE, PING, event
@@ -17,7 +17,7 @@ class CompletionsFraming:
     ping = PING
     ending = event(b"[DONE]")
 
-    def write(self, chunk: ReplyBody) -> bytes:
+    def write(self, chunk: AnyReply) -> bytes:
         return event(chunk.to_json())
 
     def write_error(self, error: Exception, request_id: str) -> bytes:
@@ -34,7 +34,7 @@ class ResponsesFraming:
     def __init__(self) -> None:
         self._sent = 0
 
-    def write(self, chunk: ReplyBody) -> bytes:
+    def write(self, chunk: AnyReply) -> bytes:
         assert isinstance(chunk, ResponseEvent)
         self._sent = chunk.sequence_number + 1
         return event(chunk.to_json(), chunk.type)

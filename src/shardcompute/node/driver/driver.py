@@ -606,7 +606,9 @@ class Driver:
         session, request = generation.session, generation.session.request
         session.gaps = session.shortages = 0
         interruption = generation.resumed(now)
-        delta = replace(generation.answer.push(choice), interruption=interruption)
+        delta = generation.answer.push(choice)
+        if interruption is not None:
+            delta = replace(delta, interruption=interruption)
         if generation.answer.count == 1:
             generation.first_token_s = now
             if request.prompt_logprobs is not None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.generation import (
@@ -196,19 +199,57 @@ class Generation:
         )
 
 
+class _LoopBell:
+    """Wakes the streams of one event loop: however many deltas a frame brings, the loop is rung once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._due: list[DeltaStream] = []
+
+    def ring(self, stream: DeltaStream) -> None:
+        """From any thread."""
+        with self._lock:
+            self._due.append(stream)
+            if len(self._due) > 1:
+                return
+        # A loop that was closed has nobody waiting; the threads that emit must go on for the others.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        with self._lock:
+            due, self._due = self._due, []
+        for stream in due:
+            stream.wake()
+
+
+_bells: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopBell] = WeakKeyDictionary()
+
+
 class DeltaStream:
     """Deltas from a driver's threads, for the event loop in which this was made. Iterating ends after the last one,
-    or with the error that ended the generation."""
+    or with the error that ended the generation. A loop that lags gets what has come meanwhile as one delta."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._said: asyncio.Queue[Delta | ShardComputeError] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._bell = _bells.setdefault(loop, _LoopBell(loop))
+        self._said: deque[Delta | ShardComputeError] = deque()
+        self._waiter: asyncio.Future[None] | None = None
         self._is_over = False
 
     def emit(self, said: Delta | ShardComputeError) -> None:
-        # A loop that was closed has nobody waiting; the threads that emit must go on for the others.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._said.put_nowait, said)
+        """From any thread, one at a time."""
+        self._said.append(said)
+        # Looked at after it was put there: whoever took what was before it may be waiting again.
+        if len(self._said) == 1:
+            self._bell.ring(self)
+
+    def wake(self) -> None:
+        """In the loop: there is something."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def __aiter__(self) -> DeltaStream:
         return self
@@ -216,8 +257,31 @@ class DeltaStream:
     async def __anext__(self) -> Delta:
         if self._is_over:
             raise StopAsyncIteration
-        said = await self._said.get()
+        while not self._said:
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        said = self._said.popleft()
         if isinstance(said, ShardComputeError):
             raise said
+        if self._said:
+            said = self._with_following(said)
         self._is_over = said.finish is not None
         return said
+
+    def _with_following(self, first: Delta) -> Delta:
+        """All that is there, up to an error or what had to be waited for, as one delta."""
+        texts, tokens, last = [first.text], [*first.tokens], first
+        while self._said:
+            following = self._said[0]
+            if isinstance(following, ShardComputeError) or following.interruption is not None:
+                break
+            self._said.popleft()
+            texts.append(following.text)
+            tokens += following.tokens
+            last = following
+        return Delta(
+            "".join(texts), tuple(tokens), first.prompt, last.finish, last.timings, first.interruption
+        )

@@ -11,6 +11,7 @@ from shardcompute.core.fields import shorten
 from shardcompute.core.generation import TokenChoice
 from shardcompute.core.steps import PICKED, Draft, Frame, Opening, Picked, Prefix, SessionRows
 from shardcompute.wire import (
+    ID_BYTES,
     HeadDraftIds,
     RowResult,
     SegmentHeader,
@@ -56,7 +57,7 @@ def work_of(segment: SegmentHeader) -> SessionRows:
         segment.start,
         _rows_ids(segment.ids),
         segment.logit_rows,
-        tuple(unpack_ids(segment.targets).tolist()),
+        tuple(unpack_ids(segment.targets).tolist()) if segment.targets else (),
         segment.head_draft_tokens,
     )
 
@@ -143,18 +144,24 @@ def error_of(failed: StepFailed) -> ShardComputeError:
 
 
 def segment_of(part: SessionRows) -> SegmentHeader:
+    ids = part.ids
     return SegmentHeader(
         part.session,
         part.start,
-        len(part.ids),
+        len(ids),
         part.logit_rows,
-        pack_ids(part.ids),
-        pack_ids(part.targets),
+        # Most rows come alone, and numpy takes longer to begin than this takes.
+        ids[0].to_bytes(ID_BYTES, "little", signed=True) if len(ids) == 1 else pack_ids(ids),
+        pack_ids(part.targets) if part.targets else b"",
         part.head_draft_tokens,
     )
 
 
 def _rows_ids(packed: bytes) -> tuple[int, ...]:
+    if len(packed) == ID_BYTES:
+        only = int.from_bytes(packed, "little", signed=True)
+        if only >= PICKED:
+            return (only,)
     if packed.startswith(_PICKED):
         return (PICKED, *unpack_ids(packed[len(_PICKED) :]).tolist())
     return tuple(unpack_ids(packed).tolist())

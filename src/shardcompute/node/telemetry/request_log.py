@@ -77,6 +77,10 @@ class RequestView:
     """The number under which the chain's stages know it, as text: it may have more digits than JSON's readers keep."""
 
 
+_COUNT_S = 0.25
+"""So long tokens may wait to be counted."""
+
+
 class RequestEntry:
     """One generation, from its request to its end."""
 
@@ -93,6 +97,8 @@ class RequestEntry:
         self._stages = _StageSums()
         self._prompt_tokens = len(request.prompt)
         self._generated = 0
+        self._uncounted = 0
+        self._counted_s = 0.0
         self._submitted_s = log.clock()
         self._started_at_s = log.wall_clock()
         self._first_token_s: float | None = None
@@ -108,19 +114,28 @@ class RequestEntry:
         if delta.tokens:
             is_first, self._first_token_s = self._first_token_s is None, self._first_token_s or now
             self._generated += len(delta.tokens)
-            self._log.count(len(delta.tokens), now)
-            self._log.usage.add(
-                self._key,
-                self._model,
-                requests=int(is_first),
-                prompt_tokens=self._prompt_tokens if is_first else 0,
-                generated_tokens=len(delta.tokens),
-            )
+            self._uncounted += len(delta.tokens)
+            if is_first or delta.finish is not None or now - self._counted_s > _COUNT_S:
+                self._count(now, is_first=is_first)
             self._stages.add(self._log.stage_times(self._chain))
         if delta.interruption is not None:
             self._interruptions.append(delta.interruption)
         if delta.finish is not None:
             self._finish, self._timings = delta.finish, delta.timings
+
+    def _count(self, now: float, *, is_first: bool = False) -> None:
+        """All that came in a while together: counters are shared, and have locks."""
+        tokens, self._uncounted, self._counted_s = self._uncounted, 0, now
+        if not tokens:
+            return
+        self._log.count(tokens, now)
+        self._log.usage.add(
+            self._key,
+            self._model,
+            requests=int(is_first),
+            prompt_tokens=self._prompt_tokens if is_first else 0,
+            generated_tokens=tokens,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -129,6 +144,7 @@ class RequestEntry:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended_s = self._log.clock()
+        self._count(self._ended_s)
         if self._finish:
             self._state = "cancelled" if self._finish == "cancelled" else "done"
         elif isinstance(error, ShardComputeError):

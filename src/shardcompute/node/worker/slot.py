@@ -143,7 +143,7 @@ class StageSlot:
 
     def check_share(self, frame: StepFrame) -> None:
         """Of what a driver asks the first stage for; the others follow."""
-        if not frame.width and not frame.replay:
+        if not frame.width and not frame.replay and len(self.route.drivers) > 1:
             wanted = {segment.session: segment.start + segment.count for segment in frame.segments}
             self.route.check_share(wanted, self.runtime.session_lengths())
 
