@@ -9,7 +9,7 @@ from typing import Literal
 from shardcompute.backends.exactness import describe_exactness
 from shardcompute.control.decisions import place_next_chain
 from shardcompute.control.placement.place import Placement, Unplaceable
-from shardcompute.control.state import ClusterState, Model
+from shardcompute.control.state import ClusterState, Model, Node
 from shardcompute.core.units import count_of, format_bytes, format_rate, format_seconds
 
 ModelStatus = Literal["serving", "loading", "moving", "recovering", "unservable"]
@@ -54,14 +54,19 @@ def _report(state: ClusterState, name: str, now_s: float) -> ModelReport:
     return ModelReport(name, status, ready, wanted, missing_bytes, reasons)
 
 
-def explain_plan(plan: Placement | Unplaceable, model: Model, names: Mapping[str, str] | None = None) -> str:
-    """A plan as text; `names` says what people call the nodes."""
+def explain_plan(
+    plan: Placement | Unplaceable,
+    model: Model,
+    names: Mapping[str, str] | None = None,
+    devices: Mapping[str, str] | None = None,
+) -> str:
+    """A plan as text; `names` says what people call the nodes, `devices` on what those compute that are no CPUs."""
     if isinstance(plan, Unplaceable):
         return _explain_unplaceable(plan, model)
-    called = names or {}
+    called, on = names or {}, devices or {}
     lines = [*plan.reasons, f"plan for {model.name} ({model.weight_form}, {model.layer_count} layers):"]
     lines += [
-        f"  {called.get(stage.node, stage.node)}: layers {stage.start} to {stage.stop - 1} "
+        f"  {called.get(stage.node, stage.node)}{_on(on.get(stage.node))}: layers {stage.start} to {stage.stop - 1} "
         f"({stage.stop - stage.start}), {format_bytes(stage.memory_bytes)}, "
         f"{format_seconds(stage.step_s)} a token"
         for stage in plan.stages
@@ -77,6 +82,18 @@ def explain_plan(plan: Placement | Unplaceable, model: Model, names: Mapping[str
     )
     lines.append(explain_bottleneck(plan, called))
     return "\n".join(lines)
+
+
+def _on(device: str | None) -> str:
+    return f" ({device})" if device else ""
+
+
+def device_words(node: Node) -> str:
+    """On what a node computes: `NVIDIA H200, 139.8 GiB`; "" for CPUs."""
+    if node.device == "cpu":
+        return ""
+    memory = f", {format_bytes(node.device_bytes)}" if node.device_bytes else ""
+    return f"{node.device_label or node.device}{memory}"
 
 
 def _explain_unplaceable(plan: Unplaceable, model: Model) -> str:

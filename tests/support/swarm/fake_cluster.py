@@ -20,6 +20,7 @@ from shardcompute.control import (
 )
 from shardcompute.control import actions as to_do
 from shardcompute.control import events as happened
+from shardcompute.control.state import UnusedDevice
 from shardcompute.control.transitions.node_transitions import next_incarnation
 from shardcompute.node.cluster import ServedOrder
 from shardcompute.node.coordinator.journal import RecordStatus
@@ -122,6 +123,17 @@ class FakeSwarm:
 
     def timings(self) -> dict[str, Sequence[StageTiming]]:
         return self.newest
+
+
+OLD_CARD = UnusedDevice("cuda:1", "Old Card", "its driver is too old", "update its driver", 2 << 30)
+H200: dict[str, Any] = {
+    "device": "cuda:0",
+    "backend": "torch",
+    "device_label": "NVIDIA H200",
+    "device_bytes": 140 << 30,
+    "unused_devices": (OLD_CARD,),
+}
+"""What a node says of a GPU on which it computes, and of one on which it cannot."""
 
 
 class FakeCluster:

@@ -206,6 +206,17 @@ def _health(cluster: ClusterHealth) -> Iterator[tuple[MetricRow, Values]]:
     yield table.NODES, _by_name(cluster.nodes_by_status)
     yield table.NODE_MEMORY, {(node.id, node.name): node.memory_bytes for node in cluster.nodes}
     yield table.NODE_USED, {(node.id, node.name): node.used_bytes for node in cluster.nodes}
+    yield (
+        table.NODE_DEVICE,
+        {
+            (node.id, node.name, node.device, node.backend, node.device_label): node.device_bytes
+            for node in cluster.nodes
+        },
+    )
+    yield (
+        table.NODE_UNUSED_DEVICES,
+        {(node.id, node.name): len(node.unused_devices) for node in cluster.nodes},
+    )
     yield table.NODES_LOST, {(): cluster.incidents.lost_nodes}
     chains = cluster.chains_by_status.items()
     yield table.CHAINS, {(model, status): count for (model, status), count in chains}

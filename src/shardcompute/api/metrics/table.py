@@ -149,6 +149,18 @@ NODE_USED = MetricRow(
     ("node", "name"),
     "Memory that a machine's layers take, with what they remember.",
 )
+NODE_DEVICE = MetricRow(
+    ("shardcompute_node_device_memory_bytes",),
+    "gauge",
+    ("node", "name", "device", "backend", "label"),
+    "Memory that the device has on which a machine computes.",
+)
+NODE_UNUSED_DEVICES = MetricRow(
+    ("shardcompute_node_unused_devices",),
+    "gauge",
+    ("node", "name"),
+    "GPUs of a machine that cannot be used.",
+)
 NODES_LOST = MetricRow(
     ("shardcompute_nodes_lost_total",), "counter", (), "Times that a machine was given up as lost."
 )
@@ -236,6 +248,8 @@ GROUPS: tuple[MetricGroup, ...] = (
             NODES,
             NODE_MEMORY,
             NODE_USED,
+            NODE_DEVICE,
+            NODE_UNUSED_DEVICES,
             NODES_LOST,
             CHAINS,
             CHAINS_WANTED,

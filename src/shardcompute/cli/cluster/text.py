@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _ID_SHOWN = 12
 _NODE_HEADINGS = ("NAME", "ID", "STATUS", "DEVICE", "MEMORY", "LAYERS")
-_NARROWER: Sequence[Sequence[int]] = ((0, 1, 2, 3, 4, 5), (0, 1, 2, 4, 5), (0, 2, 4, 5))
+_NARROWER: Sequence[Sequence[int]] = ((0, 1, 2, 3, 4, 5), (0, 2, 3, 4, 5), (0, 2, 4, 5))
 """Columns of the table of nodes, for windows that get narrower."""
 _LEAST_TAIL = 8
 _PLAIN_TAIL = 5
@@ -68,6 +68,8 @@ def _describe(view: ClusterView, width: int, detail: int) -> list[str]:
         lines += [*gap, *_describe_model(view, model, width, detail)]
     for fetch in view.fetches:
         lines += [*gap, describe_fetch(fetch)]
+    if detail == _WHOLE:
+        lines += _device_lines(view, width)
     if not view.models and not view.fetches:
         lines += ["", "no model is served; shardcompute load MODEL adds one"]
     return lines
@@ -88,6 +90,14 @@ def _headline(view: ClusterView) -> str:
     counts = Counter(node.status for node in view.nodes if node.status != "gone")
     nodes = ", ".join(f"{count} {status}" for status, count in counts.most_common()) or "none yet"
     return f"cluster {view.name} ({view.version}), nodes: {nodes}"
+
+
+def _device_lines(view: ClusterView, width: int) -> list[str]:
+    """GPUs that compute, and those that could."""
+    live = [node for node in view.nodes if node.status not in ("gone", "lost") and node.role == "worker"]
+    lines = [f"{node.name}: {describe_device(node)}" for node in live if node.device != "cpu"]
+    trouble = [text for node in live for line in describe_trouble(node) for text in wrapped(line, width)]
+    return ["", "devices:", *(f"  {line}" for line in lines), *trouble] if lines or trouble else []
 
 
 def _load_line(view: ClusterView) -> str:
@@ -210,11 +220,22 @@ def _memory_of(node: NodeView) -> str:
 
 
 def describe_device(node: NodeView) -> str:
-    """On what it computes: `cuda:0 NVIDIA H200, 139.8 GiB, torch`; of a CPU with how many threads."""
+    """On what it computes: `cuda:0 NVIDIA H200, 139.8 GiB`; on a CPU, with how many threads."""
+    if node.device == "cpu":
+        return f"cpu, {count_of(node.threads, 'thread')}"
     label = f" {node.device_label}" if node.device_label else ""
     memory = f", {format_bytes(node.device_bytes)}" if node.device_bytes else ""
-    power = count_of(node.threads, "thread") if node.device == "cpu" else node.backend
-    return f"{node.device}{label}{memory}, {power}"
+    return f"{node.device}{label}{memory}"
+
+
+def describe_trouble(node: NodeView) -> list[str]:
+    """What its machine could compute on and does not, each with the line that changes that; and what a device says of
+    its memory that cannot be."""
+    lines = [
+        f"{node.name}: {each.label} cannot be used, {each.problem}; {each.fix}"
+        for each in node.unused_devices
+    ]
+    return [*lines, *([f"{node.name}: {node.device_remark}"] if node.device_remark else [])]
 
 
 def _node_row(node: NodeView) -> tuple[str, ...]:

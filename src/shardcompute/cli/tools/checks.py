@@ -20,6 +20,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from shardcompute.backends.device_problems import RESTART_DRIVER
+from shardcompute.backends.devices import ComputeDevice, find_devices
 from shardcompute.weights.sources.disk import format_bytes
 
 PACKAGES = ("shardcompute", "numpy", "onnxruntime", "tokenizers", "cryptography", "starlette", "uvicorn")
@@ -124,6 +126,20 @@ def check_memory(available_bytes: int | None = None) -> Iterator[Finding]:
     is_short = available < _LEAST_MEMORY_BYTES
     fix = "close other programs, or start fewer workers with --workers 1" if is_short else ""
     yield Finding("memory", f"{format_bytes(available)} available", fix)
+
+
+def check_devices(found: Sequence[ComputeDevice] | None = None) -> Iterator[Finding]:
+    """What this machine can compute on, and each GPU that it cannot. Work goes on without those."""
+    for device in find_devices() if found is None else found:
+        memory = f", {format_bytes(device.total_bytes)}" if device.total_bytes else ""
+        if device.problem:
+            text = f"{device.label}{memory}: {device.problem}"
+            yield Finding(f"device {device.name}", text, device.fix, is_tip=True)
+            continue
+        free = f", {format_bytes(device.free_bytes)} free, computed on by {device.backend}"
+        yield Finding(f"device {device.name}", f"{device.label}{memory}{free}")
+        if device.remark:
+            yield Finding(f"device {device.name}", device.remark, RESTART_DRIVER, is_tip=True)
 
 
 def check_open_files(limit: int | None = None) -> Iterator[Finding]:

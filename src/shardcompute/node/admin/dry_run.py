@@ -11,7 +11,7 @@ import math
 from msgspec.structs import replace
 
 from shardcompute.control.driver_placement import DriverPlacement, choose_driver_placement, with_driver_on
-from shardcompute.control.explain import explain_bottleneck, explain_exactness, explain_plan
+from shardcompute.control.explain import device_words, explain_bottleneck, explain_exactness, explain_plan
 from shardcompute.control.placement.place import Placement, Unplaceable, place, place_chains
 from shardcompute.control.placement.request import placement_request
 from shardcompute.control.sizes import StageBytes, layer_work, sizes_of
@@ -90,6 +90,7 @@ def plan_model(state: ClusterState, model: Model, chains: int, now_s: float) -> 
         shared = place(request)
         plans = [shared if isinstance(shared, Placement) else plans[0]]
     names = {id: node.name for id, node in state.nodes.items()}
+    devices = {id: device_words(node) for id, node in state.nodes.items()}
     drivers = [_driver_of(state, plan, model.name) for plan in plans]
     plans = [
         with_driver_on(plan, request, driver.node or state.driver)
@@ -108,7 +109,7 @@ def plan_model(state: ClusterState, model: Model, chains: int, now_s: float) -> 
         text="\n\n".join(
             "\n".join(
                 [
-                    explain_plan(plan, model, names),
+                    explain_plan(plan, model, names, devices),
                     *([driver.told(names)] if driver is not None else []),
                     *filter(None, [_exactness(state, plan, model)]),
                 ]
@@ -169,6 +170,9 @@ def _planned(
                 process_bytes=state.nodes[stage.node].process_bytes,
                 used_bytes=claimed_bytes(state, stage.node),
                 offered_bytes=state.nodes[stage.node].memory_bytes,
+                device=state.nodes[stage.node].device,
+                device_label=state.nodes[stage.node].device_label,
+                device_bytes=state.nodes[stage.node].device_bytes,
             )
             for stage in plan.stages
         ),

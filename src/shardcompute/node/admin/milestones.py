@@ -44,6 +44,9 @@ def _node_events(old: Node | None, node: Node) -> Iterator[EventView]:
         power = power or count_of(node.threads, "thread")
         text = f"{node.name} {verb}: {power}, {format_bytes(node.memory_bytes)} of memory"
         yield EventView(kind="node", tone="good", text=text, node=node.id)
+        for each in node.unused_devices:
+            text = f"{node.name}: {each.label} cannot be used, {each.problem}; {each.fix}"
+            yield EventView(kind="node", tone="warn", text=text, node=node.id)
     elif node.status == "suspected" and old.status != "suspected":
         yield EventView(kind="node", tone="warn", text=f"{node.name} has not been heard from", node=node.id)
     elif old.status == "suspected" and node.is_answering:

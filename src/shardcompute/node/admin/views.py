@@ -326,6 +326,10 @@ class PlannedStage:
     """What other models have there."""
     offered_bytes: int = 0
     """All that the machine offers."""
+    device: str = ""
+    device_label: str = ""
+    device_bytes: int = 0
+    """What the device has in all; 0: it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

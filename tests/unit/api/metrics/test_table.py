@@ -15,7 +15,7 @@ from shardcompute.core.settings import load_settings
 from shardcompute.node.admin.admin import ClusterAdmin
 from shardcompute.node.service import HopTraffic, KvUse, ServiceLoad, StageWork
 from support.api.promtool import assert_sound, needs_promtool
-from support.swarm.fake_cluster import NOW_S, serving_cluster
+from support.swarm.fake_cluster import H200, NOW_S, serving_cluster
 
 
 @pytest.fixture
@@ -36,6 +36,7 @@ def text(service: Any, call: Any, tmp_path: Any) -> str:
     )
     cluster = serving_cluster(1000, 1000)
     cluster.sent_bytes = {"b": 7}
+    cluster.join("c", **H200)
     settings = load_settings({"HOME": str(tmp_path)})
     with ClusterAdmin(cluster, settings, clock=lambda: NOW_S) as admin:  # type: ignore[arg-type]
         first = next(iter(cluster.coordinator.state.nodes.values()))
@@ -82,6 +83,9 @@ def test_values_of_chains_and_the_cluster(text: str) -> None:
     assert 'shardcompute_nodes{status="lost"} 1.0' in lines
     assert 'shardcompute_nodes{status="draining"} 0.0' in lines
     assert "shardcompute_nodes_lost_total 1.0" in lines
+    labels = 'backend="torch",device="cuda:0",label="NVIDIA H200",name="C",node="c"'
+    assert f"shardcompute_node_device_memory_bytes{{{labels}}} 1.5032385536e+11" in lines
+    assert 'shardcompute_node_unused_devices{name="C",node="c"} 1.0' in lines
 
 
 def test_names_follow_the_customs() -> None:

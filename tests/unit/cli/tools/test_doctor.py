@@ -9,10 +9,13 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from shardcompute.backends.devices import find_devices
 from shardcompute.cli.tools import checks
 from shardcompute.cli.tools.checks import Finding
+from support.fake_devices import H200, SEEN_H200, FakeMachine, cuda_machine, pretend
 
 from ..cluster_lab import Lab, say_running
 
@@ -149,6 +152,28 @@ def test_disk_and_memory(tmp_path: Path) -> None:
     assert _only(checks.check_disk(tmp_path, free_bytes=1000)).fix
     assert _only(checks.check_memory(1 << 40)).is_good
     assert _only(checks.check_memory(1000)).fix
+
+
+def test_every_device_and_every_gpu_that_cannot_be_used() -> None:
+    [gpu, cpu] = checks.check_devices(find_devices(probes=cuda_machine().probes()))
+    assert (gpu.subject, gpu.level) == ("device cuda:0", "good")
+    assert gpu.text == "NVIDIA H200, 140.0 GiB, 138.0 GiB free, computed on by torch"
+    assert cpu.text == "AMD Ryzen 5, 16.0 GiB, 10.0 GiB free, computed on by onnx"
+    useless = FakeMachine(seen=(SEEN_H200,))
+    [cpu, gpu] = checks.check_devices(find_devices(probes=useless.probes()))
+    assert cpu.is_good
+    # It works without that, too.
+    assert (gpu.text, gpu.level) == ("NVIDIA H200, 140.0 GiB: torch is not installed", "tip")
+    assert gpu.fix == "pip install 'shardcompute[torch]'"
+    liar = cuda_machine(msgspec.structs.replace(H200, free_bytes=200 << 30))
+    [_, remark, _] = checks.check_devices(find_devices(probes=liar.probes()))
+    assert remark.text == "it says that 200.0 GiB are free, more than it has"
+
+
+def test_doctor_shows_devices(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, cuda_machine())
+    shown = cli("doctor").stdout
+    assert "device cuda:0: NVIDIA H200, 140.0 GiB, 138.0 GiB free, computed on by torch" in shown
 
 
 def test_secrets_that_others_can_read(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from shardcompute.backends.exactness import describe_exactness
+from shardcompute.cli.cluster.text import describe_cluster, describe_device, describe_trouble
 from shardcompute.control import events as happened
 from shardcompute.core.errors import (
     AuthError,
@@ -33,7 +34,7 @@ from shardcompute.node.coordinator.journal import RecordStatus
 from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.wire import StageTiming
 from support.models.plain_model import plain_model
-from support.swarm.fake_cluster import MODEL, NOW_S, FakeCluster, serving_cluster
+from support.swarm.fake_cluster import H200, MODEL, NOW_S, FakeCluster, serving_cluster
 
 
 @pytest.fixture
@@ -80,6 +81,35 @@ def test_state_shows_nodes_and_chains(admin: ClusterAdmin, cluster: FakeCluster)
     assert (timing["b"].compute_s, timing["b"].received_bytes) == (0.2, 40)
     assert [node.used_bytes for node in state.nodes] == [stage.memory_bytes for stage in chain.stages]
     assert [(link.a, link.b, link.rtt_s) for link in state.links] == [("a", "b", 0.01)]
+
+
+def test_devices_are_named_with_their_memory_and_what_is_of_no_use(
+    admin: ClusterAdmin, cluster: FakeCluster
+) -> None:
+    cluster.join("c", memory_bytes=136 << 30, device_remark="it lies", **H200)
+    node = admin.state().nodes[-1]
+    assert (node.device, node.backend, node.device_label) == ("cuda:0", "torch", "NVIDIA H200")
+    assert (node.device_bytes, node.memory_bytes, node.device_remark) == (140 << 30, 136 << 30, "it lies")
+    [useless] = node.unused_devices
+    assert (useless.label, useless.problem, useless.fix) == (
+        "Old Card",
+        "its driver is too old",
+        "update its driver",
+    )
+    assert describe_device(node) == "cuda:0 NVIDIA H200, 140.0 GiB"
+    trouble = "C: Old Card cannot be used, its driver is too old; update its driver"
+    assert describe_trouble(node) == [trouble, "C: it lies"]
+    status = "\n".join(describe_cluster(admin.state(), 200))
+    assert "  C: cuda:0 NVIDIA H200, 140.0 GiB\n" in status
+    assert trouble in status
+
+
+def test_plans_name_devices(admin: ClusterAdmin, cluster: FakeCluster) -> None:
+    cluster.join("c", memory_bytes=136 << 30, **(H200 | {"seconds_per_byte": 1e-3}))
+    plan = admin.plan("org/tiny", "int8")
+    [stage] = plan.chains[0].stages
+    assert (stage.device, stage.device_label, stage.device_bytes) == ("cuda:0", "NVIDIA H200", 140 << 30)
+    assert "  C (NVIDIA H200, 140.0 GiB): layers 0 to 5" in plan.text
 
 
 def test_nodes_are_in_the_order_of_their_names(admin: ClusterAdmin, cluster: FakeCluster) -> None:

@@ -11,7 +11,7 @@ from shardcompute.control import events as happened
 from shardcompute.control.explain import report_models
 from shardcompute.control.state import Assignment, Chain, ClusterState, Loading, Node, Refusal, Shard
 from shardcompute.node.admin.milestones import milestones
-from support.swarm.fake_cluster import NOW_S, serving_cluster
+from support.swarm.fake_cluster import H200, NOW_S, serving_cluster
 
 EMPTY = ClusterState()
 WORKER = Node(
@@ -55,6 +55,13 @@ def test_workers_come_go_and_come_back() -> None:
     assert told(joined, _state(_with(status="gone", status_reason="left"))) == ["attic left"]
     assert told(lost, lost) == []
     assert told(lost, _state(_with(incarnation=2))) == ["attic is back: 2 threads, 3.0 GiB of memory"]
+
+
+def test_gpus_are_named_and_those_of_no_use_too() -> None:
+    assert told(EMPTY, _state(_with(**H200))) == [
+        "attic joined: NVIDIA H200, 3.0 GiB of memory",
+        "attic: Old Card cannot be used, its driver is too old; update its driver",
+    ]
 
 
 def test_drivers_come_and_go() -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from shardcompute.control.events import NodeJoined
+from shardcompute.control.state import UnusedDevice
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import CapacityError
 from shardcompute.core.generation import Sampling
@@ -131,6 +132,22 @@ def joined(**changes: Any) -> NodeJoined:
         "api_url": "http://porch:8000",
     }
     return NodeJoined(**{**fields, **changes})
+
+
+def test_what_nodes_say_of_their_devices_is_judged() -> None:
+    useless = UnusedDevice("cuda:1", "Old Card", "old", "update it", 2 << 30)
+    assert validate_join(joined(device_label="H200", device_bytes=1 << 40, unused_devices=(useless,))) is None
+    for changes in (
+        {"backend": ""},
+        {"device_label": "\x1b[31m"},
+        {"device_bytes": -1},
+        {"device_bytes": 1 << 60},
+        {"device_remark": "x" * 1000},
+        {"unused_devices": (useless,) * 100},
+        {"unused_devices": (msgspec.structs.replace(useless, fix="a\nb"),)},
+        {"unused_devices": (msgspec.structs.replace(useless, memory_bytes=-1),)},
+    ):
+        assert validate_join(joined(**changes)) is not None, changes
 
 
 def test_what_drivers_say_of_themselves_is_judged() -> None:

@@ -44,6 +44,7 @@ function makeRow(node) {
   const state = pill("");
   const device = h("span", { class: "muted small cut" });
   const memory = meter(`Memory of ${node.name}`), memoryText = h("span", { class: "muted small number" });
+  const trouble = h("p", { class: "warn small", hidden: true });
   const doing = h("span", { class: "small cut" });
   const progress = meter(`Loading on ${node.name}`);
   const details = h("div", { class: "machine-details", id: detailId, hidden: true });
@@ -53,7 +54,7 @@ function makeRow(node) {
       device,
       h("div", { class: "machine-memory" }, memory, memoryText),
       h("div", { class: "machine-doing" }, doing, progress)),
-    details);
+    trouble, details);
 
   function toggle(wanted) {
     isOpen = wanted;
@@ -69,7 +70,10 @@ function makeRow(node) {
     say(state, now.is_draining && isLive(now) ? "being emptied" : now.status);
     mark(state, "data-tone", TONES[now.status] ?? "");
     row.classList.toggle("is-away", !isLive(now));
-    say(device, `${now.device} · ${plural(now.threads, "thread")}${now.role === "worker" ? "" : ` · ${now.role}`}`);
+    say(device, `${deviceOf(now)}${now.role === "worker" ? "" : ` · ${now.role}`}`);
+    mark(device, "title", deviceFacts(now));
+    trouble.hidden = !isLive(now) || now.unused_devices.length + now.device_remark.length === 0;
+    say(trouble, troubleOf(now));
     setMeter(memory, now.memory_bytes ? now.used_bytes / now.memory_bytes : 0);
     say(memoryText, `${bytes(now.used_bytes)} of ${bytes(now.memory_bytes)}`);
     mark(memoryText, "title", memoryOf(now));
@@ -80,6 +84,19 @@ function makeRow(node) {
     if (isOpen) refreshDetails(details, now, view);
   };
   return row;
+}
+
+function deviceOf(node) {
+  return node.device === "cpu" ? `cpu · ${plural(node.threads, "thread")}` : `${node.device} · ${node.device_label || node.backend}`;
+}
+
+function deviceFacts(node) {
+  return [node.device, node.device_label, node.device_bytes ? bytes(node.device_bytes) : "", node.backend].filter(Boolean).join(", ");
+}
+
+/** GPUs that are there and cannot be used, each with the line that changes that. */
+function troubleOf(node) {
+  return [...node.unused_devices.map((each) => `${each.label} cannot be used, ${each.problem}; ${each.fix}`), node.device_remark].filter(Boolean).join(" · ");
 }
 
 function words(node, view) {
@@ -117,7 +134,7 @@ function memoryOf(node) {
 function factsOf(node) {
   const held = node.layers.map((each) => `${layers(each.start, each.stop)} of ${each.model} (${memoryParts(each.parts)})`);
   const cached = node.cached.map((each) => `${layers(each.start, each.stop)} of ${each.model}`);
-  const facts = [["Id", node.id], ["Address", node.address], ["Version", node.version], ["Holds", held.join(", ") || "nothing"],
+  const facts = [["Id", node.id], ["Address", node.address], ["Version", node.version], ["Computes on", deviceFacts(node)], ["Holds", held.join(", ") || "nothing"],
     ["Memory set aside", memoryOf(node)], ["KV used", `${bytes(node.kv_used_bytes)} of ${bytes(node.parts.kv_reserved_bytes)} reserved`],
     ["Resident", node.resident_bytes ? `${bytes(node.resident_bytes)}: all that its process takes now` : "it does not say"], ["On its disk", cached.join(", ") || "nothing"]];
   if (node.memory_reason) facts.push(["Offers less since", node.memory_reason]);

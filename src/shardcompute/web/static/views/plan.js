@@ -80,7 +80,8 @@ function drawChain(chain, index, plan) {
     return h("div", { class: "plan" }, title, h("p", { class: "bad" }, `It does not fit: ${bytes(chain.missing_bytes)} are missing. Join another machine, or choose a smaller form.`), reasons);
   }
   const stages = chain.stages.map((stage) => {
-    const item = h("li", { class: hueOf(stage.node) }, h("b", { class: "cut" }, stage.name), h("span", { class: "cut" }, layers(stage.start, stage.stop)), h("span", { class: "cut muted" }, `${bytes(stage.memory_bytes)} of ${bytes(stage.offered_bytes)} · ${seconds(stage.predicted_s)}`));
+    const device = stage.device === "cpu" || !stage.device_label ? "" : `${stage.device_label} · `;
+    const item = h("li", { class: hueOf(stage.node) }, h("b", { class: "cut" }, stage.name), h("span", { class: "cut" }, layers(stage.start, stage.stop)), h("span", { class: "cut muted" }, `${device}${bytes(stage.memory_bytes)} of ${bytes(stage.offered_bytes)} · ${seconds(stage.predicted_s)}`));
     item.title = `${memoryParts(stage.parts)}, ${bytes(stage.process_bytes)} process, ${bytes(stage.used_bytes)} other models, of ${bytes(stage.offered_bytes)}`;
     item.style.flexGrow = String(stage.stop - stage.start);
     return item;
