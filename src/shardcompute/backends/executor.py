@@ -7,10 +7,11 @@ begins one, and what it gives back is waited for when it is wanted.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from shardcompute.backends.matrix import Array
 from shardcompute.backends.ops import Handle, Ops, Tensor
@@ -89,6 +90,47 @@ class PendingStep(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class PickRule:
+    """How a token is picked from a row of plain logits (see `decoding.sampler`).
+
+    Without a `temperature` it is the best one. Else only tokens less than `reach` below the best count, of those the
+    `top_k` best (0: all), of those `top_p` of the mass, of those the ones that score `least_score`. `key` starts the
+    noise of the token's position.
+    """
+
+    temperature: float = 0.0
+    reach: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    least_score: float = -math.inf
+    key: int = 0
+
+
+class PickedRows(Protocol):
+    """What a step picked, by logit row. Valid until the next but one is launched."""
+
+    def token(self, row: int) -> int | None:
+        """The token that was picked; None: it is to be picked from the logits."""
+        ...
+
+    def guess(self, row: int) -> int:
+        """The token that a step which continues the row's session is computed with."""
+        ...
+
+    def logits(self, row: int) -> Array:
+        """Of a row that no token was picked from."""
+        ...
+
+
+class PendingPicks(Protocol):
+    """A step that was launched, with tokens to be picked."""
+
+    def is_ready(self) -> bool: ...
+
+    def wait(self) -> PickedRows: ...
+
+
 class Executor(Protocol):
     """Runs steps. Not thread-safe: one caller at a time."""
 
@@ -138,6 +180,32 @@ class Executor(Protocol):
     def kv_usage(self) -> KvUsage: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class PickingExecutor(Protocol):
+    """What an `Executor` that can pick tokens has besides: where logits lie on a device, few bytes come from there."""
+
+    @property
+    def can_pick(self) -> bool:
+        """Whether this one can: it has the last slice, on such a device."""
+        ...
+
+    def launch_picks(
+        self,
+        segments: Sequence[Segment],
+        inputs: Array,
+        rules: Sequence[PickRule | None],
+        *,
+        keeps_hidden: bool = False,
+    ) -> PendingPicks:
+        """`launch` with a rule for each logit row; None: its logits are wanted. A segment's first id may be `PICKED`
+        where `can_continue` says so."""
+        ...
+
+    def can_continue(self, session: int, position: int) -> bool:
+        """Whether the token of a session at `position` was picked, or is being picked, by the step launched last."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

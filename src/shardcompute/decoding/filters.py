@@ -18,7 +18,8 @@ from shardcompute.core.generation import Sampling
 from shardcompute.decoding.noise import NOISE_RANGE
 from shardcompute.decoding.ranking import largest
 
-_COLDEST = 1e-6
+COLDEST = 1e-6
+"""The lowest temperature: as good as greedy."""
 _NEAR = 8.0
 _BINS_PER_NAT = 32
 
@@ -57,7 +58,7 @@ def candidates_of(
     Temperatures so low that scores would overflow are raised to one that is as good as greedy. A best logit
     of +inf leaves only the tokens that share it, equally likely.
     """
-    temperature = max(temperature, _COLDEST)
+    temperature = max(temperature, COLDEST)
     floor = np.float32(best - NOISE_RANGE * temperature)
     if best < np.inf:
         # One step lower, so that rounding drops no token that could win; finite, as -inf forbids a token.

@@ -11,10 +11,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-_MASK = (1 << 64) - 1
-_GAMMA = 0x9E3779B97F4A7C15
-_MIX_A = 0xBF58476D1CE4E5B9
-_MIX_B = 0x94D049BB133111EB
+from shardcompute.core.splitmix import GAMMA, MASK, MIX_A, MIX_B, mix
+
 _ONE_BITS = np.uint64(0x3FF0000000000000)
 _HALF_STEP_BELOW_ONE = 1.0 - 2.0**-53
 
@@ -24,13 +22,17 @@ NOISE_RANGE = 41.0
 
 def derive_seed(seed: int, choice_index: int) -> int:
     """The seed of one of several answers to a request; answer 0 uses the request's own."""
-    return seed if choice_index == 0 else _mix((seed + choice_index * _GAMMA) & _MASK)
+    return seed if choice_index == 0 else mix((seed + choice_index * GAMMA) & MASK)
 
 
 def random_bits(seed: int, position: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
     """64 random bits for each token id at this position. Any integer is a seed; its low 64 bits count."""
-    key = _mix((_mix(seed & _MASK) + (position + 1) * _GAMMA) & _MASK)
-    return _stream(key, ids)
+    return _stream(stream_key(seed, position), ids)
+
+
+def stream_key(seed: int, position: int) -> int:
+    """Where the generator of a position starts: 64 bits."""
+    return mix((mix(seed & MASK) + (position + 1) * GAMMA) & MASK)
 
 
 def gumbel_noise(seed: int, position: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -52,17 +54,11 @@ def _stream(key: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
     """Outputs number `ids` of the SplitMix64 generator that starts at `key`."""
     z = ids.astype(np.uint64)
     z += np.uint64(1)
-    z *= np.uint64(_GAMMA)
+    z *= np.uint64(GAMMA)
     z += np.uint64(key)
     z ^= z >> np.uint64(30)
-    z *= np.uint64(_MIX_A)
+    z *= np.uint64(MIX_A)
     z ^= z >> np.uint64(27)
-    z *= np.uint64(_MIX_B)
+    z *= np.uint64(MIX_B)
     z ^= z >> np.uint64(31)
     return z
-
-
-def _mix(z: int) -> int:
-    z = (z ^ (z >> 30)) * _MIX_A & _MASK
-    z = (z ^ (z >> 27)) * _MIX_B & _MASK
-    return z ^ (z >> 31)

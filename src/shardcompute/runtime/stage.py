@@ -19,10 +19,19 @@ from shardcompute.backends.device_memory import (
     is_out_of_memory,
     within_memory,
 )
-from shardcompute.backends.executor import MAX_LOGIT_ROWS, MAX_ROWS, Executor, KvUsage, PendingStep
+from shardcompute.backends.executor import (
+    MAX_LOGIT_ROWS,
+    MAX_ROWS,
+    Executor,
+    KvUsage,
+    PendingPicks,
+    PendingStep,
+    PickedRows,
+    PickingExecutor,
+)
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import UsageError
-from shardcompute.core.steps import Draft, Opening, Picked, SessionRows, segments_of
+from shardcompute.core.steps import PICKED, Draft, Opening, Picked, SessionRows, segments_of
 from shardcompute.models.vocabulary import Vocabulary
 from shardcompute.runtime.head_drafter import HeadDrafter
 from shardcompute.runtime.tail import Tail
@@ -36,12 +45,14 @@ class PendingFrame:
     """A step of a stage that was begun; `StageRuntime.finish` gives what it brings."""
 
     work: tuple[SessionRows, ...]
-    """With the tokens that continued sessions go on from."""
+    """With the tokens that continued sessions go on from, at the latest when it is finished."""
     openings: tuple[Opening, ...]
-    step: PendingStep
-    launch: Callable[[], PendingStep]
+    step: PendingStep | PendingPicks
+    launch: Callable[[Sequence[SessionRows]], PendingStep | PendingPicks]
     """Begins it anew. Rows are written where they begin, so that the last step can be computed again."""
     keeps_hidden: bool = False
+    is_stale: bool = False
+    """The step before was computed again after this one was begun."""
     outcome: Array | list[Picked] | None = None
     error: Exception | None = None
     ended: list[int] = field(default_factory=list)
@@ -70,6 +81,9 @@ class StageRuntime:
         if drafter is not None and not is_last:
             raise ValueError("only a last stage can draft")
         self._executor = executor
+        self._picker = executor if isinstance(executor, PickingExecutor) and executor.can_pick else None
+        self._guesses: dict[int, int] = {}
+        """The token of each session of the step finished last that the device would go on from."""
         self._drafter = drafter
         self._is_first = is_first
         self._tail = Tail(vocabulary) if is_last else None
@@ -98,20 +112,12 @@ class StageRuntime:
                 prefix = opening.prefix
                 self._executor.adopt(prefix.source, opening.session, prefix.length, is_moved=prefix.is_moved)
         known = tuple(self._with_picked(part) for part in work)
-        if self._is_first:
-            inputs: Array = np.fromiter((token for part in known for token in part.ids), dtype=np.int64)
-        elif activations is None:
+        if not self._is_first and activations is None:
             raise ValueError("a stage behind the first needs activations")
-        else:
-            inputs = activations
         tail = self._tail
         keeps_hidden = tail is not None and (self._has_to_draft(known) or tail.wants_hidden(known, openings))
-        segments = segments_of(known)
-
-        def launch() -> PendingStep:
-            return self._executor.launch(segments, inputs, keeps_hidden=keeps_hidden)
-
-        step = within_memory(launch, self._free_memory, _STEP)
+        launch = self._launcher(activations, openings, keeps_hidden)
+        step = within_memory(lambda: launch(known), self._free_memory, _STEP)
         pending = PendingFrame(known, openings, step, launch, keeps_hidden)
         self._pending.append(pending)
         return pending
@@ -186,16 +192,42 @@ class StageRuntime:
 
     # Inside
 
+    def _launcher(
+        self, activations: Array | None, openings: tuple[Opening, ...], keeps_hidden: bool
+    ) -> Callable[[Sequence[SessionRows]], PendingStep | PendingPicks]:
+        """What begins a step of these rows."""
+        samplings = {each.session: each.sampling for frame in self._pending for each in frame.openings}
+        samplings |= {each.session: each.sampling for each in openings}
+
+        def launch(work: Sequence[SessionRows]) -> PendingStep | PendingPicks:
+            inputs = activations
+            if self._is_first or inputs is None:
+                inputs = np.fromiter((token for part in work for token in part.ids), dtype=np.int64)
+            segments = segments_of(work)
+            if self._picker is None or self._tail is None:
+                return self._executor.launch(segments, inputs, keeps_hidden=keeps_hidden)
+            rules = self._tail.pick_rules(work, samplings)
+            return self._picker.launch_picks(segments, inputs, rules, keeps_hidden=keeps_hidden)
+
+        return launch
+
     def _with_picked(self, part: SessionRows) -> SessionRows:
-        """The part with the token that a continued session goes on from, which may have to be waited for."""
+        """The part with the token that a continued session goes on from, which may have to be waited for, unless it is
+        on the device already."""
         if not part.is_continuation:
             return part
         if self._tail is None or not self.can_continue:
             raise UsageError("only a chain of one stage can continue sessions by itself")
+        if self._pending and self._picker is not None and self._picker.can_continue(part.session, part.start):
+            return part
         for pending in list(self._pending):
             self._settle(pending)
-        token = self._tail.picked_at(part.session, part.start)
-        return replace(part, ids=(token, *part.ids[1:]))
+        return self._with_known(part, self._tail)
+
+    def _with_known(self, part: SessionRows, tail: Tail) -> SessionRows:
+        if not part.is_continuation:
+            return part
+        return replace(part, ids=(tail.picked_at(part.session, part.start), *part.ids[1:]))
 
     def _settle(self, pending: PendingFrame) -> None:
         """Wait for a step and pick its tokens, unless that was done."""
@@ -211,14 +243,32 @@ class StageRuntime:
                 self._tail.close(session)
 
     def _collect(self, pending: PendingFrame) -> Array | list[Picked]:
+        tail = self._tail
+        if tail is None:
+            passed = self._wait(pending)
+            assert isinstance(passed, np.ndarray)
+            return passed
+        begun = pending.work
+        pending.work = tuple(self._with_known(part, tail) for part in begun)
+        if pending.is_stale or self._has_guessed_wrong(begun, pending.work):
+            pending.step = pending.launch(pending.work)
+            for later in self._pending:
+                later.is_stale = True
         out = self._wait(pending)
-        if self._tail is None:
-            return out
-        self._tail.open(pending.openings)
+        tail.open(pending.openings)
         hidden = self._executor.hidden_rows() if pending.keeps_hidden else None
-        return self._tail.pick(pending.work, out, hidden)
+        picked = tail.pick(pending.work, out, hidden)
+        self._guesses = {} if isinstance(out, np.ndarray) else _guesses_of(pending.work, out)
+        return picked
 
-    def _wait(self, pending: PendingFrame) -> Array:
+    def _has_guessed_wrong(self, begun: Sequence[SessionRows], known: Sequence[SessionRows]) -> bool:
+        """Whether a continued row was computed with another token than was picked: where the device was not sure."""
+        return any(
+            before.ids[0] == PICKED and self._guesses.get(after.session) != after.ids[0]
+            for before, after in zip(begun, known, strict=True)
+        )
+
+    def _wait(self, pending: PendingFrame) -> Array | PickedRows:
         """Some devices take their memory only now. Where another step has begun behind this one, with what it
         leaves, it cannot be computed again."""
         try:
@@ -230,7 +280,7 @@ class StageRuntime:
         self._free_memory()
         if self._pending:
             raise failed
-        return within_memory(lambda: pending.launch().wait(), self._free_memory, _STEP)
+        return within_memory(lambda: pending.launch(pending.work).wait(), self._free_memory, _STEP)
 
     def _free_memory(self) -> None:
         """Drafts save time at best: a drafter goes before an answer fails."""
@@ -239,3 +289,12 @@ class StageRuntime:
 
     def _has_to_draft(self, work: Sequence[SessionRows]) -> bool:
         return self._drafter is not None and any(part.head_draft_tokens for part in work)
+
+
+def _guesses_of(work: Sequence[SessionRows], rows: PickedRows) -> dict[int, int]:
+    guesses, row = {}, 0
+    for part in work:
+        row += part.logit_rows
+        if part.logit_rows:
+            guesses[part.session] = rows.guess(row - 1)
+    return guesses

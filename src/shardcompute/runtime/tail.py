@@ -6,12 +6,15 @@ that is replayed from its tokens picks the same ones again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from shardcompute.backends.executor import PickedRows, PickRule
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import CapacityError, RowGapError, UsageError
-from shardcompute.core.generation import Sampling
+from shardcompute.core.generation import Sampling, TokenChoice
 from shardcompute.core.steps import Opening, Picked, Prefix, SessionRows
 from shardcompute.decoding import (
     GrammarState,
@@ -22,6 +25,7 @@ from shardcompute.decoding import (
     needs_history,
     score_token,
 )
+from shardcompute.decoding.pick_rules import pick_rule
 from shardcompute.models.vocabulary import Vocabulary
 
 _NO_HISTORY = TokenHistory()
@@ -129,8 +133,26 @@ class Tail:
         wanting |= {session for session, known in self._sessions.items() if known.sampling.wants_hidden}
         return any(part.session in wanting and part.logit_rows for part in work)
 
-    def pick(self, work: Sequence[SessionRows], logits: Array, hidden: Array | None = None) -> list[Picked]:
-        """One token per logit row, in the order of the rows; with its row of `hidden` where that is wanted."""
+    def pick_rules(
+        self, work: Sequence[SessionRows], opened: Mapping[int, Sampling]
+    ) -> list[PickRule | None]:
+        """For each logit row how a device may pick its token; None: it may not. `opened` are samplings of sessions that
+        are not open here yet."""
+        rules: list[PickRule | None] = []
+        for part in work:
+            known = self._sessions.get(part.session)
+            sampling = opened.get(part.session) or (None if known is None else known.sampling)
+            first = part.start + len(part.ids) - part.logit_rows + 1
+            for position in range(first, first + part.logit_rows):
+                is_host = sampling is None or bool(part.targets)
+                rules.append(None if is_host or sampling is None else pick_rule(sampling, position))
+        return rules
+
+    def pick(
+        self, work: Sequence[SessionRows], logits: Array | PickedRows, hidden: Array | None = None
+    ) -> list[Picked]:
+        """One token per logit row, in the order of the rows; with its row of `hidden` where that is wanted. Where a
+        device has picked it, that token."""
         picked: list[Picked] = []
         row = 0
         for part in work:
@@ -138,7 +160,12 @@ class Tail:
             session.take(part)
             first = part.start + len(part.ids) - part.logit_rows
             for index in range(part.logit_rows):
-                one = _pick_one(session, part, first + index, index, logits[row])
+                token = None if isinstance(logits, np.ndarray) else logits.token(row)
+                if token is None:
+                    row_logits = logits[row] if isinstance(logits, np.ndarray) else logits.logits(row)
+                    one = _pick_one(session, part, first + index, index, row_logits)
+                else:
+                    one = Picked(part.session, first + index, TokenChoice(token))
                 if hidden is not None and session.sampling.wants_hidden:
                     packed = hidden[row].astype("<f4").tobytes()
                     one = replace(one, choice=replace(one.choice, hidden=packed))

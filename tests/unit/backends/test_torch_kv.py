@@ -10,7 +10,7 @@ from shardcompute.core.errors import CapacityError, PromptTooLongError, UsageErr
 
 torch = pytest.importorskip("torch")
 from shardcompute.backends.torch.kv import PagedKv  # noqa: E402
-from shardcompute.backends.torch.plan import plan_step  # noqa: E402
+from shardcompute.backends.torch.plan import cut_blocks, plan_step  # noqa: E402
 
 PAGE_BYTES = 2 * 2 * 3 * PAGE_TOKENS * 4 * 4
 
@@ -73,7 +73,7 @@ def test_a_refused_batch_changes_nothing() -> None:
 def test_what_is_written_is_read_back() -> None:
     kv = make()
     kv.take([Segment(2, 0, 3)])
-    segments = [Segment(1, 0, PAGE_TOKENS + 5), Segment(2, 3, 2)]
+    segments = [Segment(2, 3, 2), Segment(1, 0, PAGE_TOKENS + 5)]
     kv.take(segments)
     plan = plan_step(segments, kv)
     pages = plan.tables[plan.owners, plan.positions // PAGE_TOKENS]
@@ -81,19 +81,36 @@ def test_what_is_written_is_read_back() -> None:
     keys, values = torch.randn(plan.rows, 3, 4), torch.randn(plan.rows, 3, 4)
     kv.write(1, places, keys, values)
     first, second = kv.read(1, torch.tensor(kv.table(1)), PAGE_TOKENS + 5)
-    assert torch.equal(first, keys[: PAGE_TOKENS + 5].transpose(0, 1))
-    assert torch.equal(second, values[: PAGE_TOKENS + 5].transpose(0, 1))
-    assert torch.equal(kv.read(1, torch.tensor(kv.table(2)), 5)[0][:, 3:], keys[-2:].transpose(0, 1))
+    assert torch.equal(first, keys[2:].transpose(0, 1))
+    assert torch.equal(second, values[2:].transpose(0, 1))
+    assert torch.equal(kv.read(1, torch.tensor(kv.table(2)), 5)[0][:, 3:], keys[:2].transpose(0, 1))
     assert not kv.pool[0].any()
 
 
 def test_a_plan_says_where_rows_lie() -> None:
     kv = make(context=130)
-    segments = [Segment(7, 0, 66, 1), Segment(9, 0, 2, 2)]
+    segments = [Segment(9, 0, 2, 2), Segment(7, 0, 66, 1)]
     kv.take(segments)
     plan = plan_step(segments, kv)
     assert plan.rows == 68
-    assert plan.positions.tolist() == [*range(66), 0, 1]
-    assert plan.owners.tolist() == [0] * 66 + [1] * 2
-    assert plan.logit_rows.tolist() == [65, 66, 67]
-    assert plan.tables.tolist() == [[*kv.table(7), kv.scratch], [*kv.table(9), kv.scratch, kv.scratch]]
+    assert plan.positions.tolist() == [0, 1, *range(66)]
+    assert plan.owners.tolist() == [0] * 2 + [1] * 66
+    assert plan.logit_rows.tolist() == [0, 1, 67]
+    assert plan.tables.tolist() == [[*kv.table(9), kv.scratch, kv.scratch], [*kv.table(7), kv.scratch]]
+    assert (plan.short_rows, plan.order) == (2, None)
+    assert cut_blocks(plan).tolist() == [[2, 64], [66, 2]]
+
+
+def test_short_segments_come_first() -> None:
+    kv = make(context=200)
+    segments = [Segment(1, 0, 65, 1), Segment(2, 0, 3, 2), Segment(4, 0, 64, 1)]
+    kv.take(segments)
+    plan = plan_step(segments, kv)
+    assert [segment.session for segment in plan.segments] == [2, 4, 1]
+    assert plan.order is not None
+    assert plan.order.tolist() == [*range(65, 132), *range(65)]
+    assert plan.short_rows == 67
+    # Rows of logits stay in the batch's order: that of session 1, two of 2, one of 4.
+    assert plan.logit_rows.tolist() == [131, 1, 2, 66]
+    assert plan.positions.tolist() == [*range(3), *range(64), *range(65)]
+    assert cut_blocks(plan).tolist() == [[67, 64], [131, 1]]

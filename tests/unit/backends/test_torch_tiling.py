@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("torch")
-from shardcompute.backends.torch.kernels.tiling import MAX_ROWS, choose_tiling, pad_rows
+from shardcompute.backends.torch.kernels.tiling import (
+    MAX_ROWS,
+    Tiling,
+    choose_block_tiling,
+    choose_tiling,
+    pad_rows,
+)
 
 SHAPES = [
     (6144, 4096),
@@ -26,32 +32,27 @@ SHAPES = [
 def test_tilings(
     width_out: int, width_in: int, bits: int, is_gated: bool, processors: int, shared_bytes: int
 ) -> None:
-    tilings = [
-        choose_tiling(
-            pad_rows(rows),
-            width_out,
-            width_in,
-            bits=bits,
-            is_gated=is_gated,
-            processors=processors,
-            shared_bytes=shared_bytes,
-        )
-        for rows in range(1, MAX_ROWS + 1)
-    ]
-    orders = {(tiling.block_n, tiling.block_k, tiling.split) for tiling in tilings}
-    assert len(orders) == 1
+    chip = {"is_gated": is_gated, "processors": processors, "shared_bytes": shared_bytes}
+    groups = -(-width_in * bits // (32 * 16))
+
+    def choose(rows: int) -> Tiling:
+        if bits == 16:
+            return choose_tiling(pad_rows(rows), width_out, width_in, **chip)
+        return choose_block_tiling(pad_rows(rows), width_out, groups, bits=bits, block_size=32, **chip)
+
+    tilings = [choose(rows) for rows in range(1, MAX_ROWS + 1)]
+    assert len({(tiling.split, tiling.part_inputs(width_in)) for tiling in tilings}) == 1
     for rows, tiling in enumerate(tilings, 1):
         weights = tiling.block_n * (2 if is_gated else 1) * bits // 8
         stage_bytes = tiling.block_k * (weights + 2 * pad_rows(rows))
         assert tiling.stages == 1 or tiling.stages * stage_bytes <= shared_bytes
         assert tiling.split == 1 or width_in >= 4 * tiling.split * tiling.block_k
-        assert pad_rows(rows) >= rows
 
 
 def test_small_matrices_are_split_until_they_fill_the_chip() -> None:
     def split(width_out: int, width_in: int) -> int:
         return choose_tiling(
-            16, width_out, width_in, bits=16, is_gated=False, processors=132, shared_bytes=232448
+            16, width_out, width_in, is_gated=False, processors=132, shared_bytes=232448
         ).split
 
     assert split(128256, 4096) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from shardcompute.core.errors import BackendError, UsageError
 torch = pytest.importorskip("torch")
 from shardcompute.backends.torch.device import can_fuse, choose_device, choose_dtype  # noqa: E402
 from shardcompute.backends.torch.weights import (  # noqa: E402
-    BlockLinear,
     DenseLinear,
     TensorMatrix,
+    _load_blocks,
     load_linear,
     to_tensor,
 )
@@ -61,21 +62,25 @@ def test_parts_are_stacked_with_their_bias() -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("has_shift", [True, False])
 def test_codes_widen_to_what_they_mean(bits: int, has_shift: bool) -> None:
+    """Rows that fill no tile, blocks that fill no group; scales of 11 significant bits are exact."""
     matrix = blocks(bits, has_shift)
-    linear = BlockLinear(
-        bits,
-        32,
-        torch.from_numpy(matrix.codes.reshape(6, -1)),
-        torch.from_numpy(matrix.scales),
-        None if matrix.shifts is None else torch.from_numpy(matrix.shifts),
-        None,
-        torch.tensor([5]),
-        torch.ones(6, 1),
-    )
+    columns, outliers = torch.tensor([5]), torch.ones(6, 1)
+    linear = _load_blocks(matrix, None, CPU, columns, outliers)
     expected = matrix.to_dense()
     expected[:, 5] += 1
-    np.testing.assert_allclose(linear.widen(torch.float32).numpy(), expected, rtol=1e-6, atol=1e-6)
-    assert linear.size_bytes == matrix.size_bytes + 8 + 24
+    np.testing.assert_allclose(linear.widen(torch.float32).numpy(), expected, rtol=1e-3, atol=5e-2)
+    exact = replace(matrix, scales=matrix.scales.astype(np.float16).astype(np.float32), shifts=None)
+    widened = _load_blocks(exact, None, CPU).widen(torch.float32).numpy()
+    np.testing.assert_array_equal(widened, exact.to_dense())
+
+
+@pytest.mark.parametrize("magnitude", [1e-12, 1e-5, 1.0, 1e9])
+def test_scales_of_any_magnitude_keep_their_digits(magnitude: float) -> None:
+    matrix = blocks(4)
+    scales = (matrix.scales * magnitude).astype(np.float32)
+    linear = _load_blocks(replace(matrix, scales=scales, shifts=None), None, CPU)
+    ours = linear.scales.float().transpose(0, 1).reshape(64, -1)[:6, :2].numpy() * linear.unit
+    np.testing.assert_allclose(ours, scales, rtol=2**-11)
 
 
 def test_a_tensor_is_taken_as_it_is() -> None:

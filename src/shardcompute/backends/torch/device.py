@@ -37,7 +37,10 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def can_fuse(device: torch.device) -> bool:
-    """Whether our own kernels run there: a CUDA GPU of compute capability 8 or more, and Triton installed."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+    """Whether our own kernels run there: a CUDA GPU of compute capability 8 or more, and Triton installed.
+
+    AMD's GPUs, which torch calls CUDA devices too, are left to torch: our kernels hold instructions of NVIDIA's.
+    """
+    if device.type != "cuda" or torch.version.hip is not None or importlib.util.find_spec("triton") is None:
         return False
     return bool(torch.cuda.get_device_capability(device)[0] >= 8)

@@ -1,4 +1,8 @@
-"""Executor for torch: eagerly on CPUs and Apple GPUs, by our kernels and CUDA graphs on CUDA devices."""
+"""Executor for torch: eagerly on CPUs and Apple GPUs, by our kernels and CUDA graphs on CUDA devices.
+
+On a CUDA device a step is launched and not waited for, tokens are picked where the logits are, and the next step of a
+session may begin with a token that the host has not seen yet.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,30 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardcompute.backends.executor import ExecutorOptions, Network, SynchronousSteps
+from shardcompute.backends.executor import (
+    ComputedStep,
+    ExecutorOptions,
+    Network,
+    PendingPicks,
+    PendingStep,
+    PickRule,
+)
 from shardcompute.backends.kv import KvSessions
 from shardcompute.backends.matrix import Array
 from shardcompute.backends.torch.device import can_fuse, choose_device, choose_dtype
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.ops import TorchOps
-from shardcompute.backends.torch.plan import plan_step
+from shardcompute.backends.torch.picked import DevicePicks, LastPicks
+from shardcompute.backends.torch.picking import can_draw
+from shardcompute.backends.torch.plan import StepPlan, plan_step
+from shardcompute.backends.torch.steps import Computed
+from shardcompute.backends.torch.transfers import Download, upload
 from shardcompute.core.batch import Segment, count_rows
 from shardcompute.core.errors import UsageError
+from shardcompute.core.steps import PICKED
 
 
-class TorchExecutor(KvSessions[PagedKv], SynchronousSteps):
+class TorchExecutor(KvSessions[PagedKv]):
     """See Executor. `use_library` leaves matrix products to torch's library, for comparison."""
 
     def __init__(self, network: Network, options: ExecutorOptions, *, use_library: bool = False) -> None:
@@ -38,30 +54,65 @@ class TorchExecutor(KvSessions[PagedKv], SynchronousSteps):
             dtype=self._dtype,
             device=self._device,
         )
+        self._last = LastPicks(self._kv.budget.total_pages, self._device)
         self._ops, self._graphs = self._choose_ops(options, use_library)
-        self._host: dict[tuple[int, ...], torch.Tensor] = {}
-        self._hidden: torch.Tensor | None = None
-        self._keeps_hidden = False
+        self._normed: torch.Tensor | None = None
         ops = self._ops
         with torch.inference_mode():
             self._shared = network.load_shared(ops)
             self._embedding = network.load_embedding(ops) if network.is_first else None
             self._layers: list[Any] = [network.load_layer(ops, i) for i in range(network.layer_count)]
             self._head = network.load_head(ops) if network.is_last else None
+            if self._graphs is not None:
+                self._graphs.capture(options.max_rows)
+
+    @property
+    def is_asynchronous(self) -> bool:
+        return bool(self._device.type == "cuda")
+
+    @property
+    def can_pick(self) -> bool:
+        return self.is_asynchronous and self._network.is_last
+
+    @property
+    def graph_bytes(self) -> int:
+        """Device memory that captured graphs keep."""
+        return 0 if self._graphs is None else int(self._graphs.held_bytes)
+
+    def launch(
+        self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False
+    ) -> PendingStep:
+        self._check(segments, inputs)
+        plan = self._plan(segments)
+        self._last.forget(segment.session for segment in segments)
+        computed = self._compute(plan, self._to_tensor(inputs), keeps_hidden=keeps_hidden)
+        if self.is_asynchronous:
+            return Download(computed.result)
+        return ComputedStep(computed.result.cpu().numpy())
+
+    def launch_picks(
+        self,
+        segments: Sequence[Segment],
+        inputs: Array,
+        rules: Sequence[PickRule | None],
+        *,
+        keeps_hidden: bool = False,
+    ) -> PendingPicks:
+        self._check(segments, inputs, lowest=PICKED)
+        rules = [None if rule is None or not can_draw(rule) else rule for rule in rules]
+        continued = self._last.place_ids(segments, inputs) if self._network.is_first else inputs
+        plan = self._plan(segments)
+        slots = self._last.take(segments, rules)
+        computed = self._compute(plan, self._to_tensor(continued), slots, keeps_hidden=keeps_hidden)
+        with torch.inference_mode():
+            return DevicePicks(computed, rules, slots, self._last)
+
+    def can_continue(self, session: int, position: int) -> bool:
+        """Whether the device knows the token of a session at `position`."""
+        return self._last.knows(session, position)
 
     def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
-        rows = count_rows(segments)
-        expected = (rows,) if self._network.is_first else (rows, self._network.hidden)
-        if inputs.shape != expected or rows > self._max_rows:
-            raise UsageError(
-                f"a step of {rows} rows (at most {self._max_rows}) got inputs of shape {inputs.shape}"
-            )
-        if self._network.is_first and not 0 <= inputs.min() <= inputs.max() < self._network.vocab_size:
-            # A CUDA device that meets such an id is lost to its whole process.
-            raise UsageError(f"token ids must lie in [0, {self._network.vocab_size})")
-        kind = np.int64 if self._network.is_first else np.float32
-        tensor = torch.from_numpy(np.array(inputs, dtype=kind))
-        return self._to_host(self.step_tensor(segments, tensor, keeps_hidden=keeps_hidden))
+        return self.launch(segments, inputs, keeps_hidden=keeps_hidden).wait()
 
     def hidden_rows(self) -> Array:
         rows: Array = self.hidden_tensor().cpu().numpy()
@@ -69,32 +120,61 @@ class TorchExecutor(KvSessions[PagedKv], SynchronousSteps):
 
     def hidden_tensor(self) -> torch.Tensor:
         """`hidden_rows` where they were computed: on the device, not waited for."""
-        if self._hidden is None:
+        if self._normed is None:
             raise UsageError("the last step kept no hidden states")
-        return self._hidden
+        return self._normed.float()
 
     def step_tensor(
         self, segments: Sequence[Segment], inputs: torch.Tensor, *, keeps_hidden: bool = False
     ) -> torch.Tensor:
         """`step` on tensors: the result stays on the device, is not waited for, and holds until the next step."""
-        self._hidden, self._keeps_hidden = None, keeps_hidden
-        self._kv.take(segments)
-        plan = plan_step(segments, self._kv)
-        with torch.inference_mode():
-            # A graph gives back its logits alone.
-            is_eager = self._graphs is None or keeps_hidden
-            result = None if is_eager else self._graphs.run(plan, inputs)
-            if result is not None:
-                return result[: len(plan.logit_rows) if self._network.is_last else plan.rows]
-            self._ops.begin(plan)
-            return self._forward(inputs.to(self._device, non_blocking=True))
+        return self._compute(self._plan(segments), inputs, keeps_hidden=keeps_hidden).result
+
+    def close_session(self, session: int) -> None:
+        super().close_session(session)
+        self._last.forget([session])
 
     def close(self) -> None:
         if self._graphs is not None:
             self._graphs.close()
-        self._host.clear()
         self._layers.clear()
-        self._embedding = self._head = self._shared = None
+        self._embedding = self._head = self._shared = self._normed = None
+
+    def _check(self, segments: Sequence[Segment], inputs: Array, lowest: int = 0) -> None:
+        rows = count_rows(segments)
+        expected = (rows,) if self._network.is_first else (rows, self._network.hidden)
+        if inputs.shape != expected or rows > self._max_rows:
+            raise UsageError(
+                f"a step of {rows} rows (at most {self._max_rows}) got inputs of shape {inputs.shape}"
+            )
+        if self._network.is_first and not lowest <= inputs.min() <= inputs.max() < self._network.vocab_size:
+            # A CUDA device that meets such an id is lost to its whole process.
+            raise UsageError(f"token ids must lie in [0, {self._network.vocab_size})")
+
+    def _to_tensor(self, inputs: Array) -> torch.Tensor:
+        kind = np.int64 if self._network.is_first else np.float32
+        return torch.from_numpy(np.array(inputs, dtype=kind))
+
+    def _plan(self, segments: Sequence[Segment]) -> StepPlan:
+        """Make room for a step. What cannot be done is refused here, before anything changes."""
+        self._kv.take(segments)
+        return plan_step(segments, self._kv)
+
+    def _compute(
+        self, plan: StepPlan, inputs: torch.Tensor, slots: Sequence[int] = (), *, keeps_hidden: bool = False
+    ) -> Computed:
+        with torch.inference_mode():
+            if plan.order is not None:
+                inputs = inputs[torch.from_numpy(plan.order).to(inputs.device, torch.int64)]
+            computed = None if self._graphs is None else self._graphs.run(plan, inputs, slots)
+            if computed is None:
+                self._ops.begin(plan)
+                computed = self._last.note(self._forward(upload(inputs, self._device), None), slots)
+            computed = computed.first(len(plan.logit_rows) if self._network.is_last else plan.rows)
+            self._normed = computed.normed if keeps_hidden else None
+            if plan.order is None or self._network.is_last:
+                return computed
+            return computed.reordered(plan.order)
 
     def _choose_ops(self, options: ExecutorOptions, use_library: bool) -> tuple[TorchOps, Any]:
         if not can_fuse(self._device):
@@ -106,32 +186,20 @@ class TorchExecutor(KvSessions[PagedKv], SynchronousSteps):
         if not options.use_graphs:
             return ops, None
         width = None if self._network.is_first else self._network.hidden
-        return ops, GraphedSteps(ops, self._kv, self._forward, width, self._dtype)
+        return ops, GraphedSteps(
+            ops, self._kv, self._forward, width, self._dtype, unused_slot=self._last.unused
+        )
 
-    def _forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def _forward(self, inputs: torch.Tensor, slots: torch.Tensor | None) -> Computed:
+        """`slots` say where the best token of each logit row is kept, in a graph."""
         network, ops = self._network, self._ops
         x = ops.accept(inputs)
         if network.is_first:
-            x = network.embed(ops, self._embedding, x)
+            x = network.embed(ops, self._embedding, self._last.filled(x))
         for i, weights in enumerate(self._layers):
             x = network.layer(ops, self._shared, weights, i, x)
         if not network.is_last:
-            return ops.finish(x)
-        normed = network.normed(ops, self._head, x)
-        if self._keeps_hidden:
-            self._hidden = ops.finish(normed)
-        return ops.finish(network.head(ops, self._head, normed))
-
-    def _to_host(self, result: torch.Tensor) -> Array:
-        if self._device.type != "cuda":
-            array: Array = result.cpu().numpy()
-            return array
-        # Pinned memory, kept: a pageable copy of a few rows of logits costs as much as half a step.
-        held = self._host.get(tuple(result.shape))
-        if held is None:
-            held = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
-            self._host[tuple(result.shape)] = held
-        held.copy_(result, non_blocking=True)
-        torch.cuda.current_stream(self._device).synchronize()
-        pinned: Array = held.numpy()
-        return pinned
+            return Computed(ops.finish(x))
+        normed = ops.computed(network.normed(ops, self._head, x))
+        computed = Computed(ops.finish(network.head(ops, self._head, normed)), normed)
+        return computed if slots is None else self._last.note(computed, slots)

@@ -5,13 +5,13 @@ The decoder calls one primitive after the other; some results here are only prom
 sum with the norm behind it, norm and rotation of heads with the write to the KV pages. Sums are rounded before
 they are normed, so a model cut between two layers computes the same bits as a whole one.
 
-Up to `MAX_ROWS` rows, matrices are read by our kernels, which give each row the same result in any batch; above,
-by torch's library. Nothing here but `experts` waits for the device, so all else can be captured in a graph.
+Up to `MAX_ROWS` rows, matrices are read by our kernels, which give each row the same result in any batch. In larger
+steps that holds for the rows of short segments, which come first; the rest is left to torch's library. Nothing here but
+`experts` waits for the device, so all else can be captured in a graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,14 +20,12 @@ import torch
 from torch.nn import functional
 
 from shardcompute.backends.ops import Attention, ExpertBlock, Gate
-from shardcompute.backends.torch.kernels.launch import BLOCK_ROWS, HeadRows, Kernels, Places
+from shardcompute.backends.torch.kernels.launch import HeadRows, Kernels, Places
 from shardcompute.backends.torch.kernels.tiling import MAX_ROWS
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.ops import Rotation, TorchOps
-from shardcompute.backends.torch.plan import StepPlan
+from shardcompute.backends.torch.plan import StepPlan, cut_blocks
 from shardcompute.backends.torch.weights import BlockLinear, DeviceLinear, StackedLinear
-
-SHORT_SEGMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +65,25 @@ class FusedOps(TorchOps):
         """Whether a primitive needed the host's answer: what ran cannot be captured."""
 
     def begin(self, plan: StepPlan) -> None:
-        short, blocks = _cut_blocks(plan)
+        blocks = cut_blocks(plan)
+        short = np.arange(plan.short_rows, dtype=np.int32)
         self.place(
             Places(
                 positions=self._upload(plan.positions),
                 owners=self._upload(plan.owners),
                 tables=self._upload(plan.tables),
                 logit_rows=self._upload(plan.logit_rows),
-                short=None if not blocks else self._upload(np.asarray(short, dtype=np.int32)),
-                blocks=None if not blocks else self._upload(np.asarray(blocks, dtype=np.int32)),
-            )
+                short=None if not len(blocks) else self._upload(short),
+                blocks=None if not len(blocks) else self._upload(blocks),
+            ),
+            plan.short_rows,
         )
 
-    def place(self, places: Places) -> None:
+    def place(self, places: Places, short_rows: int = MAX_ROWS) -> None:
+        """The first `short_rows` rows are computed by our kernels however many there are in all."""
         self._places = places
         self._logit_rows = places.logit_rows
+        self._short_rows = short_rows
 
     def finish(self, x: Any) -> torch.Tensor:
         # Logits come straight from the float32 sums: rounding them first would make ties.
@@ -105,11 +107,16 @@ class FusedOps(TorchOps):
         return Sum(self._value(x), self._value(y))
 
     def gated(self, gate_up: Any, gate: Gate) -> Any:
-        if isinstance(gate_up, Product):
-            matrix = gate_up.matrix
-            if self._is_skinny(gate_up.x) and self._kernels.can_multiply(matrix):
-                return self._kernels.linear(gate_up.x, matrix, gate)
-        return self._kernels.gate(self._value(gate_up), gate)
+        if not isinstance(gate_up, Product):
+            return self._kernels.gate(self._value(gate_up), gate)
+        x, matrix = gate_up.x, gate_up.matrix
+        if self._use_library or not self._kernels.can_multiply(matrix, is_gated=True):
+            return self._kernels.gate(self._value(gate_up), gate)
+        parts = [self._kernels.linear(cut, matrix, gate) for cut in self._skinny_cuts(x)]
+        short = sum(len(part) for part in parts)
+        if short < len(x):
+            parts.append(self._kernels.gate(self._by_library(x[short:], matrix, self._dtype), gate))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def rotate(self, x: Any, head_dim: int, rotation: Rotation) -> Any:
         heads = x if isinstance(x, HeadRows) else HeadRows(self._value(x))
@@ -128,19 +135,34 @@ class FusedOps(TorchOps):
     def _upload(self, values: Any) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)
 
-    def _is_skinny(self, x: torch.Tensor) -> bool:
-        return not self._use_library and 0 < len(x) <= MAX_ROWS
+    def _skinny_cuts(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """The rows that our kernels are to multiply, as many at a time as they take: all of few, else the short
+        segments', so that a row that is decoded or verified has the same bits whatever prompts share its step."""
+        if 0 < len(x) <= MAX_ROWS:
+            return [x]
+        short = min(self._short_rows, len(x))
+        return [x[at : min(at + MAX_ROWS, short)] for at in range(0, short, MAX_ROWS)]
 
     def _apply(self, product: Product, dtype: torch.dtype) -> torch.Tensor:
         x, matrix = product.x, product.matrix
-        if self._is_skinny(x) and self._kernels.can_multiply(matrix):
-            return self._kernels.linear(x, matrix, dtype=dtype)
         if isinstance(matrix, StackedLinear):
             return torch.cat([self._apply(Product(x, part), dtype) for part in matrix.parts], dim=-1)
         if isinstance(matrix, BlockLinear) and matrix.columns is not None and matrix.outliers is not None:
             blocks = replace(matrix, columns=None, outliers=None)
             outlying = functional.linear(x.index_select(1, matrix.columns), matrix.outliers)
             return self._apply(Product(x, blocks), dtype) + outlying
+        if self._use_library or not self._kernels.can_multiply(matrix):
+            return self._by_library(x, matrix, dtype)
+        parts = [self._kernels.linear(cut, matrix, dtype=dtype) for cut in self._skinny_cuts(x)]
+        short = sum(len(part) for part in parts)
+        if short < len(x):
+            parts.append(self._by_library(x[short:], matrix, dtype))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _by_library(self, x: torch.Tensor, matrix: DeviceLinear, dtype: torch.dtype) -> torch.Tensor:
+        if isinstance(matrix, BlockLinear):
+            weight = self._kernels.widen(matrix, x.dtype)
+            return functional.linear(x, weight, matrix.bias).to(dtype)
         return matrix.apply(x).to(dtype)
 
     def _value(self, x: Any) -> torch.Tensor:
@@ -152,23 +174,3 @@ class FusedOps(TorchOps):
             return x.total
         tensor: torch.Tensor = x
         return tensor
-
-
-def _cut_blocks(plan: StepPlan) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
-    """Rows of short segments, and long segments in blocks of (first row, rows).
-
-    Few rows are all short, as they are in a graph, so that a step is computed the same way with and without one.
-    """
-    if plan.rows <= MAX_ROWS:
-        return (), ()
-    short: list[int] = []
-    blocks: list[tuple[int, int]] = []
-    row = 0
-    for segment in plan.segments:
-        end = row + segment.count
-        if segment.count <= SHORT_SEGMENT:
-            short.extend(range(row, end))
-        else:
-            blocks.extend((at, min(BLOCK_ROWS, end - at)) for at in range(row, end, BLOCK_ROWS))
-        row = end
-    return short, blocks

@@ -2,14 +2,16 @@
 
 A graph replays launches with the addresses they were captured with, so a bucket keeps its inputs in place: token
 ids or hidden rows, and the rows' positions, owners, page tables and logit rows, packed into one upload. Rows that
-only fill a bucket point at the scratch page. A bucket is captured when it is first used.
+only fill a bucket point at the scratch page. All graphs are captured before the first step, the largest first, and
+share their memory: what one computes is gone when the next is replayed.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +19,14 @@ import torch
 from shardcompute.backends.torch.fused import FusedOps
 from shardcompute.backends.torch.kernels.launch import Places
 from shardcompute.backends.torch.kv import PagedKv
-from shardcompute.backends.torch.plan import StepPlan
+from shardcompute.backends.torch.plan import SHORT_SEGMENT, StepPlan, cut_blocks
+from shardcompute.backends.torch.steps import Computed
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64)
-Forward = Callable[[torch.Tensor], torch.Tensor]
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_ROWS_PER_BLOCK = 32
+"""A block of a long segment has, in the mean, at least so many rows."""
+Forward = Callable[[torch.Tensor, torch.Tensor | None], Computed]
+"""(inputs, for each logit row the slot that keeps its token) → results"""
 
 
 @dataclass(slots=True)
@@ -29,41 +35,62 @@ class _Bucket:
     packed: torch.Tensor
     inputs: torch.Tensor
     places: Places
+    slots: torch.Tensor
     graph: torch.cuda.CUDAGraph | None = None
-    output: torch.Tensor | None = None
+    output: Computed | None = None
 
 
 class GraphedSteps:
     """Runs `forward`, which computes with `ops`, through graphs. `width` is the hidden width, or None for ids."""
 
     def __init__(
-        self, ops: FusedOps, kv: PagedKv, forward: Forward, width: int | None, dtype: torch.dtype
+        self,
+        ops: FusedOps,
+        kv: PagedKv,
+        forward: Forward,
+        width: int | None,
+        dtype: torch.dtype,
+        *,
+        unused_slot: int,
     ) -> None:
         self._ops = ops
         self._kv = kv
         self._forward = forward
         self._width = width
         self._dtype = dtype
+        self._unused_slot = unused_slot
         self._buckets: dict[int, _Bucket] = {}
         self._pool = torch.cuda.graph_pool_handle()
-        self._is_possible = True
+        self.held_bytes = 0
+        """Device memory that the graphs, and what was set up for them, keep."""
 
-    def run(self, plan: StepPlan, inputs: torch.Tensor) -> torch.Tensor | None:
-        """The step's result for its rows (logit rows for logits), or None if it cannot be run as a graph."""
+    def capture(self, max_rows: int) -> None:
+        """Capture every bucket that steps of up to `max_rows` rows may need."""
+        wanted = [rows for rows in BUCKETS if rows < max_rows]
+        wanted += [rows for rows in BUCKETS if rows >= max_rows][:1]
+        before = torch.cuda.memory_reserved(self._kv.pool.device)
+        for rows in reversed(wanted):
+            if not self._capture(rows):
+                self._buckets.clear()
+                break
+        # What the first runs took beside the captures.
+        torch.cuda.empty_cache()
+        self.held_bytes = max(0, torch.cuda.memory_reserved(self._kv.pool.device) - before)
+
+    def run(self, plan: StepPlan, inputs: torch.Tensor, slots: Sequence[int]) -> Computed | None:
+        """The step's results, at least for its rows, or None if it cannot be run as a graph."""
         rows = next((rows for rows in BUCKETS if rows >= plan.rows), None)
-        if rows is None or not self._is_possible:
+        bucket = None if rows is None else self._buckets.get(rows)
+        if bucket is None or bucket.graph is None:
             return None
-        bucket = self._buckets.get(rows) or self._capture(rows)
-        if bucket.graph is None or bucket.output is None:
-            return None
-        self._fill(bucket, plan, inputs)
+        self._fill(bucket, plan, inputs, slots)
         bucket.graph.replay()
         return bucket.output
 
     def close(self) -> None:
         self._buckets.clear()
 
-    def _capture(self, rows: int) -> _Bucket:
+    def _capture(self, rows: int) -> bool:
         bucket = self._new_bucket(rows)
         self._ops.place(bucket.places)
         # The first run compiles kernels and sizes workspaces, which a capture may not do.
@@ -71,16 +98,16 @@ class GraphedSteps:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._forward(bucket.inputs)
+            self._forward(bucket.inputs, bucket.slots)
         torch.cuda.current_stream().wait_stream(stream)
-        self._buckets[rows] = bucket
         if self._ops.has_waited:
-            self._is_possible = False
-            return bucket
-        bucket.graph, bucket.output = self._record(bucket)
-        return bucket
+            return False
+        bucket.graph, output = self._record(bucket)
+        bucket.output = _borrow_all(output)
+        self._buckets[rows] = bucket
+        return True
 
-    def _record(self, bucket: _Bucket) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    def _record(self, bucket: _Bucket) -> tuple[torch.cuda.CUDAGraph, Computed]:
         graph = torch.cuda.CUDAGraph()
         # Garbage collected meanwhile may free device memory or graphs of others, which ends a capture.
         gc.collect()
@@ -88,7 +115,7 @@ class GraphedSteps:
         gc.disable()
         try:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                output = self._forward(bucket.inputs)
+                output = self._forward(bucket.inputs, bucket.slots)
         finally:
             if is_collecting:
                 gc.enable()
@@ -96,32 +123,89 @@ class GraphedSteps:
 
     def _new_bucket(self, rows: int) -> _Bucket:
         device, pages = self._kv.pool.device, self._kv.table_width
-        packed = torch.zeros(rows * (4 + pages), dtype=torch.int32, device=device)
-        ids, positions, owners, logit_rows = packed[: 4 * rows].view(4, rows)
-        tables = packed[4 * rows :].view(rows, pages)
-        tables.fill_(self._kv.scratch)
+        packed = torch.zeros(_packed_size(rows, pages), dtype=torch.int32, device=device)
+        parts = _unpack(packed, rows, pages)
+        parts["tables"].fill_(self._kv.scratch)
+        parts["slots"].fill_(self._unused_slot)
         hidden = (
             None
             if self._width is None
             else torch.zeros((rows, self._width), dtype=self._dtype, device=device)
         )
-        places = Places(positions, owners, tables, logit_rows)
-        return _Bucket(rows, packed, ids if hidden is None else hidden, places)
+        places = Places(
+            parts["positions"],
+            parts["owners"],
+            parts["tables"],
+            parts["logit_rows"],
+            short=parts.get("short"),
+            blocks=parts.get("blocks"),
+        )
+        return _Bucket(rows, packed, parts["ids"] if hidden is None else hidden, places, parts["slots"])
 
-    def _fill(self, bucket: _Bucket, plan: StepPlan, inputs: torch.Tensor) -> None:
+    def _fill(self, bucket: _Bucket, plan: StepPlan, inputs: torch.Tensor, slots: Sequence[int]) -> None:
+        """Send a step's inputs to where the graph reads them, from memory that it may read later."""
         rows, pages = bucket.rows, self._kv.table_width
-        packed = np.full(rows * (4 + pages), self._kv.scratch, dtype=np.int32)
-        heads = packed[: 4 * rows].reshape(4, rows)
-        heads[:] = 0
-        heads[1, : plan.rows] = plan.positions
+        host = torch.empty(_packed_size(rows, pages), dtype=torch.int32, pin_memory=True)
+        packed = host.numpy()
+        parts = _unpack(packed, rows, pages)
+        packed[: 5 * rows] = 0
+        parts["positions"][: plan.rows] = plan.positions
         # Padding rows own the table behind the last segment's, which names scratch pages alone.
-        heads[2] = min(len(plan.segments), rows - 1)
-        heads[2, : plan.rows] = plan.owners
-        heads[3, : len(plan.logit_rows)] = plan.logit_rows
-        packed[4 * rows :].reshape(rows, pages)[: len(plan.tables)] = plan.tables
-        is_host = inputs.device.type == "cpu"
-        if self._width is None and is_host:
-            heads[0, : plan.rows] = inputs.numpy()
-        bucket.packed.copy_(torch.from_numpy(packed), non_blocking=True)
-        if self._width is not None or not is_host:
+        parts["owners"][:] = min(len(plan.segments), rows - 1)
+        parts["owners"][: plan.rows] = plan.owners
+        parts["logit_rows"][: len(plan.logit_rows)] = plan.logit_rows
+        parts["slots"][: len(slots)] = slots
+        parts["slots"][len(slots) :] = self._unused_slot
+        parts["tables"][:] = self._kv.scratch
+        parts["tables"][: len(plan.tables)] = plan.tables
+        if "short" in parts:
+            blocks = cut_blocks(plan)
+            parts["blocks"][:] = 0
+            parts["blocks"][: len(blocks)] = blocks
+            parts["short"][:] = -1
+            parts["short"][: plan.short_rows] = np.arange(plan.short_rows)
+        is_packed = self._width is None and inputs.device.type == "cpu"
+        if is_packed:
+            parts["ids"][: plan.rows] = inputs.numpy()
+        bucket.packed.copy_(host, non_blocking=True)
+        if not is_packed:
             bucket.inputs[: plan.rows].copy_(inputs, non_blocking=True)
+
+
+def _packed_size(rows: int, pages: int) -> int:
+    lists = 0 if rows <= SHORT_SEGMENT else rows + 2 * (rows // _ROWS_PER_BLOCK)
+    return rows * (5 + pages) + lists
+
+
+def _unpack(packed: Any, rows: int, pages: int) -> dict[str, Any]:
+    """Views of what is packed into one upload. Steps as short as a short segment have no lists of rows and blocks."""
+    names = ("ids", "positions", "owners", "logit_rows", "slots")
+    parts = {name: packed[at * rows : (at + 1) * rows] for at, name in enumerate(names)}
+    end = (5 + pages) * rows
+    parts["tables"] = packed[5 * rows : end].reshape(rows, pages)
+    if rows > SHORT_SEGMENT:
+        parts["short"] = packed[end : end + rows]
+        parts["blocks"] = packed[end + rows :].reshape(-1, 2)
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceMemory:
+    """Memory of a tensor, known by its address alone."""
+
+    __cuda_array_interface__: dict[str, Any]
+
+
+def _borrow_all(computed: Computed) -> Computed:
+    optional = (None if each is None else _borrow(each) for each in (computed.normed, computed.best))
+    return Computed(_borrow(computed.result), *optional)
+
+
+def _borrow(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, not kept: graphs captured later may use it too."""
+    raw = tensor.contiguous().view(torch.uint8)
+    if raw.data_ptr() != tensor.data_ptr():
+        raise ValueError("a captured result must lie in one piece")
+    interface = {"shape": tuple(raw.shape), "typestr": "|u1", "data": (raw.data_ptr(), False), "version": 2}
+    borrowed = torch.as_tensor(_DeviceMemory(interface), device=tensor.device)
+    return borrowed.view(tensor.dtype).view(tensor.shape)

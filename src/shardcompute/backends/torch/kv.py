@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shardcompute.backends.kv import PageBudget
 from shardcompute.backends.page_tables import PageTables
@@ -44,6 +46,8 @@ class PagedKv:
             (layers, 2, pages, kv_heads, PAGE_TOKENS, head_dim), dtype=dtype, device=device
         )
         self._tables = PageTables(self.budget)
+        self._rows: dict[int, tuple[list[int], NDArray[np.int32]]] = {}
+        """Tables as kernels take them, and what each was made of."""
 
     @property
     def table_width(self) -> int:
@@ -53,6 +57,10 @@ class PagedKv:
     def table(self, session: int) -> Sequence[int]:
         """The session's pages, in the order of its tokens."""
         return self._tables[session]
+
+    def table_rows(self, sessions: Sequence[int]) -> NDArray[np.int32]:
+        """The tables of these sessions, `[sessions, table_width]`; unused entries name the scratch page."""
+        return np.stack([self._table_row(session) for session in sessions])
 
     def take(self, segments: Sequence[Segment]) -> None:
         """Make room for a batch, all of it or none; pages past a truncated session's end are freed."""
@@ -66,6 +74,7 @@ class PagedKv:
 
     def release(self, session: int) -> None:
         self._tables.release(session)
+        self._rows.pop(session, None)
 
     def write(self, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put `[rows, kv_heads, head_dim]` keys and values at `places` (page · PAGE_TOKENS + slot)."""
@@ -77,3 +86,12 @@ class PagedKv:
         """The first `stop` keys and values of those pages, `[kv_heads, stop, head_dim]`."""
         both = self.pool[layer][:, pages].transpose(1, 2).flatten(2, 3)[:, :, :stop]
         return both[0], both[1]
+
+    def _table_row(self, session: int) -> NDArray[np.int32]:
+        table = list(self._tables[session])
+        made_of, row = self._rows.get(session, ([], None))
+        if row is None or made_of != table:
+            row = np.full(self.table_width, self.scratch, dtype=np.int32)
+            row[: len(table)] = table
+            self._rows[session] = table, row
+        return row

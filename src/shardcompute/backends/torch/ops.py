@@ -48,6 +48,10 @@ class TorchOps:
         """Token ids, or hidden rows from another slice, in the form that is computed with."""
         return inputs if not inputs.is_floating_point() else inputs.to(self._dtype)
 
+    def computed(self, x: Any) -> torch.Tensor:
+        """A result that may be a promise, as a tensor."""
+        return self._value(x)
+
     def finish(self, x: Any) -> torch.Tensor:
         """A computed result in float32."""
         return self._value(x).float()

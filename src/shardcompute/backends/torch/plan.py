@@ -13,16 +13,27 @@ from shardcompute.core.batch import Segment, count_rows, logit_row_indices
 
 Int32 = NDArray[np.int32]
 
+SHORT_SEGMENT = 64
+"""Segments of up to so many rows (decoding, and verifying drafts) have the same bits in any step."""
+BLOCK_ROWS = 64
+"""Rows of a longer segment that are attended from together."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Per row its position and owner (index of its segment); per segment its page table; and the logit rows."""
+    """Per row its position and owner (index of its segment); per segment its page table; and the logit rows.
+
+    Short segments come first, `short_rows` rows in all; `order` says which row of the batch each row is, or is None
+    where they are in the batch's own order.
+    """
 
     segments: tuple[Segment, ...]
     positions: Int32
     owners: Int32
     tables: Int32
     logit_rows: Int32
+    short_rows: int
+    order: Int32 | None = None
 
     @property
     def rows(self) -> int:
@@ -32,15 +43,47 @@ class StepPlan:
 def plan_step(segments: Sequence[Segment], kv: PagedKv) -> StepPlan:
     """Only after the KV has taken the batch. Unused entries of the tables name the scratch page."""
     rows = count_rows(segments)
-    positions = np.empty(rows, dtype=np.int32)
-    owners = np.empty(rows, dtype=np.int32)
-    tables = np.full((len(segments), kv.table_width), kv.scratch, dtype=np.int32)
-    row = 0
-    for index, segment in enumerate(segments):
-        positions[row : row + segment.count] = np.arange(segment.start, segment.stop)
-        owners[row : row + segment.count] = index
-        table = kv.table(segment.session)
-        tables[index, : len(table)] = table
-        row += segment.count
     logit_rows = np.asarray(logit_row_indices(segments), dtype=np.int32)
-    return StepPlan(tuple(segments), positions, owners, tables, logit_rows)
+    order = _order_rows(segments)
+    if order is not None:
+        places = np.empty(rows, dtype=np.int32)
+        places[order] = np.arange(rows, dtype=np.int32)
+        logit_rows = places[logit_rows]
+        segments = sorted(segments, key=_is_long)
+    counts = np.asarray([segment.count for segment in segments])
+    starts = np.asarray([segment.start for segment in segments])
+    owners = np.repeat(np.arange(len(segments), dtype=np.int32), counts)
+    # Within its segment, each row is one further than the row before it.
+    first_rows = np.cumsum(counts) - counts
+    positions = (np.arange(rows) + (starts - first_rows)[owners]).astype(np.int32)
+    tables = kv.table_rows([segment.session for segment in segments])
+    short_rows = int(counts[counts <= SHORT_SEGMENT].sum())
+    return StepPlan(tuple(segments), positions, owners, tables, logit_rows, short_rows, order)
+
+
+def cut_blocks(plan: StepPlan) -> Int32:
+    """The rows of long segments in blocks, `[blocks, 2]`: (first row, rows)."""
+    blocks: list[tuple[int, int]] = []
+    row = 0
+    for segment in plan.segments:
+        end = row + segment.count
+        if _is_long(segment):
+            blocks.extend((at, min(BLOCK_ROWS, end - at)) for at in range(row, end, BLOCK_ROWS))
+        row = end
+    return np.asarray(blocks, dtype=np.int32).reshape(-1, 2)
+
+
+def _is_long(segment: Segment) -> bool:
+    return segment.count > SHORT_SEGMENT
+
+
+def _order_rows(segments: Sequence[Segment]) -> Int32 | None:
+    """Rows of short segments before those of long ones, else as they are; None where they are so already."""
+    longs = [_is_long(segment) for segment in segments]
+    if longs == sorted(longs):
+        return None
+    starts = np.cumsum([0, *(segment.count for segment in segments)])
+    parts = sorted(zip(longs, starts, segments, strict=False), key=lambda part: part[0])
+    return np.concatenate(
+        [np.arange(start, start + segment.count, dtype=np.int32) for _, start, segment in parts]
+    )

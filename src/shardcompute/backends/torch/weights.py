@@ -4,10 +4,14 @@ Dense matrices are held in the number format that is computed in; a bfloat16 che
 taken bit by bit. Quantised matrices keep their codes on CUDA devices, where our kernels multiply with them
 directly and large batches widen one matrix at a time; elsewhere they are widened once, at loading, since widening
 at every use would cost a CPU several times what it saves. What a handle occupies is its `size_bytes`.
+
+Scales and shifts of quantised matrices are held as 16-bit floats of 11 significant bits, in units of a power of two
+that is the matrix's own: exact for those that files keep so, and finer than the weights' rounding to 16 bit elsewhere.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +21,9 @@ import torch
 from torch.nn import functional
 
 from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix, MixedMatrix
+
+TILE_OUTPUTS = 64
+_PIECE_TILES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,10 @@ class DenseLinear:
     bias: torch.Tensor | None
 
     @property
+    def width_out(self) -> int:
+        return int(self.weight.shape[0])
+
+    @property
     def size_bytes(self) -> int:
         return int(self.weight.nbytes)
 
@@ -61,16 +72,23 @@ class DenseLinear:
 
 @dataclass(frozen=True, slots=True)
 class BlockLinear:
-    """Codes `[out, in · bits / 8]` with scales and shifts `[out, blocks]` (see BlockMatrix).
+    """A quantised matrix (see BlockMatrix) in the order in which kernels read it.
 
+    `codes` are words of 16 bits `[tiles, groups, TILE_OUTPUTS, block_size]`. A group is `16 / bits` neighbouring
+    blocks, and a word holds the codes of one place in each of them, the first block's lowest. `scales` and `shifts`
+    are float16 `[groups, tiles · TILE_OUTPUTS, 16 / bits]`, in units of `unit`. Outputs and blocks that only fill up
+    are zero.
     `columns` and `outliers [out, columns]` are the input columns that were kept apart, or None.
     """
 
     bits: int
     block_size: int
+    width_out: int
+    width_in: int
     codes: torch.Tensor
     scales: torch.Tensor
     shifts: torch.Tensor | None
+    unit: float
     bias: torch.Tensor | None
     columns: torch.Tensor | None = None
     outliers: torch.Tensor | None = None
@@ -85,18 +103,24 @@ class BlockLinear:
 
     def widen(self, dtype: torch.dtype) -> torch.Tensor:
         """The dense weight, rounded once."""
-        out = self.codes.shape[0]
-        codes = self.codes
-        if self.bits == 4:
-            codes = torch.stack([codes & 0x0F, codes >> 4], dim=-1)
-        dense = codes.view(out, -1, self.block_size).float() - float(1 << (self.bits - 1))
-        dense *= self.scales.float()[:, :, None]
+        tiles, groups = self.codes.shape[:2]
+        words = self.codes.permute(0, 2, 1, 3).reshape(tiles * TILE_OUTPUTS, groups, 1, -1).to(torch.int32)
+        places = torch.arange(0, 16, self.bits, device=words.device)[:, None]
+        codes = (words >> places) & ((1 << self.bits) - 1)
+        dense = (codes - (1 << (self.bits - 1))) * self._by_block(self.scales)
         if self.shifts is not None:
-            dense += self.shifts.float()[:, :, None]
-        dense = dense.view(out, -1)
+            dense += self._by_block(self.shifts)
+        dense = (dense * self.unit).view(tiles * TILE_OUTPUTS, -1)[: self.width_out, : self.width_in]
+        return self.with_outliers(dense.to(dtype))
+
+    def with_outliers(self, dense: torch.Tensor) -> torch.Tensor:
+        """The columns that were kept apart, put into the dense weight."""
         if self.columns is not None and self.outliers is not None:
-            dense[:, self.columns] += self.outliers.float()
-        return dense.to(dtype)
+            dense[:, self.columns] += self.outliers
+        return dense
+
+    def _by_block(self, values: torch.Tensor) -> torch.Tensor:
+        return values.float().transpose(0, 1)[..., None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +196,63 @@ def _load_blocks(
     columns: torch.Tensor | None = None,
     outliers: torch.Tensor | None = None,
 ) -> BlockLinear:
+    width_out, width_in = matrix.shape
+    parts = [matrix.scales] if matrix.shifts is None else [matrix.scales, matrix.shifts]
+    # The largest becomes 2^14 or more, so that small ones keep all their digits.
+    largest = max(float(np.abs(part).max(initial=0.0)) for part in parts)
+    unit = 2.0 ** (math.frexp(largest)[1] - 15) if largest > 0.0 else 1.0
     return BlockLinear(
         bits=matrix.bits,
         block_size=matrix.block_size,
-        codes=to_tensor(matrix.codes.reshape(matrix.codes.shape[0], -1), device),
-        scales=to_tensor(matrix.scales, device),
-        shifts=None if matrix.shifts is None else to_tensor(matrix.shifts, device),
+        width_out=width_out,
+        width_in=width_in,
+        codes=pack_codes(to_tensor(matrix.codes, device), matrix.bits),
+        scales=pack_scales(to_tensor(matrix.scales, device), matrix.bits, unit),
+        shifts=None
+        if matrix.shifts is None
+        else pack_scales(to_tensor(matrix.shifts, device), matrix.bits, unit),
+        unit=unit,
         bias=bias,
         columns=columns,
         outliers=outliers,
     )
+
+
+def pack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes as a BlockMatrix has them, `[out, blocks, bytes]`, in the order of a BlockLinear."""
+    out, blocks, width = codes.shape
+    block_size, share = width * 8 // bits, 16 // bits
+    tiles, groups = -(-out // TILE_OUTPUTS), -(-blocks // share)
+    packed = torch.zeros((tiles, groups, TILE_OUTPUTS, block_size), dtype=torch.int16, device=codes.device)
+    # A piece at a time: codes spread out take eight times their room.
+    for first in range(0, tiles, _PIECE_TILES):
+        piece = codes[first * TILE_OUTPUTS : (first + _PIECE_TILES) * TILE_OUTPUTS]
+        if bits == 4:
+            piece = torch.stack([piece & 0x0F, piece >> 4], dim=-1).flatten(2)
+        count = -(-len(piece) // TILE_OUTPUTS)
+        spread = torch.zeros(
+            (count * TILE_OUTPUTS, groups * share, block_size), dtype=torch.int32, device=codes.device
+        )
+        spread[: len(piece), :blocks] = piece
+        spread = spread.view(count, TILE_OUTPUTS, groups, share, block_size)
+        words = spread[:, :, :, 0]
+        for at in range(1, share):
+            words = words | spread[:, :, :, at] << (at * bits)
+        packed[first : first + count] = words.permute(0, 2, 1, 3).to(torch.int16)
+    return packed
+
+
+def pack_scales(scales: torch.Tensor, bits: int, unit: float) -> torch.Tensor:
+    """Scales or shifts `[out, blocks]` in the order of a BlockLinear."""
+    out, blocks = scales.shape
+    share = 16 // bits
+    groups = -(-blocks // share)
+    packed = torch.zeros(
+        (groups, -(-out // TILE_OUTPUTS) * TILE_OUTPUTS, share), dtype=torch.float16, device=scales.device
+    )
+    padded = functional.pad(scales / unit, (0, groups * share - blocks))
+    packed[:, :out] = padded.view(out, groups, share).transpose(0, 1).to(torch.float16)
+    return packed
 
 
 def _are_alike(parts: Sequence[Any]) -> bool:

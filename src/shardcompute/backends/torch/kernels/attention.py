@@ -66,7 +66,8 @@ def attend_rows(
     index = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    row = tl.load(rows_ptr + index) if HAS_ROWS else index
+    listed = tl.load(rows_ptr + index) if HAS_ROWS else index
+    row = tl.maximum(listed, 0)
     position = tl.load(position_ptr + row)
     owner = tl.load(owner_ptr + row)
     if PDL:
@@ -76,6 +77,8 @@ def attend_rows(
     first_page = tl.maximum(position + 1 - window, 0) // PAGE if HAS_WINDOW else 0
     per_split = tl.cdiv(last_page - first_page, SPLITS)
     active = tl.cdiv(last_page - first_page, per_split)
+    if HAS_ROWS:
+        active = tl.where(listed < 0, 0, active)
     if split >= active:
         return
 
@@ -165,10 +168,16 @@ def attend_blocks(
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """`block_ptr` holds (first row, rows) of each block; a block lies in one segment."""
+    """`block_ptr` holds (first row, rows) of each block; a block lies in one segment, and may have no rows."""
     first_row = tl.load(block_ptr + 2 * tl.program_id(0))
     count = tl.load(block_ptr + 2 * tl.program_id(0) + 1)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if count == 0:
+        return
     head = tl.program_id(1)
     kv_head = head // (HEADS // KV_HEADS)
     start = tl.load(position_ptr + first_row)

@@ -10,24 +10,25 @@ import triton
 
 from shardcompute.backends.ops import Attention, Gate
 from shardcompute.backends.torch.kernels.attention import attend_blocks, attend_rows
+from shardcompute.backends.torch.kernels.blocks import skinny_blocks, surplus, unpacking, widen_blocks
 from shardcompute.backends.torch.kernels.heads import add_norm, gate_rows, place_heads
 from shardcompute.backends.torch.kernels.linear import skinny_linear
-from shardcompute.backends.torch.kernels.tiling import choose_tiling, pad_rows
-from shardcompute.backends.torch.weights import BlockLinear, DenseLinear, DeviceLinear
+from shardcompute.backends.torch.kernels.tiling import Tiling, choose_block_tiling, choose_tiling, pad_rows
+from shardcompute.backends.torch.plan import BLOCK_ROWS
+from shardcompute.backends.torch.weights import TILE_OUTPUTS, BlockLinear, DenseLinear, DeviceLinear
 from shardcompute.core.batch import PAGE_TOKENS
 
 KV_SPLITS = 16
 ROW_WARPS = 4
 ROW_STAGES = 2
-BLOCK_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
     """Where the rows of a step lie, on the device, int32.
 
-    `short` are the rows for `attend_rows` (None: all of them), `blocks [n, 2]` the first row and row count of
-    each piece for `attend_blocks`.
+    `short` are the rows for `attend_rows` (None: all of them; -1: none), `blocks [n, 2]` the first row and row count
+    (0: none) of each piece for `attend_blocks`.
     """
 
     positions: torch.Tensor
@@ -85,10 +86,14 @@ class Kernels:
         self._linear_space = Workspace(device)
         self._attention_space = Workspace(device)
 
-    def can_multiply(self, matrix: DeviceLinear) -> TypeGuard[DenseLinear | BlockLinear]:
-        """Whether `linear` takes this form: a tile along the input must hold whole blocks of it."""
+    def can_multiply(
+        self, matrix: DeviceLinear, *, is_gated: bool = False
+    ) -> TypeGuard[DenseLinear | BlockLinear]:
+        """Whether `linear` takes this form; a gated pair must not share a tile of quantised outputs."""
         if not isinstance(matrix, BlockLinear):
             return isinstance(matrix, DenseLinear)
+        if is_gated and matrix.width_out % (2 * TILE_OUTPUTS):
+            return False
         return matrix.columns is None and matrix.block_size in (16, 32, 64)
 
     def linear(
@@ -99,49 +104,47 @@ class Kernels:
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """The map of at most `MAX_ROWS` rows; with `gate`, the two halves of its outputs joined."""
-        rows, width_in = x.shape
+        width_out = matrix.width_out // (1 if gate is None else 2)
+        out = torch.empty((len(x), width_out), dtype=dtype or x.dtype, device=x.device)
         if isinstance(matrix, BlockLinear):
-            weight, scales, bits, block_size = matrix.codes, matrix.scales, matrix.bits, matrix.block_size
-            shifts = matrix.shifts
+            self._multiply_blocks(x, matrix, out, gate)
         else:
-            weight, scales, shifts, bits, block_size = matrix.weight, matrix.weight, None, 16, 1
-        width_out = len(weight) // (1 if gate is None else 2)
-        padded = pad_rows(rows)
+            self._multiply_dense(x, matrix, out, gate)
+        return out
+
+    def _multiply_dense(
+        self, x: torch.Tensor, matrix: DenseLinear, out: torch.Tensor, gate: Gate | None
+    ) -> None:
+        (rows, width_in), width_out = x.shape, out.shape[1]
+        tile_rows = pad_rows(rows)
         tiling = choose_tiling(
-            padded,
+            tile_rows,
             width_out,
             width_in,
-            bits=bits,
             is_gated=gate is not None,
             processors=self._processors,
             shared_bytes=self._shared_bytes,
         )
-        tiles = triton.cdiv(width_out, tiling.block_n)
-        part_size = tiles * tiling.split * padded * tiling.block_n * (1 if gate is None else 2)
-        out = torch.empty((rows, width_out), dtype=dtype or x.dtype, device=x.device)
+        row_blocks = triton.cdiv(rows, tile_rows)
+        tiles = triton.cdiv(width_out, tiling.block_n) * row_blocks
         skinny_linear[(tiles, tiling.split)](
             x,
-            weight,
-            scales,
-            scales if shifts is None else shifts,
-            weight if matrix.bias is None else matrix.bias,
+            matrix.weight,
+            matrix.weight if matrix.bias is None else matrix.bias,
             out,
-            self._linear_space.parts(part_size if tiling.split > 1 else 1),
-            self._linear_space.counters(tiles),
+            *self._split_space(tiles, tiling, tile_rows, gate),
             rows,
             width_in,
             width_out,
             x.stride(0),
             0.0 if gate is None or gate.limit is None else gate.limit,
-            ROWS=padded,
+            row_blocks,
+            ROWS=tile_rows,
             BLOCK_N=tiling.block_n,
             BLOCK_K=tiling.block_k,
             SPLIT=tiling.split,
-            BITS=bits,
-            BLOCK_SIZE=block_size,
             GATED=gate is not None,
             ACTIVATION="none" if gate is None else _activation(gate),
-            HAS_SHIFT=shifts is not None,
             HAS_BIAS=matrix.bias is not None,
             IS_EVEN=width_in % tiling.block_k == 0 and width_out % tiling.block_n == 0,
             PREFETCH=tiling.prefetch if self._pdl["PDL"] else 0,
@@ -149,7 +152,94 @@ class Kernels:
             num_stages=tiling.stages,
             **self._pdl,
         )
-        return out
+
+    def _multiply_blocks(
+        self, x: torch.Tensor, matrix: BlockLinear, out: torch.Tensor, gate: Gate | None
+    ) -> None:
+        (rows, width_in), width_out = x.shape, out.shape[1]
+        groups, padded_out = matrix.scales.shape[:2]
+        tile_rows = pad_rows(rows)
+        tiling = choose_block_tiling(
+            tile_rows,
+            width_out,
+            groups,
+            bits=matrix.bits,
+            block_size=matrix.block_size,
+            is_gated=gate is not None,
+            processors=self._processors,
+            shared_bytes=self._shared_bytes,
+        )
+        row_blocks = triton.cdiv(rows, tile_rows)
+        tiles = triton.cdiv(width_out, tiling.block_n) * row_blocks
+        scales, shifts = words_of(matrix)
+        is_bfloat16, is_centred = x.dtype == torch.bfloat16, matrix.shifts is None or matrix.bits == 8
+        asm = unpacking(matrix.bits, is_bfloat16=is_bfloat16, is_centred=is_centred)
+        skinny_blocks[(tiles, tiling.split)](
+            x,
+            matrix.codes,
+            scales,
+            shifts,
+            matrix.codes if matrix.bias is None else matrix.bias,
+            out,
+            *self._split_space(tiles, tiling, tile_rows, gate),
+            rows,
+            width_in,
+            width_out,
+            padded_out,
+            groups,
+            x.stride(0),
+            0.0 if gate is None or gate.limit is None else gate.limit,
+            matrix.unit,
+            row_blocks,
+            ROWS=tile_rows,
+            BLOCK_N=tiling.block_n,
+            SPLIT=tiling.split,
+            BITS=matrix.bits,
+            BLOCK_SIZE=matrix.block_size,
+            GATED=gate is not None,
+            ACTIVATION="none" if gate is None else _activation(gate),
+            HAS_SHIFT=matrix.shifts is not None,
+            HAS_BIAS=matrix.bias is not None,
+            IS_EVEN=width_in == groups * matrix.block_size * (16 // matrix.bits),
+            ASM_0=asm[0],
+            ASM_1=asm[1],
+            ASM_2=asm[2],
+            ASM_3=asm[3],
+            SURPLUS=0.0 if is_centred else surplus(matrix.bits, is_bfloat16=is_bfloat16),
+            STAGES=tiling.stages,
+            PREFETCH=tiling.prefetch if self._pdl["PDL"] else 0,
+            num_warps=tiling.warps,
+            num_stages=tiling.stages,
+            **self._pdl,
+        )
+
+    def _split_space(
+        self, tiles: int, tiling: Tiling, tile_rows: int, gate: Gate | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for the parts of sums that several programs make, and a counter for each tile."""
+        size = tiles * tiling.split * tile_rows * tiling.block_n * (1 if gate is None else 2)
+        return self._linear_space.parts(size if tiling.split > 1 else 1), self._linear_space.counters(tiles)
+
+    def widen(self, matrix: BlockLinear, dtype: torch.dtype) -> torch.Tensor:
+        """The dense weight, rounded once."""
+        groups, padded_out = matrix.scales.shape[:2]
+        out = torch.empty((matrix.width_out, matrix.width_in), dtype=dtype, device=matrix.codes.device)
+        scales, shifts = words_of(matrix)
+        widen_blocks[(len(matrix.codes), groups)](
+            matrix.codes,
+            scales,
+            shifts,
+            out,
+            matrix.width_in,
+            matrix.width_out,
+            padded_out,
+            groups,
+            matrix.unit,
+            BITS=matrix.bits,
+            BLOCK_SIZE=matrix.block_size,
+            HAS_SHIFT=matrix.shifts is not None,
+        )
+        return matrix.with_outliers(out)
 
     def gate(self, x: torch.Tensor, gate: Gate) -> torch.Tensor:
         """The two halves of every row joined."""
@@ -304,6 +394,7 @@ class Kernels:
             **self._forms(attention),
             num_warps=4,
             num_stages=2,
+            **self._pdl,
         )
 
     def _sizes(self, pool: torch.Tensor, places: Places, attention: Attention) -> tuple[float, ...]:
@@ -327,6 +418,13 @@ class Kernels:
             "HAS_WINDOW": attention.window is not None,
             "HAS_SINKS": attention.sinks is not None,
         }
+
+
+def words_of(matrix: BlockLinear) -> tuple[torch.Tensor, torch.Tensor]:
+    """A group's scales and shifts, a word for each output; scales twice where there are no shifts."""
+    word = torch.int64 if matrix.bits == 4 else torch.int32
+    scales = matrix.scales.view(word)
+    return scales, scales if matrix.shifts is None else matrix.shifts.view(word)
 
 
 def _activation(gate: Gate) -> str:

@@ -1,11 +1,9 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
 """y = x @ w.T for few rows, where all the time goes into reading w.
 
-A program takes `BLOCK_N` outputs over one of `SPLIT` ranges of the input. Where the input is split, the program
-that finishes last adds the parts up in their order, so a result depends neither on timing nor on the row count:
-the tile of the rows is padded, and every row is computed alike.
-
-Quantised weights are read as codes and widened on the way to the matrix units, rounded as a widened matrix is.
+A program takes `BLOCK_N` outputs of `ROWS` rows over one of `SPLIT` ranges of the input. Where the input is split, the
+program that finishes last adds the parts up in their order, so a result depends neither on timing nor on the row count:
+the tile of the rows is padded, and every row is computed alike. `blocks` has the same for quantised weights.
 """
 
 import triton
@@ -29,7 +27,8 @@ def activate(gate, up, limit, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _prefetch(ptrs):
+def prefetch(ptrs):
+    """Ask for the lines that these lie in, without waiting."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
         "=r,l",
@@ -49,69 +48,78 @@ def _sum_parts(part_ptr, place, stride, SPLIT: tl.constexpr):
 
 
 @triton.jit
-def _widen(codes, scale, shift, ZERO: tl.constexpr, HAS_SHIFT: tl.constexpr, dtype: tl.constexpr):
-    """Codes `[BLOCK_N, blocks, values]` as weights `[BLOCK_N, blocks · values]`."""
-    w = (codes.to(tl.float32) - ZERO) * scale[:, :, None]
-    if HAS_SHIFT:
-        w += shift[:, :, None]
-    return tl.reshape(w.to(dtype), (codes.shape[0], codes.shape[1] * codes.shape[2]))
+def store_sums(
+    sums,
+    ups,
+    unit,
+    bias_ptr,
+    out_ptr,
+    part_ptr,
+    counter_ptr,
+    slot,
+    part,
+    row,
+    column,
+    rows,
+    width_out,
+    limit,
+    SPLIT: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
+    """Write `[BLOCK_N, ROWS]` sums of outputs `column [BLOCK_N, 1]` and rows `row [1, ROWS]`, times `unit`.
+
+    `slot` numbers the tile among all tiles of the launch. With `GATED`, `ups` are the other half of a gated pair.
+    """
+    BLOCK_N: tl.constexpr = sums.shape[0]
+    ROWS: tl.constexpr = sums.shape[1]
+    place = tl.arange(0, BLOCK_N)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+    is_last = True
+    if SPLIT > 1:
+        tile_size: tl.constexpr = ROWS * BLOCK_N * (2 if GATED else 1)
+        mine = part_ptr + (slot * SPLIT).to(tl.int64) * tile_size
+        tl.store(mine + part * tile_size + place, sums)
+        if GATED:
+            tl.store(mine + part * tile_size + ROWS * BLOCK_N + place, ups)
+        tl.debug_barrier()
+        is_last = tl.atomic_add(counter_ptr + slot, 1, sem="acq_rel") == SPLIT - 1
+    if is_last:
+        if SPLIT > 1:
+            tl.store(counter_ptr + slot, 0)
+            sums = _sum_parts(mine, place, tile_size, SPLIT)
+            if GATED:
+                ups = _sum_parts(mine + ROWS * BLOCK_N, place, tile_size, SPLIT)
+        sums *= unit
+        if GATED:
+            ups *= unit
+        if HAS_BIAS:
+            inside = column < width_out
+            sums += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
+            if GATED:
+                ups += tl.load(bias_ptr + width_out + column, mask=inside, other=0.0).to(tl.float32)
+        if GATED:
+            sums = activate(sums, ups, limit, ACTIVATION)
+        out = out_ptr + row.to(tl.int64) * width_out + column
+        tl.store(out, sums.to(out_ptr.dtype.element_ty), mask=(row < rows) & (column < width_out))
 
 
 @triton.jit
-def _multiply(
-    sums,
-    x,
-    w_ptr,
-    scale_ptr,
-    shift_ptr,
-    owner,
-    at,
-    width_in,
-    BITS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HAS_SHIFT: tl.constexpr,
-    IS_EVEN: tl.constexpr,
-):
+def _multiply(sums, x, w_ptr, owner, at, width_in, IS_EVEN: tl.constexpr):
     """Add to `sums` the product of x with weights `[owner, at : at + BLOCK_K]`, the weights as the tall side."""
-    ROWS: tl.constexpr = x.shape[0]
-    BLOCK_K: tl.constexpr = x.shape[1]
-    if BITS == 16:
-        k = tl.arange(0, BLOCK_K)
-        place = (owner * width_in)[:, None] + (at + k)[None, :]
-        if IS_EVEN:
-            w = tl.load(w_ptr + place, eviction_policy="evict_first")
-        else:
-            w = tl.load(w_ptr + place, mask=(at + k < width_in)[None, :], other=0.0)
-        sums = tl.dot(w, tl.trans(x), sums)
+    k = tl.arange(0, x.shape[1])
+    place = (owner * width_in)[:, None] + (at + k)[None, :]
+    if IS_EVEN:
+        w = tl.load(w_ptr + place, eviction_policy="evict_first")
     else:
-        BLOCKS: tl.constexpr = BLOCK_K // BLOCK_SIZE
-        BYTES: tl.constexpr = BLOCK_SIZE * BITS // 8
-        blocks = width_in // BLOCK_SIZE
-        block = at // BLOCK_SIZE + tl.arange(0, BLOCKS)
-        inside = (block < blocks)[None, :]
-        source = (owner * blocks)[:, None] + block[None, :]
-        byte = source[:, :, None] * BYTES + tl.arange(0, BYTES)[None, None, :]
-        codes = tl.load(w_ptr + byte, mask=inside[:, :, None], other=0, eviction_policy="evict_first")
-        scale = tl.load(scale_ptr + source, mask=inside, other=0.0)
-        shift = scale
-        if HAS_SHIFT:
-            shift = tl.load(shift_ptr + source, mask=inside, other=0.0)
-        if BITS == 8:
-            sums = tl.dot(_widen(codes, scale, shift, 128, HAS_SHIFT, x.dtype), tl.trans(x), sums)
-        else:
-            # Two codes share a byte: even inputs lie in its low half, odd ones in the high half.
-            even, odd = tl.split(tl.reshape(x, (ROWS, BLOCK_K // 2, 2)))
-            sums = tl.dot(_widen(codes & 15, scale, shift, 8, HAS_SHIFT, x.dtype), tl.trans(even), sums)
-            sums = tl.dot(_widen(codes >> 4, scale, shift, 8, HAS_SHIFT, x.dtype), tl.trans(odd), sums)
-    return sums
+        w = tl.load(w_ptr + place, mask=(at + k < width_in)[None, :], other=0.0)
+    return tl.dot(w, tl.trans(x), sums)
 
 
 @triton.jit
 def skinny_linear(
     x_ptr,
     w_ptr,
-    scale_ptr,
-    shift_ptr,
     bias_ptr,
     out_ptr,
     part_ptr,
@@ -121,25 +129,24 @@ def skinny_linear(
     width_out,
     x_stride,
     limit,
+    row_blocks,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    HAS_SHIFT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_EVEN: tl.constexpr,
     PDL: tl.constexpr,
     PREFETCH: tl.constexpr,
 ):
     """`GATED`: w is gate over up, each `width_out` rows, and the two products are joined."""
-    tile = tl.program_id(0)
+    slot = tl.program_id(0)
     part = tl.program_id(1)
-    m = tl.arange(0, ROWS)
-    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    # Programs that read the same weights follow each other.
+    m = (slot % row_blocks) * ROWS + tl.arange(0, ROWS)
+    n = (slot // row_blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     per_part = tl.cdiv(tl.cdiv(width_in, BLOCK_K), SPLIT) * BLOCK_K
     begin = part * per_part
@@ -147,9 +154,9 @@ def skinny_linear(
     owner = n.to(tl.int64) if IS_EVEN else tl.minimum(n, width_out - 1).to(tl.int64)
     if PREFETCH > 0:
         line = tl.minimum(begin + tl.arange(0, PREFETCH) * 64, width_in - 64)
-        _prefetch(w_ptr + (owner * width_in)[:, None] + line[None, :])
+        prefetch(w_ptr + (owner * width_in)[:, None] + line[None, :])
         if GATED:
-            _prefetch(w_ptr + ((owner + width_out) * width_in)[:, None] + line[None, :])
+            prefetch(w_ptr + ((owner + width_out) * width_in)[:, None] + line[None, :])
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -161,49 +168,26 @@ def skinny_linear(
         if not IS_EVEN:
             is_used = is_used & (at + k < width_in)[None, :]
         x = tl.load(x_ptr + m[:, None] * x_stride + (at + k)[None, :], mask=is_used, other=0.0)
-        sums = _multiply(
-            sums, x, w_ptr, scale_ptr, shift_ptr, owner, at, width_in, BITS, BLOCK_SIZE, HAS_SHIFT, IS_EVEN
-        )
+        sums = _multiply(sums, x, w_ptr, owner, at, width_in, IS_EVEN)
         if GATED:
-            ups = _multiply(
-                ups,
-                x,
-                w_ptr,
-                scale_ptr,
-                shift_ptr,
-                owner + width_out,
-                at,
-                width_in,
-                BITS,
-                BLOCK_SIZE,
-                HAS_SHIFT,
-                IS_EVEN,
-            )
-
-    row, column = m[None, :], n[:, None]
-    place = tl.arange(0, BLOCK_N)[:, None] * ROWS + row
-    is_last = True
-    if SPLIT > 1:
-        tile_size: tl.constexpr = ROWS * BLOCK_N * (2 if GATED else 1)
-        mine = part_ptr + (tile * SPLIT).to(tl.int64) * tile_size
-        tl.store(mine + part * tile_size + place, sums)
-        if GATED:
-            tl.store(mine + part * tile_size + ROWS * BLOCK_N + place, ups)
-        tl.debug_barrier()
-        is_last = tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") == SPLIT - 1
-    if is_last:
-        if SPLIT > 1:
-            tl.store(counter_ptr + tile, 0)
-            sums = _sum_parts(mine, place, tile_size, SPLIT)
-            if GATED:
-                ups = _sum_parts(mine + ROWS * BLOCK_N, place, tile_size, SPLIT)
-        if HAS_BIAS:
-            sums += tl.load(bias_ptr + column, mask=column < width_out, other=0.0).to(tl.float32)
-            if GATED:
-                ups += tl.load(bias_ptr + width_out + column, mask=column < width_out, other=0.0).to(
-                    tl.float32
-                )
-        if GATED:
-            sums = activate(sums, ups, limit, ACTIVATION)
-        out = out_ptr + row * width_out + column
-        tl.store(out, sums.to(out_ptr.dtype.element_ty), mask=(row < rows) & (column < width_out))
+            ups = _multiply(ups, x, w_ptr, owner + width_out, at, width_in, IS_EVEN)
+    store_sums(
+        sums,
+        ups,
+        1.0,
+        bias_ptr,
+        out_ptr,
+        part_ptr,
+        counter_ptr,
+        slot,
+        part,
+        m[None, :],
+        n[:, None],
+        rows,
+        width_out,
+        limit,
+        SPLIT,
+        GATED,
+        ACTIVATION,
+        HAS_BIAS,
+    )

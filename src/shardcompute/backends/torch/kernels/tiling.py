@@ -8,9 +8,10 @@ copy bandwidth; what mattered was that the programs fill whole waves of processo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-MAX_ROWS = 64
+MAX_ROWS = 256
 PREFETCH_LINES = 4
 _LINE_VALUES = 64
 _GOOD_FILL = 0.84
@@ -31,27 +32,50 @@ class Tiling:
     stages: int
     prefetch: int
 
+    def part_inputs(self, width_in: int) -> int:
+        """Inputs that one part sums up."""
+        return math.ceil(math.ceil(width_in / self.block_k) / self.split) * self.block_k
+
 
 def choose_tiling(
-    rows: int, width_out: int, width_in: int, *, bits: int, is_gated: bool, processors: int, shared_bytes: int
+    rows: int, width_out: int, width_in: int, *, is_gated: bool, processors: int, shared_bytes: int
 ) -> Tiling:
-    """`rows` is padded already; `shared_bytes` is what one program may have of a processor's shared memory."""
-    # Codes are widened in registers, of which a larger tile would need too many.
-    block_n, block_k = 64, 128 if width_in >= 512 and bits == 16 else 64
+    """`rows` is that of a tile; `shared_bytes` is what one program may have of a processor's shared memory."""
+    block_n, block_k = 64, 128 if width_in >= 512 else 64
     tiles = -(-width_out // block_n)
-    # Widening takes its time, so quantised weights want more programs at once.
-    fewest = 1 if bits == 16 else 3 * processors // (2 * tiles)
-    split = _choose_split(tiles, -(-width_in // block_k), processors, fewest)
+    split = _choose_split(tiles, -(-width_in // block_k), processors, 1)
     per_processor = -(-tiles * split // processors)
     stages = 8 if per_processor == 1 else 3 if per_processor == 3 else 4
-    stage_bytes = block_k * (block_n * (2 if is_gated else 1) * bits // 8 + 2 * rows)
+    stage_bytes = block_k * (block_n * (4 if is_gated else 2) + 2 * rows)
     stages = max(1, min(stages, shared_bytes // stage_bytes))
     has_lines = width_in // split >= PREFETCH_LINES * _LINE_VALUES and width_in % block_k == 0
-    return Tiling(block_n, block_k, split, 4, stages, PREFETCH_LINES if has_lines and bits == 16 else 0)
+    return Tiling(block_n, block_k, split, 4, stages, PREFETCH_LINES if has_lines else 0)
+
+
+def choose_block_tiling(
+    rows: int,
+    width_out: int,
+    groups: int,
+    *,
+    bits: int,
+    block_size: int,
+    is_gated: bool,
+    processors: int,
+    shared_bytes: int,
+) -> Tiling:
+    """For quantised weights: a tile along the input is a group of blocks."""
+    block_n, block_k = 64, block_size * 16 // bits
+    tiles = -(-width_out // block_n)
+    # Unpacking takes its time, so quantised weights want more programs at once.
+    split = _choose_split(tiles, groups, processors, 3 * processors // (2 * tiles))
+    scales = 2 * block_n * 32 // bits
+    stage_bytes = (block_n * block_size * 2 + scales) * (2 if is_gated else 1) + 2 * rows * block_k
+    stages = max(1, min(4, shared_bytes // stage_bytes))
+    return Tiling(block_n, block_k, split, 4, stages, 0)
 
 
 def pad_rows(rows: int) -> int:
-    """Rows of the tile that holds so many."""
+    """Rows of a tile where there are so many; past 64 there are several tiles."""
     return 16 if rows <= 16 else 32 if rows <= 32 else 64
 
 
