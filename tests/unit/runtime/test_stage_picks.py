@@ -16,7 +16,7 @@ from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
-from support.models.picking import PickingDevice
+from support.models.deferred import PickingDevice
 from support.models.tiny_checkpoint import save_tiny_llama
 
 OPTIONS = ExecutorOptions(kv_bytes=1 << 22, context_length=200, max_rows=32)

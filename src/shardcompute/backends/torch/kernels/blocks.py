@@ -197,68 +197,22 @@ def skinny_blocks(
         if HAS_SHIFT:
             shifts = tl.load(shift_ptr + scale_place)
         sums = _multiply_group(
-            sums,
-            x_ptrs,
-            used,
-            words,
-            scales,
-            shifts,
-            group * GROUP,
-            width_in,
-            BITS,
-            BLOCK_SIZE,
-            HAS_SHIFT,
-            IS_EVEN,
-            ASM_0,
-            ASM_1,
-            ASM_2,
-            ASM_3,
-            SURPLUS,
-        )
+            sums, x_ptrs, used, words, scales, shifts, group * GROUP, width_in,
+            BITS, BLOCK_SIZE, HAS_SHIFT, IS_EVEN, ASM_0, ASM_1, ASM_2, ASM_3, SURPLUS,
+        )  # fmt: skip
         if GATED:
             words = tl.load(w_ptrs + up_offset + place, eviction_policy="evict_first")
             scales = tl.load(scale_ptr + width_out + scale_place)
             if HAS_SHIFT:
                 shifts = tl.load(shift_ptr + width_out + scale_place)
             ups = _multiply_group(
-                ups,
-                x_ptrs,
-                used,
-                words,
-                scales,
-                shifts,
-                group * GROUP,
-                width_in,
-                BITS,
-                BLOCK_SIZE,
-                HAS_SHIFT,
-                IS_EVEN,
-                ASM_0,
-                ASM_1,
-                ASM_2,
-                ASM_3,
-                SURPLUS,
-            )
+                ups, x_ptrs, used, words, scales, shifts, group * GROUP, width_in,
+                BITS, BLOCK_SIZE, HAS_SHIFT, IS_EVEN, ASM_0, ASM_1, ASM_2, ASM_3, SURPLUS,
+            )  # fmt: skip
     store_sums(
-        sums,
-        ups,
-        unit,
-        bias_ptr,
-        out_ptr,
-        part_ptr,
-        counter_ptr,
-        slot,
-        part,
-        m[None, :],
-        n[:, None],
-        rows,
-        width_out,
-        limit,
-        SPLIT,
-        GATED,
-        ACTIVATION,
-        HAS_BIAS,
-    )
+        sums, ups, unit, bias_ptr, out_ptr, part_ptr, counter_ptr, slot, part, m[None, :], n[:, None],
+        rows, width_out, limit, SPLIT, GATED, ACTIVATION, HAS_BIAS,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -172,22 +172,6 @@ def skinny_linear(
         if GATED:
             ups = _multiply(ups, x, w_ptr, owner + width_out, at, width_in, IS_EVEN)
     store_sums(
-        sums,
-        ups,
-        1.0,
-        bias_ptr,
-        out_ptr,
-        part_ptr,
-        counter_ptr,
-        slot,
-        part,
-        m[None, :],
-        n[:, None],
-        rows,
-        width_out,
-        limit,
-        SPLIT,
-        GATED,
-        ACTIVATION,
-        HAS_BIAS,
-    )
+        sums, ups, 1.0, bias_ptr, out_ptr, part_ptr, counter_ptr, slot, part, m[None, :], n[:, None],
+        rows, width_out, limit, SPLIT, GATED, ACTIVATION, HAS_BIAS,
+    )  # fmt: skip
