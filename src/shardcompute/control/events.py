@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from shardcompute.control.state import Assignment, ClusterState, Model, NodeDescription
+from shardcompute.control.state import Assignment, ClusterState, LayerShape, Model, NodeDescription
 
 
 class CoordinatorStarted(Struct, frozen=True, tag=True):
@@ -53,6 +53,12 @@ class NodeMeasured(Struct, frozen=True, tag=True, kw_only=True):
     overhead_s: float | None = None
     model: str | None = None
     layer_s: float | None = None
+    shape: LayerShape | None = None
+    batch_layer_s: float | None = None
+    prefill_layer_s: float | None = None
+    is_served: bool = False
+    """What steps in service take of late, by many of them: it replaces what was measured before."""
+    measured_at_s: float = 0.0
 
 
 class LinkMeasured(Struct, frozen=True, tag=True):

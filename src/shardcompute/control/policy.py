@@ -54,6 +54,8 @@ class PlacementPolicy(Struct, frozen=True):
     """Per value on the wire."""
     default_seconds_per_byte: float = 1e-10
     """Of a machine that nobody has measured yet: it reads 10 GB of weights a second."""
+    usual_service_factor: float = 1.25
+    """So much slower than just after loading steps may be in service on a machine that has no trouble."""
     source_bytes_per_s: float = 5e7
     """How fast weights are expected to arrive."""
     horizon_s: float = 600.0

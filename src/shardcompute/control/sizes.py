@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 from shardcompute.backends.footprint import pooled_tokens
-from shardcompute.control.state import Assignment, ClusterState, Model
+from shardcompute.control.state import Assignment, ClusterState, LayerShape, Model
 from shardcompute.models.spec import Layer, ModelSpec
 from shardcompute.weights.card import Card
 from shardcompute.weights.held import HeldSizes, held_sizes_of_card
@@ -160,6 +160,12 @@ def sizes_of(model: Model) -> Sizes:
         ),
         held=held,
     )
+
+
+def shape_of(model: Model) -> LayerShape:
+    """By which the speed of a model is known on machines that have tried one like it."""
+    work_bytes = sizes_of(model).work_before[-1] // max(1, model.layer_count)
+    return LayerShape(model.hidden, work_bytes, model.weight_form)
 
 
 def _held_sums(model: Model, work: Sequence[int], held: HeldSizes, kv_token_bytes: int) -> HeldSums:

@@ -61,12 +61,37 @@ class Refusal(Struct, frozen=True):
     until_s: float
 
 
+class LayerShape(Struct, frozen=True):
+    """What a layer's time depends on besides the machine: width, bytes read for one row, weight form."""
+
+    hidden: int
+    work_bytes: int
+    form: str
+
+    def is_like(self, other: LayerShape) -> bool:
+        """Sizes of forms that are still to be made are estimates."""
+        is_close = abs(self.work_bytes - other.work_bytes) <= 0.1 * max(self.work_bytes, other.work_bytes)
+        return is_close and (self.hidden, self.form) == (other.hidden, other.form)
+
+
 class LayerTime(Struct, frozen=True):
-    """Measured seconds for one average layer of a model, one row: the median of the newest samples."""
+    """Measured seconds for one average layer of a model, one row: the median of the newest samples or, where the model
+    is served, what its steps take of late."""
 
     model: str
     seconds: float
     samples: tuple[float, ...] = ()
+    shape: LayerShape | None = None
+    batch_s: float | None = None
+    """For one row each of eight sessions at once."""
+    prefill_s: float | None = None
+    """For each row of a prompt."""
+    loaded_s: float = 0.0
+    """Of `seconds`, as it was measured when the model was loaded."""
+    is_served: bool = False
+    """It is what steps in service take."""
+    measured_at_s: float = 0.0
+    """When, in seconds since 1970 by the node's clock; 0: it does not say."""
 
 
 class UnusedDevice(Struct, frozen=True):
@@ -96,6 +121,12 @@ class NodeDescription(Struct, frozen=True, kw_only=True):
     """Why it offers less memory than it was given; empty where it does not."""
     seconds_per_byte: float | None = None
     overhead_s: float = 0.0
+    prefill_seconds_per_byte: float | None = None
+    """For each row of a prompt."""
+    probed_at_s: float = 0.0
+    """When these three were measured, in seconds since 1970; 0: they are guessed."""
+    remembered: tuple[LayerTime, ...] = ()
+    """What it measured before with models of these shapes."""
     cached: tuple[Holding, ...] = ()
     shards: tuple[Shard, ...] = ()
     is_standby: bool = False

@@ -50,8 +50,10 @@ from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.node.rpc.link_probe import LinkQuality
 from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.node.rpc.step_times import STAGE_PATIENCE, Patience
-from shardcompute.node.worker import shard_loader
+from shardcompute.node.worker import device_speeds, service_pace, shard_loader
 from shardcompute.node.worker import worker as worker_room
+from shardcompute.node.worker.shard_loader import MeasuredShard
+from shardcompute.node.worker.speed_probe import BackendSpeed, ShardSpeed, StageSpeed
 from shardcompute.node.worker.stage_server import ShardKey, StageServer
 from shardcompute.node.worker.worker import Worker, WorkerOptions
 from shardcompute.security import Credentials, Role, parse_token
@@ -152,12 +154,12 @@ class LabWorker(Worker):
     def stages(self) -> StageServer:
         return self._stages
 
-    def _load_shard(self, command: LoadLayers) -> float | None:
+    def _load_shard(self, command: LoadLayers) -> MeasuredShard | None:
         self.before_load(command)
-        layer_s = super()._load_shard(command)
-        if layer_s is not None:
+        measured = super()._load_shard(command)
+        if measured is not None:
             self.loads.append((command.chain, command.start, command.stop))
-        return layer_s
+        return measured
 
     def sessions(self) -> int:
         """Sessions that hold KV here."""
@@ -561,8 +563,9 @@ class Alone:
 @contextmanager
 def _constant_measurements(reach: Callable[[Callable[[], Link]], LinkQuality]) -> Iterator[None]:
     with (
-        mock.patch.object(worker_room, "measure_seconds_per_byte", return_value=3e-12),
-        mock.patch.object(shard_loader, "measure_layer", return_value=1e-4),
+        mock.patch.object(device_speeds, "probe_backend", return_value=BackendSpeed(3e-12, 1e-12, 0.0)),
+        mock.patch.object(shard_loader, "measure_shard", return_value=ShardSpeed(StageSpeed(1e-4), 1e-4)),
+        mock.patch.object(service_pace, "LEAST_WINDOW_S", 1e9),
         mock.patch.object(link_probe, "probe_link", reach),
     ):
         yield

@@ -31,6 +31,8 @@ class NodeCapacity:
     """To be used for stages only where nothing else serves."""
     holding: str = ""
     """By whose costs its memory is counted, see `Sizes.on`."""
+    prefill_seconds_per_byte: float | None = None
+    """As `seconds_per_byte`, for each row of a prompt; None: nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,22 @@ def score_of(latency_s: float, bottleneck_s: float, machines: int, policy: Place
 def stage_s(sizes: Sizes, offer: NodeCapacity, start: int, stop: int) -> float:
     """Seconds for one row through these layers on this machine."""
     return offer.overhead_s + offer.seconds_per_byte * sizes.work_bytes(start, stop)
+
+
+def first_token_s(request: Request, stages: Sequence[Assignment], prompt_tokens: int) -> float | None:
+    """Seconds until a prompt of so many tokens is through these stages, one after the other; None where the speed of
+    one with prompts is not known."""
+    offers, sizes = {offer.node: offer for offer in request.offers}, request.sizes
+    total_s = hops_of(request).ring_s([stage.node for stage in stages])
+    for stage in stages:
+        offer = offers[stage.node]
+        if offer.prefill_seconds_per_byte is None:
+            return None
+        layers_bytes = sizes.work_before[stage.stop] - sizes.work_before[stage.start]
+        head_bytes = sizes.work_bytes(stage.start, stage.stop) - layers_bytes
+        total_s += offer.overhead_s + offer.seconds_per_byte * head_bytes
+        total_s += prompt_tokens * offer.prefill_seconds_per_byte * layers_bytes
+    return total_s
 
 
 def score(request: Request, stages: Sequence[Assignment]) -> Score:

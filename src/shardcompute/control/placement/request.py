@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from shardcompute.control.placement.cost_model import NodeCapacity, Request
-from shardcompute.control.sizes import sizes_of
-from shardcompute.control.state import Chain, ClusterState, Model, Node
+from shardcompute.control.sizes import shape_of, sizes_of
+from shardcompute.control.state import Chain, ClusterState, LayerTime, Model, Node
 from shardcompute.control.transitions.state_updates import claimed_bytes
 
 
@@ -28,8 +29,9 @@ def placement_request(
     own = None if chain is None else chain.id
     taken = {node for other in state.live_chains(model.name) if other.id != own for node in other.nodes}
     statuses = ("ready", "draining") if has_draining else ("ready",)
+    corrections = _Corrections(_service_factor(state, model), _probe_factor(state, model))
     offers = tuple(
-        _offer(state, node, model, own)
+        _offer(state, node, model, own, corrections)
         for node in (state.nodes[id] for id in sorted(state.nodes))
         if node.can_work
         and node.status in statuses
@@ -84,47 +86,86 @@ def _mean_rtt_s(state: ClusterState, node: str, others: Sequence[str]) -> float 
     return None if len(rtts) < len(links) else sum(rtts) / max(len(rtts), 1)
 
 
-def _offer(state: ClusterState, node: Node, model: Model, own_chain: str | None) -> NodeCapacity:
+def _offer(
+    state: ClusterState, node: Node, model: Model, own_chain: str | None, corrections: _Corrections
+) -> NodeCapacity:
     free = node.room_bytes - claimed_bytes(state, node.id, except_chain=own_chain)
     cached = {(each.start, each.stop) for each in node.cached if each.model == model.name}
     held = cached | {(each.start, each.stop) for each in node.shards if each.model == model.name}
     return NodeCapacity(
         node=node.id,
         memory_bytes=max(0, free),
-        seconds_per_byte=_seconds_per_byte(state, node, model),
+        seconds_per_byte=_seconds_per_byte(state, node, model, corrections),
         overhead_s=node.overhead_s,
+        prefill_seconds_per_byte=_prefill_seconds_per_byte(node, model),
         held=tuple(sorted(held)),
         is_standby=node.is_standby,
         holding=node.holding,
     )
 
 
-def _seconds_per_byte(state: ClusterState, node: Node, model: Model) -> float:
-    """As measured on this model, else as probed, else as guessed; the latter two corrected by what others measured.
+@dataclass(frozen=True, slots=True)
+class _Corrections:
+    """What is to be added to what was not measured in service: of loaded models, and of probes."""
 
-    A probe is simpler than a model, so it promises too much: without the correction a machine that nobody has tried
-    yet would always look better than those that serve.
+    loaded: float
+    probed: float
+
+
+def _seconds_per_byte(state: ClusterState, node: Node, model: Model, corrections: _Corrections) -> float:
+    """As measured on this model or one of its shape, else as probed, else as guessed; what was not measured in
+    service is corrected by what others measured.
+
+    A probe is simpler than a model, and a model that was just loaded has its machine to itself, so both promise too
+    much: without the correction a machine that nobody has tried yet would always look better than those that serve.
     """
-    measured = _measured(node, model)
-    if measured is not None:
-        return measured
+    time, work = layer_time(node, model), _layer_work(model)
+    if time is not None and work > 0:
+        return time.seconds / work * (1.0 if time.is_served else corrections.loaded)
     probed = node.seconds_per_byte or state.placing.default_seconds_per_byte
-    return probed * _correction(state, model)
+    return probed * corrections.probed
 
 
-def _measured(node: Node, model: Model) -> float | None:
-    work = sizes_of(model).work_before[-1] / model.layer_count
-    for time in node.layer_times:
-        if time.model == model.name and work > 0:
-            return time.seconds / work
-    return None
+def _prefill_seconds_per_byte(node: Node, model: Model) -> float | None:
+    time, work = layer_time(node, model), _layer_work(model)
+    if time is not None and time.prefill_s is not None and work > 0:
+        return time.prefill_s / work
+    return node.prefill_seconds_per_byte
 
 
-def _correction(state: ClusterState, model: Model) -> float:
+def layer_time(node: Node, model: Model) -> LayerTime | None:
+    """What a node measured with this model in this form, or with another of its shape."""
+    shape = shape_of(model)
+    own = [time for time in node.layer_times if time.model == model.name]
+    like = [
+        time for time in (*own, *node.layer_times) if time.shape is not None and shape.is_like(time.shape)
+    ]
+    unshaped = [time for time in own if time.shape is None]
+    return next(iter((*like, *unshaped)), None)
+
+
+def _layer_work(model: Model) -> float:
+    return sizes_of(model).work_before[-1] / model.layer_count
+
+
+def _service_factor(state: ClusterState, model: Model) -> float:
+    """By how much a model is slower in service than when it was loaded, on every machine that serves it, within what is
+    usual: one that is slower by more than that is so for reasons of its own."""
+    times = (layer_time(node, model) for node in state.nodes.values())
+    factors = [
+        time.seconds / time.loaded_s
+        for time in times
+        if time is not None and time.is_served and time.loaded_s > 0
+    ]
+    return min(max(1.0, min(factors)), state.placing.usual_service_factor) if factors else 1.0
+
+
+def _probe_factor(state: ClusterState, model: Model) -> float:
     """How much slower this model is than probes say, on the machines that have run it."""
+    work = _layer_work(model)
     ratios = [
-        measured / node.seconds_per_byte
+        time.seconds / work / node.seconds_per_byte
         for node in state.nodes.values()
-        if node.seconds_per_byte and (measured := _measured(node, model)) is not None
+        if node.seconds_per_byte and work > 0 and (time := layer_time(node, model)) is not None
     ]
     return statistics.median(ratios) if ratios else 1.0

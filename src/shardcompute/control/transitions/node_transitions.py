@@ -44,6 +44,7 @@ def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
     if event.seconds_per_byte is not None:
         probes = with_sample(probes, event.seconds_per_byte)
     described["seconds_per_byte"] = median(probes)
+    described["remembered"] = ()
     node = Node(
         **described,
         id=event.node,
@@ -52,7 +53,7 @@ def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
         lease_until_s=event.now_s + state.health.lost_after_s,
         # A drained node whose control link flickers is still to be emptied.
         is_draining=old is not None and old.is_live and old.is_draining,
-        layer_times=old.layer_times if old else (),
+        layer_times=_with_remembered(old.layer_times if old else (), event.remembered),
         probes=probes,
         refusals=old.refusals if old else (),
     )
@@ -60,6 +61,22 @@ def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
     if node.can_work and (old is None or not old.is_live):
         state = forget_moves(state)
     return trim_standbys(_interrupt_unheld(state, event.node))
+
+
+def _with_remembered(
+    known: tuple[LayerTime, ...], remembered: tuple[LayerTime, ...]
+) -> tuple[LayerTime, ...]:
+    """What is known here counts, and is newer; of models with names of its own the node says nothing new."""
+    names = {time.model for time in known}
+    shapes = [time.shape for time in known if time.shape is not None]
+    new = [
+        time
+        for time in remembered
+        if time.model not in names
+        and time.shape is not None
+        and not any(shape.is_like(time.shape) for shape in shapes)
+    ]
+    return tuple(sorted((*known, *new), key=lambda time: time.model))
 
 
 def _interrupt_unheld(state: ClusterState, node_id: str) -> ClusterState:
@@ -122,13 +139,28 @@ def _measure_node(state: ClusterState, event: happened.NodeMeasured) -> ClusterS
         node = replace(node, overhead_s=event.overhead_s)
     if event.model is not None and event.layer_s is not None and event.layer_s > 0:
         times = {time.model: time for time in node.layer_times}
-        known = times.get(event.model, LayerTime(event.model, 0.0))
-        samples = with_sample(known.samples, event.layer_s)
-        times[event.model] = LayerTime(event.model, median(samples) or event.layer_s, samples)
+        known = times.get(event.model, LayerTime(event.model, 0.0, shape=event.shape))
+        if known.shape != event.shape:  # the same name in another form
+            known = LayerTime(event.model, 0.0, shape=event.shape)
+        times[event.model] = _with_layer_time(known, event, event.layer_s)
         node = replace(node, layer_times=tuple(times[model] for model in sorted(times)))
     if node.status == "joining":
         node = replace(node, status=_settled_status(node))
     return with_node(state, node)
+
+
+def _with_layer_time(known: LayerTime, event: happened.NodeMeasured, layer_s: float) -> LayerTime:
+    common = {
+        "batch_s": event.batch_layer_s or known.batch_s,
+        "prefill_s": event.prefill_layer_s or known.prefill_s,
+        "measured_at_s": event.measured_at_s,
+    }
+    if event.is_served:
+        loaded_s = known.loaded_s or layer_s
+        return replace(known, seconds=layer_s, samples=(), loaded_s=loaded_s, is_served=True, **common)
+    samples = with_sample(known.samples, layer_s)
+    seconds = median(samples) or layer_s
+    return replace(known, seconds=seconds, samples=samples, loaded_s=seconds, is_served=False, **common)
 
 
 def _suspect(state: ClusterState, event: happened.NodeSuspected) -> ClusterState:

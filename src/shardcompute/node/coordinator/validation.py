@@ -7,7 +7,7 @@ journal stays small and people's terminals show plain text. Whether a claim is t
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
@@ -24,7 +24,7 @@ from shardcompute.control.events import (
     ShardLoaded,
     ShardProgressed,
 )
-from shardcompute.control.state import Node, NodeRole, UnusedDevice
+from shardcompute.control.state import LayerShape, LayerTime, Node, NodeRole, UnusedDevice
 from shardcompute.core.errors import UsageError
 from shardcompute.core.fields import shorten
 from shardcompute.node.rpc.session_ids import MOST_NAMESPACES
@@ -56,6 +56,10 @@ _REPORTABLE = (
 # From a hundred times faster than any memory to a byte in a second.
 _SECONDS_PER_BYTE = (1e-15, 1.0)
 _LAYER_S = (1e-9, 3600.0)
+_MOST_WIDTH = 1 << 24
+_MOST_REMEMBERED = 64
+# Of a clock that may be wrong by a lot.
+_AT_S = (0.0, 1e12)
 _OVERHEAD_S = (0.0, 3600.0)
 _RTT_S = (0.0, 3600.0)
 _BYTES_PER_S = (1.0, 1e15)
@@ -70,6 +74,10 @@ def validate_join(event: NodeJoined) -> str | None:
         _out_of("threads", event.threads, 1, _MOST_THREADS),
         _out_of("seconds per byte", event.seconds_per_byte, *_SECONDS_PER_BYTE),
         _out_of("overhead", event.overhead_s, *_OVERHEAD_S),
+        _out_of("seconds per byte", event.prefill_seconds_per_byte, *_SECONDS_PER_BYTE),
+        _out_of("time of its probe", event.probed_at_s, *_AT_S),
+        _out_of("number of remembered models", len(event.remembered), 0, _MOST_REMEMBERED),
+        *(problem for each in event.remembered[:_MOST_REMEMBERED] for problem in _wrong_memory(each)),
         _unwordly("name", event.name),
         _unwordly("reason to offer less", event.memory_reason or "-", _MOST_REASON_CHARACTERS),
         _unwordly("device", event.device),
@@ -151,7 +159,8 @@ def report_problem(event: Event) -> str | None:
         problems = [
             _out_of("seconds per byte", event.seconds_per_byte, *_SECONDS_PER_BYTE),
             _out_of("overhead", event.overhead_s, *_OVERHEAD_S),
-            _out_of("time of a layer", event.layer_s, *_LAYER_S),
+            *_wrong_times(event.layer_s, event.batch_layer_s, event.prefill_layer_s, event.measured_at_s),
+            *_wrong_shape(event.shape),
             _unwordly("model", event.model or "-"),
         ]
     elif isinstance(event, ShardLoaded | ShardFailed):
@@ -172,6 +181,29 @@ def report_problem(event: Event) -> str | None:
     elif isinstance(event, LinkBroken):
         problems = [_unwordly("node", event.node)]
     return next((problem for problem in problems if problem is not None), None)
+
+
+def _wrong_times(
+    layer_s: float | None, batch_s: float | None, prefill_s: float | None, at_s: float
+) -> Iterator[str | None]:
+    for seconds in (layer_s, batch_s, prefill_s):
+        yield _out_of("time of a layer", seconds, *_LAYER_S)
+    yield _out_of("time of measuring", at_s, *_AT_S)
+
+
+def _wrong_shape(shape: LayerShape | None) -> Iterator[str | None]:
+    if shape is not None:
+        yield _out_of("width", shape.hidden, 1, _MOST_WIDTH)
+        yield _out_of("work", shape.work_bytes, 1, _MOST_BYTES)
+        yield _unwordly("form", shape.form)
+
+
+def _wrong_memory(time: LayerTime) -> Iterator[str | None]:
+    yield _unwordly("model", time.model)
+    yield _out_of("number of samples", len(time.samples), 0, 0)
+    yield from _wrong_times(time.seconds, time.batch_s, time.prefill_s, time.measured_at_s)
+    yield from _wrong_times(time.loaded_s or None, None, None, 0.0)
+    yield from _wrong_shape(time.shape)
 
 
 def _out_of(what: str, value: float | None, least: float, most: float) -> str | None:

@@ -21,7 +21,7 @@ from shardcompute.backends.device_memory import (
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.backends.footprint import holding_of
 from shardcompute.control.sizes import StageBytes, describe_card, sizes_of
-from shardcompute.control.state import Shard
+from shardcompute.control.state import LayerShape, Shard
 from shardcompute.core.errors import CapacityError, DeviceMemoryError, LinkError, ShardComputeError
 from shardcompute.core.units import format_bytes
 from shardcompute.models.spec import Stage
@@ -29,7 +29,8 @@ from shardcompute.node.rpc.commands import LoadLayers, Peer
 from shardcompute.node.weights.client import RemoteTensors, fetch_card, open_remote_shard
 from shardcompute.node.weights.draft_heads import draft_head_bytes, open_head_drafter
 from shardcompute.node.weights.pieces import Supplier
-from shardcompute.node.worker.speed_probe import measure_layer
+from shardcompute.node.worker.service_pace import ServicePace
+from shardcompute.node.worker.speed_probe import ShardSpeed, measure_shard, shape_of_card
 from shardcompute.node.worker.stage_server import ShardKey, StageServer
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.card import Card
@@ -57,8 +58,18 @@ class ShardOptions:
     device: str
     process_bytes: int = 0
     """Of these bytes, what the process takes before there is any shard."""
+    overhead_s: float = 0.0
+    """What a frame takes whatever is in it, as it was probed."""
     room_timeout_s: float = 10.0
     """So long a shard waits for what is no longer wanted to be unloaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredShard:
+    """How fast the layers are that were just loaded, and by which shape others know that."""
+
+    shape: LayerShape
+    speed: ShardSpeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +112,8 @@ class ShardLoader:
         with self._lock:
             yield tuple(held.shard for held in self._held.values())
 
-    def load(self, command: LoadLayers, on_progress: OnProgress) -> float | None:
-        """Have these layers in memory. Returns how many seconds one of them takes, None where they were there already.
+    def load(self, command: LoadLayers, on_progress: OnProgress) -> MeasuredShard | None:
+        """Have these layers in memory. Returns how fast they are, None where they were there already.
 
         Raises CapacityError where they do not fit, LinkError or SourceError where they cannot be had. A
         DeviceMemoryError says that less fits than was thought: all of this load is freed, and `memory_bytes` is less
@@ -161,7 +172,7 @@ class ShardLoader:
         with self._freed:
             self._freed.notify_all()
 
-    def _load(self, command: LoadLayers, key: ShardKey, on_progress: OnProgress) -> float:
+    def _load(self, command: LoadLayers, key: ShardKey, on_progress: OnProgress) -> MeasuredShard:
         *_, origin = command.sources
         card = self._fetch_card(origin, command.model)
         stage = Stage(command.start, command.stop, card.spec.layer_count)
@@ -177,10 +188,20 @@ class ShardLoader:
         suppliers = [
             Supplier(each.node, partial(self._dial, each), each is origin) for each in command.sources
         ]
-        runtime, layer_s = self._open_measured(
-            size, lambda: self._open_stage(card, stage, suppliers, options, on_progress), stage, card
+        runtime, speed = self._open_measured(
+            size,
+            lambda: self._open_stage(card, stage, suppliers, options, on_progress),
+            lambda opened: measure_shard(
+                opened, card, stage, options.context_length, self._options.overhead_s
+            ),
+            card.model,
         )
-        self._stages.add(key, runtime)
+        shape = shape_of_card(card)
+        # Keys and values are read like weights: by that, a token before a row adds to the row's time.
+        read_bytes = shape.work_bytes * stage.count + (card.head_bytes if stage.is_last else 0)
+        kv_token_bytes = card.spec.kv_bytes_per_token_and_layer * stage.count
+        pace = ServicePace(speed.stage, speed.stage.row_s * kv_token_bytes / read_bytes)
+        self._stages.add(key, runtime, pace)
         with self._lock:
             shard = Shard(command.chain, command.model, command.start, command.stop, size)
             self._held[key] = _Held(shard, parts.log_bytes)
@@ -188,24 +209,29 @@ class ShardLoader:
             # Not before the stage is there: a chain that waits for it can do without.
             add = partial(self._add_draft_head, key, card, suppliers, options)
             threading.Thread(target=add, name="draft head", daemon=True).start()
-        return layer_s
+        return MeasuredShard(shape, speed)
 
     def _open_measured(
-        self, size_bytes: int, open_stage: Callable[[], StageRuntime], stage: Stage, card: Card
-    ) -> tuple[StageRuntime, float]:
+        self,
+        size_bytes: int,
+        open_stage: Callable[[], StageRuntime],
+        measure: Callable[[StageRuntime], ShardSpeed],
+        model: str,
+    ) -> tuple[StageRuntime, ShardSpeed]:
         """A stage that has computed: what runs out of memory in its first steps would do so in service."""
 
-        def open_and_measure() -> tuple[StageRuntime, float]:
+        def open_and_measure() -> tuple[StageRuntime, ShardSpeed]:
             runtime = open_stage()
             try:
-                return runtime, measure_layer(runtime, stage, card.spec.hidden)
+                return runtime, measure(runtime)
             except BaseException:
                 runtime.close()
                 raise
 
-        doing = f"{format_bytes(size_bytes)} of {card.model} were loaded"
         try:
-            return within_memory(open_and_measure, free_caches, doing)
+            return within_memory(
+                open_and_measure, free_caches, f"{format_bytes(size_bytes)} of {model} were loaded"
+            )
         except DeviceMemoryError:
             self.shrink(size_bytes)
             raise

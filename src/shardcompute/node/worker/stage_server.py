@@ -31,6 +31,7 @@ from shardcompute.node.rpc.step_times import STAGE_PATIENCE, Patience, StepTimes
 from shardcompute.node.worker.activation_log import ActivationLog, Chunk, replay_frames
 from shardcompute.node.worker.codec_choice import choose_codec
 from shardcompute.node.worker.peer_links import PeerLinks
+from shardcompute.node.worker.service_pace import ServicePace, ShardPace
 from shardcompute.node.worker.slot import StageRoute, StageSlot, sessions_in
 from shardcompute.node.worker.step_trace import StepTrace
 from shardcompute.runtime.head_drafter import HeadDrafter
@@ -94,11 +95,13 @@ class StageServer:
         on_link_broken: Callable[[str], None],
         *,
         on_out_of_memory: Callable[[ShardKey, DeviceMemoryError], None] = lambda key, error: None,
+        on_pace: Callable[[ShardKey, ShardPace], None] = lambda key, pace: None,
         log_bytes: int = MOST_LOG_BYTES,
         patience: Patience = STAGE_PATIENCE,
     ) -> None:
         self._node = node
         self._on_out_of_memory = on_out_of_memory
+        self._on_pace = on_pace
         self._patience = patience
         self._trace = StepTrace()
         self._links = PeerLinks(dial, on_link_broken)
@@ -108,6 +111,7 @@ class StageServer:
         self._limited_log = RateLimitedLog(log)
         self._runtimes: dict[ShardKey, StageRuntime] = {}
         self._times: dict[ShardKey, StepTimes] = {}
+        self._paces: dict[ShardKey, ServicePace] = {}
         self._slots: dict[str, StageSlot] = {}
         self._fences: dict[str, int] = {}
         self._is_closed = False
@@ -120,11 +124,14 @@ class StageServer:
 
     # What the coordinator asks
 
-    def add(self, key: ShardKey, runtime: StageRuntime) -> None:
+    def add(self, key: ShardKey, runtime: StageRuntime, pace: ServicePace | None = None) -> None:
+        """Take a shard in; where its steps take clearly longer than before, or less long, that is told by `pace`."""
         with self._lock:
             if not self._is_closed:
                 self._runtimes[key] = runtime
                 self._times[key] = StepTimes(self._patience)
+                if pace is not None:
+                    self._paces[key] = pace
                 return
         runtime.close()
 
@@ -146,6 +153,7 @@ class StageServer:
         with self._lock:
             runtime = self._runtimes.pop(key, None)
             self._times.pop(key, None)
+            self._paces.pop(key, None)
             slot = self._slots.get(key[0])
             if slot is not None and slot.runtime is runtime:
                 del self._slots[key[0]]
@@ -439,6 +447,7 @@ class StageServer:
             out = slot.runtime.finish(pending)
             self._done_s = computed = time.perf_counter()
             slot.times.observe(frame.rows, computed - started)
+            self._observe_pace(slot, pending.work, computed - started)
             drafts: list[Draft] = []
             if isinstance(out, list) and not frame.replay:
                 drafts = slot.runtime.draft(pending.work, out)
@@ -561,6 +570,17 @@ class StageServer:
         if driver == slot.route.driver:
             self._links.open(driver)
         self._links.send(driver, failed)
+
+    def _observe_pace(self, slot: StageSlot, work: Sequence[SessionRows], seconds: float) -> None:
+        with self._lock:
+            paces = [
+                (key, pace) for key, pace in self._paces.items() if self._runtimes.get(key) is slot.runtime
+            ]
+        for key, pace in paces:
+            context = sum(part.start * len(part.ids) for part in work)
+            changed = pace.observe(sum(len(part.ids) for part in work), context, seconds, self._done_s)
+            if changed is not None:
+                self._on_pace(key, changed)
 
     def _give_up(self, slot: StageSlot, error: DeviceMemoryError) -> None:
         """What could be freed was, and a step has no memory still: others are to compute these layers."""

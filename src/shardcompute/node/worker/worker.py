@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from shardcompute.backends.devices import ComputeDevice, host_device, offered_bytes
 from shardcompute.backends.processor import own_class
 from shardcompute.control.events import (
@@ -41,8 +43,10 @@ from shardcompute.node.rpc.control_client import ControlClient
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes, probe_links
 from shardcompute.node.weights.server import CachedModels, WeightsServer
-from shardcompute.node.worker.shard_loader import ShardLoader, ShardOptions
-from shardcompute.node.worker.speed_probe import measure_seconds_per_byte
+from shardcompute.node.worker.device_speeds import DeviceSpeeds
+from shardcompute.node.worker.service_pace import ShardPace
+from shardcompute.node.worker.shard_loader import MeasuredShard, ShardLoader, ShardOptions
+from shardcompute.node.worker.speed_book import DeviceKey, SpeedBook
 from shardcompute.node.worker.stage_server import ShardKey, StageServer
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.revocations import Revocations
@@ -171,7 +175,10 @@ class Worker:
         self._memory_bytes = offered_bytes(options.device, limit_bytes=options.max_memory_bytes)
         self._cache = ShardCache(options.folder / "shards")
         self._weights = WeightsServer(CachedModels(self._cache))
-        self._seconds_per_byte = measure_seconds_per_byte(options.threads)
+        self._speeds = DeviceSpeeds(
+            DeviceKey(options.device.label, options.device.backend, options.device.name, options.threads),
+            SpeedBook(options.folder / "speeds.json"),
+        )
         self._endpoint = Endpoint(
             credentials,
             join_address(options.host, options.port),
@@ -194,6 +201,7 @@ class Worker:
             self._endpoint.dialler("stage"),
             self._link_broken,
             on_out_of_memory=self._give_up,
+            on_pace=self._tell_pace,
         )
         self._loader = ShardLoader(
             self._stages,
@@ -205,6 +213,7 @@ class Worker:
                 options.device.backend,
                 options.device.name,
                 process_bytes=options.process_bytes,
+                overhead_s=self._speeds.probed.overhead_s,
             ),
         )
         self._control = ControlClient(
@@ -234,7 +243,7 @@ class Worker:
             device=self._options.device,
             threads=self._options.threads,
             memory_bytes=self._loader.memory_bytes,
-            seconds_per_byte=self._seconds_per_byte,
+            seconds_per_byte=self._speeds.probed.seconds_per_byte,
             is_registered=self._control.is_registered,
             was_registered=self._control.incarnation > 0,
             loading=tuple(self._loading.values()),
@@ -303,7 +312,11 @@ class Worker:
                 version=VERSION,
                 incarnation=0,
                 now_s=0.0,
-                seconds_per_byte=self._seconds_per_byte,
+                seconds_per_byte=self._speeds.probed.seconds_per_byte,
+                prefill_seconds_per_byte=self._speeds.probed.prefill_seconds_per_byte,
+                overhead_s=self._speeds.probed.overhead_s,
+                probed_at_s=self._speeds.probed_at_s,
+                remembered=self._speeds.remembered(),
                 cached=tuple(Holding(held.model, held.start, held.stop) for held in self._cache.holdings()),
                 shards=shards,
                 codecs=tuple(CODECS),
@@ -324,7 +337,9 @@ class Worker:
         if isinstance(command, LoadLayers):
             self._load(command)
         elif isinstance(command, UnloadLayers):
-            self._loader.unload((command.chain, command.start, command.stop))
+            key = (command.chain, command.start, command.stop)
+            self._loader.unload(key)
+            self._speeds.unloaded(key)
         elif isinstance(command, Connect):
             return encode_answer(self._connect(command))
         elif isinstance(command, FenceOff):
@@ -359,7 +374,7 @@ class Worker:
         try:
             # What is loaded could not be used.
             self._stages.check_not_stuck()
-            layer_s = self._load_shard(command)
+            measured = self._load_shard(command)
         except ShardComputeError as error:
             log.warning("layers %d to %d of %s could not be loaded: %s", *key[1:], command.model, error)
             self._problem = (
@@ -369,13 +384,11 @@ class Worker:
             raise
         finally:
             self._loading.pop(key, None)
-        if layer_s is not None:
-            life = self._control.incarnation
-            measured = NodeMeasured(node=self.node, incarnation=life, model=command.model, layer_s=layer_s)
-            self._control.tell(measured)
+        if measured is not None:
+            self._tell_measured(self._speeds.loaded(key, command.model, measured))
         self._tell_held()
 
-    def _load_shard(self, command: LoadLayers) -> float | None:
+    def _load_shard(self, command: LoadLayers) -> MeasuredShard | None:
         key, place = (command.chain, command.start, command.stop), (command.chain, command.model)
 
         def progressed(fraction: float) -> None:
@@ -416,6 +429,15 @@ class Worker:
                         self.node, life, shard.chain, shard.model, shard.start, shard.stop, shard.size_bytes
                     )
                 )
+
+    def _tell_pace(self, key: ShardKey, pace: ShardPace) -> None:
+        """Steps in service are slower, or faster, than placement believes, and have been for a while."""
+        measured = self._speeds.paced(key, pace)
+        if measured is not None:
+            self._tell_measured(measured)
+
+    def _tell_measured(self, measured: NodeMeasured) -> None:
+        self._control.tell(replace(measured, node=self.node, incarnation=self._control.incarnation))
 
     def _probe(self, command: Probe) -> None:
         for measured in probe_links(self.node, command.peers, self._endpoint.dial):

@@ -15,7 +15,7 @@ from shardcompute.core.errors import CapacityError, DeviceMemoryError, LinkError
 from shardcompute.core.settings import Settings
 from shardcompute.node.rpc.commands import LoadLayers, Peer
 from shardcompute.node.weights.server import WeightsServer
-from shardcompute.node.worker.shard_loader import ShardLoader, ShardOptions
+from shardcompute.node.worker.shard_loader import MeasuredShard, ShardLoader, ShardOptions
 from shardcompute.node.worker.stage_server import StageServer
 from shardcompute.weights.checkpoint import open_checkpoint
 from shardcompute.weights.served import ServedWeights, prepare_served
@@ -68,7 +68,7 @@ class Lab:
             sources=[ORIGIN],
         )
 
-    def load(self, chain: str) -> float | None:
+    def load(self, chain: str) -> MeasuredShard | None:
         return self.loader.load(self.command(chain), lambda fraction: None)
 
     def held(self) -> tuple[Shard, ...]:
