@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 from shardcompute.backends.matrix import Array
 from shardcompute.backends.ops import Handle, Ops, Tensor
 from shardcompute.core.batch import Segment
+from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 
 MAX_ROWS, MAX_LOGIT_ROWS = 512, 64
 """Of one step, unless somebody knows better."""
@@ -56,7 +57,8 @@ class Network(Protocol):
 class ExecutorOptions:
     """`kv_bytes` bounds the sessions' KV; `max_rows` the rows of one step and `max_logit_rows` those of them whose
     logits are wanted; `context_length` a session. `dtype` is what a backend with a choice computes in: auto,
-    float32, float16 or bfloat16."""
+    float32, float16 or bfloat16. `kv_type` is what keys and values are rounded to on the host; devices keep them in
+    what they compute in."""
 
     kv_bytes: int
     max_rows: int = MAX_ROWS
@@ -66,6 +68,7 @@ class ExecutorOptions:
     device: str = "cpu"
     dtype: str = "auto"
     use_graphs: bool = True
+    kv_type: KvType = DEFAULT_KV_TYPE
 
 
 @dataclass(frozen=True, slots=True)

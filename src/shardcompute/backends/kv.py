@@ -11,17 +11,21 @@ import mmap
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from shardcompute.backends.executor import KvUsage
-from shardcompute.backends.matrix import Float32
+from shardcompute.backends.matrix import Array, Float32
 from shardcompute.core.batch import PAGE_TOKENS, Segment
 from shardcompute.core.errors import CapacityError, PromptTooLongError, RowGapError, UsageError
+from shardcompute.core.kv_types import KvType, kv_token_bytes
 
 # Python names this flag from 3.13 on; without it, reserving more than the machine's memory would be refused.
 _NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+
+_LARGEST_HALF = np.float32(65504)
+_SMALLEST_SCALE = np.float32(1e-30)
 
 
 @dataclass(slots=True)
@@ -137,14 +141,30 @@ class KvSessions(Generic[Kv]):
         return self._kv.budget.usage()
 
 
+@dataclass(frozen=True, slots=True)
+class KvRows:
+    """Keys or values `[rows, kv_heads, head_dim]` as they are kept: rounded, in `int8` with a scale for each head."""
+
+    values: Array
+    scales: Float32 | None = None
+
+
 class HostKv:
-    """Keys and values of all sessions of one slice, float32."""
+    """Keys and values of all sessions of one slice. What is read of them is what was rounded when it was written."""
 
     def __init__(
-        self, layers: int, kv_heads: int, head_dim: int, *, context_length: int, budget_bytes: int
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        context_length: int,
+        budget_bytes: int,
+        kv_type: KvType = "float32",
     ) -> None:
+        self.kv_type = kv_type
         self._shape = (layers, 2, count_pages(context_length) * PAGE_TOKENS, kv_heads, head_dim)
-        token_bytes = layers * 2 * kv_heads * head_dim * 4
+        token_bytes = layers * kv_token_bytes(kv_type, kv_heads, head_dim)
         page_bytes = max(1, token_bytes * PAGE_TOKENS)  # a slice without layers keeps nothing
         self.budget = PageBudget(page_bytes, max(budget_bytes // page_bytes, 0), context_length)
         if self.budget.total_pages < 1:
@@ -152,17 +172,30 @@ class HostKv:
                 f"{budget_bytes} bytes of KV memory do not hold one page ({page_bytes} bytes)",
                 hint="give more with --kv-memory",
             )
-        self._arrays: dict[int, Float32] = {}
+        self._arrays: dict[int, Array] = {}
+        self._scales: dict[int, Float32] = {}
 
-    def __getitem__(self, session: int) -> Float32:
+    def __getitem__(self, session: int) -> Array:
         """`[layer, key or value, position, kv head, entry]` of a session; positions past its length are undefined."""
         return self._arrays[session]
+
+    def scales(self, session: int) -> Float32 | None:
+        """`[layer, key or value, position, kv head]` with which codes of `int8` are multiplied."""
+        return self._scales.get(session)
+
+    def read(self, session: int, layer: int, stop: int) -> Float32:
+        """Keys and values `[2, positions, kv head, entry]` up to `stop`, as numbers."""
+        values: Float32 = self._arrays[session][layer, :, :stop].astype(np.float32)
+        scales = self._scales.get(session)
+        return values if scales is None else values * scales[layer, :, :stop, :, None]
 
     def take(self, segments: Sequence[Segment]) -> None:
         """Make room for a batch, all of it or none."""
         self.budget.check(segments)
         new = [segment.session for segment in segments if segment.session not in self._arrays]
-        self._arrays |= {session: _reserve(self._shape) for session in new}
+        rooms = {session: self._reserve() for session in new}
+        for session, (values, scales) in rooms.items():
+            self._keep(session, values, scales)
         for segment in segments:
             self.budget.take(segment)
 
@@ -170,27 +203,54 @@ class HostKv:
         """See `Executor.adopt`."""
         self.budget.adopt(source, target, length, is_moved=is_moved)
         if is_moved:
-            self._arrays[target] = self._arrays.pop(source)
+            self._keep(target, self._arrays.pop(source), self._scales.pop(source, None))
             return
-        room = _reserve(self._shape)
-        room[:, :, :length] = self._arrays[source][:, :, :length]
-        self._arrays[target] = room
+        values, scales = self._reserve()
+        values[:, :, :length] = self._arrays[source][:, :, :length]
+        if scales is not None:
+            scales[:, :, :length] = self._scales[source][:, :, :length]
+        self._keep(target, values, scales)
 
-    def write(self, segment: Segment, layer: int, keys: Float32, values: Float32) -> None:
-        room = self._arrays[segment.session]
-        room[layer, 0, segment.start : segment.stop] = keys
-        room[layer, 1, segment.start : segment.stop] = values
+    def round(self, rows: Float32) -> KvRows:
+        """Rows of keys or values `[rows, kv_heads, head_dim]` as they will be kept."""
+        if self.kv_type == "float16":
+            return KvRows(np.clip(rows, -_LARGEST_HALF, _LARGEST_HALF).astype(np.float16))
+        if self.kv_type == "int8":
+            scales: Float32 = np.abs(rows).max(axis=-1) / np.float32(127)
+            steps = np.maximum(scales, _SMALLEST_SCALE)[..., None]
+            return KvRows(np.rint(rows / steps).astype(np.int8), scales)
+        return KvRows(rows)
+
+    def write(self, segment: Segment, layer: int, keys: KvRows, values: KvRows, row: int = 0) -> None:
+        """The segment's rows, which begin at `row` of what was rounded."""
+        room, scales = self._arrays[segment.session], self._scales.get(segment.session)
+        rows = slice(row, row + segment.count)
+        for part, rounded in enumerate((keys, values)):
+            room[layer, part, segment.start : segment.stop] = rounded.values[rows]
+            if scales is not None and rounded.scales is not None:
+                scales[layer, part, segment.start : segment.stop] = rounded.scales[rows]
 
     def release(self, session: int) -> None:
         self.budget.release(session)
         self._arrays.pop(session, None)
+        self._scales.pop(session, None)
+
+    def _reserve(self) -> tuple[Array, Float32 | None]:
+        values = _reserve(self._shape, np.dtype(self.kv_type))
+        scales = _reserve(self._shape[:-1], np.dtype(np.float32)) if self.kv_type == "int8" else None
+        return values, scales
+
+    def _keep(self, session: int, values: Array, scales: Float32 | None) -> None:
+        self._arrays[session] = values
+        if scales is not None:
+            self._scales[session] = scales
 
 
-def _reserve(shape: tuple[int, ...]) -> Float32:
-    """Zeroed float32 address space; memory is taken page by page as it is written."""
-    size = 4 * int(np.prod(shape))
+def _reserve(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Zeroed address space; memory is taken page by page as it is written."""
+    size = dtype.itemsize * int(np.prod(shape))
     if size == 0:
-        return np.zeros(shape, dtype=np.float32)
+        return np.zeros(shape, dtype=dtype)
     try:
         if sys.platform != "win32":
             buffer = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
@@ -201,4 +261,4 @@ def _reserve(shape: tuple[int, ...]) -> Float32:
             f"the system has no {size} bytes of address space for one more session: {error}",
             hint="start with a smaller --context",
         ) from error
-    return np.frombuffer(buffer, dtype=np.float32).reshape(shape)
+    return np.frombuffer(buffer, dtype=dtype).reshape(shape)

@@ -7,10 +7,11 @@ import psutil
 import pytest
 
 from shardcompute.backends.executor import KvUsage
-from shardcompute.backends.kv import HostKv, PageBudget, count_pages
+from shardcompute.backends.kv import HostKv, KvRows, PageBudget, count_pages
 from shardcompute.backends.matrix import Float32
 from shardcompute.core.batch import PAGE_TOKENS, Segment
 from shardcompute.core.errors import CapacityError, PromptTooLongError, UsageError
+from shardcompute.core.kv_types import KvType, kv_token_bytes
 
 LAYERS, HEADS, DIM = 2, 3, 8
 TOKEN_BYTES = LAYERS * 2 * HEADS * DIM * 4
@@ -21,8 +22,8 @@ def make_kv(pages: int, context_length: int = 1000) -> HostKv:
     return HostKv(LAYERS, HEADS, DIM, context_length=context_length, budget_bytes=pages * PAGE_BYTES)
 
 
-def rows(count: int, value: float) -> Float32:
-    return np.full((count, HEADS, DIM), value, dtype=np.float32)
+def rows(count: int, value: float) -> KvRows:
+    return KvRows(np.full((count, HEADS, DIM), value, dtype=np.float32))
 
 
 @pytest.mark.parametrize(("tokens", "pages"), [(0, 0), (1, 1), (63, 1), (64, 1), (65, 2), (128, 2), (129, 3)])
@@ -151,3 +152,50 @@ def test_a_budget_below_one_page_is_refused() -> None:
     with pytest.raises(CapacityError, match="do not hold one page"):
         HostKv(LAYERS, HEADS, DIM, context_length=100, budget_bytes=PAGE_BYTES - 1)
     assert make_kv(1).budget.total_pages == 1
+
+
+def noise(count: int) -> Float32:
+    return np.random.default_rng(count).standard_normal((count, HEADS, DIM), dtype=np.float32)
+
+
+@pytest.mark.parametrize(("kv_type", "error"), [("float32", 0.0), ("float16", 2e-3), ("int8", 2e-2)])
+def test_rows_are_rounded_once_and_read_as_they_were_rounded(kv_type: KvType, error: float) -> None:
+    kv = HostKv(LAYERS, HEADS, DIM, context_length=100, budget_bytes=1 << 20, kv_type=kv_type)
+    segments = [Segment(1, 0, 5), Segment(2, 0, 3)]
+    kv.take(segments)
+    keys, values = noise(8), -noise(8) * 3
+    rounded = kv.round(keys), kv.round(values)
+    kv.write(segments[0], 1, *rounded)
+    kv.write(segments[1], 1, *rounded, row=5)
+    np.testing.assert_allclose(kv.read(2, 1, 3), np.stack([keys[5:], values[5:]]), atol=4 * error)
+    alone = kv.round(keys[6:7])
+    kv.write(Segment(2, 1, 1), 1, alone, kv.round(values[6:7]))
+    together = kv.read(2, 1, 3)
+    kv.write(segments[1], 1, *rounded, row=5)
+    assert np.array_equal(kv.read(2, 1, 3), together), (
+        "a row is rounded to the same bits whatever its neighbours"
+    )
+    kv.adopt(2, 3, 2, is_moved=False)
+    kv.adopt(2, 4, 3, is_moved=True)
+    assert np.array_equal(kv.read(3, 1, 2), together[:, :2])
+    assert np.array_equal(kv.read(4, 1, 3), together)
+    assert kv.budget.page_bytes == LAYERS * kv_token_bytes(kv_type, HEADS, DIM) * PAGE_TOKENS
+
+
+def test_what_a_token_costs_follows_from_the_type() -> None:
+    sizes = [kv_token_bytes(kv_type, HEADS, DIM) for kv_type in ("float32", "float16", "int8")]
+    assert sizes == [2 * HEADS * DIM * 4, 2 * HEADS * DIM * 2, 2 * HEADS * (DIM + 4)]
+
+
+@pytest.mark.parametrize("kv_type", ["float16", "int8"])
+def test_numbers_at_the_edges_stay_numbers(kv_type: KvType) -> None:
+    kv = HostKv(LAYERS, HEADS, DIM, context_length=100, budget_bytes=1 << 20, kv_type=kv_type)
+    segment = Segment(1, 0, 3)
+    kv.take([segment])
+    edges = np.zeros((3, HEADS, DIM), dtype=np.float32)
+    edges[0, 0, 0], edges[1, :, :] = 1e6, 1e-38
+    kv.write(segment, 0, kv.round(edges), kv.round(-edges))
+    read = kv.read(1, 0, 3)
+    assert np.isfinite(read).all()
+    assert read[0, 0, 0, 0] >= 65504
+    assert (read[:, 2] == 0).all()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.backends.host.numpy_ops import NumpyExecutor
+from shardcompute.backends.matrix import Array
 from shardcompute.backends.ort import OrtExecutor
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import BackendError, CapacityError, PromptTooLongError, UsageError
+from shardcompute.core.kv_types import KvType
 from shardcompute.models.decoder import Decoder
 from shardcompute.models.spec import ModelSpec, cut, whole
 from support.models.networks import SPECS, RandomTensors
@@ -19,7 +23,7 @@ IDS = np.random.default_rng(1).integers(0, 320, 300)
 OPTIONS = ExecutorOptions(kv_bytes=64 << 20, context_length=512, max_logit_rows=512)
 
 
-def open_ort(spec: ModelSpec, bits: int = 32, has_shifts: bool = False, **options: int) -> OrtExecutor:
+def open_ort(spec: ModelSpec, bits: int = 32, has_shifts: bool = False, **options: int | str) -> OrtExecutor:
     decoder = Decoder(spec, whole(spec), RandomTensors(spec, bits, has_shifts))
     return OrtExecutor(
         decoder,
@@ -54,6 +58,35 @@ def test_rows_have_the_same_bits_however_they_are_grouped(name: str, bits: int, 
     ragged = [Segment(3, 50, 1, 1), Segment(4, 70, 4, 4), Segment(5, 0, 33, 1)]
     rows = engine.step(ragged, np.concatenate([IDS[50:51], IDS[70:74], IDS[:33]]))
     assert np.array_equal(rows, whole_run[[50, 70, 71, 72, 73, 32]])
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("kv_type", ["float16", "int8"])
+def test_rounded_kv_agrees_with_the_oracle_and_itself(name: str, kv_type: KvType) -> None:
+    """Keys and values are rounded before anything reads them, also in the step that brings them."""
+    spec = SPECS[name]()
+    options = replace(OPTIONS, kv_type=kv_type)
+    oracle = NumpyExecutor(Decoder(spec, whole(spec), RandomTensors(spec)), options)
+    ours = open_ort(spec, kv_type=kv_type)
+    whole_run = ours.step([Segment(1, 0, 150, 150)], IDS[:150]).copy()
+    # The last bits of a key decide which way it is rounded, so the two agree as far as one step of rounding.
+    np.testing.assert_allclose(whole_run, oracle.step([Segment(1, 0, 150, 150)], IDS[:150]), atol=0.05)
+    exact = open_ort(spec).step([Segment(1, 0, 150, 150)], IDS[:150])
+    assert not np.array_equal(whole_run, exact)
+    position = 0
+    for count in (1, 1, 3, 64, 1, 80):
+        rows = ours.step([Segment(2, position, count, count)], IDS[position : position + count])
+        assert np.array_equal(rows, whole_run[position : position + count]), f"{count} rows at {position}"
+        position += count
+    ours.adopt(2, 3, 100)
+    ragged = [Segment(3, 100, 2, 2), Segment(2, 149, 1, 1)]
+    rows = ours.step(ragged, np.concatenate([IDS[100:102], IDS[149:150]]))
+    assert np.array_equal(rows, whole_run[[100, 101, 149]])
+    x: Array = IDS[:150]
+    for stage in cut(spec, 2):
+        part = OrtExecutor(Decoder(spec, stage, RandomTensors(spec)), options)
+        x = part.step([Segment(1, 0, 150, 150)], x).copy()
+    assert np.array_equal(x, whole_run)
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -99,8 +99,9 @@ class NumpyOps:
         for segment in self._segments:
             rows = slice(row, row + segment.count)
             shape = (segment.count, attention.kv_heads, attention.head_dim)
-            self._kv.write(segment, layer, k[rows].reshape(shape), v[rows].reshape(shape))
-            past = self._kv[segment.session][layer, :, : segment.stop]
+            rounded = (self._kv.round(each[rows].reshape(shape)) for each in (k, v))
+            self._kv.write(segment, layer, *rounded)
+            past = self._kv.read(segment.session, layer, segment.stop)
             out[rows] = _attend_one(q[rows], past[0], past[1], segment, attention)
             row += segment.count
         return out
@@ -182,6 +183,7 @@ class NumpyExecutor(KvSessions[HostKv], SynchronousSteps):
             network.head_dim,
             context_length=options.context_length,
             budget_bytes=options.kv_bytes,
+            kv_type=options.kv_type,
         )
         self._ops = NumpyOps(self._kv, options.context_length)
         self._shared = network.load_shared(self._ops)

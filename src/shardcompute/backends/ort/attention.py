@@ -18,12 +18,16 @@ from dataclasses import dataclass
 import numpy as np
 import onnxruntime
 
+from shardcompute.backends.kv import KvRows
 from shardcompute.backends.matrix import Float32
 from shardcompute.backends.ops import Attention
 from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
+from shardcompute.backends.ort.model_bytes import FLOAT, FLOAT16, INT8
 from shardcompute.core.batch import PAGE_TOKENS, Segment
+from shardcompute.core.kv_types import KvType
 
 SPAN = 512
+_KINDS = {"float32": FLOAT, "float16": FLOAT16, "int8": INT8}
 _SCORE_BYTES = 4 << 20
 _SMALL_ROWS = 16
 # Fewer rows at once see fewer keys that are masked anyway, and their scores stay in the cache.
@@ -65,15 +69,15 @@ class _Bound:
 class AttentionKernel:
     """Runs attention of one kind over host KV. Holds the bindings of recent steps: they cost as much as a product."""
 
-    def __init__(self, attention: Attention) -> None:
+    def __init__(self, attention: Attention, kv_type: KvType) -> None:
         self._heads = attention.heads
         self._kv_heads = attention.kv_heads
         self._head_dim = attention.head_dim
         self._window = attention.window
         self._group = attention.heads // attention.kv_heads
         self._width = attention.heads * attention.head_dim
-        self._one = _open(attention, is_single=True) if self._group > 1 else None
-        self._many = _open(attention, is_single=False)
+        self._one = _open(attention, kv_type, is_single=True) if self._group > 1 else None
+        self._many = _open(attention, kv_type, is_single=False)
         self._bindings: dict[tuple[int, int], _Bound] = {}
         self._masks: dict[int, Float32] = {}
         self._scratch = np.zeros((2, 2, self._width), dtype=np.float32)
@@ -107,14 +111,14 @@ class AttentionKernel:
         self,
         session: int,
         layer: int,
-        room: Float32,
+        room: KvRows,
         q: Float32,
         out: Float32,
         row: int,
         count: int,
         keys: KeyRange,
     ) -> None:
-        """Rows `[row, row + count)` of `q`, into those of `out`, over `room` `[2, positions, kv_heads, head_dim]`."""
+        """Rows `[row, row + count)` of `q`, into those of `out`, over a layer's keys and values `[2, positions, …]`."""
         if self._one is None and count == 1:
             self._scratch[0, :] = q[row]
             binding = self._bind(self._many, room, self._scratch[0], self._scratch[1], 0, 2, keys)
@@ -137,7 +141,7 @@ class AttentionKernel:
     def _bind(
         self,
         kernel: onnxruntime.InferenceSession,
-        room: Float32,
+        room: KvRows,
         q: Float32,
         out: Float32,
         row: int,
@@ -147,8 +151,14 @@ class AttentionKernel:
         binding = kernel.io_binding()
         length = keys.stop - keys.start
         shape = (length, self._kv_heads, self._head_dim)
-        for name, array in (("k", room[0, keys.start :]), ("v", room[1, keys.start :])):
-            binding.bind_input(name, "cpu", 0, np.float32, shape, array.ctypes.data)
+        for part, name in enumerate(("k", "v")):
+            array = room.values[part, keys.start :]
+            binding.bind_input(name, "cpu", 0, array.dtype, shape, array.ctypes.data)
+            if room.scales is not None:
+                scales = room.scales[part, keys.start :]
+                binding.bind_input(
+                    f"{name}_scales", "cpu", 0, np.float32, (*shape[:2], 1), scales.ctypes.data
+                )
         rows = (count, self._width)
         binding.bind_input("q", "cpu", 0, np.float32, rows, q[row:].ctypes.data)
         binding.bind_input("mask", "cpu", 0, np.float32, (count, 1, length), keys.mask.ctypes.data)
@@ -156,14 +166,13 @@ class AttentionKernel:
         return binding
 
 
-def _open(attention: Attention, *, is_single: bool) -> onnxruntime.InferenceSession:
+def _open(attention: Attention, kv_type: KvType, *, is_single: bool) -> onnxruntime.InferenceSession:
     """`out[rows] = softmax(q·kᵀ·scale + mask)·v`; one position needs no transposition."""
     graph = GraphWriter()
     heads, kv_heads, dim = attention.heads, attention.kv_heads, attention.head_dim
     group, width = heads // kv_heads, heads * dim
     q = graph.input("q", ["rows", width])
-    for name in ("k", "v"):
-        graph.input(name, ["keys", kv_heads, dim])
+    keys, values = (_kept(graph, name, kv_type, kv_heads, dim) for name in ("k", "v"))
     mask = graph.input("mask", ["rows", 1, "keys"])
     by_head = graph.integers(kv_heads, -1, dim)
     if not is_single:
@@ -173,20 +182,31 @@ def _open(attention: Attention, *, is_single: bool) -> onnxruntime.InferenceSess
         mask = graph.node("Flatten", [mask], axis=2)
     q = graph.node("Reshape", [q, by_head])
     scores = graph.node(
-        "FusedMatMul", [q, "k"], domain=CONTRIB, alpha=attention.scale, transB=1, transBatchB=1
+        "FusedMatMul", [q, keys], domain=CONTRIB, alpha=attention.scale, transB=1, transBatchB=1
     )
     if attention.softcap is not None:
         cap = graph.number(attention.softcap)
         scores = graph.node("Mul", [graph.node("Tanh", [graph.node("Div", [scores, cap])]), cap])
     scores = graph.node("Add", [scores, mask])
     weights = _softmax(graph, scores, attention)
-    mixed = graph.node("FusedMatMul", [weights, "v"], domain=CONTRIB, transBatchB=1)
+    mixed = graph.node("FusedMatMul", [weights, values], domain=CONTRIB, transBatchB=1)
     if not is_single:
         mixed = graph.node("Reshape", [mixed, graph.integers(kv_heads, -1, group, dim)])
         mixed = graph.node("Transpose", [mixed], perm=[1, 0, 2, 3])
     graph.rename(graph.node("Reshape", [mixed, graph.integers(-1, width)]), "out")
     graph.output("out", ["rows", width])
     return graph.open()
+
+
+def _kept(graph: GraphWriter, name: str, kv_type: KvType, kv_heads: int, dim: int) -> str:
+    """Keys or values where they are kept, as float32 `[keys, kv_heads, dim]`."""
+    kept = graph.input(name, ["keys", kv_heads, dim], _KINDS[kv_type])
+    if kv_type == "float32":
+        return kept
+    wide = graph.node("Cast", [kept], to=FLOAT)
+    if kv_type == "float16":
+        return wide
+    return graph.node("Mul", [wide, graph.input(f"{name}_scales", ["keys", kv_heads, 1])])
 
 
 def _softmax(graph: GraphWriter, scores: str, attention: Attention) -> str:

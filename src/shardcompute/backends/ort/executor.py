@@ -39,10 +39,11 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
             network.head_dim,
             context_length=options.context_length,
             budget_bytes=options.kv_bytes,
+            kv_type=options.kv_type,
         )
         capacity = options.max_rows + _PROBED_ROWS
         self._positions = np.zeros((1, capacity), dtype=np.int64)
-        self._ops = OrtOps(options.context_length, self._positions)
+        self._ops = OrtOps(options.context_length, self._positions, options.kv_type)
         self._table: EmbeddingTable | None = network.load_embedding(self._ops) if network.is_first else None
         self._input = self._ops.source(network.hidden)
         self._normed: Value | None = None

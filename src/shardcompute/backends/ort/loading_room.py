@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 
@@ -53,7 +54,7 @@ class LoadingRoom:
     def release(self) -> None:
         """Give the memory back to the system; addresses stay valid."""
         with self._lock:
-            if hasattr(mmap, "MADV_DONTNEED"):
+            if sys.platform != "win32":
                 for room in self._rooms:
                     room.madvise(mmap.MADV_DONTNEED)
 
@@ -62,6 +63,9 @@ class LoadingRoom:
         if not self._rooms or len(self._rooms[-1]) < size:
             smallest = 2 * len(self._rooms[-1]) if self._rooms else _SMALLEST_BYTES
             # Private, so that memory that was given back reads as zeros and costs nothing.
-            flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-            self._rooms.append(mmap.mmap(-1, max(size, smallest), **flags))
+            if sys.platform != "win32":
+                room = mmap.mmap(-1, max(size, smallest), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            else:
+                room = mmap.mmap(-1, max(size, smallest))
+            self._rooms.append(room)
         return self._rooms[-1]

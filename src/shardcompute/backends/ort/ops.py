@@ -16,6 +16,7 @@ from shardcompute.backends.ort.linear import Linear, describe_form, stack, write
 from shardcompute.backends.ort.model_bytes import INT64
 from shardcompute.backends.ort.program import Attend, ExpertsStep, Graph, ProgramStep, TakeWanted, Value
 from shardcompute.backends.ort.table import EmbeddingTable
+from shardcompute.core.kv_types import KvType
 
 GPT_OSS_ALPHA = 1.702
 
@@ -40,9 +41,10 @@ class OrtOps:
     a session and its weights are let go.
     """
 
-    def __init__(self, context_length: int, positions: Array) -> None:
+    def __init__(self, context_length: int, positions: Array, kv_type: KvType) -> None:
         self._context_length = context_length
         self._positions = positions
+        self._kv_type = kv_type
         self._is_narrow = False
         self.steps: list[ProgramStep] = []
         self._pending: tuple[int, _Piece] | None = None
@@ -137,7 +139,7 @@ class OrtOps:
         self._close()
         key = attention if attention.sinks is None else (layer, attention.window)
         if key not in self._kernels:
-            self._kernels[key] = AttentionKernel(attention)
+            self._kernels[key] = AttentionKernel(attention, self._kv_type)
         step = Attend(
             kernel=self._kernels[key],
             layer=layer,

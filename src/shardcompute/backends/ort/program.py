@@ -14,10 +14,10 @@ import numpy as np
 import onnxruntime
 
 from shardcompute.backends.host.routing import choose_experts
-from shardcompute.backends.kv import HostKv
+from shardcompute.backends.kv import HostKv, KvRows
 from shardcompute.backends.matrix import Array, Float32
 from shardcompute.backends.ort.attention import AttentionKernel, KeyRange
-from shardcompute.core.batch import Segment, logit_row_indices
+from shardcompute.core.batch import Segment, count_rows, logit_row_indices
 
 _KEPT_BINDINGS = 32
 # A graph's scratch memory grows with its rows; more at once are hardly faster, and come out with the same bits.
@@ -120,16 +120,18 @@ class Attend:
     def run(self, run: Run) -> None:
         if self.kernel not in run.ranges:
             run.ranges[self.kernel] = [self.kernel.ranges(segment) for segment in run.segments]
+        kv, layer, q, out = run.kv, self.layer, self.q.buffer, self.out.buffer
+        shape = (-1, *self.kv_shape)
+        rows = count_rows(run.segments)
+        keys, values = (kv.round(each.buffer[:rows].reshape(shape)) for each in (self.k, self.v))
         row = 0
         for segment, groups in zip(run.segments, run.ranges[self.kernel], strict=True):
-            shape = (segment.count, *self.kv_shape)
-            rows = slice(row, row + segment.count)
-            keys, values = self.k.buffer[rows].reshape(shape), self.v.buffer[rows].reshape(shape)
-            run.kv.write(segment, self.layer, keys, values)
-            room = run.kv[segment.session][self.layer]
-            q, out = self.q.buffer, self.out.buffer
+            session = segment.session
+            kv.write(segment, layer, keys, values, row)
+            scales = kv.scales(session)
+            room = KvRows(kv[session][layer], None if scales is None else scales[layer])
             for first, count, seen in groups:
-                self.kernel.run(segment.session, self.layer, room, q, out, row + first, count, seen)
+                self.kernel.run(session, layer, room, q, out, row + first, count, seen)
             row += segment.count
 
 
