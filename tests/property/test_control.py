@@ -107,7 +107,7 @@ LOG_BYTES = 4 * 8
 @st.composite
 def capacities(draw: st.DrawFn, name: str) -> NodeCapacity:
     """Machines of two kinds, for one of which the model is larger."""
-    holding = draw(st.sampled_from(["", "", "wide/float32"]))
+    holding = draw(st.sampled_from(["", "", "wide"]))
     return NodeCapacity(
         name,
         draw(st.integers(0, 40)) + (LOG_BYTES if holding else 0),

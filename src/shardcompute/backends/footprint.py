@@ -1,9 +1,8 @@
 """Footprint: what weights, KV and scratch cost to hold, by what holds them. Pure; imports no backend.
 
 A file's bytes are not what a process holds: kernels of one backend widen 16 bits to 32, those of another keep block
-codes with scales of 32 bits. A *holder* is a backend on a kind of device, such as `onnx/cpu`; with the type of its KV
-it is a *holding*, `onnx/cpu/float32`. A worker says which is its own, so that placement counts every stage in the costs
-of its machine.
+codes with scales of 32 bits. A *holder* is a backend on a kind of device, such as `onnx/cpu`. A worker says which is
+its own, so that placement counts every stage in the costs of its machine; the type of KV is the model's (`core.kv_types`).
 The constants were measured (docs/memory.md, `scripts/measure_memory.py`).
 """
 
@@ -12,15 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 from shardcompute.core.batch import PAGE_TOKENS
+from shardcompute.core.kv_types import KvType, kv_token_bytes
 
-KvType = Literal["float32", "float16", "int8"]
-KV_TYPES: tuple[KvType, ...] = ("float32", "float16", "int8")
-_KV_ELEMENT_BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "int8": 1}
-_KV_SCALE_BYTES: Mapping[str, int] = {"float32": 0, "float16": 0, "int8": 4}
-"""Of each token and head, for its keys and for its values."""
 HOLDERS = ("onnx/cpu", "numpy/cpu", "torch/cpu", "torch/cuda", "torch/mps", "mlx/gpu", "llamacpp/any")
 _MIB = 1 << 20
 _PROMPT_GROUP_ROWS = 128
@@ -64,26 +58,22 @@ class StepShape:
     max_logit_rows: int = 64
 
 
-def holding_of(backend: str, device: str, kv_type: str = "float32") -> str:
+def holding_of(backend: str, device: str) -> str:
     """By the names of a backend (`onnx`, `torch`, …) and a device (`cpu`, `cuda:0`, `mps`, …)."""
     kind = device.partition(":")[0]
     fixed = {"onnx": "cpu", "numpy": "cpu", "mlx": "gpu", "llamacpp": "any"}.get(backend)
     kind = fixed or {"rocm": "cuda", "hip": "cuda"}.get(kind, kind)
     holder = f"{backend}/{kind}"
-    return f"{holder if holder in HOLDERS else HOLDERS[0]}/{kv_type}"
+    return holder if holder in HOLDERS else HOLDERS[0]
 
 
-def split_holding(holding: str) -> tuple[str, str]:
-    """Holder and type of KV."""
-    holder, _, kv_type = holding.rpartition("/")
-    return holder, kv_type
-
-
-def kv_token_bytes(holder: str, kv_type: str, kv_heads: int, head_dim: int) -> int:
-    """Keys and values of one token in one layer. GPUs keep them in the 16 bits that they compute in."""
-    if kv_type == "float32" and holder in ("torch/cuda", "torch/mps", "mlx/gpu", "llamacpp/any"):
+def held_kv_bytes(holder: str, kv_type: KvType, kv_heads: int, head_dim: int) -> int:
+    """Keys and values of one token in one layer. Torch and GPUs keep them in what they compute in."""
+    if holder in ("torch/cuda", "torch/mps", "mlx/gpu", "llamacpp/any"):
         kv_type = "float16"
-    return 2 * kv_heads * (head_dim * _KV_ELEMENT_BYTES[kv_type] + _KV_SCALE_BYTES[kv_type])
+    elif holder == "torch/cpu":
+        kv_type = "float32"
+    return kv_token_bytes(kv_type, kv_heads, head_dim)
 
 
 def pooled_tokens(tokens: int) -> int:

@@ -13,6 +13,7 @@ from itertools import accumulate
 
 from shardcompute.backends.footprint import pooled_tokens
 from shardcompute.control.state import Assignment, ClusterState, LayerShape, Model
+from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.models.spec import Layer, ModelSpec
 from shardcompute.weights.card import Card
 from shardcompute.weights.held import HeldSizes, held_sizes_of_card
@@ -143,9 +144,7 @@ def sizes_of(model: Model) -> Sizes:
     work = model.work_bytes or model.layer_bytes
     shared = min(model.embedding_bytes, model.head_bytes) if model.is_head_tied else 0
     held = {
-        f"{each.holder}/{kv_type}": _held_sums(model, work, each, kv_bytes)
-        for each in model.held
-        for kv_type, kv_bytes in each.kv_bytes
+        each.holder: _held_sums(model, work, each, dict(each.kv_bytes)[model.kv_type]) for each in model.held
     }
     held[""] = _file_sums(model, work, shared)
     return Sizes(
@@ -248,7 +247,9 @@ def layer_work(spec: ModelSpec, layer_bytes: Sequence[int]) -> tuple[int, ...]:
     )
 
 
-def describe_card(card: Card, *, kv_tokens: int, context_length: int) -> Model:
+def describe_card(
+    card: Card, *, kv_tokens: int, context_length: int, kv_type: KvType = DEFAULT_KV_TYPE
+) -> Model:
     """The sizes of a model as it is served, for placement and for those who load parts of it."""
     spec = card.spec
     layer_bytes = tuple(card.layer_bytes(layer) for layer in range(spec.layer_count))
@@ -259,7 +260,8 @@ def describe_card(card: Card, *, kv_tokens: int, context_length: int) -> Model:
         work_bytes=layer_work(spec, layer_bytes),
         embedding_bytes=card.embedding_bytes,
         head_bytes=card.head_bytes + norm,
-        kv_bytes_per_token_and_layer=spec.kv_bytes_per_token_and_layer,
+        kv_bytes_per_token_and_layer=spec.kv_bytes_per_token_and_layer(kv_type),
+        kv_type=kv_type,
         kv_tokens=kv_tokens,
         hidden=spec.hidden,
         context_length=context_length,

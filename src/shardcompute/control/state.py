@@ -13,6 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from shardcompute.control.policy import HealthPolicy, PlacementPolicy
+from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.weights.held import HeldSizes
 
 NodeRole = Literal["worker", "driver"]
@@ -241,6 +242,8 @@ class Model(Struct, frozen=True, kw_only=True):
     kv_bytes_per_token_and_layer: int
     kv_tokens: int
     """For how many tokens a chain keeps KV memory."""
+    kv_type: KvType = DEFAULT_KV_TYPE
+    """What every CPU stage of it rounds keys and values to."""
     hidden: int
     context_length: int
     weight_form: str

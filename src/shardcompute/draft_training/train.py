@@ -310,7 +310,7 @@ class _TrainingRun:
         longest = -(-self._context_length // PAGE_TOKENS) * PAGE_TOKENS
         # Each conversation that is read in a step may leave most of a page empty, and there may be many short ones.
         tokens = (self._sessions + 1) * longest + self._read_rows * (1 + PAGE_TOKENS // _SHORT_TOKENS)
-        kv_bytes = tokens * spec.kv_bytes_per_token_and_layer * spec.layer_count
+        kv_bytes = tokens * spec.kv_bytes_per_token_and_layer() * spec.layer_count
         options = ExecutorOptions(
             kv_bytes=kv_bytes if self._device.type == "cpu" else kv_bytes // 2,
             max_rows=max(self._read_rows, 2 * self._sessions),
@@ -330,7 +330,7 @@ class _TrainingRun:
         spec = self._spec
         room = _MEMORY_SHARE * torch.cuda.get_device_properties(self._device).total_memory
         context = min(self._plan.context_length, spec.context_length)
-        each = context * spec.kv_bytes_per_token_and_layer * spec.layer_count // 2
+        each = context * spec.kv_bytes_per_token_and_layer() * spec.layer_count // 2
         return max(64, min(4096, int(room / each)))
 
     def _capacity(self) -> int:

@@ -10,6 +10,8 @@ import itertools
 from dataclasses import dataclass
 from typing import Literal
 
+from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType, kv_token_bytes
+
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 NormPlacement = Literal["before", "after", "around"]
 """Where a block's norms sit: before it (Llama), after it (OLMo-2), or both (Gemma)."""
@@ -91,9 +93,8 @@ class ModelSpec:
         """Query heads that share one key/value head."""
         return self.heads // self.kv_heads
 
-    @property
-    def kv_bytes_per_token_and_layer(self) -> int:
-        return 2 * 4 * self.kv_heads * self.head_dim
+    def kv_bytes_per_token_and_layer(self, kv_type: KvType = DEFAULT_KV_TYPE) -> int:
+        return kv_token_bytes(kv_type, self.kv_heads, self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)

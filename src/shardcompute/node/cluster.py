@@ -22,6 +22,7 @@ from shardcompute.control.events import ModelDropped, ModelRequested, NodeDraine
 from shardcompute.control.sizes import describe_card
 from shardcompute.core.errors import JournalError, LinkError, SourceError, UsageError
 from shardcompute.core.generation import Speculation
+from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.coordinator.coordinator import Coordinator
@@ -77,6 +78,8 @@ class ClusterOptions:
     join_port: int = 7421
     advertise: str = ""
     kv_tokens: int = 16_384
+    kv_type: KvType = DEFAULT_KV_TYPE
+    """What every CPU stage rounds keys and values to, so that tokens do not depend on where a model is cut."""
     context_length: int = 8192
     placing: PlacementPolicy | None = None
     wire: str = EXACT
@@ -267,7 +270,9 @@ class Cluster:
                 has_draft_head=bool(draft_heads),
             )
         )
-        model = describe_card(served.card, kv_tokens=options.kv_tokens, context_length=context)
+        model = describe_card(
+            served.card, kv_tokens=options.kv_tokens, kv_type=options.kv_type, context_length=context
+        )
         self.coordinator.introduce()
         self.coordinator.post(
             ModelRequested(model, chains, has_draft_model=bool(drafters), stage_count=stages)

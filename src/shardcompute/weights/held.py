@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from shardcompute.backends.footprint import (
     FLOAT32,
     HOLDERS,
-    KV_TYPES,
     MatrixForm,
     StepShape,
     head_scratch_bytes,
-    kv_token_bytes,
+    held_kv_bytes,
     matrix_bytes,
     scratch_bytes,
     table_bytes,
 )
+from shardcompute.core.kv_types import KV_TYPES, KvType
 from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.models.spec import ModelSpec
 from shardcompute.weights.card import Card
@@ -45,7 +45,7 @@ class HeldSizes:
     layer_bytes: tuple[int, ...]
     embedding_bytes: int
     head_bytes: int
-    kv_bytes: tuple[tuple[str, int], ...]
+    kv_bytes: tuple[tuple[KvType, int], ...]
     scratch_bytes: int
     head_scratch_bytes: int
 
@@ -141,7 +141,7 @@ def _held_sizes(
             layer_bytes=tuple(sum(_part_bytes(holder, part) for part in layer.values()) for layer in layers),
             embedding_bytes=_table_bytes(holder, ends["embedding"]),
             head_bytes=_part_bytes(holder, ends["head"]) + _part_bytes(holder, ends["norm"]),
-            kv_bytes=tuple((kv, kv_token_bytes(holder, kv, spec.kv_heads, spec.head_dim)) for kv in KV_TYPES),
+            kv_bytes=tuple((kv, held_kv_bytes(holder, kv, spec.kv_heads, spec.head_dim)) for kv in KV_TYPES),
             scratch_bytes=scratch_bytes(holder, shape),
             head_scratch_bytes=head_scratch_bytes(holder, shape),
         )

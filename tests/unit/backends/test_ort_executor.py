@@ -116,7 +116,7 @@ def test_writing_at_start_truncates() -> None:
 
 def test_kv_memory_is_bounded_reported_and_freed() -> None:
     spec = SPECS["plain"]()
-    page = 64 * spec.layer_count * spec.kv_bytes_per_token_and_layer
+    page = 64 * spec.layer_count * spec.kv_bytes_per_token_and_layer()
     engine = open_ort(spec, kv_bytes=3 * page)
     engine.step([Segment(1, 0, 65)], IDS[:65])
     assert engine.kv_usage().free_tokens == 64

@@ -99,8 +99,8 @@ class NumpyOps:
         for segment in self._segments:
             rows = slice(row, row + segment.count)
             shape = (segment.count, attention.kv_heads, attention.head_dim)
-            rounded = (self._kv.round(each[rows].reshape(shape)) for each in (k, v))
-            self._kv.write(segment, layer, *rounded)
+            keys, values = (self._kv.round(each[rows].reshape(shape)) for each in (k, v))
+            self._kv.write(segment, layer, keys, values)
             past = self._kv.read(segment.session, layer, segment.stop)
             out[rows] = _attend_one(q[rows], past[0], past[1], segment, attention)
             row += segment.count

@@ -49,7 +49,7 @@ class OurEngine:
 
         with open_checkpoint(resolve(parse_reference(path), load_settings())) as checkpoint:
             spec = checkpoint.spec
-            token_bytes = spec.kv_bytes_per_token_and_layer * spec.layer_count
+            token_bytes = spec.kv_bytes_per_token_and_layer() * spec.layer_count
             options = ExecutorOptions(
                 kv_bytes=kv_tokens * token_bytes or 2 << 30,
                 context_length=context,

@@ -191,7 +191,7 @@ def _shape_of(spec: ModelSpec, layout: Layout) -> ModelShape:
 
 def _memory_of(checkpoint: Checkpoint) -> Memory:
     spec = checkpoint.spec
-    per_token = spec.kv_bytes_per_token_and_layer * spec.layer_count
+    per_token = spec.kv_bytes_per_token_and_layer() * spec.layer_count
     context = min(spec.context_length, _USUAL_CONTEXT)
     return Memory(checkpoint.stage_bytes(whole(spec)), per_token, per_token * context, context)
 

@@ -29,6 +29,12 @@ class WeightForm(StrEnum):
     MIXED = "mixed"
 
 
+class KvTypeName(StrEnum):
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    INT8 = "int8"
+
+
 class Backend(StrEnum):
     AUTO = "auto"
     ONNX = "onnx"
@@ -98,6 +104,16 @@ KvMemory = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+KvTypeOption = Annotated[
+    KvTypeName,
+    typer.Option(
+        "--kv-type",
+        metavar="|".join(KvTypeName),
+        help="What CPUs round keys and values to, the same on every machine of a chain; GPUs keep them in what they "
+        "compute in.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 Stages = Annotated[
     int,
     typer.Option(
@@ -127,6 +143,7 @@ class EngineArguments:
     threads: Threads = None
     context: Context = None
     kv_memory: KvMemory = None
+    kv_type: KvTypeOption = KvTypeName.FLOAT32
 
     def engine_options(self, stages: int, say: Callable[[str], None]) -> EngineOptions:
         """The engine that the options ask for, on the device that was chosen or found; `say` hears of GPUs."""
@@ -147,5 +164,6 @@ class EngineArguments:
             threads=self.threads,
             context_length=self.context,
             kv_bytes=self.kv_memory,
+            kv_type=self.kv_type.value,
             stages=stages,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardcompute.cli.console import open_screen
 from shardcompute.cli.options.cluster import ClusterArguments, ServingArguments, Stages
-from shardcompute.cli.options.engine import Context, WeightForm, Weights
+from shardcompute.cli.options.engine import Context, KvTypeName, KvTypeOption, WeightForm, Weights
 from shardcompute.cli.options.records import with_options
 from shardcompute.cli.options.worker import Shape
 from shardcompute.core.settings import load_settings
@@ -16,6 +16,7 @@ def coordinator(
     cluster: ClusterArguments,
     weights: Weights = WeightForm.NATIVE,
     context: Context = None,
+    kv_type: KvTypeOption = KvTypeName.FLOAT32,
     shape: Shape = None,
     stages: Stages = None,
 ) -> None:
@@ -25,5 +26,5 @@ def coordinator(
     """
     from shardcompute.cli.serve.foreground import ClusterPlan, run_cluster
 
-    plan = ClusterPlan(serving, cluster, weights.value, context, shape=shape, stages=stages)
+    plan = ClusterPlan(serving, cluster, weights.value, context, kv_type.value, shape=shape, stages=stages)
     run_cluster(plan, open_screen(), load_settings())

@@ -36,6 +36,7 @@ from shardcompute.cli.serve.shaping import open_transports
 from shardcompute.cli.serve.stopping import terminating_as_interrupt
 from shardcompute.core.errors import JournalError
 from shardcompute.core.generation import Speculation
+from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.core.settings import Settings
 from shardcompute.core.units import count_of
 from shardcompute.weights.sources.reference import parse_reference
@@ -64,6 +65,7 @@ class ClusterPlan:
     cluster: ClusterArguments
     form: str
     context: int | None = None
+    kv_type: KvType = DEFAULT_KV_TYPE
     workers: LocalWorkers | None = None
     shape: str | None = None
     stages: int | None = None
@@ -84,6 +86,7 @@ class ClusterPlan:
             join_port=_or(given.join_port, JOIN_PORT),
             advertise=given.advertise or reachable_host(host),
             kv_tokens=_or(given.kv_tokens, KV_TOKENS),
+            kv_type=self.kv_type,
             draft_heads=draft_heads_folder(settings),
             speculation=Speculation(given.speculate.value),
             open_drafters=drafters_from(given.draft_model, settings, context),

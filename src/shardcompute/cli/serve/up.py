@@ -74,7 +74,15 @@ def up(
         _refuse(useless, "workers on this machine", "leave out --no-workers")
     shared = None if no_workers else _own_workers(workers, max_memory, engine, settings, screen.say)
     asked = asked_stages(stages, workers, cluster.chains)
-    plan = ClusterPlan(serving, cluster, engine.weights.value, engine.context, workers=shared, stages=asked)
+    plan = ClusterPlan(
+        serving,
+        cluster,
+        engine.weights.value,
+        engine.context,
+        engine.kv_type.value,
+        workers=shared,
+        stages=asked,
+    )
     run_cluster(plan, screen, settings)
 
 

@@ -187,7 +187,13 @@ class ClusterAdmin(Closing):
 
     def _size_of(self, checkpoint: Checkpoint, form: str) -> Model:
         options = self._cluster.options
-        return size_up(checkpoint, form, kv_tokens=options.kv_tokens, context_length=options.context_length)
+        return size_up(
+            checkpoint,
+            form,
+            kv_tokens=options.kv_tokens,
+            kv_type=options.kv_type,
+            context_length=options.context_length,
+        )
 
     def _answering(self, model: str) -> int:
         return self._cluster.pool.answering(model)

@@ -18,6 +18,7 @@ from shardcompute.control.sizes import StageBytes, layer_work, sizes_of
 from shardcompute.control.state import ClusterState, Model
 from shardcompute.control.transitions.state_updates import claimed_bytes
 from shardcompute.core.errors import UnknownModelError
+from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.core.settings import Settings
 from shardcompute.models.layout import TensorPlace
 from shardcompute.node.admin.view_builder import held_usually, view_parts
@@ -46,7 +47,14 @@ def open_headers(reference: ModelReference, settings: Settings) -> Checkpoint:
     return open_checkpoint(resolve(reference, settings, fetch="lazy"))
 
 
-def size_up(checkpoint: Checkpoint, form: str, *, kv_tokens: int, context_length: int) -> Model:
+def size_up(
+    checkpoint: Checkpoint,
+    form: str,
+    *,
+    kv_tokens: int,
+    context_length: int,
+    kv_type: KvType = DEFAULT_KV_TYPE,
+) -> Model:
     """The sizes of a model in a form, from its headers alone."""
     spec, layout = checkpoint.spec, checkpoint.layout
 
@@ -67,7 +75,8 @@ def size_up(checkpoint: Checkpoint, form: str, *, kv_tokens: int, context_length
         work_bytes=layer_work(spec, layer_bytes),
         embedding_bytes=size_of(layout.model["embedding"]),
         head_bytes=size_of(layout.model["head"]) + size_of(layout.model["norm"]),
-        kv_bytes_per_token_and_layer=spec.kv_bytes_per_token_and_layer,
+        kv_bytes_per_token_and_layer=spec.kv_bytes_per_token_and_layer(kv_type),
+        kv_type=kv_type,
         kv_tokens=kv_tokens,
         hidden=spec.hidden,
         context_length=min(context_length, spec.context_length),

@@ -151,6 +151,7 @@ class ActionExecutor:
             start=action.start,
             stop=action.stop,
             kv_tokens=model.kv_tokens,
+            kv_type=model.kv_type,
             context_length=model.context_length,
             sources=[*sources, self._origin],
         )

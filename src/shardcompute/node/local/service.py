@@ -14,6 +14,7 @@ from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CapacityError, ShardComputeError, UnknownModelError, UsageError
 from shardcompute.core.generation import Delta, GenerationRequest
+from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.core.settings import Settings
 from shardcompute.models.spec import Stage, cut_layers
 from shardcompute.models.tokenizer import Tokenizer
@@ -44,6 +45,7 @@ class EngineOptions:
     threads: int | None = None
     context_length: int | None = None
     kv_bytes: int | None = None
+    kv_type: KvType = DEFAULT_KV_TYPE
     stages: int = 1
     max_sessions: int = 16
     use_graphs: bool = True
@@ -168,6 +170,7 @@ def _executor_options(options: EngineOptions, settings: Settings, longest: int) 
         threads=options.threads or settings.threads or default_threads(),
         device=options.device,
         use_graphs=options.use_graphs,
+        kv_type=options.kv_type,
     )
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from shardcompute.core.errors import LinkError
 from shardcompute.core.generation import Speculation
+from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.node.rpc.session_ids import Resumption
 
 _MOST_ROWS = 1 << 14
@@ -21,13 +22,14 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class LoadLayers(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Load layers `[start, stop)` of a model, with KV memory for `kv_tokens`."""
+    """Load layers `[start, stop)` of a model, with KV memory for `kv_tokens`, kept as `kv_type`."""
 
     chain: str
     model: str
     start: int
     stop: int
     kv_tokens: int
+    kv_type: KvType = DEFAULT_KV_TYPE
     context_length: int
     sources: list[Peer]
 

@@ -14,7 +14,6 @@ import tempfile
 from pathlib import Path
 
 from shardcompute.backends.executor import ExecutorOptions
-from shardcompute.backends.footprint import split_holding
 from shardcompute.core.errors import CorruptModelError
 from shardcompute.models.draft_head import DraftHeadWeights, decode_draft_head, encode_draft_head
 from shardcompute.models.spec import head_stage
@@ -99,9 +98,8 @@ def open_head_drafter(
         return None
     weights = decode_draft_head(content, card.spec.hidden)
     share = len(weights.ids) / card.spec.vocab_size
-    holder, _ = split_holding(holding)
     sizes = held_sizes_of_card(card, context_length=options.context_length)
-    held = next(each for each in sizes if each.holder == holder)
+    held = next(each for each in sizes if each.holder == holding)
     rows_bytes = int(share * (held.head_bytes + held.embedding_bytes))
     logits_bytes = 4 * options.max_logit_rows * len(weights.ids)
     size_bytes = _HELD_SHARE * len(content) // 4 + rows_bytes + logits_bytes + _KV_BYTES

@@ -184,6 +184,7 @@ class ShardLoader:
             context_length=min(command.context_length, card.spec.context_length),
             threads=self._options.threads,
             device=self._options.device,
+            kv_type=command.kv_type,
         )
         suppliers = [
             Supplier(each.node, partial(self._dial, each), each is origin) for each in command.sources
@@ -238,7 +239,12 @@ class ShardLoader:
 
     def _parts(self, card: Card, command: LoadLayers) -> StageBytes:
         """What these layers will take, in the costs of this worker's backend: what placement has counted, too."""
-        model = describe_card(card, kv_tokens=command.kv_tokens, context_length=command.context_length)
+        model = describe_card(
+            card,
+            kv_tokens=command.kv_tokens,
+            kv_type=command.kv_type,
+            context_length=command.context_length,
+        )
         return sizes_of(model).on(self.holding).parts(command.start, command.stop)
 
     @property
