@@ -2,7 +2,7 @@
 
 A file's bytes are not what a process holds: kernels of one backend widen 16 bits to 32, those of another keep block
 codes with scales of 32 bits. A *holder* is a backend on a kind of device, such as `onnx/cpu`. A worker says which is
-its own, so that placement counts every stage in the costs of its machine; the type of KV is the model's (`core.kv_types`).
+its own, so that placement counts every stage in the costs of its machine. The type of KV is the model's.
 The constants were measured (docs/memory.md, `scripts/measure_memory.py`).
 """
 

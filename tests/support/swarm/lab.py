@@ -32,6 +32,7 @@ from shardcompute.control.state import Chain, Model
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.generation import Delta, FinishReason, GenerationRequest, Timings, TokenChoice
+from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.core.settings import load_settings
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.tokenizer import Tokenizer
@@ -344,6 +345,7 @@ class LabSwarm(Closing):
                 checkpoint,
                 self.form,
                 kv_tokens=self.options.kv_tokens,
+                kv_type=self.options.kv_type,
                 context_length=self.options.context_length,
             )
 
@@ -495,6 +497,7 @@ def swarm(
     standbys: int = 0,
     placing: PlacementPolicy = STILL,
     kv_tokens: int = KV_TOKENS,
+    kv_type: KvType = DEFAULT_KV_TYPE,
     wire: str = "exact",
     draft_heads: Path | None = None,
     open_drafters: Callable[[Tokenizer, int], Sequence[Drafter]] = lambda tokenizer, vocab_size: (),
@@ -510,6 +513,7 @@ def swarm(
         port=0,
         join_port=0,
         kv_tokens=kv_tokens,
+        kv_type=kv_type,
         context_length=512,
         placing=placing,
         wire=wire,
@@ -540,9 +544,11 @@ def open_tiny(path: Path) -> Checkpoint:
     return open_checkpoint(resolve(parse_reference(str(path)), load_settings()))
 
 
-def open_alone(path: Path, backend: str = "onnx") -> LocalService:
+def open_alone(path: Path, backend: str = "onnx", kv_type: KvType = DEFAULT_KV_TYPE) -> LocalService:
     """The same model in one process."""
-    options = EngineOptions(backend=backend, threads=1, context_length=512, kv_bytes=64 << 20)
+    options = EngineOptions(
+        backend=backend, threads=1, context_length=512, kv_bytes=64 << 20, kv_type=kv_type
+    )
     return open_model(str(path), load_settings(), options)
 
 
