@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 from shardcompute import web
 from shardcompute.cli.cluster.key import KeyPurpose
 from shardcompute.cli.format import format_age, parse_size
-from shardcompute.cli.options.engine import Backend, WeightForm, check_device
+from shardcompute.cli.options.engine import Backend, EngineArguments, KvTypeName, WeightForm, check_device
 from shardcompute.cli.options.generation import CHAT_TEMPERATURE, SamplingArguments
 from shardcompute.cli.options.keys import KEY_ROLES
 from shardcompute.cli.options.records import changed_options, with_options
 from shardcompute.core.errors import UsageError
+from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KV_TYPES
 from shardcompute.runtime.shard import BACKENDS
 from shardcompute.security import KeyRole
 from shardcompute.weights.formats.quantise import WEIGHT_FORMS
@@ -27,6 +28,8 @@ from shardcompute.weights.formats.quantise import WEIGHT_FORMS
 def test_names_are_those_of_their_rooms() -> None:
     assert set(Backend) - {Backend.AUTO} == set(BACKENDS)
     assert set(WeightForm) == set(WEIGHT_FORMS)
+    assert set(KvTypeName) == set(KV_TYPES)
+    assert EngineArguments().kv_type.value == DEFAULT_KV_TYPE
     assert list(KEY_ROLES) == list(KeyPurpose) == list(KeyRole)
 
 

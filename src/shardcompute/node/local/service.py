@@ -45,12 +45,12 @@ class EngineOptions:
     threads: int | None = None
     context_length: int | None = None
     kv_bytes: int | None = None
-    kv_type: KvType = DEFAULT_KV_TYPE
     stages: int = 1
     max_sessions: int = 16
     use_graphs: bool = True
     free_bytes: int | None = None
     """Memory that is free on the device; None: it computes in the machine's own."""
+    kv_type: KvType = DEFAULT_KV_TYPE
 
 
 class LocalService(Closing):

@@ -58,14 +58,14 @@ def test_engine_options_reach_the_engine(cli: Cli, opened: Opening, monkeypatch:
     pretend(monkeypatch, cuda_machine(H200, second()))
     cli(
         *("run", "--weights", "int8", "--backend", "torch", "--device", "cuda:1", "--threads", "2"),
-        *("--context", "32", "--kv-memory", "2G", "--stages", "3", "hi"),
+        *("--context", "32", "--kv-memory", "2G", "--kv-type", "int8", "--stages", "3", "hi"),
     )
     cli("run", "hi")
     cli("run", "--backend", "onnx", "hi")
     pretend(monkeypatch, FakeMachine())
     cli("run", "hi")
     assert opened.options == [
-        EngineOptions("torch", "int8", "cuda:1", 2, 32, 2 << 30, 3, free_bytes=138 * GIB),
+        EngineOptions("torch", "int8", "cuda:1", 2, 32, 2 << 30, 3, free_bytes=138 * GIB, kv_type="int8"),
         EngineOptions("torch", device="cuda:0", free_bytes=138 * GIB),
         EngineOptions(),
         EngineOptions(),
