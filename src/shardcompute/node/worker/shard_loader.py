@@ -200,7 +200,7 @@ class ShardLoader:
         shape = shape_of_card(card)
         # Keys and values are read like weights: by that, a token before a row adds to the row's time.
         read_bytes = shape.work_bytes * stage.count + (card.head_bytes if stage.is_last else 0)
-        kv_token_bytes = card.spec.kv_bytes_per_token_and_layer * stage.count
+        kv_token_bytes = card.spec.kv_bytes_per_token_and_layer(command.kv_type) * stage.count
         pace = ServicePace(speed.stage, speed.stage.row_s * kv_token_bytes / read_bytes)
         self._stages.add(key, runtime, pace)
         with self._lock:

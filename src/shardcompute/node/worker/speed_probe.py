@@ -155,7 +155,7 @@ def _measure_made_up(shape: _Probed, backend: str, device: str, threads: int) ->
     spec = shape.spec()
     stage = Stage(1, 1 + shape.layers, spec.layer_count)
     options = ExecutorOptions(
-        kv_bytes=8 * PAGE_TOKENS * shape.layers * spec.kv_bytes_per_token_and_layer,
+        kv_bytes=8 * PAGE_TOKENS * shape.layers * spec.kv_bytes_per_token_and_layer(),
         max_rows=shape.prompt_rows,
         context_length=shape.prompt_rows,
         threads=threads,
