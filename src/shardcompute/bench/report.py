@@ -19,7 +19,7 @@ from shardcompute.core.errors import SourceError
 
 Say = Callable[[str], None]
 """Told what is being measured now."""
-_PACKAGES = ("shardcompute", "numpy", "onnxruntime", "torch", "transformers")
+_PACKAGES = ("shardcompute", "numpy", "onnxruntime", "torch", "transformers", "xllamacpp")
 
 
 @dataclass(frozen=True, slots=True)

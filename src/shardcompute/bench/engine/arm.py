@@ -133,6 +133,16 @@ def _tokens(count: int) -> Any:
     return np.random.default_rng(7).integers(100, 40_000, count)
 
 
+def _peak_bytes() -> int:
+    """The most that this process has ever been resident with, also while it loaded."""
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
 def _answer(engine: Engine, command: dict[str, Any]) -> dict[str, Any]:
     operations: dict[str, Callable[[], float]] = {
         "prefill": lambda: engine.prefill(command["tokens"]),
@@ -140,13 +150,14 @@ def _answer(engine: Engine, command: dict[str, Any]) -> dict[str, Any]:
             command["batch"], command["past"], command["steps"], command.get("picks", True)
         ),
         "memory": lambda: psutil.Process().memory_info().rss / _MIB,
+        "peak_memory": lambda: _peak_bytes() / _MIB,
     }
     return {"value": operations[command["operation"]]()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--engine", choices=("ours", "transformers"), required=True)
+    parser.add_argument("--engine", choices=("ours", "transformers", "llama.cpp"), required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--form", default="native")
     parser.add_argument("--backend", default="onnx")
@@ -154,6 +165,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--kv-tokens", type=int, default=0)
+    parser.add_argument("--sessions", type=int, default=16)
     arguments = parser.parse_args()
     engine: Engine
     if arguments.engine == "ours":
@@ -166,6 +178,10 @@ def main() -> None:
             context=arguments.context,
             kv_tokens=arguments.kv_tokens,
         )
+    elif arguments.engine == "llama.cpp":
+        from shardcompute.bench.engine.plain_llamacpp import PlainLlamaEngine
+
+        engine = PlainLlamaEngine(arguments.model, arguments.threads, arguments.sessions, arguments.context)
     else:
         engine = TransformersEngine(arguments.model, arguments.threads)
     print(json.dumps({"ready": True}), flush=True)

@@ -37,8 +37,17 @@ class LlamaShape:
     has_head: bool = True
 
 
-BILLION = LlamaShape(22, 2048, 5632, 32, 4, 32_000)
-"""1.1 billion weights."""
+SHAPES = {
+    "default": LlamaShape(30, 576, 1536, 9, 3, 49_152, has_head=False),
+    "1.1b": LlamaShape(22, 2048, 5632, 32, 4, 32_000),
+}
+"""The default model's shape, and one of 1.1 billion weights."""
+
+
+def named_shape(name: str) -> LlamaShape:
+    if name not in SHAPES:
+        raise UsageError(f"there is no shape {name!r}", hint=f"use one of {', '.join(SHAPES)}")
+    return SHAPES[name]
 
 
 def write_random_gguf(path: Path, shape: LlamaShape, dtype: str, *, seed: int = 0) -> Path:

@@ -1,4 +1,7 @@
-"""`bench engine`: decode and prefill speed of every weight form, next to `transformers` in the same run."""
+"""`bench engine`: decode and prefill speed of every weight form, next to `transformers` and llama.cpp in the same run.
+
+Equal bits are compared on models of random weights (`run_random_bench`): the same file for every arm.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,22 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from shardcompute.backends.llamacpp.library import INSTALL_HINT, is_installed
+from shardcompute.bench.engine.random_gguf import LlamaShape, write_random_gguf
 from shardcompute.bench.report import Result, Say, median_ratio
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import BackendError
 
 TRANSFORMERS = "transformers float32"
+PLAIN = "llama.cpp"
+OURS_BY_LLAMACPP = "llamacpp"
+_BASELINES = {TRANSFORMERS: "transformers", PLAIN: "llamacpp"}
+_CONTEXT = 700
+_STREAM_TOKENS = 768
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,7 @@ class EngineBench:
     steps: int = 16
     rounds: int = 5
     with_transformers: bool = True
+    with_llamacpp: bool = True
 
 
 class Arm(Closing):
@@ -64,6 +76,21 @@ class Arm(Closing):
         self._process.communicate()
 
 
+def run_random_bench(
+    bench: EngineBench, shape: LlamaShape, types: Sequence[str], folder: Path, say: Say
+) -> list[Result]:
+    """The same of models of random weights, one for each type of number; `model_path` is of no matter."""
+    results: list[Result] = []
+    for dtype in types:
+        say(f"writing a model in {dtype}")
+        path = write_random_gguf(folder / f"{dtype}.gguf", shape, dtype)
+        found = run_engine_bench(replace(bench, model_path=str(path)), say)
+        found.append(Result("file", path.stat().st_size / 2**20, "MiB", {"engine": "all"}))
+        results += [replace(each, labels={"type": dtype, **each.labels}) for each in found]
+        path.unlink()
+    return results
+
+
 def run_engine_bench(bench: EngineBench, say: Say) -> list[Result]:
     results: list[Result] = []
     for threads in bench.threads:
@@ -78,6 +105,9 @@ def run_engine_bench(bench: EngineBench, say: Say) -> list[Result]:
 
 def _open_arms(bench: EngineBench, threads: int, say: Say) -> list[Arm]:
     common = ["--model", bench.model_path, "--threads", str(threads)]
+    sessions = max(bench.batches)
+    # Room for as many tokens in every arm; memory is compared, too.
+    room = ["--context", str(_CONTEXT), "--kv-tokens", str(sessions * _STREAM_TOKENS)]
     arms = []
     if bench.with_transformers and importlib.util.find_spec("transformers") is not None:
         say(f"loading {TRANSFORMERS}, {threads} threads")
@@ -86,7 +116,16 @@ def _open_arms(bench: EngineBench, threads: int, say: Say) -> list[Arm]:
         say("transformers is not installed and is left out: pip install 'shardcompute[torch]'")
     for form in bench.forms:
         say(f"loading {form}, {threads} threads")
-        arms.append(Arm(form, ["--engine", "ours", "--form", form, *common]))
+        arms.append(Arm(form, ["--engine", "ours", "--form", form, *common, *room]))
+    if bench.with_llamacpp and not bench.model_path.endswith(".gguf"):
+        say("llama.cpp runs GGUF files only and is left out")
+    elif bench.with_llamacpp and not is_installed():
+        say(f"llama.cpp is not installed and is left out: {INSTALL_HINT}")
+    elif bench.with_llamacpp:
+        say(f"loading llama.cpp, {threads} threads")
+        arms.append(Arm(OURS_BY_LLAMACPP, ["--engine", "ours", "--backend", "llamacpp", *common, *room]))
+        plain = ["--engine", "llama.cpp", "--sessions", str(sessions), "--context", str(_STREAM_TOKENS)]
+        arms.append(Arm(PLAIN, [*plain, *common]))
     return arms
 
 
@@ -110,6 +149,7 @@ def _measure(bench: EngineBench, arms: Sequence[Arm], threads: int, say: Say) ->
     for arm in arms:
         labels = {"engine": arm.name, "threads": threads}
         results.append(Result("resident_memory", arm.ask(operation="memory"), "MiB", labels))
+        results.append(Result("peak_memory", arm.ask(operation="peak_memory"), "MiB", labels))
     return results
 
 
@@ -119,7 +159,8 @@ def _speed_results(
     label = "batch" if metric == "decode" else "tokens"
     labels = {"engine": name, "threads": threads, label: size}
     results = [Result(metric, statistics.median(speeds[name]), "tok/s", labels)]
-    if TRANSFORMERS in speeds and name != TRANSFORMERS:
-        ratio = median_ratio(speeds[name], speeds[TRANSFORMERS])
-        results.append(Result(f"{metric}_vs_transformers", ratio, "ratio", labels))
+    for baseline, short in _BASELINES.items():
+        if baseline in speeds and name not in _BASELINES:
+            ratio = median_ratio(speeds[name], speeds[baseline])
+            results.append(Result(f"{metric}_vs_{short}", ratio, "ratio", labels))
     return results

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -27,13 +29,20 @@ def engine(
     batches: Annotated[str, typer.Option(help="Sessions at once, separated by commas.")] = "1,2,4,8,16",
     rounds: Annotated[int, typer.Option(min=1, help="How often every arm takes its turn.")] = 5,
     transformers: Annotated[bool, typer.Option(help="Measure transformers (float32) beside.")] = True,
+    llamacpp: Annotated[bool, typer.Option(help="Measure llama.cpp beside, where its wheel is.")] = True,
+    shape: Annotated[
+        str,
+        typer.Option(help="Random weights instead of a model: default or 1.1b, and every arm in --types."),
+    ] = "",
+    types: Annotated[str, typer.Option(help="GGUF types of random weights.")] = "Q4_0,Q4_1,Q8_0",
     json_file: JsonFile = None,
 ) -> None:
-    """Decode and prefill speed and memory of every weight form, next to transformers."""
-    from shardcompute.bench.engine.run import EngineBench, run_engine_bench
+    """Decode and prefill speed and memory of every weight form, next to transformers and llama.cpp."""
+    from shardcompute.bench.engine.random_gguf import named_shape
+    from shardcompute.bench.engine.run import EngineBench, run_engine_bench, run_random_bench
     from shardcompute.bench.tables import render_results
 
-    path = model_path(model)
+    path = "" if shape else model_path(model)
     bench = EngineBench(
         model_path=path,
         forms=forms.split(","),
@@ -41,10 +50,18 @@ def engine(
         batches=[int(part) for part in batches.split(",")],
         rounds=rounds,
         with_transformers=transformers,
+        with_llamacpp=llamacpp,
     )
+    labels = ("threads", "tokens", "batch")
     with BenchProgress() as say:
-        results = run_engine_bench(bench, say)
-    finish(results, render_results(results, "engine", labels=("threads", "tokens", "batch")), json_file)
+        if not shape:
+            results = run_engine_bench(bench, say)
+            finish(results, render_results(results, "engine", labels=labels), json_file)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            bench = replace(bench, forms=("native",), with_transformers=False)
+            results = run_random_bench(bench, named_shape(shape), types.split(","), Path(folder), say)
+    finish(results, render_results(results, "engine", labels=labels, tables=("type",)), json_file)
 
 
 @app.command()
