@@ -20,6 +20,8 @@ from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 
 MAX_ROWS, MAX_LOGIT_ROWS = 512, 64
 """Of one step, unless somebody knows better."""
+_GPU_ROWS, _GPU_LOGIT_ROWS = 2048, 256
+"""Prompts fill a large GPU from about so many rows on; more sessions than that share steps of one graph."""
 
 
 class Network(Protocol):
@@ -69,6 +71,12 @@ class ExecutorOptions:
     dtype: str = "auto"
     use_graphs: bool = True
     kv_type: KvType = DEFAULT_KV_TYPE
+
+
+def rows_of_step(backend: str, device: str) -> tuple[int, int]:
+    """How many rows a step is to have at most on a device, and of how many of them logits."""
+    is_large = backend == "torch" and device.startswith(("cuda", "rocm"))
+    return (_GPU_ROWS, _GPU_LOGIT_ROWS) if is_large else (MAX_ROWS, MAX_LOGIT_ROWS)
 
 
 @dataclass(frozen=True, slots=True)

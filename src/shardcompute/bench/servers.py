@@ -21,7 +21,7 @@ from shardcompute.core.errors import BackendError
 from shardcompute.node.process.log_files import log_folder
 from shardcompute.security.local_secret import read_local_secret
 
-_READY_S = 120.0
+_READY_S = 300.0
 _STOP_S = 20.0
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\dT\S+Z ")
 _ERROR = re.compile(r"\S+Z (ERROR|CRITICAL) ")

@@ -38,6 +38,7 @@ from shardcompute.node.rpc.commands import OfferedModel
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes
 from shardcompute.node.weights.draft_heads import draft_head_attachments
+from shardcompute.node.weights.originals import note_original
 from shardcompute.node.weights.server import WeightsServer
 from shardcompute.security import (
     ClusterAuthority,
@@ -128,6 +129,8 @@ class Cluster:
         credentials = self._issuer.own()
         credentials.save()
         self._served: dict[str, ServedWeights] = {}
+        self._notes: dict[str, Path | None] = {}
+        """For workers of this machine, where models lie that are served."""
         self._weights = WeightsServer(self._served)
         self._checkpoints: dict[str, Checkpoint] = {}
         self._drafters: dict[str, Sequence[Drafter]] = {}
@@ -254,6 +257,7 @@ class Cluster:
         self._close_files(checkpoint.name)
         self._drafters[checkpoint.name] = drafters
         self._served[checkpoint.name] = served
+        self._notes[checkpoint.name] = note_original(served.card, served.origin)
         self._checkpoints[checkpoint.name] = checkpoint
         context = min(options.context_length, checkpoint.spec.context_length)
         self.pool.add_model(
@@ -298,6 +302,9 @@ class Cluster:
         self._close_files(model)
 
     def _close_files(self, model: str) -> None:
+        note = self._notes.pop(model, None)
+        if note is not None:
+            note.unlink(missing_ok=True)
         served = self._served.pop(model, None)
         if served is not None:
             served.tensors.close()

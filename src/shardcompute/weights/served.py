@@ -42,11 +42,22 @@ _BITS_PER_WEIGHT = {"int8": 9.0, "int4": 6.0, "mixed": 9.2}
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the tensors of a served model lie on this machine's disk: `path` is what to open, a folder or a file, and
+    `files` are those that tensors are read from."""
+
+    path: Path
+    files: tuple[Path, ...]
+    is_packed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ServedWeights:
-    """A model ready to be sent: its card, and the file that holds the card's tensors."""
+    """A model ready to be sent: its card, and the file that holds the card's tensors; `origin` where that is here."""
 
     card: Card
     tensors: TensorFile
+    origin: Origin | None = None
 
 
 def prepare_served(
@@ -76,7 +87,7 @@ def prepare_served(
     )
     if not _is_smaller_packed(card):
         if not attachments:
-            return ServedWeights(card, checkpoint.tensors)
+            return ServedWeights(card, checkpoint.tensors, _origin_of(checkpoint.files))
         attached = AttachedTensors(checkpoint.tensors, attachments)
         card = make_card(
             checkpoint.name,
@@ -86,8 +97,9 @@ def prepare_served(
             content=card.content,
             form=form,
         )
-        return ServedWeights(card, attached)
-    packed = _provide_packed(checkpoint, card, folder, progress or NullProgress())
+        return ServedWeights(card, attached, _origin_of(checkpoint.files))
+    path = folder / f"{card.fingerprint}.safetensors"
+    packed = _provide_packed(checkpoint, card, path, progress or NullProgress())
     tensors = AttachedTensors(packed, attachments or {})
     layout, _ = _packed_layout(checkpoint.layout)
     return ServedWeights(
@@ -101,7 +113,16 @@ def prepare_served(
             form=form,
         ),
         tensors,
+        Origin(path.absolute(), (path.absolute(),), is_packed=True),
     )
+
+
+def _origin_of(files: ModelFiles) -> Origin | None:
+    if files.folder is None:
+        return None
+    folder = files.folder.absolute()
+    path = folder / files.main_file if files.kind == "gguf" else folder
+    return Origin(path, tuple(folder / name for name in files.weight_files))
 
 
 def attachments_of(tokenizer: Tokenizer) -> dict[str, bytes]:
@@ -150,9 +171,8 @@ def _packed_layout(layout: Layout) -> tuple[Layout, dict[str, tuple[str, int | N
     return Layout(model, layers), sources
 
 
-def _provide_packed(checkpoint: Checkpoint, card: Card, folder: Path, progress: Progress) -> TensorFile:
-    path = folder / f"{card.fingerprint}.safetensors"
-    with hold_lock(folder / "locks" / card.fingerprint, lambda: None):
+def _provide_packed(checkpoint: Checkpoint, card: Card, path: Path, progress: Progress) -> TensorFile:
+    with hold_lock(path.parent / "locks" / card.fingerprint, lambda: None):
         tensors = _open_packed(path)
         if tensors is None:
             _pack(checkpoint, card, path, progress)

@@ -12,10 +12,13 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import psutil
+
+if TYPE_CHECKING:
+    from shardcompute.backends.executor import PickingExecutor
 
 _MIB = 2**20
 
@@ -40,7 +43,7 @@ class OurEngine:
         context: int = 2048,
         kv_tokens: int = 0,
     ) -> None:
-        from shardcompute.backends.executor import ExecutorOptions
+        from shardcompute.backends.executor import ExecutorOptions, rows_of_step
         from shardcompute.core.settings import load_settings
         from shardcompute.runtime.shard import open_shard
         from shardcompute.weights.checkpoint import open_checkpoint
@@ -50,7 +53,10 @@ class OurEngine:
         with open_checkpoint(resolve(parse_reference(path), load_settings())) as checkpoint:
             spec = checkpoint.spec
             token_bytes = spec.kv_bytes_per_token_and_layer() * spec.layer_count
+            max_rows, max_logit_rows = rows_of_step(backend, device)
             options = ExecutorOptions(
+                max_rows=max_rows,
+                max_logit_rows=max_logit_rows,
                 kv_bytes=kv_tokens * token_bytes or 2 << 30,
                 context_length=context,
                 threads=threads,
@@ -77,10 +83,15 @@ class OurEngine:
 
     def decode(self, batch: int, past: int, steps: int, picks: bool = True) -> float:
         """`picks`: each step goes on from the likeliest tokens, which somebody has to find."""
+        from shardcompute.backends.executor import PickingExecutor
         from shardcompute.core.batch import Segment
 
         for session in range(batch):
             self._fill(session, past)
+        if not picks and isinstance(self._executor, PickingExecutor) and self._executor.can_pick:
+            elapsed = self._pick_on_device(self._executor, batch, past, steps)
+            self._close(batch)
+            return elapsed
         ids = np.full(batch, 42, dtype=np.int64)
         started = time.perf_counter()
         for step in range(steps):
@@ -88,9 +99,31 @@ class OurEngine:
             if picks:
                 ids = logits.argmax(axis=-1)
         elapsed = time.perf_counter() - started
+        self._close(batch)
+        return elapsed
+
+    def _close(self, batch: int) -> None:
         for session in range(batch):
             self._executor.close_session(session)
-        return elapsed
+
+    def _pick_on_device(self, executor: PickingExecutor, batch: int, past: int, steps: int) -> float:
+        """The best that the engine can do: each step goes on from what the device picked, one ahead of the host."""
+        from shardcompute.backends.executor import PickRule
+        from shardcompute.core.batch import Segment
+        from shardcompute.core.steps import PICKED
+
+        rules, ids = [PickRule()] * batch, np.full(batch, 42, dtype=np.int64)
+        started = time.perf_counter()
+        ahead = None
+        for step in range(steps):
+            segments = [Segment(session, past + step, 1, 1) for session in range(batch)]
+            launched = executor.launch_picks(segments, ids, rules)
+            if ahead is not None:
+                ahead.wait()
+            ahead, ids = launched, np.full(batch, PICKED, dtype=np.int64)
+        if ahead is not None:
+            ahead.wait()
+        return time.perf_counter() - started
 
 
 class TransformersEngine:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import psutil
 
 from shardcompute.bench.report import Result, Say
 from shardcompute.bench.servers import Server, serving
@@ -25,6 +26,7 @@ from shardcompute.core.errors import BackendError
 
 MOST_CLIENTS = 4
 _ENGINE_STEPS = 24
+_PARTS = ("compute_s", "stage_queue_s", "codec_s", "wire_s", "draft_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,9 @@ class Measured:
     engine: list[float] = field(default_factory=list)
     drafted: int = 0
     accepted: int = 0
+    server_us: list[float] = field(default_factory=list)
+    """CPU time per token of the process that has driver and API, and of its worker's."""
+    worker_us: list[float] = field(default_factory=list)
 
 
 Load = tuple[int, int, str]
@@ -133,6 +138,8 @@ class ServeRun:
         self._clients = clients
         self._engine = engine
         self._say = say
+        own = psutil.Process(server.process.pid)
+        self._processes = [own, *own.children(recursive=True)]
         self._began = time.monotonic()
         self.measured: dict[Load, Measured] = {}
         self.texts: dict[tuple[int, int], set[str]] = {}
@@ -152,12 +159,18 @@ class ServeRun:
                     self._round(prompt, count, drafter, engine)
 
     def _round(self, prompt: int, count: int, drafter: str, engine: float | None) -> None:
-        bench = self._bench
+        before = self._cpu_s()
         replies = self._ask(prompt, count, drafter)
+        tokens = sum(reply["tokens"] for reply in replies)
+        cpu_us = [
+            1e6 * (after - former) / tokens for after, former in zip(self._cpu_s(), before, strict=True)
+        ]
         measured = self.measured.setdefault((prompt, count, drafter), Measured())
         rate, total = rates_of(replies)
         measured.rates.append(rate)
         measured.totals.append(total)
+        measured.server_us.append(cpu_us[0])
+        measured.worker_us.append(sum(cpu_us[1:]))
         measured.first_s += [reply["arrivals"][0] for reply in replies]
         if engine is not None:
             measured.engine.append(engine)
@@ -167,9 +180,15 @@ class ServeRun:
             measured.accepted += reply["timings"].get("accepted_tokens", 0) or 0
         part = "" if not engine else f", {rate / engine:.3f} of the engine's {engine:,.1f}"
         first = statistics.median(reply["arrivals"][0] for reply in replies)
+        step = ", ".join(
+            f"{name.removesuffix('_s')} {1e3 * statistics.median(values):.2f}"
+            for name in _PARTS
+            if (values := [reply["timings"].get(name, 0.0) for reply in replies])
+        )
         self._say(
-            f"prompt {prompt}, {count} streams, {drafter}: {rate:,.1f} tok/s{part}; "
-            f"{total:,.1f} over all, first token {first:.3f} s ({bench.tokens} tokens)"
+            f"prompt {prompt}, {count} streams, {drafter}: {rate:,.1f} tok/s{part}; {total:,.1f} over all, first "
+            f"token {first:.3f} s; a step in ms: {step}; CPU per token in us: server {cpu_us[0]:.0f}, worker "
+            f"{sum(cpu_us[1:]):.0f}"
         )
 
     def _ask(self, prompt: int, count: int, drafter: str) -> list[dict[str, Any]]:
@@ -195,6 +214,11 @@ class ServeRun:
         if failed:
             raise BackendError(f"{len(failed)} of {count} streams failed: {failed[0]}")
         return replies
+
+    def _cpu_s(self) -> list[float]:
+        """What the server's process has computed, and each of its workers."""
+        times = [process.cpu_times() for process in self._processes]
+        return [each.user + each.system for each in times]
 
     def _steps_per_s(self, prompt: int, count: int) -> float | None:
         """Tokens per second of the engine alone, at the rows and the mean context of such a load."""
@@ -247,6 +271,8 @@ class ServeRun:
                 Result("throughput_highest", rates[-1], "tok/s", labels),
                 Result("throughput_with_prompts", statistics.median(measured.totals), "tok/s", labels),
                 Result("first_token", statistics.median(measured.first_s), "s", labels),
+                Result("server_cpu_per_token", statistics.median(measured.server_us), "us", labels),
+                Result("worker_cpu_per_token", statistics.median(measured.worker_us), "us", labels),
             ]
             if measured.engine:
                 ratios = [rate / base for rate, base in zip(measured.rates, measured.engine, strict=True)]

@@ -88,6 +88,8 @@ def _worker_options(
         device=device,
         unused=chosen.unused,
         transports=open_transports(arguments.shape),
+        # Whoever shapes links wants to see what goes over them.
+        reads_originals=not arguments.shape,
     )
 
 

@@ -27,8 +27,8 @@ def serve(
         Path | None, typer.Option(help="Where such a checkpoint is made, and kept.", file_okay=False)
     ] = None,
     weights: WeightsName = "native",
-    backend: Annotated[str, typer.Option(help="As of `up`.")] = "",
-    device: Annotated[str, typer.Option(help="As of `up`.")] = "",
+    backend: Annotated[str, typer.Option(help="As of `up`.")] = "auto",
+    device: Annotated[str, typer.Option(help="As of `up`.")] = "auto",
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of the worker, and of the engine.")
     ] = None,
@@ -44,6 +44,7 @@ def serve(
     json_file: JsonFile = None,
 ) -> None:
     """Speed over HTTP at several loads: a real server, clients in processes of their own, and the engine alone."""
+    from shardcompute.backends.device_choice import choose_device
     from shardcompute.bench.serve.run import ServeBench, run_serve_bench
     from shardcompute.bench.serve.shapes import make_checkpoint
     from shardcompute.bench.tables import render_results
@@ -54,11 +55,12 @@ def serve(
             path = str(make_checkpoint(shape, folder or Path(temporary)))
         else:
             path = model_path(model)
+        [chosen] = choose_device(device, backend).devices
         bench = ServeBench(
             path,
             weights,
-            backend,
-            device,
+            chosen.backend,
+            chosen.name,
             [int(part) for part in streams.split(",")],
             [int(part) for part in prompts.split(",")],
             drafts.split(","),

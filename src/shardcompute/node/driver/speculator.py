@@ -30,6 +30,7 @@ MOST_FRAMES = 8
 _PLAIN = DraftPlan(None, 0, 1, "not asked yet")
 _ROUNDS_AHEAD = 16
 """After so many tokens of a session that its chain continued by itself, slow drafters are asked again."""
+_LONGEST_LOOK = 8
 DRAFT_S = 10.0
 """So long a slow drafter may take; one that takes longer is done without."""
 TakeDraft = Callable[[Session, PipeContext], None]
@@ -59,6 +60,10 @@ class DraftStats:
     accepted: int = 0
     draft_s: float = 0.0
     continued: int = 0
+    """Tokens with which its chain went on by itself."""
+    look_at: int = 0
+    """From this length on it is looked whether there is something better, and after so many tokens again."""
+    look_after: int = 1
 
 
 class RoutedSpeculator:
@@ -87,8 +92,8 @@ class RoutedSpeculator:
         self._asked: dict[int, tuple[str, float]] = {}
         """The slow drafter that each session waits for, and since when."""
         self._limited_log = RateLimitedLog(log)
-        has_slow = any(drafter.is_slow for drafter in drafters)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="drafts") if has_slow else None
+        self._has_slow = any(drafter.is_slow for drafter in drafters)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="drafts") if self._has_slow else None
 
     @property
     def available(self) -> list[str]:
@@ -203,11 +208,15 @@ class RoutedSpeculator:
             return False
         stats = self.stats_of(session.id)
         stats.continued += 1
-        slow = any(drafter.is_slow for drafter in self._drafters.values())
-        if (slow and stats.continued % _ROUNDS_AHEAD == 0) or self._find_at_hand(
-            session, context
-        ) is not None:
+        if self._has_slow and stats.continued % _ROUNDS_AHEAD == 0:
             return False
+        if session.length >= stats.look_at:
+            if self._find_at_hand(session, context) is not None:
+                stats.look_after = 1
+                return False
+            # Where the text does not repeat itself now, it hardly will with the next token.
+            stats.look_at = session.length + stats.look_after
+            stats.look_after = min(2 * stats.look_after, _LONGEST_LOOK)
         if self._has_draft_head:
             session.head_draft_tokens = self.router.head_draft_tokens(session.id, wish, context.load)
         return True

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import psutil
 
-from shardcompute.backends.executor import Executor, ExecutorOptions
+from shardcompute.backends.executor import Executor, ExecutorOptions, rows_of_step
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CapacityError, ShardComputeError, UnknownModelError, UsageError
 from shardcompute.core.generation import Delta, GenerationRequest
@@ -164,7 +164,10 @@ def _open_fallback(files: ModelFiles, options: EngineOptions, settings: Settings
 
 
 def _executor_options(options: EngineOptions, settings: Settings, longest: int) -> ExecutorOptions:
+    max_rows, max_logit_rows = rows_of_step(options.backend, options.device)
     return ExecutorOptions(
+        max_rows=max_rows,
+        max_logit_rows=max_logit_rows,
         kv_bytes=options.kv_bytes or int((options.free_bytes or _host_free_bytes()) * _KV_FRACTION),
         context_length=min(options.context_length or 8192, longest),
         threads=options.threads or settings.threads or default_threads(),

@@ -18,6 +18,7 @@ from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CorruptModelError, LinkError, SourceError, UnknownModelError, UsageError
 from shardcompute.models.spec import Stage
+from shardcompute.node.weights.originals import Original
 from shardcompute.node.weights.pieces import (
     PIECE_BYTES,
     RETRY_DELAYS_S,
@@ -96,9 +97,11 @@ class RemoteTensors(Closing):
         sources: Sequence[Supplier],
         cache: ShardCache | None = None,
         *,
+        original: Original | None = None,
         progress: OnProgress | None = None,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
     ) -> None:
+        """What the `original` has is read from there, and neither fetched nor kept."""
         if not any(source.is_origin for source in sources):
             raise UsageError(
                 "weights need an origin to be checked against", hint="name the coordinator as one"
@@ -109,6 +112,7 @@ class RemoteTensors(Closing):
         self._card = card
         self._cache: CachedShard | None = None
         self._is_caching = cache is not None
+        self._original = original
         self._lines = [SourceLine(source, card.fingerprint, retry_delays_s) for source in sources]
         self._on_progress = progress
         self._told = -1
@@ -126,7 +130,8 @@ class RemoteTensors(Closing):
 
     def prefetch(self, stage: Stage, rank: Rank | None = None) -> None:
         """Bring what a shard needs into the cache. What tensor ranks need parts of is fetched when it is read."""
-        whole, total = _needs(self._card, stage, rank or Rank())
+        needed, total = _needs(self._card, stage, rank or Rank())
+        whole = [name for name in needed if not self._has_original(name)]
         self._whole.update(whole)
         self._done_bytes, self._total_bytes = 0, total
         if self._cache is None or not self._is_caching:
@@ -140,6 +145,10 @@ class RemoteTensors(Closing):
     def read_bytes(self, name: str, offset: int, length: int) -> memoryview:
         entry = self.entries[name]
         check_range(name, entry.size_bytes, offset, length)
+        if self._original is not None and self._has_original(name):
+            content = self._original.read_bytes(name, offset, length)
+            self._count(length)
+            return content
         with self._reading:
             if self._recent is not None and self._recent.entry.name == name:
                 return memoryview(bytearray(self._recent.content[offset : offset + length]))
@@ -161,6 +170,9 @@ class RemoteTensors(Closing):
         self._recent = None
         for line in self._lines:
             line.say_goodbye()
+
+    def _has_original(self, name: str) -> bool:
+        return self._original is not None and name in self._original.entries
 
     # Fetching
 

@@ -18,7 +18,7 @@ from shardcompute.backends.device_memory import (
     is_out_of_memory,
     within_memory,
 )
-from shardcompute.backends.executor import ExecutorOptions
+from shardcompute.backends.executor import ExecutorOptions, rows_of_step
 from shardcompute.backends.footprint import holding_of
 from shardcompute.control.sizes import StageBytes, describe_card, sizes_of
 from shardcompute.control.state import LayerShape, Shard
@@ -28,6 +28,7 @@ from shardcompute.models.spec import Stage
 from shardcompute.node.rpc.commands import LoadLayers, Peer
 from shardcompute.node.weights.client import RemoteTensors, fetch_card, open_remote_shard
 from shardcompute.node.weights.draft_heads import draft_head_bytes, open_head_drafter
+from shardcompute.node.weights.originals import open_original
 from shardcompute.node.weights.pieces import Supplier
 from shardcompute.node.worker.service_pace import ServicePace
 from shardcompute.node.worker.speed_probe import ShardSpeed, measure_shard, shape_of_card
@@ -62,6 +63,8 @@ class ShardOptions:
     """What a frame takes whatever is in it, as it was probed."""
     room_timeout_s: float = 10.0
     """So long a shard waits for what is no longer wanted to be unloaded."""
+    reads_originals: bool = False
+    """Whether models that are served from this machine are read from where they lie (`weights.originals`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +182,11 @@ class ShardLoader:
         parts = self._parts(card, command)
         size = parts.total_bytes
         self._await_room(size)
+        max_rows, max_logit_rows = rows_of_step(self._options.backend, self._options.device)
         options = ExecutorOptions(
             kv_bytes=parts.kv_bytes,
+            max_rows=max_rows,
+            max_logit_rows=max_logit_rows,
             context_length=min(command.context_length, card.spec.context_length),
             threads=self._options.threads,
             device=self._options.device,
@@ -263,7 +269,7 @@ class ShardLoader:
         def progress(done: int, total: int) -> None:
             on_progress(done / total if total else 1.0)
 
-        with contextlib.closing(RemoteTensors(card, suppliers, self._cache, progress=progress)) as tensors:
+        with self._tensors(card, suppliers, progress) as tensors:
             executor = open_remote_shard(card, stage, tensors, backend=self._options.backend, options=options)
             vocabulary = served_vocabulary(tensors) if stage.is_last else None
         return StageRuntime(
@@ -274,6 +280,25 @@ class ShardLoader:
             max_rows=options.max_rows,
             max_logit_rows=options.max_logit_rows,
         )
+
+    @contextlib.contextmanager
+    def _tensors(
+        self,
+        card: Card,
+        suppliers: Sequence[Supplier],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Iterator[RemoteTensors]:
+        """The tensors of a card: from the original file where that is on this machine, else from afar."""
+        original = open_original(card) if self._options.reads_originals else None
+        with contextlib.ExitStack() as opened:
+            if original is not None:
+                log.info("%s is read from %s", card.model, original.name)
+                opened.enter_context(original)
+            tensors = RemoteTensors(card, suppliers, self._cache, original=original, progress=progress)
+            opened.enter_context(tensors)
+            yield tensors
+            if original is not None:
+                original.check()
 
     def _fetch_card(self, origin: Peer, model: str) -> Card:
         """A moment without the coordinator is no reason to give up."""
@@ -321,7 +346,7 @@ class ShardLoader:
     ) -> None:
         """Let a last stage draft, where there is memory left for that."""
         try:
-            with self._loading, contextlib.closing(RemoteTensors(card, suppliers, self._cache)) as tensors:
+            with self._loading, self._tensors(card, suppliers) as tensors:
                 with self._lock:
                     room_bytes = self._memory_bytes - self._used_bytes()
                 opened = open_head_drafter(

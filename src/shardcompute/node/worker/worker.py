@@ -88,6 +88,8 @@ class WorkerOptions:
     """GPUs of this machine that cannot be used, and why: for others to see."""
     transports: Transports = field(default_factory=default_transports)
     """How links are made, by the scheme of their URLs."""
+    reads_originals: bool = False
+    """Whether models that are served from this machine are read from where they lie (`weights.originals`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,7 @@ class Worker:
                 options.device.name,
                 process_bytes=options.process_bytes,
                 overhead_s=self._speeds.probed.overhead_s,
+                reads_originals=options.reads_originals,
             ),
         )
         self._control = ControlClient(
