@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,9 +58,6 @@ def test_steps_overlap_and_nobody_can_tell(
         with lab.network.watched(continued):
             assert_same(lab, alone, 8, 30)
         assert continued.rows > 30
-        # The next step was launched before the one before was waited for.
-        order = devices[0].order
-        assert ("launched", "launched") in itertools.pairwise(order)
 
 
 def test_a_device_that_is_lost_while_steps_overlap(
