@@ -45,7 +45,7 @@ def swarm(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with pytest.MonkeyPatch.context() as monkeypatch:
         paths = [str(folder), *(path for path in sys.path if path), os.environ.get("PYTHONPATH", "")]
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-        with swarm_of(smollm2_gguf, folder / "cluster", "--max-memory", "130M", *SMALL) as swarm:
+        with swarm_of(smollm2_gguf, folder / "cluster", *SMALL) as swarm:
             yield swarm
 
 
@@ -64,7 +64,7 @@ def test_up_starts_a_worker_on_each_gpu(swarm: Swarm) -> None:
 
 def test_one_token_one_line_several_workers(swarm: Swarm, tmp_path: Path) -> None:
     token = swarm.ask("POST", "/cluster/tokens", {"max_uses": 1})["token"]
-    arguments = ("--data-dir", tmp_path / "w", "--name", "box", "--max-memory", "130M", "--threads", "1")
+    arguments = ("--data-dir", tmp_path / "w", "--name", "box", "--threads", "1")
     with started("join", token, *arguments) as join:
         join.wait_for("2 workers of home: box/cuda:0, box/cuda:1; Ctrl-C stops them")
         join.wait_for("box/cuda:1: in the cluster")
