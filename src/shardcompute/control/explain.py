@@ -59,8 +59,11 @@ def explain_plan(
     model: Model,
     names: Mapping[str, str] | None = None,
     devices: Mapping[str, str] | None = None,
+    sources: Mapping[str, str] | None = None,
+    first_token_s: float | None = None,
 ) -> str:
-    """A plan as text; `names` says what people call the nodes, `devices` on what those compute that are no CPUs."""
+    """A plan as text; `names` says what people call the nodes, `devices` on what those compute that are no CPUs,
+    `sources` how their speed is known."""
     if isinstance(plan, Unplaceable):
         return _explain_unplaceable(plan, model)
     called, on = names or {}, devices or {}
@@ -68,7 +71,7 @@ def explain_plan(
     lines += [
         f"  {called.get(stage.node, stage.node)}{_on(on.get(stage.node))}: layers {stage.start} to {stage.stop - 1} "
         f"({stage.stop - stage.start}), {format_bytes(stage.memory_bytes)}, "
-        f"{format_seconds(stage.step_s)} a token"
+        f"{format_seconds(stage.step_s)} a token{_on((sources or {}).get(stage.node))}"
         for stage in plan.stages
     ]
     lines += [f"  {called.get(node, node)}: left out, {why}" for node, why in plan.unused]
@@ -80,6 +83,10 @@ def explain_plan(
         f"expect {format_rate(plan.predicted_tokens_per_s_one_stream)} for one stream, "
         f"{format_rate(plan.predicted_tokens_per_s_many)} for many"
     )
+    if first_token_s is not None:
+        lines.append(
+            f"after a prompt of 1,000 tokens the first token comes in {format_seconds(first_token_s)}"
+        )
     lines.append(explain_bottleneck(plan, called))
     return "\n".join(lines)
 

@@ -17,6 +17,8 @@ def format_rate(tokens_per_s: float) -> str:
 def format_seconds(seconds: float) -> str:
     if seconds >= 60:
         return f"{seconds / 60:.1f} min"
+    if 0 < seconds < 1e-4:
+        return f"{seconds * 1e6:.1f} µs"
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 

@@ -217,6 +217,7 @@ def _health(cluster: ClusterHealth) -> Iterator[tuple[MetricRow, Values]]:
         table.NODE_UNUSED_DEVICES,
         {(node.id, node.name): len(node.unused_devices) for node in cluster.nodes},
     )
+    yield from _speeds(cluster)
     yield table.NODES_LOST, {(): cluster.incidents.lost_nodes}
     chains = cluster.chains_by_status.items()
     yield table.CHAINS, {(model, status): count for (model, status), count in chains}
@@ -227,6 +228,28 @@ def _health(cluster: ClusterHealth) -> Iterator[tuple[MetricRow, Values]]:
     yield table.LINKS_OPEN, {(link.a, link.b): link.is_open for link in cluster.links}
     yield table.WEIGHTS_SENT, _by_name(cluster.weights_sent_bytes)
     yield table.UNRECORDED, {(): cluster.unrecorded}
+
+
+def _speeds(cluster: ClusterHealth) -> Iterator[tuple[MetricRow, Values]]:
+    yield (
+        table.NODE_WEIGHTS_SPEED,
+        {
+            (node.id, node.name, "probe" if node.probed_at_s else "guess"): node.weights_bytes_per_s
+            for node in cluster.nodes
+            if node.weights_bytes_per_s
+        },
+    )
+    seconds: dict[tuple[str, ...], float] = {}
+    measured_at: dict[tuple[str, ...], float] = {}
+    for node in cluster.nodes:
+        for speed in node.speeds:
+            kinds = {"decode": speed.layer_s, "batch": speed.batch_layer_s, "prefill": speed.prefill_layer_s}
+            for kind, value in kinds.items():
+                if value is not None:
+                    seconds[node.id, node.name, speed.model, kind, speed.source] = value
+            measured_at[node.id, node.name, speed.model] = speed.measured_at_s
+    yield table.NODE_LAYER_SECONDS, seconds
+    yield table.NODE_MEASURED_AT, measured_at
 
 
 def _by_name(counts: Mapping[str, float]) -> Values:

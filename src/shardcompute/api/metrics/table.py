@@ -161,6 +161,26 @@ NODE_UNUSED_DEVICES = MetricRow(
     ("node", "name"),
     "GPUs of a machine that cannot be used.",
 )
+NODE_WEIGHTS_SPEED = MetricRow(
+    ("shardcompute_node_weights_bytes_per_second",),
+    "gauge",
+    ("node", "name", "source"),
+    "How much of any model's weights a machine reads for one token, with its device and backend; `source` is `probe` "
+    "where that was measured, `guess` where it could not be.",
+)
+NODE_LAYER_SECONDS = MetricRow(
+    ("shardcompute_node_layer_seconds",),
+    "gauge",
+    ("node", "name", "model_name", "kind", "source"),
+    "Seconds of an average layer of a model on a machine: for one row (`decode`), for one row each of eight requests "
+    "(`batch`), for each token of a prompt (`prefill`); `source` is `load` or, corrected by steps of late, `service`.",
+)
+NODE_MEASURED_AT = MetricRow(
+    ("shardcompute_node_measured_timestamp_seconds",),
+    "gauge",
+    ("node", "name", "model_name"),
+    "When a machine measured a model, or told that its steps take longer or less long, in seconds since 1970.",
+)
 NODES_LOST = MetricRow(
     ("shardcompute_nodes_lost_total",), "counter", (), "Times that a machine was given up as lost."
 )
@@ -248,6 +268,9 @@ GROUPS: tuple[MetricGroup, ...] = (
             NODES,
             NODE_MEMORY,
             NODE_USED,
+            NODE_WEIGHTS_SPEED,
+            NODE_LAYER_SECONDS,
+            NODE_MEASURED_AT,
             NODE_DEVICE,
             NODE_UNUSED_DEVICES,
             NODES_LOST,

@@ -73,14 +73,15 @@ def nodes(
 
 def _picture(*, is_map: bool, has_everyone: bool) -> Picture:
     from shardcompute.cli.cluster.layer_map import draw_map
-    from shardcompute.cli.cluster.text import describe_nodes, fit
+    from shardcompute.cli.cluster.text import describe_nodes, describe_speeds, fit
     from shardcompute.cli.cluster.watching import Picture
 
     def lines(view: ClusterView, width: int, height: int | None) -> list[str]:
         if is_map:
             # What is piped is read later, in windows that nobody knows.
             return fit(draw_map(view, width if height else min(width, _MAP_WIDTH)), height)
-        return fit(describe_nodes(_listed(view, has_everyone), width), height)
+        listed = _listed(view, has_everyone)
+        return fit([*describe_nodes(listed, width), *describe_speeds(listed)], height)
 
     return Picture(lines, lambda view: [dataclasses.asdict(node) for node in _listed(view, has_everyone)])
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shardcompute.cli.console import aligned, wrapped
-from shardcompute.core.units import count_of, format_bytes, format_rate
+from shardcompute.core.units import count_of, format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from shardcompute.node.admin.views import (
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         FetchView,
         ModelView,
         NodeView,
+        SpeedView,
         StageView,
     )
     from shardcompute.node.telemetry.history_store import EventView
@@ -226,6 +227,45 @@ def describe_device(node: NodeView) -> str:
     label = f" {node.device_label}" if node.device_label else ""
     memory = f", {format_bytes(node.device_bytes)}" if node.device_bytes else ""
     return f"{node.device}{label}{memory}"
+
+
+def describe_speeds(nodes: Sequence[NodeView]) -> list[str]:
+    """A line for each worker that is there: what was measured on it."""
+    workers = [node for node in nodes if node.role == "worker" and node.status not in ("gone", "lost")]
+    return [f"{node.name}: {describe_speed(node)}" for node in workers]
+
+
+def describe_speed(node: NodeView) -> str:
+    """With each model that is served, else without any, and when; or that it is guessed."""
+    served = [speed for speed in node.speeds if speed.layer_count]
+    if served:
+        return "; ".join(_describe_served(speed) for speed in served)
+    weights = (
+        f"{format_bytes(node.weights_bytes_per_s)}/s of weights, {format_seconds(node.overhead_s)} a frame"
+    )
+    return (
+        f"{weights}, probed{_when(node.probed_at_s)}" if node.probed_at_s else "speed not measured, guessed"
+    )
+
+
+def _describe_served(speed: SpeedView) -> str:
+    prompts = speed.prefill_tokens_per_s
+    prefill = (
+        "" if prompts is None else f", prompts at {format_rate(prompts)} through all {speed.layer_count}"
+    )
+    how = "in service" if speed.source == "service" else "when loaded"
+    return (
+        f"{format_seconds(speed.layer_s)} a layer of {speed.model}{prefill}, "
+        f"measured {how}{_when(speed.measured_at_s)}"
+    )
+
+
+def _when(at_s: float) -> str:
+    """By this machine's clock; the day where that is not today."""
+    if not at_s:
+        return ""
+    at = time.localtime(at_s)
+    return f" {time.strftime('%H:%M' if at[:3] == time.localtime()[:3] else '%Y-%m-%d', at)}"
 
 
 def describe_trouble(node: NodeView) -> list[str]:

@@ -126,6 +126,15 @@ def _seconds_per_byte(state: ClusterState, node: Node, model: Model, corrections
     return probed * corrections.probed
 
 
+def speed_source(node: Node, model: Model) -> str:
+    """In words, what placement knows of a node's speed with a model."""
+    time = layer_time(node, model)
+    if time is not None:
+        of = "" if time.model == model.name else f" with {time.model}"
+        return f"measured in service{of}" if time.is_served else f"measured{of}"
+    return "probed" if node.probed_at_s else "guessed"
+
+
 def _prefill_seconds_per_byte(node: Node, model: Model) -> float | None:
     time, work = layer_time(node, model), _layer_work(model)
     if time is not None and time.prefill_s is not None and work > 0:

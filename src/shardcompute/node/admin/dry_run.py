@@ -7,13 +7,16 @@ shrinks the model counts by the bits of a weight, any other travels as the file 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace as replace_fields
 
 from msgspec.structs import replace
 
 from shardcompute.control.driver_placement import DriverPlacement, choose_driver_placement, with_driver_on
 from shardcompute.control.explain import device_words, explain_bottleneck, explain_exactness, explain_plan
+from shardcompute.control.placement.cost_model import Request, first_token_s
 from shardcompute.control.placement.place import Placement, Unplaceable, place, place_chains
-from shardcompute.control.placement.request import placement_request
+from shardcompute.control.placement.request import placement_request, speed_source
 from shardcompute.control.sizes import StageBytes, layer_work, sizes_of
 from shardcompute.control.state import ClusterState, Model
 from shardcompute.control.transitions.state_updates import claimed_bytes
@@ -31,6 +34,7 @@ from shardcompute.weights.sources.reference import EmbeddedReference, ModelRefer
 from shardcompute.weights.sources.resolve import resolve
 from shardcompute.weights.sources.wheel import find_installed
 
+_PROMPT_TOKENS = 1000
 # Of the forms that round, with the scale (and shift) of each block.
 _BITS_PER_WEIGHT = {"int8": 9.0, "int4": 6.0, "mixed": 9.2}
 
@@ -100,6 +104,8 @@ def plan_model(state: ClusterState, model: Model, chains: int, now_s: float) -> 
         plans = [shared if isinstance(shared, Placement) else plans[0]]
     names = {id: node.name for id, node in state.nodes.items()}
     devices = {id: device_words(node) for id, node in state.nodes.items()}
+    sources = {id: speed_source(node, model) for id, node in state.nodes.items()}
+    first_tokens_s = [_first_token_s(request, plan) for plan in plans]
     drivers = [_driver_of(state, plan, model.name) for plan in plans]
     plans = [
         with_driver_on(plan, request, driver.node or state.driver)
@@ -118,18 +124,25 @@ def plan_model(state: ClusterState, model: Model, chains: int, now_s: float) -> 
         text="\n\n".join(
             "\n".join(
                 [
-                    explain_plan(plan, model, names, devices),
+                    explain_plan(plan, model, names, devices, sources, first_s),
                     *([driver.told(names)] if driver is not None else []),
                     *filter(None, [_exactness(state, plan, model)]),
                 ]
             )
-            for plan, driver in zip(plans, drivers, strict=True)
+            for plan, driver, first_s in zip(plans, drivers, first_tokens_s, strict=True)
         ),
         chains=tuple(
-            _planned(state, plan, driver, _exactness(state, plan, model))
-            for plan, driver in zip(plans, drivers, strict=True)
+            replace_fields(
+                _planned(state, plan, driver, _exactness(state, plan, model), sources),
+                predicted_first_token_s=first_s,
+            )
+            for plan, driver, first_s in zip(plans, drivers, first_tokens_s, strict=True)
         ),
     )
+
+
+def _first_token_s(request: Request, plan: Placement | Unplaceable) -> float | None:
+    return None if isinstance(plan, Unplaceable) else first_token_s(request, plan.assignments, _PROMPT_TOKENS)
 
 
 def _exactness(state: ClusterState, plan: Placement | Unplaceable, model: Model) -> str:
@@ -159,7 +172,11 @@ def _driver_of(state: ClusterState, plan: Placement | Unplaceable, model: str) -
 
 
 def _planned(
-    state: ClusterState, plan: Placement | Unplaceable, driver: DriverPlacement | None, exactness: str
+    state: ClusterState,
+    plan: Placement | Unplaceable,
+    driver: DriverPlacement | None,
+    exactness: str,
+    sources: Mapping[str, str],
 ) -> PlannedChain:
     names = {id: node.name for id, node in state.nodes.items()}
     if isinstance(plan, Unplaceable):
@@ -175,6 +192,7 @@ def _planned(
                 stop=stage.stop,
                 memory_bytes=stage.memory_bytes,
                 predicted_s=stage.step_s,
+                speed_source=sources.get(stage.node, ""),
                 parts=view_parts(stage.held),
                 process_bytes=state.nodes[stage.node].process_bytes,
                 used_bytes=claimed_bytes(state, stage.node),

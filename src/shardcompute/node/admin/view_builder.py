@@ -43,6 +43,7 @@ from shardcompute.node.admin.views import (
     ModelView,
     NodeView,
     ServingStatus,
+    SpeedView,
     StageTimes,
     StageView,
     UnusedDeviceView,
@@ -115,6 +116,10 @@ def _view_node(state: ClusterState, node: Node, now_s: float) -> NodeView:
         ),
         api_url=node.api_url,
         memory_reason=node.memory_reason,
+        weights_bytes_per_s=1 / node.seconds_per_byte if node.seconds_per_byte else 0.0,
+        overhead_s=node.overhead_s,
+        probed_at_s=node.probed_at_s,
+        speeds=_view_speeds(state, node),
         process_bytes=node.process_bytes,
         parts=view_parts(*parts.values()),
         kv_used_bytes=node.kv_used_bytes,
@@ -145,6 +150,22 @@ def view_parts(*parts: StageBytes) -> MemoryParts:
 def held_usually(state: ClusterState, model: Model) -> HeldSums:
     """The model as most machines of the cluster would hold it."""
     return sizes_of(model).on(usual_holding(node.holding for node in state.nodes.values() if node.can_work))
+
+
+def _view_speeds(state: ClusterState, node: Node) -> tuple[SpeedView, ...]:
+    views = [
+        SpeedView(
+            model=time.model,
+            layer_s=time.seconds,
+            batch_layer_s=time.batch_s,
+            prefill_layer_s=time.prefill_s,
+            layer_count=state.models[time.model].model.layer_count if time.model in state.models else 0,
+            source="service" if time.is_served else "load",
+            measured_at_s=time.measured_at_s,
+        )
+        for time in node.layer_times
+    ]
+    return tuple(sorted(views, key=lambda view: (view.layer_count == 0, view.model)))
 
 
 def view_links(state: ClusterState, own_url: str = "") -> tuple[LinkView, ...]:

@@ -91,6 +91,31 @@ class UnusedDeviceView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedView:
+    """What a node measured with a model: seconds of an average layer."""
+
+    model: str
+    layer_s: float
+    """For one row, as in decoding."""
+    batch_layer_s: float | None = None
+    """For one row each of eight sessions at once."""
+    prefill_layer_s: float | None = None
+    """For each token of a prompt."""
+    layer_count: int = 0
+    """Of the model, where it is served; 0: it is not."""
+    source: Literal["service", "load"] = "load"
+    """Steps in service of late, or a measurement when the model was loaded."""
+    measured_at_s: float = 0.0
+    """In seconds since 1970."""
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """Of a prompt, through all layers of a model that is served."""
+        seconds = (self.prefill_layer_s or 0.0) * self.layer_count
+        return 1 / seconds if seconds else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
     id: str
     name: str
@@ -135,6 +160,14 @@ class NodeView:
     """GPUs of its machine that cannot be used, and why."""
     exactness: str = ""
     """The class of its results: stages of one class compute the same bits."""
+    weights_bytes_per_s: float = 0.0
+    """How much of any model's weights its device reads, with its backend, for one row; 0: it does not say."""
+    overhead_s: float = 0.0
+    """What every frame takes there, whatever is in it."""
+    probed_at_s: float = 0.0
+    """When these two were measured, in seconds since 1970; 0: they are guessed."""
+    speeds: tuple[SpeedView, ...] = ()
+    """With models, those that are served first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,6 +352,8 @@ class PlannedStage:
     stop: int
     memory_bytes: int
     predicted_s: float
+    speed_source: str = ""
+    """What that is predicted from: measured in service, when it was loaded, probed without a model, or guessed."""
     parts: MemoryParts = MemoryParts()
     process_bytes: int = 0
     """What the machine's process takes besides."""
@@ -349,6 +384,8 @@ class PlannedChain:
     left_out: tuple[LeftOut, ...] = ()
     predicted_tokens_per_s_one_stream: float = 0.0
     predicted_tokens_per_s_many: float = 0.0
+    predicted_first_token_s: float | None = None
+    """After a prompt of a thousand tokens; None where not all of its machines have been measured with prompts."""
     bottleneck: str = ""
     missing_bytes: int = 0
     driver_host: str = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -86,6 +86,12 @@ class _Probed:
             "probe", kinds, self.hidden, heads, kv_heads, head, width, vocabulary, context, (rope,), 1e-5, head**-0.5
         )  # fmt: skip
 
+    def work_bytes(self, bytes_per_weight: float) -> float:
+        spec = self.spec()
+        return self.layers * (
+            layer_weights(spec, spec.layers[0])[0] * bytes_per_weight + LAYER_OVERHEAD_BYTES
+        )
+
 
 _TINY = _Probed(256, 256, 1, 32)
 """As good as nothing: what is left is the frame's."""
@@ -132,23 +138,21 @@ class _MadeUpTensors:
 
 
 def probe_backend(backend: str, device: str, threads: int) -> BackendSpeed:
-    """Compute with made-up layers: what they take besides a frame that holds next to nothing is theirs.
+    """Compute with few made-up layers and with more of them: what the difference takes is theirs, the rest the frame's.
 
     Raises what the backend raises.
     """
     is_gpu = device != "cpu"
-    shape = _GPU if is_gpu else _HOST
-    empty, full = (_measure_made_up(each, backend, device, threads) for each in (_TINY, shape))
-    spec = shape.spec()
+    # On a GPU the same kernels: others would have to be compiled.
+    few, many = (replace(_GPU, layers=1), _GPU) if is_gpu else (_TINY, _HOST)
+    slow, fast = (_measure_made_up(each, backend, device, threads) for each in (many, few))
     bytes_per_weight = 2 if is_gpu else 9 / 8
-    layer_bytes = layer_weights(spec, spec.layers[0])[0] * bytes_per_weight + LAYER_OVERHEAD_BYTES
-    layers_s = max(full.row_s - empty.row_s, full.row_s / 2)
-    prompt_row_s = full.prompt_row_s or full.row_s
-    return BackendSpeed(
-        layers_s / (shape.layers * layer_bytes),
-        prompt_row_s / (shape.layers * layer_bytes),
-        min(empty.row_s, full.row_s / 2),
-    )
+    few_bytes = few.work_bytes(bytes_per_weight) if is_gpu else 0.0
+    many_bytes = many.work_bytes(bytes_per_weight)
+    # Noise may make the difference too small, never a frame dearer than half of a step.
+    seconds_per_byte = max(slow.row_s - fast.row_s, slow.row_s / 2) / (many_bytes - few_bytes)
+    overhead_s = min(max(0.0, fast.row_s - seconds_per_byte * few_bytes), slow.row_s / 2)
+    return BackendSpeed(seconds_per_byte, (slow.prompt_row_s or slow.row_s) / many_bytes, overhead_s)
 
 
 def _measure_made_up(shape: _Probed, backend: str, device: str, threads: int) -> StageSpeed:

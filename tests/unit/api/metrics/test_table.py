@@ -36,7 +36,17 @@ def text(service: Any, call: Any, tmp_path: Any) -> str:
     )
     cluster = serving_cluster(1000, 1000)
     cluster.sent_bytes = {"b": 7}
-    cluster.join("c", **H200)
+    cluster.join("c", **H200, probed_at_s=1e9)
+    measured = happened.NodeMeasured(
+        node="c",
+        incarnation=1,
+        model="m",
+        layer_s=0.5,
+        prefill_layer_s=0.25,
+        is_served=True,
+        measured_at_s=2e9,
+    )
+    cluster.coordinator.post(measured)
     settings = load_settings({"HOME": str(tmp_path)})
     with ClusterAdmin(cluster, settings, clock=lambda: NOW_S) as admin:  # type: ignore[arg-type]
         first = next(iter(cluster.coordinator.state.nodes.values()))
@@ -86,6 +96,14 @@ def test_values_of_chains_and_the_cluster(text: str) -> None:
     labels = 'backend="torch",device="cuda:0",label="NVIDIA H200",name="C",node="c"'
     assert f"shardcompute_node_device_memory_bytes{{{labels}}} 1.5032385536e+11" in lines
     assert 'shardcompute_node_unused_devices{name="C",node="c"} 1.0' in lines
+    assert 'shardcompute_node_weights_bytes_per_second{name="C",node="c",source="probe"} 1.0' in lines
+    assert 'shardcompute_node_weights_bytes_per_second{name="B",node="b",source="guess"} 1.0' in lines
+    of_layers = (
+        'shardcompute_node_layer_seconds{{kind="{}",model_name="m",name="C",node="c",source="service"}} {}'
+    )
+    assert of_layers.format("decode", 0.5) in lines
+    assert of_layers.format("prefill", 0.25) in lines
+    assert 'shardcompute_node_measured_timestamp_seconds{model_name="m",name="C",node="c"} 2e+09' in lines
 
 
 def test_names_follow_the_customs() -> None:

@@ -132,6 +132,7 @@ def test_nodes_as_table_map_and_json(cli: Cli, lab: Lab) -> None:
     assert table.splitlines()[0].split() == ["NAME", "ID", "STATUS", "DEVICE", "MEMORY", "LAYERS"]
     assert "org/tiny 0-" in table
     assert "former" not in table
+    assert "A: speed not measured, guessed" in table.splitlines()
     assert "former" in cli("nodes", "--all", *HERE).stdout
     drawn = cli("nodes", "--map", *HERE).stdout.splitlines()
     assert drawn[0] == "org/tiny: serving, 6 layers"

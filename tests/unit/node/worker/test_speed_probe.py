@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -112,7 +113,7 @@ def test_a_backend_is_probed_by_its_own_executor(backend: str) -> None:
     with (
         mock.patch.object(speed_probe, "build_executor", noted),
         mock.patch.object(speed_probe, "_HOST", small),
-        mock.patch.object(speed_probe, "_TINY", small),
+        mock.patch.object(speed_probe, "_TINY", replace(small, layers=1)),
     ):
         speed = probe_backend(backend, "cpu", 1)
     assert built == [(backend, "cpu", 1)] * 2

@@ -2,7 +2,7 @@
 
 import { call } from "../api.js";
 import { confirm, h, keyed, mark, meter, pill, say, setMeter, toast } from "../dom.js";
-import { bytes, layers, linkSpeed, memoryParts, percent, plural, seconds } from "../format.js";
+import { bytes, clock, day, layers, linkSpeed, memoryParts, percent, plural, rate, seconds } from "../format.js";
 import { hueOf, isLive, nameOf } from "../store.js";
 
 const TONES = { ready: "good", joining: "accent", suspected: "warn", draining: "warn", lost: "bad", gone: "" };
@@ -131,12 +131,26 @@ function memoryOf(node) {
   return `${memoryParts(node.parts)}, ${bytes(node.process_bytes)} process, ${bytes(free)} free`;
 }
 
+/** What was measured on it: with each model that is served, else without any. */
+function speedOf(node) {
+  const when = (at) => (at ? `, ${day(at)} ${clock(at, false)}` : "");
+  const served = node.speeds.filter((each) => each.layer_count).map((each) => [
+    `${seconds(each.layer_s)} a layer of ${each.model}`,
+    each.batch_layer_s ? `${seconds(each.batch_layer_s)} for 8 rows` : "",
+    each.prefill_layer_s ? `prompts ${rate(1 / (each.prefill_layer_s * each.layer_count))}` : "",
+    `measured ${each.source === "service" ? "in service" : "when loaded"}${when(each.measured_at_s)}`,
+  ].filter(Boolean).join(", "));
+  if (served.length) return served.join("; ");
+  return node.probed_at_s ? `${bytes(node.weights_bytes_per_s)}/s of weights, probed${when(node.probed_at_s)}` : "not measured, guessed";
+}
+
 function factsOf(node) {
   const held = node.layers.map((each) => `${layers(each.start, each.stop)} of ${each.model} (${memoryParts(each.parts)})`);
   const cached = node.cached.map((each) => `${layers(each.start, each.stop)} of ${each.model}`);
   const facts = [["Id", node.id], ["Address", node.address], ["Version", node.version], ["Computes on", deviceFacts(node)], ["Holds", held.join(", ") || "nothing"],
     ["Memory set aside", memoryOf(node)], ["KV used", `${bytes(node.kv_used_bytes)} of ${bytes(node.parts.kv_reserved_bytes)} reserved`],
     ["Resident", node.resident_bytes ? `${bytes(node.resident_bytes)}: all that its process takes now` : "it does not say"], ["On its disk", cached.join(", ") || "nothing"]];
+  if (node.role === "worker") facts.push(["Speed", speedOf(node)]);
   if (node.memory_reason) facts.push(["Offers less since", node.memory_reason]);
   return node.status_reason ? [...facts, ["Why", node.status_reason]] : facts;
 }
