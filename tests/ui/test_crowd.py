@@ -12,6 +12,7 @@ import pytest
 
 from shardcompute.api import create_app
 from shardcompute.api.access.sign_in import PageSessions
+from shardcompute.node.admin.views import UnusedDeviceView
 from shardcompute.web import page_routes
 from support.api.api_server import ApiServer
 from support.api.bridge import LOCAL_SECRET
@@ -114,6 +115,25 @@ def test_many_machines_and_requests_do_not_stop_it(browser: Any, url: str, crowd
 
 def _running(crowd: Crowd) -> Any:
     return replace(crowd.ended[0], id="1001", state="decode", finish="", queue_s=None, prefill_s=None)
+
+
+def test_gpus_are_named_and_what_keeps_one_from_being_used(browser: Any, url: str, crowd: Crowd) -> None:
+    useless = UnusedDeviceView(
+        device="cuda:1", label="Old Card", memory_bytes=0, problem="its driver is too old", fix="update it"
+    )
+    crowd.change_node(
+        0, device="cuda:0", device_label="NVIDIA H200", device_bytes=140 << 30, unused_devices=(useless,)
+    )
+    with watched_page(browser, url) as (page, _):
+        page.goto(url)
+        row = page.locator(".machines > li").first
+        row.locator(".warn").filter(
+            has_text="Old Card cannot be used, its driver is too old; update it"
+        ).wait_for()
+        row.get_by_text("cuda:0 · NVIDIA H200").wait_for()
+        row.get_by_role("button", name="machine-00").click()
+        row.get_by_text("140 GiB").wait_for()
+        assert page.locator(".machines > li").nth(1).locator("p.warn").is_hidden()
 
 
 def test_what_others_write_is_never_markup(browser: Any, crowd: Crowd, fakes: Any) -> None:

@@ -168,6 +168,20 @@ def test_events_and_state_survive_the_journal(serving: Callable[..., Any]) -> No
     assert is_journalled(joined)
 
 
+def test_a_node_on_another_device_is_measured_anew(serving: Callable[..., Any]) -> None:
+    cluster = serving(1000)
+    cluster.tell(
+        happened.NodeMeasured(node="a", incarnation=1, model="m", layer_s=2.0),
+        happened.ShardFailed("a", 1, "x#9", "x", 0, 1, "no room", cluster.now_s),
+    )
+    cluster.join("a", seconds_per_byte=3.0)
+    same = cluster.state.nodes["a"]
+    assert (len(same.probes), len(same.layer_times), len(same.refusals)) == (2, 1, 1)
+    cluster.join("a", seconds_per_byte=1e-3, device="cuda:0", backend="torch", device_label="NVIDIA H200")
+    moved = cluster.state.nodes["a"]
+    assert (moved.seconds_per_byte, moved.layer_times, moved.refusals) == (1e-3, (), ())
+
+
 def test_a_line_that_is_no_event_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_event(b'{"type": "NodeExploded"}')

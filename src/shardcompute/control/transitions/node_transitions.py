@@ -40,7 +40,9 @@ def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
     if old is not None and event.incarnation <= old.incarnation:
         return state
     described = {name: getattr(event, name) for name in NodeDescription.__struct_fields__}
-    probes = old.probes if old else ()
+    # What was measured on another device, or failed there, says nothing of this one.
+    measured = old if old is not None and _is_same_device(old, event) else None
+    probes = measured.probes if measured else ()
     if event.seconds_per_byte is not None:
         probes = with_sample(probes, event.seconds_per_byte)
     described["seconds_per_byte"] = median(probes)
@@ -53,14 +55,18 @@ def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
         lease_until_s=event.now_s + state.health.lost_after_s,
         # A drained node whose control link flickers is still to be emptied.
         is_draining=old is not None and old.is_live and old.is_draining,
-        layer_times=_with_remembered(old.layer_times if old else (), event.remembered),
+        layer_times=_with_remembered(measured.layer_times if measured else (), event.remembered),
         probes=probes,
-        refusals=old.refusals if old else (),
+        refusals=measured.refusals if measured else (),
     )
     state = with_node(state, replace(node, status=_settled_status(node)))
     if node.can_work and (old is None or not old.is_live):
         state = forget_moves(state)
     return trim_standbys(_interrupt_unheld(state, event.node))
+
+
+def _is_same_device(a: NodeDescription, b: NodeDescription) -> bool:
+    return (a.device, a.backend, a.device_label) == (b.device, b.backend, b.device_label)
 
 
 def _with_remembered(
