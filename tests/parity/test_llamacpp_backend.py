@@ -13,7 +13,7 @@ from shardcompute.backends.llamacpp.library import installed_version
 from shardcompute.backends.matrix import Array
 from shardcompute.bench.engine.random_gguf import LlamaShape, write_random_gguf
 from shardcompute.core.batch import Segment
-from shardcompute.core.errors import CapacityError, RowGapError, UsageError
+from shardcompute.core.errors import CapacityError, RowGapError, UnsupportedModelError, UsageError
 from shardcompute.core.settings import load_settings
 from shardcompute.models.spec import Stage
 from shardcompute.runtime.shard import open_shard
@@ -192,3 +192,24 @@ def test_stage_files_do_not_stay(checkpoint: Checkpoint, home: Path) -> None:
     assert not list((home / "stages").iterdir())
     executor.step([Segment(1, 0, 2, 0)], np.zeros((2, SHAPE.hidden), np.float32))
     executor.close()
+
+
+@pytest.mark.parametrize(("architecture", "dtype"), [("internlm2", "Q8_0"), ("llama", "IQ4_NL")])
+def test_models_that_only_llamacpp_knows_are_cut_too(tmp_path: Path, architecture: str, dtype: str) -> None:
+    """An architecture without a family of ours, and blocks without kernels of ours."""
+    path = write_random_gguf(tmp_path / "model.gguf", SHAPE, dtype, architecture=architecture)
+    with open_checkpoint(resolve(parse_reference(str(path)), load_settings())) as opened:
+        with pytest.raises(UnsupportedModelError):
+            open_shard(opened, backend="onnx", options=ExecutorOptions(kv_bytes=1 << 24, context_length=900))
+        whole = run([open_stage(opened)], [Segment(1, 0, 40, 40)], TOKENS[:40])
+        halves = [open_stage(opened, 0, 2), open_stage(opened, 2, 4)]
+        assert np.array_equal(run(halves, [Segment(1, 0, 40, 40)], TOKENS[:40]), whole)
+        assert np.isfinite(whole).all()
+
+
+def test_layers_that_depend_on_their_number_are_not_cut(tmp_path: Path) -> None:
+    path = write_random_gguf(tmp_path / "model.gguf", SHAPE, "Q8_0", architecture="smollm3")
+    with open_checkpoint(resolve(parse_reference(str(path)), load_settings())) as opened:
+        assert run([open_stage(opened)], [Segment(1, 0, 9, 9)], TOKENS[:9]).shape == (9, SHAPE.vocab_size)
+        with pytest.raises(UnsupportedModelError, match="smollm3"):
+            open_stage(opened, 0, 2)

@@ -44,16 +44,16 @@ class ExactnessClass:
 
     @property
     def has_exact_rows(self) -> bool:
-        """Tested by `tests/parity`: ONNX Runtime, our CUDA kernels, and MLX on CPUs."""
+        """Tested by `tests/parity`: ONNX Runtime, llama.cpp and MLX on CPUs, and our CUDA kernels."""
         is_gpu = self.kernels.startswith(("cuda ", "metal "))
         if self.backend == "torch":
             return self.kernels.startswith("cuda ") and self.kernels.endswith(" triton")
-        return self.backend == "onnx" or (self.backend == "mlx" and not is_gpu)
+        return self.backend == "onnx" or (self.backend in ("mlx", "llamacpp") and not is_gpu)
 
     def own_error(self, form: str) -> float:
         """How far its logits may be from float32 with the same weights, which are in `form`."""
         has_blocks = form != "float32"
-        numbers = "int8" if self.backend == "onnx" and has_blocks else self.numbers
+        numbers = "int8" if self.backend in ("onnx", "llamacpp") and has_blocks else self.numbers
         return _ERRORS.get(numbers, 1.0) + (0.0 if self.kv == self.numbers else _KV_ERRORS.get(self.kv, 0.0))
 
 
@@ -78,6 +78,8 @@ def class_of(
         kernels = f"cuda {kernels}{fused}"
     elif kind in ("mps", "mlx"):
         numbers, kernels = "bfloat16", f"metal {kernels}"
+    if backend == "llamacpp":
+        kv_type = "float16"  # keys so, values as bfloat16, whatever is asked for
     return ExactnessClass(backend, release, numbers, kv_type or numbers, kernels)
 
 

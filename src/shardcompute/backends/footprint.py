@@ -68,10 +68,11 @@ def holding_of(backend: str, device: str) -> str:
 
 
 def held_kv_bytes(holder: str, kv_type: KvType, kv_heads: int, head_dim: int) -> int:
-    """Keys and values of one token in one layer. Torch and GPUs keep them in what they compute in."""
-    if holder in ("torch/cuda", "torch/mps", "mlx/gpu", "llamacpp/any"):
+    """Keys and values of one token in one layer. Torch and GPUs keep them in what they compute in; llama.cpp in 16
+    bits, in streams of fixed length, beside which as much is kept for sessions that have none at the moment."""
+    if holder in ("torch/cuda", "torch/mps", "mlx/gpu"):
         kv_type = "float16"
-    elif holder == "torch/cpu":
+    elif holder in ("torch/cpu", "llamacpp/any"):
         kv_type = "float32"
     return kv_token_bytes(kv_type, kv_heads, head_dim)
 

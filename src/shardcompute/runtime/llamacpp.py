@@ -53,6 +53,11 @@ def _open_part(
             "some of them alone",
             hint="serve it in one stage, or with another backend",
         )
+    if header.too_large:
+        raise UnsupportedModelError(
+            f"{header.too_large} belongs to no layer and is too large to go with every stage",
+            hint="run it in one process, from its file",
+        )
     folder = load_settings().data_dir / "stages"
     with stage_file(header, tensors, stage, spec.vocab_size, folder) as path:
         return _open(path, spec, stage, options)

@@ -13,6 +13,7 @@ from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import BackendError, UsageError
 from shardcompute.models.decoder import Decoder, TensorSource
 from shardcompute.models.draft_head import DraftHeadNetwork, DraftHeadWeights
+from shardcompute.models.families import refuse_foreign
 from shardcompute.models.spec import ModelSpec, Stage, whole
 from shardcompute.runtime.head_drafter import HeadDrafter, HeadDraftLimits
 from shardcompute.runtime.llamacpp import open_local_stage
@@ -46,6 +47,7 @@ def build_executor(
     spec: ModelSpec, stage: Stage, source: TensorSource, *, backend: str, options: ExecutorOptions
 ) -> Executor:
     """Load a stage from wherever `source` reads; it is not needed afterwards."""
+    refuse_foreign(spec)
     return _run_by(backend, Decoder(spec, stage, source), options)
 
 

@@ -8,9 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shardcompute.backends.llamacpp.library import is_installed
 from shardcompute.core.closing import Closing
-from shardcompute.core.errors import CorruptModelError
-from shardcompute.models.families import from_gguf, from_hf_config, rope_factors_tensor
+from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
+from shardcompute.models.families import (
+    from_foreign_gguf,
+    from_gguf,
+    from_hf_config,
+    rope_factors_tensor,
+)
 from shardcompute.models.layout import Layout
 from shardcompute.models.spec import ModelSpec, Stage
 from shardcompute.models.tokenizer import Tokenizer
@@ -86,7 +92,7 @@ def open_checkpoint(files: ModelFiles) -> Checkpoint:
             config: dict[str, Any] = {}
             name = rope_factors_tensor(tensors.entries)
             factors = None if name is None else [float(factor) for factor in read_vector(tensors, name)]
-            spec, layout = from_gguf(tensors.metadata, set(tensors.entries), factors)
+            spec, layout = _read_gguf(tensors, factors)
         else:
             config = read_config(files)
             plain, quantization = without_mlx(config)
@@ -95,6 +101,18 @@ def open_checkpoint(files: ModelFiles) -> Checkpoint:
             spec, layout = from_hf_config(plain, set(tensors.entries))
         on_error.pop_all()
         return Checkpoint(files.name, spec, layout, tensors, files, config)
+
+
+def _read_gguf(tensors: TensorFile, rope_factors: list[float] | None) -> tuple[ModelSpec, Layout]:
+    """As one of our families, or as one that only llama.cpp knows, where it is installed."""
+    try:
+        return from_gguf(tensors.metadata, set(tensors.entries), rope_factors)
+    except UnsupportedModelError:
+        if not is_installed():
+            raise
+        return from_foreign_gguf(
+            tensors.metadata, {name: entry.shape for name, entry in tensors.entries.items()}
+        )
 
 
 def read_tokenizer(files: ModelFiles, config: Mapping[str, Any]) -> Tokenizer:

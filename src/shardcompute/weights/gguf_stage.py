@@ -40,6 +40,11 @@ CUTTABLE = frozenset({
 as the pinned llama.cpp builds them. Others (every sixth layer attends to all, the scale follows from the number of
 layers, …) run in one piece."""
 
+_NEEDS_NO_HEAD = frozenset({
+    "arcee", "chatglm", "exaone", "falcon", "llama", "olmo", "phi3", "qwen2", "qwen3", "qwen3moe", "refact", "seed_oss",
+    "starcoder2",
+})  # fmt: skip
+"""Those that llama.cpp loads without a head, which then is the embedding. The others get a hole for one."""
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _STUB_ROWS = 32
 _SMALL_BYTES = 4 << 20
@@ -66,6 +71,8 @@ class GgufHeader(msgspec.Struct, frozen=True):
     values: dict[str, bytes]
     tensors: dict[str, SmallTensor]
     has_head: bool
+    too_large: str = ""
+    """A tensor of no layer that is too large to travel in a header."""
 
 
 def header_of(tensors: TensorFile) -> GgufHeader | None:
@@ -73,12 +80,15 @@ def header_of(tensors: TensorFile) -> GgufHeader | None:
     if not isinstance(tensors, GgufFile):
         return None
     architecture = str(tensors.metadata["general.architecture"])
+    others = {
+        name: entry
+        for name, entry in tensors.entries.items()
+        if _LAYER.fullmatch(name) is None and name not in (EMBEDDING, HEAD)
+    }
     small = {
         name: SmallTensor(entry.dtype, entry.shape, bytes(tensors.read_bytes(name, 0, entry.size_bytes)))
-        for name, entry in tensors.entries.items()
-        if _LAYER.fullmatch(name) is None
-        and name not in (EMBEDDING, HEAD)
-        and entry.size_bytes <= _SMALL_BYTES
+        for name, entry in others.items()
+        if entry.size_bytes <= _SMALL_BYTES
     }
     return GgufHeader(
         architecture,
@@ -86,6 +96,7 @@ def header_of(tensors: TensorFile) -> GgufHeader | None:
         dict(tensors.stored),
         small,
         HEAD in tensors.entries,
+        next((name for name in others if name not in small), ""),
     )
 
 
@@ -150,6 +161,8 @@ def _tensors_of(
     yield _embedding(header, tensors, stage, vocab_size)
     if stage.is_last and header.has_head:
         yield _copied(tensors, HEAD, HEAD)
+    elif header.has_head and header.architecture not in _NEEDS_NO_HEAD:
+        yield _hole(HEAD, _vocabulary_rows(header, stage, vocab_size), tensors)
     for name in tensors.entries:
         match = _LAYER.fullmatch(name)
         if match is not None and stage.start <= int(match[1]) < stage.stop:
@@ -169,8 +182,18 @@ def _copied(tensors: TensorFile, stored: str, name: str) -> GgufTensor:
 def _embedding(header: GgufHeader, tensors: TensorFile, stage: Stage, vocab_size: int) -> GgufTensor:
     if stage.is_first or (stage.is_last and not header.has_head):
         return _copied(tensors, EMBEDDING, EMBEDDING)
-    rows, width = vocab_size if stage.is_last else _STUB_ROWS, tensors.entries[EMBEDDING].shape[-1]
-    return GgufTensor(EMBEDDING, "Q4_0" if width % 32 == 0 else "F16", (rows, width), None)
+    return _hole(EMBEDDING, _vocabulary_rows(header, stage, vocab_size), tensors)
+
+
+def _vocabulary_rows(header: GgufHeader, stage: Stage, vocab_size: int) -> int:
+    """How many tokens the stage's file knows of. Where other tensors may have an element for each, all of them."""
+    has_all = stage.is_first or stage.is_last or header.architecture not in _NEEDS_NO_HEAD
+    return vocab_size if has_all else _STUB_ROWS
+
+
+def _hole(name: str, rows: int, tensors: TensorFile) -> GgufTensor:
+    width = tensors.entries[EMBEDDING].shape[-1]
+    return GgufTensor(name, "Q4_0" if width % 32 == 0 else "F16", (rows, width), None)
 
 
 def _values_of(header: GgufHeader, stage: Stage, vocab_size: int) -> dict[str, bytes]:
@@ -181,7 +204,7 @@ def _values_of(header: GgufHeader, stage: Stage, vocab_size: int) -> dict[str, b
         for key, value in header.values.items()
         if not key.startswith(("tokenizer.", "split.")) and key != "general.alignment"
     }
-    rows = vocab_size if stage.is_first or stage.is_last else _STUB_ROWS
+    rows = _vocabulary_rows(header, stage, vocab_size)
     return values | {
         f"{prefix}block_count": stored_u32(stage.count),
         f"{prefix}vocab_size": stored_u32(rows),

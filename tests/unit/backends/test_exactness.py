@@ -31,6 +31,11 @@ MAC = class_of("mlx", "mlx", release="0.32", kernels="Apple M4")
         (MAC, "mlx-0.32/bfloat16/metal Apple M4", False),
         (class_of("mlx", "cpu", release="0.32", kernels="avx2"), "mlx-0.32/float32/avx2", True),
         (
+            class_of("llamacpp", "cpu", release="2026", kernels="avx2"),
+            "llamacpp-2026/float32+kv-float16/avx2",
+            True,
+        ),
+        (
             class_of("torch", "cuda", release="2", kernels="GTX 1080", arch="sm_61", has_triton=True),
             "torch-2/float16/cuda GTX 1080",
             False,

@@ -11,7 +11,9 @@ and ends the computation there, so that no head is computed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import sys
 from ctypes import POINTER, c_float, c_int8, c_int32
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +43,22 @@ _F16, _BF16 = 1, 30
 _FLASH_ATTENTION_ON = 1
 _LOAD_MMAP = 1
 _FULL = 1
+_DONT_NEED = 4
+
+
+def release_mapped(path: Path) -> None:
+    """Let this process hold no page of a mapped file, as far as the system says where it lies: what is used comes
+    back from the file. Loading maps all of it, also what was packed anew elsewhere, and holes that nobody reads."""
+    if sys.platform != "linux":
+        return
+    name = str(path.resolve())
+    with contextlib.suppress(OSError, ValueError):
+        libc = ctypes.CDLL(None)
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            fields = line.split(maxsplit=5)
+            if len(fields) == 6 and fields[5] == name:
+                start, stop = (int(part, 16) for part in fields[0].split("-"))
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _DONT_NEED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +136,7 @@ class StageContext:
                 hint="use another backend, or another file of this model",
             )
         self._check_model()
+        release_mapped(self._file.path)
         params = ContextParams.from_buffer_copy(self._library.context_defaults)
         params.n_ctx, params.n_seq_max = streams * stream_tokens, streams
         params.n_batch = params.n_ubatch = ROWS_AT_ONCE

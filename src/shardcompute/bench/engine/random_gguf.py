@@ -18,7 +18,7 @@ from shardcompute.weights.formats.gguf_writer import (
 )
 
 # Where the float16 numbers of a block stand, its elements and its bytes.
-_BLOCKS = {"Q4_0": ((0,), 32, 18), "Q4_1": ((0, 2), 32, 20), "Q8_0": ((0,), 32, 34)}
+_BLOCKS = {"Q4_0": ((0,), 32, 18), "Q4_1": ((0, 2), 32, 20), "Q8_0": ((0,), 32, 34), "IQ4_NL": ((0,), 32, 18)}
 _FLOATS = {"F32": np.float32, "F16": np.float16}
 _PIECE_ROWS = 1024
 
@@ -50,8 +50,10 @@ def named_shape(name: str) -> LlamaShape:
     return SHAPES[name]
 
 
-def write_random_gguf(path: Path, shape: LlamaShape, dtype: str, *, seed: int = 0) -> Path:
-    """A file of these shapes whose matrices are of this type."""
+def write_random_gguf(
+    path: Path, shape: LlamaShape, dtype: str, *, seed: int = 0, architecture: str = "llama"
+) -> Path:
+    """A file of these shapes whose matrices are of this type; `architecture` is any with the Llama family's tensors."""
     if dtype not in _BLOCKS and dtype not in _FLOATS:
         raise UsageError(f"there is no random {dtype}", hint=f"use one of {', '.join((*_BLOCKS, *_FLOATS))}")
     noise = np.random.default_rng(seed)
@@ -79,11 +81,11 @@ def write_random_gguf(path: Path, shape: LlamaShape, dtype: str, *, seed: int = 
             _matrix(f"blk.{layer}.{name}.weight", dtype, size, noise) for name, size in matrices.items()
         ]
     with path.open("wb") as file:
-        write_gguf(file, _values(shape, head_dim), tensors)
+        write_gguf(file, _values(shape, head_dim, architecture), tensors)
     return path
 
 
-def _values(shape: LlamaShape, head_dim: int) -> dict[str, bytes]:
+def _values(shape: LlamaShape, head_dim: int, architecture: str) -> dict[str, bytes]:
     numbers = {
         "block_count": shape.layers,
         "context_length": shape.context_length,
@@ -95,10 +97,10 @@ def _values(shape: LlamaShape, head_dim: int) -> dict[str, bytes]:
         "vocab_size": shape.vocab_size,
     }
     return {
-        "general.architecture": stored_text("llama"),
-        **{f"llama.{key}": stored_u32(number) for key, number in numbers.items()},
-        "llama.attention.layer_norm_rms_epsilon": stored_f32(1e-5),
-        "llama.rope.freq_base": stored_f32(1e4),
+        "general.architecture": stored_text(architecture),
+        **{f"{architecture}.{key}": stored_u32(number) for key, number in numbers.items()},
+        f"{architecture}.attention.layer_norm_rms_epsilon": stored_f32(1e-5),
+        f"{architecture}.rope.freq_base": stored_f32(1e4),
         "tokenizer.ggml.model": stored_text("no_vocab"),
     }
 

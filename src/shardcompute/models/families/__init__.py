@@ -6,7 +6,17 @@ what is silently overlooked would change tokens. May call `models.spec`, `models
 
 from shardcompute.models.families.gguf import from_gguf, rope_factors_tensor
 from shardcompute.models.families.gguf_architectures import GGUF_ARCHITECTURES
+from shardcompute.models.families.gguf_foreign import from_foreign_gguf, is_foreign, refuse_foreign
 from shardcompute.models.families.hf import from_hf_config
 from shardcompute.models.families.hf_families import HF_FAMILIES
 
-__all__ = ["GGUF_ARCHITECTURES", "HF_FAMILIES", "from_gguf", "from_hf_config", "rope_factors_tensor"]
+__all__ = [
+    "GGUF_ARCHITECTURES",
+    "HF_FAMILIES",
+    "from_foreign_gguf",
+    "from_gguf",
+    "from_hf_config",
+    "is_foreign",
+    "refuse_foreign",
+    "rope_factors_tensor",
+]
