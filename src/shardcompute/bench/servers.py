@@ -150,7 +150,8 @@ def _await_ready(server: Server, log: Path) -> None:
             if server.client.get("/health").status_code == 200:
                 return
         time.sleep(0.1)
-    raise BackendError(f"{server.name} did not become ready: {last_words(log)}")
+    said = "; ".join([last_words(log), *server.complaints()])
+    raise BackendError(f"{server.name} did not become ready: {said}")
 
 
 def _free_port() -> int:

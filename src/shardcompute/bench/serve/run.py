@@ -8,6 +8,7 @@ prompt has to get the same text at every load.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import statistics
 import subprocess
@@ -42,6 +43,8 @@ class ServeBench:
     drafters: Sequence[str] = ("auto", "off")
     tokens: int = 128
     rounds: int = 3
+    long_prompt: int = 3000
+    """Of so many tokens one is measured by itself; 0: none."""
     clients: int = MOST_CLIENTS
     seconds: float = 0.0
     """No round begins after so many seconds; 0: all of them are run."""
@@ -52,11 +55,11 @@ class ServeBench:
     @property
     def kv_tokens(self) -> int:
         pages = [-(-(prompt + self.tokens + 2) // 64) + 1 for prompt in self.prompts]
-        return 64 * (max(pages) * max(self.streams) + 64)
+        return 64 * (max(pages) * max(self.streams) + 64) + 4 * self.long_prompt
 
     @property
     def context(self) -> int:
-        return max(self.prompts) + self.tokens + 64
+        return max(*self.prompts, self.long_prompt) + self.tokens + 64
 
 
 class JsonProcess:
@@ -140,6 +143,7 @@ class ServeRun:
         self._say = say
         own = psutil.Process(server.process.pid)
         self._processes = [own, *own.children(recursive=True)]
+        self._salts = itertools.count()
         self._began = time.monotonic()
         self.measured: dict[Load, Measured] = {}
         self.texts: dict[tuple[int, int], set[str]] = {}
@@ -150,10 +154,14 @@ class ServeRun:
         loads: list[tuple[int, int]] = [
             (prompt, count) for prompt in bench.prompts for count in bench.streams
         ]
+        for count in bench.streams:
+            # The first steps of a size are the slowest, wherever it was not met before.
+            self._ask(min(bench.prompts), count, "off", tokens=4)
         for number in range(bench.rounds):
+            turn = number % len(bench.drafters)
             for prompt, count in loads:
                 engine = self._steps_per_s(prompt, count)
-                for drafter in bench.drafters:
+                for drafter in (*bench.drafters[turn:], *bench.drafters[:turn]):
                     if bench.seconds and number and time.monotonic() - self._began > bench.seconds:
                         return
                     self._round(prompt, count, drafter, engine)
@@ -191,12 +199,14 @@ class ServeRun:
             f"{sum(cpu_us[1:]):.0f}"
         )
 
-    def _ask(self, prompt: int, count: int, drafter: str) -> list[dict[str, Any]]:
+    def _ask(self, prompt: int, count: int, drafter: str, tokens: int | None = None) -> list[dict[str, Any]]:
         bench = self._bench
         prompts = [prompt_ids(prompt, index) for index in range(count)]
         body = {
             "model": "default",
-            "max_tokens": bench.tokens,
+            "max_tokens": tokens or bench.tokens,
+            # Nothing that was computed for another load is used again.
+            "cache_salt": f"{next(self._salts)}",
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -329,11 +339,11 @@ def run_serve_bench(bench: ServeBench, say: Say) -> list[Result]:
             clients = opened.enter_context(processes(bench.clients, "shardcompute.bench.serve.client"))
             engine = opened.enter_context(_engine(bench)) if bench.engine else None
             run = ServeRun(bench, server, clients, engine, say)
+            results = [Result("ready", ready_s, "s", {})]
             run.run()
-            results = [Result("ready", ready_s, "s", {}), *run.results()]
-            long = max(bench.prompts)
-            if long >= 512:
-                results += run.prefill(long)
+            results += run.results()
+            if bench.long_prompt:
+                results += run.prefill(bench.long_prompt)
             complaints = server.complaints()
     for complaint in complaints:
         say(f"the server complained: {complaint}")

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import urlsplit
 
 from shardcompute.cli.console import Screen
 from shardcompute.cli.exits import show_error
 from shardcompute.cli.options.worker import WorkerArguments
 from shardcompute.cli.progress import status_line
 from shardcompute.cli.serve import story
-from shardcompute.cli.serve.addresses import check_ports, node_addresses
+from shardcompute.cli.serve.addresses import check_ports, is_loopback, node_addresses
 from shardcompute.cli.serve.shaping import open_transports
 from shardcompute.cli.serve.stopping import exit_at_once, stop_requested, stop_with_parent
 from shardcompute.core.errors import AuthError
@@ -88,9 +89,17 @@ def _worker_options(
         device=device,
         unused=chosen.unused,
         transports=open_transports(arguments.shape),
+        # The coordinator's own driver is as near, and shares no process with what computes.
+        may_host=not _is_beside(member.control_urls[0], advertise or host),
         # Whoever shapes links wants to see what goes over them.
         reads_originals=not arguments.shape,
     )
+
+
+def _is_beside(control_url: str, own_host: str) -> bool:
+    """Whether the coordinator is on this machine."""
+    host = urlsplit(control_url).hostname or ""
+    return is_loopback(host) or host == own_host
 
 
 def _serve(

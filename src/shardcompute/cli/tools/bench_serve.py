@@ -36,6 +36,9 @@ def serve(
     prompts: Annotated[str, typer.Option(help="Tokens of the prompts, separated by commas.")] = "64,2000",
     drafts: Annotated[str, typer.Option(help="Drafters, which take turns.")] = "auto,off",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 128,
+    long_prompt: Annotated[
+        int, typer.Option(min=0, help="One prompt of so many tokens is measured by itself; 0: none.")
+    ] = 3000,
     rounds: Annotated[int, typer.Option(min=1, help="How often every load takes its turn.")] = 3,
     seconds: Annotated[
         float, typer.Option(help="Begin no further round after so many seconds; 0: all.")
@@ -66,6 +69,7 @@ def serve(
             drafts.split(","),
             tokens,
             rounds,
+            long_prompt,
             seconds=seconds,
             engine=engine,
             threads=threads,

@@ -88,6 +88,8 @@ class WorkerOptions:
     """GPUs of this machine that cannot be used, and why: for others to see."""
     transports: Transports = field(default_factory=default_transports)
     """How links are made, by the scheme of their URLs."""
+    may_host: bool = True
+    """Whether it may drive chains, beside computing: not where that brings them nearer to nobody."""
     reads_originals: bool = False
     """Whether models that are served from this machine are read from where they lie (`weights.originals`)."""
 
@@ -323,7 +325,7 @@ class Worker:
                 cached=tuple(Holding(held.model, held.start, held.stop) for held in self._cache.holdings()),
                 shards=shards,
                 codecs=tuple(CODECS),
-                session_namespace=self._hosted.session_namespace,
+                session_namespace=self._hosted.session_namespace if self._options.may_host else 0,
                 holding=self._loader.holding,
                 process_bytes=self._options.process_bytes,
             )
