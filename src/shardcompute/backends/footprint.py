@@ -18,8 +18,9 @@ from shardcompute.core.kv_types import KvType, kv_token_bytes
 HOLDERS = ("onnx/cpu", "numpy/cpu", "torch/cpu", "torch/cuda", "torch/mps", "mlx/gpu", "llamacpp/any")
 _MIB = 1 << 20
 _PROMPT_GROUP_ROWS = 128
-_SCORE_BYTES = 32 * _MIB
-"""Scores of attention are made for so many rows, or bytes, at a time (`backends.ort.attention`)."""
+_SCORE_BYTES: Mapping[str, int] = {"onnx/cpu": 4 * _MIB}
+_LARGEST_SCORE_BYTES = 32 * _MIB
+"""Rows between attention, and its scores, are computed so many, or so many bytes, at a time (`backends.ort`)."""
 _PROCESS_BYTES: Mapping[str, int] = {"onnx": 150 * _MIB, "numpy": 150 * _MIB, "torch": 330 * _MIB}
 
 
@@ -107,6 +108,7 @@ def matrix_bytes(holder: str, form: MatrixForm, rows: int, columns: int, file_by
 def table_bytes(holder: str, form: MatrixForm, rows: int, columns: int, file_bytes: int) -> int:
     """A matrix whose rows are looked up. On the host it stays as it comes; a GPU widens it."""
     if holder == "onnx/cpu":
+        # Two bytes each where files keep 16 bits, which is not known here.
         scales = 4 * (1 + form.has_shifts) * form.block_count(rows, columns)
         return form.code_bytes(rows, columns) + scales + int(2 * form.outliers * rows * columns)
     if holder in ("torch/cuda", "torch/mps", "mlx/gpu"):
@@ -121,9 +123,15 @@ def scratch_bytes(holder: str, shape: StepShape) -> int:
     query, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     kept = 4 * shape.hidden + 2 * query + 2 * kv
     working = 5 * shape.intermediate + 2 * shape.hidden
-    scores = min(_SCORE_BYTES, 4 * shape.heads * _PROMPT_GROUP_ROWS * shape.context_length)
+    scores = min(
+        _SCORE_BYTES.get(holder, _LARGEST_SCORE_BYTES),
+        4 * shape.heads * _PROMPT_GROUP_ROWS * shape.context_length,
+    )
     tables = 2 * 4 * shape.head_dim * shape.context_length
-    return rows * element * (kept + working) + 3 * scores + tables
+    # Keys and values of one layer, spread to 32 bits where they are kept in fewer.
+    spread = 2 * 4 * kv * shape.context_length if holder == "onnx/cpu" else 0
+    at_once = min(rows, _PROMPT_GROUP_ROWS) if holder == "onnx/cpu" else rows
+    return element * (rows * kept + at_once * working) + 3 * scores + tables + spread
 
 
 @lru_cache(maxsize=256)

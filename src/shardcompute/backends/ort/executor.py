@@ -9,7 +9,7 @@ import numpy as np
 from shardcompute.backends.executor import ExecutorOptions, Network, SynchronousSteps
 from shardcompute.backends.kv import HostKv, KvSessions
 from shardcompute.backends.matrix import Array, Float32
-from shardcompute.backends.ort.graph import LOADING_ROOM, use_threads
+from shardcompute.backends.ort.graph import LOADING_ROOM, shrink_scratch_memory, use_threads
 from shardcompute.backends.ort.ops import OrtOps
 from shardcompute.backends.ort.program import Graph, Run, TakeWanted, Value, assign_buffers, round_up
 from shardcompute.backends.ort.table import EmbeddingTable
@@ -19,6 +19,7 @@ from shardcompute.core.process_memory import give_back_large_blocks, return_free
 
 _PROBED_ROWS = 16
 _ROW_MULTIPLES = (1, 2, 4, 8, 16)
+_FEW_ROWS, _MANY_ROWS = 16, 128
 
 
 class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
@@ -53,6 +54,8 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         narrow = options.max_logit_rows + _PROBED_ROWS
         assign_buffers(self._ops.steps, kept, capacity, narrow)
         self._steps = self._ops.steps
+        self._has_grown = False
+        """A step of many rows took scratch memory that steps of few do not need."""
         self.row_multiple = self._probe_rows()
         LOADING_ROOM.release()
         return_freed_memory()
@@ -75,6 +78,7 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
             row += segment.count
         padded = round_up(rows, self.row_multiple)
         self._positions[0, rows:padded] = 0
+        self._fit_scratch(rows)
         run = Run(segments, padded, self._kv)
         for step in self._steps:
             if run.rows:
@@ -102,6 +106,13 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
     def close(self) -> None:
         self._steps.clear()
         return_freed_memory()
+
+    def _fit_scratch(self, rows: int) -> None:
+        """Once a prompt is done and its answer begins; not between the pieces of a prompt."""
+        if rows <= _FEW_ROWS and self._has_grown:
+            shrink_scratch_memory()
+            return_freed_memory()
+        self._has_grown = rows > _MANY_ROWS or (self._has_grown and rows > _FEW_ROWS)
 
     def _record(self, x: Value) -> Value:
         network, ops = self._network, self._ops

@@ -7,6 +7,7 @@ serialised graph, so that the only copy that stays is the kernels' own packed on
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -60,6 +61,22 @@ def _share_scratch_memory() -> None:
     grow_as_requested = 1
     arena = state.OrtArenaCfg(0, grow_as_requested, -1, -1)
     state.create_and_register_allocator(place, arena)
+
+
+def shrink_scratch_memory() -> None:
+    """Give back what the shared arena keeps of the largest step so far; the next one that large takes it anew."""
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    _any_session().run(["y"], {"x": np.zeros(1, dtype=np.float32)}, options)
+
+
+@functools.cache
+def _any_session() -> onnxruntime.InferenceSession:
+    """A run is asked to shrink the arena, whichever session's it is."""
+    graph = GraphWriter()
+    graph.rename(graph.node("Neg", [graph.input("x", [1])]), "y")
+    graph.output("y", [1])
+    return graph.open()
 
 
 @dataclass(slots=True)
