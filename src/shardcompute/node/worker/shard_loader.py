@@ -199,7 +199,7 @@ class ShardLoader:
             size,
             lambda: self._open_stage(card, stage, suppliers, options, on_progress),
             lambda opened: measure_shard(
-                opened, card, stage, options.context_length, self._options.overhead_s
+                opened, card, stage, min(options.context_length, options.max_rows), self._options.overhead_s
             ),
             card.model,
         )

@@ -142,34 +142,49 @@ def probe_backend(backend: str, device: str, threads: int) -> BackendSpeed:
 
     Raises what the backend raises.
     """
-    is_gpu = device != "cpu"
-    # On a GPU the same kernels: others would have to be compiled.
-    few, many = (replace(_GPU, layers=1), _GPU) if is_gpu else (_TINY, _HOST)
-    slow, fast = (_measure_made_up(each, backend, device, threads) for each in (many, few))
-    bytes_per_weight = 2 if is_gpu else 9 / 8
-    few_bytes = few.work_bytes(bytes_per_weight) if is_gpu else 0.0
-    many_bytes = many.work_bytes(bytes_per_weight)
+    on = (backend, device, threads)
+    if device == "cpu":
+        few, many = (_measure_made_up(shape, *on) for shape in (_TINY, _HOST))
+        few_bytes, many_bytes = 0.0, _HOST.work_bytes(9 / 8)
+        prompt_row_s, prompt_bytes = many.prompt_row_s, many_bytes
+    else:
+        # One graph each, of the same kernels; prompts without any, whose capture would take longer than all else.
+        one = replace(_GPU, layers=1)
+        few, many = (_measure_made_up(shape, *on, most_rows=1) for shape in (one, _GPU))
+        few_bytes, many_bytes = one.work_bytes(2), _GPU.work_bytes(2)
+        prompt_row_s, prompt_bytes = _measure_made_up(one, *on, use_graphs=False).prompt_row_s, few_bytes
     # Noise may make the difference too small, never a frame dearer than half of a step.
-    seconds_per_byte = max(slow.row_s - fast.row_s, slow.row_s / 2) / (many_bytes - few_bytes)
-    overhead_s = min(max(0.0, fast.row_s - seconds_per_byte * few_bytes), slow.row_s / 2)
-    return BackendSpeed(seconds_per_byte, (slow.prompt_row_s or slow.row_s) / many_bytes, overhead_s)
+    seconds_per_byte = max(many.row_s - few.row_s, many.row_s / 2) / (many_bytes - few_bytes)
+    overhead_s = min(max(0.0, few.row_s - seconds_per_byte * few_bytes), many.row_s / 2)
+    prefill = seconds_per_byte if prompt_row_s is None else prompt_row_s / prompt_bytes
+    return BackendSpeed(seconds_per_byte, prefill, overhead_s)
 
 
-def _measure_made_up(shape: _Probed, backend: str, device: str, threads: int) -> StageSpeed:
+def _measure_made_up(
+    shape: _Probed,
+    backend: str,
+    device: str,
+    threads: int,
+    *,
+    most_rows: int | None = None,
+    use_graphs: bool = True,
+) -> StageSpeed:
     spec = shape.spec()
     stage = Stage(1, 1 + shape.layers, spec.layer_count)
+    rows = shape.prompt_rows if most_rows is None else most_rows
     options = ExecutorOptions(
-        kv_bytes=8 * PAGE_TOKENS * shape.layers * spec.kv_bytes_per_token_and_layer(),
-        max_rows=shape.prompt_rows,
-        context_length=shape.prompt_rows,
+        kv_bytes=8 * PAGE_TOKENS * shape.layers * spec.kv_bytes_per_token_and_layer("float32"),
+        max_rows=rows,
+        context_length=2 * PAGE_TOKENS,
         threads=threads,
         device=device,
+        use_graphs=use_graphs,
     )
     source = _MadeUpTensors(spec, is_gpu=device != "cpu")
     executor = build_executor(spec, stage, source, backend=backend, options=options)
     runtime = StageRuntime(executor, is_first=False, is_last=False)
     try:
-        return measure_stage(runtime, stage, spec.hidden, options.context_length, has_batch=False)
+        return measure_stage(runtime, stage, spec.hidden, rows, has_batch=False)
     finally:
         runtime.close()
 
@@ -181,10 +196,10 @@ def shape_of_card(card: Card) -> LayerShape:
 
 
 def measure_shard(
-    runtime: StageRuntime, card: Card, stage: Stage, context_length: int, overhead_s: float
+    runtime: StageRuntime, card: Card, stage: Stage, most_rows: int, overhead_s: float
 ) -> ShardSpeed:
     """Measure a loaded shard. What its head takes is told from its layers by what both read."""
-    speed = measure_stage(runtime, stage, card.spec.hidden, context_length)
+    speed = measure_stage(runtime, stage, card.spec.hidden, most_rows)
     layer_bytes = shape_of_card(card).work_bytes
     share = layer_bytes / (layer_bytes * stage.count + (card.head_bytes if stage.is_last else 0))
 
@@ -202,9 +217,10 @@ def measure_shard(
 
 
 def measure_stage(
-    runtime: StageRuntime, stage: Stage, hidden: int, context_length: int, *, has_batch: bool = True
+    runtime: StageRuntime, stage: Stage, hidden: int, most_rows: int, *, has_batch: bool = True
 ) -> StageSpeed:
-    """Seconds of whole steps, as decoding and prompts will need them. Whatever is tried is forgotten again."""
+    """Seconds of whole steps, as decoding and prompts will need them, of `most_rows` rows at most. Whatever is tried is
+    forgotten again."""
     logit_rows = 1 if stage.is_last else 0
     sessions = range(_FIRST_SESSION, _FIRST_SESSION + BATCH_ROWS)
 
@@ -228,8 +244,8 @@ def measure_stage(
             )
             runtime.close_sessions(sessions)
         # No more rows than take a moment even where each of them takes as long as one alone.
-        most_rows = max(_LEAST_PROMPT_ROWS, int(_PROMPT_S / row_s))
-        count = min(PROMPT_ROWS, context_length, runtime.kv_usage().free_tokens, most_rows)
+        bearable = max(_LEAST_PROMPT_ROWS, int(_PROMPT_S / row_s))
+        count = min(PROMPT_ROWS, most_rows, runtime.kv_usage().free_tokens, bearable)
         if count >= _LEAST_PROMPT_ROWS:
             prompt_s = _fastest(lambda turn: rows([(_FIRST_SESSION, 0, count)]), _PROMPT_TRIES, _PROMPT_S)
             prompt_row_s = prompt_s / count
