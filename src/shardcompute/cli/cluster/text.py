@@ -25,8 +25,15 @@ if TYPE_CHECKING:
 
 _ID_SHOWN = 12
 _NODE_HEADINGS = ("NAME", "ID", "STATUS", "DEVICE", "MEMORY", "LAYERS")
-_NARROWER: Sequence[Sequence[int]] = ((0, 1, 2, 3, 4, 5), (0, 2, 3, 4, 5), (0, 2, 4, 5))
-"""Columns of the table of nodes, for windows that get narrower."""
+_DEVICE = 3
+_NARROWER: Sequence[tuple[Sequence[int], bool]] = (
+    ((0, 1, 2, _DEVICE, 4, 5), False),
+    ((0, 2, _DEVICE, 4, 5), False),
+    ((0, 2, _DEVICE, 4, 5), True),
+    ((0, 2, 4, 5), False),
+    ((0, 2, 4, 5), True),
+)
+"""Columns of the table of nodes for windows that get narrower, and whether memory is told in brief."""
 _LEAST_TAIL = 8
 _PLAIN_TAIL = 5
 _WHOLE, _BRIEF, _CHAINS, _MODELS = 3, 2, 1, 0
@@ -199,13 +206,16 @@ def names_of(view: ClusterView) -> dict[str, str]:
 
 
 def describe_nodes(nodes: Sequence[NodeView], width: int) -> list[str]:
-    """A table with a line per node; in a narrow window, of fewer columns."""
-    rows = [_node_row(node) for node in nodes]
-    for columns in _NARROWER:
+    """A table with a line per node; in a narrow window, of fewer columns, with GPUs below."""
+    for columns, is_brief in _NARROWER:
+        rows = [_node_row(node, is_brief=is_brief) for node in nodes]
         table = [[row[column] for column in columns] for row in (_NODE_HEADINGS, *rows)]
         lines = aligned(table).splitlines()
         if max(map(len, lines)) <= width:
             break
+    if _DEVICE not in columns:
+        gpus = [node for node in nodes if node.role == "worker" and node.device != "cpu"]
+        lines += [f"{node.name}: {describe_device(node)}" for node in gpus]
     return lines
 
 
@@ -214,9 +224,9 @@ def mixed_chains(view: ClusterView) -> list[str]:
     return [f"chain {chain.id} of {chain.model} {chain.exactness}" for chain in view.chains if chain.is_mixed]
 
 
-def _memory_of(node: NodeView) -> str:
+def _memory_of(node: NodeView, *, is_brief: bool) -> str:
     """What is set aside for layers and KV, of what it offers, and what its process takes with all that it needs."""
-    taken = f", process {format_bytes(node.resident_bytes)}" if node.resident_bytes else ""
+    taken = f", process {format_bytes(node.resident_bytes)}" if node.resident_bytes and not is_brief else ""
     return f"{format_bytes(node.used_bytes)} of {format_bytes(node.memory_bytes)}{taken}"
 
 
@@ -278,7 +288,7 @@ def describe_trouble(node: NodeView) -> list[str]:
     return [*lines, *([f"{node.name}: {node.device_remark}"] if node.device_remark else [])]
 
 
-def _node_row(node: NodeView) -> tuple[str, ...]:
+def _node_row(node: NodeView, *, is_brief: bool = False) -> tuple[str, ...]:
     reason = f" ({node.status_reason})" if node.status_reason else ""
     standby = " standby" if node.is_standby else ""
     return (
@@ -286,6 +296,6 @@ def _node_row(node: NodeView) -> tuple[str, ...]:
         node.id[:_ID_SHOWN],
         f"{node.status}{standby}{reason}",
         "-" if node.role == "driver" else describe_device(node),
-        "-" if node.role == "driver" else _memory_of(node),
+        "-" if node.role == "driver" else _memory_of(node, is_brief=is_brief),
         describe_layers(node),
     )

@@ -132,3 +132,16 @@ def test_tables_of_nodes_have_fewer_columns_in_narrow_windows(lab: Lab) -> None:
     assert wide[0].split() == ["NAME", "ID", "STATUS", "DEVICE", "MEMORY", "LAYERS"]
     assert narrow[0].split() == ["NAME", "STATUS", "MEMORY", "LAYERS"]
     assert len(wide) == len(narrow) == 4
+
+
+def test_gpus_are_named_in_windows_of_any_width(lab: Lab) -> None:
+    first, *others = lab.admin.state().nodes
+    gpu = replace(
+        first, device="cuda:0", device_label="NVIDIA H200", device_bytes=140 << 30, resident_bytes=1 << 30
+    )
+    for width in (200, 110, 90, 60, 20):
+        told = "\n".join(describe_nodes([gpu, *others], width))
+        assert "cuda:0 NVIDIA H200, 140.0 GiB" in told
+    wide, narrow = describe_nodes([gpu], 200), describe_nodes([gpu], 60)
+    assert ", process 1.0 GiB" in wide[1]
+    assert narrow[-1] == f"{gpu.name}: cuda:0 NVIDIA H200, 140.0 GiB"
