@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -309,23 +310,26 @@ class LabSwarm(Closing):
 
     # Workers
 
-    def add_worker(self, layers: int, *, advertise: str = "") -> LabWorker:
-        """Another machine, with room for so many layers of the first model."""
+    def add_worker(self, layers: int, *, advertise: str = "", backend: str = "") -> LabWorker:
+        """Another machine, with room for so many layers of the first model; `backend` "": as all others."""
         self._joined += 1
-        return self._open_worker(self.folder / f"worker-{self._joined}", self.room_for(layers), advertise)
+        folder = self.folder / f"worker-{self._joined}"
+        return self._open_worker(folder, self.room_for(layers, backend), advertise, backend)
 
     def revive(self, worker: LabWorker) -> LabWorker:
         """The same machine, started again."""
         return self._open_worker(worker.folder, worker.memory_bytes)
 
-    def _open_worker(self, folder: Path, memory_bytes: int, advertise: str = "") -> LabWorker:
+    def _open_worker(
+        self, folder: Path, memory_bytes: int, advertise: str = "", backend: str = ""
+    ) -> LabWorker:
         credentials, urls = join_cluster(self.token, folder, Role.WORKER)
         options = WorkerOptions(
             folder,
             name=folder.name,
             advertise=advertise,
             threads=1,
-            device=host_device(backend=self.backend),
+            device=host_device(backend=backend or self.backend),
             max_memory_bytes=memory_bytes,
             transports=self.network.transports,
         )
@@ -333,8 +337,8 @@ class LabSwarm(Closing):
         self.workers.append(worker)
         return worker
 
-    def room_for(self, layers: int) -> int:
-        held = sizes_of(self.sized()).on(holding_of(self.backend, "cpu"))
+    def room_for(self, layers: int, backend: str = "") -> int:
+        held = sizes_of(self.sized()).on(holding_of(backend or self.backend, "cpu"))
         return (
             layers * held.memory_before[1] + held.memory_bytes(0, held.layer_count) - held.memory_before[-1]
         )
@@ -493,6 +497,7 @@ def swarm(
     folder: Path,
     *checkpoints: Path,
     layers: Sequence[int] = (2, 2, 2),
+    backends: Sequence[str] = (),
     stages: int | None = None,
     standbys: int = 0,
     placing: PlacementPolicy = STILL,
@@ -504,7 +509,8 @@ def swarm(
     patience_s: float = 0.0,
     **options: Any,
 ) -> Iterator[LabSwarm]:
-    """A swarm that serves these checkpoints already, from workers with room for `layers` layers each.
+    """A swarm that serves these checkpoints already, from workers with room for `layers` layers each; `backends`
+    compute on the first of them.
 
     Waits for as many `stages` and loaded `standbys` as said.
     """
@@ -522,8 +528,8 @@ def swarm(
         patience_s=patience_s,
     )
     with LabSwarm(folder, {_name_of(path): path for path in checkpoints}, cluster, **options) as lab:
-        for room in layers:
-            lab.add_worker(room)
+        for room, backend in itertools.zip_longest(layers, backends, fillvalue=""):
+            lab.add_worker(int(room), backend=str(backend))
         if layers:
             # A plan that is made before all have come is another plan.
             lab.wait_until(
