@@ -5,6 +5,7 @@ On Linux this is MLX on the CPU, slow and in float32 by default; the GPU of a Ma
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import threading
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from shardcompute.backends.executor import ExecutorOptions
+from shardcompute.backends.footprint import MatrixForm, matrix_bytes
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import BackendError, CapacityError, UsageError
 from shardcompute.models.decoder import Decoder
@@ -36,6 +38,7 @@ from support.models.random_networks import (
 
 mx = pytest.importorskip("mlx.core", reason="mlx is not installed (pip install 'shardcompute[mlx]')")
 from shardcompute.backends.mlx import MlxExecutor  # noqa: E402
+from shardcompute.backends.mlx.weights import load_map  # noqa: E402
 
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None, reason="mlx compiles for CPUs with g++, which is not installed"
@@ -141,6 +144,29 @@ def test_rows_on_cpus_do_not_depend_on_their_batch(form: str) -> None:
     np.testing.assert_array_equal(joint, single)
     whole_prompt = run_all(at_once, [[Segment(4, 0, prompts[4].count + 1, 1)]])[0]
     np.testing.assert_array_equal(whole_prompt[0], single[4])
+
+
+def held_bytes(part: Any) -> int:
+    arrays = [getattr(part, field.name) for field in dataclasses.fields(part)]
+    return sum(
+        held_bytes(each) if dataclasses.is_dataclass(each) else getattr(each, "nbytes", 0) for each in arrays
+    )
+
+
+@pytest.mark.parametrize("holder", ["mlx/cpu", "mlx/gpu"])
+@pytest.mark.parametrize("form", ["dense", *FORMS])
+def test_weights_take_what_the_footprint_says(form: str, holder: str) -> None:
+    matrix = RandomSource(make_spec(hidden=256), form).matrix("mlp.gate")
+    blocks = getattr(matrix, "blocks", matrix)
+    stored = MatrixForm(32)
+    if form != "dense":
+        outliers = 3 / 256 if "mixed" in form else 0.0
+        stored = MatrixForm(blocks.bits, blocks.block_size, blocks.shifts is not None, outliers)
+    expected = matrix_bytes(holder, stored, *matrix.shape, 0)
+    (part,) = load_map([matrix], None, mx.float32 if holder == "mlx/cpu" else mx.bfloat16).parts
+    # Which columns were kept apart takes a few bytes more; blocks of 16 are widened with them.
+    columns = 4 * 3 if form == "int4-shift-mixed" else 0
+    assert held_bytes(part) == expected + columns
 
 
 def test_steps_may_come_from_any_thread() -> None:

@@ -15,8 +15,19 @@ from functools import lru_cache
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.kv_types import KvType, kv_token_bytes
 
-HOLDERS = ("onnx/cpu", "numpy/cpu", "torch/cpu", "torch/cuda", "torch/mps", "mlx/gpu", "llamacpp/any")
+HOLDERS = (
+    "onnx/cpu",
+    "numpy/cpu",
+    "torch/cpu",
+    "torch/cuda",
+    "torch/mps",
+    "mlx/gpu",
+    "mlx/cpu",
+    "llamacpp/any",
+)
 _MIB = 1 << 20
+_MLX_GROUP = 32
+"""The smallest groups that MLX multiplies as they are; smaller ones are widened (`backends.mlx.weights`)."""
 _PROMPT_GROUP_ROWS = 128
 _SCORE_BYTES: Mapping[str, int] = {"onnx/cpu": 4 * _MIB}
 _LARGEST_SCORE_BYTES = 32 * _MIB
@@ -62,18 +73,20 @@ class StepShape:
 def holding_of(backend: str, device: str) -> str:
     """By the names of a backend (`onnx`, `torch`, …) and a device (`cpu`, `cuda:0`, `mps`, …)."""
     kind = device.partition(":")[0]
-    fixed = {"onnx": "cpu", "numpy": "cpu", "mlx": "gpu", "llamacpp": "any"}.get(backend)
+    fixed = {"onnx": "cpu", "numpy": "cpu", "mlx": "cpu" if kind == "cpu" else "gpu", "llamacpp": "any"}.get(
+        backend
+    )
     kind = fixed or {"rocm": "cuda", "hip": "cuda"}.get(kind, kind)
     holder = f"{backend}/{kind}"
     return holder if holder in HOLDERS else HOLDERS[0]
 
 
 def held_kv_bytes(holder: str, kv_type: KvType, kv_heads: int, head_dim: int) -> int:
-    """Keys and values of one token in one layer. Torch and GPUs keep them in what they compute in; llama.cpp in 16
+    """Keys and values of one token in one layer. Torch, MLX and GPUs keep them in what they compute in; llama.cpp in 16
     bits, in streams of fixed length, beside which as much is kept for sessions that have none at the moment."""
     if holder in ("torch/cuda", "torch/mps", "mlx/gpu"):
         kv_type = "float16"
-    elif holder in ("torch/cpu", "llamacpp/any"):
+    elif holder in ("torch/cpu", "mlx/cpu", "llamacpp/any"):
         kv_type = "float32"
     return kv_token_bytes(kv_type, kv_heads, head_dim)
 
@@ -95,14 +108,14 @@ def matrix_bytes(holder: str, form: MatrixForm, rows: int, columns: int, file_by
         return file_bytes
     if holder in ("numpy/cpu", "torch/cpu"):
         return 4 * weights
-    if holder in ("torch/mps", "mlx/gpu") or not form.block_size:
-        return (4 if holder == "onnx/cpu" else 2) * weights
+    is_wide = holder in ("onnx/cpu", "mlx/cpu")
+    if holder == "torch/mps" or not form.block_size or (_is_mlx(holder) and form.block_size < _MLX_GROUP):
+        return (4 if is_wide else 2) * weights
     outliers = int(form.outliers * weights)
-    parts = (
-        1 + form.has_shifts + (holder == "onnx/cpu")
-    )  # scales, shifts, and the sums of blocks that MLAS packs
+    # Scales, shifts, and the sums of blocks that MLAS packs; MLX has a shift for every block.
+    parts = 2 if _is_mlx(holder) else 1 + form.has_shifts + (holder == "onnx/cpu")
     blocks = form.block_count(rows, columns)
-    return form.code_bytes(rows, columns) + 4 * parts * blocks + outliers * (4 if holder == "onnx/cpu" else 2)
+    return form.code_bytes(rows, columns) + 4 * parts * blocks + outliers * (4 if is_wide else 2)
 
 
 def table_bytes(holder: str, form: MatrixForm, rows: int, columns: int, file_bytes: int) -> int:
@@ -111,8 +124,8 @@ def table_bytes(holder: str, form: MatrixForm, rows: int, columns: int, file_byt
         # Two bytes each where files keep 16 bits, which is not known here.
         scales = 4 * (1 + form.has_shifts) * form.block_count(rows, columns)
         return form.code_bytes(rows, columns) + scales + int(2 * form.outliers * rows * columns)
-    if holder in ("torch/cuda", "torch/mps", "mlx/gpu"):
-        return 2 * rows * columns
+    if holder in ("torch/cuda", "torch/mps") or (_is_mlx(holder) and form.outliers):
+        return (4 if holder == "mlx/cpu" else 2) * rows * columns
     return matrix_bytes(holder, form, rows, columns, file_bytes)
 
 
@@ -141,4 +154,8 @@ def head_scratch_bytes(holder: str, shape: StepShape) -> int:
 
 
 def _is_gpu(holder: str) -> bool:
-    return holder.startswith(("torch/cuda", "torch/mps", "mlx/"))
+    return holder in ("torch/cuda", "torch/mps", "mlx/gpu")
+
+
+def _is_mlx(holder: str) -> bool:
+    return holder.startswith("mlx/")

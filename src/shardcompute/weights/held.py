@@ -25,10 +25,9 @@ from shardcompute.core.kv_types import KV_TYPES, KvType
 from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.models.spec import ModelSpec
 from shardcompute.weights.card import Card
-from shardcompute.weights.formats.gguf_blocks import BLOCK_LAYOUTS
 from shardcompute.weights.formats.quantise import INT8_BLOCK_SIZES, OUTLIERS_PER_COLUMN
 from shardcompute.weights.formats.quantise_int4 import BLOCK_SIZE
-from shardcompute.weights.formats.tensor_file import TensorEntry
+from shardcompute.weights.formats.tensor_file import TensorEntry, block_layout
 from shardcompute.weights.loader import NEVER_INT4, NEVER_ROUNDED
 
 _DENSE_BITS = {"F32": 32, "F16": 16, "BF16": 16}
@@ -99,7 +98,7 @@ def loaded_form(name: str, place: TensorPlace, dtype: str, form: str) -> MatrixF
 
 
 def _stored_form(dtype: str) -> MatrixForm:
-    layout = BLOCK_LAYOUTS.get(dtype)
+    layout = block_layout(dtype)
     if layout is not None:
         return MatrixForm(layout.bits, layout.block_size, layout.has_shifts)
     return MatrixForm(_DENSE_BITS.get(dtype, 32))

@@ -7,6 +7,7 @@ cut. A compiled function holds its layer's weights; the least recently used shap
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -54,6 +55,8 @@ class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
         dtype = choose_format(options.dtype, is_gpu=is_gpu)
         self._functions: OrderedDict[tuple[int, ...], _StepFunctions] = OrderedDict()
         self._hidden: Array | None = None
+        # Whoever closes it does not free what a step is computing with.
+        self._lock = threading.Lock()
         with mx.stream(self._stream):
             self._kv = MlxKv(
                 network.layer_count,
@@ -83,7 +86,7 @@ class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
     def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
         self._check(segments, inputs)
         self._hidden = None
-        with mx.stream(self._stream):
+        with self._lock, mx.stream(self._stream):
             self._kv.take(segments)
             padded = pad_step(segments, self._kv.tables, self._kv.scratch)
             result, hidden = self._run(padded, inputs)
@@ -99,18 +102,19 @@ class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
         return self._hidden
 
     def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
-        with mx.stream(self._stream):
+        with self._lock, mx.stream(self._stream):
             super().adopt(source, target, length, is_moved=is_moved)
             mx.eval(self._kv.keys, self._kv.values)
 
     def close(self) -> None:
-        self._functions.clear()
-        self._layers.clear()
-        self._kv.keys.clear()
-        self._kv.values.clear()
-        self._embedding = self._head = self._shared = self._hidden = None
-        self._ops = MlxOps(0, mx.float32)
-        mx.clear_cache()
+        with self._lock:
+            self._functions.clear()
+            self._layers.clear()
+            self._kv.keys.clear()
+            self._kv.values.clear()
+            self._embedding = self._head = self._shared = self._hidden = None
+            self._ops = MlxOps(0, mx.float32)
+            mx.clear_cache()
 
     def _check(self, segments: Sequence[Segment], inputs: Array) -> None:
         rows = count_rows(segments)

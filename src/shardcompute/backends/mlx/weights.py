@@ -88,7 +88,7 @@ class QuantisedPart:
 class OutlierPart:
     """The input columns that a `MixedMatrix` keeps apart, `[.., out, columns]`, added to its blocks' product."""
 
-    blocks: QuantisedPart | DensePart
+    blocks: QuantisedPart
     columns: Any
     values: Any
 
@@ -155,6 +155,8 @@ def load_part(matrix: Matrix, dtype: Any) -> Part:
         return _load_blocks(matrix, dtype)
     if isinstance(matrix, MixedMatrix):
         blocks = _load_blocks(matrix.blocks, dtype)
+        if isinstance(blocks, DensePart):
+            return DensePart(load_dense(matrix, dtype))
         return OutlierPart(blocks, mx.array(matrix.columns.astype(np.int32)), to_array(matrix.values, dtype))
     return DensePart(load_dense(matrix, dtype))
 
