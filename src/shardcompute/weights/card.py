@@ -90,6 +90,10 @@ class Card:
         return sum(self.entries[name].size_bytes for name in names)
 
 
+# Made once: msgspec works out a dataclass when it first meets it, which two threads must not do at the same time.
+_CARDS = msgspec.json.Decoder(Card)
+
+
 def make_card(
     model: str,
     spec: ModelSpec,
@@ -125,7 +129,7 @@ def decode_card(encoded: bytes | memoryview) -> Card:
         text = unpacker.decompress(encoded, _TEXT_LIMIT_BYTES)
         if not unpacker.eof:
             raise _malformed("the model", "is cut short or far too long")
-        card = msgspec.json.decode(text, type=Card)
+        card = _CARDS.decode(text)
     except (zlib.error, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise _malformed("the model", f"cannot be read: {error}") from error
     _check(card)
