@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.backends.host.numpy_ops import NumpyExecutor
-from shardcompute.backends.matrix import Array
+from shardcompute.backends.matrix import Array, Matrix
 from shardcompute.backends.ort import OrtExecutor
+from shardcompute.backends.ort.program import TakeWanted
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import BackendError, CapacityError, PromptTooLongError, UsageError
 from shardcompute.core.kv_types import KvType
@@ -58,6 +59,29 @@ def test_rows_have_the_same_bits_however_they_are_grouped(name: str, bits: int, 
     ragged = [Segment(3, 50, 1, 1), Segment(4, 70, 4, 4), Segment(5, 0, 33, 1)]
     rows = engine.step(ragged, np.concatenate([IDS[50:51], IDS[70:74], IDS[:33]]))
     assert np.array_equal(rows, whole_run[[50, 70, 71, 72, 73, 32]])
+
+
+@dataclass(frozen=True)
+class HeadOfItsOwn(RandomTensors):
+    """Layers in 4 bits, the head in 8."""
+
+    def matrix(self, name: str, layer: int | None = None) -> Matrix:
+        return RandomTensors(self.spec, 8 if name == "head" else 4).matrix(name, layer)
+
+
+def test_a_head_of_another_form_is_padded_for_itself_and_keeps_its_bits() -> None:
+    spec = SPECS["plain"]()
+    engine = OrtExecutor(Decoder(spec, whole(spec), HeadOfItsOwn(spec)), OPTIONS)
+    (choice,) = (step for step in engine._steps if isinstance(step, TakeWanted))
+    assert engine.row_multiple == open_ort(spec, 4).row_multiple
+    assert choice.row_multiple == open_ort(spec, 8).row_multiple
+    whole_run = engine.step([Segment(1, 0, 60, 60)], IDS[:60]).copy()
+    for position, count in ((0, 1), (1, 3), (4, 2), (6, 1), (7, 53)):
+        rows = engine.step([Segment(2, position, count, count)], IDS[position : position + count])
+        assert np.array_equal(rows, whole_run[position : position + count])
+    ragged = [Segment(2, 59, 1, 1), Segment(3, 0, 5, 0), Segment(1, 58, 2, 1)]
+    rows = engine.step(ragged, np.concatenate([IDS[59:60], IDS[:5], IDS[58:60]]))
+    assert np.array_equal(rows, whole_run[[59, 59]])
 
 
 @pytest.mark.parametrize("name", SPECS)

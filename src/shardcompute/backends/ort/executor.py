@@ -141,16 +141,22 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
             raise UsageError(f"a token id is outside the vocabulary of {self._network.vocab_size}")
 
     def _probe_rows(self) -> int:
-        """The smallest multiple to which steps must be padded for rows to be independent."""
-        multiple = 1
-        seen: set[frozenset[str]] = set()
-        for step in self._steps:
-            if isinstance(step, Graph) and step.forms not in seen:
-                seen.add(step.forms)
-                multiple = max(multiple, _probe_graph(step))
+        """The smallest multiple to which steps must be padded for rows to be independent.
+
+        Behind the choice of logit rows it is another one: a head of another form need not pay for the layers'.
+        """
+        probed: dict[frozenset[str], int] = {}
+        multiple, choice = 1, None
         for step in self._steps:
             if isinstance(step, TakeWanted):
-                step.row_multiple = multiple
+                choice = step
+            elif isinstance(step, Graph):
+                if step.forms not in probed:
+                    probed[step.forms] = _probe_graph(step)
+                if choice is None:
+                    multiple = max(multiple, probed[step.forms])
+                else:
+                    choice.row_multiple = max(choice.row_multiple, probed[step.forms])
         return multiple
 
 
