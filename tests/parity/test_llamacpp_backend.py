@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from shardcompute.backends.exactness import chain_tolerance, class_of
 from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.backends.llamacpp.library import installed_version
 from shardcompute.backends.matrix import Array
@@ -213,3 +215,28 @@ def test_layers_that_depend_on_their_number_are_not_cut(tmp_path: Path) -> None:
         assert run([open_stage(opened)], [Segment(1, 0, 9, 9)], TOKENS[:9]).shape == (9, SHAPE.vocab_size)
         with pytest.raises(UnsupportedModelError, match="smollm3"):
             open_stage(opened, 0, 2)
+
+
+@pytest.mark.parametrize("order", [("onnx", "llamacpp"), ("llamacpp", "onnx")])
+def test_a_chain_of_two_backends_keeps_to_the_declared_tolerance(
+    checkpoint: Checkpoint, order: tuple[str, str]
+) -> None:
+    options = ExecutorOptions(kv_bytes=1 << 24, context_length=900)
+    segments = [Segment(1, 0, 60, 60)]
+
+    def logits(*backends: str) -> Array:
+        cuts = [0, 2, 4] if len(backends) == 2 else [0, 4]
+        stages = [
+            open_shard(checkpoint, stage=Stage(start, stop, 4), backend=backend, options=options)
+            for backend, (start, stop) in zip(backends, itertools.pairwise(cuts), strict=True)
+        ]
+        rows = run(stages, segments, TOKENS[:60])
+        return rows - rows.mean(axis=-1, keepdims=True)
+
+    names = [class_of(backend, "cpu", release="1", kernels="x").name for backend in order]
+    mixed = logits(*order)
+    for backend in order:
+        alone = logits(backend)
+        apart = np.linalg.norm(mixed - alone, axis=-1) / np.linalg.norm(alone, axis=-1)
+        assert apart.max() < chain_tolerance(names, "native")
+        assert apart.max() > 0

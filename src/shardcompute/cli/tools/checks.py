@@ -22,6 +22,7 @@ import psutil
 
 from shardcompute.backends.device_problems import RESTART_DRIVER
 from shardcompute.backends.devices import ComputeDevice, find_devices
+from shardcompute.backends.llamacpp.library import PACKAGE, VERSION, installed_version
 from shardcompute.weights.sources.disk import format_bytes
 
 PACKAGES = ("shardcompute", "numpy", "onnxruntime", "tokenizers", "cryptography", "starlette", "uvicorn")
@@ -72,6 +73,19 @@ def check_versions() -> Iterator[Finding]:
                 "there, of unknown version" if is_there else "missing",
                 "" if is_there else "install it again: pip install --force-reinstall shardcompute",
             )
+
+
+def check_llamacpp(version: str | None = None) -> Iterator[Finding]:
+    """Nothing where its wheel is not installed: it is an extra."""
+    found = version or installed_version()
+    if found is None:
+        return
+    if found != VERSION:
+        fix = f"pip install '{PACKAGE}=={VERSION}'"
+        yield Finding("llama.cpp", f"{PACKAGE} {found} cannot be used", fix, is_tip=True)
+        return
+    text = f"{PACKAGE} {found}: --backend llamacpp; `bench engine` says whether it is faster here"
+    yield Finding("llama.cpp", text)
 
 
 def check_clock(

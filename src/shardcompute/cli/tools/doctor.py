@@ -61,6 +61,7 @@ def _findings(folders: list[Path], home: Path) -> Iterator[Finding]:
     yield from checks.check_versions()
     yield from checks.check_memory()
     yield from checks.check_devices()
+    yield from checks.check_llamacpp()
     yield from checks.check_disk(folders[0])
     yield from checks.check_disk(
         home / "models", subject="disk for models", elsewhere="set SHARDCOMPUTE_HOME to another folder"

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from shardcompute.backends.devices import find_devices
+from shardcompute.backends.llamacpp.library import PACKAGE, VERSION
 from shardcompute.cli.tools import checks
 from shardcompute.cli.tools.checks import Finding
 from support.fake_devices import H200, SEEN_H200, FakeMachine, cuda_machine, pretend
@@ -192,3 +193,12 @@ def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["numpy"].is_good
     assert found["no-such-package"].text == "missing"
     assert "install" in found["no-such-package"].fix
+
+
+def test_llamacpp_of_another_release_is_told_with_the_line_that_fixes_it() -> None:
+    [wrong] = checks.check_llamacpp("2026.9.11063")
+    assert wrong.fix == f"pip install '{PACKAGE}=={VERSION}'"
+    assert wrong.is_good  # an extra: nobody has to have it
+    [right] = checks.check_llamacpp(VERSION)
+    assert "--backend llamacpp" in right.text
+    assert not right.fix
