@@ -15,7 +15,7 @@ about as likely as that. `docs/decisions/0020-exactness-classes.md` has what was
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 UNKNOWN = "unknown"
 _ERRORS = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2, "int8": 1e-1}
@@ -81,6 +81,14 @@ def class_of(
     if backend == "llamacpp":
         kv_type = "float16"  # keys so, values as bfloat16, whatever is asked for
     return ExactnessClass(backend, release, numbers, kv_type or numbers, kernels)
+
+
+def with_kv(name: str, kv_type: str) -> str:
+    """The class that a node computes a model in whose keys and values are kept as `kv_type`, where it does as asked."""
+    known = parse_class(name)
+    if known is None or known.backend not in ("onnx", "numpy"):
+        return name
+    return replace(known, kv=kv_type).name
 
 
 def parse_class(name: str) -> ExactnessClass | None:

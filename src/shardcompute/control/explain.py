@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from shardcompute.backends.exactness import describe_exactness
+from shardcompute.backends.exactness import describe_exactness, with_kv
 from shardcompute.control.decisions import place_next_chain
 from shardcompute.control.placement.place import Placement, Unplaceable
 from shardcompute.control.state import ClusterState, Model, Node
@@ -115,9 +115,10 @@ def classes_of(state: ClusterState, nodes: Sequence[str]) -> list[str]:
     return ["" if node is None else node.exactness for node in found]
 
 
-def explain_exactness(state: ClusterState, nodes: Sequence[str], form: str) -> str:
-    """What a chain on these nodes promises about its results."""
-    return describe_exactness(classes_of(state, nodes), form)
+def explain_exactness(state: ClusterState, nodes: Sequence[str], model: Model) -> str:
+    """What a chain of the model on these nodes promises about its results."""
+    classes = [with_kv(name, model.kv_type) for name in classes_of(state, nodes)]
+    return describe_exactness(classes, model.weight_form)
 
 
 def explain_bottleneck(plan: Placement, names: Mapping[str, str]) -> str:

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from shardcompute.backends.exactness import chain_tolerance, parse_class
+from shardcompute.backends.llamacpp.library import installed_version
 from shardcompute.control.explain import classes_of
 from shardcompute.core.generation import GenerationRequest, Sampling
 from shardcompute.node.admin.view_builder import view_chains
 from support.models.requests import greedy, prompts, scored
-from support.swarm.lab import Alone, LabSwarm, LabWorker, swarm
+from support.models.tiny_gguf import save_tiny_text_gguf
+from support.swarm.lab import Alone, LabSwarm, LabWorker, open_alone, swarm
 
 INSTALLED = tuple(
     name for name in ("onnx", "torch", "mlx") if name == "onnx" or importlib.util.find_spec(name) is not None
@@ -94,6 +96,35 @@ def test_a_chain_of_one_kind_is_of_one_class_and_answers_the_same_however_it_is_
             texts = prompts(lab.cluster.pool.codec(lab.model))
             answers.append([lab.ask(scored(prompt, 16)) for prompt in texts[:4]])
     assert answers[0] == answers[1]
+
+
+@needs_two
+@pytest.mark.skipif(installed_version() is None, reason="xllamacpp is not installed")
+def test_llama_cpp_among_the_others(tmp_path: Path) -> None:
+    """All kinds that are here, over a file in 8-bit blocks, which some of them multiply with rounded activations."""
+    model = save_tiny_text_gguf(tmp_path)
+    kinds = (*INSTALLED, "llamacpp")
+    rooms = (2, 2, 1, 1) if len(kinds) == 4 else (2, 2, 2)
+    with (
+        open_alone(model) as service,
+        swarm(tmp_path, model, layers=rooms, backends=kinds, stages=len(kinds)) as lab,
+    ):
+        assert sorted(backends_of(lab)) == sorted(kinds)
+        assert len(set(classes(lab))) == len(kinds)
+        limit = chain_tolerance([*classes(lab), alone_class(lab)], "native")
+        alone, apart = Alone(service), []
+        for prompt in prompts(service.tokenizer)[:4]:
+            answer = lab.ask(GenerationRequest(prompt, 24, Sampling(logprobs=1)))
+            given = prompt + tuple(choice.id for choice in answer.tokens)
+            forced = alone.answer(GenerationRequest(given, 1, Sampling(), prompt_logprobs=1)).prompt
+            apart += [
+                (ours.logprob or 0.0) - (theirs.logprob or 0.0)
+                for ours, theirs in zip(answer.tokens, forced[-len(answer.tokens) :], strict=True)
+            ]
+        # In the mean a logit is off by the tolerance of its row's spread, and so may the sum of all be.
+        spread = LOGIT_NORM / math.sqrt(258)
+        assert 0.0 < math.sqrt(sum(each * each for each in apart) / len(apart)) <= 2 * limit * spread
+        lab.wait_quiet()
 
 
 def add_spare(lab: LabSwarm, backend: str) -> LabWorker:

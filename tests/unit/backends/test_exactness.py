@@ -13,6 +13,7 @@ from shardcompute.backends.exactness import (
     is_mixed,
     parse_class,
     tolerance,
+    with_kv,
 )
 from shardcompute.backends.processor import instruction_set, own_class, read_instruction_set
 
@@ -73,6 +74,13 @@ def test_equal_inside_a_class_and_near_between_them() -> None:
     assert chain_tolerance([ONNX.name, TORCH.name, TORCH.name], "float32") == near
     half = class_of("onnx", "cpu", release="1.31", kernels="avx2", kv_type="float16")
     assert half.own_error("float32") > ONNX.own_error("float32")
+
+
+def test_keys_and_values_of_a_model_are_part_of_its_class() -> None:
+    assert with_kv(ONNX.name, "float32") == ONNX.name
+    assert with_kv(ONNX.name, "int8") == "onnx-1.31/float32+kv-int8/avx2"
+    assert with_kv(TORCH.name, "int8") == TORCH.name  # keeps them as it computes
+    assert with_kv("", "int8") == ""
 
 
 def test_promises_in_words() -> None:

@@ -149,7 +149,7 @@ def _exactness(state: ClusterState, plan: Placement | Unplaceable, model: Model)
     """What the classes of a plan's stages promise."""
     if isinstance(plan, Unplaceable):
         return ""
-    return explain_exactness(state, [stage.node for stage in plan.stages], model.weight_form)
+    return explain_exactness(state, [stage.node for stage in plan.stages], model)
 
 
 def _parts(state: ClusterState, model: Model, plan: Placement | Unplaceable) -> list[StageBytes]:
