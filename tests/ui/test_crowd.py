@@ -12,7 +12,7 @@ import pytest
 
 from shardcompute.api import create_app
 from shardcompute.api.access.sign_in import PageSessions
-from shardcompute.node.admin.views import UnusedDeviceView
+from shardcompute.node.admin.views import SpeedView, UnusedDeviceView
 from shardcompute.web import page_routes
 from support.api.api_server import ApiServer
 from support.api.bridge import LOCAL_SECRET
@@ -134,6 +134,23 @@ def test_gpus_are_named_and_what_keeps_one_from_being_used(browser: Any, url: st
         row.get_by_role("button", name="machine-00").click()
         row.get_by_text("140 GiB").wait_for()
         assert page.locator(".machines > li").nth(1).locator("p.warn").is_hidden()
+
+
+def test_what_was_measured_on_a_machine_and_why_it_offers_less(browser: Any, url: str, crowd: Crowd) -> None:
+    speed = SpeedView(
+        model="m", layer_s=0.002, prefill_layer_s=0.0005, layer_count=4, source="service", measured_at_s=1e9
+    )
+    crowd.change_node(0, speeds=(speed,), memory_reason="memory ran out while a step was computed")
+    crowd.change_node(1, weights_bytes_per_s=float(4 << 30), probed_at_s=1e9)
+    with watched_page(browser, url) as (page, _):
+        page.goto(url)
+        rows = page.locator(".machines > li")
+        for number in range(3):
+            rows.nth(number).get_by_role("button", name=f"machine-0{number}").click()
+        rows.nth(0).get_by_text("2.0 ms a layer of m, prompts 500 tok/s, measured in service").wait_for()
+        rows.nth(0).get_by_text("memory ran out while a step was computed").wait_for()
+        rows.nth(1).get_by_text("4.0 GiB/s of weights, probed").wait_for()
+        rows.nth(2).get_by_text("not measured, guessed").wait_for()
 
 
 def test_what_others_write_is_never_markup(browser: Any, crowd: Crowd, fakes: Any) -> None:
