@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from shardcompute.node.process.supervisor import Program
     from shardcompute.security.tokens import JoinToken
 
-_FOLDER = "places"
 _LOOK_S = 0.5
 STORY = "story: "
 """Begins lines of a child that are for whoever started us."""
@@ -92,7 +91,7 @@ def serve_places(places: EnrolledPlaces, arguments: WorkerArguments, screen: Scr
 
 def _supervise(places: EnrolledPlaces, arguments: WorkerArguments, screen: Screen) -> int:
     """The exit code: 0 unless no worker could serve."""
-    from shardcompute.node.process.local_workers import share_machine
+    from shardcompute.node.process.local_workers import PLACES_FOLDER, share_machine
     from shardcompute.node.process.log_files import logging_to_file, logging_to_stderr
     from shardcompute.node.process.pidfile import PLACES_FILE, claim
     from shardcompute.node.process.supervisor import Program, Supervisor
@@ -119,7 +118,7 @@ def _supervise(places: EnrolledPlaces, arguments: WorkerArguments, screen: Scree
         stop = stack.enter_context(stop_requested())
         stack.enter_context(claim(folder / PLACES_FILE, arguments.name or ""))
         stack.enter_context(logging_to_stderr(is_brief=True))
-        stack.enter_context(logging_to_file(folder, _FOLDER))
+        stack.enter_context(logging_to_file(folder, PLACES_FOLDER))
         cluster = places.members[0].credentials.own.cluster
         screen.say(
             f"{count_of(shared.count, 'worker')} of {cluster}: {', '.join(titles.values())}; Ctrl-C stops them"
@@ -149,6 +148,6 @@ def _command(worker: LocalWorker, folder: Path, number: int, arguments: WorkerAr
 
 
 def _folders(folder: Path, chosen: ChosenDevices) -> tuple[Path, ...]:
-    from shardcompute.node.process.local_workers import folder_name
+    from shardcompute.node.process.local_workers import PLACES_FOLDER, folder_name
 
-    return (folder, *(folder / _FOLDER / folder_name(device) for device in chosen.devices[1:]))
+    return (folder, *(folder / PLACES_FOLDER / folder_name(device) for device in chosen.devices[1:]))

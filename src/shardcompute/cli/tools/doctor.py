@@ -57,6 +57,7 @@ def doctor(
 
 def _findings(folders: list[Path], home: Path) -> Iterator[Finding]:
     from shardcompute.cli.tools import checks
+    from shardcompute.node.process.local_workers import place_folders
 
     yield from checks.check_versions()
     yield from checks.check_memory()
@@ -72,7 +73,8 @@ def _findings(folders: list[Path], home: Path) -> Iterator[Finding]:
     for folder in folders:
         yield from checks.check_permissions(folder)
         yield from _check_cluster(folder) if folder is folders[0] else ()
-        yield from _check_member(folder)
+        for place in (folder, *place_folders(folder)):
+            yield from _check_member(place)
 
 
 def _check_cluster(folder: Path) -> Iterator[Finding]:

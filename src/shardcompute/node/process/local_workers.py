@@ -18,6 +18,8 @@ from shardcompute.backends.device_choice import ChosenDevices
 from shardcompute.backends.devices import ComputeDevice, offered_bytes
 from shardcompute.node.local.service import default_threads
 
+PLACES_FOLDER = "places"
+"""In a worker's folder: those of the devices beside the first."""
 MOST_WORKERS = 3
 _WORKER_NEEDS_BYTES = 3 << 29
 
@@ -106,6 +108,11 @@ def decode_found(text: str) -> ChosenDevices:
 def folder_name(device: ComputeDevice) -> str:
     """As files are called on every system."""
     return device.name.replace(":", "-")
+
+
+def place_folders(folder: Path) -> list[Path]:
+    """Of the devices beside the first that have joined from `folder`."""
+    return sorted(path for path in (folder / PLACES_FOLDER).glob("*") if path.is_dir())
 
 
 def _named(devices: list[ComputeDevice], *, is_cpu_alone: bool) -> list[tuple[ComputeDevice, str, str]]:

@@ -54,6 +54,13 @@ def test_damaged_worker_is_found(cli: Cli, home: Path) -> None:
     assert "BAD worker: no cluster has been joined" in result.stdout or "is damaged" in result.stdout
 
 
+def test_places_beside_the_first_are_looked_at_too(cli: Cli, home: Path) -> None:
+    folder = home / "worker" / "places" / "cuda-1"
+    folder.mkdir(parents=True)
+    (folder / "member.json").write_text("{}")
+    assert f"BAD worker: {folder / 'member.json'} is damaged" in cli("doctor").stdout
+
+
 def test_busy_ports_name_who_holds_them() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
