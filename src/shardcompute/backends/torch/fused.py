@@ -160,7 +160,7 @@ class FusedOps(TorchOps):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _by_library(self, x: torch.Tensor, matrix: DeviceLinear, dtype: torch.dtype) -> torch.Tensor:
-        if isinstance(matrix, BlockLinear):
+        if isinstance(matrix, BlockLinear) and x.dtype != torch.float32:
             weight = self._kernels.widen(matrix, x.dtype)
             return functional.linear(x, weight, matrix.bias).to(dtype)
         return matrix.apply(x).to(dtype)

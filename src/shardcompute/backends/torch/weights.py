@@ -5,13 +5,11 @@ taken bit by bit. Quantised matrices keep their codes on CUDA devices, where our
 directly and large batches widen one matrix at a time; elsewhere they are widened once, at loading, since widening
 at every use would cost a CPU several times what it saves. What a handle occupies is its `size_bytes`.
 
-Scales and shifts of quantised matrices are held as 16-bit floats of 11 significant bits, in units of a power of two
-that is the matrix's own: exact for those that files keep so, and finer than the weights' rounding to 16 bit elsewhere.
+Scales and shifts of quantised matrices are held in that number format too, as weights are rounded to it anyway.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -76,8 +74,7 @@ class BlockLinear:
 
     `codes` are words of 16 bits `[tiles, groups, TILE_OUTPUTS, block_size]`. A group is `16 / bits` neighbouring
     blocks, and a word holds the codes of one place in each of them, the first block's lowest. `scales` and `shifts`
-    are float16 `[groups, tiles · TILE_OUTPUTS, 16 / bits]`, in units of `unit`. Outputs and blocks that only fill up
-    are zero.
+    are `[groups, tiles · TILE_OUTPUTS, 16 / bits]`. Outputs and blocks that only fill up are zero.
     `columns` and `outliers [out, columns]` are the input columns that were kept apart, or None.
     """
 
@@ -88,7 +85,6 @@ class BlockLinear:
     codes: torch.Tensor
     scales: torch.Tensor
     shifts: torch.Tensor | None
-    unit: float
     bias: torch.Tensor | None
     columns: torch.Tensor | None = None
     outliers: torch.Tensor | None = None
@@ -110,7 +106,7 @@ class BlockLinear:
         dense = (codes - (1 << (self.bits - 1))) * self._by_block(self.scales)
         if self.shifts is not None:
             dense += self._by_block(self.shifts)
-        dense = (dense * self.unit).view(tiles * TILE_OUTPUTS, -1)[: self.width_out, : self.width_in]
+        dense = dense.view(tiles * TILE_OUTPUTS, -1)[: self.width_out, : self.width_in]
         return self.with_outliers(dense.to(dtype))
 
     def with_outliers(self, dense: torch.Tensor) -> torch.Tensor:
@@ -151,7 +147,7 @@ def load_linear(
         weights = [load_dense(part, device, dtype) for part in parts]
         return DenseLinear(weights[0] if len(weights) == 1 else torch.cat(weights), on_device)
     if all(isinstance(part, BlockMatrix) for part in parts) and _are_alike(parts):
-        return _load_blocks(_stack(parts), on_device, device)
+        return _load_blocks(_stack(parts), on_device, device, dtype)
     return StackedLinear(
         [
             _load_one(part, piece, device, dtype)
@@ -182,10 +178,10 @@ def _load_one(
     part: Matrix | TensorMatrix, bias: torch.Tensor | None, device: torch.device, dtype: torch.dtype
 ) -> DeviceLinear:
     if isinstance(part, BlockMatrix):
-        return _load_blocks(part, bias, device)
+        return _load_blocks(part, bias, device, dtype)
     if isinstance(part, MixedMatrix):
         columns = to_tensor(part.columns, device)
-        return _load_blocks(part.blocks, bias, device, columns, to_tensor(part.values, device, dtype))
+        return _load_blocks(part.blocks, bias, device, dtype, columns, to_tensor(part.values, device, dtype))
     return DenseLinear(load_dense(part, device, dtype), bias)
 
 
@@ -193,25 +189,21 @@ def _load_blocks(
     matrix: BlockMatrix,
     bias: torch.Tensor | None,
     device: torch.device,
+    dtype: torch.dtype,
     columns: torch.Tensor | None = None,
     outliers: torch.Tensor | None = None,
 ) -> BlockLinear:
     width_out, width_in = matrix.shape
-    parts = [matrix.scales] if matrix.shifts is None else [matrix.scales, matrix.shifts]
-    # The largest becomes 2^14 or more, so that small ones keep all their digits.
-    largest = max(float(np.abs(part).max(initial=0.0)) for part in parts)
-    unit = 2.0 ** (math.frexp(largest)[1] - 15) if largest > 0.0 else 1.0
     return BlockLinear(
         bits=matrix.bits,
         block_size=matrix.block_size,
         width_out=width_out,
         width_in=width_in,
         codes=pack_codes(to_tensor(matrix.codes, device), matrix.bits),
-        scales=pack_scales(to_tensor(matrix.scales, device), matrix.bits, unit),
+        scales=pack_scales(to_tensor(matrix.scales, device, dtype), matrix.bits),
         shifts=None
         if matrix.shifts is None
-        else pack_scales(to_tensor(matrix.shifts, device), matrix.bits, unit),
-        unit=unit,
+        else pack_scales(to_tensor(matrix.shifts, device, dtype), matrix.bits),
         bias=bias,
         columns=columns,
         outliers=outliers,
@@ -242,16 +234,15 @@ def pack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
     return packed
 
 
-def pack_scales(scales: torch.Tensor, bits: int, unit: float) -> torch.Tensor:
+def pack_scales(scales: torch.Tensor, bits: int) -> torch.Tensor:
     """Scales or shifts `[out, blocks]` in the order of a BlockLinear."""
     out, blocks = scales.shape
     share = 16 // bits
     groups = -(-blocks // share)
-    packed = torch.zeros(
-        (groups, -(-out // TILE_OUTPUTS) * TILE_OUTPUTS, share), dtype=torch.float16, device=scales.device
-    )
-    padded = functional.pad(scales / unit, (0, groups * share - blocks))
-    packed[:, :out] = padded.view(out, groups, share).transpose(0, 1).to(torch.float16)
+    tiles = -(-out // TILE_OUTPUTS)
+    packed = torch.zeros((groups, tiles * TILE_OUTPUTS, share), dtype=scales.dtype, device=scales.device)
+    padded = functional.pad(scales, (0, groups * share - blocks))
+    packed[:, :out] = padded.view(out, groups, share).transpose(0, 1)
     return packed
 
 

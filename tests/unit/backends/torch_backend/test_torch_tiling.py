@@ -10,6 +10,7 @@ from shardcompute.backends.torch.kernels.tiling import (
     Tiling,
     choose_block_tiling,
     choose_tiling,
+    pad_block_rows,
     pad_rows,
 )
 
@@ -22,6 +23,7 @@ SHAPES = [
     (49152, 576),
     (64, 64),
     (7, 96),
+    (2048, 1088),
 ]
 
 
@@ -38,15 +40,17 @@ def test_tilings(
     def choose(rows: int) -> Tiling:
         if bits == 16:
             return choose_tiling(pad_rows(rows), width_out, width_in, **chip)
-        return choose_block_tiling(pad_rows(rows), width_out, groups, bits=bits, block_size=32, **chip)
+        return choose_block_tiling(pad_block_rows(rows), width_out, groups, bits=bits, block_size=32, **chip)
 
     tilings = [choose(rows) for rows in range(1, MAX_ROWS + 1)]
     assert len({(tiling.split, tiling.part_inputs(width_in)) for tiling in tilings}) == 1
     for rows, tiling in enumerate(tilings, 1):
         weights = tiling.block_n * (2 if is_gated else 1) * bits // 8
-        stage_bytes = tiling.block_k * (weights + 2 * pad_rows(rows))
+        tile_rows = pad_rows(rows) if bits == 16 else pad_block_rows(rows)
+        stage_bytes = tiling.block_k * (weights + 2 * tile_rows)
         assert tiling.stages == 1 or tiling.stages * stage_bytes <= shared_bytes
         assert tiling.split == 1 or width_in >= 4 * tiling.split * tiling.block_k
+        assert tiling.prefetch * 128 <= tiling.part_inputs(width_in) * tiling.block_n * bits // 8
 
 
 def test_small_matrices_are_split_until_they_fill_the_chip() -> None:

@@ -3,8 +3,8 @@
 
 A codeword of 16 bits holds the codes of one place in `16 / BITS` neighbouring blocks (a *group*); a tile of
 `TILE_OUTPUTS` outputs of one group lies in one piece (see `weights.BlockLinear`). So a row of codewords gives, by one
-mask for every two weights, a row of each of the blocks, and a block's product is scaled as a whole, in float32: no
-weight is rounded. Sums are made as `linear` makes them, in an order that no other row has a part in.
+mask for every two weights, a row of each of the blocks, which two multiplications widen: a weight is rounded once, to
+the numbers that are computed with. Sums are made as `linear` makes them, in an order that no other row has a part in.
 """
 
 import triton
@@ -16,35 +16,30 @@ from shardcompute.backends.torch.weights import TILE_OUTPUTS as TILE
 TILE_OUTPUTS = tl.constexpr(TILE)
 
 
-def unpacking(bits: int, *, is_bfloat16: bool, is_centred: bool) -> tuple[str, str, str, str]:
-    """Assembly that takes the codes at each place of two codewords as two numbers.
+def unpacking(bits: int, *, is_bfloat16: bool, has_shift: bool) -> tuple[str, str, str, str]:
+    """Assembly that makes two weights of the codes at each place of two codewords, and of two scales and shifts.
 
     A code or'd into the digits of 128 (bfloat16) or 1024 (float16) is that number plus the code; what is too much is
-    subtracted, unless codes need not be centred. The top bit of 8 falls into bfloat16's exponent, where it adds 128 to
-    128; what is subtracted differs by as much.
+    subtracted. The top bit of 8 falls into bfloat16's exponent, where it adds 128 to 128; what is subtracted differs by
+    as much.
     """
     if is_bfloat16:
-        one, middle = ("0x3F803F80", "0xC308C308" if bits == 4 else "0xC380C380")
-        base, mask, kind = "0x43004300", "0x000F000F" if bits == 4 else "0x007F007F", "bf16x2"
+        one, middle, kind = "0x3F803F80", "0xC308C308" if bits == 4 else "0xC380C380", "bf16x2"
+        base, mask = "0x43004300", "0x000F000F" if bits == 4 else "0x007F007F"
     else:
-        one, middle = ("0x3C003C00", "0xE408E408" if bits == 4 else "0xE480E480")
-        base, mask, kind = "0x64006400", "0x000F000F" if bits == 4 else "0x00FF00FF", "f16x2"
+        one, middle, kind = "0x3C003C00", "0xE408E408" if bits == 4 else "0xE480E480", "f16x2"
+        base, mask = "0x64006400", "0x000F000F" if bits == 4 else "0x00FF00FF"
     flip = "lop3.b32 middle, t, 0x00800080, middle, 0x6A; " if is_bfloat16 and bits == 8 else ""
-    places = []
-    for at in range(16 // bits):
-        take = f"shr.b32 t, $1, {at * bits};" if at else "mov.b32 t, $1;"
-        body = f"lop3.b32 $0, t, {mask}, {base}, 0xEA;"
-        if is_centred:
-            body = f"{flip}lop3.b32 t, t, {mask}, {base}, 0xEA; fma.rn.{kind} $0, t, one, middle;"
-            take = f".reg .b32 one, middle; mov.b32 one, {one}; mov.b32 middle, {middle}; {take}"
-        places.append("{ .reg .b32 t; " + take + " " + body + " }")
+    shift = "$3" if has_shift else "nothing"
+    places = [
+        "{ .reg .b32 t, one, middle, nothing; "
+        f"mov.b32 one, {one}; mov.b32 middle, {middle}; mov.b32 nothing, 0x80008000; "
+        f"shr.b32 t, $1, {at * bits}; {flip}lop3.b32 t, t, {mask}, {base}, 0xEA; "
+        f"fma.rn.{kind} t, t, one, middle; fma.rn.{kind} $0, t, $2, {shift}; }}"
+        for at in range(16 // bits)
+    ]
     first, second, third, fourth = (places * 2)[:4]
     return first, second, third, fourth
-
-
-def surplus(bits: int, *, is_bfloat16: bool) -> float:
-    """What codes that are not centred are too large by. Those of 8 bits are always centred."""
-    return (128.0 if is_bfloat16 else 1024.0) + (1 << (bits - 1))
 
 
 @triton.jit
@@ -53,70 +48,66 @@ def _plain_codes(words, AT: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit
-def _codes(
-    words,
-    x,
-    AT: tl.constexpr,
-    BITS: tl.constexpr,
-    ASM_0: tl.constexpr,
-    ASM_1: tl.constexpr,
-    ASM_2: tl.constexpr,
-    ASM_3: tl.constexpr,
-):
-    """Codes number `AT` of codewords, less their middle, as x's kind of number; by `unpacking` where it is given."""
-    if ASM_0 == "":
-        codes = _plain_codes(words, AT, BITS).to(x.dtype)
-    elif AT == 0:
-        codes = tl.inline_asm_elementwise(ASM_0, "=r,r", [words], dtype=x.dtype, is_pure=True, pack=2)
-    elif AT == 1:
-        codes = tl.inline_asm_elementwise(ASM_1, "=r,r", [words], dtype=x.dtype, is_pure=True, pack=2)
-    elif AT == 2:
-        codes = tl.inline_asm_elementwise(ASM_2, "=r,r", [words], dtype=x.dtype, is_pure=True, pack=2)
-    else:
-        codes = tl.inline_asm_elementwise(ASM_3, "=r,r", [words], dtype=x.dtype, is_pure=True, pack=2)
-    return codes
+def _half(words, like_ptr, AT: tl.constexpr):
+    """The number `AT` of 16 bits in each word, of the kind that the pointer points at."""
+    return (words >> (16 * AT)).to(tl.int16).to(like_ptr.dtype.element_ty, bitcast=True)
 
 
 @triton.jit
-def _half(words, AT: tl.constexpr):
-    """The float16 number `AT` in each word, widened."""
-    return ((words >> (16 * AT)) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+def _weights(
+    words, scale, shift, ASM: tl.constexpr, AT: tl.constexpr, BITS: tl.constexpr, HAS_SHIFT: tl.constexpr
+):
+    """The weights of one block, by `unpacking` where it is given. `scale` and `shift` are `[outputs, 1]`."""
+    if ASM == "":
+        wide = _plain_codes(words, AT, BITS).to(tl.float32) * scale.to(tl.float32)
+        if HAS_SHIFT:
+            wide += shift.to(tl.float32)
+        weights = wide.to(scale.dtype)
+    else:
+        weights = tl.inline_asm_elementwise(
+            ASM, "=r,r,r,r", [words, scale, shift], dtype=scale.dtype, is_pure=True, pack=2
+        )
+    return weights
 
 
 @triton.jit
 def _multiply_group(
     sums,
-    x_ptrs,
+    x_ptr,
+    x_place,
     used,
     words,
     scales,
     shifts,
     at,
     width_in,
-    BITS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HAS_SHIFT: tl.constexpr,
-    IS_EVEN: tl.constexpr,
     ASM_0: tl.constexpr,
     ASM_1: tl.constexpr,
     ASM_2: tl.constexpr,
     ASM_3: tl.constexpr,
-    SURPLUS: tl.constexpr,
+    BITS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_SHIFT: tl.constexpr,
+    IS_EVEN: tl.constexpr,
 ):
-    """Add to `sums` the product of the rows at `x_ptrs [ROWS, BLOCK_SIZE]` with one group of blocks."""
+    """Add to `sums` the product of rows of x with one group of blocks."""
     i = tl.arange(0, BLOCK_SIZE)
     for j in tl.static_range(0, 16 // BITS):
         inside = used
         if not IS_EVEN:
             inside = used & (at + j * BLOCK_SIZE + i < width_in)[None, :]
-        x = tl.load(x_ptrs + j * BLOCK_SIZE, mask=inside, other=0.0)
-        codes = _codes(words, x, j, BITS, ASM_0, ASM_1, ASM_2, ASM_3)
-        scale = _half(scales, j)
-        sums += tl.dot(codes, tl.trans(x)) * scale[:, None]
-        if HAS_SHIFT:
-            ones = tl.full((codes.shape[0], BLOCK_SIZE), 1.0, x.dtype)
-            shift = _half(shifts, j) - SURPLUS * scale
-            sums += tl.dot(ones, tl.trans(x)) * shift[:, None]
+        x = tl.load(x_ptr + x_place + at + j * BLOCK_SIZE, mask=inside, other=0.0)
+        scale = _half(scales, x_ptr, j)[:, None]
+        shift = _half(shifts, x_ptr, j)[:, None]
+        if j == 0:
+            w = _weights(words, scale, shift, ASM_0, j, BITS, HAS_SHIFT)
+        elif j == 1:
+            w = _weights(words, scale, shift, ASM_1, j, BITS, HAS_SHIFT)
+        elif j == 2:
+            w = _weights(words, scale, shift, ASM_2, j, BITS, HAS_SHIFT)
+        else:
+            w = _weights(words, scale, shift, ASM_3, j, BITS, HAS_SHIFT)
+        sums = tl.dot(w, tl.trans(x), sums)
     return sums
 
 
@@ -137,7 +128,6 @@ def skinny_blocks(
     groups,
     x_stride,
     limit,
-    unit,
     row_blocks,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -153,16 +143,16 @@ def skinny_blocks(
     ASM_1: tl.constexpr,
     ASM_2: tl.constexpr,
     ASM_3: tl.constexpr,
-    SURPLUS: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
     PREFETCH: tl.constexpr,
 ):
     """`GATED`: w is gate over up, each `width_out` rows, and the two products are joined.
 
-    `scale_ptr` and `shift_ptr` are `[groups, padded_out]` words of `16 / BITS` halves, in units of `unit`.
+    `scale_ptr` and `shift_ptr` are `[groups, padded_out]` words of `16 / BITS` numbers of x's kind.
     """
     GROUP: tl.constexpr = BLOCK_SIZE * (16 // BITS)
+    TILE_WORDS: tl.constexpr = TILE_OUTPUTS * BLOCK_SIZE
     slot = tl.program_id(0)
     part = tl.program_id(1)
     m = (slot % row_blocks) * ROWS + tl.arange(0, ROWS)
@@ -171,25 +161,27 @@ def skinny_blocks(
     per_part = tl.cdiv(groups, SPLIT)
     begin = part * per_part
     end = tl.minimum(begin + per_part, groups)
-    tile = (n // TILE_OUTPUTS).to(tl.int64) * groups * TILE_OUTPUTS + n % TILE_OUTPUTS
-    w_ptrs = w_ptr + tile[:, None] * BLOCK_SIZE + i[None, :]
+    tile = (n // TILE_OUTPUTS).to(tl.int64) * groups * TILE_WORDS
+    w_ptrs = w_ptr + (tile + (n % TILE_OUTPUTS) * BLOCK_SIZE)[:, None] + i[None, :]
     up_offset = width_out.to(tl.int64) * groups * BLOCK_SIZE
     if PREFETCH > 0:
-        step = tl.arange(0, PREFETCH)[None, :] * TILE_OUTPUTS * BLOCK_SIZE
-        first = w_ptr + (tile + begin * TILE_OUTPUTS)[:, None] * BLOCK_SIZE + step
-        prefetch(first)
+        # A part's codewords lie in one piece: lines of 64 words.
+        first = ((slot // row_blocks) * BLOCK_N // TILE_OUTPUTS).to(tl.int64) * groups + begin
+        line = tl.minimum(tl.arange(0, PREFETCH) * 64, (end - begin) * TILE_WORDS - 64)
+        lines = w_ptr + first * TILE_WORDS + tl.maximum(line, 0)
+        prefetch(lines)
         if GATED:
-            prefetch(first + up_offset)
+            prefetch(lines + up_offset)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
 
     used = (m < rows)[:, None]
+    x_place = m[:, None] * x_stride + i[None, :]
     sums = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
     ups = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
     for group in tl.range(begin, end, num_stages=STAGES):
-        x_ptrs = x_ptr + m[:, None] * x_stride + (group * GROUP + i)[None, :]
-        place = group * TILE_OUTPUTS * BLOCK_SIZE
+        place = group * TILE_WORDS
         scale_place = group * padded_out + n
         words = tl.load(w_ptrs + place, eviction_policy="evict_first")
         scales = tl.load(scale_ptr + scale_place)
@@ -197,8 +189,8 @@ def skinny_blocks(
         if HAS_SHIFT:
             shifts = tl.load(shift_ptr + scale_place)
         sums = _multiply_group(
-            sums, x_ptrs, used, words, scales, shifts, group * GROUP, width_in,
-            BITS, BLOCK_SIZE, HAS_SHIFT, IS_EVEN, ASM_0, ASM_1, ASM_2, ASM_3, SURPLUS,
+            sums, x_ptr, x_place, used, words, scales, shifts, group * GROUP, width_in,
+            ASM_0, ASM_1, ASM_2, ASM_3, BITS, BLOCK_SIZE, HAS_SHIFT, IS_EVEN,
         )  # fmt: skip
         if GATED:
             words = tl.load(w_ptrs + up_offset + place, eviction_policy="evict_first")
@@ -206,11 +198,11 @@ def skinny_blocks(
             if HAS_SHIFT:
                 shifts = tl.load(shift_ptr + width_out + scale_place)
             ups = _multiply_group(
-                ups, x_ptrs, used, words, scales, shifts, group * GROUP, width_in,
-                BITS, BLOCK_SIZE, HAS_SHIFT, IS_EVEN, ASM_0, ASM_1, ASM_2, ASM_3, SURPLUS,
+                ups, x_ptr, x_place, used, words, scales, shifts, group * GROUP, width_in,
+                ASM_0, ASM_1, ASM_2, ASM_3, BITS, BLOCK_SIZE, HAS_SHIFT, IS_EVEN,
             )  # fmt: skip
     store_sums(
-        sums, ups, unit, bias_ptr, out_ptr, part_ptr, counter_ptr, slot, part, m[None, :], n[:, None],
+        sums, ups, bias_ptr, out_ptr, part_ptr, counter_ptr, slot, part, m[None, :], n[:, None],
         rows, width_out, limit, SPLIT, GATED, ACTIVATION, HAS_BIAS,
     )  # fmt: skip
 
@@ -225,7 +217,6 @@ def widen_blocks(
     width_out,
     padded_out,
     groups,
-    unit,
     BITS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HAS_SHIFT: tl.constexpr,
@@ -243,9 +234,9 @@ def widen_blocks(
         shifts = tl.load(shift_ptr + group * padded_out + n)
     for j in tl.static_range(0, 16 // BITS):
         k = (group * (16 // BITS) + j) * BLOCK_SIZE + i
-        w = _plain_codes(words, j, BITS).to(tl.float32) * _half(scales, j)[:, None]
+        w = _plain_codes(words, j, BITS).to(tl.float32) * _half(scales, out_ptr, j)[:, None].to(tl.float32)
         if HAS_SHIFT:
-            w += _half(shifts, j)[:, None]
+            w += _half(shifts, out_ptr, j)[:, None].to(tl.float32)
         inside = (n < width_out)[:, None] & (k < width_in)[None, :]
         place = n.to(tl.int64)[:, None] * width_in + k[None, :]
-        tl.store(out_ptr + place, (w * unit).to(out_ptr.dtype.element_ty), mask=inside)
+        tl.store(out_ptr + place, w.to(out_ptr.dtype.element_ty), mask=inside)

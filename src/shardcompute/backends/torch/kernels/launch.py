@@ -10,10 +10,16 @@ import triton
 
 from shardcompute.backends.ops import Attention, Gate
 from shardcompute.backends.torch.kernels.attention import attend_blocks, attend_rows
-from shardcompute.backends.torch.kernels.blocks import skinny_blocks, surplus, unpacking, widen_blocks
+from shardcompute.backends.torch.kernels.blocks import skinny_blocks, unpacking, widen_blocks
 from shardcompute.backends.torch.kernels.heads import add_norm, gate_rows, place_heads
 from shardcompute.backends.torch.kernels.linear import skinny_linear
-from shardcompute.backends.torch.kernels.tiling import Tiling, choose_block_tiling, choose_tiling, pad_rows
+from shardcompute.backends.torch.kernels.tiling import (
+    Tiling,
+    choose_block_tiling,
+    choose_tiling,
+    pad_block_rows,
+    pad_rows,
+)
 from shardcompute.backends.torch.plan import BLOCK_ROWS
 from shardcompute.backends.torch.weights import TILE_OUTPUTS, BlockLinear, DenseLinear, DeviceLinear
 from shardcompute.core.batch import PAGE_TOKENS
@@ -158,7 +164,7 @@ class Kernels:
     ) -> None:
         (rows, width_in), width_out = x.shape, out.shape[1]
         groups, padded_out = matrix.scales.shape[:2]
-        tile_rows = pad_rows(rows)
+        tile_rows = pad_block_rows(rows)
         tiling = choose_block_tiling(
             tile_rows,
             width_out,
@@ -172,8 +178,9 @@ class Kernels:
         row_blocks = triton.cdiv(rows, tile_rows)
         tiles = triton.cdiv(width_out, tiling.block_n) * row_blocks
         scales, shifts = words_of(matrix)
-        is_bfloat16, is_centred = x.dtype == torch.bfloat16, matrix.shifts is None or matrix.bits == 8
-        asm = unpacking(matrix.bits, is_bfloat16=is_bfloat16, is_centred=is_centred)
+        asm = unpacking(
+            matrix.bits, is_bfloat16=x.dtype == torch.bfloat16, has_shift=matrix.shifts is not None
+        )
         skinny_blocks[(tiles, tiling.split)](
             x,
             matrix.codes,
@@ -189,7 +196,6 @@ class Kernels:
             groups,
             x.stride(0),
             0.0 if gate is None or gate.limit is None else gate.limit,
-            matrix.unit,
             row_blocks,
             ROWS=tile_rows,
             BLOCK_N=tiling.block_n,
@@ -205,7 +211,6 @@ class Kernels:
             ASM_1=asm[1],
             ASM_2=asm[2],
             ASM_3=asm[3],
-            SURPLUS=0.0 if is_centred else surplus(matrix.bits, is_bfloat16=is_bfloat16),
             STAGES=tiling.stages,
             PREFETCH=tiling.prefetch if self._pdl["PDL"] else 0,
             num_warps=tiling.warps,
@@ -234,7 +239,6 @@ class Kernels:
             matrix.width_out,
             padded_out,
             groups,
-            matrix.unit,
             BITS=matrix.bits,
             BLOCK_SIZE=matrix.block_size,
             HAS_SHIFT=matrix.shifts is not None,

@@ -51,7 +51,6 @@ def _sum_parts(part_ptr, place, stride, SPLIT: tl.constexpr):
 def store_sums(
     sums,
     ups,
-    unit,
     bias_ptr,
     out_ptr,
     part_ptr,
@@ -68,7 +67,7 @@ def store_sums(
     ACTIVATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
-    """Write `[BLOCK_N, ROWS]` sums of outputs `column [BLOCK_N, 1]` and rows `row [1, ROWS]`, times `unit`.
+    """Write `[BLOCK_N, ROWS]` sums of outputs `column [BLOCK_N, 1]` and rows `row [1, ROWS]`.
 
     `slot` numbers the tile among all tiles of the launch. With `GATED`, `ups` are the other half of a gated pair.
     """
@@ -90,9 +89,6 @@ def store_sums(
             sums = _sum_parts(mine, place, tile_size, SPLIT)
             if GATED:
                 ups = _sum_parts(mine + ROWS * BLOCK_N, place, tile_size, SPLIT)
-        sums *= unit
-        if GATED:
-            ups *= unit
         if HAS_BIAS:
             inside = column < width_out
             sums += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
@@ -172,6 +168,6 @@ def skinny_linear(
         if GATED:
             ups = _multiply(ups, x, w_ptr, owner + width_out, at, width_in, IS_EVEN)
     store_sums(
-        sums, ups, 1.0, bias_ptr, out_ptr, part_ptr, counter_ptr, slot, part, m[None, :], n[:, None],
+        sums, ups, bias_ptr, out_ptr, part_ptr, counter_ptr, slot, part, m[None, :], n[:, None],
         rows, width_out, limit, SPLIT, GATED, ACTIVATION, HAS_BIAS,
     )  # fmt: skip

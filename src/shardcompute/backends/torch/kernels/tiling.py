@@ -15,6 +15,7 @@ MAX_ROWS = 256
 PREFETCH_LINES = 4
 _LINE_VALUES = 64
 _GOOD_FILL = 0.84
+_BLOCK_PROGRAMS = 1.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,17 @@ def choose_tiling(
     """`rows` is that of a tile; `shared_bytes` is what one program may have of a processor's shared memory."""
     block_n, block_k = 64, 128 if width_in >= 512 else 64
     tiles = -(-width_out // block_n)
-    split = _choose_split(tiles, -(-width_in // block_k), processors, 1)
+    split = _choose_split(tiles, -(-width_in // block_k), processors)
+    if rows > 64:
+        # Arithmetic takes as long as reading: larger tiles.
+        # Parts of the input must not move: tiles of half the inputs need parts of an even number of them.
+        block_k = 64 if width_in % (split * block_k) == 0 else block_k
+        block_n, warps, stages = (128, 8, 3) if split == 1 and width_out % 128 == 0 else (64, 4, 4)
+        stages = _fitting(stages, block_k * (block_n * (4 if is_gated else 2) + 2 * rows), shared_bytes)
+        return Tiling(block_n, block_k, split, warps, stages, 0)
     per_processor = -(-tiles * split // processors)
     stages = 8 if per_processor == 1 else 3 if per_processor == 3 else 4
-    stage_bytes = block_k * (block_n * (4 if is_gated else 2) + 2 * rows)
-    stages = max(1, min(stages, shared_bytes // stage_bytes))
+    stages = _fitting(stages, block_k * (block_n * (4 if is_gated else 2) + 2 * rows), shared_bytes)
     has_lines = width_in // split >= PREFETCH_LINES * _LINE_VALUES and width_in % block_k == 0
     return Tiling(block_n, block_k, split, 4, stages, PREFETCH_LINES if has_lines else 0)
 
@@ -66,20 +73,31 @@ def choose_block_tiling(
     """For quantised weights: a tile along the input is a group of blocks."""
     block_n, block_k = 64, block_size * 16 // bits
     tiles = -(-width_out // block_n)
+    splits = [split for split in (1, 2, 4, 8) if split == 1 or groups >= 4 * split]
     # Unpacking takes its time, so quantised weights want more programs at once.
-    split = _choose_split(tiles, groups, processors, 3 * processors // (2 * tiles))
-    scales = 2 * block_n * 32 // bits
-    stage_bytes = (block_n * block_size * 2 + scales) * (2 if is_gated else 1) + 2 * rows * block_k
-    stages = max(1, min(4, shared_bytes // stage_bytes))
-    return Tiling(block_n, block_k, split, 4, stages, 0)
+    enough = (split for split in splits if tiles * split >= _BLOCK_PROGRAMS * processors)
+    split = next(enough, splits[-1])
+    codes = block_n * block_size * 2 + 4 * block_n * 32 // bits
+    stages = _fitting(3, codes * (2 if is_gated else 1) + 2 * rows * block_k, shared_bytes)
+    lines = groups // split * block_n * block_size // _LINE_VALUES
+    return Tiling(block_n, block_k, split, 2, stages, min(128, 1 << (lines.bit_length() - 1)))
 
 
 def pad_rows(rows: int) -> int:
-    """Rows of a tile where there are so many; past 64 there are several tiles."""
-    return 16 if rows <= 16 else 32 if rows <= 32 else 64
+    """Rows of a tile where there are so many; past 128 there are several tiles."""
+    return next((tile for tile in (16, 32, 64) if rows <= tile), 128)
 
 
-def _choose_split(tiles: int, steps: int, processors: int, fewest: int) -> int:
+def pad_block_rows(rows: int) -> int:
+    """The same for quantised weights; past 64 there are several tiles."""
+    return next((tile for tile in (8, 16, 32) if rows <= tile), 64)
+
+
+def _fitting(stages: int, stage_bytes: int, shared_bytes: int) -> int:
+    return max(1, min(stages, shared_bytes // stage_bytes))
+
+
+def _choose_split(tiles: int, steps: int, processors: int) -> int:
     """The fewest parts that fill the processors well; none with fewer than four tiles of input to walk."""
     fills = {}
     for split in (1, 2, 4, 8):
@@ -87,5 +105,5 @@ def _choose_split(tiles: int, steps: int, processors: int, fewest: int) -> int:
             break
         programs = tiles * split
         fills[split] = programs / (-(-programs // processors) * processors)
-    good = (split for split, fill in fills.items() if fill >= _GOOD_FILL and split >= fewest)
+    good = (split for split, fill in fills.items() if fill >= _GOOD_FILL)
     return next(good, max(fills, key=lambda split: fills[split]))
