@@ -7,6 +7,7 @@ session may begin with a token that the host has not seen yet.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,10 +62,17 @@ class TorchExecutor(KvSessions[PagedKv]):
         with torch.inference_mode():
             self._shared = network.load_shared(ops)
             self._embedding = network.load_embedding(ops) if network.is_first else None
-            self._layers: list[Any] = [network.load_layer(ops, i) for i in range(network.layer_count)]
             self._head = network.load_head(ops) if network.is_last else None
+            self._layers: list[Any] = []
+            for layer in range(network.layer_count):
+                self._layers.append(network.load_layer(ops, layer))
+                if self._graphs is not None and layer == 0:
+                    # Layers are mostly alike: their kernels are compiled while the others are fetched.
+                    self._graphs.compile_ahead(
+                        partial(self._forward, layers=tuple(self._layers)), self._max_rows
+                    )
             if self._graphs is not None:
-                self._graphs.capture(options.max_rows)
+                self._graphs.capture(self._max_rows)
 
     @property
     def is_asynchronous(self) -> bool:
@@ -190,13 +198,15 @@ class TorchExecutor(KvSessions[PagedKv]):
             ops, self._kv, self._forward, width, self._dtype, unused_slot=self._last.unused
         )
 
-    def _forward(self, inputs: torch.Tensor, slots: torch.Tensor | None) -> Computed:
-        """`slots` say where the best token of each logit row is kept, in a graph."""
+    def _forward(
+        self, inputs: torch.Tensor, slots: torch.Tensor | None, layers: Sequence[Any] | None = None
+    ) -> Computed:
+        """`slots` say where the best token of each logit row is kept, in a graph. Through all layers, or these."""
         network, ops = self._network, self._ops
         x = ops.accept(inputs)
         if network.is_first:
             x = network.embed(ops, self._embedding, self._last.filled(x))
-        for i, weights in enumerate(self._layers):
+        for i, weights in enumerate(self._layers if layers is None else layers):
             x = network.layer(ops, self._shared, weights, i, x)
         if not network.is_last:
             return Computed(ops.finish(x))

@@ -6,8 +6,8 @@ sum with the norm behind it, norm and rotation of heads with the write to the KV
 they are normed, so a model cut between two layers computes the same bits as a whole one.
 
 Up to `MAX_ROWS` rows, matrices are read by our kernels, which give each row the same result in any batch. In larger
-steps that holds for the rows of short segments, which come first; the rest is left to torch's library. Nothing here but
-`experts` waits for the device, so all else can be captured in a graph.
+steps that holds for the rows of short segments, which come first; the rest is left to torch's library. Nothing here
+waits for the device, so that it can be captured in a graph, but experts in large steps, or of several forms.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ from torch.nn import functional
 
 from shardcompute.backends.ops import Attention, ExpertBlock, Gate
 from shardcompute.backends.torch.kernels.launch import HeadRows, Kernels, Places
+from shardcompute.backends.torch.kernels.sparse import (
+    ExpertMatrices,
+    SparseKernels,
+    can_run,
+    gather_matrices,
+)
 from shardcompute.backends.torch.kernels.tiling import MAX_ROWS
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.ops import Rotation, TorchOps
@@ -59,6 +65,8 @@ class FusedOps(TorchOps):
     ) -> None:
         super().__init__(kv, context_length, device, dtype)
         self._kernels = Kernels(device)
+        self._sparse = SparseKernels(self._kernels.pdl)
+        self._gathered: dict[int, tuple[ExpertMatrices, ExpertMatrices] | None] = {}
         self._use_library = use_library or dtype == torch.float32
         self._places: Any = None
         self.has_waited = False
@@ -129,8 +137,37 @@ class FusedOps(TorchOps):
         return self._kernels.attend(queries, pool, self._places, attention)
 
     def experts(self, x: Any, block: ExpertBlock) -> torch.Tensor:
-        self.has_waited = True
-        return super().experts(x, block)
+        rows = self._value(x)
+        matrices = self._expert_matrices(block)
+        if matrices is None:
+            self.has_waited = True
+            return super().experts(rows, block)
+        parts = [self._sparse_rows(cut, block, *matrices) for cut in self._skinny_cuts(rows)]
+        short = sum(len(part) for part in parts)
+        if short < len(rows):
+            self.has_waited = True
+            parts.append(super().experts(rows[short:], block))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _expert_matrices(self, block: ExpertBlock) -> tuple[ExpertMatrices, ExpertMatrices] | None:
+        """A block's matrices as our kernels take them; looked up once."""
+        if self._use_library or not can_run(block):
+            return None
+        if id(block) not in self._gathered:
+            gate_up = gather_matrices(block.gate_up, is_gated=True)
+            down = gather_matrices(block.down, is_gated=False)
+            self._gathered[id(block)] = None if gate_up is None or down is None else (gate_up, down)
+        return self._gathered[id(block)]
+
+    def _sparse_rows(
+        self, x: torch.Tensor, block: ExpertBlock, gate_up: ExpertMatrices, down: ExpertMatrices
+    ) -> torch.Tensor:
+        chosen, weights = self._choose_experts(x, block)
+        groups = self._sparse.group(chosen, gate_up.count)
+        each = chosen.shape[1]
+        y = self._sparse.multiply(x, gate_up, groups, per_row=each, gate=block.gate, dtype=self._dtype)
+        y = self._sparse.multiply(y, down, groups, per_row=1, gate=None, dtype=torch.float32)
+        return self._sparse.join(y, weights, self._dtype)
 
     def _upload(self, values: Any) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)

@@ -9,6 +9,8 @@ share their memory: what one computes is gone when the next is replayed.
 from __future__ import annotations
 
 import gc
+import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +24,10 @@ from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.plan import SHORT_SEGMENT, StepPlan, cut_blocks
 from shardcompute.backends.torch.steps import Computed
 
+log = logging.getLogger(__name__)
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_DISTINCT_ROWS = (1, 16, 24, 48, 96)
+"""Buckets that between them need all kernels."""
 _ROWS_PER_BLOCK = 32
 """A block of a long segment has, in the mean, at least so many rows."""
 Forward = Callable[[torch.Tensor, torch.Tensor | None], Computed]
@@ -61,6 +66,7 @@ class GraphedSteps:
         self._unused_slot = unused_slot
         self._buckets: dict[int, _Bucket] = {}
         self._pool = torch.cuda.graph_pool_handle()
+        self._compiling: threading.Thread | None = None
         self.held_bytes = 0
         """Device memory that the graphs, and what was set up for them, keep."""
 
@@ -68,14 +74,32 @@ class GraphedSteps:
         """Capture every bucket that steps of up to `max_rows` rows may need."""
         wanted = [rows for rows in BUCKETS if rows < max_rows]
         wanted += [rows for rows in BUCKETS if rows >= max_rows][:1]
+        if self._compiling is not None:
+            self._compiling.join()
+            torch.cuda.synchronize(self._kv.pool.device)
         before = torch.cuda.memory_reserved(self._kv.pool.device)
-        for rows in reversed(wanted):
-            if not self._capture(rows):
+        # Garbage collected meanwhile may free device memory or graphs of others, which ends a capture.
+        gc.collect()
+        is_collecting = gc.isenabled()
+        gc.disable()
+        try:
+            if not all(self._capture(rows) for rows in reversed(wanted)):
                 self._buckets.clear()
-                break
+        finally:
+            if is_collecting:
+                gc.enable()
         # What the first runs took beside the captures.
         torch.cuda.empty_cache()
         self.held_bytes = max(0, torch.cuda.memory_reserved(self._kv.pool.device) - before)
+
+    def compile_ahead(self, forward: Forward, max_rows: int) -> None:
+        """Begin to compile kernels, beside what goes on, by a step of a part of the network; `capture` waits for that.
+        Nothing else may compute with the same Ops meanwhile."""
+        torch.cuda.synchronize(self._kv.pool.device)
+        self._compiling = threading.Thread(
+            target=self._compile, args=(forward, max_rows), name="compile kernels", daemon=True
+        )
+        self._compiling.start()
 
     def run(self, plan: StepPlan, inputs: torch.Tensor, slots: Sequence[int]) -> Computed | None:
         """The step's results, at least for its rows, or None if it cannot be run as a graph."""
@@ -109,17 +133,22 @@ class GraphedSteps:
 
     def _record(self, bucket: _Bucket) -> tuple[torch.cuda.CUDAGraph, Computed]:
         graph = torch.cuda.CUDAGraph()
-        # Garbage collected meanwhile may free device memory or graphs of others, which ends a capture.
-        gc.collect()
-        is_collecting = gc.isenabled()
-        gc.disable()
-        try:
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                output = self._forward(bucket.inputs, bucket.slots)
-        finally:
-            if is_collecting:
-                gc.enable()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            output = self._forward(bucket.inputs, bucket.slots)
         return graph, output
+
+    def _compile(self, forward: Forward, max_rows: int) -> None:
+        device = self._kv.pool.device
+        try:
+            with torch.inference_mode(), torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream()):
+                for rows in (rows for rows in _DISTINCT_ROWS if rows <= max_rows):
+                    bucket = self._new_bucket(rows)
+                    self._ops.place(bucket.places)
+                    forward(bucket.inputs, bucket.slots)
+                torch.cuda.current_stream().synchronize()
+        except Exception:
+            # What is wrong is said where kernels are first needed.
+            log.debug("kernels were not compiled ahead", exc_info=True)
 
     def _new_bucket(self, rows: int) -> _Bucket:
         device, pages = self._kv.pool.device, self._kv.table_width

@@ -2,8 +2,8 @@
 """Attention over the used pages of each session.
 
 `attend_rows` is for few rows: every row is its own query, so verifying a draft gives exactly what decoding gives.
-The pages of a row are shared out to at most `SPLITS` programs by its length alone, and the last to finish joins
-the parts in their order. `attend_blocks` is for long segments: a program takes `BLOCK_M` rows of one head.
+The pages of a row are cut into at most `SPLITS` parts by its length alone, which at most `PROGRAMS` programs share, and
+the last to finish joins the parts in their order. `attend_blocks` is for long segments: a program takes `BLOCK_M` rows of one head.
 """
 
 import triton
@@ -56,6 +56,7 @@ def attend_rows(
     GROUP_BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
     SPLITS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
     HAS_ROWS: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -90,40 +91,43 @@ def attend_rows(
     mask = (group < GROUP)[:, None] & inside
     place = (row.to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM + d[None, :]
     q = tl.load(q_ptr + place, mask=mask, other=0.0)
-    top = tl.full((GROUP_BLOCK,), float("-inf"), dtype=tl.float32)
-    total = tl.zeros((GROUP_BLOCK,), dtype=tl.float32)
-    mixed = tl.zeros((GROUP_BLOCK, D_BLOCK), dtype=tl.float32)
-    begin = first_page + split * per_split
-    for at in range(begin, tl.minimum(begin + per_split, last_page)):
-        page = tl.load(table_ptr + owner * table_stride + at).to(tl.int64)
-        tile = page * page_stride + kv_head * PAGE * HEAD_DIM + token[:, None] * HEAD_DIM + d[None, :]
-        seen = at * PAGE + token
-        visible = seen <= position
-        if HAS_WINDOW:
-            visible = visible & (seen > position - window)
-        keys = tl.load(pool_ptr + tile, mask=visible[:, None] & inside, other=0.0)
-        values = tl.load(pool_ptr + value_offset + tile, mask=visible[:, None] & inside, other=0.0)
-        scores = tl.where(visible[None, :], _score(q, keys, scale, softcap, HAS_CAP), float("-inf"))
-        joint = tl.maximum(top, tl.max(scores, 1))
-        weights = tl.exp2(scores - joint[:, None])
-        fade = tl.exp2(top - joint)
-        total = total * fade + tl.sum(weights, 1)
-        mixed = tl.dot(weights.to(values.dtype), values, mixed * fade[:, None], input_precision="ieee")
-        top = joint
+    owned = (index * KV_HEADS + kv_head) * SPLITS
+    tile_place = group[:, None] * D_BLOCK + d[None, :]
+    used = (group < GROUP)[:, None]
+    stats = stat_ptr + owned * 2 * GROUP_BLOCK
+    for part in range(split, active, PROGRAMS):
+        top = tl.full((GROUP_BLOCK,), float("-inf"), dtype=tl.float32)
+        total = tl.zeros((GROUP_BLOCK,), dtype=tl.float32)
+        mixed = tl.zeros((GROUP_BLOCK, D_BLOCK), dtype=tl.float32)
+        begin = first_page + part * per_split
+        for at in range(begin, tl.minimum(begin + per_split, last_page)):
+            page = tl.load(table_ptr + owner * table_stride + at).to(tl.int64)
+            tile = page * page_stride + kv_head * PAGE * HEAD_DIM + token[:, None] * HEAD_DIM + d[None, :]
+            seen = at * PAGE + token
+            visible = seen <= position
+            if HAS_WINDOW:
+                visible = visible & (seen > position - window)
+            keys = tl.load(pool_ptr + tile, mask=visible[:, None] & inside, other=0.0)
+            values = tl.load(pool_ptr + value_offset + tile, mask=visible[:, None] & inside, other=0.0)
+            scores = tl.where(visible[None, :], _score(q, keys, scale, softcap, HAS_CAP), float("-inf"))
+            joint = tl.maximum(top, tl.max(scores, 1))
+            weights = tl.exp2(scores - joint[:, None])
+            fade = tl.exp2(top - joint)
+            total = total * fade + tl.sum(weights, 1)
+            mixed = tl.dot(weights.to(values.dtype), values, mixed * fade[:, None], input_precision="ieee")
+            top = joint
+        if active == 1:
+            _write(out_ptr, place, mixed, top, total, sinks_ptr, head, mask, HAS_SINKS)
+        else:
+            target = part_ptr + (owned + part).to(tl.int64) * GROUP * D_BLOCK + tile_place
+            tl.store(target, mixed, mask=used)
+            tl.store(stats + part * 2 * GROUP_BLOCK + group, top)
+            tl.store(stats + (part * 2 + 1) * GROUP_BLOCK + group, total)
 
-    if active == 1:
-        _write(out_ptr, place, mixed, top, total, sinks_ptr, head, mask, HAS_SINKS)
-    else:
-        owned = (index * KV_HEADS + kv_head) * SPLITS
-        tile_place = group[:, None] * D_BLOCK + d[None, :]
-        used = (group < GROUP)[:, None]
-        tl.store(part_ptr + (owned + split).to(tl.int64) * GROUP * D_BLOCK + tile_place, mixed, mask=used)
-        stats = stat_ptr + owned * 2 * GROUP_BLOCK
-        tl.store(stats + split * 2 * GROUP_BLOCK + group, top)
-        tl.store(stats + (split * 2 + 1) * GROUP_BLOCK + group, total)
+    if active > 1:
         tl.debug_barrier()
         counter = counter_ptr + index * KV_HEADS + kv_head
-        if tl.atomic_add(counter, 1, sem="acq_rel") == active - 1:
+        if tl.atomic_add(counter, 1, sem="acq_rel") == tl.minimum(active, PROGRAMS) - 1:
             tl.store(counter, 0)
             top = tl.full((GROUP_BLOCK,), float("-inf"), dtype=tl.float32)
             total = tl.zeros((GROUP_BLOCK,), dtype=tl.float32)
@@ -133,12 +137,12 @@ def attend_rows(
                 part_top = tl.load(stat, cache_modifier=".cg")
                 part_total = tl.load(stat + GROUP_BLOCK, cache_modifier=".cg")
                 source = part_ptr + (owned + i).to(tl.int64) * GROUP * D_BLOCK + tile_place
-                part = tl.load(source, mask=used, other=0.0, cache_modifier=".cg")
+                piece = tl.load(source, mask=used, other=0.0, cache_modifier=".cg")
                 joint = tl.maximum(top, part_top)
                 fade = tl.exp2(top - joint)
                 part_fade = tl.exp2(part_top - joint)
                 total = total * fade + part_total * part_fade
-                mixed = mixed * fade[:, None] + part * part_fade[:, None]
+                mixed = mixed * fade[:, None] + piece * part_fade[:, None]
                 top = joint
             _write(out_ptr, place, mixed, top, total, sinks_ptr, head, mask, HAS_SINKS)
 

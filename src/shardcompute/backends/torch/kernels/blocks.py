@@ -10,7 +10,7 @@ the numbers that are computed with. Sums are made as `linear` makes them, in an 
 import triton
 import triton.language as tl
 
-from shardcompute.backends.torch.kernels.linear import prefetch, store_sums
+from shardcompute.backends.torch.kernels.linear import store_sums
 from shardcompute.backends.torch.weights import TILE_OUTPUTS as TILE
 
 TILE_OUTPUTS = tl.constexpr(TILE)
@@ -71,7 +71,7 @@ def _weights(
 
 
 @triton.jit
-def _multiply_group(
+def multiply_group(
     sums,
     x_ptr,
     x_place,
@@ -111,7 +111,7 @@ def _multiply_group(
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "row_blocks", "limit"])
 def skinny_blocks(
     x_ptr,
     w_ptr,
@@ -145,7 +145,6 @@ def skinny_blocks(
     ASM_3: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
-    PREFETCH: tl.constexpr,
 ):
     """`GATED`: w is gate over up, each `width_out` rows, and the two products are joined.
 
@@ -164,14 +163,6 @@ def skinny_blocks(
     tile = (n // TILE_OUTPUTS).to(tl.int64) * groups * TILE_WORDS
     w_ptrs = w_ptr + (tile + (n % TILE_OUTPUTS) * BLOCK_SIZE)[:, None] + i[None, :]
     up_offset = width_out.to(tl.int64) * groups * BLOCK_SIZE
-    if PREFETCH > 0:
-        # A part's codewords lie in one piece: lines of 64 words.
-        first = ((slot // row_blocks) * BLOCK_N // TILE_OUTPUTS).to(tl.int64) * groups + begin
-        line = tl.minimum(tl.arange(0, PREFETCH) * 64, (end - begin) * TILE_WORDS - 64)
-        lines = w_ptr + first * TILE_WORDS + tl.maximum(line, 0)
-        prefetch(lines)
-        if GATED:
-            prefetch(lines + up_offset)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -188,7 +179,7 @@ def skinny_blocks(
         shifts = scales
         if HAS_SHIFT:
             shifts = tl.load(shift_ptr + scale_place)
-        sums = _multiply_group(
+        sums = multiply_group(
             sums, x_ptr, x_place, used, words, scales, shifts, group * GROUP, width_in,
             ASM_0, ASM_1, ASM_2, ASM_3, BITS, BLOCK_SIZE, HAS_SHIFT, IS_EVEN,
         )  # fmt: skip
@@ -197,7 +188,7 @@ def skinny_blocks(
             scales = tl.load(scale_ptr + width_out + scale_place)
             if HAS_SHIFT:
                 shifts = tl.load(shift_ptr + width_out + scale_place)
-            ups = _multiply_group(
+            ups = multiply_group(
                 ups, x_ptr, x_place, used, words, scales, shifts, group * GROUP, width_in,
                 ASM_0, ASM_1, ASM_2, ASM_3, BITS, BLOCK_SIZE, HAS_SHIFT, IS_EVEN,
             )  # fmt: skip

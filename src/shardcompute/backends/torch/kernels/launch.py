@@ -25,6 +25,7 @@ from shardcompute.backends.torch.weights import TILE_OUTPUTS, BlockLinear, Dense
 from shardcompute.core.batch import PAGE_TOKENS
 
 KV_SPLITS = 16
+MANY_ROWS_SPLITS = 4
 ROW_WARPS = 4
 ROW_STAGES = 2
 
@@ -86,9 +87,10 @@ class Kernels:
         properties = torch.cuda.get_device_properties(device)
         self._processors = properties.multi_processor_count
         self._shared_bytes = properties.shared_memory_per_block_optin
-        self._pdl: dict[str, Any] = {"PDL": False}
+        self.pdl: dict[str, Any] = {"PDL": False}
+        """How kernels are launched: before the one before them ends, where the chip can do that."""
         if torch.cuda.get_device_capability(device)[0] >= 9:
-            self._pdl = {"PDL": True, "launch_pdl": True}
+            self.pdl = {"PDL": True, "launch_pdl": True}
         self._linear_space = Workspace(device)
         self._attention_space = Workspace(device)
 
@@ -150,13 +152,13 @@ class Kernels:
             BLOCK_K=tiling.block_k,
             SPLIT=tiling.split,
             GATED=gate is not None,
-            ACTIVATION="none" if gate is None else _activation(gate),
+            ACTIVATION="none" if gate is None else activation_of(gate),
             HAS_BIAS=matrix.bias is not None,
             IS_EVEN=width_in % tiling.block_k == 0 and width_out % tiling.block_n == 0,
-            PREFETCH=tiling.prefetch if self._pdl["PDL"] else 0,
+            PREFETCH=tiling.prefetch if self.pdl["PDL"] else 0,
             num_warps=tiling.warps,
             num_stages=tiling.stages,
-            **self._pdl,
+            **self.pdl,
         )
 
     def _multiply_blocks(
@@ -203,7 +205,7 @@ class Kernels:
             BITS=matrix.bits,
             BLOCK_SIZE=matrix.block_size,
             GATED=gate is not None,
-            ACTIVATION="none" if gate is None else _activation(gate),
+            ACTIVATION="none" if gate is None else activation_of(gate),
             HAS_SHIFT=matrix.shifts is not None,
             HAS_BIAS=matrix.bias is not None,
             IS_EVEN=width_in == groups * matrix.block_size * (16 // matrix.bits),
@@ -212,10 +214,9 @@ class Kernels:
             ASM_2=asm[2],
             ASM_3=asm[3],
             STAGES=tiling.stages,
-            PREFETCH=tiling.prefetch if self._pdl["PDL"] else 0,
             num_warps=tiling.warps,
             num_stages=tiling.stages,
-            **self._pdl,
+            **self.pdl,
         )
 
     def _split_space(
@@ -251,7 +252,7 @@ class Kernels:
         out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
         block = min(triton.next_power_of_2(width), 2048)
         gate_rows[(rows, triton.cdiv(width, block))](
-            x, out, width, gate.limit or 0.0, ACTIVATION=_activation(gate), BLOCK=block, **self._pdl
+            x, out, width, gate.limit or 0.0, ACTIVATION=activation_of(gate), BLOCK=block, **self.pdl
         )
         return out
 
@@ -275,7 +276,7 @@ class Kernels:
             BLOCK=block,
             HAS_ADD=y is not None,
             num_warps=min(max(block // 256, 1), 16),
-            **self._pdl,
+            **self.pdl,
         )
         return total, out
 
@@ -323,7 +324,7 @@ class Kernels:
             PAGE=PAGE_TOKENS,
             HAS_NORM=q.norm is not None,
             num_warps=max(1, head_block // 2),
-            **self._pdl,
+            **self.pdl,
         )
         return out
 
@@ -353,7 +354,9 @@ class Kernels:
         d_block = triton.next_power_of_2(attention.head_dim)
         slots = count * attention.kv_heads * KV_SPLITS
         parts = self._attention_space.parts(slots * (group * d_block + 2 * group_block))
-        attend_rows[(count, attention.kv_heads, KV_SPLITS)](
+        # Many rows fill the chip: a program then takes several parts of its row, one after the other.
+        programs = KV_SPLITS if count * attention.kv_heads < 2 * self._processors else MANY_ROWS_SPLITS
+        attend_rows[(count, attention.kv_heads, programs)](
             q,
             pool,
             out,
@@ -368,11 +371,12 @@ class Kernels:
             *self._sizes(pool, places, attention),
             GROUP_BLOCK=group_block,
             SPLITS=KV_SPLITS,
+            PROGRAMS=programs,
             HAS_ROWS=places.short is not None,
             **self._forms(attention),
             num_warps=ROW_WARPS,
             num_stages=ROW_STAGES,
-            **self._pdl,
+            **self.pdl,
         )
 
     def _attend_blocks(
@@ -398,7 +402,7 @@ class Kernels:
             **self._forms(attention),
             num_warps=4,
             num_stages=2,
-            **self._pdl,
+            **self.pdl,
         )
 
     def _sizes(self, pool: torch.Tensor, places: Places, attention: Attention) -> tuple[float, ...]:
@@ -431,5 +435,5 @@ def words_of(matrix: BlockLinear) -> tuple[torch.Tensor, torch.Tensor]:
     return scales, scales if matrix.shifts is None else matrix.shifts.view(word)
 
 
-def _activation(gate: Gate) -> str:
+def activation_of(gate: Gate) -> str:
     return gate.activation if gate.limit is None else "clamped"

@@ -112,7 +112,7 @@ def _multiply(sums, x, w_ptr, owner, at, width_in, IS_EVEN: tl.constexpr):
     return tl.dot(w, tl.trans(x), sums)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "row_blocks", "limit"])
 def skinny_linear(
     x_ptr,
     w_ptr,

@@ -3,7 +3,8 @@
 The cut along the input depends on the matrix and the chip alone, never on the rows, so that every row is summed
 in the same order in any batch. Measured on an H200 over the matrices of an 8B model: tiles of 64 outputs and 128
 inputs, the weights as the tall side of the product, read at 84 % (all of a decode step) to 100 % (the head) of
-copy bandwidth; what mattered was that the programs fill whole waves of processors and keep enough in flight.
+copy bandwidth; what mattered was that the programs fill whole waves of processors and keep enough in flight. Quantised
+weights want small programs, three for each processor; asking for their lines ahead made them slower.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ MAX_ROWS = 256
 PREFETCH_LINES = 4
 _LINE_VALUES = 64
 _GOOD_FILL = 0.84
-_BLOCK_PROGRAMS = 1.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,11 @@ def choose_block_tiling(
     tiles = -(-width_out // block_n)
     splits = [split for split in (1, 2, 4, 8) if split == 1 or groups >= 4 * split]
     # Unpacking takes its time, so quantised weights want more programs at once.
-    enough = (split for split in splits if tiles * split >= _BLOCK_PROGRAMS * processors)
-    split = next(enough, splits[-1])
+    wanted = (2.9 if bits == 4 else 3.0) * processors
+    split = next((split for split in splits if tiles * split >= wanted), splits[-1])
     codes = block_n * block_size * 2 + 4 * block_n * 32 // bits
     stages = _fitting(3, codes * (2 if is_gated else 1) + 2 * rows * block_k, shared_bytes)
-    lines = groups // split * block_n * block_size // _LINE_VALUES
-    return Tiling(block_n, block_k, split, 2, stages, min(128, 1 << (lines.bit_length() - 1)))
+    return Tiling(block_n, block_k, split, 4 if rows > 32 else 2, stages, 0)
 
 
 def pad_rows(rows: int) -> int:
