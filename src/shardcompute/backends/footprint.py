@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from shardcompute.backends.executor import rows_of_step
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.kv_types import KvType, kv_token_bytes
 
@@ -32,6 +33,7 @@ _PROMPT_GROUP_ROWS = 128
 _SCORE_BYTES: Mapping[str, int] = {"onnx/cpu": 4 * _MIB}
 _LARGEST_SCORE_BYTES = 32 * _MIB
 """Rows between attention, and its scores, are computed so many, or so many bytes, at a time (`backends.ort`)."""
+_GRAPH_ROWS, _KV_PARTS = 256, 16
 _PROCESS_BYTES: Mapping[str, int] = {"onnx": 150 * _MIB, "numpy": 150 * _MIB, "torch": 330 * _MIB}
 
 
@@ -115,7 +117,8 @@ def matrix_bytes(holder: str, form: MatrixForm, rows: int, columns: int, file_by
     # Scales, shifts, and the sums of blocks that MLAS packs; MLX has a shift for every block.
     parts = 2 if _is_mlx(holder) else 1 + form.has_shifts + (holder == "onnx/cpu")
     blocks = form.block_count(rows, columns)
-    return form.code_bytes(rows, columns) + 4 * parts * blocks + outliers * (4 if is_wide else 2)
+    block_bytes = (2 if holder == "torch/cuda" else 4) * parts
+    return form.code_bytes(rows, columns) + block_bytes * blocks + outliers * (4 if is_wide else 2)
 
 
 def table_bytes(holder: str, form: MatrixForm, rows: int, columns: int, file_bytes: int) -> int:
@@ -132,7 +135,7 @@ def table_bytes(holder: str, form: MatrixForm, rows: int, columns: int, file_byt
 @lru_cache(maxsize=256)
 def scratch_bytes(holder: str, shape: StepShape) -> int:
     """What every stage needs beside weights and KV: buffers between its steps, and what the largest step takes."""
-    rows, element = shape.max_rows, 2 if _is_gpu(holder) else 4
+    rows, element = _rows(holder, shape)[0], 2 if _is_gpu(holder) else 4
     query, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     kept = 4 * shape.hidden + 2 * query + 2 * kv
     working = 5 * shape.intermediate + 2 * shape.hidden
@@ -144,13 +147,25 @@ def scratch_bytes(holder: str, shape: StepShape) -> int:
     # Keys and values of one layer, spread to 32 bits where they are kept in fewer.
     spread = 2 * 4 * kv * shape.context_length if holder == "onnx/cpu" else 0
     at_once = min(rows, _PROMPT_GROUP_ROWS) if holder == "onnx/cpu" else rows
-    return element * (rows * kept + at_once * working) + 3 * scores + tables + spread
+    parts = 0
+    if holder == "torch/cuda":
+        # Attention of few rows is made in parts (`backends.torch.kernels.launch`).
+        parts = 4 * _GRAPH_ROWS * _KV_PARTS * (query + 32 * shape.kv_heads)
+    return element * (rows * kept + at_once * working) + 3 * scores + tables + spread + parts
 
 
 @lru_cache(maxsize=256)
 def head_scratch_bytes(holder: str, shape: StepShape) -> int:
-    """What the last stage needs besides: logits."""
-    return 4 * shape.max_logit_rows * (shape.vocab_size + 2 * shape.hidden)
+    """What the last stage needs besides: logits; on a CUDA device those of a graph, and rows that are drawn from."""
+    copies = 2 if holder == "torch/cuda" else 1
+    return 4 * _rows(holder, shape)[1] * (copies * shape.vocab_size + 2 * shape.hidden)
+
+
+def _rows(holder: str, shape: StepShape) -> tuple[int, int]:
+    """Of a step, and of its logits."""
+    if holder == "torch/cuda":
+        return rows_of_step("torch", "cuda")
+    return shape.max_rows, shape.max_logit_rows
 
 
 def _is_gpu(holder: str) -> bool:

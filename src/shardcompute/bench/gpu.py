@@ -2,9 +2,9 @@
 
     python -m shardcompute.bench.gpu --json results.json
 
-A decoder of an 8B model's shape with random weights, made on the device, runs decode steps for several batches
-and context lengths: with our kernels in graphs, with our kernels eagerly, and with torch's library in graphs. The
-arms take turns within one run. What counts as read are all weights once and the used KV; the yardstick is a large
+A decoder of an 8B model's shape with random weights runs decode steps for several batches and context lengths: with
+our kernels in graphs (weights of 16, 8 and 4 bits), with our kernels eagerly, and with torch's library in graphs.
+The arms take turns within one run. What counts as read are all weights once and the used KV; the yardstick is a large
 copy on the same device in the same run, bytes read plus bytes written. Imports nothing but numpy and torch.
 """
 
@@ -23,16 +23,19 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from shardcompute.backends.executor import ExecutorOptions
-from shardcompute.backends.matrix import Float32, Matrix
+from shardcompute.backends.executor import ExecutorOptions, PickRule
+from shardcompute.backends.matrix import Array, BlockMatrix, Float32, Matrix
 from shardcompute.backends.torch import TensorMatrix, TorchExecutor
 from shardcompute.core.batch import Segment
 from shardcompute.models.decoder import Decoder
 from shardcompute.models.spec import Layer, ModelSpec, Rope, whole
 
 BATCHES = (1, 2, 4, 8, 16)
+LARGE_BATCHES = (32, 64, 128, 256)
+"""At the shortest context, and in graphs alone."""
 CONTEXTS = (1024, 128)
 PROMPTS = (512, 2048)
+KV_BYTES = 6 << 30
 CONTEXT_LENGTH = 4096
 Arms = Mapping[str, TorchExecutor]
 
@@ -56,9 +59,11 @@ def llama_8b(layers: int = 32) -> ModelSpec:
 
 
 class DeviceSource:
-    """Random tensors made on the device, the same for every source of a spec."""
+    """Random tensors made on the device, the same for every source of a spec; in blocks where `bits` are 8 or 4."""
 
-    def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, bits: int = 16) -> None:
+        self._bits = bits
+        self._blocks: dict[str, BlockMatrix] = {}
         q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         self._shapes = {
             "embedding": (spec.vocab_size, spec.hidden),
@@ -78,6 +83,10 @@ class DeviceSource:
 
     def matrix(self, name: str, layer: int | None = None) -> Matrix:
         shape = self._shapes[name]
+        if self._bits < 16 and name != "embedding":
+            if name not in self._blocks:
+                self._blocks[name] = _random_blocks(shape, self._bits)
+            return self._blocks[name]
         values = torch.randn(shape, generator=self._chance, device=self._chance.device, dtype=self._dtype)
         values *= 1.0 if name == "embedding" else shape[1] ** -0.5
         return cast(Matrix, TensorMatrix(values))
@@ -86,11 +95,23 @@ class DeviceSource:
         return np.ones(self._hidden, dtype=np.float32)
 
 
-def count_weight_bytes(spec: ModelSpec) -> int:
-    """Bytes of 16-bit weights that one decode step must read: all layers and the head."""
+def _random_blocks(shape: tuple[int, int], bits: int) -> BlockMatrix:
+    """Blocks of 32 as `--weights int8` and `int4` make them: the latter have shifts."""
+    chance = np.random.default_rng(shape[0])
+    blocks = (shape[0], shape[1] // 32)
+    codes = np.frombuffer(chance.bytes(shape[0] * shape[1] * bits // 8), np.uint8)
+    scales = chance.random(blocks, dtype=np.float32) * np.float32(shape[1] ** -0.5 / (1 << (bits - 2)))
+    shifts = (chance.random(blocks, dtype=np.float32) - np.float32(0.5)) * np.float32(0.01)
+    return BlockMatrix(bits, 32, codes.reshape(*blocks, -1), scales, shifts if bits == 4 else None)
+
+
+def count_weight_bytes(spec: ModelSpec, bits: int = 16) -> int:
+    """Bytes of weights that one decode step must read: all layers and the head; in blocks with their 16-bit scales."""
     attention = spec.hidden * spec.head_dim * (2 * spec.heads + 2 * spec.kv_heads)
     layer = attention + 3 * spec.hidden * spec.intermediate
-    return 2 * (spec.layer_count * layer + spec.vocab_size * spec.hidden)
+    weights = spec.layer_count * layer + spec.vocab_size * spec.hidden
+    block_bits = {16: 0, 8: 16, 4: 32}[bits]
+    return weights * (32 * bits + block_bits) // (32 * 8)
 
 
 def measure_copy(device: torch.device, size_bytes: int = 4 << 30) -> float:
@@ -130,13 +151,20 @@ def run_gpu_bench(
     copy_rate = measure_copy(device)
     note("copy_bandwidth", copy_rate, "B/s")
     arms = _make_arms(spec, device)
+    for name, executor in arms.items():
+        note("graph_memory", executor.graph_bytes, "B", arm=name)
     _check_tokens(arms, note)
-    _check_rows(arms["graph"], note)
-    _check_verification(arms["graph"], note)
+    for name in ("graph", "int8", "int4"):
+        _check_rows(arms[name], partial(note, arm=name))
+        _check_verification(arms[name], partial(note, arm=name))
+    graphed = {name: arms[name] for name in ("graph", "int8", "int4")}
     for context in sorted(contexts, reverse=True):
         _prefill(arms, max(batches), context)
         for batch in batches:
             _measure_decode(arms, spec, batch, context, copy_rate, rounds, steps, note)
+    _prefill(graphed, max(LARGE_BATCHES), min(contexts))
+    for batch in LARGE_BATCHES:
+        _measure_decode(graphed, spec, batch, min(contexts), copy_rate, rounds, steps, note)
     for length in prompts:
         _measure_prefill(arms, length, rounds, note)
     return {"environment": describe_environment(device, layers), "results": results}
@@ -154,24 +182,31 @@ def describe_environment(device: torch.device, layers: int) -> dict[str, Any]:
         "triton": triton.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
-        "model": f"Llama 3 8B shape, {layers} layers, random bfloat16 weights",
+        "model": f"Llama 3 8B shape, {layers} layers, random weights, computed in bfloat16",
     }
 
 
 def _make_arms(spec: ModelSpec, device: torch.device) -> Arms:
-    def make(use_graphs: bool, use_library: bool) -> TorchExecutor:
+    def make(bits: int, use_graphs: bool, use_library: bool) -> TorchExecutor:
         options = ExecutorOptions(
-            kv_bytes=4 << 30,
+            kv_bytes=KV_BYTES,
             max_rows=2048,
+            max_logit_rows=256,
             context_length=CONTEXT_LENGTH,
             device="cuda",
             dtype="bfloat16",
             use_graphs=use_graphs,
         )
-        network = Decoder(spec, whole(spec), DeviceSource(spec, device, torch.bfloat16))
+        network = Decoder(spec, whole(spec), DeviceSource(spec, device, torch.bfloat16, bits))
         return TorchExecutor(network, options, use_library=use_library)
 
-    return {"graph": make(True, False), "eager": make(False, False), "library": make(True, True)}
+    return {
+        "graph": make(16, True, False),
+        "eager": make(16, False, False),
+        "library": make(16, True, True),
+        "int8": make(8, True, False),
+        "int4": make(4, True, False),
+    }
 
 
 def _ids(segments: Sequence[Segment]) -> torch.Tensor:
@@ -183,9 +218,14 @@ def _run(executor: TorchExecutor, segments: Sequence[Segment]) -> torch.Tensor:
     return executor.step_tensor(segments, _ids(segments))
 
 
+def _pick(executor: TorchExecutor, segments: Sequence[Segment], ids: Array) -> None:
+    """A step whose tokens are picked on the device and waited for."""
+    executor.launch_picks(segments, ids, [PickRule()] * len(segments)).wait()
+
+
 def _close_all(arms: Arms) -> None:
     for executor in arms.values():
-        for session in range(64):
+        for session in range(256):
             executor.close_session(session)
 
 
@@ -213,28 +253,29 @@ def _measure_decode(
     for executor in arms.values():
         _time(partial(executor.step_tensor, segments, ids), 2)
     times: dict[str, list[float]] = {name: [] for name in arms}
-    walls: list[float] = []
+    walls: dict[str, list[float]] = {name: [] for name in ("graph", "int8", "int4")}
     for _ in range(rounds):
         for name, executor in arms.items():
             count = steps if name != "eager" else max(steps // 4, 1)
             times[name].append(_time(partial(executor.step_tensor, segments, ids), count))
-        walls.append(_time(partial(arms["graph"].step, segments, host_ids), steps))
+        for name, taken in walls.items():
+            taken.append(_time(partial(_pick, arms[name], segments, host_ids), steps))
     kv_bytes = batch * (context + 1) * spec.layer_count * 4 * spec.kv_heads * spec.head_dim
-    moved = count_weight_bytes(spec) + kv_bytes
     for name, taken in times.items():
+        moved = count_weight_bytes(spec, {"int8": 8, "int4": 4}.get(name, 16)) + kv_bytes
         rate = 1 / statistics.median(taken)
         labels = {"arm": name, "batch": batch, "context": context}
         note("decode_steps", rate, "1/s", **labels)
         note("decode_bandwidth_fraction", moved * rate / copy_rate, "of copy", **labels)
-    note(
-        "decode_steps_to_host", 1 / statistics.median(walls), "1/s", arm="graph", batch=batch, context=context
-    )
+    for name, taken in walls.items():
+        rate = 1 / statistics.median(taken)
+        note("decode_steps_with_picks_to_host", rate, "1/s", arm=name, batch=batch, context=context)
 
 
 def _measure_prefill(arms: Arms, length: int, rounds: int, note: Callable[..., None]) -> None:
     _close_all(arms)
     segments = [Segment(0, 0, length, 1)]
-    times: dict[str, list[float]] = {"graph": [], "library": []}
+    times: dict[str, list[float]] = {"graph": [], "library": [], "int8": [], "int4": []}
     for _ in range(rounds + 1):
         for name, taken in times.items():
             taken.append(_time(partial(_run, arms[name], segments), 2))
@@ -259,15 +300,18 @@ def _check_tokens(arms: Arms, note: Callable[..., None], count: int = 24) -> Non
 
 
 def _check_rows(executor: TorchExecutor, note: Callable[..., None]) -> None:
-    """Logits of each row in batches of 2 to 16 and alone, bit by bit."""
-    for session in range(16):
-        _run(executor, [Segment(session, 0, 100 + 40 * session, 1)])
-    segments = [Segment(session, 100 + 40 * session, 1, 1) for session in range(16)]
-    alone = torch.cat([_run(executor, [segment]).clone() for segment in segments])
-    for batch in (2, 8, 16):
-        joint = _run(executor, segments[:batch])
+    """Logits of each row in batches of 2 to 160, beside a long prompt, and alone, bit by bit."""
+    starts = [100 + 40 * (session % 16) for session in range(160)]
+    for session, start in enumerate(starts):
+        _run(executor, [Segment(session, 0, start, 1)])
+    segments = [Segment(session, start, 1, 1) for session, start in enumerate(starts)]
+    alone = torch.cat([_run(executor, [segment]).clone() for segment in segments[:16]])
+    for batch in (2, 8, 16, 48, 64, 96, 160):
+        joint = _run(executor, segments[:batch])[:16]
         note("rows_equal_in_any_batch", float(torch.equal(joint, alone[:batch])), "1 = yes", batch=batch)
-    for session in range(16):
+    beside = _run(executor, [Segment(200, 0, 700, 1), *segments[:16]])[1:]
+    note("rows_equal_beside_a_prompt", float(torch.equal(beside, alone)), "1 = yes", prompt=700)
+    for session in (*range(160), 200):
         executor.close_session(session)
 
 

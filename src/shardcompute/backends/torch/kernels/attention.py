@@ -3,7 +3,8 @@
 
 `attend_rows` is for few rows: every row is its own query, so verifying a draft gives exactly what decoding gives.
 The pages of a row are cut into at most `SPLITS` parts by its length alone, which at most `PROGRAMS` programs share, and
-the last to finish joins the parts in their order. `attend_blocks` is for long segments: a program takes `BLOCK_M` rows of one head.
+the last to finish joins the parts in their order. `attend_blocks` is for long segments: a program takes `BLOCK_M` rows
+of one head.
 """
 
 import triton
