@@ -14,6 +14,10 @@ import pytest
 
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.core.batch import Segment
+from shardcompute.core.generation import Sampling
+from shardcompute.core.steps import PICKED
+from shardcompute.decoding import TokenHistory, choose_token
+from shardcompute.decoding.pick_rules import pick_rule
 from shardcompute.models.decoder import Decoder
 from shardcompute.models.spec import ModelSpec, Stage, cut, whole
 from support.models.random_networks import (
@@ -25,6 +29,7 @@ from support.models.random_networks import (
     VOCABULARY,
     RandomSource,
     assert_close,
+    ids_of,
     make_spec,
     oracle,
     run_all,
@@ -169,3 +174,37 @@ def test_hidden_states_on_cuda() -> None:
     for executor in (ours, theirs):
         executor.step(segments, ids, keeps_hidden=True)
     assert_close([ours.hidden_rows()], [theirs.hidden_rows()], 1e-3)
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("use_graphs", [False, True])
+def test_tokens_picked_on_cuda_are_those_of_its_logits(use_graphs: bool) -> None:
+    """Greedy, drawn, and one whose logits come to the host; steps that go on from tokens that never came there."""
+    executor = make(SPECS["plain"], device="cuda", use_graphs=use_graphs)
+    samplings = [Sampling(), Sampling(temperature=0.9, seed=3), Sampling(temperature=0.7, top_k=9, top_p=0.9)]
+    prompts = [Segment(session, 0, 5 + session, 1) for session in range(3)]
+    expected = []
+    segments, ids = prompts, ids_of(prompts)
+    for _ in range(6):
+        logits = executor.step(segments, ids)
+        chosen = [
+            choose_token(row, sampling, TokenHistory(), segment.stop).id
+            for row, sampling, segment in zip(logits, samplings, segments, strict=True)
+        ]
+        expected.append(chosen)
+        segments = [Segment(segment.session, segment.stop, 1, 1) for segment in segments]
+        ids = np.asarray(chosen)
+    segments, ids, pending = prompts, ids_of(prompts), []
+    for _ in range(6):
+        rules = [
+            pick_rule(sampling, segment.stop) for sampling, segment in zip(samplings, segments, strict=True)
+        ]
+        pending.append(executor.launch_picks(segments, ids, rules))
+        segments = [Segment(segment.session, segment.stop, 1, 1) for segment in segments]
+        ids = np.full(3, PICKED)
+        assert all(executor.can_continue(segment.session, segment.start) for segment in segments)
+    assert [[each.wait().token(row) for row in range(3)] for each in pending] == expected
+    kept = executor.launch_picks([Segment(9, 0, 4, 1)], np.arange(4), [None]).wait()
+    assert kept.token(0) is None
+    np.testing.assert_array_equal(kept.logits(0), executor.step([Segment(9, 0, 4, 1)], np.arange(4))[0])
