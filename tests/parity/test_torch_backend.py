@@ -167,6 +167,19 @@ def test_a_session_that_begins_with_another_s_memory_on_cuda(is_moved: bool, use
 
 @pytest.mark.gpu
 @needs_cuda
+@pytest.mark.parametrize("rows", [10, 300])
+@pytest.mark.parametrize("form", ["dense", "int4"])
+def test_a_step_that_wants_no_logits_on_cuda(rows: int, form: str) -> None:
+    executor = make(SPECS["plain"], form=form, device="cuda", dtype="bfloat16")
+    assert executor.step([Segment(1, 0, rows, 0)], np.arange(rows) % VOCABULARY).shape == (0, VOCABULARY)
+    rule = pick_rule(Sampling(), rows + 1)
+    executor.launch_picks([Segment(1, 0, rows, 0)], np.arange(rows) % VOCABULARY, []).wait()
+    picked = executor.launch_picks([Segment(1, rows, 1, 1)], np.asarray([3]), [rule]).wait()
+    assert picked.token(0) is not None
+
+
+@pytest.mark.gpu
+@needs_cuda
 def test_hidden_states_on_cuda() -> None:
     spec = next(iter(SPECS.values()))
     ours, theirs = make(spec, device="cuda", dtype="float32"), oracle(spec)

@@ -192,7 +192,8 @@ class FusedOps(TorchOps):
             return self._by_library(x, matrix, dtype)
         parts = [self._kernels.linear(cut, matrix, dtype=dtype) for cut in self._skinny_cuts(x)]
         short = sum(len(part) for part in parts)
-        if short < len(x):
+        # A prompt's chunk may want no logits: no rows are a matter of the library, too.
+        if short < len(x) or not parts:
             parts.append(self._by_library(x[short:], matrix, dtype))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
