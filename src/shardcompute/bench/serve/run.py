@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,8 @@ class ServeBench:
     device: str = ""
     streams: Sequence[int] = (1, 8, 32, 64)
     prompts: Sequence[int] = (64, 2000)
+    most_streams: Mapping[int, int] = field(default_factory=dict)
+    """By the length of prompts, the most streams that they are measured with."""
     drafters: Sequence[str] = ("auto", "off")
     tokens: int = 128
     rounds: int = 3
@@ -54,8 +56,18 @@ class ServeBench:
 
     @property
     def kv_tokens(self) -> int:
-        pages = [-(-(prompt + self.tokens + 2) // 64) + 1 for prompt in self.prompts]
-        return 64 * (max(pages) * max(self.streams) + 64) + 4 * self.long_prompt
+        pages = [count * (-(-(prompt + self.tokens + 2) // 64) + 1) for prompt, count in self.loads]
+        return 64 * (max(pages) + 64) + 4 * self.long_prompt
+
+    @property
+    def loads(self) -> list[tuple[int, int]]:
+        """Tokens of the prompt, and streams."""
+        return [
+            (prompt, count)
+            for prompt in self.prompts
+            for count in self.streams
+            if count <= self.most_streams.get(prompt, count)
+        ]
 
     @property
     def context(self) -> int:
@@ -121,6 +133,8 @@ class Measured:
     worker_us: list[float] = field(default_factory=list)
 
 
+Keep = Callable[[Sequence[Result]], None]
+"""Writes down what is known so far."""
 Load = tuple[int, int, str]
 """(tokens of the prompt, streams, drafter)"""
 
@@ -135,8 +149,10 @@ class ServeRun:
         clients: Sequence[JsonProcess],
         engine: JsonProcess | None,
         say: Say,
+        keep: Keep,
     ) -> None:
         self._bench = bench
+        self._keep = keep
         self._server = server
         self._clients = clients
         self._engine = engine
@@ -151,20 +167,18 @@ class ServeRun:
 
     def run(self) -> None:
         bench = self._bench
-        loads: list[tuple[int, int]] = [
-            (prompt, count) for prompt in bench.prompts for count in bench.streams
-        ]
         for count in bench.streams:
             # The first steps of a size are the slowest, wherever it was not met before.
             self._ask(min(bench.prompts), count, "off", tokens=4)
         for number in range(bench.rounds):
             turn = number % len(bench.drafters)
-            for prompt, count in loads:
+            for prompt, count in bench.loads:
                 engine = self._steps_per_s(prompt, count)
                 for drafter in (*bench.drafters[turn:], *bench.drafters[:turn]):
                     if bench.seconds and number and time.monotonic() - self._began > bench.seconds:
                         return
                     self._round(prompt, count, drafter, engine)
+                    self._keep(self.results())
 
     def _round(self, prompt: int, count: int, drafter: str, engine: float | None) -> None:
         before = self._cpu_s()
@@ -256,7 +270,8 @@ class ServeRun:
             self._clients[0].tell({"url": self._server.url, "body": body, "prompts": [ids]})
             reply = self._clients[0].answer()[0]
             if reply["error"]:
-                raise BackendError(f"the prompt of {tokens} tokens failed: {reply['error']}")
+                self._say(f"the prompt of {tokens} tokens failed: {reply['error']}")
+                return []
             first.append(reply["arrivals"][0])
             if self._engine is not None:
                 self._engine.tell({"operation": "prefill", "tokens": tokens})
@@ -324,8 +339,8 @@ def prompt_ids(length: int, number: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(number).integers(3, 250, length)]
 
 
-def run_serve_bench(bench: ServeBench, say: Say) -> list[Result]:
-    """Measure everything; what is known so far is kept when time is up."""
+def run_serve_bench(bench: ServeBench, say: Say, keep: Keep = lambda results: None) -> list[Result]:
+    """Measure everything; `keep` is told after every load what is known so far."""
     arguments = ["--workers", "1", "--weights", bench.form, "--cluster-port", "0", "--join-port", "0"]
     arguments += ["--kv-tokens", str(bench.kv_tokens), "--context", str(bench.context)]
     arguments += ["--backend", bench.backend] if bench.backend else []
@@ -338,12 +353,14 @@ def run_serve_bench(bench: ServeBench, say: Say) -> list[Result]:
         with contextlib.ExitStack() as opened:
             clients = opened.enter_context(processes(bench.clients, "shardcompute.bench.serve.client"))
             engine = opened.enter_context(_engine(bench)) if bench.engine else None
-            run = ServeRun(bench, server, clients, engine, say)
             results = [Result("ready", ready_s, "s", {})]
-            run.run()
-            results += run.results()
+            keep(results)
+            run = ServeRun(bench, server, clients, engine, say, lambda found: keep([*results, *found]))
             if bench.long_prompt:
                 results += run.prefill(bench.long_prompt)
+                keep(results)
+            run.run()
+            results += run.results()
             complaints = server.complaints()
     for complaint in complaints:
         say(f"the server complained: {complaint}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +17,9 @@ from shardcompute.cli.tools.bench_run import (
     finish,
     model_path,
 )
+
+if TYPE_CHECKING:
+    from shardcompute.bench.report import Result
 
 
 def serve(
@@ -33,7 +37,9 @@ def serve(
         int | None, typer.Option(min=1, help="Threads of the worker, and of the engine.")
     ] = None,
     streams: Annotated[str, typer.Option(help="Streams at once, separated by commas.")] = "1,8,32,64",
-    prompts: Annotated[str, typer.Option(help="Tokens of the prompts, separated by commas.")] = "64,2000",
+    prompts: Annotated[
+        str, typer.Option(help="Tokens of the prompts, separated by commas; 2000:8 for 8 streams at most.")
+    ] = "64,2000",
     drafts: Annotated[str, typer.Option(help="Drafters, which take turns.")] = "auto,off",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 128,
     long_prompt: Annotated[
@@ -48,6 +54,7 @@ def serve(
 ) -> None:
     """Speed over HTTP at several loads: a real server, clients in processes of their own, and the engine alone."""
     from shardcompute.backends.device_choice import choose_device
+    from shardcompute.bench.report import listed, write_json
     from shardcompute.bench.serve.run import ServeBench, run_serve_bench
     from shardcompute.bench.serve.shapes import make_checkpoint
     from shardcompute.bench.tables import render_results
@@ -65,7 +72,8 @@ def serve(
             chosen.backend,
             chosen.name,
             [int(part) for part in streams.split(",")],
-            [int(part) for part in prompts.split(",")],
+            [int(part.partition(":")[0]) for part in prompts.split(",")],
+            {int(part.split(":")[0]): int(part.split(":")[1]) for part in prompts.split(",") if ":" in part},
             drafts.split(","),
             tokens,
             rounds,
@@ -74,5 +82,10 @@ def serve(
             engine=engine,
             threads=threads,
         )
-        results = run_serve_bench(bench, say)
+
+        def keep(results: Sequence[Result]) -> None:
+            if json_file is not None:
+                write_json(json_file, {"results": listed(results)})
+
+        results = run_serve_bench(bench, say, keep)
     finish(results, render_results(results, "streams", labels=("drafts",), tables=("prompt",)), json_file)

@@ -62,6 +62,9 @@ def test_memory_is_asked_for_that_holds_all_streams() -> None:
     bench = ServeBench("model", streams=(1, 64), prompts=(64, 2000), tokens=128)
     assert bench.kv_tokens >= 64 * (2000 + 128)
     assert bench.context > bench.long_prompt
+    few = ServeBench("model", streams=(1, 64), prompts=(64, 2000), most_streams={2000: 8})
+    assert few.loads == [(64, 1), (64, 64), (2000, 1)]
+    assert few.kv_tokens < bench.kv_tokens
     assert prompt_ids(5, 1) == prompt_ids(5, 1) != prompt_ids(5, 2)
 
 
