@@ -49,16 +49,15 @@ _DONT_NEED = 4
 def release_mapped(path: Path) -> None:
     """Let this process hold no page of a mapped file, as far as the system says where it lies: what is used comes
     back from the file. Loading maps all of it, also what was packed anew elsewhere, and holes that nobody reads."""
-    if sys.platform != "linux":
-        return
-    name = str(path.resolve())
-    with contextlib.suppress(OSError, ValueError):
-        libc = ctypes.CDLL(None)
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            fields = line.split(maxsplit=5)
-            if len(fields) == 6 and fields[5] == name:
-                start, stop = (int(part, 16) for part in fields[0].split("-"))
-                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _DONT_NEED)
+    if sys.platform == "linux":
+        name = str(path.resolve())
+        with contextlib.suppress(OSError, ValueError):
+            libc = ctypes.CDLL(None)
+            for line in Path("/proc/self/maps").read_text().splitlines():
+                fields = line.split(maxsplit=5)
+                if len(fields) == 6 and fields[5] == name:
+                    start, stop = (int(part, 16) for part in fields[0].split("-"))
+                    libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _DONT_NEED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,10 +170,11 @@ def _peak_bytes() -> int:
     """The most that this process has ever been resident with, also while it loaded."""
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
-    import resource
+    else:
+        import resource
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _answer(engine: Engine, command: dict[str, Any]) -> dict[str, Any]:

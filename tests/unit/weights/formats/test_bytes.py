@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,6 +30,7 @@ def test_reads_exactly_the_range_and_counts_it(path: Path) -> None:
 
 def test_reads_without_positional_reads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "preadv")
+    monkeypatch.setattr("shardcompute.weights.formats.bytes.sys", SimpleNamespace(platform="win32"))
     with LocalBytes(path) as source:
         assert bytes(source.read(90, 10)) == bytes(range(90, 100))
         assert bytes(source.read(3, 2)) == bytes([3, 4])
