@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from shardcompute.backends.executor import rows_of_step
 from shardcompute.core.batch import PAGE_TOKENS
@@ -34,6 +33,11 @@ _SCORE_BYTES: Mapping[str, int] = {"onnx/cpu": 4 * _MIB}
 _LARGEST_SCORE_BYTES = 32 * _MIB
 """Rows between attention, and its scores, are computed so many, or so many bytes, at a time (`backends.ort`)."""
 _GRAPH_ROWS, _KV_PARTS = 256, 16
+_EXECUTOR_BYTES = 20 * _MIB
+"""Threads, sessions and small buffers of an executor, whatever it holds."""
+_LAYER_LOADING = 15
+_HEAD_LOADING = 25
+"""Tenths of what is held of a matrix that loading it takes besides: as the file has it, widened, and the kernel's."""
 _PROCESS_BYTES: Mapping[str, int] = {"onnx": 150 * _MIB, "numpy": 150 * _MIB, "torch": 330 * _MIB}
 
 
@@ -132,9 +136,9 @@ def table_bytes(holder: str, form: MatrixForm, rows: int, columns: int, file_byt
     return matrix_bytes(holder, form, rows, columns, file_bytes)
 
 
-@lru_cache(maxsize=256)
-def scratch_bytes(holder: str, shape: StepShape) -> int:
-    """What every stage needs beside weights and KV: buffers between its steps, and what the largest step takes."""
+def scratch_bytes(holder: str, shape: StepShape, layer_bytes: int) -> int:
+    """What every stage needs beside weights and KV: what an executor takes by itself, and buffers of the largest step
+    or what loading its largest layer, of so many held bytes, takes for a moment, whichever is more."""
     rows, element = _rows(holder, shape)[0], 2 if _is_gpu(holder) else 4
     query, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     kept = 4 * shape.hidden + 2 * query + 2 * kv
@@ -151,14 +155,16 @@ def scratch_bytes(holder: str, shape: StepShape) -> int:
     if holder == "torch/cuda":
         # Attention of few rows is made in parts (`backends.torch.kernels.launch`).
         parts = 4 * _GRAPH_ROWS * _KV_PARTS * (query + 32 * shape.kv_heads)
-    return element * (rows * kept + at_once * working) + 3 * scores + tables + spread + parts
+    step = element * (rows * kept + at_once * working) + 3 * scores + spread + parts
+    return _EXECUTOR_BYTES + tables + max(step, _LAYER_LOADING * layer_bytes // 10)
 
 
-@lru_cache(maxsize=256)
-def head_scratch_bytes(holder: str, shape: StepShape) -> int:
-    """What the last stage needs besides: logits; on a CUDA device those of a graph, and rows that are drawn from."""
+def head_scratch_bytes(holder: str, shape: StepShape, head_bytes: int, scratch: int) -> int:
+    """What the last stage needs besides `scratch`: logits (on a CUDA device those of a graph, and rows that are drawn
+    from) or, while it is loaded, copies of the head."""
     copies = 2 if holder == "torch/cuda" else 1
-    return 4 * _rows(holder, shape)[1] * (copies * shape.vocab_size + 2 * shape.hidden)
+    logits = 4 * _rows(holder, shape)[1] * (copies * shape.vocab_size + 2 * shape.hidden)
+    return max(logits, _HEAD_LOADING * head_bytes // 10 - scratch)
 
 
 def _rows(holder: str, shape: StepShape) -> tuple[int, int]:

@@ -7,7 +7,7 @@ once more as arithmetic; a test holds both together.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardcompute.backends.footprint import (
@@ -134,21 +134,31 @@ def _held_sizes(
     )
     layers = [_forms(each, form_of) for each in layout.layers]
     ends = _forms({name: layout.model[name] for name in ("embedding", "head", "norm")}, form_of)
-    return tuple(
-        HeldSizes(
-            holder,
-            layer_bytes=tuple(sum(_part_bytes(holder, part) for part in layer.values()) for layer in layers),
-            embedding_bytes=_table_bytes(holder, ends["embedding"]),
-            head_bytes=_part_bytes(holder, ends["head"]) + _part_bytes(holder, ends["norm"]),
-            kv_bytes=tuple((kv, held_kv_bytes(holder, kv, spec.kv_heads, spec.head_dim)) for kv in KV_TYPES),
-            scratch_bytes=scratch_bytes(holder, shape),
-            head_scratch_bytes=head_scratch_bytes(holder, shape),
-        )
-        for holder in HOLDERS
-    )
+    return tuple(_held_by(holder, spec, shape, layers, ends) for holder in HOLDERS)
 
 
 _Part = tuple[tuple[int, ...], MatrixForm, int]
+
+
+def _held_by(
+    holder: str,
+    spec: ModelSpec,
+    shape: StepShape,
+    layers: Sequence[Mapping[str, _Part]],
+    ends: Mapping[str, _Part],
+) -> HeldSizes:
+    layer_bytes = tuple(sum(_part_bytes(holder, part) for part in layer.values()) for layer in layers)
+    head_bytes = _part_bytes(holder, ends["head"]) + _part_bytes(holder, ends["norm"])
+    scratch = scratch_bytes(holder, shape, max(layer_bytes))
+    return HeldSizes(
+        holder,
+        layer_bytes=layer_bytes,
+        embedding_bytes=_table_bytes(holder, ends["embedding"]),
+        head_bytes=head_bytes,
+        kv_bytes=tuple((kv, held_kv_bytes(holder, kv, spec.kv_heads, spec.head_dim)) for kv in KV_TYPES),
+        scratch_bytes=scratch,
+        head_scratch_bytes=head_scratch_bytes(holder, shape, head_bytes, scratch),
+    )
 
 
 def _forms(places: Mapping[str, TensorPlace], form_of: FormOf) -> dict[str, _Part]:

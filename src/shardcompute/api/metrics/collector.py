@@ -21,6 +21,7 @@ from shardcompute.version import VERSION
 
 if TYPE_CHECKING:
     from shardcompute.node.admin.incidents import ClusterHealth
+    from shardcompute.node.admin.views import NodeView
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -202,10 +203,23 @@ def _work(load: ServiceLoad) -> Iterator[tuple[MetricRow, Values]]:
     yield table.ROUTER, {(chain, what): value for chain, known in routers for what, value in known.items()}
 
 
+def _memory_parts(node: NodeView) -> Iterator[tuple[str, int]]:
+    yield "process", node.process_bytes
+    yield "held_weights", node.parts.held_weights_bytes
+    yield "scratch", node.parts.scratch_bytes
+    yield "kv_reserved", node.parts.kv_reserved_bytes
+    yield "kv_used", node.kv_used_bytes
+    yield "resident", node.resident_bytes
+
+
 def _health(cluster: ClusterHealth) -> Iterator[tuple[MetricRow, Values]]:
     yield table.NODES, _by_name(cluster.nodes_by_status)
     yield table.NODE_MEMORY, {(node.id, node.name): node.memory_bytes for node in cluster.nodes}
     yield table.NODE_USED, {(node.id, node.name): node.used_bytes for node in cluster.nodes}
+    yield (
+        table.NODE_PARTS,
+        {(node.id, node.name, part): size for node in cluster.nodes for part, size in _memory_parts(node)},
+    )
     yield (
         table.NODE_DEVICE,
         {

@@ -141,13 +141,23 @@ ROUTER = MetricRow(
 
 NODES = MetricRow(("shardcompute_nodes",), "gauge", ("status",), "Machines of the cluster, by status.")
 NODE_MEMORY = MetricRow(
-    ("shardcompute_node_memory_bytes",), "gauge", ("node", "name"), "Memory that a machine offers."
+    ("shardcompute_node_memory_bytes",),
+    "gauge",
+    ("node", "name"),
+    "All that a machine may take (`--max-memory`).",
 )
 NODE_USED = MetricRow(
     ("shardcompute_node_used_bytes",),
     "gauge",
     ("node", "name"),
-    "Memory that a machine's layers take, with what they remember.",
+    "Memory that a machine has set aside: its process, held weights, scratch and KV reserved.",
+)
+NODE_PARTS = MetricRow(
+    ("shardcompute_node_memory_part_bytes",),
+    "gauge",
+    ("node", "name", "part"),
+    "A machine's memory by what it is for: process, held_weights, scratch and kv_reserved are set aside, kv_used is "
+    "what conversations fill of the KV reserved, resident what its process takes now.",
 )
 NODE_DEVICE = MetricRow(
     ("shardcompute_node_device_memory_bytes",),
@@ -268,6 +278,7 @@ GROUPS: tuple[MetricGroup, ...] = (
             NODES,
             NODE_MEMORY,
             NODE_USED,
+            NODE_PARTS,
             NODE_WEIGHTS_SPEED,
             NODE_LAYER_SECONDS,
             NODE_MEASURED_AT,

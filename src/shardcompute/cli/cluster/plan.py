@@ -24,11 +24,13 @@ def plan(
     json: Json = False,
     at: ClusterLocation,
 ) -> None:
-    """Where a cluster would put a model, why there, and how fast it would be.
+    """Where a cluster would put a model, why there, how fast it would be, and what it takes of each machine's memory.
 
     Nothing is loaded; of a model that the cluster does not have, only headers are read. Ends with 7 if it does
     not fit.
     """
+    from shardcompute.cli.cluster.text import describe_memory
+
     screen = open_screen()
     address = at.require()
     with address.connect() as client:
@@ -36,6 +38,7 @@ def plan(
     if json:
         screen.write_json(dataclasses.asdict(planned))
     else:
-        screen.write(f"{planned.text}\n")
+        lines = [planned.text, "", *describe_memory(planned)]
+        screen.write("\n".join(lines) + "\n")
     if not all(chain.is_possible for chain in planned.chains):
         raise typer.Exit(CapacityError.exit_code)

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
         ClusterView,
         DriverView,
         FetchView,
+        MemoryParts,
         ModelView,
         NodeView,
+        PlannedStage,
+        PlanView,
         SpeedView,
         StageView,
     )
@@ -25,6 +28,17 @@ if TYPE_CHECKING:
 
 _ID_SHOWN = 12
 _NODE_HEADINGS = ("NAME", "ID", "STATUS", "DEVICE", "MEMORY", "LAYERS")
+_MEMORY_HEADINGS = (
+    "MACHINE",
+    "LAYERS",
+    "HELD WEIGHTS",
+    "SCRATCH",
+    "KV RESERVED",
+    "PROCESS",
+    "OTHER MODELS",
+    "TOTAL",
+    "OF",
+)
 _DEVICE = 3
 _NARROWER: Sequence[tuple[Sequence[int], bool]] = (
     ((0, 1, 2, _DEVICE, 4, 5), False),
@@ -112,7 +126,7 @@ def _load_line(view: ClusterView) -> str:
     load = view.load
     return (
         f"load: {load.running} running, {load.waiting} waiting, {format_rate(load.tokens_per_s)}, "
-        f"KV memory {load.kv_used_fraction:.0%} used"
+        f"KV used: {load.kv_used_fraction:.0%} of KV reserved"
     )
 
 
@@ -120,7 +134,8 @@ def _describe_model(view: ClusterView, model: ModelView, width: int, detail: int
     chains = f"{model.ready_chains} of {count_of(model.wanted_chains, 'chain')}"
     yield (
         f"{model.name}: {model.status}, {chains} "
-        f"({model.weight_form}, {count_of(model.layer_count, 'layer')}, {format_bytes(model.memory_bytes)})"
+        f"({model.weight_form}, {count_of(model.layer_count, 'layer')}, "
+        f"file {format_bytes(model.file_bytes)}; in memory {describe_parts(model.parts)})"
     )
     for reason in model.reasons:
         yield from wrapped(reason, width)
@@ -225,9 +240,11 @@ def mixed_chains(view: ClusterView) -> list[str]:
 
 
 def _memory_of(node: NodeView, *, is_brief: bool) -> str:
-    """What is set aside for layers and KV, of what it offers, and what its process takes with all that it needs."""
-    taken = f", process {format_bytes(node.resident_bytes)}" if node.resident_bytes and not is_brief else ""
-    return f"{format_bytes(node.used_bytes)} of {format_bytes(node.memory_bytes)}{taken}"
+    """What is set aside (process, held weights, scratch, KV reserved), of what it offers, and what is resident now."""
+    if is_brief:
+        return f"{format_bytes(node.used_bytes)} of {format_bytes(node.memory_bytes)}"
+    taken = f", resident {format_bytes(node.resident_bytes)}" if node.resident_bytes else ""
+    return f"{format_bytes(node.used_bytes)} set aside of {format_bytes(node.memory_bytes)}{taken}"
 
 
 def describe_device(node: NodeView) -> str:
@@ -237,6 +254,35 @@ def describe_device(node: NodeView) -> str:
     label = f" {node.device_label}" if node.device_label else ""
     memory = f", {format_bytes(node.device_bytes)}" if node.device_bytes else ""
     return f"{node.device}{label}{memory}"
+
+
+def describe_memory(plan: PlanView) -> list[str]:
+    """What a plan takes of each machine's memory, in columns that add up."""
+    rows = [_memory_row(stage) for chain in plan.chains for stage in chain.stages]
+    told = f"file: {format_bytes(plan.file_bytes)} of weights on disk and on the wire; in memory:"
+    return [told, *aligned([_MEMORY_HEADINGS, *rows]).splitlines()] if rows else []
+
+
+def _memory_row(stage: PlannedStage) -> tuple[str, ...]:
+    parts = stage.parts
+    counts = (
+        parts.held_weights_bytes,
+        parts.scratch_bytes,
+        parts.kv_reserved_bytes,
+        stage.process_bytes,
+        stage.used_bytes,
+        parts.total_bytes + stage.process_bytes + stage.used_bytes,
+        stage.offered_bytes,
+    )
+    return (stage.name, f"{stage.start}-{stage.stop - 1}", *map(format_bytes, counts))
+
+
+def describe_parts(parts: MemoryParts) -> str:
+    """What memory is for, in the words of docs/memory.md."""
+    return (
+        f"{format_bytes(parts.held_weights_bytes)} held weights, {format_bytes(parts.scratch_bytes)} scratch, "
+        f"{format_bytes(parts.kv_reserved_bytes)} KV reserved"
+    )
 
 
 def describe_speeds(nodes: Sequence[NodeView]) -> list[str]:

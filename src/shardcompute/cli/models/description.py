@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from shardcompute.backends.footprint import holding_of
+from shardcompute.control.sizes import sizes_of
 from shardcompute.core.errors import UnsupportedModelError
 from shardcompute.models.layout import Layout
 from shardcompute.models.spec import ModelSpec, Rope, whole
+from shardcompute.node.admin.dry_run import size_up
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.formats.bytes import ByteSource
 from shardcompute.weights.formats.gguf_file import open_gguf
@@ -52,11 +55,14 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes that running the model takes, with weights as in the file; `context` is that of `kv_bytes`."""
+    """Bytes that running the model on a CPU takes, and those of its weights in the file, which are not the same;
+    `context` is that of `kv_reserved_bytes`."""
 
-    weights_bytes: int
+    file_bytes: int
+    held_weights_bytes: int
+    scratch_bytes: int
     kv_bytes_per_token: int
-    kv_bytes: int
+    kv_reserved_bytes: int
     context: int
 
 
@@ -193,7 +199,16 @@ def _memory_of(checkpoint: Checkpoint) -> Memory:
     spec = checkpoint.spec
     per_token = spec.kv_bytes_per_token_and_layer() * spec.layer_count
     context = min(spec.context_length, _USUAL_CONTEXT)
-    return Memory(checkpoint.stage_bytes(whole(spec)), per_token, per_token * context, context)
+    model = size_up(checkpoint, "native", kv_tokens=context, context_length=context)
+    parts = sizes_of(model).on(holding_of("onnx", "cpu")).parts(0, model.layer_count)
+    return Memory(
+        file_bytes=checkpoint.stage_bytes(whole(spec)),
+        held_weights_bytes=parts.weights_bytes,
+        scratch_bytes=parts.scratch_bytes,
+        kv_bytes_per_token=per_token,
+        kv_reserved_bytes=parts.kv_bytes,
+        context=context,
+    )
 
 
 def _notes(spec: ModelSpec) -> list[str]:

@@ -62,7 +62,7 @@ def _rows(description: Description) -> Iterator[tuple[str, str]]:
     yield from _shape_rows(description)
     for kind in description.weight_types:
         yield "weights", f"{kind.name}: {kind.tensors} tensors, {format_bytes(kind.size_bytes)}"
-    yield "size", format_bytes(description.size_bytes)
+    yield "file size", format_bytes(description.size_bytes)
     yield "file", description.file
     if description.has_chat_template is not None:
         yield "chat template", "yes" if description.has_chat_template else "no"
@@ -88,10 +88,10 @@ def _memory_rows(description: Description) -> Iterator[tuple[str, str]]:
     memory = description.memory
     if memory is None:
         return
-    total = memory.weights_bytes + memory.kv_bytes
+    total = memory.held_weights_bytes + memory.scratch_bytes + memory.kv_reserved_bytes
     yield (
         "memory",
-        f"{format_bytes(total)}: weights {format_bytes(memory.weights_bytes)}, "
-        f"{format_bytes(memory.kv_bytes)} for a context of {memory.context:,} tokens "
-        f"({format_bytes(memory.kv_bytes_per_token)} each)",
+        f"{format_bytes(total)} on a CPU: {format_bytes(memory.held_weights_bytes)} held weights, "
+        f"{format_bytes(memory.scratch_bytes)} scratch, {format_bytes(memory.kv_reserved_bytes)} KV reserved "
+        f"for a context of {memory.context:,} tokens ({format_bytes(memory.kv_bytes_per_token)} each)",
     )

@@ -99,9 +99,14 @@ def _own_workers(
     say: Callable[[str], None],
 ) -> LocalWorkers:
     from shardcompute.backends.device_choice import choose_devices
+    from shardcompute.backends.footprint import process_bytes
     from shardcompute.node.process.local_workers import share_machine
+    from shardcompute.node.worker.memory_promise import check_promise
 
     chosen = choose_devices(engine.device, engine.backend.value)
+    for device in chosen.devices:
+        if max_memory is not None and device.is_host_memory:
+            check_promise(max_memory, process_bytes(device.backend))
     for line in chosen.describe():
         say(line)
     threads = engine.threads or settings.threads

@@ -84,7 +84,7 @@ def test_status_is_one_screen(cli: Cli, lab: Lab) -> None:
     lines = result.stdout.splitlines()
     assert lines[0].startswith("cluster home (")
     assert lines[0].endswith("nodes: 3 ready")
-    assert lines[1] == "load: 0 running, 0 waiting, 0.0 tok/s, KV memory 0% used"
+    assert lines[1] == "load: 0 running, 0 waiting, 0.0 tok/s, KV used: 0% of KV reserved"
     assert any(line.startswith("org/tiny: serving, 1 of 1 chain (int8, 6 layers") for line in lines)
     (row,) = (line for line in lines if line.startswith("  |"))
     assert row.count("|") == len(lab.admin.state().chains[0].stages) + 1

@@ -143,5 +143,5 @@ def test_gpus_are_named_in_windows_of_any_width(lab: Lab) -> None:
         told = "\n".join(describe_nodes([gpu, *others], width))
         assert "cuda:0 NVIDIA H200, 140.0 GiB" in told
     wide, narrow = describe_nodes([gpu], 200), describe_nodes([gpu], 60)
-    assert ", process 1.0 GiB" in wide[1]
+    assert ", resident 1.0 GiB" in wide[1]
     assert narrow[-1] == f"{gpu.name}: cuda:0 NVIDIA H200, 140.0 GiB"

@@ -12,8 +12,15 @@ from typing import Any
 import pytest
 
 from shardcompute.backends.exactness import describe_exactness
-from shardcompute.cli.cluster.text import describe_cluster, describe_device, describe_trouble
+from shardcompute.cli.cluster.text import (
+    describe_cluster,
+    describe_device,
+    describe_memory,
+    describe_parts,
+    describe_trouble,
+)
 from shardcompute.control import events as happened
+from shardcompute.control.sizes import sizes_of
 from shardcompute.core.errors import (
     AuthError,
     CapacityError,
@@ -25,11 +32,20 @@ from shardcompute.core.errors import (
 )
 from shardcompute.core.generation import Delta, GenerationRequest, Interruption, Timings, TokenChoice
 from shardcompute.core.settings import Settings
+from shardcompute.core.units import format_bytes
 from shardcompute.node.admin.admin import ClusterAdmin
 from shardcompute.node.admin.downloads import Fetches
+from shardcompute.node.admin.dry_run import plan_model
 from shardcompute.node.admin.feed import Feed
 from shardcompute.node.admin.swap import given_way, models_in_the_way
-from shardcompute.node.admin.views import ClusterChange, ClusterView, LoadView, apply_change, changes_between
+from shardcompute.node.admin.views import (
+    ClusterChange,
+    ClusterView,
+    LoadView,
+    MemoryParts,
+    apply_change,
+    changes_between,
+)
 from shardcompute.node.coordinator.journal import RecordStatus
 from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.wire import StageTiming
@@ -149,6 +165,34 @@ def test_memory_of_weights_and_of_kv_are_told_apart(admin: ClusterAdmin, cluster
         reserved = node.parts.kv_reserved_bytes
         assert reserved == layers * kv_bytes == sum(each.parts.kv_reserved_bytes for each in node.layers)
         assert reserved < node.parts.total_bytes == node.used_bytes
+
+
+def test_one_model_reads_the_same_in_every_place(admin: ClusterAdmin, cluster: FakeCluster) -> None:
+    """In its own view, its chain's stages, its machines, a plan, and the words of the command line."""
+    state = admin.state()
+    (model,), (chain,) = state.models, state.chains
+    plan = plan_model(cluster.coordinator.state, MODEL, 1, NOW_S)
+    places = {
+        "stages": [stage.parts for stage in chain.stages],
+        "layers": [each.parts for node in state.nodes for each in node.layers],
+        "nodes": [node.parts for node in state.nodes],
+        "plan": [stage.parts for planned in plan.chains for stage in planned.stages],
+    }
+    assert model.parts == plan.parts
+    for name, parts in places.items():
+        summed = MemoryParts(
+            held_weights_bytes=sum(each.held_weights_bytes for each in parts),
+            scratch_bytes=sum(each.scratch_bytes for each in parts),
+            kv_reserved_bytes=sum(each.kv_reserved_bytes for each in parts),
+        )
+        assert summed == model.parts, name
+    assert model.memory_bytes == model.parts.total_bytes == plan.memory_bytes
+    assert model.file_bytes == plan.file_bytes == sizes_of(MODEL).file_bytes
+    told = "\n".join(describe_cluster(state, 120))
+    assert f"file {format_bytes(model.file_bytes)}; in memory {describe_parts(model.parts)}" in told
+    (heading, *rows) = describe_memory(plan)[1:]
+    assert heading.split("  ")[0] == "MACHINE"
+    assert format_bytes(plan.chains[0].stages[0].parts.held_weights_bytes) in rows[0]
 
 
 def test_links_within_one_machine_are_called_local(admin: ClusterAdmin, cluster: FakeCluster) -> None:
