@@ -63,7 +63,7 @@ def test_each_holder_has_its_own_costs() -> None:
     assert matrix_bytes("torch/cuda", half, ROWS, COLUMNS, 0) == 2 * weights
     assert matrix_bytes("torch/cpu", four, ROWS, COLUMNS, 0) == 4 * weights
     assert matrix_bytes("onnx/cpu", four, ROWS, COLUMNS, 0) == weights // 2 + 2 * 4 * weights // 32
-    assert matrix_bytes("torch/cuda", four, ROWS, COLUMNS, 0) == weights // 2 + 4 * weights // 32
+    assert matrix_bytes("torch/cuda", four, ROWS, COLUMNS, 0) == weights // 2 + 2 * weights // 32
     assert matrix_bytes("llamacpp/any", four, ROWS, COLUMNS, 777) == 777
 
 
