@@ -12,8 +12,8 @@ from shardcompute.core.units import format_bytes
 
 _MIB = 1 << 20
 _SERVING_BYTES = 48 * _MIB
-"""Links, threads, a hosted driver with its tokenizer, the graphs of sessions: measured with a model of almost no
-weights (docs/memory.md)."""
+"""Links, threads, a hosted driver with its tokenizer, what sessions leave behind: an estimate, which the tests of the
+promise hold workers to."""
 _LEAST_ROOM_BYTES = 64 * _MIB
 """For the speed probe at the start, and less than any stage needs for its scratch."""
 _LIBRARIES = {
