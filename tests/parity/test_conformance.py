@@ -24,7 +24,7 @@ from shardcompute.core.batch import PAGE_TOKENS, Segment
 from shardcompute.core.errors import CapacityError
 from shardcompute.core.generation import GenerationRequest, Sampling, TokenChoice
 from shardcompute.core.settings import Settings
-from shardcompute.core.steps import Opening, Picked, SessionRows
+from shardcompute.core.steps import Opening, SessionRows
 from shardcompute.models.spec import cut
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.driver import Driver
@@ -33,7 +33,7 @@ from shardcompute.node.local.chain import LocalChain
 from shardcompute.node.local.service import LocalService
 from shardcompute.node.service import ServedModel
 from shardcompute.runtime.shard import open_shard
-from shardcompute.runtime.stage import StageRuntime
+from shardcompute.runtime.stage import PendingFrame, StageRuntime
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
@@ -121,11 +121,11 @@ class SharedStage(StageRuntime):
 
     refusals = 0
 
-    def step(
+    def begin(
         self, work: Sequence[SessionRows], openings: Iterable[Opening], activations: Array | None
-    ) -> Array | list[Picked]:
+    ) -> PendingFrame:
         try:
-            return super().step(work, openings, activations)
+            return super().begin(work, openings, activations)
         except CapacityError:
             self.refusals += 1
             raise

@@ -31,6 +31,9 @@ def test_a_worker_is_restarted_while_answers_go_on(smollm2_gguf: Path, tmp_path:
     folder = tmp_path / "cluster"
     memory = memory_for(smollm2_gguf, 2)
     options = ("--data-dir", tmp_path / "guest", "--name", "guest", *memory, "--threads", "1")
+    # Elsewhere, it cannot read the coordinator's own file, and keeps what it fetches.
+    (tmp_path / "elsewhere").mkdir()
+    within = ("env", f"TMPDIR={tmp_path / 'elsewhere'}")
     with (
         swarm_of(smollm2_gguf, folder, "--workers", "2", *memory, *SMALL) as swarm,
         Client(swarm.url) as client,
@@ -40,7 +43,7 @@ def test_a_worker_is_restarted_while_answers_go_on(smollm2_gguf: Path, tmp_path:
             return client.chat(STORY, max_tokens=48, temperature=0).text
 
         undisturbed = tell()
-        with started("join", swarm.token, *options) as guest:
+        with started("join", swarm.token, *options, within=within) as guest:
             swarm.wait_until(lambda: (_guest(swarm) or {}).get("cached"))
             before = _guest(swarm)
             assert before is not None
@@ -52,7 +55,7 @@ def test_a_worker_is_restarted_while_answers_go_on(smollm2_gguf: Path, tmp_path:
                 assert done.returncode == 0, done.stderr
                 assert "guest is empty and has left" in done.stderr
                 assert guest.end() == 0
-                with started("worker", *options) as again:
+                with started("worker", *options, within=within) as again:
                     again.wait_for("in the cluster")
                     swarm.wait_until(lambda: _guest(swarm))
                     returned = _guest(swarm)

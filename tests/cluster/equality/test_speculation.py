@@ -59,6 +59,7 @@ def lab(
         folder,
         tiny,
         layers=ROOMS[request.param],
+        kv_tokens=8192,
         stages=request.param,
         placing=SPREAD,
         open_drafters=conformance.open_drafters,

@@ -339,9 +339,9 @@ class LabSwarm(Closing):
 
     def room_for(self, layers: int, backend: str = "") -> int:
         held = sizes_of(self.sized()).on(holding_of(backend or self.backend, "cpu"))
-        return (
-            layers * held.memory_before[1] + held.memory_bytes(0, held.layer_count) - held.memory_before[-1]
-        )
+        own = held.memory_bytes(0, held.layer_count) - held.memory_before[-1]
+        drafting = 0 if self.options.draft_heads is None else held.memory_before[1] * 3 // 4
+        return layers * held.memory_before[1] + own + drafting
 
     def sized(self) -> Model:
         with open_tiny(self.checkpoints[self.model]) as checkpoint:

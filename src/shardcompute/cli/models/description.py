@@ -13,6 +13,7 @@ from typing import Any
 from shardcompute.backends.footprint import holding_of
 from shardcompute.control.sizes import sizes_of
 from shardcompute.core.errors import UnsupportedModelError
+from shardcompute.models.families import is_foreign, refuse_foreign
 from shardcompute.models.layout import Layout
 from shardcompute.models.spec import ModelSpec, Rope, whole
 from shardcompute.node.admin.dry_run import size_up
@@ -98,8 +99,10 @@ def describe(files: ModelFiles) -> Description:
             if quantization is not None:
                 tensors = open_mlx(tensors, quantization)
             checkpoint = open_checkpoint(files)
-            shape, memory = _shape_of(checkpoint.spec, checkpoint.layout), _memory_of(checkpoint)
+            shape = _shape_of(checkpoint.spec, checkpoint.layout)
             chat = checkpoint.tokenizer().has_chat_template
+            refuse_foreign(checkpoint.spec)
+            memory = _memory_of(checkpoint)
             checkpoint.source(whole(checkpoint.spec))
             _check_types(tensors)
         except UnsupportedModelError as error:
@@ -215,7 +218,7 @@ def _notes(spec: ModelSpec) -> list[str]:
     notes = [_describe_rope(spec, rope) for rope in spec.ropes]
     count = spec.layer_count
     still = sum(layer.rope is None for layer in spec.layers)
-    if still:
+    if still and not is_foreign(spec):
         notes.append(f"{still} of {count} layers do not rotate")
     windows = Counter(layer.window for layer in spec.layers if layer.window is not None)
     notes += [f"{layers} of {count} layers see {window} positions" for window, layers in windows.items()]

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from shardcompute.backends.executor import ExecutorOptions
+from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import CorruptModelError
 from shardcompute.models.draft_head import DraftHeadWeights, decode_draft_head, encode_draft_head
 from shardcompute.models.spec import head_stage
@@ -31,7 +32,6 @@ log = logging.getLogger(__name__)
 _FILE = "head.draft"
 _HELD_SHARE = 5
 """Quarters of its bytes in the file that kernels hold, see `backends.footprint`."""
-_KV_BYTES = 1 << 20
 DRAFT_HEAD = "draft-head"
 """The name under which it is attached to a model."""
 
@@ -102,11 +102,17 @@ def open_head_drafter(
     held = next(each for each in sizes if each.holder == holding)
     rows_bytes = int(share * (held.head_bytes + held.embedding_bytes))
     logits_bytes = 4 * options.max_logit_rows * len(weights.ids)
-    size_bytes = _HELD_SHARE * len(content) // 4 + rows_bytes + logits_bytes + _KV_BYTES
+    size_bytes = _HELD_SHARE * len(content) // 4 + rows_bytes + logits_bytes + _kv_bytes(card, options)
     if size_bytes > room_bytes:
         return None
     source = shard_source(card, tensors, head_stage(card.spec))
     return build_head_drafter(card.spec, source, weights, backend=backend, options=options), size_bytes
+
+
+def _kv_bytes(card: Card, options: ExecutorOptions) -> int:
+    """It keeps nothing between steps: a page for every row, within what its executor may take."""
+    page_bytes = PAGE_TOKENS * card.spec.kv_bytes_per_token_and_layer()
+    return min(1 << 20, options.max_logit_rows * page_bytes)
 
 
 def _path(folder: Path, checkpoint: Checkpoint) -> Path:

@@ -33,9 +33,14 @@ def measure_process_bytes(backend: str) -> int:
     return resident + _SERVING_BYTES
 
 
+def least_promise(process_bytes: int) -> int:
+    """The least `--max-memory` of a worker whose process takes so much by itself."""
+    return process_bytes + _LEAST_ROOM_BYTES
+
+
 def check_promise(memory_bytes: int, process_bytes: int) -> None:
     """UsageError where a process cannot keep within `memory_bytes` even before it holds anything."""
-    least_bytes = process_bytes + _LEAST_ROOM_BYTES
+    least_bytes = least_promise(process_bytes)
     if memory_bytes < least_bytes:
         raise UsageError(
             f"a worker cannot keep within {format_bytes(memory_bytes)}: its process alone takes "

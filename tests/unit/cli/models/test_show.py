@@ -109,9 +109,11 @@ def test_unsupported_architecture_is_described_with_the_reason(cli: Cli, tmp_pat
     path = str(_write(tmp_path / "new.gguf", architecture="mamba"))
     result = cli("show", path)
     assert result.exit_code == 0
-    assert "cannot run    GGUF metadata: general.architecture 'mamba' is not supported" in result.stdout
+    told = " ".join(result.stdout.split())
+    assert "cannot run only llama.cpp can run the architecture mamba" in told
+    assert "--backend llamacpp" in told
     shown = json.loads(cli("show", path, "--json").stdout)
-    assert (shown["architecture"], shown["shape"]) == ("mamba", None)
+    assert (shown["architecture"], shown["shape"]["layers"], shown["memory"]) == ("mamba", 2, None)
     assert [kind["name"] for kind in shown["weight_types"]] == ["F16", "F32"]
     assert shown["hint"]
 
