@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from shardcompute.backends.matrix import Float32, Matrix
+from shardcompute.core.expert_routing import PLAIN_ROUTING, Routing
 
 Tensor = Any
 Handle = Any
@@ -43,14 +44,16 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlock:
-    """Handles of a sparse feed-forward block; `gate_up` and `down` hold one linear handle per expert."""
+    """Handles of a sparse feed-forward block; `gate_up` and `down` hold one linear handle per expert, `choice_bias`
+    is a vector of `routing`'s biases or None."""
 
     router: Handle
     gate_up: Sequence[Handle]
     down: Sequence[Handle]
     per_token: int
-    weights_over: Literal["all", "chosen"]
     gate: Gate
+    routing: Routing = PLAIN_ROUTING
+    choice_bias: Handle | None = None
 
 
 class Ops(Protocol):
@@ -92,6 +95,10 @@ class Ops(Protocol):
 
     def gated(self, gate_up: Tensor, gate: Gate) -> Tensor:
         """The two halves of each row joined."""
+        ...
+
+    def weigh(self, x: Tensor, score: Tensor) -> Tensor:
+        """Each row of x times the sigmoid of its score `[rows, 1]`."""
         ...
 
     def rotate(self, x: Tensor, head_dim: int, rotation: Handle) -> Tensor:

@@ -232,11 +232,9 @@ def layer_weights(spec: ModelSpec, layer: Layer) -> tuple[int, int]:
         total = attention + 3 * spec.hidden * spec.intermediate
         return total, total
     one = 3 * spec.hidden * spec.experts.intermediate
-    router = spec.hidden * spec.experts.count
-    return (
-        attention + router + spec.experts.count * one,
-        attention + router + spec.experts.per_token * one,
-    )
+    shared = 3 * spec.hidden * spec.experts.shared_intermediate
+    common = attention + spec.hidden * spec.experts.count + shared
+    return common + spec.experts.count * one, common + spec.experts.per_token * one
 
 
 def layer_work(spec: ModelSpec, layer_bytes: Sequence[int]) -> tuple[int, ...]:

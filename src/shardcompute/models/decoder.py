@@ -41,6 +41,16 @@ class LayerWeights:
     gate_up: Handle | None
     down: Handle | None
     experts: ExpertBlock | None
+    shared: SharedExperts | None
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExperts:
+    """What every row goes through beside its experts; `score` says how much of it, where the family has that."""
+
+    gate_up: Handle
+    down: Handle
+    score: Handle | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +108,7 @@ class Decoder:
             gate_up=None if is_sparse else load.linear([mlp("gate"), mlp("up")], spec.has_mlp_bias),
             down=None if is_sparse else load.linear([mlp("down")], spec.has_mlp_bias),
             experts=self._load_experts(load) if is_sparse else None,
+            shared=self._load_shared(load) if is_sparse else None,
             mlp_post_norm=load.vector("mlp.post_norm", after),
         )
 
@@ -114,8 +125,19 @@ class Decoder:
             ],
             down=[load.linear([expert(e, "down")], experts.has_bias) for e in range(experts.count)],
             per_token=experts.per_token,
-            weights_over=experts.weights_over,
             gate=Gate(self.spec.activation, experts.swiglu_limit),
+            routing=experts.routing,
+            choice_bias=load.vector("mlp.choice_bias", experts.routing.has_choice_bias),
+        )
+
+    def _load_shared(self, load: _LayerReader) -> SharedExperts | None:
+        experts = self.spec.experts
+        if experts is None or not experts.shared_intermediate:
+            return None
+        return SharedExperts(
+            gate_up=load.linear(["shared.gate", "shared.up"], has_bias=False),
+            down=load.linear(["shared.down"], has_bias=False),
+            score=load.linear(["mlp.shared_score"], has_bias=False) if experts.has_shared_gate else None,
         )
 
     # Computing
@@ -167,9 +189,19 @@ class Decoder:
         return ops.linear(ops.attend(q, k, v, layer, attention), weights.out)
 
     def _feed_forward(self, ops: Ops, weights: LayerWeights, x: Tensor) -> Tensor:
-        if weights.experts is not None:
+        if weights.experts is None:
+            return self._gated(ops, weights.gate_up, weights.down, x)
+        shared = weights.shared
+        if shared is None:
             return ops.experts(x, weights.experts)
-        return ops.linear(ops.gated(ops.linear(x, weights.gate_up), Gate(self.spec.activation)), weights.down)
+        # First, so that a backend that runs graphs between experts has it in the graph of the router.
+        common = self._gated(ops, shared.gate_up, shared.down, x)
+        if shared.score is not None:
+            common = ops.weigh(common, ops.linear(x, shared.score))
+        return ops.add(ops.experts(x, weights.experts), common)
+
+    def _gated(self, ops: Ops, gate_up: Handle, down: Handle, x: Tensor) -> Tensor:
+        return ops.linear(ops.gated(ops.linear(x, gate_up), Gate(self.spec.activation)), down)
 
 
 def _normed(ops: Ops, x: Tensor, weight: Handle | None, eps: float) -> Tensor:

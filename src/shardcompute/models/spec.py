@@ -10,6 +10,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Literal
 
+from shardcompute.core.expert_routing import PLAIN_ROUTING, Routing
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType, kv_token_bytes
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -48,11 +49,14 @@ class Experts:
     count: int
     per_token: int
     intermediate: int
-    weights_over: Literal["all", "chosen"] = "chosen"
-    """Softmax over all experts' scores before choosing, or over the chosen ones only (= renormalised)."""
+    routing: Routing = PLAIN_ROUTING
     has_bias: bool = False
     swiglu_limit: float | None = None
     """gpt-oss: clamp gate and up, gate · sigmoid(1.702 · gate) · (up + 1)."""
+    shared_intermediate: int = 0
+    """The width of a feed-forward block that every row goes through besides (all shared experts side by side), or 0."""
+    has_shared_gate: bool = False
+    """The shared block's answer is multiplied by the sigmoid of one more score of the row (Qwen2-MoE)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,9 +120,9 @@ def _share(entry: TensorEntry, place: TensorPlace) -> int:
 def _held_sizes(
     spec: ModelSpec, layout: Layout, form_of: FormOf, context_length: int
 ) -> tuple[HeldSizes, ...]:
-    intermediate = (
-        spec.intermediate if spec.experts is None else max(spec.intermediate, spec.experts.intermediate)
-    )
+    intermediate = spec.intermediate
+    if spec.experts is not None:
+        intermediate = max(intermediate, spec.experts.intermediate, spec.experts.shared_intermediate)
     shape = StepShape(
         hidden=spec.hidden,
         heads=spec.heads,

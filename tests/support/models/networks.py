@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, Float32, Matrix
+from shardcompute.core.expert_routing import Routing
 from shardcompute.models.spec import Experts, Layer, ModelSpec, Rope
 
 
@@ -38,7 +39,19 @@ def sparse_spec() -> ModelSpec:
     )
 
 
-SPECS = {"plain": plain_spec, "odd": odd_spec, "sparse": sparse_spec}
+def routed_spec() -> ModelSpec:
+    """DeepSeek's routing: sigmoid scores with a bias for the choice, groups, shared experts."""
+    layers = (Layer(), Layer(is_sparse=True))
+    routing = Routing(
+        "sigmoid", has_choice_bias=True, groups=4, chosen_groups=2, group_by="best_two", scale=2.5
+    )
+    experts = Experts(8, 3, 96, routing, shared_intermediate=64)
+    return ModelSpec(
+        "routed", layers, 128, 4, 2, 32, 96, 320, 1024, (rope(32),), 1e-5, 32**-0.5, experts=experts
+    )
+
+
+SPECS = {"plain": plain_spec, "odd": odd_spec, "sparse": sparse_spec, "routed": routed_spec}
 
 
 @dataclass(frozen=True)
@@ -67,6 +80,8 @@ class RandomTensors:
             return (random.standard_normal(self._shape(kind)[0]) * 0.05).astype(np.float32)
         width = spec.head_dim if name.endswith(("q_norm", "k_norm")) else spec.hidden
         width = spec.heads if name.endswith("sinks") else width
+        if spec.experts is not None and name.endswith("choice_bias"):
+            return (0.2 * random.standard_normal(spec.experts.count)).astype(np.float32)
         return (1 + 0.1 * random.standard_normal(width)).astype(np.float32)
 
     def _random(self, name: str, layer: int | None) -> np.random.Generator:
@@ -75,7 +90,10 @@ class RandomTensors:
     def _shape(self, name: str) -> tuple[int, int]:
         spec = self.spec
         q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        wide = spec.experts.intermediate if name.startswith("experts") and spec.experts else spec.intermediate
+        wide = spec.intermediate
+        if spec.experts is not None and name.startswith(("experts", "shared")):
+            is_shared = name.startswith("shared")
+            wide = spec.experts.shared_intermediate if is_shared else spec.experts.intermediate
         return {
             "q": (q, spec.hidden),
             "k": (kv, spec.hidden),

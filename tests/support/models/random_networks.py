@@ -11,6 +11,7 @@ from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.backends.host.numpy_ops import NumpyExecutor
 from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, MixedMatrix
 from shardcompute.core.batch import Segment
+from shardcompute.core.expert_routing import Routing
 from shardcompute.models.decoder import Decoder
 from shardcompute.models.spec import Experts, Layer, ModelSpec, Rope, whole
 
@@ -59,7 +60,34 @@ SPECS = {
         layers=(Layer(window=9, is_sparse=True), Layer(is_sparse=True)),
         experts=Experts(4, 2, 48, has_bias=True, swiglu_limit=1.0),
     ),
-    "sparse": make_spec(layers=SPARSE, experts=Experts(5, 3, 40, weights_over="all")),
+    "sparse": make_spec(layers=SPARSE, experts=Experts(5, 3, 40, Routing(weights_over="all"))),
+    "grouped": make_spec(
+        layers=SPARSE,
+        experts=Experts(
+            8,
+            3,
+            40,
+            Routing(
+                "sigmoid", has_choice_bias=True, groups=4, chosen_groups=2, group_by="best_two", scale=2.5
+            ),
+            shared_intermediate=96,
+        ),
+    ),
+    "shared-score": make_spec(
+        layers=SPARSE,
+        experts=Experts(
+            6,
+            2,
+            40,
+            Routing(has_choice_bias=True, groups=2, weights_over="all"),
+            shared_intermediate=64,
+            has_shared_gate=True,
+        ),
+    ),
+    "weighed-input": make_spec(
+        layers=SPARSE,
+        experts=Experts(4, 1, 40, Routing("sigmoid", "all", weighs_input=True), shared_intermediate=32),
+    ),
 }
 FORMS = ("int8", "int4", "int4-shift", "int8-mixed", "int4-shift-mixed")
 DENSE = [name for name, spec in SPECS.items() if spec.experts is None]
@@ -94,6 +122,8 @@ def _matrix_shape(spec: ModelSpec, name: str) -> tuple[int, int]:
     inner = spec.intermediate
     if name.startswith("experts.") and spec.experts is not None:
         inner = spec.experts.intermediate
+    if name.startswith("shared.") and spec.experts is not None:
+        inner = spec.experts.shared_intermediate
     shapes = {
         "embedding": (spec.vocab_size, spec.hidden),
         "head": (spec.vocab_size, spec.hidden),
@@ -105,6 +135,7 @@ def _matrix_shape(spec: ModelSpec, name: str) -> tuple[int, int]:
         "up": (inner, spec.hidden),
         "down": (spec.hidden, inner),
         "router": (0 if spec.experts is None else spec.experts.count, spec.hidden),
+        "shared_score": (1, spec.hidden),
     }
     return shapes[name.rsplit(".", 1)[-1]]
 
@@ -114,6 +145,8 @@ def _vector_width(spec: ModelSpec, name: str) -> int:
         return _matrix_shape(spec, name.removesuffix(".bias"))[0]
     if name == "attention.sinks":
         return spec.heads
+    if name == "mlp.choice_bias" and spec.experts is not None:
+        return spec.experts.count
     if name in ("attention.q_norm", "attention.k_norm"):
         if spec.qk_norm == "head":
             return spec.head_dim

@@ -133,6 +133,23 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
         mlp_only_layers=[0],
         decoder_sparse_step=2,
     ),
+    "qwen2-moe": _config(
+        "Qwen2Moe",
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=80,
+    ),
+    "qwen2-moe-mixed": _config(
+        "Qwen2Moe",
+        num_hidden_layers=4,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        shared_expert_intermediate_size=64,
+        norm_topk_prob=True,
+        decoder_sparse_step=2,
+    ),
     "gpt-oss": _config("GptOss", head_dim=16, sliding_window=5, num_local_experts=4, num_experts_per_tok=2),
     "gpt-oss-clamped": _config(
         "GptOss",

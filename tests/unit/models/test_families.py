@@ -171,7 +171,7 @@ def test_qwen3_moe_mixes_dense_and_sparse_layers() -> None:
     spec = _spec(_config("qwen3_moe", num_experts=4, mlp_only_layers=[3], decoder_sparse_step=2))
     assert [layer.is_sparse for layer in spec.layers] == [False, True, False, False, False, True, False, True]
     assert spec.experts is not None
-    assert spec.experts.weights_over == "all"
+    assert spec.experts.routing.weights_over == "all"
 
 
 @pytest.mark.parametrize(

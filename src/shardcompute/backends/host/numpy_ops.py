@@ -11,7 +11,7 @@ import numpy as np
 
 from shardcompute.backends.executor import ExecutorOptions, Network, SynchronousSteps
 from shardcompute.backends.host.rotation import rotation_tables
-from shardcompute.backends.host.routing import choose_experts, softmax
+from shardcompute.backends.host.routing import choose_experts, sigmoid, softmax
 from shardcompute.backends.kv import HostKv, KvSessions
 from shardcompute.backends.matrix import Array, Float32, Matrix
 from shardcompute.backends.ops import Attention, ExpertBlock, Gate
@@ -81,8 +81,11 @@ class NumpyOps:
         if gate.limit is not None:
             left = np.minimum(left, gate.limit)
             up = np.clip(up, -gate.limit, gate.limit)
-            return left * _sigmoid(GPT_OSS_ALPHA * left) * (up + 1)
+            return left * sigmoid(GPT_OSS_ALPHA * left) * (up + 1)
         return _ACTIVATIONS[gate.activation](left) * up
+
+    def weigh(self, x: Float32, score: Float32) -> Float32:
+        return x * sigmoid(score)
 
     def rotate(self, x: Float32, head_dim: int, rotation: tuple[Float32, Float32]) -> Float32:
         positions = np.concatenate([np.arange(s.start, s.stop) for s in self._segments])
@@ -107,14 +110,16 @@ class NumpyOps:
         return out
 
     def experts(self, x: Float32, block: ExpertBlock) -> Float32:
-        chosen, weights = choose_experts(self.linear(x, block.router), block.per_token, block.weights_over)
+        logits = self.linear(x, block.router)
+        chosen, weights = choose_experts(logits, block.per_token, block.routing, block.choice_bias)
         out = np.zeros_like(x)
         for expert in np.unique(chosen):
             rows, ranks = np.nonzero(chosen == expert)
-            y = self.linear(
-                self.gated(self.linear(x[rows], block.gate_up[expert]), block.gate), block.down[expert]
-            )
-            out[rows] += y * weights[rows, ranks][:, None]
+            weight = weights[rows, ranks][:, None]
+            inputs = x[rows] * weight if block.routing.weighs_input else x[rows]
+            inner = self.gated(self.linear(inputs, block.gate_up[expert]), block.gate)
+            y = self.linear(inner, block.down[expert])
+            out[rows] += y if block.routing.weighs_input else y * weight
         return out
 
     def logit_rows(self, x: Float32) -> Float32:
@@ -144,14 +149,8 @@ def _attend_one(
     return mixed.transpose(1, 0, 2).reshape(q.shape)
 
 
-def _sigmoid(x: Float32) -> Float32:
-    with np.errstate(over="ignore"):
-        squashed: Float32 = np.float32(1) / (np.float32(1) + np.exp(-x))
-    return squashed
-
-
 def _silu(x: Float32) -> Float32:
-    return x * _sigmoid(x)
+    return x * sigmoid(x)
 
 
 def _gelu(x: Float32) -> Float32:

@@ -17,6 +17,7 @@ from shardcompute.backends.host.rotation import rotation_tables
 from shardcompute.backends.matrix import Float32, Matrix
 from shardcompute.backends.mlx.attention import attend_group
 from shardcompute.backends.mlx.padded_step import PaddedStep
+from shardcompute.backends.mlx.routing import choose_experts
 from shardcompute.backends.mlx.weights import (
     ExpertMap,
     LinearMap,
@@ -120,6 +121,9 @@ class MlxOps:
             return (left * mx.sigmoid(GPT_OSS_ALPHA * left) * (up + 1)).astype(self._dtype)
         return (_activate(left, gate) * up).astype(self._dtype)
 
+    def weigh(self, x: Any, score: Any) -> Any:
+        return (x * mx.sigmoid(score.astype(mx.float32))).astype(self._dtype)
+
     def rotate(self, x: Any, head_dim: int, rotation: tuple[Any, Any]) -> Any:
         cosines, sines = (table[self._positions][:, None, :] for table in rotation)
         half = cosines.shape[-1]
@@ -143,7 +147,11 @@ class MlxOps:
     def experts(self, x: Any, block: ExpertBlock) -> Any:
         gate_up, down = self._experts[id(block)]
         chosen, weights = self._choose_experts(x, block)
-        y = self.gated(gate_up.apply(x[:, None, None, :], chosen), block.gate)
+        inputs = x[:, None, None, :]
+        if block.routing.weighs_input:
+            inputs = (inputs * weights[:, :, None, None]).astype(self._dtype)
+            weights = mx.ones_like(weights)
+        y = self.gated(gate_up.apply(inputs, chosen), block.gate)
         y = down.apply(y, chosen).squeeze(2).astype(mx.float32)
         return (y * weights[:, :, None]).sum(axis=1).astype(self._dtype)
 
@@ -152,11 +160,7 @@ class MlxOps:
 
     def _choose_experts(self, x: Any, block: ExpertBlock) -> tuple[Any, Any]:
         """Expert numbers and weights `[rows, per_token]`, best first."""
-        scores = self.linear(x, block.router).astype(mx.float32)
-        chosen = mx.argsort(-scores, axis=-1)[:, : block.per_token]
-        if block.weights_over == "all":
-            return chosen, mx.take_along_axis(mx.softmax(scores, axis=-1), chosen, axis=-1)
-        return chosen, mx.softmax(mx.take_along_axis(scores, chosen, axis=-1), axis=-1)
+        return choose_experts(self.linear(x, block.router).astype(mx.float32), block)
 
 
 def _activate(x: Any, gate: Gate) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,11 @@ class OrtOps:
         name = write_gated(self._piece.graph, self._use(gate_up), gate_up.width, gate)
         return self._made(name, gate_up.width // 2)
 
+    def weigh(self, x: Value, score: Value) -> Value:
+        graph = self._piece.graph
+        weight = graph.node("Sigmoid", [self._use(score)])
+        return self._made(graph.node("Mul", [self._use(x), weight]), x.width)
+
     def rotate(self, x: Value, head_dim: int, rotation: tuple[Float32, Float32]) -> Value:
         cosines, sines = rotation
         piece, name = self._piece, self._use(x)
@@ -160,7 +166,9 @@ class OrtOps:
         out = Value(self._name("e"), x.width, None)
         pairs = zip(block.gate_up, block.down, strict=True)
         sessions = [_open_expert(up, down, x.width, block.gate) for up, down in pairs]
-        self.steps.append(ExpertsStep(sessions, block.per_token, block.weights_over, x, scores, out))
+        # Without the matrices, which are the sessions' now.
+        choice = replace(block, router=None, gate_up=(), down=())
+        self.steps.append(ExpertsStep(sessions, choice, x, scores, out))
         return out
 
     def logit_rows(self, x: Value) -> Value:

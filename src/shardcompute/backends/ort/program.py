@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import onnxruntime
@@ -16,6 +16,7 @@ import onnxruntime
 from shardcompute.backends.host.routing import choose_experts
 from shardcompute.backends.kv import HostKv, KvRows
 from shardcompute.backends.matrix import Array, Float32
+from shardcompute.backends.ops import ExpertBlock
 from shardcompute.backends.ort.attention import AttentionKernel, KeyRange
 from shardcompute.core.batch import Segment, count_rows, logit_row_indices
 
@@ -140,8 +141,7 @@ class ExpertsStep:
     """Sends each row to its experts and adds up what they answer, in the order of expert numbers."""
 
     sessions: Sequence[onnxruntime.InferenceSession]
-    per_token: int
-    weights_over: Literal["all", "chosen"]
+    block: ExpertBlock
     x: Value
     scores: Value
     out: Value
@@ -153,15 +153,21 @@ class ExpertsStep:
         return (self.out,)
 
     def run(self, run: Run) -> None:
-        chosen, weights = choose_experts(self.scores.buffer[: run.rows], self.per_token, self.weights_over)
+        block, routing = self.block, self.block.routing
+        logits = self.scores.buffer[: run.rows]
+        chosen, weights = choose_experts(logits, block.per_token, routing, block.choice_bias)
         out = self.out.buffer[: run.rows]
         out[:] = 0
         for expert in np.unique(chosen):
             rows, ranks = np.nonzero(chosen == expert)
             # Two rows at least: some kernels take another path for a single one.
             padded = rows if len(rows) > 1 else np.repeat(rows, 2)
-            (y,) = self.sessions[expert].run(["y"], {"x": self.x.buffer[padded][None]})
-            out[rows] += y[0][: len(rows)] * weights[rows, ranks][:, None]
+            weight = weights[rows, ranks][:, None]
+            inputs = self.x.buffer[padded]
+            if routing.weighs_input:
+                inputs *= weight
+            (y,) = self.sessions[expert].run(["y"], {"x": inputs[None]})
+            out[rows] += y[0][: len(rows)] * (1 if routing.weighs_input else weight)
 
 
 @dataclass(slots=True, eq=False)

@@ -165,6 +165,9 @@ class FusedOps(TorchOps):
         chosen, weights = self._choose_experts(x, block)
         groups = self._sparse.group(chosen, gate_up.count)
         each = chosen.shape[1]
+        if block.routing.weighs_input:
+            x = (x[:, None] * weights[..., None]).to(self._dtype).flatten(0, 1)
+            weights, each = torch.ones_like(weights), 1
         y = self._sparse.multiply(x, gate_up, groups, per_row=each, gate=block.gate, dtype=self._dtype)
         y = self._sparse.multiply(y, down, groups, per_row=1, gate=None, dtype=torch.float32)
         return self._sparse.join(y, weights, self._dtype)

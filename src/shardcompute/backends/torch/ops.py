@@ -17,6 +17,7 @@ from shardcompute.backends.ops import Attention, ExpertBlock, Gate
 from shardcompute.backends.torch.attention import attend_one
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.plan import StepPlan
+from shardcompute.backends.torch.routing import choose_experts
 from shardcompute.backends.torch.weights import DeviceLinear, load_dense, load_linear, to_tensor
 from shardcompute.core.batch import PAGE_TOKENS
 
@@ -107,6 +108,9 @@ class TorchOps:
             return functional.silu(left) * up
         return functional.gelu(left, approximate="tanh" if gate.activation == "gelu_tanh" else "none") * up
 
+    def weigh(self, x: Any, score: Any) -> Any:
+        return (self._value(x) * torch.sigmoid(self.finish(score))).to(self._dtype)
+
     def rotate(self, x: Any, head_dim: int, rotation: Rotation) -> Any:
         cosines, sines = (table[self._positions][:, None, :] for table in rotation)
         half = cosines.shape[-1]
@@ -134,9 +138,13 @@ class TorchOps:
         out = torch.zeros_like(rows_in, dtype=torch.float32)
         for expert in torch.unique(chosen).tolist():
             rows, ranks = torch.nonzero(chosen == expert, as_tuple=True)
-            y = self.gated(self.linear(rows_in[rows], block.gate_up[expert]), block.gate)
+            weight = weights[rows, ranks][:, None]
+            inputs = rows_in[rows]
+            if block.routing.weighs_input:
+                inputs = (inputs * weight).to(self._dtype)
+            y = self.gated(self.linear(inputs, block.gate_up[expert]), block.gate)
             y = self.finish(self.linear(y, block.down[expert]))
-            out[rows] += y * weights[rows, ranks][:, None]
+            out[rows] += y if block.routing.weighs_input else y * weight
         return out.to(self._dtype)
 
     def logit_rows(self, x: Any) -> torch.Tensor:
@@ -148,9 +156,4 @@ class TorchOps:
 
     def _choose_experts(self, x: torch.Tensor, block: ExpertBlock) -> tuple[torch.Tensor, torch.Tensor]:
         """Expert numbers and weights `[rows, per_token]`, best first; ties go to the lower number."""
-        scores = self.finish(self.linear(x, block.router))
-        ordered, order = torch.sort(scores, dim=-1, descending=True, stable=True)
-        chosen = order[:, : block.per_token]
-        if block.weights_over == "all":
-            return chosen, torch.softmax(scores, dim=-1).gather(-1, chosen)
-        return chosen, torch.softmax(ordered[:, : block.per_token], dim=-1)
+        return choose_experts(self.finish(self.linear(x, block.router)), block)

@@ -7,9 +7,10 @@ say (which layers look how far, how experts are counted) is a small function per
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from shardcompute.core.expert_routing import Routing
 from shardcompute.models.families.fields import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYER_EXPERTS, Fields
 from shardcompute.models.spec import Experts, Layer, NormPlacement
 
@@ -29,6 +30,15 @@ LLAMA_NAMES: Mapping[str, str] = {
     "mlp.gate": "mlp.gate_proj",
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
+    "mlp.choice_bias": "mlp.gate.e_score_correction_bias",
+    "mlp.shared_score": "mlp.shared_expert_gate",
+    "shared.gate": "mlp.shared_experts.gate_proj",
+    "shared.up": "mlp.shared_experts.up_proj",
+    "shared.down": "mlp.shared_experts.down_proj",
+}
+_QWEN2_MOE_NAMES = {
+    **LLAMA_NAMES,
+    **{f"shared.{part}": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
 }
 _OLMO2_NAMES = {
     **LLAMA_NAMES,
@@ -141,6 +151,21 @@ def qwen3_moe_layers(fields: Fields, count: int) -> tuple[Layer, ...]:
     if not fields.flag("use_sliding_window", False):
         window = None
     _uniform(fields, count, window)
+    return _stepped(fields, count, window)
+
+
+def qwen2_moe_layers(fields: Fields, count: int) -> tuple[Layer, ...]:
+    fields.one_of("qkv_bias", fields.flag("qkv_bias", True), (True,))
+    window = fields.optional_integer("sliding_window", 4096, low=0, high=MAX_CONTEXT) or None
+    first_full = fields.integer("max_window_layers", 28, low=0)
+    is_windowed = fields.flag("use_sliding_window", False)
+    kinds = _kinds(fields, count) or [is_windowed and i % 2 == 0 and i < first_full for i in range(count)]
+    layers = zip(_mixed(fields, kinds, window), _stepped(fields, count, None), strict=True)
+    return tuple(Layer(window=one.window, is_sparse=other.is_sparse) for one, other in layers)
+
+
+def _stepped(fields: Fields, count: int, window: int | None) -> tuple[Layer, ...]:
+    """Experts in every `decoder_sparse_step`-th layer that is not named as an exception."""
     dense = set(fields.integers("mlp_only_layers") or ())
     step = fields.integer("decoder_sparse_step", 1)
     has_experts = _expert_count(fields, 128) > 0
@@ -205,14 +230,24 @@ def mixtral_experts(fields: Fields) -> Experts:
 
 
 def qwen3_moe_experts(fields: Fields) -> Experts | None:
-    count = _expert_count(fields, 128)
-    intermediate = fields.integer("moe_intermediate_size", 768)
+    return _qwen_experts(fields, count=128, per_token=8, intermediate=768)
+
+
+def qwen2_moe_experts(fields: Fields) -> Experts | None:
+    experts = _qwen_experts(fields, count=60, per_token=4, intermediate=1408)
+    shared = fields.integer("shared_expert_intermediate_size", 5632)
+    return None if experts is None else replace(experts, shared_intermediate=shared, has_shared_gate=True)
+
+
+def _qwen_experts(fields: Fields, *, count: int, per_token: int, intermediate: int) -> Experts | None:
+    """What is given counts when the fields are absent."""
+    count = _expert_count(fields, count)
+    intermediate = fields.integer("moe_intermediate_size", intermediate)
     renormalises = fields.flag("norm_topk_prob", False)
     if count == 0:
         return None
-    return Experts(
-        count, _per_token(fields, 8, count), intermediate, weights_over="chosen" if renormalises else "all"
-    )
+    routing = Routing(weights_over="chosen" if renormalises else "all")
+    return Experts(count, _per_token(fields, per_token, count), intermediate, routing)
 
 
 def gpt_oss_experts(fields: Fields) -> Experts:
@@ -300,6 +335,13 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         kv_heads=4,
         qk_norm="head",
         harmless=frozenset({"max_window_layers"}),
+    ),
+    "qwen2_moe": HfFamily(
+        qwen2_moe_layers,
+        _QWEN2_MOE_NAMES,
+        experts=qwen2_moe_experts,
+        kv_heads=16,
+        attention_bias="qkv",
     ),
     "gpt_oss": HfFamily(
         gpt_oss_layers,

@@ -15,6 +15,8 @@ from shardcompute.models.spec import ModelSpec
 _HEAD = "lm_head.weight"
 _SPARSE_BLOCKS = ("block_sparse_moe", "mlp")
 _ROUTERS = ("gate", "router")
+_WHOLE_NAMES = ("attention.sinks", "mlp.choice_bias")
+"""Tensors whose stored names end without `.weight`."""
 _MLX_EXPERTS = ("switch_mlp", "experts")
 """Where MLX keeps all experts' gates, ups and downs, each stacked to one tensor."""
 _EXPERT_NAMES = (
@@ -63,7 +65,7 @@ class _HfLocator:
 
     def _plain(self, slot: Slot) -> TensorPlace:
         stored = self._family.names[slot.matrix]
-        suffix = "" if slot.name == "attention.sinks" else _suffix(slot)
+        suffix = "" if slot.name in _WHOLE_NAMES else _suffix(slot)
         place = slot.at(f"model.layers.{slot.layer}.{stored}{suffix}")
         if self._family.is_fused and slot.matrix in FUSED:
             return replace(place, rows=fused_rows(self._spec, slot.matrix))

@@ -120,6 +120,12 @@ def _expert_slots(spec: ModelSpec, layer: int) -> Iterator[Slot]:
     yield router
     if spec.experts.has_bias:
         yield _whole_bias(router)
+    if spec.experts.routing.has_choice_bias:
+        yield Slot("mlp.choice_bias", layer, (spec.experts.count,))
+    if spec.experts.shared_intermediate:
+        yield from _gated_slots("shared", layer, spec.hidden, spec.experts.shared_intermediate, False)
+    if spec.experts.has_shared_gate:
+        yield Slot("mlp.shared_score", layer, (1, spec.hidden))
     for expert in range(spec.experts.count):
         prefix = f"experts.{expert}"
         yield from _gated_slots(prefix, layer, spec.hidden, spec.experts.intermediate, spec.experts.has_bias)
