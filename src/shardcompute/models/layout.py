@@ -3,7 +3,8 @@
 The decoder asks for tensors by our own names; a family's layout says which checkpoint tensor each comes from
 and how it was stored. Names, per layer: `attention.{norm,q,k,v,out,q_norm,k_norm,sinks,post_norm}`,
 `mlp.{norm,gate,up,down,post_norm,router,choice_bias,shared_score}`, `experts.{e}.{gate,up,down}`,
-`shared.{gate,up,down}`; for the whole model `embedding`, `norm`, `head`. A bias has its matrix's name with `.bias` behind it.
+`shared.{gate,up,down}`; for the whole model `embedding`, `norm`, `head`. A bias has its
+matrix's name with `.bias` behind it.
 """
 
 from __future__ import annotations
