@@ -49,7 +49,8 @@ def _attend_capped(q: Any, keys: Any, values: Any, mask: Any, attention: Attenti
     grouped = q.astype(mx.float32).reshape(segments, attention.kv_heads, group, count, width)
     keys, values = (each.astype(mx.float32)[:, :, None] for each in (keys, values))
     scores = grouped @ keys.swapaxes(-1, -2) * attention.scale
-    scores = mx.tanh(scores / attention.softcap) * attention.softcap
+    cap: Any = attention.softcap
+    scores = mx.tanh(scores / cap) * cap
     scores = mx.where(mask[:, :, None], scores, -mx.inf)
     if attention.sinks is not None:
         sinks = attention.sinks.reshape(1, attention.kv_heads, group, 1, 1)

@@ -101,7 +101,8 @@ class MlxOps:
 
     def split(self, x: Any, sizes: Sequence[int]) -> Sequence[Any]:
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
-        parts: Sequence[Any] = mx.split(x, ends, axis=-1)
+        split: Any = mx.split(x, ends, axis=-1)
+        parts: Sequence[Any] = split
         return parts
 
     def add(self, x: Any, y: Any) -> Any:

@@ -169,7 +169,8 @@ def load_dense(matrix: Matrix, dtype: Any) -> Any:
 
 def stack_experts(maps: Sequence[LinearMap], dtype: Any) -> ExpertMap:
     """The experts' maps as one; those of unlike forms are widened."""
-    bias = None if maps[0].bias is None else mx.stack([each.bias for each in maps])
+    biases: Any = [each.bias for each in maps]
+    bias = None if biases[0] is None else mx.stack(biases)
     parts = [part for each in maps for part in each.parts]
     part: DensePart | QuantisedPart
     if len(parts) == len(maps) and _are_alike(parts):
