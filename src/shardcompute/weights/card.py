@@ -29,7 +29,7 @@ Kind = Literal["checkpoint", "packed"]
 PARTS = ("codes", "scales", "shifts", "columns", "values")
 _FORMAT = 1
 _TEXT_LIMIT_BYTES = 64 << 20
-_ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1, "I64": 8}
+_ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from shardcompute.models.families import (
 from shardcompute.models.layout import Layout
 from shardcompute.models.spec import ModelSpec, Stage
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.weights.formats.gguf_file import open_gguf
+from shardcompute.weights.formats.gguf_parts import open_gguf_files
 from shardcompute.weights.formats.mlx_file import open_mlx, without_mlx
 from shardcompute.weights.formats.safetensors_file import open_safetensors, open_sharded
 from shardcompute.weights.formats.tensor_file import TensorFile, read_vector
@@ -86,7 +86,7 @@ def open_checkpoint(files: ModelFiles) -> Checkpoint:
     """Read headers and config; no weights."""
     with contextlib.ExitStack() as on_error:
         on_error.callback(files.close)
-        tensors = _open_tensors(files)
+        tensors = open_tensors(files)
         on_error.callback(tensors.close)
         if files.kind == "gguf":
             config: dict[str, Any] = {}
@@ -144,13 +144,16 @@ def read_config(files: ModelFiles) -> dict[str, Any]:
     return config
 
 
-def _open_tensors(files: ModelFiles) -> TensorFile:
+def open_tensors(files: ModelFiles) -> TensorFile:
+    """The tensors as the files have them; headers are read, and no config."""
+    if files.kind == "gguf":
+        return open_gguf_files(files.open, files.weight_files)
     main = files.open(files.main_file)
     with contextlib.ExitStack() as on_error:
         on_error.callback(main.close)
         if files.main_file.endswith(".json"):
             return open_sharded(files.open, bytes(main.read(0, main.size)))
-        tensors = open_gguf(main) if files.kind == "gguf" else open_safetensors(main)
+        tensors = open_safetensors(main)
         on_error.pop_all()
         return tensors
 

@@ -23,6 +23,7 @@ from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.models.spec import Stage
 from shardcompute.weights.attached import read_attachment
 from shardcompute.weights.formats.gguf_file import GgufFile
+from shardcompute.weights.formats.gguf_parts import GgufParts
 from shardcompute.weights.formats.gguf_writer import GgufTensor, stored_text, stored_u32, write_gguf
 from shardcompute.weights.formats.tensor_file import TensorFile
 from shardcompute.weights.sources.disk import check_room, disk_errors
@@ -77,7 +78,7 @@ class GgufHeader(msgspec.Struct, frozen=True):
 
 def header_of(tensors: TensorFile) -> GgufHeader | None:
     """The header of an original file; None if it is not GGUF."""
-    if not isinstance(tensors, GgufFile):
+    if not isinstance(tensors, GgufFile | GgufParts):
         return None
     architecture = str(tensors.metadata["general.architecture"])
     others = {

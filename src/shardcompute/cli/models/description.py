@@ -17,11 +17,9 @@ from shardcompute.models.families import is_foreign, refuse_foreign
 from shardcompute.models.layout import Layout
 from shardcompute.models.spec import ModelSpec, Rope, whole
 from shardcompute.node.admin.dry_run import size_up
-from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
+from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint, open_tensors
 from shardcompute.weights.formats.bytes import ByteSource
-from shardcompute.weights.formats.gguf_file import open_gguf
 from shardcompute.weights.formats.mlx_file import open_mlx, without_mlx
-from shardcompute.weights.formats.safetensors_file import open_safetensors, open_sharded
 from shardcompute.weights.formats.tensor_file import TensorFile, read_expert_matrix, read_matrix
 from shardcompute.weights.sources.resolve import ModelFiles
 
@@ -94,7 +92,7 @@ def describe(files: ModelFiles) -> Description:
     with contextlib.ExitStack() as stack:
         files = _closed_by(stack, files)
         try:
-            tensors = _open_tensors(files)
+            tensors = open_tensors(files)
             _, quantization = without_mlx(_read_object(files.read_text("config.json")))
             if quantization is not None:
                 tensors = open_mlx(tensors, quantization)
@@ -131,16 +129,6 @@ def _closed_by(stack: contextlib.ExitStack, files: ModelFiles) -> ModelFiles:
         return lambda: stack.enter_context(contextlib.closing(opener()))
 
     return replace(files, files={name: opening(opener) for name, opener in files.files.items()})
-
-
-def _open_tensors(files: ModelFiles) -> TensorFile:
-    main = files.open(files.main_file)
-    if files.kind == "gguf":
-        return open_gguf(main)
-    if files.main_file.endswith(".json"):
-        with contextlib.closing(main):
-            return open_sharded(files.open, bytes(main.read(0, main.size)))
-    return open_safetensors(main)
 
 
 def _architecture(files: ModelFiles, tensors: TensorFile | None) -> str:

@@ -52,7 +52,7 @@ GGML_TYPES: dict[int, tuple[str, int, int]] = {
     32: ("Q4_0_4_8", 32, 18),
     33: ("Q4_0_8_8", 32, 18), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 36: ("IQ4_NL_4_4", 32, 18),
     37: ("IQ4_NL_4_8", 32, 18), 38: ("IQ4_NL_8_8", 32, 18), 39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36),
-    41: ("Q1_0", 128, 18),
+    41: ("Q1_0", 128, 18), 42: ("Q2_0", 64, 18),
 }  # fmt: skip
 
 
@@ -72,20 +72,30 @@ class GgufFile(SingleTensorFile):
         super().__init__(source, entries, metadata)
         self.stored = stored
 
+    def forget_metadata(self) -> None:
+        """Free what only the first part of a split model is asked for."""
+        self.metadata, self.stored = {}, {}
+
 
 def open_gguf(source: ByteSource) -> GgufFile:
-    """Read and check the header of one GGUF file; no tensor is read."""
+    """Read and check the header of a GGUF file that is a whole model; no tensor is read."""
+    file = read_gguf(source)
+    count = file.metadata.get("split.count", 0)
+    if isinstance(count, int) and count > 1:
+        raise UnsupportedModelError(
+            f"{source.name} is one of {count} parts of a split model, and its name does not tell the others",
+            hint=f"give all parts the names they were published with, such as model-00001-of-{count:05d}.gguf",
+        )
+    return file
+
+
+def read_gguf(source: ByteSource) -> GgufFile:
+    """The same of a file that may be a part of a model (see `gguf_parts`)."""
     cursor = _Cursor(source)
     _check_version(source, cursor)
     tensor_count = cursor.take_count("tensors", _SMALLEST_TENSOR_BYTES)
     pair_count = cursor.take_count("metadata values", _SMALLEST_PAIR_BYTES)
     metadata, spans = _take_metadata(cursor, pair_count)
-    splits = metadata.get("split.count", 0)
-    if isinstance(splits, int) and splits > 1:
-        raise UnsupportedModelError(
-            f"{source.name} is one of {splits} pieces of a split model",
-            hint="merge the pieces first: llama-gguf-split --merge <first piece> <whole file>",
-        )
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise _corrupt(source.name, f"has general.alignment {alignment!r}, which is not a power of two")

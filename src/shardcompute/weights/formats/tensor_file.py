@@ -23,14 +23,20 @@ from shardcompute.weights.formats.mlx_blocks import mlx_layout
 
 Span = tuple[int, int]
 
-# File bytes decoded at once: enough to keep numpy busy, little against the matrix itself.
+# File bytes, and weights, decoded at once: enough to keep numpy busy, little against the matrix itself. Types of one
+# or two bits have many weights in few bytes.
 _PIECE_BYTES = 8 << 20
+_PIECE_WEIGHTS = 4 << 20
 
 _FLOAT_TYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
 }
+# Beyond it a code times its scale may be infinite.
+_LARGEST_SCALE = np.float32(2.0**119)
+# Held as float32 where that loses nothing. Integers are no weights: what they stand for, nothing says.
+_PLAIN_TYPES = _FLOAT_TYPES | {"F64": np.dtype("<f8")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +141,12 @@ def read_expert_matrix(
 
 
 def read_vector(file: TensorFile, name: str, start: int = 0, stop: int | None = None) -> Float32:
-    """Elements `[start, stop)` of a one-dimensional float tensor, widened to float32."""
+    """Elements `[start, stop)` of a one-dimensional tensor of plain numbers, as float32."""
     entry = _entry_with_rank(file, name, 1)
-    dtype = _FLOAT_TYPES.get(entry.dtype)
+    dtype = _PLAIN_TYPES.get(entry.dtype)
     if dtype is None:
         raise _unsupported_type(file, entry)
-    return widen(np.frombuffer(file.read_rows(name, start, stop), dtype))
+    return widen(_as_float(file, entry, np.frombuffer(file.read_rows(name, start, stop), dtype)))
 
 
 def _read_part(
@@ -150,7 +156,7 @@ def _read_part(
     start, stop = _checked_span(file, entry, "rows", rows or (0, height), height)
     columns = _checked_span(file, entry, "columns", columns or (0, width), width)
     rows = (first_row + start, first_row + stop)
-    if entry.dtype in _FLOAT_TYPES:
+    if entry.dtype in _PLAIN_TYPES:
         return _read_dense(file, entry, rows, columns)
     layout = block_layout(entry.dtype)
     if layout is None:
@@ -159,15 +165,30 @@ def _read_part(
 
 
 def _read_dense(file: TensorFile, entry: TensorEntry, rows: Span, columns: Span) -> DenseMatrix:
-    dtype, width, count = _FLOAT_TYPES[entry.dtype], entry.shape[-1], rows[1] - rows[0]
-    if columns == (0, width):
+    dtype, width, count = _PLAIN_TYPES[entry.dtype], entry.shape[-1], rows[1] - rows[0]
+    if columns == (0, width) and entry.dtype in _FLOAT_TYPES:
         raw = file.read_bytes(entry.name, rows[0] * entry.row_bytes, count * entry.row_bytes)
         return DenseMatrix(np.frombuffer(raw, dtype).reshape(count, width))
-    values = np.empty((count, columns[1] - columns[0]), dtype)
+    held = dtype if entry.dtype in _FLOAT_TYPES else np.dtype(np.float32)
+    values = np.empty((count, columns[1] - columns[0]), held)
     for at, raw in _pieces(file, entry, rows):
-        piece = np.frombuffer(raw, dtype).reshape(-1, width)
-        values[at : at + len(piece)] = piece[:, slice(*columns)]
+        piece = _as_float(file, entry, np.frombuffer(raw, dtype).reshape(-1, width)[:, slice(*columns)])
+        values[at : at + len(piece)] = piece
     return DenseMatrix(values)
+
+
+def _as_float(file: TensorFile, entry: TensorEntry, values: Array) -> Array:
+    """64-bit numbers as float32; UnsupportedModelError where that would round them."""
+    if entry.dtype in _FLOAT_TYPES:
+        return values
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float32)
+    if not np.array_equal(narrow, values, equal_nan=True):
+        raise UnsupportedModelError(
+            f"{entry.name!r} in {file.name} holds {entry.dtype} numbers that float32 cannot hold exactly",
+            hint="convert the model again, with weights of 32 bits or fewer",
+        )
+    return narrow
 
 
 def _read_blocks(
@@ -201,7 +222,7 @@ def _pieces(file: TensorFile, entry: TensorEntry, rows: Span) -> Iterator[tuple[
     """Those rows in pieces of modest size, each with the index of its first row counted from `rows[0]`."""
     if not entry.row_bytes:
         return
-    step = max(1, _PIECE_BYTES // entry.row_bytes)
+    step = max(1, min(_PIECE_BYTES // entry.row_bytes, _PIECE_WEIGHTS // entry.shape[-1]))
     for first in range(rows[0], rows[1], step):
         count = min(step, rows[1] - first)
         yield first - rows[0], file.read_bytes(entry.name, first * entry.row_bytes, count * entry.row_bytes)
@@ -233,17 +254,16 @@ def _wrong_range(
 
 
 def _unsupported_type(file: TensorFile, entry: TensorEntry) -> UnsupportedModelError:
-    known = ", ".join([*_FLOAT_TYPES, *BLOCK_LAYOUTS])
     return UnsupportedModelError(
         f"{entry.name!r} in {file.name} holds {entry.dtype} numbers, which cannot be run here",
-        hint=f"choose a version of the model in one of {known}",
+        hint="choose a version of the model in a common type such as Q4_K_M, Q8_0 or BF16",
     )
 
 
 def _finite(file: TensorFile, entry: TensorEntry, values: Array) -> Array:
-    if not np.isfinite(values).all():
+    if not (np.abs(values) <= _LARGEST_SCALE).all():
         raise CorruptModelError(
-            f"{entry.name!r} in {file.name} has block scales that are infinite or not numbers",
+            f"{entry.name!r} in {file.name} has block scales that are infinite, far too large or not numbers",
             hint="fetch the file again; it is damaged",
         )
     return values

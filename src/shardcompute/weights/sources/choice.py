@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from shardcompute.core.errors import CorruptModelError, UnknownModelError, UnsupportedModelError, UsageError
+from shardcompute.weights.formats.gguf_parts import parse_part_name, parts_with
 
 WeightKind = Literal["gguf", "safetensors"]
 PREFERRED_QUANTS = ("Q4_K_M", "Q4_0", "Q4_1", "Q5_K_M", "Q8_0")
@@ -36,7 +37,6 @@ _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _QUANT = re.compile(
     r"(?:^|[-._/])((?:UD-)?I?T?Q\d[A-Z0-9_]*|BF16|FP?16|FP?32|MXFP4[A-Z0-9_]*)(?=$|[-./])", re.IGNORECASE
 )
-_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,8 @@ def is_safe_name(name: str) -> bool:
 
 def quant_of(name: str) -> str | None:
     """The quantisation in a GGUF file's name: `Model-7B.q4_k_m.gguf` → `Q4_K_M`."""
-    found = _QUANT.findall(_SPLIT.sub("", name).removesuffix(".gguf").removesuffix(".GGUF"))
+    part = parse_part_name(name)
+    found = _QUANT.findall(part.stem if part else name.removesuffix(".gguf").removesuffix(".GGUF"))
     return str(found[-1]).upper() if found else None
 
 
@@ -148,19 +149,30 @@ def _choose_default_gguf(where: str, ggufs: Sequence[str], quant_order: Sequence
 
 
 def _only_gguf(where: str, ggufs: Sequence[str]) -> FileChoice:
-    if any(_SPLIT.search(name) for name in ggufs):
-        raise UnsupportedModelError(
-            f"{where} splits {quant_of(ggufs[0]) or 'its GGUF file'} into parts, which cannot be read",
-            hint="choose another quantisation, or merge them with llama.cpp's gguf-split and give the result",
+    """The one model that these files are, in one file or in parts."""
+    models = {_model_of(name): name for name in reversed(ggufs)}
+    if len(models) > 1:
+        quants, firsts = _quants_of(ggufs), sorted(models.values())
+        listed = ", ".join(
+            quants if len(quants) == len(models) else [*firsts[:12], *["…"][: len(models) > 12]]
         )
-    if len(ggufs) > 1:
-        quants = _quants_of(ggufs)
-        listed = ", ".join(quants if len(quants) == len(ggufs) else [*ggufs[:12], *["…"][: len(ggufs) > 12]])
         raise UsageError(
-            f"{where} has {len(ggufs)} GGUF files that fit, and one must be chosen",
+            f"{where} has {len(models)} GGUF files that fit, and one must be chosen",
             hint=f"name one of: {listed}",
         )
-    return FileChoice("gguf", ggufs[0], (ggufs[0],), quant=quant_of(ggufs[0]))
+    return choose_gguf(ggufs[0], ggufs)
+
+
+def choose_gguf(name: str, names: Collection[str]) -> FileChoice:
+    """The model of the GGUF file `name`, with its other parts among `names` where it is a part."""
+    parts = parts_with(name, names)
+    return FileChoice("gguf", parts[0], parts, quant=quant_of(name))
+
+
+def _model_of(name: str) -> tuple[str, int]:
+    """The same for all parts of a model."""
+    part = parse_part_name(name)
+    return (name, 0) if part is None else (part.stem, part.count)
 
 
 def _quants_of(ggufs: Sequence[str]) -> list[str]:

@@ -18,8 +18,9 @@ from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CorruptModelError, UnknownModelError
 from shardcompute.core.settings import Settings
 from shardcompute.weights.formats.bytes import ByteSource, LocalBytes, check_range
+from shardcompute.weights.formats.gguf_parts import parse_part_name
 from shardcompute.weights.sources.cache import CachedReference, CacheEntry, FileRecord, ModelCache
-from shardcompute.weights.sources.choice import FileChoice, WeightKind, choose_files
+from shardcompute.weights.sources.choice import FileChoice, WeightKind, choose_files, choose_gguf
 from shardcompute.weights.sources.disk import disk_errors
 from shardcompute.weights.sources.hub import Hub, HubListing
 from shardcompute.weights.sources.progress import NullProgress, Progress
@@ -121,7 +122,7 @@ def resolve(
         case FolderReference(path):
             return _from_folder(reference, path)
         case GgufReference(path):
-            return _from_gguf(reference, path, path.stem)
+            return _from_gguf(reference, path, _gguf_name(path))
         case EmbeddedReference():
             return _from_embedded(reference, cache, settings, progress)
         case HubReference():
@@ -131,16 +132,28 @@ def resolve(
 def _from_folder(reference: FolderReference, folder: Path) -> ModelFiles:
     if not folder.is_dir():
         raise UnknownModelError(f"there is no folder {folder}", hint="check the path")
-    with disk_errors(folder):
-        names = [path.name for path in folder.iterdir() if path.is_file()]
-    choice = choose_files(str(folder), names, lambda name: _read_local_text(folder / name), quant_order=())
+    choice = choose_files(
+        str(folder), _names_in(folder), lambda name: _read_local_text(folder / name), quant_order=()
+    )
     return _local_files(reference, folder.name, folder, choice)
 
 
 def _from_gguf(reference: ModelReference, path: Path, name: str) -> ModelFiles:
     if not path.is_file():
         raise UnknownModelError(f"there is no file {path}", hint="check the path")
-    return _local_files(reference, name, path.parent, FileChoice("gguf", path.name, (path.name,)))
+    names = (path.name,) if parse_part_name(path.name) is None else _names_in(path.parent)
+    return _local_files(reference, name, path.parent, choose_gguf(path.name, names))
+
+
+def _gguf_name(path: Path) -> str:
+    """What the model of a file is called; its parts share the name."""
+    part = parse_part_name(path.name)
+    return path.stem if part is None else part.stem
+
+
+def _names_in(folder: Path) -> list[str]:
+    with disk_errors(folder):
+        return [path.name for path in folder.iterdir() if path.is_file()]
 
 
 def _from_embedded(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,7 @@ UNSUPPORTED: dict[str, tuple[bytes, str]] = {
     "version 1": (build(version=1), "version 1"),
     "version 4": (build(version=4), "version 4"),
     "unknown number type": (build(tensors=[described(code=77)]), "number type 77"),
-    "split": (build([pair("split.count", 2, struct.pack("<H", 3))]), "one of 3 pieces"),
+    "split": (build([pair("split.count", 2, struct.pack("<H", 3))]), "one of 3 parts"),
 }
 
 
@@ -251,9 +252,38 @@ def test_scales_that_are_not_numbers_are_refused(opened: Open) -> None:
 
 
 def test_a_type_without_a_decoder_is_named(opened: Open) -> None:
-    file = open_gguf(opened(build(tensors=[described(sizes=(256, 1), code=10)], data=bytes(84))))
-    with pytest.raises(UnsupportedModelError, match="Q2_K"):
+    file = open_gguf(opened(build(tensors=[described(sizes=(256, 1), code=15)], data=bytes(292))))
+    with pytest.raises(UnsupportedModelError, match="Q8_K"):
         read_matrix(file, "t")
+
+
+def test_numbers_of_64_bits_are_read_where_32_hold_them(opened: Open) -> None:
+    values = np.array([[1.5, -(2.0**100), 0.1]])
+    for count, fails in ((2, False), (3, True)):
+        data = values[:, :count].astype("<f8").tobytes()
+        file = open_gguf(opened(build(tensors=[described(sizes=(count, 1), code=28)], data=data)))
+        if fails:
+            with pytest.raises(UnsupportedModelError, match="F64 numbers that float32 cannot hold"):
+                read_matrix(file, "t")
+        else:
+            np.testing.assert_array_equal(read_matrix(file, "t").to_dense(), values[:, :count])
+
+
+def test_few_weights_are_decoded_at_once(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of one bit are many weights in few bytes."""
+    monkeypatch.setattr(tensor_file, "_PIECE_WEIGHTS", 1024)
+    sizes: list[int] = []
+    layout = tensor_file.BLOCK_LAYOUTS["Q1_0"]
+
+    def decode(blocks: Any) -> Any:
+        sizes.append(len(blocks) * 128)
+        return layout.decode(blocks)
+
+    monkeypatch.setitem(tensor_file.BLOCK_LAYOUTS, "Q1_0", replace(layout, decode=decode))
+    rows = np.concatenate([np.ones((40, 1), "<f2").view(np.uint8), np.zeros((40, 16), np.uint8)], axis=1)
+    file = open_gguf(opened(build(tensors=[described(sizes=(128, 40), code=41)], data=rows.tobytes())))
+    np.testing.assert_array_equal(read_matrix(file, "t").to_dense(), np.full((40, 128), -1, np.float32))
+    assert max(sizes) == 1024
 
 
 def test_headers_have_a_limit_whatever_the_file_holds(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:

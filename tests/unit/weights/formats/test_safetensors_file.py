@@ -109,12 +109,10 @@ def test_what_is_asked_for_must_exist(opened: Open) -> None:
         file.read_bytes("norm", 16, 8)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("whole", "I64"), ("doubles", "F64")])
-def test_other_numbers_are_refused_by_name(opened: Open, name: str, dtype: str) -> None:
+def test_other_numbers_are_refused_by_name(opened: Open) -> None:
     file = open_safetensors(opened(save(TENSORS)))
-    read = read_matrix if file.entries[name].shape[1:] else read_vector
-    with pytest.raises(UnsupportedModelError, match=dtype):
-        read(file, name)
+    with pytest.raises(UnsupportedModelError, match="I64"):
+        read_matrix(file, "whole")
 
 
 FAULTS: dict[str, tuple[bytes, str]] = {

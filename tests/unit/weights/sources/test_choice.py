@@ -135,9 +135,33 @@ def test_many_files_without_a_preferred_quant_are_listed() -> None:
     assert caught.value.hint == "name one of: F16, Q2_K"
 
 
-def test_split_files_are_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="into parts"):
-        _choose("m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf", quant="Q8_0")
+def test_parts_of_a_quantisation_are_taken_together() -> None:
+    parts = tuple(f"Q8_0/m-Q8_0-0000{number}-of-00003.gguf" for number in (1, 2, 3))
+    others = ("m-Q4_0.gguf", "Q6_K/m-Q6_K-00001-of-00002.gguf", "Q6_K/m-Q6_K-00002-of-00002.gguf")
+    choice = _choose(*others, parts[2], parts[0], parts[1], quant="q8_0")
+    assert (choice.kind, choice.main_file, choice.weight_files) == ("gguf", parts[0], parts)
+    assert choice.quant == "Q8_0"
+
+
+def test_a_missing_part_is_named() -> None:
+    with pytest.raises(CorruptModelError, match=r"m-Q8_0-00002-of-00003\.gguf is not beside it"):
+        _choose("m-Q8_0-00001-of-00003.gguf", "m-Q8_0-00003-of-00003.gguf", quant="Q8_0")
+    with pytest.raises(CorruptModelError, match=r"and 6 more are not beside it"):
+        _choose("m-Q8_0-00001-of-00010.gguf")
+
+
+def test_two_models_in_parts_are_two() -> None:
+    one = tuple(f"a-0000{number}-of-00002.gguf" for number in (1, 2))
+    other = tuple(f"a-0000{number}-of-00003.gguf" for number in (1, 2, 3))
+    with pytest.raises(UsageError, match="2 GGUF files that fit") as caught:
+        _choose(*one, *other)
+    assert caught.value.hint == f"name one of: {one[0]}, {other[0]}"
+
+
+def test_a_part_beyond_its_own_count_is_refused() -> None:
+    for name in ("m-00003-of-00002.gguf", "m-00000-of-00002.gguf", "m-00001-of-99999.gguf"):
+        with pytest.raises(UnsupportedModelError, match="up to 256 parts"):
+            _choose(name)
 
 
 def test_pickles_are_never_chosen() -> None:

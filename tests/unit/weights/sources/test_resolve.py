@@ -90,6 +90,21 @@ def test_folder_with_one_gguf_and_the_file_itself(tmp_path: Path) -> None:
         assert _bytes(files, files.main_file) == WEIGHTS
 
 
+def test_a_model_in_parts_is_found_by_any_of_them(tmp_path: Path) -> None:
+    names = tuple(f"tiny-0000{number}-of-00003.gguf" for number in (1, 2, 3))
+    for name in names:
+        (tmp_path / name).write_bytes(WEIGHTS)
+    for reference in [FolderReference(tmp_path), *(GgufReference(tmp_path / name) for name in names)]:
+        files = resolve(reference, Settings(tmp_path / "data"))
+        assert (files.kind, files.main_file, files.weight_files) == ("gguf", names[0], names)
+        assert files.total_bytes == 3 * len(WEIGHTS)
+        assert files.name == (tmp_path.name if isinstance(reference, FolderReference) else "tiny")
+    (tmp_path / names[1]).unlink()
+    for reference in (FolderReference(tmp_path), GgufReference(tmp_path / names[2])):
+        with pytest.raises(CorruptModelError, match=names[1]):
+            resolve(reference, Settings(tmp_path / "data"))
+
+
 @pytest.mark.parametrize(
     ("names", "kind"),
     [
