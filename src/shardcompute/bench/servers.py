@@ -18,6 +18,7 @@ import httpx
 
 from shardcompute.bench.streaming import ask_at_once, chunks_of
 from shardcompute.core.errors import BackendError
+from shardcompute.core.phases import Phase, read_phases
 from shardcompute.node.process.log_files import log_folder
 from shardcompute.security.local_secret import read_local_secret
 
@@ -73,6 +74,14 @@ class Server:
         for log in log_folder(self.folder).glob("*.log"):
             found += find_errors(log.read_text(encoding="utf-8", errors="replace").splitlines())
         return sorted(found)[-most:]
+
+    def phases(self) -> dict[str, list[Phase]]:
+        """What each of its processes has logged of its start, by the name of the log."""
+        logs = sorted(log_folder(self.folder).glob("*.log"))
+        return {
+            log.stem: read_phases(log.read_text(encoding="utf-8", errors="replace").splitlines())
+            for log in logs
+        }
 
     def count_tokens(self, text: str) -> int:
         """How long a text is for the model that is served."""

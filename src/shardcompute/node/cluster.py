@@ -107,6 +107,17 @@ class ServedOrder(msgspec.Struct, frozen=True):
     chains: int
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """A model that can be served: its files opened, and whatever travels beside its weights made."""
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    served: ServedWeights
+    drafters: Sequence[Drafter]
+    has_draft_head: bool
+
+
 class Cluster:
     """A running cluster's first machine. Leaving the block (or `close`) stops it; workers wait for its return."""
 
@@ -238,6 +249,10 @@ class Cluster:
     ) -> None:
         """Serve a model from whatever workers there are and will be, in so many stages (0: as many as pay; None: as
         was asked for before)."""
+        self.serve_prepared(self.prepare(checkpoint, form, progress), chains=chains, stages=stages)
+
+    def prepare(self, checkpoint: Checkpoint, form: str, progress: Progress | None = None) -> PreparedModel:
+        """Make ready what serving a model takes; nobody hears of it yet."""
         options = self.options
         tokenizer = checkpoint.tokenizer()
         draft_heads = draft_head_attachments(checkpoint, options.draft_heads)
@@ -254,6 +269,12 @@ class Cluster:
             },
         )
         drafters = options.open_drafters(tokenizer, checkpoint.spec.vocab_size)
+        return PreparedModel(checkpoint, tokenizer, served, drafters, has_draft_head=bool(draft_heads))
+
+    def serve_prepared(self, prepared: PreparedModel, *, chains: int = 1, stages: int | None = None) -> None:
+        """See `serve`."""
+        options = self.options
+        checkpoint, served, drafters = prepared.checkpoint, prepared.served, prepared.drafters
         self._close_files(checkpoint.name)
         self._drafters[checkpoint.name] = drafters
         self._served[checkpoint.name] = served
@@ -263,7 +284,7 @@ class Cluster:
         self.pool.add_model(
             PoolModel(
                 checkpoint.name,
-                tokenizer,
+                prepared.tokenizer,
                 checkpoint.spec.vocab_size,
                 context,
                 int(time.time()),
@@ -271,7 +292,7 @@ class Cluster:
                 checkpoint.files.total_bytes,
                 options.speculation,
                 drafters,
-                has_draft_head=bool(draft_heads),
+                has_draft_head=prepared.has_draft_head,
             )
         )
         model = describe_card(

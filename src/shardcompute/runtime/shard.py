@@ -11,6 +11,7 @@ from shardcompute.backends.executor import Executor, ExecutorOptions, Network
 from shardcompute.backends.matrix import rows_of
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import BackendError, UsageError
+from shardcompute.core.phases import phase
 from shardcompute.models.decoder import Decoder, TensorSource
 from shardcompute.models.draft_head import DraftHeadNetwork, DraftHeadWeights
 from shardcompute.models.families import refuse_foreign
@@ -86,7 +87,8 @@ def _run_by(backend: str, network: Network, options: ExecutorOptions) -> Executo
     if backend == "torch":
         if importlib.util.find_spec("torch") is None:
             raise BackendError("the torch backend needs torch", hint="pip install 'shardcompute[torch]'")
-        from shardcompute.backends.torch import TorchExecutor
+        with phase("importing torch"):
+            from shardcompute.backends.torch import TorchExecutor
 
         return TorchExecutor(network, options)
     if backend == "mlx":

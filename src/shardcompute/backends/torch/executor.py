@@ -33,6 +33,7 @@ from shardcompute.backends.torch.steps import Computed
 from shardcompute.backends.torch.transfers import Download, upload
 from shardcompute.core.batch import Segment, count_rows
 from shardcompute.core.errors import UsageError
+from shardcompute.core.phases import phase
 from shardcompute.core.steps import PICKED
 
 
@@ -46,24 +47,32 @@ class TorchExecutor(KvSessions[PagedKv]):
         self._dtype = choose_dtype(options.dtype, self._device)
         if self._device.type == "cpu":
             torch.set_num_threads(options.threads)
-        self._kv = PagedKv(
-            network.layer_count,
-            network.kv_heads,
-            network.head_dim,
-            context_length=options.context_length,
-            budget_bytes=options.kv_bytes,
-            dtype=self._dtype,
-            device=self._device,
-        )
-        self._last = LastPicks(self._kv.budget.total_pages, self._device)
-        self._ops, self._graphs = self._choose_ops(options, use_library)
+        with phase("opening the device"):
+            self._kv = PagedKv(
+                network.layer_count,
+                network.kv_heads,
+                network.head_dim,
+                context_length=options.context_length,
+                budget_bytes=options.kv_bytes,
+                dtype=self._dtype,
+                device=self._device,
+            )
+            self._last = LastPicks(self._kv.budget.total_pages, self._device)
+            self._ops, self._graphs = self._choose_ops(options, use_library)
         self._normed: torch.Tensor | None = None
-        ops = self._ops
         with torch.inference_mode():
+            self._load_weights(network)
+            if self._graphs is not None:
+                self._graphs.capture(self._max_rows)
+
+    def _load_weights(self, network: Network) -> None:
+        ops = self._ops
+        with phase("weights of the ends"):
             self._shared = network.load_shared(ops)
             self._embedding = network.load_embedding(ops) if network.is_first else None
             self._head = network.load_head(ops) if network.is_last else None
-            self._layers: list[Any] = []
+        self._layers: list[Any] = []
+        with phase("weights of layers"):
             for layer in range(network.layer_count):
                 self._layers.append(network.load_layer(ops, layer))
                 if self._graphs is not None and layer == 0:
@@ -71,8 +80,6 @@ class TorchExecutor(KvSessions[PagedKv]):
                     self._graphs.compile_ahead(
                         partial(self._forward, layers=tuple(self._layers)), self._max_rows
                     )
-            if self._graphs is not None:
-                self._graphs.capture(self._max_rows)
 
     @property
     def is_asynchronous(self) -> bool:

@@ -23,6 +23,7 @@ from shardcompute.backends.torch.kernels.launch import Places
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.plan import SHORT_SEGMENT, StepPlan, cut_blocks
 from shardcompute.backends.torch.steps import Computed
+from shardcompute.core.phases import phase
 
 log = logging.getLogger(__name__)
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -75,8 +76,13 @@ class GraphedSteps:
         wanted = [rows for rows in BUCKETS if rows < max_rows]
         wanted += [rows for rows in BUCKETS if rows >= max_rows][:1]
         if self._compiling is not None:
-            self._compiling.join()
-            torch.cuda.synchronize(self._kv.pool.device)
+            with phase("waiting for kernels"):
+                self._compiling.join()
+                torch.cuda.synchronize(self._kv.pool.device)
+        with phase("capturing graphs"):
+            self._capture_all(wanted)
+
+    def _capture_all(self, wanted: Sequence[int]) -> None:
         before = torch.cuda.memory_reserved(self._kv.pool.device)
         # Garbage collected meanwhile may free device memory or graphs of others, which ends a capture.
         gc.collect()
@@ -140,7 +146,12 @@ class GraphedSteps:
     def _compile(self, forward: Forward, max_rows: int) -> None:
         device = self._kv.pool.device
         try:
-            with torch.inference_mode(), torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream()):
+            with (
+                phase("compiling kernels"),
+                torch.inference_mode(),
+                torch.cuda.device(device),
+                torch.cuda.stream(torch.cuda.Stream()),
+            ):
                 for rows in (rows for rows in _DISTINCT_ROWS if rows <= max_rows):
                     bucket = self._new_bucket(rows)
                     self._ops.place(bucket.places)

@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional
 
 from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix, MixedMatrix
+from shardcompute.backends.torch.transfers import upload_weights
 
 TILE_OUTPUTS = 64
 _PIECE_TILES = 64
@@ -167,11 +168,17 @@ def load_dense(matrix: Matrix | TensorMatrix, device: torch.device, dtype: torch
 
 def to_tensor(values: Array, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
     """An array on the device; raw bfloat16 (uint16) is known for what it is. Never shares memory with it."""
+    if not values.flags.writeable or not values.flags.c_contiguous:
+        # Torch takes no others without complaint.
+        values = np.array(values, order="C")
     if values.dtype == np.uint16:
-        tensor = torch.from_numpy(np.array(values).view(np.int16)).view(torch.bfloat16)
+        tensor = torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
     else:
-        tensor = torch.from_numpy(np.array(values))
-    return tensor.to(device, dtype)
+        tensor = torch.from_numpy(values)
+    if device.type == "cuda":
+        return upload_weights(tensor, device).to(dtype=dtype)
+    moved = tensor.to(device, dtype)
+    return moved.clone() if moved.data_ptr() == tensor.data_ptr() else moved
 
 
 def _load_one(

@@ -24,6 +24,7 @@ import psutil
 from shardcompute.bench.report import Result, Say
 from shardcompute.bench.servers import Server, serving
 from shardcompute.core.errors import BackendError
+from shardcompute.core.phases import Phase
 
 MOST_CLIENTS = 4
 _ENGINE_STEPS = 24
@@ -346,14 +347,20 @@ def run_serve_bench(bench: ServeBench, say: Say, keep: Keep = lambda results: No
     arguments += ["--backend", bench.backend] if bench.backend else []
     arguments += ["--device", bench.device] if bench.device else []
     arguments += ["--threads", str(bench.threads)] if bench.threads else []
-    began = time.monotonic()
+    began, began_at_s = time.monotonic(), time.time()
     with serving("serve", bench.model, [*arguments, *bench.arguments]) as server:
         ready_s = time.monotonic() - began
         say(f"ready after {ready_s:.1f} s")
+        parts = list(ready_parts(server.phases(), began_at_s))
+        for each in parts:
+            labels = each.labels
+            say(
+                f"  {labels['process']}: {labels['phase']} {each.value:.2f} s, until {labels['until_s']:.1f} s"
+            )
         with contextlib.ExitStack() as opened:
             clients = opened.enter_context(processes(bench.clients, "shardcompute.bench.serve.client"))
             engine = opened.enter_context(_engine(bench)) if bench.engine else None
-            results = [Result("ready", ready_s, "s", {})]
+            results = [Result("ready", ready_s, "s", {}), *parts]
             keep(results)
             run = ServeRun(bench, server, clients, engine, say, lambda found: keep([*results, *found]))
             if bench.long_prompt:
@@ -365,6 +372,18 @@ def run_serve_bench(bench: ServeBench, say: Say, keep: Keep = lambda results: No
     for complaint in complaints:
         say(f"the server complained: {complaint}")
     return results
+
+
+def ready_parts(phases: Mapping[str, Sequence[Phase]], began_at_s: float) -> Iterator[Result]:
+    """What the processes of a server did until it was ready, in the order in which they were done with it."""
+    ended = [(each, process) for process, all_of_it in phases.items() for each in all_of_it]
+    for each, process in sorted(ended, key=lambda pair: pair[0].until_s):
+        labels = {
+            "process": process,
+            "phase": each.name,
+            "until_s": round(each.until_s - began_at_s, 3),
+        }
+        yield Result("ready_part", each.seconds, "s", labels)
 
 
 @contextlib.contextmanager

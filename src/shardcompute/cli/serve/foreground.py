@@ -37,6 +37,7 @@ from shardcompute.cli.serve.stopping import terminating_as_interrupt
 from shardcompute.core.errors import JournalError
 from shardcompute.core.generation import Speculation
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
+from shardcompute.core.phases import log_phases, phase
 from shardcompute.core.settings import Settings
 from shardcompute.core.units import count_of
 from shardcompute.weights.sources.reference import parse_reference
@@ -119,6 +120,7 @@ def run_cluster(plan: ClusterPlan, screen: Screen, settings: Settings) -> None:
         options = plan.cluster_options(settings)
         check_ports((serving.host, port) for port in (serving.port, options.port, options.join_port))
         with logging_to_file(folder, "coordinator"):
+            log_phases()
             options = _with_a_journal(options, screen)
             checkpoint = _open(serving.model, screen, settings)
             _run(plan, options, checkpoint, keys, held, screen, settings)
@@ -146,7 +148,7 @@ def _open(model: str, screen: Screen, settings: Settings) -> Checkpoint:
     from shardcompute.weights.sources.resolve import resolve
 
     reference = parse_reference(model)
-    with waiting(screen, f"opening {reference}") as progress:
+    with phase("opening the checkpoint"), waiting(screen, f"opening {reference}") as progress:
         return open_checkpoint(resolve(reference, settings, progress))
 
 
@@ -159,19 +161,21 @@ def _run(
     screen: Screen,
     settings: Settings,
 ) -> None:
-    from shardcompute.api import create_app
-    from shardcompute.api.access.sign_in import PageSessions
-    from shardcompute.node.admin.admin import HISTORY_FILE, ClusterAdmin
-    from shardcompute.node.cluster import Cluster
-    from shardcompute.node.process import launch
-    from shardcompute.node.telemetry.traces import tracing
-    from shardcompute.security.local_secret import local_secret
-    from shardcompute.security.tokens import parse_token
-    from shardcompute.web import page_routes
+    with phase("imports of the server"):
+        from shardcompute.api import create_app
+        from shardcompute.api.access.sign_in import PageSessions
+        from shardcompute.node.admin.admin import HISTORY_FILE, ClusterAdmin
+        from shardcompute.node.cluster import Cluster
+        from shardcompute.node.process import launch
+        from shardcompute.node.telemetry.traces import tracing
+        from shardcompute.security.local_secret import local_secret
+        from shardcompute.security.tokens import parse_token
+        from shardcompute.web import page_routes
 
     served = launch.Served(checkpoint, plan.form, plan.cluster.chains or 1, plan.stages)
     with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(Cluster(options))
+        with phase("opening the cluster"):
+            cluster = stack.enter_context(Cluster(options))
         stack.enter_context(tracing(settings, cluster.pool.requests))
         admin = stack.enter_context(ClusterAdmin(cluster, settings, history=options.folder / HISTORY_FILE))
         for name in launch.prepare(cluster, served):
@@ -190,7 +194,8 @@ def _run(
         )
         if plan.workers is not None:
             screen.say(f"starting {count_of(plan.workers.count, 'worker')} on this machine")
-            stack.enter_context(launch.running_workers(cluster, plan.workers, screen.say))
+            with phase("starting workers"):
+                stack.enter_context(launch.running_workers(cluster, plan.workers, screen.say))
             stack.callback(cluster.coordinator.stand_down)
         launch.serve_from_workers(cluster, served, plan.workers.count if plan.workers else 0)
         app = create_app(

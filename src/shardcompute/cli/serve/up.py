@@ -13,6 +13,7 @@ from shardcompute.cli.options.engine import EngineArguments, check_device
 from shardcompute.cli.options.records import changed_options, with_options
 from shardcompute.cli.options.worker import MaxMemory
 from shardcompute.core.errors import UsageError
+from shardcompute.core.phases import note_imports, phase
 from shardcompute.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def up(
     with the line that it prints. Speaks OpenAI's protocol. Listens for this machine only unless --host says
     otherwise; then clients need an API key, which is made and printed if none is given.
     """
+    note_imports()
     if workers == 0:
         raise UsageError(
             "--workers 0 asks for no workers on this machine",
@@ -103,7 +105,8 @@ def _own_workers(
     from shardcompute.node.process.local_workers import share_machine
     from shardcompute.node.worker.memory_promise import check_promise
 
-    chosen = choose_devices(engine.device, engine.backend.value)
+    with phase("devices"):
+        chosen = choose_devices(engine.device, engine.backend.value)
     for device in chosen.devices:
         if max_memory is not None and device.is_host_memory:
             check_promise(max_memory, process_bytes(device.backend))

@@ -20,6 +20,7 @@ from shardcompute.cli.serve.places import (
     serve_places,
 )
 from shardcompute.cli.serve.worker_process import run_worker
+from shardcompute.core.phases import note_imports
 from shardcompute.core.settings import load_settings
 
 
@@ -42,6 +43,7 @@ def worker(
     """
     from shardcompute.security.tokens import parse_token
 
+    note_imports()
     check_device(arguments.device, arguments.backend)
     screen, folder = open_screen(), worker_folder(load_settings(), data_dir)
     chosen = choose_for(arguments)

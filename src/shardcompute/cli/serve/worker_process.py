@@ -19,6 +19,7 @@ from shardcompute.cli.serve.addresses import check_ports, is_loopback, node_addr
 from shardcompute.cli.serve.shaping import open_transports
 from shardcompute.cli.serve.stopping import exit_at_once, stop_requested, stop_with_parent
 from shardcompute.core.errors import AuthError
+from shardcompute.core.phases import log_phases, phase
 from shardcompute.core.settings import load_settings
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def run_worker(
             stop_with_parent(stop)
         else:
             stack.enter_context(logging_to_file(folder, "worker"))
+        log_phases()
         options = _worker_options(folder, arguments, chosen, member)
         if options.port:
             check_ports([(options.host, options.port)])
@@ -110,8 +112,9 @@ def _serve(
     tell: Callable[[str], None] | None,
 ) -> int:
     """The exit code: 0 unless the coordinator will not have us any more. `tell`: people watch."""
-    from shardcompute.node.driver.hosted_server import DriverHost
-    from shardcompute.node.worker.worker import Worker
+    with phase("imports of the worker"):
+        from shardcompute.node.driver.hosted_server import DriverHost
+        from shardcompute.node.worker.worker import Worker
 
     with (
         closing(Worker(member.credentials, list(member.control_urls), options, DriverHost)) as serving,

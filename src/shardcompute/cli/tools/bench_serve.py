@@ -88,4 +88,8 @@ def serve(
                 write_json(json_file, {"results": listed(results)})
 
         results = run_serve_bench(bench, say, keep)
-    finish(results, render_results(results, "streams", labels=("drafts",), tables=("prompt",)), json_file)
+    finish(
+        results,
+        render_results(results, "streams", labels=("process", "phase", "drafts"), tables=("prompt",)),
+        json_file,
+    )

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from shardcompute.control.state import ClusterState
 from shardcompute.core.errors import UsageError
+from shardcompute.core.phases import phase
 from shardcompute.node.cluster import Cluster, ClusterOptions
 from shardcompute.node.enrolment.stored import is_enrolled, join_from, remember
 from shardcompute.node.process.local_workers import LocalWorker, LocalWorkers
@@ -86,9 +87,12 @@ def prepare(cluster: Cluster, served: Served) -> list[str]:
 
 
 def serve_from_workers(cluster: Cluster, served: Served, count: int) -> None:
-    """Serve a model, unless `prepare` did, once `count` workers are there: a plan should see all of them."""
+    """Serve a model, unless `prepare` did, once `count` workers are there: a plan should see all of them. What there
+    is to do without them is done while they start."""
     if any(model.name == served.checkpoint.name for model in cluster.pool.models()):
         return
+    with phase("preparing the model"):
+        prepared = cluster.prepare(served.checkpoint, served.form)
     are_there = threading.Event()
 
     def look(state: ClusterState) -> None:
@@ -97,8 +101,9 @@ def serve_from_workers(cluster: Cluster, served: Served, count: int) -> None:
 
     cluster.coordinator.listen(look)
     look(cluster.coordinator.state)
-    are_there.wait(_WORKERS_WITHIN_S)
-    _serve(cluster, served)
+    with phase("waiting for workers"):
+        are_there.wait(_WORKERS_WITHIN_S)
+    cluster.serve_prepared(prepared, chains=served.chains, stages=served.stages)
 
 
 def _serve(cluster: Cluster, served: Served) -> None:

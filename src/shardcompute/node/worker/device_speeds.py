@@ -9,6 +9,7 @@ from collections.abc import Callable
 from shardcompute.backends.device_memory import free_caches, within_memory
 from shardcompute.control.events import NodeMeasured
 from shardcompute.control.state import LayerTime
+from shardcompute.core.phases import phase
 from shardcompute.node.worker.service_pace import ShardPace
 from shardcompute.node.worker.shard_loader import MeasuredShard
 from shardcompute.node.worker.speed_book import DeviceKey, SpeedBook
@@ -76,11 +77,12 @@ class DeviceSpeeds:
         if known is not None and device.device != "cpu":
             return known
         try:
-            speed = within_memory(
-                lambda: probe_backend(device.backend, device.device, device.threads),
-                free_caches,
-                "the device was probed",
-            )
+            with phase("probing the device"):
+                speed = within_memory(
+                    lambda: probe_backend(device.backend, device.device, device.threads),
+                    free_caches,
+                    "the device was probed",
+                )
         except Exception as error:
             # It may compute all the same: what it loads is measured, too.
             log.warning("the speed of %s with %s is guessed: %s", device.label, device.backend, error)

@@ -23,6 +23,7 @@ from shardcompute.backends.footprint import holding_of
 from shardcompute.control.sizes import StageBytes, describe_card, sizes_of
 from shardcompute.control.state import LayerShape, Shard
 from shardcompute.core.errors import CapacityError, DeviceMemoryError, LinkError, ShardComputeError
+from shardcompute.core.phases import phase
 from shardcompute.core.units import format_bytes
 from shardcompute.models.spec import Stage
 from shardcompute.node.rpc.commands import LoadLayers, Peer
@@ -127,7 +128,8 @@ class ShardLoader:
             if key in self._held:
                 return None
             try:
-                return self._load(command, key, on_progress)
+                with phase("loading layers"):
+                    return self._load(command, key, on_progress)
             finally:
                 with self._lock:
                     self._share_rest(self._memory_bytes)
@@ -177,7 +179,8 @@ class ShardLoader:
 
     def _load(self, command: LoadLayers, key: ShardKey, on_progress: OnProgress) -> MeasuredShard:
         *_, origin = command.sources
-        card = self._fetch_card(origin, command.model)
+        with phase("fetching the card"):
+            card = self._fetch_card(origin, command.model)
         stage = Stage(command.start, command.stop, card.spec.layer_count)
         parts = self._parts(card, command)
         size = parts.total_bytes
@@ -230,7 +233,8 @@ class ShardLoader:
         def open_and_measure() -> tuple[StageRuntime, ShardSpeed]:
             runtime = open_stage()
             try:
-                return runtime, measure(runtime)
+                with phase("measuring layers"):
+                    return runtime, measure(runtime)
             except BaseException:
                 runtime.close()
                 raise
@@ -271,7 +275,8 @@ class ShardLoader:
 
         with self._tensors(card, suppliers, progress) as tensors:
             executor = open_remote_shard(card, stage, tensors, backend=self._options.backend, options=options)
-            vocabulary = served_vocabulary(tensors) if stage.is_last else None
+            with phase("reading the vocabulary"):
+                vocabulary = served_vocabulary(tensors) if stage.is_last else None
         return StageRuntime(
             executor,
             is_first=stage.is_first,

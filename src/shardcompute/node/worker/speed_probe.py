@@ -119,8 +119,9 @@ class _MadeUpTensors:
     def _make(self, out: int, width: int) -> Matrix:
         random = np.random.default_rng(0)
         if self._is_gpu:
-            # Bits of small bfloat16 numbers of both signs.
-            return DenseMatrix(random.choice(np.array([0x3C00, 0xBC00], dtype=np.uint16), (out, width)))
+            # Bits of small bfloat16 numbers of both signs; to draw a hundred million of them would take seconds.
+            some = random.choice(np.array([0x3C00, 0xBC00], dtype=np.uint16), (1, width))
+            return DenseMatrix(np.repeat(some, out, axis=0))
         codes = random.integers(0, 256, (out, width // 32, 32), dtype=np.uint8)
         return BlockMatrix(8, 32, codes, np.full((out, width // 32), 1e-4, dtype=np.float32))
 
