@@ -57,7 +57,7 @@ class FakeMachine:
     platform: str = "Linux"
     asked: list[str] = field(default_factory=list)
 
-    def probes(self) -> DeviceProbes:
+    def probes(self, *, asks_anew: bool = False) -> DeviceProbes:
         def ask(library: str) -> DeviceReport:
             self.asked.append(library)
             if isinstance(self.report, ProbeError):

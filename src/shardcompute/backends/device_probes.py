@@ -1,5 +1,9 @@
 """Device probes: what the system shows of its GPUs, which torch is installed, and a report by torch or MLX.
 
+To have torch say what it can compute on takes seconds: a report without complaints is kept for some days, and serves
+as long as the system shows the same GPUs and the same library is installed. How much memory is free is the system's
+word then.
+
 Nothing here raises but `ProbeError`, and nothing waits for longer than its deadline: drivers hang, and tools that come
 with them fail in many ways. Tests put their own functions into `DeviceProbes`.
 """
@@ -9,18 +13,22 @@ from __future__ import annotations
 import contextlib
 import csv
 import importlib.util
+import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 import psutil
+
+from shardcompute.core.settings import load_settings, visible_gpus
 
 Maker = Literal["nvidia", "amd", "apple"]
 _SMI_S = 20.0
@@ -32,6 +40,9 @@ _LEAST_VRAM_BYTES = 1 << 30
 _QUERY = "uuid,name,memory.total,memory.free,driver_version,compute_cap"
 _DRIVER = Path("/proc/driver/nvidia")
 _DEV = Path("/dev")
+_REPORTS_FILE = "device-reports.json"
+_REPORT_LASTS_S = 7 * 86_400.0
+_MOST_REPORTS = 8
 _KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 
 
@@ -115,9 +126,9 @@ class DeviceProbes:
     platform: str = "Linux"
 
 
-def system_probes() -> DeviceProbes:
-    """Those of this machine."""
-    return DeviceProbes(
+def system_probes(*, asks_anew: bool = False) -> DeviceProbes:
+    """Those of this machine. `asks_anew`: no report that was kept serves."""
+    probes = DeviceProbes(
         gpus=seen_gpus,
         torch=torch_build,
         has_mlx=lambda: importlib.util.find_spec("mlx") is not None,
@@ -125,6 +136,76 @@ def system_probes() -> DeviceProbes:
         host=host_memory,
         platform=platform.system(),
     )
+    if asks_anew:
+        return probes
+    return remembering(probes, load_settings().data_dir / _REPORTS_FILE, visible_gpus())
+
+
+class KeptReport(msgspec.Struct, frozen=True):
+    """What a library reported, and of what."""
+
+    library: str
+    about: str
+    reported_at_s: float
+    report: DeviceReport
+
+
+def remembering(
+    probes: DeviceProbes, path: Path, environment: str, clock: Callable[[], float] = time.time
+) -> DeviceProbes:
+    """The same probes; reports are kept in a file and serve again. `environment`: what else they depend on."""
+    shown: list[SeenGpu] = []
+
+    def gpus() -> Sequence[SeenGpu]:
+        shown[:] = probes.gpus()
+        return tuple(shown)
+
+    def report(library: str) -> DeviceReport:
+        kept, now_s = _read_reports(path), clock()
+        # What is free changes all the time, and is told by the system.
+        lasting = [replace(gpu, free_bytes=0) for gpu in shown]
+        about = repr((environment, sys.prefix, probes.torch(), lasting))
+        for each in kept:
+            if (each.library, each.about) == (
+                library,
+                about,
+            ) and 0 <= now_s - each.reported_at_s < _REPORT_LASTS_S:
+                found = _with_free(each.report, shown)
+                if found is not None:
+                    return found
+        made = probes.report(library)
+        if made.gpus and not made.error and not any(gpu.error for gpu in made.gpus):
+            others = [each for each in kept if (each.library, each.about) != (library, about)]
+            _write_reports(path, [*others, KeptReport(library, about, now_s, made)][-_MOST_REPORTS:])
+        return made
+
+    return replace(probes, gpus=gpus, report=report)
+
+
+def _with_free(report: DeviceReport, shown: Sequence[SeenGpu]) -> DeviceReport | None:
+    """A kept report with the memory that the system says is free; None where it does not say that of every GPU."""
+    free = {gpu.uuid: gpu.free_bytes for gpu in shown if gpu.uuid and gpu.free_bytes}
+    if any(gpu.uuid not in free for gpu in report.gpus):
+        return None
+    gpus = tuple(msgspec.structs.replace(gpu, free_bytes=free[gpu.uuid]) for gpu in report.gpus)
+    return msgspec.structs.replace(report, gpus=gpus)
+
+
+def _read_reports(path: Path) -> list[KeptReport]:
+    try:
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(_MOST_CHARACTERS), type=list[KeptReport])
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
+        return []
+
+
+def _write_reports(path: Path, reports: Sequence[KeptReport]) -> None:
+    """Whole or not at all; without them the next start only takes longer."""
+    written = path.with_name(f"{path.name}.{os.getpid()}.new")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        written.write_bytes(msgspec.json.encode(reports))
+        written.replace(path)
 
 
 def host_memory() -> HostMemory:

@@ -61,10 +61,12 @@ class ComputeDevice:
         return self.name != "cpu"
 
 
-def find_devices(backend: str = "", probes: DeviceProbes | None = None) -> tuple[ComputeDevice, ...]:
+def find_devices(
+    backend: str = "", probes: DeviceProbes | None = None, *, asks_anew: bool = False
+) -> tuple[ComputeDevice, ...]:
     """What can be used, the best first and the CPU last; then what is there and cannot be. `backend`: which one is to
-    compute, where a GPU suits several."""
-    probes = probes or system_probes()
+    compute, where a GPU suits several. `asks_anew`: whatever was found before."""
+    probes = probes or system_probes(asks_anew=asks_anew)
     seen = tuple(probes.gpus())
     gpus = _find_gpus(probes, seen, backend) if seen else []
     usable = [gpu for gpu in gpus if gpu.is_usable]

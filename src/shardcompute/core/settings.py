@@ -10,6 +10,7 @@
     SHARDCOMPUTE_LOG_FORMAT                  json: log one JSON object per line; text (the default): plain lines
     SHARDCOMPUTE_LOG_LEVEL                   what to log: debug, info (the default), warning or error
     SHARDCOMPUTE_CORS_ORIGINS                web origins whose pages may call the API, with commas between; * for any
+    CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES   GPUs that drivers let programs see
     OTEL_EXPORTER_OTLP_ENDPOINT              address of an OpenTelemetry collector to send traces to
     NO_COLOR                                 anything: plain output
 
@@ -94,6 +95,13 @@ def load_settings(environ: Mapping[str, str] | None = None, *, platform: str = s
         no_color="NO_COLOR" in values,
         cors_origins=_cors_origins(values),
     )
+
+
+def visible_gpus(environ: Mapping[str, str] | None = None) -> str:
+    """What the environment says of the GPUs that drivers show to programs: told apart, never read."""
+    values = os.environ if environ is None else environ
+    names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    return " ".join(f"{name}={values[name]}" for name in names if name in values)
 
 
 def _first(values: Mapping[str, str], *names: str) -> tuple[str, str] | None:

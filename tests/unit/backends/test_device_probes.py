@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shardcompute.backends import device_probes
 from shardcompute.backends.device_probes import (
     ProbeError,
     ReportedGpu,
+    TorchBuild,
     amd_gpus,
     nvidia_files,
     read_smi,
+    remembering,
     report_by,
     torch_build,
 )
 from shardcompute.backends.device_problems import can_run
+from shardcompute.backends.devices import find_devices
+from support.fake_devices import H200, cuda_machine, second
 
 _SMI = """\
 GPU-1c2d, NVIDIA H200, 143771, 143156, 580.65.06, 9.0
@@ -147,3 +153,78 @@ def test_for_which_gpus_there_is_code(
 def test_code_for_amd_is_for_the_very_same() -> None:
     assert can_run(ReportedGpu(arch="gfx1100"), ("gfx1100",))
     assert not can_run(ReportedGpu(arch="gfx1103"), ("gfx1100",))
+
+
+class _Remembered:
+    """A machine whose probes remember, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.machine = cuda_machine(H200, second())
+        self.environment = ""
+        self.now_s = 1e9
+        self._path = path
+
+    def find(self) -> list[int]:
+        """The free memory of its GPUs."""
+        probes = remembering(self.machine.probes(), self._path, self.environment, lambda: self.now_s)
+        return [device.free_bytes for device in find_devices(probes=probes) if device.is_gpu]
+
+    @property
+    def asked(self) -> int:
+        return len(self.machine.asked)
+
+
+@pytest.fixture
+def remembered(tmp_path: Path) -> _Remembered:
+    return _Remembered(tmp_path / "folder" / "reports.json")
+
+
+def test_a_report_serves_again_with_the_memory_that_is_free_now(remembered: _Remembered) -> None:
+    assert remembered.find() == [H200.free_bytes, second().free_bytes]
+    seen = remembered.machine.seen
+    remembered.machine.seen = (replace(seen[0], free_bytes=7 << 30), replace(seen[1], free_bytes=5 << 30))
+    assert remembered.find() == [7 << 30, 5 << 30]
+    assert remembered.asked == 1
+
+
+@pytest.mark.parametrize("change", ["driver", "card", "library", "environment", "age", "clock", "silence"])
+def test_torch_is_asked_again_where_something_is_not_as_it_was(remembered: _Remembered, change: str) -> None:
+    remembered.find()
+    machine = remembered.machine
+    if change == "driver":
+        machine.seen = tuple(replace(gpu, driver="999.1") for gpu in machine.seen)
+    elif change == "card":
+        machine.seen = machine.seen[:1]
+    elif change == "library":
+        machine.build = TorchBuild("2.14.0+cu130", cuda="13.0")
+    elif change == "environment":
+        remembered.environment = "CUDA_VISIBLE_DEVICES=1"
+    elif change == "age":
+        remembered.now_s += 8 * 86_400
+    elif change == "clock":
+        remembered.now_s -= 60
+    elif change == "silence":
+        # The system does not say what is free.
+        machine.seen = tuple(replace(gpu, free_bytes=0) for gpu in machine.seen)
+    remembered.find()
+    assert remembered.asked == 2
+
+
+def test_a_report_with_complaints_is_not_kept(remembered: _Remembered) -> None:
+    broken = msgspec.structs.replace(second(), error="no kernel image is available")
+    remembered.machine.report = msgspec.structs.replace(
+        cuda_machine(H200, second()).probes().report("torch"), gpus=(H200, broken)
+    )
+    remembered.find()
+    remembered.find()
+    assert remembered.asked == 2
+
+
+def test_a_file_of_reports_that_cannot_be_read_is_as_good_as_none(
+    remembered: _Remembered, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "reports.json").write_text("[{", encoding="utf-8")
+    remembered.find()
+    remembered.find()
+    assert remembered.asked == 1

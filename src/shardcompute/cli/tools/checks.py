@@ -144,7 +144,7 @@ def check_memory(available_bytes: int | None = None) -> Iterator[Finding]:
 
 def check_devices(found: Sequence[ComputeDevice] | None = None) -> Iterator[Finding]:
     """What this machine can compute on, and each GPU that it cannot. Work goes on without those."""
-    for device in find_devices() if found is None else found:
+    for device in find_devices(asks_anew=True) if found is None else found:
         memory = f", {format_bytes(device.total_bytes)}" if device.total_bytes else ""
         if device.problem:
             text = f"{device.label}{memory}: {device.problem}"

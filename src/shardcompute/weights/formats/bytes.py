@@ -82,7 +82,7 @@ class LocalBytes:
     def read(self, offset: int, length: int) -> memoryview:
         check_range(self.name, self.size, offset, length)
         # Not a bytearray, whose every byte would be written twice.
-        view = memoryview(np.empty(length, np.uint8))
+        view = np.empty(length, np.uint8).data
         if length >= 2 * _PIECE_BYTES and _reader_count() > 1:
             starts = range(0, length, _PIECE_BYTES)
             pieces = [(view[start : start + _PIECE_BYTES], offset + start) for start in starts]

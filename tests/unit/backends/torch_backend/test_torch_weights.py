@@ -11,6 +11,7 @@ from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, MixedMatrix
 from shardcompute.core.errors import BackendError, UsageError
 
 torch = pytest.importorskip("torch")
+from shardcompute.backends.torch import transfers  # noqa: E402
 from shardcompute.backends.torch.device import can_fuse, choose_device, choose_dtype  # noqa: E402
 from shardcompute.backends.torch.weights import (  # noqa: E402
     DenseLinear,
@@ -93,3 +94,30 @@ def test_number_formats() -> None:
 def test_a_missing_device_is_named() -> None:
     with pytest.raises(BackendError, match="CUDA"):
         choose_device("cuda")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.int64])
+@pytest.mark.parametrize("is_writeable", [True, False])
+def test_a_tensor_has_memory_of_its_own(dtype: type, is_writeable: bool) -> None:
+    """Raw bfloat16 comes as uint16; arrays over bytes of others cannot be written to."""
+    values = np.arange(12, dtype=dtype).reshape(3, 4)
+    kept = values.copy()
+    given = values[:]
+    given.flags.writeable = is_writeable
+    tensor = to_tensor(given, CPU)
+    values[:] = 0
+    found = tensor.view(torch.int16).numpy().view(np.uint16) if dtype is np.uint16 else tensor.numpy()
+    np.testing.assert_array_equal(found, kept)
+    every_other = to_tensor(kept[:, ::2], CPU)
+    assert every_other.shape == (3, 2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("rows", [3, 5000])
+def test_weights_pass_through_pinned_memory_unchanged(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many times round the pieces that are pinned, the last of them short."""
+    monkeypatch.setattr(transfers, "_STAGE_BYTES", 100_003)
+    values = torch.randint(-32768, 32767, (rows, 1001), dtype=torch.int16).view(torch.bfloat16)
+    uploaded = transfers.upload_weights(values, torch.device("cuda"))
+    assert uploaded.dtype == torch.bfloat16
+    assert torch.equal(uploaded.cpu().view(torch.int16), values.view(torch.int16))

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from shardcompute.bench.serve.client import _read
-from shardcompute.bench.serve.run import ServeBench, prompt_ids, rates_of
+from shardcompute.bench.serve.run import ServeBench, prompt_ids, rates_of, ready_parts
 from shardcompute.bench.serve.shapes import make_checkpoint
 from shardcompute.core.errors import UsageError
+from shardcompute.core.phases import Phase
 from shardcompute.core.settings import Settings
 from shardcompute.models.spec import whole
 from shardcompute.weights.checkpoint import open_checkpoint
@@ -80,3 +81,21 @@ def test_a_random_checkpoint_opens_and_every_token_has_a_text(tmp_path: Path) ->
         assert 0.1 < float(np.std(matrix)) < 0.3
     with pytest.raises(UsageError, match="shape"):
         make_checkpoint("900b", tmp_path)
+
+
+def test_phases_of_several_processes_are_told_in_the_order_of_their_ends() -> None:
+    parts = ready_parts(
+        {
+            "coordinator": [Phase("devices", 5.0, 106.0), Phase("waiting for workers", 6.0, 112.5)],
+            "worker-1": [Phase("imports", 1.0, 108.0)],
+        },
+        began_at_s=100.0,
+    )
+    told = [
+        (each.labels["process"], each.labels["phase"], each.value, each.labels["until_s"]) for each in parts
+    ]
+    assert told == [
+        ("coordinator", "devices", 5.0, 6.0),
+        ("worker-1", "imports", 1.0, 8.0),
+        ("coordinator", "waiting for workers", 6.0, 12.5),
+    ]

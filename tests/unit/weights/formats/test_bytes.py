@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from shardcompute.core.errors import CorruptModelError, SourceError, UnknownModelError
+from shardcompute.weights.formats import bytes as bytes_module
 from shardcompute.weights.formats.bytes import LocalBytes
 
 
@@ -62,3 +65,27 @@ def test_a_closed_source_reads_no_more(path: Path) -> None:
     source.close()
     with pytest.raises(ValueError, match="closed"):
         source.read(0, 1)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files have one position there")
+def test_a_long_range_is_read_by_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bytes_module, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    content = bytes(i * 7 % 251 for i in range(10_007))
+    path = tmp_path / "long.bin"
+    path.write_bytes(content)
+    readers: set[str] = set()
+    read = LocalBytes._read_piece
+
+    def watched(source: LocalBytes, view: memoryview, offset: int) -> None:
+        readers.add(threading.current_thread().name)
+        read(source, view, offset)
+
+    monkeypatch.setattr(LocalBytes, "_read_piece", watched)
+    with LocalBytes(path) as source:
+        assert bytes(source.read(3, 9_999)) == content[3:10_002]
+        assert source.bytes_read == 9_999
+        assert {name.partition("_")[0] for name in readers} == {"read file"}
+        os.truncate(path, 5_000)
+        with pytest.raises(CorruptModelError, match="cut short"):
+            source.read(0, 10_007)
