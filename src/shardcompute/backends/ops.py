@@ -19,6 +19,7 @@ from shardcompute.core.expert_routing import PLAIN_ROUTING, Routing
 
 Tensor = Any
 Handle = Any
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Attention:
 class Gate:
     """How a gated feed-forward joins its halves: activation(gate) · up, or gpt-oss's clamped variant."""
 
-    activation: Literal["silu", "gelu", "gelu_tanh"]
+    activation: Activation
     limit: float | None = None
 
 
@@ -83,6 +84,10 @@ class Ops(Protocol):
         """Root-mean-square norm over groups of `len(weight)` neighbours: the whole row, or each head."""
         ...
 
+    def layer_norm(self, x: Tensor, weight: Handle, bias: Handle | None, eps: float) -> Tensor:
+        """Each row less its mean, divided by its deviation."""
+        ...
+
     def split(self, x: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]: ...
 
     def add(self, x: Tensor, y: Tensor) -> Tensor: ...
@@ -96,6 +101,8 @@ class Ops(Protocol):
     def gated(self, gate_up: Tensor, gate: Gate) -> Tensor:
         """The two halves of each row joined."""
         ...
+
+    def activate(self, x: Tensor, activation: Activation) -> Tensor: ...
 
     def weigh(self, x: Tensor, score: Tensor) -> Tensor:
         """Each row of x times the sigmoid of its score `[rows, 1]`."""

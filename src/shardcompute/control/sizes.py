@@ -229,7 +229,7 @@ def layer_weights(spec: ModelSpec, layer: Layer) -> tuple[int, int]:
     """How many weights a layer holds, and how many of them one row reads."""
     attention = spec.hidden * spec.head_dim * 2 * (spec.heads + spec.kv_heads)
     if not (layer.is_sparse and spec.experts is not None):
-        total = attention + 3 * spec.hidden * spec.intermediate
+        total = attention + (3 if spec.has_gate else 2) * spec.hidden * spec.intermediate
         return total, total
     one = 3 * spec.hidden * spec.experts.intermediate
     shared = 3 * spec.hidden * spec.experts.shared_intermediate

@@ -26,6 +26,12 @@ class TensorSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class NormWeights:
+    weight: Handle
+    bias: Handle | None
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """Handles of one layer; None where the family has no such tensor."""
 
@@ -34,10 +40,10 @@ class LayerWeights:
     q_norm: Handle | None
     k_norm: Handle | None
     sinks: Handle | None
-    attention_norm: Handle | None
-    attention_post_norm: Handle | None
-    mlp_norm: Handle | None
-    mlp_post_norm: Handle | None
+    attention_norm: NormWeights | None
+    attention_post_norm: NormWeights | None
+    mlp_norm: NormWeights | None
+    mlp_post_norm: NormWeights | None
     gate_up: Handle | None
     down: Handle | None
     experts: ExpertBlock | None
@@ -55,7 +61,7 @@ class SharedExperts:
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    norm: Handle
+    norm: NormWeights
     head: Handle
 
 
@@ -85,34 +91,38 @@ class Decoder:
         return ops.table(self._source.matrix("embedding"))
 
     def load_head(self, ops: Ops) -> HeadWeights:
-        norm = ops.vector(self._source.vector("norm"))
+        norm = _Reader(ops, self._source, None).norm("norm", self.spec.has_norm_bias)
         return HeadWeights(norm, ops.matrix([self._source.matrix("head")], None))
 
     def load_layer(self, ops: Ops, layer: int) -> LayerWeights:
         spec, index = self.spec, self.stage.start + layer
-        load = _LayerReader(ops, self._source, index)
+        load = _Reader(ops, self._source, index)
         has_qk_norm = spec.qk_norm != "none"
         before = spec.norm_placement in ("before", "around")
         after = spec.norm_placement in ("after", "around")
         is_sparse = spec.layers[index].is_sparse
-        mlp = "mlp.{}".format
+        gate_up = ["mlp.gate", "mlp.up"] if spec.has_gate else ["mlp.up"]
+
+        def norm(name: str, is_present: bool) -> NormWeights | None:
+            return load.norm(name, spec.has_norm_bias) if is_present else None
+
         return LayerWeights(
-            attention_norm=load.vector("attention.norm", before),
+            attention_norm=norm("attention.norm", before),
             qkv=load.linear(["attention.q", "attention.k", "attention.v"], spec.has_qkv_bias),
             q_norm=load.vector("attention.q_norm", has_qk_norm),
             k_norm=load.vector("attention.k_norm", has_qk_norm),
             sinks=load.vector("attention.sinks", spec.has_sinks),
             out=load.linear(["attention.out"], spec.has_out_bias),
-            attention_post_norm=load.vector("attention.post_norm", after),
-            mlp_norm=load.vector("mlp.norm", before),
-            gate_up=None if is_sparse else load.linear([mlp("gate"), mlp("up")], spec.has_mlp_bias),
-            down=None if is_sparse else load.linear([mlp("down")], spec.has_mlp_bias),
+            attention_post_norm=norm("attention.post_norm", after),
+            mlp_norm=norm("mlp.norm", before and not spec.is_parallel),
+            gate_up=None if is_sparse else load.linear(gate_up, spec.has_mlp_bias),
+            down=None if is_sparse else load.linear(["mlp.down"], spec.has_mlp_bias),
             experts=self._load_experts(load) if is_sparse else None,
             shared=self._load_shared(load) if is_sparse else None,
-            mlp_post_norm=load.vector("mlp.post_norm", after),
+            mlp_post_norm=norm("mlp.post_norm", after),
         )
 
-    def _load_experts(self, load: _LayerReader) -> ExpertBlock:
+    def _load_experts(self, load: _Reader) -> ExpertBlock:
         experts = self.spec.experts
         if experts is None:
             raise ValueError("a sparse layer needs an Experts spec")
@@ -130,7 +140,7 @@ class Decoder:
             choice_bias=load.vector("mlp.choice_bias", experts.routing.has_choice_bias),
         )
 
-    def _load_shared(self, load: _LayerReader) -> SharedExperts | None:
+    def _load_shared(self, load: _Reader) -> SharedExperts | None:
         experts = self.spec.experts
         if experts is None or not experts.shared_intermediate:
             return None
@@ -144,26 +154,37 @@ class Decoder:
 
     def embed(self, ops: Ops, embedding: Handle, ids: Tensor) -> Tensor:
         x = ops.embed(embedding, ids)
-        return x if self.spec.embedding_scale == 1.0 else ops.scale(x, self.spec.embedding_scale)
+        return _scaled(ops, x, self.spec.embedding_scale)
 
     def layer(
         self, ops: Ops, shared: Sequence[Handle], weights: LayerWeights, layer: int, x: Tensor
     ) -> Tensor:
-        eps = self.spec.norm_eps
-        y = _normed(ops, x, weights.attention_norm, eps)
-        y = self._attention(ops, shared, weights, layer, y)
-        x = ops.add(x, _normed(ops, y, weights.attention_post_norm, eps))
-        y = _normed(ops, x, weights.mlp_norm, eps)
-        y = self._feed_forward(ops, weights, y)
-        return ops.add(x, _normed(ops, y, weights.mlp_post_norm, eps))
+        y = self._norm(ops, x, weights.attention_norm)
+        attended = self._attention(ops, shared, weights, layer, y)
+        x = self._joined(ops, x, attended, weights.attention_post_norm)
+        if not self.spec.is_parallel:
+            y = self._norm(ops, x, weights.mlp_norm)
+        return self._joined(ops, x, self._feed_forward(ops, weights, y), weights.mlp_post_norm)
 
     def normed(self, ops: Ops, weights: HeadWeights, x: Tensor) -> Tensor:
-        return ops.rms_norm(ops.logit_rows(x), weights.norm, self.spec.norm_eps)
+        return self._norm(ops, ops.logit_rows(x), weights.norm)
 
     def head(self, ops: Ops, weights: HeadWeights, x: Tensor) -> Tensor:
-        logits = ops.linear(x, weights.head)
+        # Scaled before, not behind the product: backends give logits straight from their widest sums.
+        logits = ops.linear(_scaled(ops, x, self.spec.logit_scale), weights.head)
         cap = self.spec.logit_softcap
         return logits if cap is None else ops.softcap(logits, cap)
+
+    def _joined(self, ops: Ops, x: Tensor, y: Tensor, post_norm: NormWeights | None) -> Tensor:
+        """The residual stream with what a block adds to it."""
+        return ops.add(x, _scaled(ops, self._norm(ops, y, post_norm), self.spec.residual_scale))
+
+    def _norm(self, ops: Ops, x: Tensor, norm: NormWeights | None) -> Tensor:
+        if norm is None:
+            return x
+        if self.spec.norm == "layer":
+            return ops.layer_norm(x, norm.weight, norm.bias, self.spec.norm_eps)
+        return ops.rms_norm(x, norm.weight, self.spec.norm_eps)
 
     def _attention(
         self, ops: Ops, shared: Sequence[Handle], weights: LayerWeights, layer: int, x: Tensor
@@ -172,11 +193,13 @@ class Decoder:
         kind = spec.layers[self.stage.start + layer]
         q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         q, k, v = ops.split(ops.linear(x, weights.qkv), [q_width, kv_width, kv_width])
-        q = _normed(ops, q, weights.q_norm, spec.norm_eps)
-        k = _normed(ops, k, weights.k_norm, spec.norm_eps)
+        if not spec.norms_turned:
+            q, k = self._norm_heads(ops, weights, q, k)
         if kind.rope is not None:
             q = ops.rotate(q, spec.head_dim, shared[kind.rope])
             k = ops.rotate(k, spec.head_dim, shared[kind.rope])
+        if spec.norms_turned:
+            q, k = self._norm_heads(ops, weights, q, k)
         attention = Attention(
             heads=spec.heads,
             kv_heads=spec.kv_heads,
@@ -188,9 +211,16 @@ class Decoder:
         )
         return ops.linear(ops.attend(q, k, v, layer, attention), weights.out)
 
+    def _norm_heads(self, ops: Ops, weights: LayerWeights, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if weights.q_norm is None:
+            return q, k
+        eps = self.spec.norm_eps
+        return ops.rms_norm(q, weights.q_norm, eps), ops.rms_norm(k, weights.k_norm, eps)
+
     def _feed_forward(self, ops: Ops, weights: LayerWeights, x: Tensor) -> Tensor:
         if weights.experts is None:
-            return self._gated(ops, weights.gate_up, weights.down, x)
+            compute = self._gated if self.spec.has_gate else self._ungated
+            return compute(ops, weights.gate_up, weights.down, x)
         shared = weights.shared
         if shared is None:
             return ops.experts(x, weights.experts)
@@ -203,18 +233,25 @@ class Decoder:
     def _gated(self, ops: Ops, gate_up: Handle, down: Handle, x: Tensor) -> Tensor:
         return ops.linear(ops.gated(ops.linear(x, gate_up), Gate(self.spec.activation)), down)
 
+    def _ungated(self, ops: Ops, up: Handle, down: Handle, x: Tensor) -> Tensor:
+        return ops.linear(ops.activate(ops.linear(x, up), self.spec.activation), down)
 
-def _normed(ops: Ops, x: Tensor, weight: Handle | None, eps: float) -> Tensor:
-    return x if weight is None else ops.rms_norm(x, weight, eps)
+
+def _scaled(ops: Ops, x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1.0 else ops.scale(x, factor)
 
 
 @dataclass(frozen=True, slots=True)
-class _LayerReader:
-    """Reads one layer's tensors and turns them into handles."""
+class _Reader:
+    """Reads tensors of one layer (None: of the whole model) and turns them into handles."""
 
     ops: Ops
     source: TensorSource
-    layer: int
+    layer: int | None
+
+    def norm(self, name: str, has_bias: bool) -> NormWeights:
+        weight = self.ops.vector(self.source.vector(name, self.layer))
+        return NormWeights(weight, self.vector(f"{name}.bias", has_bias))
 
     def vector(self, name: str, is_present: bool) -> Any:
         return self.ops.vector(self.source.vector(name, self.layer)) if is_present else None

@@ -24,10 +24,10 @@ class TensorPlace:
     `rows` picks a range of the stored tensor's rows (a fused qkv). `every` = (offset, step) picks every
     step-th row (gate and up interleaved). `expert` indexes the leading axis of a tensor that stacks all
     experts' matrices or biases, and `is_transposed` says that a matrix is stored `[in, out]`; rows are
-    counted after both. `interleaved_head_dim` undoes the row order that GGUF gives rotary heads of the Llama
-    family. `plus_one` adds 1 (Gemma stores `weight − 1`). `shape` is what the decoder expects after all
-    that; `unit` is the number of rows or columns that tensor ranks may not cut through (a head, or the query
-    heads that share one).
+    counted after both. `interleaved_head_dim` undoes a row order in which entries that turn together lie side by
+    side, in the first `interleaved_dim` rows of a head (None: in all). `plus_one` adds 1 (Gemma stores
+    `weight − 1`). `shape` is what the decoder expects after all that; `unit` is the number of rows or columns
+    that tensor ranks may not cut through (a head, or the query heads that share one).
     """
 
     stored: str
@@ -39,6 +39,7 @@ class TensorPlace:
     expert: int | None = None
     is_transposed: bool = False
     interleaved_head_dim: int | None = None
+    interleaved_dim: int | None = None
     plus_one: bool = False
 
 

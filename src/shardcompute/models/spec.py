@@ -13,9 +13,13 @@ from typing import Literal
 from shardcompute.core.expert_routing import PLAIN_ROUTING, Routing
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType, kv_token_bytes
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
+NormType = Literal["rms", "layer"]
+"""Divided by the root of the mean square, or centred first (LayerNorm)."""
 NormPlacement = Literal["before", "after", "around"]
 """Where a block's norms sit: before it (Llama), after it (OLMo-2), or both (Gemma)."""
+QkNorm = Literal["none", "head", "width"]
+"""How queries and keys are normed: not, each head, or all heads together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +81,23 @@ class ModelSpec:
     attention_scale: float
     activation: Activation = "silu"
     norm_placement: NormPlacement = "before"
-    qk_norm: Literal["none", "head", "width"] = "none"
+    qk_norm: QkNorm = "none"
     has_qkv_bias: bool = False
     has_out_bias: bool = False
     has_mlp_bias: bool = False
     has_sinks: bool = False
+    has_gate: bool = True
+    """activation(gate) · up in a feed-forward block; without a gate activation(up)."""
+    norm: NormType = "rms"
+    has_norm_bias: bool = False
+    is_parallel: bool = False
+    """The feed-forward block reads what attention reads, and both are added at once."""
+    norms_turned: bool = False
+    """Queries and keys are normed after they are turned."""
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """Multiplies what a block adds."""
+    logit_scale: float = 1.0
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     tied_head: bool = False

@@ -57,8 +57,7 @@ class Card:
         for layer in self.layout.layers[stage.start : stage.stop]:
             yield from layer.values()
         if stage.is_last:
-            yield self.layout.model["norm"]
-            yield self.layout.model["head"]
+            yield from (place for name, place in self.layout.model.items() if name != "embedding")
 
     def stage_tensors(self, stage: Stage) -> tuple[str, ...]:
         """The stored tensors of a stage, each once."""

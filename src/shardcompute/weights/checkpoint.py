@@ -63,13 +63,9 @@ class Checkpoint(Closing):
     def stage_bytes(self, stage: Stage) -> int:
         """File bytes of a stage, with the embedding at the first and the head at the last."""
         total = stage_bytes(self.tensors, self.layout, stage.start, stage.stop)
-        for name, is_here in (
-            ("embedding", stage.is_first),
-            ("norm", stage.is_last),
-            ("head", stage.is_last),
-        ):
-            if is_here:
-                total += place_bytes(self.tensors, self.layout.model[name])
+        for name, place in self.layout.model.items():
+            if stage.is_first if name == "embedding" else stage.is_last:
+                total += place_bytes(self.tensors, place)
         return total
 
     def tokenizer(self) -> Tokenizer:

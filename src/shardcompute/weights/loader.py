@@ -122,7 +122,7 @@ def read_place(file: TensorFile, place: TensorPlace, rank: Rank) -> Matrix:
     else:
         matrix = read_matrix(file, place.stored, span, columns)
     if place.interleaved_head_dim is not None:
-        matrix = _take_rows(matrix, _halves_order(rows[1] - rows[0], place.interleaved_head_dim))
+        matrix = _take_rows(matrix, _halves_order(place, rows[1] - rows[0]))
     return matrix
 
 
@@ -138,7 +138,7 @@ def read_vector_place(file: TensorFile, place: TensorPlace, rank: Rank) -> Float
     else:
         values = read_vector(file, place.stored, first + span[0], first + span[1])
     if place.interleaved_head_dim is not None:
-        values = values[_halves_order(len(values), place.interleaved_head_dim)]
+        values = values[_halves_order(place, len(values))]
     return values + np.float32(1) if place.plus_one else np.ascontiguousarray(values)
 
 
@@ -188,10 +188,13 @@ def _stored_shape(place: TensorPlace) -> tuple[int, ...]:
     return shape
 
 
-def _halves_order(rows: int, head_dim: int) -> Array:
-    """Indices that turn pairs (0, 1), (2, 3), … of each head into halves."""
-    pairs = np.arange(rows).reshape(-1, head_dim // 2, 2)
-    return pairs.transpose(0, 2, 1).reshape(-1)
+def _halves_order(place: TensorPlace, rows: int) -> Array:
+    """Indices that turn pairs (0, 1), (2, 3), … at the beginning of each head into halves."""
+    heads = np.arange(rows).reshape(-1, place.interleaved_head_dim or rows)
+    turning = place.interleaved_dim or heads.shape[1]
+    pairs = heads[:, :turning].reshape(len(heads), -1, 2)
+    halves = pairs.transpose(0, 2, 1).reshape(len(heads), -1)
+    return np.concatenate([halves, heads[:, turning:]], axis=1).reshape(-1)
 
 
 def _take_rows(matrix: Matrix, order: Array) -> Matrix:

@@ -160,6 +160,47 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
         swiglu_limit=0.7,
         tie_word_embeddings=True,
     ),
+    "glm": _config("Glm", head_dim=16),
+    "glm4": _config("Glm4", head_dim=32, attention_bias=True),
+    "glm4-plain": _config("Glm4", head_dim=16, attention_bias=False, partial_rotary_factor=1.0),
+    "granite": _config(
+        "Granite",
+        embedding_multiplier=3.0,
+        logits_scaling=1.7,
+        residual_multiplier=0.4,
+        attention_multiplier=0.1,
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    "cohere": _config("Cohere", logit_scale=0.3, attention_bias=True),
+    "cohere2": _config("Cohere2", num_hidden_layers=4, sliding_window=5, logit_scale=0.25),
+    "seed-oss": _config("SeedOss", head_dim=32),
+    "seed-oss-biases": _config(
+        "SeedOss", head_dim=16, attention_bias=False, attention_out_bias=True, mlp_bias=True
+    ),
+    "ernie4.5": _config("Ernie4_5", head_dim=32),
+    "ernie4.5-biases": _config("Ernie4_5", head_dim=16, use_bias=True, tie_word_embeddings=False),
+    "exaone4": _config("Exaone4", num_hidden_layers=4, sliding_window=5),
+    "exaone4-full": _config("Exaone4", sliding_window=None, layer_types=["full_attention"] * 3),
+    "olmo3": _config(
+        "Olmo3",
+        num_hidden_layers=4,
+        sliding_window=5,
+        rope_parameters={
+            "full_attention": {**_YARN, "attention_factor": 1.2},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+    "hunyuan": _config("HunYuanDenseV1", head_dim=32),
+    "hunyuan-alpha": _config(
+        "HunYuanDenseV1",
+        head_dim=16,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "dynamic", "alpha": 20.0, "factor": 1.0, "rope_theta": 1e4},
+    ),
+    "nemotron": _config("Nemotron", head_dim=32, attention_bias=True, mlp_bias=True),
+    "arcee": _config("Arcee", mlp_bias=True),
 }
 
 
@@ -195,11 +236,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+_CENTRED = ("Gemma", "Nemotron")
+"""Models whose norms add 1 to their weights."""
+
+
 def _randomise(model: Any) -> None:
     """Weights that keep logits around 1, norms around 1, biases and sinks that matter."""
     for name, weight in model.named_parameters():
         if name.endswith("norm.weight"):
-            centre = 0.0 if "Gemma" in type(model).__name__ else 1.0
+            centre = 0.0 if type(model).__name__.startswith(_CENTRED) else 1.0
             torch.nn.init.normal_(weight, mean=centre, std=0.3)
         elif weight.dim() == 1 or name.endswith("_bias"):
             torch.nn.init.normal_(weight, std=0.5)

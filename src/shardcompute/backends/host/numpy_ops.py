@@ -14,7 +14,7 @@ from shardcompute.backends.host.rotation import rotation_tables
 from shardcompute.backends.host.routing import choose_experts, sigmoid, softmax
 from shardcompute.backends.kv import HostKv, KvSessions
 from shardcompute.backends.matrix import Array, Float32, Matrix
-from shardcompute.backends.ops import Attention, ExpertBlock, Gate
+from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate
 from shardcompute.core.batch import Segment, logit_row_indices
 
 GPT_OSS_ALPHA = 1.702
@@ -62,6 +62,10 @@ class NumpyOps:
         normed: Float32 = grouped / np.sqrt(mean + np.float32(eps)) * weight
         return normed.reshape(x.shape)
 
+    def layer_norm(self, x: Float32, weight: Float32, bias: Float32 | None, eps: float) -> Float32:
+        normed = self.rms_norm(x - x.mean(axis=-1, keepdims=True), weight, eps)
+        return normed if bias is None else normed + bias
+
     def split(self, x: Float32, sizes: Sequence[int]) -> Sequence[Float32]:
         return np.split(x, np.cumsum(sizes)[:-1], axis=-1)
 
@@ -82,7 +86,10 @@ class NumpyOps:
             left = np.minimum(left, gate.limit)
             up = np.clip(up, -gate.limit, gate.limit)
             return left * sigmoid(GPT_OSS_ALPHA * left) * (up + 1)
-        return _ACTIVATIONS[gate.activation](left) * up
+        return self.activate(left, gate.activation) * up
+
+    def activate(self, x: Float32, activation: Activation) -> Float32:
+        return _ACTIVATIONS[activation](x)
 
     def weigh(self, x: Float32, score: Float32) -> Float32:
         return x * sigmoid(score)
@@ -164,10 +171,15 @@ def _gelu_tanh(x: Float32) -> Float32:
     return active
 
 
+def _relu2(x: Float32) -> Float32:
+    return np.square(np.maximum(x, np.float32(0)))
+
+
 _ACTIVATIONS: dict[str, Callable[[Float32], Float32]] = {
     "silu": _silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
+    "relu2": _relu2,
 }
 
 

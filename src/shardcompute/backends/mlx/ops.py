@@ -26,7 +26,7 @@ from shardcompute.backends.mlx.weights import (
     load_table,
     stack_experts,
 )
-from shardcompute.backends.ops import Attention, ExpertBlock, Gate
+from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate
 
 GPT_OSS_ALPHA = 1.702
 StepArrays = tuple[Any, ...]
@@ -99,6 +99,9 @@ class MlxOps:
         grouped = x.astype(mx.float32).reshape(len(x), -1, len(weight))
         return mx.fast.rms_norm(grouped, weight, eps).reshape(x.shape).astype(self._dtype)
 
+    def layer_norm(self, x: Any, weight: Any, bias: Any | None, eps: float) -> Any:
+        return mx.fast.layer_norm(x.astype(mx.float32), weight, bias, eps).astype(self._dtype)
+
     def split(self, x: Any, sizes: Sequence[int]) -> Sequence[Any]:
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
         split: Any = mx.split(x, ends, axis=-1)
@@ -120,7 +123,10 @@ class MlxOps:
             left = mx.minimum(left, gate.limit)
             up = mx.clip(up, -gate.limit, gate.limit)
             return (left * mx.sigmoid(GPT_OSS_ALPHA * left) * (up + 1)).astype(self._dtype)
-        return (_activate(left, gate) * up).astype(self._dtype)
+        return (_activate(left, gate.activation) * up).astype(self._dtype)
+
+    def activate(self, x: Any, activation: Activation) -> Any:
+        return _activate(x.astype(mx.float32), activation).astype(self._dtype)
 
     def weigh(self, x: Any, score: Any) -> Any:
         return (x * mx.sigmoid(score.astype(mx.float32))).astype(self._dtype)
@@ -164,9 +170,11 @@ class MlxOps:
         return choose_experts(self.linear(x, block.router).astype(mx.float32), block)
 
 
-def _activate(x: Any, gate: Gate) -> Any:
-    if gate.activation == "silu":
+def _activate(x: Any, activation: Activation) -> Any:
+    if activation == "silu":
         return x * mx.sigmoid(x)
-    if gate.activation == "gelu":
+    if activation == "relu2":
+        return mx.square(mx.maximum(x, 0))
+    if activation == "gelu":
         return x * (1 + mx.erf(x / math.sqrt(2))) / 2
     return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardcompute.backends.host.rotation import rotation_tables
 from shardcompute.backends.matrix import Array, Float32, Matrix
-from shardcompute.backends.ops import Attention, ExpertBlock, Gate
+from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate
 from shardcompute.backends.ort.attention import AttentionKernel
 from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
 from shardcompute.backends.ort.linear import Linear, describe_form, stack, write_linear
@@ -96,6 +96,12 @@ class OrtOps:
             name = graph.node("Reshape", [name, graph.integers(1, -1, x.width)])
         return self._made(name, x.width)
 
+    def layer_norm(self, x: Value, weight: Float32, bias: Float32 | None, eps: float) -> Value:
+        graph = self._piece.graph
+        parts = [graph.constant(part.astype(np.float32)) for part in (weight, bias) if part is not None]
+        name = graph.node("LayerNormalization", [self._use(x), *parts], epsilon=eps, axis=-1)
+        return self._made(name, x.width)
+
     def split(self, x: Value, sizes: Sequence[int]) -> Sequence[Value]:
         graph = self._piece.graph
         names = graph.nodes("Split", [self._use(x), graph.integers(*sizes)], len(sizes), axis=-1)
@@ -117,6 +123,9 @@ class OrtOps:
     def gated(self, gate_up: Value, gate: Gate) -> Value:
         name = write_gated(self._piece.graph, self._use(gate_up), gate_up.width, gate)
         return self._made(name, gate_up.width // 2)
+
+    def activate(self, x: Value, activation: Activation) -> Value:
+        return self._made(write_activation(self._piece.graph, self._use(x), activation), x.width)
 
     def weigh(self, x: Value, score: Value) -> Value:
         graph = self._piece.graph
@@ -262,11 +271,16 @@ def write_gated(graph: GraphWriter, gate_up: str, width: int, gate: Gate) -> str
         squashed = graph.node("Sigmoid", [graph.node("Mul", [left, alpha])])
         up = graph.node("Add", [up, graph.number(1)])
         return graph.node("Mul", [graph.node("Mul", [left, squashed]), up])
-    if gate.activation == "silu":
-        active = graph.node("Mul", [left, graph.node("Sigmoid", [left])])
-    else:
-        active = graph.node("Gelu", [left], approximate="tanh" if gate.activation == "gelu_tanh" else "none")
-    return graph.node("Mul", [active, up])
+    return graph.node("Mul", [write_activation(graph, left, gate.activation), up])
+
+
+def write_activation(graph: GraphWriter, x: str, activation: Activation) -> str:
+    if activation == "silu":
+        return graph.node("Mul", [x, graph.node("Sigmoid", [x])])
+    if activation == "relu2":
+        positive = graph.node("Relu", [x])
+        return graph.node("Mul", [positive, positive])
+    return graph.node("Gelu", [x], approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 def _open_expert(gate_up: Linear, down: Linear, width: int, gate: Gate) -> Any:

@@ -90,6 +90,7 @@ class FusedOps(TorchOps):
     def place(self, places: Places, short_rows: int = MAX_ROWS) -> None:
         """The first `short_rows` rows are computed by our kernels however many there are in all."""
         self._places = places
+        self._positions = places.positions
         self._logit_rows = places.logit_rows
         self._short_rows = short_rows
 
@@ -106,6 +107,8 @@ class FusedOps(TorchOps):
         if isinstance(x, Sum) and x.total is None:
             x.total, normed = self._kernels.add_norm(x.x, x.y, weight, eps)
             return normed
+        if isinstance(x, HeadRows):  # turned already: our kernel would norm first
+            return HeadRows(self._turned(x, len(weight)), norm=weight, eps=eps)
         rows = self._value(x)
         if len(weight) != rows.shape[-1]:
             return HeadRows(rows, norm=weight, eps=eps)
@@ -135,6 +138,13 @@ class FusedOps(TorchOps):
         pool = self._kv.pool[layer]
         queries = self._kernels.place_heads(q, k, self._value(v), pool, self._places, attention)
         return self._kernels.attend(queries, pool, self._places, attention)
+
+    def _turned(self, heads: HeadRows, head_dim: int) -> torch.Tensor:
+        """Heads normed and turned by torch, in the order in which `place_heads` would."""
+        rows: Any = heads.rows
+        if heads.norm is not None:
+            rows = super().rms_norm(rows, heads.norm, heads.eps)
+        return rows if heads.rotation is None else super().rotate(rows, head_dim, heads.rotation)
 
     def experts(self, x: Any, block: ExpertBlock) -> torch.Tensor:
         rows = self._value(x)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from shardcompute.backends.host.rotation import rotation_tables
 from shardcompute.backends.matrix import Float32, Matrix
-from shardcompute.backends.ops import Attention, ExpertBlock, Gate
+from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate
 from shardcompute.backends.torch.attention import attend_one
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.plan import StepPlan
@@ -85,6 +85,10 @@ class TorchOps:
         mean = grouped.square().mean(dim=-1, keepdim=True)
         return (grouped * torch.rsqrt(mean + eps) * weight).flatten(-2).to(self._dtype)
 
+    def layer_norm(self, x: Any, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Any:
+        rows = self._value(x).float()
+        return functional.layer_norm(rows, weight.shape, weight, bias, eps).to(self._dtype)
+
     def split(self, x: Any, sizes: Sequence[int]) -> Sequence[torch.Tensor]:
         parts: Sequence[torch.Tensor] = torch.split(self._value(x), list(sizes), dim=-1)
         return parts
@@ -104,9 +108,15 @@ class TorchOps:
             left = left.clamp(max=gate.limit)
             up = up.clamp(-gate.limit, gate.limit)
             return left * torch.sigmoid(GPT_OSS_ALPHA * left) * (up + 1)
-        if gate.activation == "silu":
-            return functional.silu(left) * up
-        return functional.gelu(left, approximate="tanh" if gate.activation == "gelu_tanh" else "none") * up
+        return self.activate(left, gate.activation) * up
+
+    def activate(self, x: Any, activation: Activation) -> torch.Tensor:
+        rows = self._value(x)
+        if activation == "silu":
+            return functional.silu(rows)
+        if activation == "relu2":
+            return functional.relu(rows).square()
+        return functional.gelu(rows, approximate="tanh" if activation == "gelu_tanh" else "none")
 
     def weigh(self, x: Any, score: Any) -> Any:
         return (self._value(x) * torch.sigmoid(self.finish(score))).to(self._dtype)

@@ -8,7 +8,6 @@ refused.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -21,7 +20,8 @@ from shardcompute.models.families.fields import (
     MAX_VOCABULARY,
     Fields,
 )
-from shardcompute.models.families.hf_families import HF_FAMILIES, HfFamily
+from shardcompute.models.families.hf_families import HF_FAMILIES
+from shardcompute.models.families.hf_family import HfFamily
 from shardcompute.models.families.hf_layout import hf_layout
 from shardcompute.models.families.hf_rope import hf_ropes
 from shardcompute.models.families.rope import check_head_dim
@@ -37,6 +37,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+_UNGATED_ACTIVATIONS: Mapping[str, Activation] = {**_ACTIVATIONS, "relu2": "relu2"}
 
 # Written by trainers, tokenizers, generation settings and tools; none of them changes a logit.
 _HARMLESS = frozenset(
@@ -149,12 +150,8 @@ def _spec(name: str, family: HfFamily, fields: Fields, stored_count: int) -> Mod
     heads, kv_heads, head_dim = _heads(family, fields, hidden)
     context = fields.integer("max_position_embeddings", high=MAX_CONTEXT)
     ropes = hf_ropes(family, fields, head_dim, context)
-    has_bias = family.attention_bias
-    if isinstance(has_bias, bool):
-        has_bias = fields.flag("attention_bias", has_bias)
-    scale = head_dim**-0.5
-    if family.is_gemma:
-        scale = fields.number("query_pre_attn_scalar", 256.0, low=1e-3) ** -0.5
+    biases = family.biases(fields)
+    scales = family.scales(fields, hidden, head_dim)
     return ModelSpec(
         family=name,
         layers=family.layers(fields, layer_count),
@@ -166,16 +163,23 @@ def _spec(name: str, family: HfFamily, fields: Fields, stored_count: int) -> Mod
         vocab_size=fields.integer("vocab_size", high=MAX_VOCABULARY),
         context_length=min(rope.context_length for rope in ropes),
         ropes=tuple(rope.rope for rope in ropes),
-        norm_eps=fields.number("rms_norm_eps", family.norm_eps, high=1.0),
-        attention_scale=scale,
+        norm_eps=fields.number(family.norm_eps_field, family.norm_eps, high=1.0),
+        attention_scale=scales.attention,
         activation=_activation(family, fields),
+        has_gate=family.has_gate,
+        norm=family.norm,
+        has_norm_bias=family.has_norm_bias,
         norm_placement=family.norm_placement,
+        is_parallel=family.is_parallel,
         qk_norm=family.qk_norm,
-        has_qkv_bias=has_bias in (True, "qkv"),
-        has_out_bias=has_bias is True,
-        has_mlp_bias=family.has_mlp_bias_field and fields.flag("mlp_bias", False),
+        norms_turned=family.norms_turned,
+        has_qkv_bias=biases.qkv,
+        has_out_bias=biases.out,
+        has_mlp_bias=biases.mlp,
         has_sinks=family.has_sinks,
-        embedding_scale=math.sqrt(hidden) if family.is_gemma else 1.0,
+        embedding_scale=scales.embedding,
+        residual_scale=scales.residual,
+        logit_scale=scales.logits,
         attention_softcap=_attention_softcap(family, fields),
         logit_softcap=_softcap(family, fields, "final_logit_softcapping", family.logit_softcap),
         tied_head=fields.flag("tie_word_embeddings", family.is_tied),
@@ -200,7 +204,8 @@ def _activation(family: HfFamily, fields: Fields) -> Activation:
     if family.has_sinks:  # gpt-oss has an activation of its own
         return "silu"
     if not family.is_gemma:
-        return _ACTIVATIONS[fields.one_of("hidden_act", fields.text("hidden_act", "silu"), _ACTIVATIONS)]
+        known = _ACTIVATIONS if family.has_gate else _UNGATED_ACTIVATIONS
+        return known[fields.one_of("hidden_act", fields.text("hidden_act", family.activation), known)]
     fields.text("hidden_act", "")  # older Gemma files carry it; hidden_activation is what counts
     name = fields.text("hidden_activation", "gelu_pytorch_tanh")
     return _ACTIVATIONS[fields.one_of("hidden_activation", name, _ACTIVATIONS)]

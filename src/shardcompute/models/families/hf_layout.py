@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from shardcompute.core.errors import UnsupportedModelError
 from shardcompute.models.families.fields import FALLBACK_HINT
-from shardcompute.models.families.hf_families import HfFamily
-from shardcompute.models.families.places import FUSED, Slot, fused_rows, make_layout
+from shardcompute.models.families.hf_family import HfFamily
+from shardcompute.models.families.places import Slot, fused_rows, make_layout
 from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.models.spec import ModelSpec
 
@@ -49,6 +49,7 @@ class _HfLocator:
         self._model = {
             "embedding": "model.embed_tokens.weight",
             "norm": "model.norm.weight",
+            "norm.bias": "model.norm.bias",
             "head": "model.embed_tokens.weight" if spec.tied_head else _HEAD,
         }
 
@@ -61,14 +62,17 @@ class _HfLocator:
             place = slot.at(self._router(slot.layer) + _suffix(slot))
         else:
             place = self._plain(slot)
-        return replace(place, plus_one=True) if slot.is_norm and self._family.is_gemma else place
+        return replace(place, plus_one=True) if slot.is_norm and self._family.norms_lack_one else place
 
     def _plain(self, slot: Slot) -> TensorPlace:
         stored = self._family.names[slot.matrix]
         suffix = "" if slot.name in _WHOLE_NAMES else _suffix(slot)
         place = slot.at(f"model.layers.{slot.layer}.{stored}{suffix}")
-        if self._family.is_fused and slot.matrix in FUSED:
-            return replace(place, rows=fused_rows(self._spec, slot.matrix))
+        if slot.matrix in self._family.fused:
+            place = replace(place, rows=fused_rows(self._spec, slot.matrix))
+        if self._family.is_interleaved and slot.matrix in ("attention.q", "attention.k"):
+            turning = 2 * len(self._spec.ropes[0].inverse_frequencies)
+            place = replace(place, interleaved_head_dim=self._spec.head_dim, interleaved_dim=turning)
         return place
 
     def _expert(self, slot: Slot, expert: int, part: str) -> TensorPlace:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from shardcompute.models.families.fields import MAX_CONTEXT, Fields
-from shardcompute.models.families.hf_families import FULL, SLIDING, HfFamily
+from shardcompute.models.families.hf_family import HfFamily
+from shardcompute.models.families.hf_layers import FULL, SLIDING
 from shardcompute.models.families.rope import ROPE_TYPES, ScaledRope, rotary_dim, scaled_rope
 
 
@@ -13,13 +14,13 @@ def hf_ropes(family: HfFamily, fields: Fields, head_dim: int, context_length: in
         "original_max_position_embeddings", family.original_context, low=2, high=MAX_CONTEXT
     )
     theta = fields.number("rope_theta", family.theta, low=1.0)
-    part = fields.number("partial_rotary_factor", 1.0, high=1.0)
+    part = fields.number("partial_rotary_factor", family.turning_part or 1.0, high=1.0)
 
     def rope(parameters: Fields | None, base: float) -> ScaledRope:
         parameters = parameters or _nothing(family)
         base = parameters.number("rope_theta", base, low=1.0)
         own_part = parameters.number("partial_rotary_factor", part, high=1.0)
-        if own_part != 1.0 and not family.has_partial_rope:
+        if own_part != 1.0 and family.turning_part is None:
             raise parameters.unsupported("partial_rotary_factor", own_part, "supported: 1.0")
         return scaled_rope(
             parameters,
@@ -53,6 +54,4 @@ def _own_theta(parameters: Fields | None, theta: float) -> float:
 def _kind(family: HfFamily, parameters: Fields) -> str:
     older = parameters.text("type", "default")
     kind = parameters.text("rope_type", older)
-    if family.has_partial_rope and kind in ("su", "yarn"):  # what Phi-3 called LongRoPE at first
-        kind = "longrope"
-    return parameters.one_of("rope_type", kind, ROPE_TYPES)
+    return parameters.one_of("rope_type", family.rope_types.get(kind, kind), ROPE_TYPES)

@@ -49,7 +49,7 @@ class Slot:
 
 
 FUSED = frozenset({"attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up"})
-"""What some checkpoints store as one matrix of q, k, v and one of gate, up."""
+"""What some checkpoints store as one matrix of q, k, v or one of gate, up."""
 
 Locate = Callable[[Slot], TensorPlace]
 
@@ -70,20 +70,26 @@ def make_layout(spec: ModelSpec, locate: Locate, stored: Collection[str], ignore
 
 def model_slots(spec: ModelSpec) -> Iterator[Slot]:
     yield Slot("embedding", None, (spec.vocab_size, spec.hidden))
-    yield Slot("norm", None, (spec.hidden,))
+    yield from _norm_slots("norm", None, spec)
     yield Slot("head", None, (spec.vocab_size, spec.hidden), "rows")
 
 
 def layer_slots(spec: ModelSpec, layer: int) -> Iterator[Slot]:
     yield from _attention_slots(spec, layer)
-    if spec.norm_placement != "after":
-        yield Slot("mlp.norm", layer, (spec.hidden,))
+    if spec.norm_placement != "after" and not spec.is_parallel:
+        yield from _norm_slots("mlp.norm", layer, spec)
     if spec.layers[layer].is_sparse:
         yield from _expert_slots(spec, layer)
     else:
-        yield from _gated_slots("mlp", layer, spec.hidden, spec.intermediate, spec.has_mlp_bias)
+        yield from _mlp_slots(spec, layer)
     if spec.norm_placement != "before":
-        yield Slot("mlp.post_norm", layer, (spec.hidden,))
+        yield from _norm_slots("mlp.post_norm", layer, spec)
+
+
+def _norm_slots(name: str, layer: int | None, spec: ModelSpec) -> Iterator[Slot]:
+    yield Slot(name, layer, (spec.hidden,))
+    if spec.has_norm_bias:
+        yield Slot(f"{name}.bias", layer, (spec.hidden,))
 
 
 def _attention_slots(spec: ModelSpec, layer: int) -> Iterator[Slot]:
@@ -91,7 +97,7 @@ def _attention_slots(spec: ModelSpec, layer: int) -> Iterator[Slot]:
     q_unit, kv_unit = spec.group * spec.head_dim, spec.head_dim
     q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     if spec.norm_placement != "after":
-        yield Slot("attention.norm", layer, (spec.hidden,))
+        yield from _norm_slots("attention.norm", layer, spec)
     for name, width, unit in (("q", q_width, q_unit), ("k", kv_width, kv_unit), ("v", kv_width, kv_unit)):
         matrix = Slot(f"attention.{name}", layer, (width, spec.hidden), "rows", unit)
         yield matrix
@@ -110,7 +116,7 @@ def _attention_slots(spec: ModelSpec, layer: int) -> Iterator[Slot]:
     if spec.has_out_bias:
         yield _whole_bias(out)
     if spec.norm_placement != "before":
-        yield Slot("attention.post_norm", layer, (spec.hidden,))
+        yield from _norm_slots("attention.post_norm", layer, spec)
 
 
 def _expert_slots(spec: ModelSpec, layer: int) -> Iterator[Slot]:
@@ -129,6 +135,12 @@ def _expert_slots(spec: ModelSpec, layer: int) -> Iterator[Slot]:
     for expert in range(spec.experts.count):
         prefix = f"experts.{expert}"
         yield from _gated_slots(prefix, layer, spec.hidden, spec.experts.intermediate, spec.experts.has_bias)
+
+
+def _mlp_slots(spec: ModelSpec, layer: int) -> Iterator[Slot]:
+    for slot in _gated_slots("mlp", layer, spec.hidden, spec.intermediate, spec.has_mlp_bias):
+        if spec.has_gate or slot.matrix != "mlp.gate":
+            yield slot
 
 
 def _gated_slots(prefix: str, layer: int, hidden: int, intermediate: int, has_bias: bool) -> Iterator[Slot]:

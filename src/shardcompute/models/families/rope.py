@@ -1,7 +1,8 @@
 """Rotary embeddings: from a checkpoint's parameters to inverse frequencies and an amplitude.
 
 Entry i of a rotary head of `dim` entries turns by position · inverse_frequencies[i]. Scalings stretch them:
-`linear` all alike, `llama3` and `yarn` the slow ones only, `longrope` each by its own factor.
+`linear` all alike, `llama3` and `yarn` the slow ones only, `longrope` each by its own factor, `dynamic` their base,
+by a fixed `alpha`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardcompute.models.families.fields import MAX_CONTEXT, MAX_HEAD_DIM, Fields
+from shardcompute.models.families.fields import FALLBACK_HINT, MAX_CONTEXT, MAX_HEAD_DIM, Fields
 from shardcompute.models.spec import Rope
 
 Frequencies = tuple[float, ...]
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,8 @@ def _scaled(
     if kind == "linear":
         factor = fields.number("factor", low=1e-3, high=1e6)
         return ScaledRope(Rope(linear_frequencies(theta, dim, factor)), context)
+    if kind == "dynamic":
+        return ScaledRope(Rope(default_frequencies(theta * _base_growth(fields, dim), dim)), context)
     stored = fields.integer("original_max_position_embeddings", context, low=2, high=MAX_CONTEXT)
     original = original_context or stored
     if kind == "llama3":
@@ -153,6 +156,16 @@ def _scaled(
         # A context that never needs the long factors: cached keys cannot turn anew.
         limit = min(context, original)
     return ScaledRope(Rope(frequencies, usual if amplitude is None else amplitude), limit)
+
+
+def _base_growth(fields: Fields, dim: int) -> float:
+    """HunYuan's files: scaling that others let grow with the text is fixed by `alpha`, the rest is left over."""
+    alpha = fields.optional_number("alpha", high=1e9)
+    if alpha is None:
+        raise fields.unsupported("rope_type", "dynamic", "supported: with a fixed alpha; " + FALLBACK_HINT)
+    for name in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
+        fields.optional_number(name, low=-1.0)
+    return float(alpha ** (dim / max(1, dim - 2)))
 
 
 def _llama3(fields: Fields, theta: float, dim: int, original: int) -> Frequencies:
