@@ -91,12 +91,12 @@ class Decoder:
         return ops.table(self._source.matrix("embedding"))
 
     def load_head(self, ops: Ops) -> HeadWeights:
-        norm = _Reader(ops, self._source, None).norm("norm", self.spec.has_norm_bias)
+        norm = _TensorReader(ops, self._source, None).norm("norm", self.spec.has_norm_bias)
         return HeadWeights(norm, ops.matrix([self._source.matrix("head")], None))
 
     def load_layer(self, ops: Ops, layer: int) -> LayerWeights:
         spec, index = self.spec, self.stage.start + layer
-        load = _Reader(ops, self._source, index)
+        load = _TensorReader(ops, self._source, index)
         has_qk_norm = spec.qk_norm != "none"
         before = spec.norm_placement in ("before", "around")
         after = spec.norm_placement in ("after", "around")
@@ -122,7 +122,7 @@ class Decoder:
             mlp_post_norm=norm("mlp.post_norm", after),
         )
 
-    def _load_experts(self, load: _Reader) -> ExpertBlock:
+    def _load_experts(self, load: _TensorReader) -> ExpertBlock:
         experts = self.spec.experts
         if experts is None:
             raise ValueError("a sparse layer needs an Experts spec")
@@ -140,7 +140,7 @@ class Decoder:
             choice_bias=load.vector("mlp.choice_bias", experts.routing.has_choice_bias),
         )
 
-    def _load_shared(self, load: _Reader) -> SharedExperts | None:
+    def _load_shared(self, load: _TensorReader) -> SharedExperts | None:
         experts = self.spec.experts
         if experts is None or not experts.shared_intermediate:
             return None
@@ -242,7 +242,7 @@ def _scaled(ops: Ops, x: Tensor, factor: float) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _TensorReader:
     """Reads tensors of one layer (None: of the whole model) and turns them into handles."""
 
     ops: Ops
