@@ -29,6 +29,8 @@ LEAST_OFFER_BYTES = 256 << 20
 """A device with less than this to offer is of no use."""
 MOST_DEVICE_BYTES = 1 << 44
 """No device has more; one that says so does not know."""
+_SAME_BYTES = 1.02
+"""Driver and torch count a card's memory a little differently: an idle one may have more free than it has."""
 _MOST_LABEL = 100
 
 
@@ -212,7 +214,7 @@ def _bounded(device: ComputeDevice, known_total_bytes: int = 0) -> ComputeDevice
         )
         total = known_total_bytes
     if free > total:
-        if not remarks:
+        if not remarks and free > total * _SAME_BYTES:
             remarks.append(f"it says that {format_bytes(free)} are free, more than it has")
         free = total
     elif free < 0:
