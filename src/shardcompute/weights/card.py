@@ -24,12 +24,14 @@ from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.models.spec import ModelSpec, Stage
 from shardcompute.weights.attached import is_attachment
 from shardcompute.weights.formats.tensor_file import TensorEntry, block_layout
+from shardcompute.weights.quantised.schemes import fold_entries, scheme_of
 
 Kind = Literal["checkpoint", "packed"]
 PARTS = ("codes", "scales", "shifts", "columns", "values")
 _FORMAT = 1
 _TEXT_LIMIT_BYTES = 64 << 20
 _ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
+_ELEMENT_BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,17 @@ class Card:
     spec: ModelSpec
     layout: Layout
     entries: Mapping[str, TensorEntry]
+    quantization: str = ""
+    """How a checkpoint's matrices lie in several tensors, as JSON (see `weights.quantised.schemes`)."""
+
+    @property
+    def folded_entries(self) -> Mapping[str, TensorEntry]:
+        """Entries as a reader sees them, a quantised matrix as one."""
+        return fold_entries(self.entries, self.quantization)
 
     def stored_names(self, place: TensorPlace) -> tuple[str, ...]:
         """The stored tensors from which one of the decoder's is read."""
-        return _stored_names(place, self.kind, self.entries)
+        return _stored_names(place, self.kind, self.entries, self.quantization)
 
     def stage_places(self, stage: Stage) -> Iterator[TensorPlace]:
         """What a stage reads, in the order in which the decoder asks for it."""
@@ -102,18 +111,19 @@ def make_card(
     content: str,
     kind: Kind = "checkpoint",
     form: str = "native",
+    quantization: str = "",
 ) -> Card:
     """The card of a model whose weights `content` identifies; stored tensors that no place names are left out, but
     for attachments (see `weights.attached`)."""
     layout = Layout(dict(layout.model), tuple(dict(layer) for layer in layout.layers))
     used: dict[str, TensorEntry] = {}
     for place in _places(layout):
-        for name in _stored_names(place, kind, entries):
+        for name in _stored_names(place, kind, entries, quantization):
             if name not in entries:
                 raise _malformed(model, f"lacks the tensor {name!r}")
             used[name] = replace(entries[name], offset=0)
     used |= {name: replace(entry, offset=0) for name, entry in entries.items() if is_attachment(name)}
-    card = Card(model, "", kind, form, content, spec, layout, used)
+    card = Card(model, "", kind, form, content, spec, layout, used, quantization)
     return replace(card, fingerprint=_fingerprint(card))
 
 
@@ -148,7 +158,11 @@ def row_range(entry: TensorEntry, start: int, stop: int | None) -> tuple[int, in
     return start * step, (stop - start) * step
 
 
-def _stored_names(place: TensorPlace, kind: Kind, entries: Mapping[str, TensorEntry]) -> tuple[str, ...]:
+def _stored_names(
+    place: TensorPlace, kind: Kind, entries: Mapping[str, TensorEntry], quantization: str
+) -> tuple[str, ...]:
+    if quantization:
+        return scheme_of(quantization).parts(place.stored, entries)
     if kind == "checkpoint" or place.stored in entries:
         return (place.stored,)
     parts = tuple(f"{place.stored}#{part}" for part in PARTS)
@@ -163,7 +177,16 @@ def _places(layout: Layout) -> Iterator[TensorPlace]:
 
 
 def _fingerprint(card: Card) -> str:
-    subject = (_FORMAT, card.kind, card.form, card.content, card.spec, card.layout, card.entries)
+    subject = (
+        _FORMAT,
+        card.kind,
+        card.form,
+        card.content,
+        card.spec,
+        card.layout,
+        card.entries,
+        card.quantization,
+    )
     return hashlib.sha256(msgspec.json.encode(subject, order="deterministic")).hexdigest()
 
 
@@ -174,7 +197,7 @@ def _check(card: Card) -> None:
         if name not in card.layout.model:
             raise _malformed(card.model, f"does not say where its {name} lies")
     for place in _places(card.layout):
-        for name in _stored_names(place, card.kind, card.entries):
+        for name in card.stored_names(place):
             if name not in card.entries:
                 raise _malformed(card.model, f"lacks the tensor {name!r}")
     for name, entry in card.entries.items():

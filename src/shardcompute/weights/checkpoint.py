@@ -31,6 +31,7 @@ from shardcompute.weights.loader import (
     place_bytes,
     stage_bytes,
 )
+from shardcompute.weights.quantised.schemes import open_quantised, quantization_of
 from shardcompute.weights.sources.resolve import ModelFiles
 
 ReadText = Callable[[str], str | None]
@@ -54,6 +55,8 @@ class Checkpoint(Closing):
     tensors: TensorFile
     files: ModelFiles
     config: Mapping[str, Any]
+    quantization: str = ""
+    """How matrices lie in several tensors, as JSON (see `weights.quantised.schemes`); empty where they do not."""
 
     def source(self, stage: Stage, *, form: str = "native", rank: Rank | None = None) -> ShardTensors:
         """The tensors of one shard, checked against the config before anything is read."""
@@ -84,6 +87,7 @@ def open_checkpoint(files: ModelFiles) -> Checkpoint:
         on_error.callback(files.close)
         tensors = open_tensors(files)
         on_error.callback(tensors.close)
+        scheme = ""
         if files.kind == "gguf":
             config: dict[str, Any] = {}
             name = rope_factors_tensor(tensors.entries)
@@ -94,9 +98,11 @@ def open_checkpoint(files: ModelFiles) -> Checkpoint:
             plain, quantization = without_mlx(config)
             if quantization is not None:
                 tensors = open_mlx(tensors, quantization)
+            plain, scheme = quantization_of(plain)
+            tensors = open_quantised(tensors, scheme)
             spec, layout = from_hf_config(plain, set(tensors.entries))
         on_error.pop_all()
-        return Checkpoint(files.name, spec, layout, tensors, files, config)
+        return Checkpoint(files.name, spec, layout, tensors, files, config, scheme)
 
 
 def _read_gguf(tensors: TensorFile, rope_factors: list[float] | None) -> tuple[ModelSpec, Layout]:

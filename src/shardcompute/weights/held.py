@@ -29,6 +29,7 @@ from shardcompute.weights.formats.quantise import INT8_BLOCK_SIZES, OUTLIERS_PER
 from shardcompute.weights.formats.quantise_int4 import BLOCK_SIZE
 from shardcompute.weights.formats.tensor_file import TensorEntry, block_layout
 from shardcompute.weights.loader import NEVER_INT4, NEVER_ROUNDED
+from shardcompute.weights.quantised.folded_file import FoldedEntries
 
 _DENSE_BITS = {"F32": 32, "F16": 16, "BF16": 16}
 FormOf = Callable[[str, TensorPlace], tuple[MatrixForm, int]]
@@ -52,14 +53,15 @@ class HeldSizes:
 def held_sizes_of_card(card: Card, *, context_length: int) -> tuple[HeldSizes, ...]:
     """By every holder that is known."""
 
+    entries = card.folded_entries
+
     def form_of(name: str, place: TensorPlace) -> tuple[MatrixForm, int]:
         stored = card.stored_names(place)
-        file_bytes = sum(card.entries[each].size_bytes for each in stored)
-        if len(stored) > 1:
-            return _packed_form(place, card.entries), file_bytes
-        entry = card.entries[stored[0]]
+        if card.kind == "packed" and len(stored) > 1:
+            return _packed_form(place, entries), sum(entries[each].size_bytes for each in stored)
         wanted = "native" if card.kind == "packed" else card.form
-        return loaded_form(name, place, entry.dtype, wanted), _share(entry, place)
+        form = loaded_form(name, place, stored_form(entries, place.stored), wanted)
+        return form, _share(entries[place.stored], place)
 
     return _held_sizes(card.spec, card.layout, form_of, context_length)
 
@@ -70,15 +72,15 @@ def held_sizes_of_entries(
     """The same of a checkpoint that is to be served in `form`."""
 
     def form_of(name: str, place: TensorPlace) -> tuple[MatrixForm, int]:
-        entry = entries[place.stored]
-        return loaded_form(name, place, entry.dtype, form), _share(entry, place)
+        found = loaded_form(name, place, stored_form(entries, place.stored), form)
+        return found, _share(entries[place.stored], place)
 
     return _held_sizes(spec, layout, form_of, context_length)
 
 
-def loaded_form(name: str, place: TensorPlace, dtype: str, form: str) -> MatrixForm:
-    """What a matrix stored as `dtype` is made into on the way to the kernels, see `quantise.convert`."""
-    stored, width = _stored_form(dtype), place.shape[-1]
+def loaded_form(name: str, place: TensorPlace, stored: MatrixForm, form: str) -> MatrixForm:
+    """What a matrix that reads as `stored` is made into on the way to the kernels, see `quantise.convert`."""
+    width = place.shape[-1]
     if name in NEVER_ROUNDED or form == "float32":
         return FLOAT32
     is_block = stored.block_size > 0
@@ -97,7 +99,11 @@ def loaded_form(name: str, place: TensorPlace, dtype: str, form: str) -> MatrixF
     return MatrixForm(8, stored.block_size, stored.has_shifts) if is_block else MatrixForm(8, size)
 
 
-def _stored_form(dtype: str) -> MatrixForm:
+def stored_form(entries: Mapping[str, TensorEntry], name: str) -> MatrixForm:
+    """What reading a matrix gives, before it is made into another form."""
+    if isinstance(entries, FoldedEntries) and (form := entries.form(name)) is not None:
+        return form
+    dtype = entries[name].dtype
     layout = block_layout(dtype)
     if layout is not None:
         return MatrixForm(layout.bits, layout.block_size, layout.has_shifts)

@@ -144,16 +144,21 @@ def read_vector_place(file: TensorFile, place: TensorPlace, rank: Rank) -> Float
 
 def _read_rearranged(file: TensorFile, place: TensorPlace, rows: Span, columns: Span | None) -> Matrix:
     """Tensors whose rows do not lie together in the file: stored transposed, or every other row."""
+    uncut = None if place.is_transposed else columns
     if place.expert is not None:
-        matrix = read_expert_matrix(file, place.stored, place.expert, None, None)
+        matrix = read_expert_matrix(file, place.stored, place.expert, None, uncut)
     else:
-        matrix = read_matrix(file, place.stored)
+        matrix = read_matrix(file, place.stored, None, uncut)
+    if not place.is_transposed:
+        assert place.every is not None
+        chosen = np.arange(place.every[0], matrix.shape[0], place.every[1])[rows[0] : rows[1]]
+        return _take_rows(matrix, chosen)
     if not isinstance(matrix, DenseMatrix):
         raise UnsupportedModelError(
             f"{place.stored} is quantised in an order that cannot be rearranged without rounding it again",
             hint="use a full-precision checkpoint of this model",
         )
-    values = matrix.values.T if place.is_transposed else matrix.values
+    values = matrix.values.T
     offset, step = place.every or (0, 1)
     values = values[offset::step][rows[0] : rows[1]]
     if columns is not None:

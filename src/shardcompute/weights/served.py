@@ -29,6 +29,8 @@ from shardcompute.weights.formats.safetensors_file import open_safetensors
 from shardcompute.weights.formats.tensor_file import TensorFile
 from shardcompute.weights.loader import Rank, ShardTensors, check_stage, place_bytes
 from shardcompute.weights.pack import PackedTensors, PackWriter
+from shardcompute.weights.quantised.folded_file import stored_file
+from shardcompute.weights.quantised.schemes import open_quantised
 from shardcompute.weights.sources.disk import check_room, disk_errors, hold_lock
 from shardcompute.weights.sources.progress import NullProgress, Progress
 from shardcompute.weights.sources.resolve import ModelFiles
@@ -77,18 +79,20 @@ def prepare_served(
         raise UsageError(f"there is no weight form {form!r}", hint=f"use one of {', '.join(WEIGHT_FORMS)}")
     stage = whole(checkpoint.spec)
     check_stage(checkpoint.tensors, checkpoint.layout, stage.start, stage.stop)
+    stored = stored_file(checkpoint.tensors)
     card = make_card(
         checkpoint.name,
         checkpoint.spec,
         checkpoint.layout,
-        checkpoint.tensors.entries,
+        stored.entries,
         content=content_of(checkpoint),
         form=form,
+        quantization=checkpoint.quantization,
     )
     if not _is_smaller_packed(card):
         if not attachments:
-            return ServedWeights(card, checkpoint.tensors, _origin_of(checkpoint.files))
-        attached = AttachedTensors(checkpoint.tensors, attachments)
+            return ServedWeights(card, stored, _origin_of(checkpoint.files))
+        attached = AttachedTensors(stored, attachments)
         card = make_card(
             checkpoint.name,
             checkpoint.spec,
@@ -96,6 +100,7 @@ def prepare_served(
             attached.entries,
             content=card.content,
             form=form,
+            quantization=card.quantization,
         )
         return ServedWeights(card, attached, _origin_of(checkpoint.files))
     path = folder / f"{card.fingerprint}.safetensors"
@@ -144,6 +149,7 @@ def shard_source(card: Card, tensors: TensorFile, stage: Stage, rank: Rank | Non
     """The decoder's tensors of one shard, from a file that holds those the card names."""
     if card.kind == "packed":
         return PackedTensors(tensors, card.layout, rank=rank)
+    tensors = open_quantised(tensors, card.quantization)
     check_stage(tensors, card.layout, stage.start, stage.stop)
     return ShardTensors(tensors, card.layout, form=card.form, rank=rank)
 
@@ -220,14 +226,14 @@ def _pack(checkpoint: Checkpoint, card: Card, path: Path, progress: Progress) ->
 
 
 def _is_smaller_packed(card: Card) -> bool:
-    matrices = [entry for entry in card.entries.values() if len(entry.shape) > 1]
+    matrices = [entry for entry in card.folded_entries.values() if len(entry.shape) > 1]
     stored_bytes = sum(entry.size_bytes for entry in matrices)
     return card.form in _BITS_PER_WEIGHT and _packed_bytes(card) < stored_bytes
 
 
 def _packed_bytes(card: Card) -> int:
     """What the model's matrices will take, nearly."""
-    weights = sum(math.prod(entry.shape) for entry in card.entries.values() if len(entry.shape) > 1)
+    weights = sum(math.prod(entry.shape) for entry in card.folded_entries.values() if len(entry.shape) > 1)
     return int(weights * _BITS_PER_WEIGHT[card.form] / 8)
 
 
@@ -267,7 +273,8 @@ def weights_key(checkpoint: Checkpoint) -> str:
 
 
 def _add_samples(checkpoint: Checkpoint, digest: hashlib._Hash) -> None:
-    for name, entry in sorted(checkpoint.tensors.entries.items()):
+    tensors = stored_file(checkpoint.tensors)
+    for name, entry in sorted(tensors.entries.items()):
         length = min(_SAMPLE_BYTES, entry.size_bytes)
         for offset in (0, (entry.size_bytes - length) // 2, entry.size_bytes - length):
-            digest.update(checkpoint.tensors.read_bytes(name, offset, length))
+            digest.update(tensors.read_bytes(name, offset, length))

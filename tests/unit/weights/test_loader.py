@@ -239,8 +239,10 @@ def test_quantised_blocks_are_not_rounded_again_to_rearrange_them(write: Write) 
     file = write({"w": normal(64, 64)}, "Q8_0")
     with pytest.raises(UnsupportedModelError, match="cannot be rearranged"):
         read_place(file, TensorPlace("w", (64, 64), is_transposed=True), Rank())
-    with pytest.raises(UnsupportedModelError, match="cannot be rearranged"):
-        read_place(file, TensorPlace("w", (32, 64), every=(0, 2)), Rank())
+    every_other = read_place(file, TensorPlace("w", (32, 64), "rows", every=(1, 2)), Rank(1, 2))
+    assert isinstance(every_other, BlockMatrix)
+    whole = read_place(file, TensorPlace("w", (64, 64)), Rank()).to_dense()
+    np.testing.assert_array_equal(every_other.to_dense(), whole[1::2][16:])
 
 
 # Forms and sizes

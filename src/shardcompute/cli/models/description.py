@@ -21,6 +21,7 @@ from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint, open_te
 from shardcompute.weights.formats.bytes import ByteSource
 from shardcompute.weights.formats.mlx_file import open_mlx, without_mlx
 from shardcompute.weights.formats.tensor_file import TensorFile, read_expert_matrix, read_matrix
+from shardcompute.weights.quantised.schemes import open_quantised
 from shardcompute.weights.sources.resolve import ModelFiles
 
 _USUAL_CONTEXT = 8192
@@ -97,6 +98,7 @@ def describe(files: ModelFiles) -> Description:
             if quantization is not None:
                 tensors = open_mlx(tensors, quantization)
             checkpoint = open_checkpoint(files)
+            tensors = open_quantised(tensors, checkpoint.quantization)
             shape = _shape_of(checkpoint.spec, checkpoint.layout)
             chat = checkpoint.tokenizer().has_chat_template
             refuse_foreign(checkpoint.spec)

@@ -113,11 +113,6 @@ def from_hf_config(config: Mapping[str, Any], stored: Collection[str]) -> tuple[
     """
     fields = Fields(config, _WHERE)
     name, family = _family(fields)
-    if (quantization := fields.child("quantization_config")) is not None:
-        method = quantization.text("quant_method", "unknown")
-        raise fields.unsupported(
-            "quantization_config", method, f"use the unquantised checkpoint or a GGUF file; {FALLBACK_HINT}"
-        )
     spec = _spec(name, family, fields, len(stored))
     fields.refuse_unread(_HARMLESS | family.harmless)
     return spec, hf_layout(spec, family, stored)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from shardcompute.core.errors import UnsupportedModelError
-from shardcompute.models.families.fields import FALLBACK_HINT
 from shardcompute.models.families.hf_family import HfFamily
 from shardcompute.models.families.places import Slot, fused_rows, make_layout
 from shardcompute.models.layout import Layout, TensorPlace
@@ -19,6 +17,8 @@ _WHOLE_NAMES = ("attention.sinks", "mlp.choice_bias")
 """Tensors whose stored names end without `.weight`."""
 _MLX_EXPERTS = ("switch_mlp", "experts")
 """Where MLX keeps all experts' gates, ups and downs, each stacked to one tensor."""
+_BLOCKS = "_blocks"
+"""Behind the name of a matrix of stacked experts that is kept in MXFP4, as published for gpt-oss."""
 _EXPERT_NAMES = (
     {"gate": "w1", "up": "w3", "down": "w2"},
     {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"},
@@ -27,11 +27,6 @@ _EXPERT_NAMES = (
 
 def hf_layout(spec: ModelSpec, family: HfFamily, stored: Collection[str]) -> Layout:
     names = frozenset(stored)
-    if any(name.endswith(("_blocks", "_scales")) for name in names):
-        raise UnsupportedModelError(
-            "the checkpoint's experts are quantised to MXFP4, which is not supported",
-            hint=f"use a checkpoint in bfloat16; {FALLBACK_HINT}",
-        )
     locator = _HfLocator(spec, family, names)
     # Old files carry the rotations' frequencies; they follow from the spec.
     ignored = ["model.rotary_emb.inv_freq"]
@@ -78,7 +73,7 @@ class _HfLocator:
     def _expert(self, slot: Slot, expert: int, part: str) -> TensorPlace:
         block = self._router(slot.layer).rsplit(".", 1)[0]
         stacked = f"{block}.experts.{'down_proj' if part == 'down' else 'gate_up_proj'}"
-        if stacked in self._names:
+        if stacked in self._names or stacked + _BLOCKS in self._names:
             return self._stacked(slot, stacked, expert, part)
         for holder in _MLX_EXPERTS:
             stacked = f"{block}.{holder}.{part}_proj"
@@ -90,11 +85,13 @@ class _HfLocator:
         return slot.at(f"{block}.experts.{expert}.{by_name[part]}{_suffix(slot)}")
 
     def _stacked(self, slot: Slot, stacked: str, expert: int, part: str) -> TensorPlace:
-        if self._family.has_sinks:  # gpt-oss: [experts, in, out], gate and up interleaved
+        if self._family.has_sinks:  # gpt-oss: gate and up interleaved, [experts, in, out] unless in blocks
+            is_blocks = stacked not in self._names
+            matrix = stacked + _BLOCKS if is_blocks else stacked
             place = replace(
-                slot.at(f"{stacked}_bias" if slot.is_bias else stacked),
+                slot.at(f"{stacked}_bias" if slot.is_bias else matrix),
                 expert=expert,
-                is_transposed=not slot.is_bias,
+                is_transposed=not slot.is_bias and not is_blocks,
             )
             every = {"gate": (0, 2), "up": (1, 2), "down": None}[part]
             return replace(place, every=every)

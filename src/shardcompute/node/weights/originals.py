@@ -26,6 +26,7 @@ from shardcompute.weights.checkpoint import open_checkpoint
 from shardcompute.weights.formats.bytes import LocalBytes
 from shardcompute.weights.formats.safetensors_file import open_safetensors
 from shardcompute.weights.formats.tensor_file import TensorEntry, TensorFile
+from shardcompute.weights.quantised.folded_file import stored_file
 from shardcompute.weights.served import Origin
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
@@ -156,7 +157,7 @@ def _open(note: OriginalNote) -> TensorFile:
     if note.is_packed:
         return open_safetensors(LocalBytes(note.path))
     # Nothing is fetched: the reference names a file or a folder.
-    return open_checkpoint(resolve(parse_reference(note.path), load_settings())).tensors
+    return stored_file(open_checkpoint(resolve(parse_reference(note.path), load_settings())).tensors)
 
 
 def _is_alike(one: TensorEntry, other: TensorEntry) -> bool:

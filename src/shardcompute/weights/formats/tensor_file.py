@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -78,6 +78,15 @@ class TensorFile(Protocol):
 
     def close(self) -> None:
         """Close the sources that this file reads from."""
+        ...
+
+
+@runtime_checkable
+class FoldedMatrices(Protocol):
+    """A `TensorFile` some of whose matrices are made of several stored tensors (see `weights.quantised`)."""
+
+    def read_folded(self, name: str, rows: Span, columns: Span) -> Matrix | None:
+        """Rows, counted through stacked matrices, and columns of such a matrix; None where `name` is not one."""
         ...
 
 
@@ -156,6 +165,10 @@ def _read_part(
     start, stop = _checked_span(file, entry, "rows", rows or (0, height), height)
     columns = _checked_span(file, entry, "columns", columns or (0, width), width)
     rows = (first_row + start, first_row + stop)
+    if isinstance(file, FoldedMatrices):
+        folded = file.read_folded(entry.name, rows, columns)
+        if folded is not None:
+            return folded
     if entry.dtype in _PLAIN_TYPES:
         return _read_dense(file, entry, rows, columns)
     layout = block_layout(entry.dtype)
