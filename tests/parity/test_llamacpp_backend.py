@@ -170,10 +170,34 @@ def test_what_cannot_be_is_refused_before_anything_changes(checkpoint: Checkpoin
         executor.step([Segment(1, 64, 500, 1)], TOKENS[:500])
     with pytest.raises(UsageError, match="vocabulary"):
         executor.step([Segment(1, 64, 1, 1)], np.array([SHAPE.vocab_size]))
-    with pytest.raises(UsageError, match="hidden states"):
-        executor.step([Segment(1, 64, 1, 1)], TOKENS[:1], keeps_hidden=True)
     assert executor.kv_usage() == used
     assert executor.session_length(1) == 64
+    executor.close()
+
+
+def test_hidden_states_are_kept_where_they_are_wanted(checkpoint: Checkpoint) -> None:
+    """Those that logits are made of: the same bits in any company, beside logits that do not change for it."""
+    executor = open_stage(checkpoint)
+    logits = one_by_one([executor], 1, TOKENS[:20])
+    with pytest.raises(UsageError, match="kept no hidden states"):
+        executor.hidden_rows()
+    alone = []
+    for position in range(20):
+        executor.step([Segment(2, position, 1, 1)], TOKENS[position : position + 1], keeps_hidden=True)
+        alone.append(executor.hidden_rows().copy())
+    segments = [Segment(3, 0, 20, 4), Segment(4, 0, 9, 1)]
+    got = executor.step(segments, np.concatenate([TOKENS[:20], TOKENS[:9]]), keeps_hidden=True)
+    assert np.array_equal(got, np.concatenate([logits[16:20], logits[8:9]]))
+    wanted = np.concatenate([*alone[16:20], alone[8]])
+    assert np.array_equal(executor.hidden_rows(), wanted)
+    ours = open_shard(
+        checkpoint, backend="numpy", options=ExecutorOptions(kv_bytes=1 << 24, context_length=900)
+    )
+    ours.step(segments, np.concatenate([TOKENS[:20], TOKENS[:9]]), keeps_hidden=True)
+    assert np.abs(wanted - ours.hidden_rows()).max() < 0.05 * np.abs(wanted).max()
+    assert np.array_equal(run([executor], [Segment(5, 0, 20, 20)], TOKENS[:20]), logits)
+    with pytest.raises(UsageError, match="last slice"):
+        open_stage(checkpoint, 0, 2).step([Segment(1, 0, 1, 0)], TOKENS[:1], keeps_hidden=True)
     executor.close()
 
 

@@ -66,13 +66,18 @@ def build_head_drafter(
     # It keeps nothing between steps: every row is the first of a session of its own.
     options = replace(options, kv_bytes=1 << 20, max_rows=options.max_logit_rows, context_length=PAGE_TOKENS)
     return HeadDrafter(
-        _run_by(backend, DraftHeadNetwork(spec, weights, head), options),
+        _run_by(drafting_backend(backend), DraftHeadNetwork(spec, weights, head), options),
         weights.ids,
         embedding,
         limits,
         vocab_size=spec.vocab_size,
         embedding_scale=spec.embedding_scale,
     )
+
+
+def drafting_backend(backend: str) -> str:
+    """What computes a draft head beside a last stage on this backend: llama.cpp knows no such network."""
+    return "onnx" if backend == "llamacpp" else backend
 
 
 def _run_by(backend: str, network: Network, options: ExecutorOptions) -> Executor:
@@ -97,11 +102,6 @@ def _run_by(backend: str, network: Network, options: ExecutorOptions) -> Executo
         from shardcompute.backends.mlx import MlxExecutor
 
         return MlxExecutor(network, options)
-    if backend == "llamacpp":
-        raise UsageError(
-            "llama.cpp gives no hidden states for a draft head to go on from",
-            hint="draft with another backend",
-        )
     if backend == "transformers":
         raise UsageError(
             "the transformers backend runs whole models in one process only",

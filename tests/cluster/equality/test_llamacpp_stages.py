@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shardcompute.backends.llamacpp.library import installed_version
+from shardcompute.core.generation import GenerationRequest, Sampling, Speculation
+from shardcompute.core.settings import load_settings
+from shardcompute.node.weights import draft_heads
+from shardcompute.weights.checkpoint import open_checkpoint
+from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import resolve
+from support.models.draft_heads import random_draft_head
 from support.models.requests import greedy, mixture, prompts, sampled
 from support.models.tiny_gguf import save_tiny_text_gguf
-from support.swarm.lab import Alone, open_alone, swarm
+from support.swarm.lab import SPREAD, Alone, open_alone, swarm
 
 pytestmark = pytest.mark.skipif(installed_version() is None, reason="xllamacpp is not installed")
 
@@ -32,6 +40,39 @@ def test_two_stages_answer_as_one_process_does(tmp_path: Path, model: Path, answ
     with swarm(tmp_path, model, layers=(3, 3), stages=2, backend="llamacpp") as lab:
         talks = [lab.start(request) for request in requests]
         assert [talk.result() for talk in talks] == [answers.answer(request) for request in requests]
+        lab.wait_quiet()
+
+
+def test_its_last_stage_gives_hidden_states_to_embeddings_and_to_a_draft_head(
+    tmp_path: Path, model: Path, answers: Alone, bold: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_heads, "_RUNTIME_BYTES", 0)  # these workers have room for layers alone
+    texts = prompts(answers.service.tokenizer)[:6]
+    with open_checkpoint(resolve(parse_reference(str(model)), load_settings())) as checkpoint:
+        draft_heads.save_draft_head(tmp_path / "heads", checkpoint, random_draft_head(checkpoint.spec))
+    embedded = [GenerationRequest(tuple(text), 1, sampling=Sampling(wants_hidden=True)) for text in texts]
+    drafted = [replace(greedy(text), speculation=Speculation("head", 3, 1)) for text in texts]
+    with swarm(
+        tmp_path,
+        model,
+        layers=(12, 12),
+        stages=2,
+        placing=SPREAD,
+        backend="llamacpp",
+        draft_heads=tmp_path / "heads",
+    ) as lab:
+        talks = [lab.start(request) for request in (*embedded, *drafted)]
+        plain = [replace(request, speculation=Speculation("off")) for request in (*embedded, *drafted)]
+        assert [talk.result() for talk in talks] == [answers.answer(request) for request in plain]
+        assert all(talk.result().tokens[0].hidden for talk in talks[: len(texts)])
+
+        def has_drafted() -> bool:
+            talk = lab.start(drafted[0])
+            talk.result()
+            return talk.timings is not None and talk.timings.drafted_tokens > 0
+
+        # The draft head comes after the stage that it belongs to.
+        lab.wait_until(has_drafted, "tokens from the draft head")
         lab.wait_quiet()
 
 

@@ -3,7 +3,7 @@
 Rows come out with the same bits whatever rows they are computed with: alone or in a batch, one by one or many at
 once, on any number of threads. What this machine's kernels do with one row and with several is probed at start:
 where they differ (float32 and 16-bit weights), a row that would be alone is computed with a neighbour that is
-forgotten at once. It has no hidden states to draft from, and no tensor ranks: llama.cpp has no hook in a layer.
+forgotten at once. It has no tensor ranks: llama.cpp has no hook in a layer.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from shardcompute.backends.executor import ExecutorOptions, SynchronousSteps
 from shardcompute.backends.kv import KvSessions
 from shardcompute.backends.llamacpp.stage_context import (
     ROWS_AT_ONCE,
+    ComputedRows,
     SequenceRows,
     StageContext,
     StageFile,
@@ -35,6 +36,8 @@ class LlamaCppExecutor(KvSessions[StreamKv], SynchronousSteps):
     def __init__(self, file: StageFile, options: ExecutorOptions) -> None:
         self._file = file
         self._options = options
+        self._normed: Float32 | None = None
+        """The hidden states that the last step kept."""
         plan = plan_streams(options.kv_bytes, file.token_bytes, options.context_length)
         self._context = StageContext(
             file,
@@ -51,14 +54,15 @@ class LlamaCppExecutor(KvSessions[StreamKv], SynchronousSteps):
             raise
 
     def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
-        if keeps_hidden:
-            raise UsageError("llama.cpp keeps no hidden states to draft from", hint="use another backend")
+        if keeps_hidden and not self._file.is_last:
+            raise UsageError("only the last slice keeps its hidden states")
         rows = count_rows(segments)
         logit_rows = sum(segment.logit_rows for segment in segments)
         self._check(rows, logit_rows, inputs)
         self._kv.budget.check(segments)
         width = self._file.vocab_size if self._file.is_last else self._file.hidden
         output = np.empty((logit_rows if self._file.is_last else rows, width), np.float32)
+        self._normed = np.empty((logit_rows, self._file.hidden), np.float32) if keeps_hidden else None
         try:
             self._compute(segments, inputs, output)
         except BaseException:
@@ -69,7 +73,9 @@ class LlamaCppExecutor(KvSessions[StreamKv], SynchronousSteps):
         return output
 
     def hidden_rows(self) -> Array:
-        raise UsageError("llama.cpp keeps no hidden states to draft from", hint="use another backend")
+        if self._normed is None:
+            raise UsageError("the last step kept no hidden states")
+        return self._normed
 
     def close(self) -> None:
         self._context.close()
@@ -99,16 +105,20 @@ class LlamaCppExecutor(KvSessions[StreamKv], SynchronousSteps):
             SequenceRows(piece.stream, piece.segment.start + first, last - first)
             for piece, first, last in wave
         ]
-        result = self._compute_padded(sequences, inputs[rows], targets >= 0)
-        output[targets[targets >= 0]] = result
+        computed = self._compute_padded(sequences, inputs[rows], targets >= 0)
+        targets = targets[targets >= 0]
+        output[targets] = computed.outputs
+        if self._normed is not None and computed.normed is not None:
+            self._normed[targets] = computed.normed
 
-    def _compute_padded(self, sequences: list[SequenceRows], inputs: Array, wanted: Array) -> Array:
+    def _compute_padded(self, sequences: list[SequenceRows], inputs: Array, wanted: Array) -> ComputedRows:
         """With a neighbour for a row that must not be alone: the next position of its sequence, taken back at once.
 
         The head must not be alone with a row either, so that the logits of a second one are made, too.
         """
+        keeps_hidden = self._normed is not None and bool(wanted.any())
         if self.least_rows == 1:
-            return self._context.compute(sequences, inputs, wanted)
+            return self._context.compute(sequences, inputs, wanted, keeps_hidden=keeps_hidden)
         alone = sequences[0] if len(inputs) < self.least_rows else None
         if alone is not None:
             sequences = [SequenceRows(alone.number, alone.start, self.least_rows)]
@@ -117,10 +127,10 @@ class LlamaCppExecutor(KvSessions[StreamKv], SynchronousSteps):
         computed = wanted.copy()
         if self._file.is_last and 0 < computed.sum() < self.least_rows:
             computed[np.flatnonzero(~computed)[: self.least_rows - computed.sum()]] = True
-        result = self._context.compute(sequences, inputs, computed)
+        result = self._context.compute(sequences, inputs, computed, keeps_hidden=keeps_hidden)
         if alone is not None:
             self._context.truncate(alone.number, alone.start + alone.count)
-        return result[wanted[computed]] if self._file.is_last else result[wanted]
+        return result.of(wanted[computed] if self._file.is_last else wanted)
 
     def _check(self, rows: int, logit_rows: int, inputs: Array) -> None:
         options = self._options
@@ -161,7 +171,8 @@ class LlamaCppExecutor(KvSessions[StreamKv], SynchronousSteps):
         for start in range(0, len(inputs), count):
             part = inputs[start : start + count]
             wanted = np.ones(len(part), bool)
-            outputs.append(self._context.compute([SequenceRows(0, start, len(part))], part, wanted).copy())
+            computed = self._context.compute([SequenceRows(0, start, len(part))], part, wanted)
+            outputs.append(computed.outputs.copy())
         self._context.truncate(0, 0)
         return np.concatenate(outputs)
 

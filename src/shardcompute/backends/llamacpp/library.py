@@ -152,6 +152,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "llama_decode": (c_int32, [c_void_p, Batch]),
     "llama_synchronize": (None, [c_void_p]),
     "llama_get_logits": (c_void_p, [c_void_p]),
+    "llama_set_embeddings": (None, [c_void_p, c_bool]),
+    "llama_get_embeddings": (c_void_p, [c_void_p]),
     "llama_get_memory": (c_void_p, [c_void_p]),
     "llama_memory_seq_rm": (c_bool, [c_void_p, c_int32, c_int32, c_int32]),
     "llama_state_seq_get_size": (c_size_t, [c_void_p, c_int32]),

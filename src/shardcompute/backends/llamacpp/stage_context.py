@@ -87,6 +87,18 @@ class SequenceRows:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class ComputedRows:
+    """What a computation gives: `outputs`, and beside logits the hidden states of the same rows, if they are kept."""
+
+    outputs: Array
+    normed: Array | None = None
+
+    def of(self, rows: Array) -> ComputedRows:
+        """Of these rows alone; `rows` says it of each."""
+        return ComputedRows(self.outputs[rows], None if self.normed is None else self.normed[rows])
+
+
 class StageContext:
     """Model and context of one stage. Not thread-safe."""
 
@@ -99,6 +111,7 @@ class StageContext:
         self._model: int | None = None
         self._context: int | None = None
         self._name_at = 0
+        self._keeps_hidden = False
         self._callback = EvalCallback(self._on_tensor)
         self._rows: Float32 = np.empty((ROWS_AT_ONCE, file.hidden), np.float32)
         self._got_rows = 0
@@ -172,10 +185,13 @@ class StageContext:
                 f"llama.cpp reads a vocabulary of {vocabulary} where there is one of {self._file.vocab_size}"
             )
 
-    def compute(self, wave: list[SequenceRows], inputs: Array, wanted: Array) -> Array:
+    def compute(
+        self, wave: list[SequenceRows], inputs: Array, wanted: Array, *, keeps_hidden: bool = False
+    ) -> ComputedRows:
         """One computation: the same number of rows of each of these sequences, whose numbers follow each other.
 
-        Gives hidden states of all rows or, at the end, logits of the `wanted` ones; valid until the next call.
+        Gives hidden states of all rows or, at the end, logits of the `wanted` ones and, if they are kept, the normed
+        hidden states that those were made of; valid until the next call.
         """
         rows = 0
         for each in wave:
@@ -184,17 +200,21 @@ class StageContext:
             self._numbers[part] = each.number
             rows += each.count
         self._wanted[:rows] = wanted if self._file.is_last else 1
+        self._set_keeps_hidden(keeps_hidden)
         result = self._c.llama_decode(self._context, self._batch(rows, inputs))
         if result == _FULL:
             raise CapacityError("llama.cpp found no room for these rows in its KV memory")
         if result != 0:
             raise BackendError(f"llama.cpp failed ({result}): {self._library.failure()}")
+        if self._file.is_last and keeps_hidden:
+            # Then llama.cpp makes the logits of every row.
+            return ComputedRows(self._logits(rows), self._normed(rows)).of(wanted)
         if self._file.is_last:
-            return self._logits(int(self._wanted[:rows].sum()))
+            return ComputedRows(self._logits(int(self._wanted[:rows].sum())))
         got, self._got_rows = self._got_rows, 0
         if got != rows:
             raise BackendError(f"llama.cpp gave {got} rows of hidden states where {rows} were computed")
-        return self._rows[:rows]
+        return ComputedRows(self._rows[:rows])
 
     def truncate(self, sequence: int, length: int) -> None:
         """Forget a sequence's positions from `length` on."""
@@ -244,6 +264,15 @@ class StageContext:
             return np.empty((0, self._file.vocab_size), np.float32)
         pointer = ctypes.cast(self._c.llama_get_logits(self._context), POINTER(c_float))
         return np.ctypeslib.as_array(pointer, (rows, self._file.vocab_size))
+
+    def _normed(self, rows: int) -> Array:
+        pointer = ctypes.cast(self._c.llama_get_embeddings(self._context), POINTER(c_float))
+        return np.ctypeslib.as_array(pointer, (rows, self._file.hidden))
+
+    def _set_keeps_hidden(self, is_wanted: bool) -> None:
+        if is_wanted != self._keeps_hidden:
+            self._c.llama_set_embeddings(self._context, is_wanted)
+            self._keeps_hidden = is_wanted
 
     def _on_tensor(self, tensor: int, is_asked: bool, _: Any) -> bool:
         """llama.cpp shows every tensor before it computes: True for the one that is wanted, which is then given."""

@@ -10,17 +10,19 @@ import contextlib
 import importlib.resources
 import logging
 import os
+import sys
 import tempfile
 from pathlib import Path
 
 from shardcompute.backends.executor import ExecutorOptions
+from shardcompute.backends.footprint import holding_of
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import CorruptModelError
 from shardcompute.models.draft_head import DraftHeadWeights, decode_draft_head, encode_draft_head
 from shardcompute.models.spec import head_stage
 from shardcompute.node.weights.client import RemoteTensors
 from shardcompute.runtime.head_drafter import HeadDrafter
-from shardcompute.runtime.shard import build_head_drafter
+from shardcompute.runtime.shard import build_head_drafter, drafting_backend
 from shardcompute.weights.attached import find_attachment, read_attachment
 from shardcompute.weights.card import Card
 from shardcompute.weights.checkpoint import Checkpoint
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 _FILE = "head.draft"
 _HELD_SHARE = 5
 """Quarters of its bytes in the file that kernels hold, see `backends.footprint`."""
+_RUNTIME_BYTES = 48 << 20
+"""Of a library that is loaded for a draft head alone."""
 DRAFT_HEAD = "draft-head"
 """The name under which it is attached to a model."""
 
@@ -99,10 +103,14 @@ def open_head_drafter(
     weights = decode_draft_head(content, card.spec.hidden)
     share = len(weights.ids) / card.spec.vocab_size
     sizes = held_sizes_of_card(card, context_length=options.context_length)
-    held = next(each for each in sizes if each.holder == holding)
+    drafting = drafting_backend(backend)
+    wanted = holding if drafting == backend else holding_of(drafting, options.device)
+    held = next(each for each in sizes if each.holder == wanted)
     rows_bytes = int(share * (held.head_bytes + held.embedding_bytes))
     logits_bytes = 4 * options.max_logit_rows * len(weights.ids)
     size_bytes = _HELD_SHARE * len(content) // 4 + rows_bytes + logits_bytes + _kv_bytes(card, options)
+    if drafting != backend and "onnxruntime" not in sys.modules:
+        size_bytes += _RUNTIME_BYTES
     if size_bytes > room_bytes:
         return None
     source = shard_source(card, tensors, head_stage(card.spec))
