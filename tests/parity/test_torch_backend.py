@@ -138,6 +138,39 @@ def test_rows_do_not_depend_on_their_batch() -> None:
 
 @pytest.mark.gpu
 @needs_cuda
+@pytest.mark.parametrize("form", ["dense", "int8", "int4-shift", "int4-shift-mixed"])
+@pytest.mark.parametrize("name", ["head-norm", "gemma", "sinks"])
+def test_a_prompt_has_the_same_bits_in_any_pieces(name: str, form: str) -> None:
+    """Alone, token by token, in pieces that touch any part of a page, and beside other prompts of any length."""
+    spec = dataclasses.replace(SPECS[name], hidden=256, intermediate=512, context_length=1024)
+    options = ExecutorOptions(kv_bytes=1 << 26, max_rows=2048, context_length=1024, device="cuda")
+    executor = TorchExecutor(Decoder(spec, whole(spec), RandomSource(spec, form)), options)
+    length, ids = 700, ids_of([Segment(1, 0, 700, 1)])
+    whole_prompt = executor.step([Segment(1, 0, length, 1)], ids)
+    for pieces in (
+        [65] * 10 + [50],
+        [1, 699],
+        [63, 66, 571],
+        [257, 443],
+        [40] * 17 + [20],
+        [512] + [1] * 188,
+    ):
+        start = 0
+        for count in pieces:
+            last = executor.step([Segment(2, start, count, 1)], ids[start : start + count])
+            start += count
+        np.testing.assert_array_equal(last, whole_prompt)
+        executor.close_session(2)
+    for count in (3, 30, 129, 600, 1023):
+        other, mine = Segment(3, 0, count, 1), Segment(2, 0, length, 1)
+        behind = executor.step([other, mine], np.concatenate([ids_of([other]), ids]))
+        np.testing.assert_array_equal(behind[1:], whole_prompt)
+        before = executor.step([mine, other], np.concatenate([ids, ids_of([other])]))
+        np.testing.assert_array_equal(before[:1], whole_prompt)
+
+
+@pytest.mark.gpu
+@needs_cuda
 def test_verifying_a_draft_is_decoding() -> None:
     spec = SPECS["gemma"]
     at_once, by_one = make(spec, device="cuda"), make(spec, device="cuda")

@@ -157,6 +157,7 @@ def run_gpu_bench(
     for name in ("graph", "int8", "int4"):
         _check_rows(arms[name], partial(note, arm=name))
         _check_verification(arms[name], partial(note, arm=name))
+        _check_pieces(arms[name], partial(note, arm=name))
     graphed = {name: arms[name] for name in ("graph", "int8", "int4")}
     for context in sorted(contexts, reverse=True):
         _prefill(arms, max(batches), context)
@@ -325,6 +326,24 @@ def _check_verification(executor: TorchExecutor, note: Callable[..., None]) -> N
         note(
             "verifying_equals_decoding", float(torch.equal(verified, decoded[:count])), "1 = yes", rows=count
         )
+    executor.close_session(0)
+
+
+def _check_pieces(executor: TorchExecutor, note: Callable[..., None], length: int = 1500) -> None:
+    """Logits of a prompt in one step, in pieces of any size, and beside another prompt, bit by bit."""
+    ids = _ids([Segment(0, 0, length, 1)])
+    whole_prompt = executor.step_tensor([Segment(0, 0, length, 1)], ids).clone()
+    for size in (65, 100, 129, 257, 500, 1000, 1499):
+        for start in range(0, length, size):
+            count = min(size, length - start)
+            logits = executor.step_tensor([Segment(0, start, count, 1)], ids[start : start + count])
+        note("prompts_equal_in_any_pieces", float(torch.equal(logits, whole_prompt)), "1 = yes", rows=size)
+    for count in (1, 70, 500):
+        other = Segment(1, 0, count, 1)
+        logits = executor.step_tensor([other, Segment(0, 0, length, 1)], torch.cat([_ids([other]), ids]))
+        equal = torch.equal(logits[1:], whole_prompt)
+        note("prompts_equal_beside_others", float(equal), "1 = yes", rows=count)
+        executor.close_session(1)
     executor.close_session(0)
 
 

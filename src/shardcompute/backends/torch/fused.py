@@ -5,9 +5,8 @@ The decoder calls one primitive after the other; some results here are only prom
 sum with the norm behind it, norm and rotation of heads with the write to the KV pages. Sums are rounded before
 they are normed, so a model cut between two layers computes the same bits as a whole one.
 
-Up to `MAX_ROWS` rows, matrices are read by our kernels, which give each row the same result in any batch. In larger
-steps that holds for the rows of short segments, which come first; the rest is left to torch's library. Nothing here
-waits for the device, so that it can be captured in a graph, but experts in large steps, or of several forms.
+In 16-bit numbers every kernel gives a row the same bits whatever rows stand beside it, and however a prompt was cut
+into steps. Nothing here waits for the device, so that it can be captured in a graph, but experts of several forms.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from shardcompute.backends.torch.kernels.tiling import MAX_ROWS
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.ops import Rotation, TorchOps
 from shardcompute.backends.torch.plan import StepPlan, cut_blocks
-from shardcompute.backends.torch.weights import BlockLinear, DeviceLinear, StackedLinear
+from shardcompute.backends.torch.weights import BlockLinear, DenseLinear, DeviceLinear, StackedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +82,13 @@ class FusedOps(TorchOps):
                 logit_rows=self._upload(plan.logit_rows),
                 short=None if not len(blocks) else self._upload(short),
                 blocks=None if not len(blocks) else self._upload(blocks),
-            ),
-            plan.short_rows,
+            )
         )
 
-    def place(self, places: Places, short_rows: int = MAX_ROWS) -> None:
-        """The first `short_rows` rows are computed by our kernels however many there are in all."""
+    def place(self, places: Places) -> None:
         self._places = places
         self._positions = places.positions
         self._logit_rows = places.logit_rows
-        self._short_rows = short_rows
 
     def finish(self, x: Any) -> torch.Tensor:
         # Logits come straight from the float32 sums: rounding them first would make ties.
@@ -123,11 +119,7 @@ class FusedOps(TorchOps):
         x, matrix = gate_up.x, gate_up.matrix
         if self._use_library or not self._kernels.can_multiply(matrix, is_gated=True):
             return self._kernels.gate(self._value(gate_up), gate)
-        parts = [self._kernels.linear(cut, matrix, gate) for cut in self._skinny_cuts(x)]
-        short = sum(len(part) for part in parts)
-        if short < len(x):
-            parts.append(self._kernels.gate(self._by_library(x[short:], matrix, self._dtype), gate))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self._kernels.linear(x, matrix, gate)
 
     def rotate(self, x: Any, head_dim: int, rotation: Rotation) -> Any:
         heads = x if isinstance(x, HeadRows) else HeadRows(self._value(x))
@@ -152,11 +144,7 @@ class FusedOps(TorchOps):
         if matrices is None:
             self.has_waited = True
             return super().experts(rows, block)
-        parts = [self._sparse_rows(cut, block, *matrices) for cut in self._skinny_cuts(rows)]
-        short = sum(len(part) for part in parts)
-        if short < len(rows):
-            self.has_waited = True
-            parts.append(super().experts(rows[short:], block))
+        parts = [self._sparse_rows(cut, block, *matrices) for cut in rows.split(MAX_ROWS)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _expert_matrices(self, block: ExpertBlock) -> tuple[ExpertMatrices, ExpertMatrices] | None:
@@ -185,30 +173,17 @@ class FusedOps(TorchOps):
     def _upload(self, values: Any) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)
 
-    def _skinny_cuts(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """The rows that our kernels are to multiply, as many at a time as they take: all of few, else the short
-        segments', so that a row that is decoded or verified has the same bits whatever prompts share its step."""
-        if 0 < len(x) <= MAX_ROWS:
-            return [x]
-        short = min(self._short_rows, len(x))
-        return [x[at : min(at + MAX_ROWS, short)] for at in range(0, short, MAX_ROWS)]
-
     def _apply(self, product: Product, dtype: torch.dtype) -> torch.Tensor:
         x, matrix = product.x, product.matrix
         if isinstance(matrix, StackedLinear):
             return torch.cat([self._apply(Product(x, part), dtype) for part in matrix.parts], dim=-1)
         if isinstance(matrix, BlockLinear) and matrix.columns is not None and matrix.outliers is not None:
             blocks = replace(matrix, columns=None, outliers=None)
-            outlying = functional.linear(x.index_select(1, matrix.columns), matrix.outliers)
-            return self._apply(Product(x, blocks), dtype) + outlying
+            outlying = Product(x.index_select(1, matrix.columns), DenseLinear(matrix.outliers, None))
+            return self._apply(Product(x, blocks), dtype) + self._apply(outlying, dtype)
         if self._use_library or not self._kernels.can_multiply(matrix):
             return self._by_library(x, matrix, dtype)
-        parts = [self._kernels.linear(cut, matrix, dtype=dtype) for cut in self._skinny_cuts(x)]
-        short = sum(len(part) for part in parts)
-        # A prompt's chunk may want no logits: no rows are a matter of the library, too.
-        if short < len(x) or not parts:
-            parts.append(self._by_library(x[short:], matrix, dtype))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self._kernels.linear(x, matrix, dtype=dtype)
 
     def _by_library(self, x: torch.Tensor, matrix: DeviceLinear, dtype: torch.dtype) -> torch.Tensor:
         if isinstance(matrix, BlockLinear) and x.dtype != torch.float32:

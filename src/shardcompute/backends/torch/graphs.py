@@ -27,10 +27,10 @@ from shardcompute.core.phases import phase
 
 log = logging.getLogger(__name__)
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_DISTINCT_ROWS = (1, 16, 24, 48, 96)
-"""Buckets that between them need all kernels."""
-_ROWS_PER_BLOCK = 32
-"""A block of a long segment has, in the mean, at least so many rows."""
+_DISTINCT_ROWS = (1, 16, 24, 48, 96, 192, 320)
+"""Steps that between them need all kernels, also those of steps that are too large for a graph."""
+_ROWS_PER_BLOCK = 16
+"""A block of a long segment has, in the mean, at least so many rows: 66 of them may touch three pages."""
 Forward = Callable[[torch.Tensor, torch.Tensor | None], Computed]
 """(inputs, for each logit row the slot that keeps its token) → results"""
 

@@ -9,14 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardcompute.backends.torch.kv import PagedKv
-from shardcompute.core.batch import Segment, count_rows, logit_row_indices
+from shardcompute.core.batch import PAGE_TOKENS, Segment, count_rows, logit_row_indices
 
 Int32 = NDArray[np.int32]
 
 SHORT_SEGMENT = 64
-"""Segments of up to so many rows (decoding, and verifying drafts) have the same bits in any step."""
-BLOCK_ROWS = 64
-"""Rows of a longer segment that are attended from together."""
+"""In segments of up to so many rows (decoding, and verifying drafts), every row is attended from by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +60,16 @@ def plan_step(segments: Sequence[Segment], kv: PagedKv) -> StepPlan:
 
 
 def cut_blocks(plan: StepPlan) -> Int32:
-    """The rows of long segments in blocks, `[blocks, 2]`: (first row, rows)."""
+    """The rows of long segments in blocks, `[blocks, 2]`: (first row, rows). A block's rows lie in one page."""
     blocks: list[tuple[int, int]] = []
     row = 0
     for segment in plan.segments:
-        end = row + segment.count
         if _is_long(segment):
-            blocks.extend((at, min(BLOCK_ROWS, end - at)) for at in range(row, end, BLOCK_ROWS))
-        row = end
+            first_page = segment.start // PAGE_TOKENS * PAGE_TOKENS
+            for page in range(first_page, segment.stop, PAGE_TOKENS):
+                start, stop = max(page, segment.start), min(page + PAGE_TOKENS, segment.stop)
+                blocks.append((row + start - segment.start, stop - start))
+        row += segment.count
     return np.asarray(blocks, dtype=np.int32).reshape(-1, 2)
 
 

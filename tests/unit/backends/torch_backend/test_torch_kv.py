@@ -114,3 +114,12 @@ def test_short_segments_come_first() -> None:
     assert plan.logit_rows.tolist() == [131, 1, 2, 66]
     assert plan.positions.tolist() == [*range(3), *range(64), *range(65)]
     assert cut_blocks(plan).tolist() == [[67, 64], [131, 1]]
+
+
+def test_blocks_of_a_long_segment_lie_in_one_page_each() -> None:
+    kv = make(context=200)
+    segments = [Segment(1, 0, 60, 0)]
+    kv.take(segments)
+    segments = [Segment(2, 0, 2, 1), Segment(1, 60, 70, 1)]
+    kv.take(segments)
+    assert cut_blocks(plan_step(segments, kv)).tolist() == [[2, 4], [6, 64], [70, 2]]

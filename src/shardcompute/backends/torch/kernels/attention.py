@@ -1,10 +1,13 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
 """Attention over the used pages of each session.
 
-`attend_rows` is for few rows: every row is its own query, so verifying a draft gives exactly what decoding gives.
-The pages of a row are cut into at most `SPLITS` parts by its length alone, which at most `PROGRAMS` programs share, and
-the last to finish joins the parts in their order. `attend_blocks` is for long segments: a program takes `BLOCK_M` rows
-of one head.
+The pages that a row sees are cut into at most `SPLITS` parts, by the row's page alone; each part is summed up by
+itself, and the parts are joined in their order. `attend_rows` is for few rows: every row is its own query, and at most
+`PROGRAMS` programs share its parts, of which the last to finish joins them. `attend_blocks` is for long segments: a
+program takes the rows of one page, which have the same parts, for one head, and walks the parts itself. Both
+compute the same bits: verifying a draft, or a prompt in any pieces, is decoding token by token.
+
+Only what an order of summation cannot change is left to the compiler: sums along a page are products with ones.
 """
 
 import triton
@@ -21,12 +24,53 @@ def _score(q, keys, scale, softcap, HAS_CAP: tl.constexpr):
 
 
 @triton.jit
+def _see(q, keys, values, visible, top, total, mixed, scale, softcap, HAS_CAP: tl.constexpr):
+    """One page more: the highest score so far, and sums of weights `[rows, 16]`, all alike, and of weighted values."""
+    scores = tl.where(visible, _score(q, keys, scale, softcap, HAS_CAP), float("-inf"))
+    joint = tl.maximum(top, tl.max(scores, 1))
+    # A row that has seen nothing yet (its window starts later) must not compute inf − inf.
+    safe = tl.where(joint == float("-inf"), 0.0, joint)
+    weights = tl.exp2(scores - safe[:, None]).to(values.dtype)
+    fade = tl.exp2(top - safe)[:, None]
+    ones = tl.full((values.shape[0], 16), 1.0, dtype=values.dtype)
+    total = tl.dot(weights, ones, total * fade, input_precision="ieee")
+    mixed = tl.dot(weights, values, mixed * fade, input_precision="ieee")
+    return joint, total, mixed
+
+
+@triton.jit
+def _join(top, total, mixed, part_top, part_total, part_mixed):
+    """One part more."""
+    joint = tl.maximum(top, part_top)
+    safe = tl.where(joint == float("-inf"), 0.0, joint)
+    fade = tl.exp2(top - safe)
+    part_fade = tl.exp2(part_top - safe)
+    total = tl.fma(total, fade, part_total * part_fade)
+    mixed = tl.fma(mixed, fade[:, None], part_mixed * part_fade[:, None])
+    return joint, total, mixed
+
+
+@triton.jit
+def _one_of(total):
+    """Of sums that are alike along the second axis: a power of two of them, so that no order matters."""
+    return tl.sum(total, 1) * (1.0 / total.shape[1])
+
+
+@triton.jit
+def _cut_pages(position, window, PAGE: tl.constexpr, SPLITS: tl.constexpr, HAS_WINDOW: tl.constexpr):
+    """What a row sees: its first page, the one behind its last, and how many pages a part has."""
+    page = position // PAGE
+    first_page = tl.maximum(page * PAGE + 1 - window, 0) // PAGE if HAS_WINDOW else 0
+    return first_page, page + 1, tl.cdiv(page + 1 - first_page, SPLITS)
+
+
+@triton.jit
 def _write(out_ptr, place, mixed, top, total, sinks_ptr, head, mask, HAS_SINKS: tl.constexpr):
     if HAS_SINKS:
         sink = tl.load(sinks_ptr + head) * 1.4426950408889634
         joint = tl.maximum(top, sink)
         fade = tl.exp2(top - joint)
-        total = total * fade + tl.exp2(sink - joint)
+        total = tl.fma(total, fade, tl.exp2(sink - joint))
         mixed = mixed * fade[:, None]
     tl.store(out_ptr + place, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -75,9 +119,7 @@ def attend_rows(
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    last_page = position // PAGE + 1
-    first_page = tl.maximum(position + 1 - window, 0) // PAGE if HAS_WINDOW else 0
-    per_split = tl.cdiv(last_page - first_page, SPLITS)
+    first_page, last_page, per_split = _cut_pages(position, window, PAGE, SPLITS, HAS_WINDOW)
     active = tl.cdiv(last_page - first_page, per_split)
     if HAS_ROWS:
         active = tl.where(listed < 0, 0, active)
@@ -98,7 +140,7 @@ def attend_rows(
     stats = stat_ptr + owned * 2 * GROUP_BLOCK
     for part in range(split, active, PROGRAMS):
         top = tl.full((GROUP_BLOCK,), float("-inf"), dtype=tl.float32)
-        total = tl.zeros((GROUP_BLOCK,), dtype=tl.float32)
+        sums = tl.zeros((GROUP_BLOCK, 16), dtype=tl.float32)
         mixed = tl.zeros((GROUP_BLOCK, D_BLOCK), dtype=tl.float32)
         begin = first_page + part * per_split
         for at in range(begin, tl.minimum(begin + per_split, last_page)):
@@ -110,13 +152,10 @@ def attend_rows(
                 visible = visible & (seen > position - window)
             keys = tl.load(pool_ptr + tile, mask=visible[:, None] & inside, other=0.0)
             values = tl.load(pool_ptr + value_offset + tile, mask=visible[:, None] & inside, other=0.0)
-            scores = tl.where(visible[None, :], _score(q, keys, scale, softcap, HAS_CAP), float("-inf"))
-            joint = tl.maximum(top, tl.max(scores, 1))
-            weights = tl.exp2(scores - joint[:, None])
-            fade = tl.exp2(top - joint)
-            total = total * fade + tl.sum(weights, 1)
-            mixed = tl.dot(weights.to(values.dtype), values, mixed * fade[:, None], input_precision="ieee")
-            top = joint
+            top, sums, mixed = _see(
+                q, keys, values, visible[None, :], top, sums, mixed, scale, softcap, HAS_CAP
+            )
+        total = _one_of(sums)
         if active == 1:
             _write(out_ptr, place, mixed, top, total, sinks_ptr, head, mask, HAS_SINKS)
         else:
@@ -139,12 +178,7 @@ def attend_rows(
                 part_total = tl.load(stat + GROUP_BLOCK, cache_modifier=".cg")
                 source = part_ptr + (owned + i).to(tl.int64) * GROUP * D_BLOCK + tile_place
                 piece = tl.load(source, mask=used, other=0.0, cache_modifier=".cg")
-                joint = tl.maximum(top, part_top)
-                fade = tl.exp2(top - joint)
-                part_fade = tl.exp2(part_top - joint)
-                total = total * fade + part_total * part_fade
-                mixed = mixed * fade[:, None] + piece * part_fade[:, None]
-                top = joint
+                top, total, mixed = _join(top, total, mixed, part_top, part_total, piece)
             _write(out_ptr, place, mixed, top, total, sinks_ptr, head, mask, HAS_SINKS)
 
 
@@ -169,13 +203,14 @@ def attend_blocks(
     HEAD_DIM: tl.constexpr,
     D_BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
+    SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """`block_ptr` holds (first row, rows) of each block; a block lies in one segment, and may have no rows."""
+    """`block_ptr` holds (first row, rows) of each block; its rows lie in one page, and there may be none."""
     first_row = tl.load(block_ptr + 2 * tl.program_id(0))
     count = tl.load(block_ptr + 2 * tl.program_id(0) + 1)
     if PDL:
@@ -195,28 +230,27 @@ def attend_blocks(
     place = ((first_row + m).to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM + d[None, :]
     q = tl.load(q_ptr + place, mask=mask, other=0.0)
     here = start + m
+    first_page, last_page, per_split = _cut_pages(start, window, PAGE, SPLITS, HAS_WINDOW)
     top = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_M,), dtype=tl.float32)
     mixed = tl.zeros((BLOCK_M, D_BLOCK), dtype=tl.float32)
-    first_page = tl.maximum(start + 1 - window, 0) // PAGE if HAS_WINDOW else 0
-    for at in range(first_page, (start + count - 1) // PAGE + 1):
-        page = tl.load(table_ptr + owner * table_stride + at).to(tl.int64)
-        tile = page * page_stride + kv_head * PAGE * HEAD_DIM + token[:, None] * HEAD_DIM + d[None, :]
-        seen = at * PAGE + token
-        written = (seen < start + count)[:, None] & inside
-        keys = tl.load(pool_ptr + tile, mask=written, other=0.0)
-        values = tl.load(pool_ptr + value_offset + tile, mask=written, other=0.0)
-        visible = seen[None, :] <= here[:, None]
-        if HAS_WINDOW:
-            visible = visible & (seen[None, :] > here[:, None] - window)
-        scores = tl.where(visible, _score(q, keys, scale, softcap, HAS_CAP), float("-inf"))
-        joint = tl.maximum(top, tl.max(scores, 1))
-        # A row that has seen nothing yet (its window starts later) must not compute inf − inf.
-        safe = tl.where(joint == float("-inf"), 0.0, joint)
-        weights = tl.exp2(scores - safe[:, None])
-        fade = tl.exp2(top - safe)
-        total = total * fade + tl.sum(weights, 1)
-        mixed = tl.dot(weights.to(values.dtype), values, mixed * fade[:, None], input_precision="ieee")
-        top = joint
+    for begin in range(first_page, last_page, per_split):
+        part_top = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+        part_sums = tl.zeros((BLOCK_M, 16), dtype=tl.float32)
+        part_mixed = tl.zeros((BLOCK_M, D_BLOCK), dtype=tl.float32)
+        for at in range(begin, tl.minimum(begin + per_split, last_page)):
+            page = tl.load(table_ptr + owner * table_stride + at).to(tl.int64)
+            tile = page * page_stride + kv_head * PAGE * HEAD_DIM + token[:, None] * HEAD_DIM + d[None, :]
+            seen = at * PAGE + token
+            written = (seen < start + count)[:, None] & inside
+            keys = tl.load(pool_ptr + tile, mask=written, other=0.0)
+            values = tl.load(pool_ptr + value_offset + tile, mask=written, other=0.0)
+            visible = seen[None, :] <= here[:, None]
+            if HAS_WINDOW:
+                visible = visible & (seen[None, :] > here[:, None] - window)
+            part_top, part_sums, part_mixed = _see(
+                q, keys, values, visible, part_top, part_sums, part_mixed, scale, softcap, HAS_CAP
+            )
+        top, total, mixed = _join(top, total, mixed, part_top, _one_of(part_sums), part_mixed)
     heads = head + tl.zeros((BLOCK_M,), dtype=tl.int32)
     _write(out_ptr, place, mixed, top, total, sinks_ptr, heads, mask, HAS_SINKS)

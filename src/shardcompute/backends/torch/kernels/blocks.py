@@ -71,6 +71,31 @@ def _weights(
 
 
 @triton.jit
+def _block_weights(
+    words,
+    scale,
+    shift,
+    ASM_0: tl.constexpr,
+    ASM_1: tl.constexpr,
+    ASM_2: tl.constexpr,
+    ASM_3: tl.constexpr,
+    AT: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_SHIFT: tl.constexpr,
+):
+    """The weights of block `AT` of a group."""
+    if AT == 0:
+        weights = _weights(words, scale, shift, ASM_0, AT, BITS, HAS_SHIFT)
+    elif AT == 1:
+        weights = _weights(words, scale, shift, ASM_1, AT, BITS, HAS_SHIFT)
+    elif AT == 2:
+        weights = _weights(words, scale, shift, ASM_2, AT, BITS, HAS_SHIFT)
+    else:
+        weights = _weights(words, scale, shift, ASM_3, AT, BITS, HAS_SHIFT)
+    return weights
+
+
+@triton.jit
 def multiply_group(
     sums,
     x_ptr,
@@ -99,14 +124,7 @@ def multiply_group(
         x = tl.load(x_ptr + x_place + at + j * BLOCK_SIZE, mask=inside, other=0.0)
         scale = _half(scales, x_ptr, j)[:, None]
         shift = _half(shifts, x_ptr, j)[:, None]
-        if j == 0:
-            w = _weights(words, scale, shift, ASM_0, j, BITS, HAS_SHIFT)
-        elif j == 1:
-            w = _weights(words, scale, shift, ASM_1, j, BITS, HAS_SHIFT)
-        elif j == 2:
-            w = _weights(words, scale, shift, ASM_2, j, BITS, HAS_SHIFT)
-        else:
-            w = _weights(words, scale, shift, ASM_3, j, BITS, HAS_SHIFT)
+        w = _block_weights(words, scale, shift, ASM_0, ASM_1, ASM_2, ASM_3, j, BITS, HAS_SHIFT)
         sums = tl.dot(w, tl.trans(x), sums)
     return sums
 
@@ -211,6 +229,10 @@ def widen_blocks(
     BITS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HAS_SHIFT: tl.constexpr,
+    ASM_0: tl.constexpr,
+    ASM_1: tl.constexpr,
+    ASM_2: tl.constexpr,
+    ASM_3: tl.constexpr,
 ):
     """The dense weights `[width_out, width_in]` of one tile of outputs and one group, rounded once."""
     n = tl.program_id(0) * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
@@ -225,9 +247,9 @@ def widen_blocks(
         shifts = tl.load(shift_ptr + group * padded_out + n)
     for j in tl.static_range(0, 16 // BITS):
         k = (group * (16 // BITS) + j) * BLOCK_SIZE + i
-        w = _plain_codes(words, j, BITS).to(tl.float32) * _half(scales, out_ptr, j)[:, None].to(tl.float32)
-        if HAS_SHIFT:
-            w += _half(shifts, out_ptr, j)[:, None].to(tl.float32)
+        scale = _half(scales, out_ptr, j)[:, None]
+        shift = _half(shifts, out_ptr, j)[:, None]
+        w = _block_weights(words, scale, shift, ASM_0, ASM_1, ASM_2, ASM_3, j, BITS, HAS_SHIFT)
         inside = (n < width_out)[:, None] & (k < width_in)[None, :]
         place = n.to(tl.int64)[:, None] * width_in + k[None, :]
-        tl.store(out_ptr + place, w.to(out_ptr.dtype.element_ty), mask=inside)
+        tl.store(out_ptr + place, w, mask=inside)

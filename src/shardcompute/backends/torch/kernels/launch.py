@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from shardcompute.backends.ops import Attention, Gate
 from shardcompute.backends.torch.kernels.attention import attend_blocks, attend_rows
@@ -17,10 +18,12 @@ from shardcompute.backends.torch.kernels.tiling import (
     Tiling,
     choose_block_tiling,
     choose_tiling,
+    choose_wide_tiling,
+    is_wide,
     pad_block_rows,
     pad_rows,
 )
-from shardcompute.backends.torch.plan import BLOCK_ROWS
+from shardcompute.backends.torch.kernels.wide import wide_linear
 from shardcompute.backends.torch.weights import TILE_OUTPUTS, BlockLinear, DenseLinear, DeviceLinear
 from shardcompute.core.batch import PAGE_TOKENS
 
@@ -111,28 +114,89 @@ class Kernels:
         gate: Gate | None = None,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """The map of at most `MAX_ROWS` rows; with `gate`, the two halves of its outputs joined."""
+        """The map of any rows, each of which has the same bits in any company; with `gate`, the two halves of its
+        outputs joined."""
         width_out = matrix.width_out // (1 if gate is None else 2)
         out = torch.empty((len(x), width_out), dtype=dtype or x.dtype, device=x.device)
+        rows = len(x)
+        if not rows:
+            return out
         if isinstance(matrix, BlockLinear):
-            self._multiply_blocks(x, matrix, out, gate)
+            few = self._block_tiling(matrix, pad_block_rows(rows, width_out), gate)
+            if is_wide(rows):
+                self._multiply_many(x, DenseLinear(self.widen(matrix, x.dtype), matrix.bias), out, gate, few)
+            else:
+                self._multiply_blocks(x, matrix, out, gate, few)
         else:
-            self._multiply_dense(x, matrix, out, gate)
+            few = self._dense_tiling(matrix, pad_rows(rows), gate)
+            if is_wide(rows, few):
+                self._multiply_many(x, matrix, out, gate, few)
+            else:
+                self._multiply_dense(x, matrix, out, gate, few)
         return out
 
-    def _multiply_dense(
-        self, x: torch.Tensor, matrix: DenseLinear, out: torch.Tensor, gate: Gate | None
+    def _multiply_many(
+        self, x: torch.Tensor, matrix: DenseLinear, out: torch.Tensor, gate: Gate | None, few: Tiling
     ) -> None:
-        (rows, width_in), width_out = x.shape, out.shape[1]
-        tile_rows = pad_rows(rows)
-        tiling = choose_tiling(
-            tile_rows,
-            width_out,
+        (rows, width_in), width_out, weight = x.shape, out.shape[1], matrix.weight
+        tiling = choose_wide_tiling(rows, few, is_gated=gate is not None, shared_bytes=self._shared_bytes)
+        has_tma = (
+            self.pdl["PDL"] and width_in % tiling.block_k == 0 and can_describe(x) and can_describe(weight)
+        )
+        row_blocks = triton.cdiv(rows, tiling.rows)
+        wide_linear[(triton.cdiv(width_out, tiling.block_n) * row_blocks,)](
+            describe(x, tiling.rows, tiling.block_k) if has_tma else x,
+            describe(weight, tiling.block_n, tiling.block_k) if has_tma else weight,
+            weight if matrix.bias is None else matrix.bias,
+            out,
+            rows,
             width_in,
+            width_out,
+            few.part_inputs(width_in),
+            x.stride(0),
+            0.0 if gate is None or gate.limit is None else gate.limit,
+            row_blocks,
+            ROWS=tiling.rows,
+            BLOCK_N=tiling.block_n,
+            BLOCK_K=tiling.block_k,
+            PARTS=few.split,
+            GATED=gate is not None,
+            ACTIVATION="none" if gate is None else activation_of(gate),
+            HAS_BIAS=matrix.bias is not None,
+            IS_EVEN=width_in % tiling.block_k == 0,
+            TMA=has_tma,
+            num_warps=tiling.warps,
+            num_stages=tiling.stages,
+            **self.pdl,
+        )
+
+    def _dense_tiling(self, matrix: DenseLinear, tile_rows: int, gate: Gate | None) -> Tiling:
+        return choose_tiling(
+            tile_rows,
+            matrix.width_out // (1 if gate is None else 2),
+            matrix.weight.shape[1],
             is_gated=gate is not None,
             processors=self._processors,
             shared_bytes=self._shared_bytes,
         )
+
+    def _block_tiling(self, matrix: BlockLinear, tile_rows: int, gate: Gate | None) -> Tiling:
+        return choose_block_tiling(
+            tile_rows,
+            matrix.width_out // (1 if gate is None else 2),
+            matrix.scales.shape[0],
+            bits=matrix.bits,
+            block_size=matrix.block_size,
+            is_gated=gate is not None,
+            processors=self._processors,
+            shared_bytes=self._shared_bytes,
+        )
+
+    def _multiply_dense(
+        self, x: torch.Tensor, matrix: DenseLinear, out: torch.Tensor, gate: Gate | None, tiling: Tiling
+    ) -> None:
+        (rows, width_in), width_out = x.shape, out.shape[1]
+        tile_rows = pad_rows(rows)
         row_blocks = triton.cdiv(rows, tile_rows)
         tiles = triton.cdiv(width_out, tiling.block_n) * row_blocks
         skinny_linear[(tiles, tiling.split)](
@@ -162,21 +226,11 @@ class Kernels:
         )
 
     def _multiply_blocks(
-        self, x: torch.Tensor, matrix: BlockLinear, out: torch.Tensor, gate: Gate | None
+        self, x: torch.Tensor, matrix: BlockLinear, out: torch.Tensor, gate: Gate | None, tiling: Tiling
     ) -> None:
         (rows, width_in), width_out = x.shape, out.shape[1]
         groups, padded_out = matrix.scales.shape[:2]
-        tile_rows = pad_block_rows(rows)
-        tiling = choose_block_tiling(
-            tile_rows,
-            width_out,
-            groups,
-            bits=matrix.bits,
-            block_size=matrix.block_size,
-            is_gated=gate is not None,
-            processors=self._processors,
-            shared_bytes=self._shared_bytes,
-        )
+        tile_rows = pad_block_rows(rows, width_out)
         row_blocks = triton.cdiv(rows, tile_rows)
         tiles = triton.cdiv(width_out, tiling.block_n) * row_blocks
         scales, shifts = words_of(matrix)
@@ -227,10 +281,11 @@ class Kernels:
         return self._linear_space.parts(size if tiling.split > 1 else 1), self._linear_space.counters(tiles)
 
     def widen(self, matrix: BlockLinear, dtype: torch.dtype) -> torch.Tensor:
-        """The dense weight, rounded once."""
+        """The dense weight, rounded once, as `_multiply_blocks` rounds it."""
         groups, padded_out = matrix.scales.shape[:2]
         out = torch.empty((matrix.width_out, matrix.width_in), dtype=dtype, device=matrix.codes.device)
         scales, shifts = words_of(matrix)
+        asm = unpacking(matrix.bits, is_bfloat16=dtype == torch.bfloat16, has_shift=matrix.shifts is not None)
         widen_blocks[(len(matrix.codes), groups)](
             matrix.codes,
             scales,
@@ -243,6 +298,10 @@ class Kernels:
             BITS=matrix.bits,
             BLOCK_SIZE=matrix.block_size,
             HAS_SHIFT=matrix.shifts is not None,
+            ASM_0=asm[0],
+            ASM_1=asm[1],
+            ASM_2=asm[2],
+            ASM_3=asm[3],
         )
         return matrix.with_outliers(out)
 
@@ -398,7 +457,8 @@ class Kernels:
             places.tables,
             q if attention.sinks is None else attention.sinks,
             *self._sizes(pool, places, attention),
-            BLOCK_M=BLOCK_ROWS,
+            SPLITS=KV_SPLITS,
+            BLOCK_M=PAGE_TOKENS,
             **self._forms(attention),
             num_warps=4,
             num_stages=2,
@@ -437,3 +497,12 @@ def words_of(matrix: BlockLinear) -> tuple[torch.Tensor, torch.Tensor]:
 
 def activation_of(gate: Gate) -> str:
     return gate.activation if gate.limit is None else "clamped"
+
+
+def can_describe(x: torch.Tensor) -> bool:
+    return x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0
+
+
+def describe(x: torch.Tensor, rows: int, columns: int) -> Any:
+    """A matrix as the chip's own copying takes it, in tiles; past its end are zeros."""
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns])
