@@ -500,7 +500,7 @@ def activation_of(gate: Gate) -> str:
 
 
 def can_describe(x: torch.Tensor) -> bool:
-    return x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0
+    return bool(x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0)
 
 
 def describe(x: torch.Tensor, rows: int, columns: int) -> Any:
