@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 from shardcompute.backends.matrix import Array
 from shardcompute.backends.ops import Handle, Ops, Tensor
 from shardcompute.core.batch import Segment
-from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
+from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvShape, KvType
 
 MAX_ROWS, MAX_LOGIT_ROWS = 512, 64
 """Of one step, unless somebody knows better."""
@@ -32,8 +32,7 @@ class Network(Protocol):
     layer_count: int
     hidden: int
     vocab_size: int
-    kv_heads: int
-    head_dim: int
+    kv_shape: KvShape
     context_length: int
 
     def load_shared(self, ops: Ops) -> Any: ...

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shardcompute.backends.executor import rows_of_step
 from shardcompute.core.batch import PAGE_TOKENS
-from shardcompute.core.kv_types import KvType, kv_token_bytes
+from shardcompute.core.kv_types import KvShape, KvType, kv_token_bytes
 
 HOLDERS = (
     "onnx/cpu",
@@ -87,14 +87,14 @@ def holding_of(backend: str, device: str) -> str:
     return holder if holder in HOLDERS else HOLDERS[0]
 
 
-def held_kv_bytes(holder: str, kv_type: KvType, kv_heads: int, head_dim: int) -> int:
+def held_kv_bytes(holder: str, kv_type: KvType, shape: KvShape) -> int:
     """Keys and values of one token in one layer. Torch, MLX and GPUs keep them in what they compute in; llama.cpp in 16
     bits, in streams of fixed length, beside which as much is kept for sessions that have none at the moment."""
     if holder in ("torch/cuda", "torch/mps", "mlx/gpu"):
         kv_type = "float16"
     elif holder in ("torch/cpu", "mlx/cpu", "llamacpp/any"):
         kv_type = "float32"
-    return kv_token_bytes(kv_type, kv_heads, head_dim)
+    return kv_token_bytes(kv_type, shape)
 
 
 def pooled_tokens(tokens: int) -> int:

@@ -2,7 +2,7 @@
 
 Each session reserves address space for its whole context, which costs nothing until it is touched, and pays for
 pages of `PAGE_TOKENS` tokens as it grows. Keys and values of a layer therefore lie in one piece
-`[context, kv_heads, head_dim]`, and kernels read the used prefix in place. The budget counts pages.
+`[context, heads, entries]`, and kernels read the used prefix in place. The budget counts pages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardcompute.backends.executor import KvUsage
 from shardcompute.backends.matrix import Array, Float32
 from shardcompute.core.batch import PAGE_TOKENS, Segment
 from shardcompute.core.errors import CapacityError, PromptTooLongError, RowGapError, UsageError
-from shardcompute.core.kv_types import KvType, kv_token_bytes
+from shardcompute.core.kv_types import KvShape, KvType, kv_token_bytes
 
 # Python names this flag from 3.13 on; without it, reserving more than the machine's memory would be refused.
 _NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
@@ -143,7 +143,8 @@ class KvSessions(Generic[Kv]):
 
 @dataclass(frozen=True, slots=True)
 class KvRows:
-    """Keys or values `[rows, kv_heads, head_dim]` as they are kept: rounded, in `int8` with a scale for each head."""
+    """Keys or values `[rows, groups, entries]` as they are kept (`KvShape.grouped`, usually heads): rounded, in
+    `int8` with a scale for each group."""
 
     values: Array
     scales: Float32 | None = None
@@ -155,16 +156,16 @@ class HostKv:
     def __init__(
         self,
         layers: int,
-        kv_heads: int,
-        head_dim: int,
+        shape: KvShape,
         *,
         context_length: int,
         budget_bytes: int,
         kv_type: KvType = "float32",
     ) -> None:
         self.kv_type = kv_type
-        self._shape = (layers, 2, count_pages(context_length) * PAGE_TOKENS, kv_heads, head_dim)
-        token_bytes = layers * kv_token_bytes(kv_type, kv_heads, head_dim)
+        positions = count_pages(context_length) * PAGE_TOKENS
+        self._shape = (layers, shape.parts, positions, *shape.grouped)
+        token_bytes = layers * kv_token_bytes(kv_type, shape)
         page_bytes = max(1, token_bytes * PAGE_TOKENS)  # a slice without layers keeps nothing
         self.budget = PageBudget(page_bytes, max(budget_bytes // page_bytes, 0), context_length)
         if self.budget.total_pages < 1:
@@ -176,15 +177,15 @@ class HostKv:
         self._scales: dict[int, Float32] = {}
 
     def __getitem__(self, session: int) -> Array:
-        """`[layer, key or value, position, kv head, entry]` of a session; positions past its length are undefined."""
+        """`[layer, key or value, position, group, entry]` of a session; positions past its length are undefined."""
         return self._arrays[session]
 
     def scales(self, session: int) -> Float32 | None:
-        """`[layer, key or value, position, kv head]` with which codes of `int8` are multiplied."""
+        """`[layer, key or value, position, group]` with which codes of `int8` are multiplied."""
         return self._scales.get(session)
 
     def read(self, session: int, layer: int, stop: int) -> Float32:
-        """Keys and values `[2, positions, kv head, entry]` up to `stop`, as numbers."""
+        """Keys and values `[parts, positions, group, entry]` up to `stop`, as numbers."""
         values: Float32 = self._arrays[session][layer, :, :stop].astype(np.float32)
         scales = self._scales.get(session)
         return values if scales is None else values * scales[layer, :, :stop, :, None]
@@ -212,7 +213,7 @@ class HostKv:
         self._keep(target, values, scales)
 
     def round(self, rows: Float32) -> KvRows:
-        """Rows of keys or values `[rows, kv_heads, head_dim]` as they will be kept."""
+        """Rows of keys or values `[rows, groups, entries]` as they will be kept."""
         if self.kv_type == "float16":
             return KvRows(np.clip(rows, -_LARGEST_HALF, _LARGEST_HALF).astype(np.float16))
         if self.kv_type == "int8":
@@ -221,11 +222,11 @@ class HostKv:
             return KvRows(np.rint(rows / steps).astype(np.int8), scales)
         return KvRows(rows)
 
-    def write(self, segment: Segment, layer: int, keys: KvRows, values: KvRows, row: int = 0) -> None:
-        """The segment's rows, which begin at `row` of what was rounded."""
+    def write(self, segment: Segment, layer: int, keys: KvRows, values: KvRows | None, row: int = 0) -> None:
+        """The segment's rows, which begin at `row` of what was rounded. No values where keys are both."""
         room, scales = self._arrays[segment.session], self._scales.get(segment.session)
         rows = slice(row, row + segment.count)
-        for part, rounded in enumerate((keys, values)):
+        for part, rounded in enumerate((keys,) if values is None else (keys, values)):
             room[layer, part, segment.start : segment.stop] = rounded.values[rows]
             if scales is not None and rounded.scales is not None:
                 scales[layer, part, segment.start : segment.stop] = rounded.scales[rows]

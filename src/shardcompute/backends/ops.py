@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 from shardcompute.backends.matrix import Float32, Matrix
 from shardcompute.core.expert_routing import PLAIN_ROUTING, Routing
+from shardcompute.core.kv_types import KvShape, latent_kv
 
 Tensor = Any
 Handle = Any
@@ -24,7 +25,8 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """How one layer attends. `scale` multiplies scores; `softcap` squashes them; `sinks` [heads] join the softmax."""
+    """How one layer attends. `scale` multiplies scores; `softcap` squashes them; `sinks` [heads] join the softmax.
+    With a `value_dim`, values are not kept: they are the first so many entries of the keys."""
 
     heads: int
     kv_heads: int
@@ -33,6 +35,17 @@ class Attention:
     window: int | None = None
     softcap: float | None = None
     sinks: Handle | None = None
+    value_dim: int | None = None
+
+    @property
+    def width_out(self) -> int:
+        return self.heads * (self.value_dim or self.head_dim)
+
+    @property
+    def kept(self) -> KvShape:
+        if self.value_dim is None:
+            return KvShape(self.kv_heads, self.head_dim)
+        return latent_kv(self.value_dim, self.head_dim - self.value_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +82,10 @@ class Ops(Protocol):
 
     def table(self, matrix: Matrix) -> Handle:
         """An embedding table."""
+        ...
+
+    def head_maps(self, weights: Float32) -> Handle:
+        """Linear maps `[heads, out, in]`, one for each head, for `per_head`."""
         ...
 
     def rotation(self, inverse_frequencies: Sequence[float], amplitude: float) -> Handle:
@@ -112,8 +129,17 @@ class Ops(Protocol):
         """Rotary embedding of every head in `x` at its row's position."""
         ...
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, attention: Attention) -> Tensor:
-        """Append k and v to the layer's KV at their rows' positions; causal attention of each session over its own."""
+    def per_head(self, x: Tensor, maps: Handle) -> Tensor:
+        """Each head of x through the map of its own."""
+        ...
+
+    def join_heads(self, parts: Sequence[Tensor], heads: int) -> Tensor:
+        """Tensors of `heads` heads joined head by head: the first of each, then the second of each, …"""
+        ...
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor | None, layer: int, attention: Attention) -> Tensor:
+        """Append k and v to the layer's KV at their rows' positions; causal attention of each session over its own.
+        There is no v where the attention has a `value_dim`."""
         ...
 
     def experts(self, x: Tensor, block: ExpertBlock) -> Tensor: ...

@@ -227,7 +227,7 @@ def _sums(values: Iterable[int]) -> tuple[int, ...]:
 
 def layer_weights(spec: ModelSpec, layer: Layer) -> tuple[int, int]:
     """How many weights a layer holds, and how many of them one row reads."""
-    attention = spec.hidden * spec.head_dim * 2 * (spec.heads + spec.kv_heads)
+    attention = _attention_weights(spec)
     if not (layer.is_sparse and spec.experts is not None):
         total = attention + (3 if spec.has_gate else 2) * spec.hidden * spec.intermediate
         return total, total
@@ -235,6 +235,19 @@ def layer_weights(spec: ModelSpec, layer: Layer) -> tuple[int, int]:
     shared = 3 * spec.hidden * spec.experts.shared_intermediate
     common = attention + spec.hidden * spec.experts.count + shared
     return common + spec.experts.count * one, common + spec.experts.per_token * one
+
+
+def _attention_weights(spec: ModelSpec) -> int:
+    latent = spec.latent
+    if latent is None:
+        return spec.hidden * spec.head_dim * 2 * (spec.heads + spec.kv_heads)
+    queries = spec.heads * (latent.plain + latent.rotated)
+    if latent.q_rank is None:
+        queries *= spec.hidden
+    else:
+        queries = latent.q_rank * (spec.hidden + queries)
+    kept = spec.hidden * spec.head_dim + latent.kv_rank * spec.heads * (latent.plain + latent.value)
+    return queries + kept + spec.heads * latent.value * spec.hidden
 
 
 def layer_work(spec: ModelSpec, layer_bytes: Sequence[int]) -> tuple[int, ...]:

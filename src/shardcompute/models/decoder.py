@@ -14,7 +14,10 @@ import numpy as np
 
 from shardcompute.backends.matrix import Float32, Matrix
 from shardcompute.backends.ops import Attention, ExpertBlock, Gate, Handle, Ops, Tensor
+from shardcompute.models.latent_attention import LatentWeights, attend_latent, load_latent
 from shardcompute.models.spec import ModelSpec, Stage
+
+_QKV = ("attention.q", "attention.k", "attention.v")
 
 
 class TensorSource(Protocol):
@@ -35,7 +38,8 @@ class NormWeights:
 class LayerWeights:
     """Handles of one layer; None where the family has no such tensor."""
 
-    qkv: Handle
+    qkv: Handle | None
+    latent: LatentWeights | None
     out: Handle
     q_norm: Handle | None
     k_norm: Handle | None
@@ -77,8 +81,7 @@ class Decoder:
         self.layer_count = stage.count
         self.hidden = spec.hidden
         self.vocab_size = spec.vocab_size
-        self.kv_heads = spec.kv_heads
-        self.head_dim = spec.head_dim
+        self.kv_shape = spec.kv_shape
         self.context_length = spec.context_length
 
     # Loading
@@ -108,7 +111,8 @@ class Decoder:
 
         return LayerWeights(
             attention_norm=norm("attention.norm", before),
-            qkv=load.linear(["attention.q", "attention.k", "attention.v"], spec.has_qkv_bias),
+            qkv=None if spec.latent is not None else load.linear(_QKV, spec.has_qkv_bias),
+            latent=None if spec.latent is None else load_latent(ops, self._source, spec, spec.latent, index),
             q_norm=load.vector("attention.q_norm", has_qk_norm),
             k_norm=load.vector("attention.k_norm", has_qk_norm),
             sinks=load.vector("attention.sinks", spec.has_sinks),
@@ -191,6 +195,9 @@ class Decoder:
     ) -> Tensor:
         spec = self.spec
         kind = spec.layers[self.stage.start + layer]
+        if spec.latent is not None and weights.latent is not None and kind.rope is not None:
+            mixed = attend_latent(ops, spec, spec.latent, weights.latent, shared[kind.rope], layer, x)
+            return ops.linear(mixed, weights.out)
         q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         q, k, v = ops.split(ops.linear(x, weights.qkv), [q_width, kv_width, kv_width])
         if not spec.norms_turned:

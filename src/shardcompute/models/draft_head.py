@@ -72,8 +72,7 @@ class DraftHeadNetwork:
         self._eps = spec.norm_eps
         self.hidden = 2 * spec.hidden
         self.vocab_size = len(weights.ids)
-        self.kv_heads = spec.kv_heads
-        self.head_dim = spec.head_dim
+        self.kv_shape = spec.kv_shape
         self.context_length = spec.context_length
 
     def load_shared(self, ops: Ops) -> Sequence[Handle]:

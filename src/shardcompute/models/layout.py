@@ -2,6 +2,7 @@
 
 The decoder asks for tensors by our own names; a family's layout says which checkpoint tensor each comes from
 and how it was stored. Names, per layer: `attention.{norm,q,k,v,out,q_norm,k_norm,sinks,post_norm}`,
+of latent attention `attention.{q_down,q_latent_norm,kv_down,kv_norm,kv_up}`,
 `mlp.{norm,gate,up,down,post_norm,router,choice_bias,shared_score}`, `experts.{e}.{gate,up,down}`,
 `shared.{gate,up,down}`; for the whole model `embedding`, `norm`, `head`. A bias has its
 matrix's name with `.bias` behind it.

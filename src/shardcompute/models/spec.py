@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardcompute.core.expert_routing import PLAIN_ROUTING, Routing
-from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType, kv_token_bytes
+from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvShape, KvType, kv_token_bytes, latent_kv
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
 NormType = Literal["rms", "layer"]
@@ -64,6 +64,24 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Keys and values of all heads as maps of one latent vector per token (MLA), see `latent_attention`.
+
+    A head's query and key have `plain` entries that do not turn and `rotated` ones that do; the latter's key is the
+    same for all heads. `q_rank` is the width of the queries' own latents, None where there are none.
+    """
+
+    kv_rank: int
+    plain: int
+    rotated: int
+    value: int
+    q_rank: int | None = None
+    norm_eps: float = 1e-6
+    is_interleaved: bool = True
+    """Stored rows of rotated parts lie in pairs (entry 2i with 2i + 1), not in halves."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder-only transformer."""
 
@@ -102,6 +120,8 @@ class ModelSpec:
     logit_softcap: float | None = None
     tied_head: bool = False
     experts: Experts | None = None
+    latent: LatentAttention | None = None
+    """Then there is one key head, of what is kept of a token: `head_dim` is `kv_rank + rotated`."""
 
     @property
     def layer_count(self) -> int:
@@ -112,8 +132,14 @@ class ModelSpec:
         """Query heads that share one key/value head."""
         return self.heads // self.kv_heads
 
+    @property
+    def kv_shape(self) -> KvShape:
+        if self.latent is not None:
+            return latent_kv(self.latent.kv_rank, self.latent.rotated)
+        return KvShape(self.kv_heads, self.head_dim)
+
     def kv_bytes_per_token_and_layer(self, kv_type: KvType = DEFAULT_KV_TYPE) -> int:
-        return kv_token_bytes(kv_type, self.kv_heads, self.head_dim)
+        return kv_token_bytes(kv_type, self.kv_shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ def _open(path: Path, spec: ModelSpec, stage: Stage, options: ExecutorOptions) -
             layers=stage.count,
             hidden=spec.hidden,
             vocab_size=spec.vocab_size,
-            kv_entries=stage.count * 2 * spec.kv_heads * spec.head_dim,
+            kv_entries=stage.count * spec.kv_shape.parts * spec.kv_heads * spec.head_dim,
             is_first=stage.is_first,
             is_last=stage.is_last,
         ),

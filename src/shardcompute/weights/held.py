@@ -161,7 +161,7 @@ def _held_by(
         layer_bytes=layer_bytes,
         embedding_bytes=_table_bytes(holder, ends["embedding"]),
         head_bytes=head_bytes,
-        kv_bytes=tuple((kv, held_kv_bytes(holder, kv, spec.kv_heads, spec.head_dim)) for kv in KV_TYPES),
+        kv_bytes=tuple((kv, held_kv_bytes(holder, kv, spec.kv_shape)) for kv in KV_TYPES),
         scratch_bytes=scratch,
         head_scratch_bytes=head_scratch_bytes(holder, shape, head_bytes, scratch),
     )

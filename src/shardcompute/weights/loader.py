@@ -24,7 +24,7 @@ from shardcompute.weights.formats.tensor_file import (
 )
 
 # Rounding these would change which experts a token goes to.
-NEVER_ROUNDED = ("mlp.router", "mlp.shared_score")
+NEVER_ROUNDED = ("mlp.router", "mlp.shared_score", "attention.kv_up")
 # In 4 bits these cost most of the perplexity that int4 loses (decision 4): the head, and what has outliers as inputs.
 NEVER_INT4 = ("embedding", "head", ".down")
 

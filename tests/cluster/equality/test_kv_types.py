@@ -33,6 +33,6 @@ def test_the_type_is_the_models_and_so_is_what_it_costs(tmp_path: Path, tiny: Pa
         with open_tiny(tiny) as checkpoint:
             spec = checkpoint.spec
         assert model.kv_type == "int8"
-        assert model.kv_bytes_per_token_and_layer == kv_token_bytes("int8", spec.kv_heads, spec.head_dim)
+        assert model.kv_bytes_per_token_and_layer == kv_token_bytes("int8", spec.kv_shape)
         request = scored(prompts(service.tokenizer)[0], 30)
         assert lab.ask(request) != Alone(service).answer(request), "log-probabilities tell 8 bits from more"

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, Float32, Matrix
 from shardcompute.core.expert_routing import Routing
-from shardcompute.models.spec import Experts, Layer, ModelSpec, Rope
+from shardcompute.models.spec import Experts, LatentAttention, Layer, ModelSpec, Rope
 
 
 def rope(dim: int) -> Rope:
@@ -51,7 +51,21 @@ def routed_spec() -> ModelSpec:
     )
 
 
-SPECS = {"plain": plain_spec, "odd": odd_spec, "sparse": sparse_spec, "routed": routed_spec}
+def latent_spec(q_rank: int | None = 64) -> ModelSpec:
+    """DeepSeek's attention: one compressed row per token."""
+    latent = LatentAttention(kv_rank=64, plain=32, rotated=16, value=32, q_rank=q_rank)
+    return ModelSpec(
+        "latent", (Layer(),) * 3, 128, 4, 1, 80, 96, 320, 1024, (rope(16),), 1e-5, 48**-0.5, latent=latent
+    )
+
+
+SPECS = {
+    "plain": plain_spec,
+    "odd": odd_spec,
+    "sparse": sparse_spec,
+    "routed": routed_spec,
+    "latent": latent_spec,
+}
 
 
 @dataclass(frozen=True)
@@ -79,6 +93,8 @@ class RandomTensors:
         if kind != name:
             return (random.standard_normal(self._shape(kind)[0]) * 0.05).astype(np.float32)
         width = spec.head_dim if name.endswith(("q_norm", "k_norm")) else spec.hidden
+        if spec.latent is not None and name.endswith(("latent_norm", "kv_norm")):
+            width = spec.latent.kv_rank if name.endswith("kv_norm") else spec.latent.q_rank or 0
         width = spec.heads if name.endswith("sinks") else width
         if spec.experts is not None and name.endswith("choice_bias"):
             return (0.2 * random.standard_normal(spec.experts.count)).astype(np.float32)
@@ -90,6 +106,8 @@ class RandomTensors:
     def _shape(self, name: str) -> tuple[int, int]:
         spec = self.spec
         q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        if spec.latent is not None and name.startswith("attention."):
+            return latent_shapes(spec, spec.latent)[name.removeprefix("attention.")]
         wide = spec.intermediate
         if spec.experts is not None and name.startswith(("experts", "shared")):
             is_shared = name.startswith("shared")
@@ -106,3 +124,13 @@ class RandomTensors:
             "embedding": (spec.vocab_size, spec.hidden),
             "head": (spec.vocab_size, spec.hidden),
         }[name.rsplit(".", 1)[-1]]
+
+
+def latent_shapes(spec: ModelSpec, latent: LatentAttention) -> dict[str, tuple[int, int]]:
+    return {
+        "q_down": (latent.q_rank or 0, spec.hidden),
+        "q": (spec.heads * (latent.plain + latent.rotated), latent.q_rank or spec.hidden),
+        "kv_down": (latent.kv_rank + latent.rotated, spec.hidden),
+        "kv_up": (spec.heads * (latent.plain + latent.value), latent.kv_rank),
+        "out": (spec.hidden, spec.heads * latent.value),
+    }

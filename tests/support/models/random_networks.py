@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, MixedMatrix
 from shardcompute.core.batch import Segment
 from shardcompute.core.expert_routing import Routing
 from shardcompute.models.decoder import Decoder
-from shardcompute.models.spec import Experts, Layer, ModelSpec, Rope, whole
+from shardcompute.models.spec import Experts, LatentAttention, Layer, ModelSpec, Rope, whole
+from support.models.networks import latent_shapes
 
 CONTEXT = 320
 KV_BYTES = 1 << 23
@@ -89,6 +91,22 @@ SPECS = {
         experts=Experts(4, 1, 40, Routing("sigmoid", "all", weighs_input=True), shared_intermediate=32),
     ),
 }
+_LATENT = LatentAttention(kv_rank=32, plain=16, rotated=8, value=24, q_rank=48)
+_LATENT_SPEC: Mapping[str, Any] = {
+    "kv_heads": 1,
+    "head_dim": 40,
+    "ropes": (Rope(tuple(0.5**i for i in range(4)), 1.1),),
+}
+LATENT_SPECS = {
+    "latent": make_spec(**_LATENT_SPEC, latent=_LATENT),
+    "latent-plain-q": make_spec(
+        **_LATENT_SPEC,
+        latent=replace(_LATENT, q_rank=None, is_interleaved=False),
+        layers=SPARSE,
+        experts=SPECS["grouped"].experts,
+    ),
+}
+SPECS |= LATENT_SPECS
 FORMS = ("int8", "int4", "int4-shift", "int8-mixed", "int4-shift-mixed")
 DENSE = [name for name, spec in SPECS.items() if spec.experts is None]
 
@@ -118,6 +136,8 @@ def _chance(name: str, layer: int | None) -> np.random.Generator:
 
 
 def _matrix_shape(spec: ModelSpec, name: str) -> tuple[int, int]:
+    if spec.latent is not None and name.startswith("attention."):
+        return latent_shapes(spec, spec.latent)[name.removeprefix("attention.")]
     q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     inner = spec.intermediate
     if name.startswith("experts.") and spec.experts is not None:
@@ -145,6 +165,8 @@ def _vector_width(spec: ModelSpec, name: str) -> int:
         return _matrix_shape(spec, name.removesuffix(".bias"))[0]
     if name == "attention.sinks":
         return spec.heads
+    if spec.latent is not None and name in ("attention.kv_norm", "attention.q_latent_norm"):
+        return (spec.latent.kv_rank if name == "attention.kv_norm" else spec.latent.q_rank) or 0
     if name == "mlp.choice_bias" and spec.experts is not None:
         return spec.experts.count
     if name in ("attention.q_norm", "attention.k_norm"):

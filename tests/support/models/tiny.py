@@ -48,6 +48,18 @@ _LONGROPE = {
     "partial_rotary_factor": 0.75,
 }
 
+_LATENT: Mapping[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+    "moe_intermediate_size": 32,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 0,
+}
+
 
 def _config(kind: str, /, **changes: Any) -> Callable[[], Any]:
     def make() -> Any:
@@ -149,6 +161,49 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
         shared_expert_intermediate_size=64,
         norm_topk_prob=True,
         decoder_sparse_step=2,
+    ),
+    "deepseek-v2": _config(
+        "DeepseekV2", **_LATENT, q_lora_rank=24, n_routed_experts=6, rope_parameters=_YARN
+    ),
+    "deepseek-v2-lite": _config(
+        "DeepseekV2",
+        **{**_LATENT, "first_k_dense_replace": 1},
+        q_lora_rank=None,
+        n_routed_experts=8,
+        n_group=4,
+        topk_group=2,
+        topk_method="group_limited_greedy",
+        routed_scaling_factor=1.7,
+        rope_parameters={**_YARN, "mscale": 0.5, "mscale_all_dim": 0.707},
+    ),
+    "deepseek-v3": _config(
+        "DeepseekV3",
+        **{**_LATENT, "first_k_dense_replace": 1},
+        q_lora_rank=24,
+        n_routed_experts=8,
+        n_group=4,
+        topk_group=2,
+        rope_parameters={**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
+    "deepseek-v3-halves": _config(
+        "DeepseekV3",
+        **_LATENT,
+        q_lora_rank=None,
+        n_routed_experts=4,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=False,
+        rope_interleave=False,
+    ),
+    "kimi-k2": _config(
+        "DeepseekV3",
+        **{**_LATENT, "num_hidden_layers": 4, "first_k_dense_replace": 1},
+        q_lora_rank=32,
+        n_routed_experts=12,
+        n_group=1,
+        topk_group=1,
+        routed_scaling_factor=2.827,
+        rope_parameters={**_YARN, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0},
     ),
     "gpt-oss": _config("GptOss", head_dim=16, sliding_window=5, num_local_experts=4, num_experts_per_tok=2),
     "gpt-oss-clamped": _config(
@@ -253,6 +308,9 @@ def _randomise(model: Any) -> None:
         else:
             width = weight.shape[-1]
             torch.nn.init.normal_(weight, std=1.5 * width**-0.5)
+    for name, values in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            torch.nn.init.normal_(values, std=0.5)
 
 
 @contextlib.contextmanager

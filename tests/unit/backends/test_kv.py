@@ -11,7 +11,7 @@ from shardcompute.backends.kv import HostKv, KvRows, PageBudget, count_pages
 from shardcompute.backends.matrix import Float32
 from shardcompute.core.batch import PAGE_TOKENS, Segment
 from shardcompute.core.errors import CapacityError, PromptTooLongError, UsageError
-from shardcompute.core.kv_types import KvType, kv_token_bytes
+from shardcompute.core.kv_types import KvShape, KvType, kv_token_bytes
 
 LAYERS, HEADS, DIM = 2, 3, 8
 TOKEN_BYTES = LAYERS * 2 * HEADS * DIM * 4
@@ -19,7 +19,7 @@ PAGE_BYTES = TOKEN_BYTES * PAGE_TOKENS
 
 
 def make_kv(pages: int, context_length: int = 1000) -> HostKv:
-    return HostKv(LAYERS, HEADS, DIM, context_length=context_length, budget_bytes=pages * PAGE_BYTES)
+    return HostKv(LAYERS, KvShape(HEADS, DIM), context_length=context_length, budget_bytes=pages * PAGE_BYTES)
 
 
 def rows(count: int, value: float) -> KvRows:
@@ -126,7 +126,7 @@ def test_a_released_session_starts_again_from_nothing() -> None:
 
 def test_memory_is_taken_as_it_is_written_and_given_back() -> None:
     """A long context costs address space, not memory."""
-    kv = HostKv(8, 8, 64, context_length=1 << 20, budget_bytes=1 << 40)
+    kv = HostKv(8, KvShape(8, 64), context_length=1 << 20, budget_bytes=1 << 40)
     process = psutil.Process()
     before = process.memory_info()
     kv.take([Segment(1, 0, 1000)])
@@ -140,7 +140,7 @@ def test_memory_is_taken_as_it_is_written_and_given_back() -> None:
 
 
 def test_a_context_that_no_address_space_holds_is_refused_whole() -> None:
-    kv = HostKv(64, 64, 256, context_length=1 << 28, budget_bytes=1 << 60)
+    kv = HostKv(64, KvShape(64, 256), context_length=1 << 28, budget_bytes=1 << 60)
     with pytest.raises(CapacityError, match="address space"):
         kv.take([Segment(1, 0, 1)])
     assert kv.budget.usage().sessions == 0
@@ -150,7 +150,7 @@ def test_a_context_that_no_address_space_holds_is_refused_whole() -> None:
 
 def test_a_budget_below_one_page_is_refused() -> None:
     with pytest.raises(CapacityError, match="do not hold one page"):
-        HostKv(LAYERS, HEADS, DIM, context_length=100, budget_bytes=PAGE_BYTES - 1)
+        HostKv(LAYERS, KvShape(HEADS, DIM), context_length=100, budget_bytes=PAGE_BYTES - 1)
     assert make_kv(1).budget.total_pages == 1
 
 
@@ -160,7 +160,7 @@ def noise(count: int) -> Float32:
 
 @pytest.mark.parametrize(("kv_type", "error"), [("float32", 0.0), ("float16", 2e-3), ("int8", 2e-2)])
 def test_rows_are_rounded_once_and_read_as_they_were_rounded(kv_type: KvType, error: float) -> None:
-    kv = HostKv(LAYERS, HEADS, DIM, context_length=100, budget_bytes=1 << 20, kv_type=kv_type)
+    kv = HostKv(LAYERS, KvShape(HEADS, DIM), context_length=100, budget_bytes=1 << 20, kv_type=kv_type)
     segments = [Segment(1, 0, 5), Segment(2, 0, 3)]
     kv.take(segments)
     keys, values = noise(8), -noise(8) * 3
@@ -179,17 +179,17 @@ def test_rows_are_rounded_once_and_read_as_they_were_rounded(kv_type: KvType, er
     kv.adopt(2, 4, 3, is_moved=True)
     assert np.array_equal(kv.read(3, 1, 2), together[:, :2])
     assert np.array_equal(kv.read(4, 1, 3), together)
-    assert kv.budget.page_bytes == LAYERS * kv_token_bytes(kv_type, HEADS, DIM) * PAGE_TOKENS
+    assert kv.budget.page_bytes == LAYERS * kv_token_bytes(kv_type, KvShape(HEADS, DIM)) * PAGE_TOKENS
 
 
 def test_what_a_token_costs_follows_from_the_type() -> None:
-    sizes = [kv_token_bytes(kv_type, HEADS, DIM) for kv_type in ("float32", "float16", "int8")]
+    sizes = [kv_token_bytes(kv_type, KvShape(HEADS, DIM)) for kv_type in ("float32", "float16", "int8")]
     assert sizes == [2 * HEADS * DIM * 4, 2 * HEADS * DIM * 2, 2 * HEADS * (DIM + 4)]
 
 
 @pytest.mark.parametrize("kv_type", ["float16", "int8"])
 def test_numbers_at_the_edges_stay_numbers(kv_type: KvType) -> None:
-    kv = HostKv(LAYERS, HEADS, DIM, context_length=100, budget_bytes=1 << 20, kv_type=kv_type)
+    kv = HostKv(LAYERS, KvShape(HEADS, DIM), context_length=100, budget_bytes=1 << 20, kv_type=kv_type)
     segment = Segment(1, 0, 3)
     kv.take([segment])
     edges = np.zeros((3, HEADS, DIM), dtype=np.float32)

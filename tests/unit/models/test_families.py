@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,7 +36,12 @@ def _config(family: str, **changes: Any) -> dict[str, Any]:
     return {"model_type": family, **SIZES, **changes}
 
 
+_SAME_AS = {"kimi_k2": "deepseek_v3"}
+"""Families whose code `transformers` has under another name."""
+
+
 def _loaded(config: dict[str, Any]) -> Any:
+    config = {**config, "model_type": _SAME_AS.get(config["model_type"], config["model_type"])}
     return transformers.AutoConfig.for_model(**copy.deepcopy(config))
 
 
@@ -52,7 +59,8 @@ def test_defaults_are_those_of_transformers(family: str) -> None:
     spec, layout = from_hf_config(sparse, names)
     assert (spec, layout) == from_hf_config({**full.to_dict(), "model_type": family}, names)
     assert spec.norm_eps == getattr(full, HF_FAMILIES[family].norm_eps_field)
-    assert spec.kv_heads == full.num_key_value_heads
+    if spec.latent is None:
+        assert spec.kv_heads == full.num_key_value_heads
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -366,3 +374,105 @@ def test_a_model_that_sees_is_refused_as_such() -> None:
     config = {"model_type": "gemma3", "text_config": _config("gemma3_text"), "vision_config": {"a": 1}}
     with pytest.raises(UnsupportedModelError, match="more than text"):
         from_hf_config(config, ["x"])
+
+
+def _deepseek(**changes: Any) -> dict[str, Any]:
+    """As DeepSeek V3's own file has it, smaller."""
+    yarn = {
+        "type": "yarn",
+        "factor": 40,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "original_max_position_embeddings": 4096,
+    }
+    fields = {
+        "aux_loss_alpha": 0.001,
+        "ep_size": 1,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 32,
+        "moe_intermediate_size": 64,
+        "moe_layer_freq": 1,
+        "n_group": 4,
+        "n_routed_experts": 16,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 4,
+        "num_key_value_heads": 32,
+        "num_nextn_predict_layers": 1,
+        "q_lora_rank": 48,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "rope_scaling": yarn,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+        "seq_aux": True,
+        "topk_group": 2,
+        "topk_method": "noaux_tc",
+        "v_head_dim": 16,
+    }
+    return _config("deepseek_v3", **{**fields, **changes})
+
+
+def _deepseek_names(config: dict[str, Any]) -> list[str]:
+    return tiny_names(_loaded({name: value for name, value in config.items() if name != "rope_scaling"}))
+
+
+def test_deepseek_keeps_a_compressed_row_and_stretches_scores() -> None:
+    config = _deepseek()
+    spec, _ = from_hf_config(config, _deepseek_names(config))
+    assert (spec.kv_heads, spec.head_dim) == (1, 32 + 8)
+    assert spec.kv_bytes_per_token_and_layer("float32") == 4 * (32 + 8)
+    assert spec.kv_bytes_per_token_and_layer("int8") == 5 * (8 + 4)
+    assert spec.attention_scale == pytest.approx(24**-0.5 * (0.1 * math.log(40) + 1) ** 2)
+    assert [layer.is_sparse for layer in spec.layers] == [False] + [True] * 7
+    assert spec.context_length == 40 * 4096
+
+
+def test_layers_that_predict_further_tokens_are_left_out() -> None:
+    config = _deepseek()
+    names = _deepseek_names(config)
+    further = [f"model.layers.8.{rest}" for rest in ("embed_tokens.weight", "mlp.experts.0.up_proj.weight")]
+    spec, _ = from_hf_config(config, [*names, *further])
+    assert spec.layer_count == 8
+    with pytest.raises(UnsupportedModelError, match=r"layers\.8"):
+        from_hf_config({**config, "num_nextn_predict_layers": 0}, [*names, *further])
+
+
+def test_kimi_k2_is_read_as_deepseek_v3() -> None:
+    config = _deepseek(n_group=1, topk_group=1)
+    names = _deepseek_names(config)
+    spec, layout = from_hf_config(config, names)
+    kimi, kimi_layout = from_hf_config({**config, "model_type": "kimi_k2"}, names)
+    assert (replace(kimi, family="deepseek_v3"), kimi_layout) == (spec, layout)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"topk_group": 1, "num_experts_per_tok": 8}, "topk_group"),
+        ({"n_group": 3}, "n_group"),
+        ({"qk_rope_head_dim": 7}, "qk_rope_head_dim"),
+        ({"n_routed_experts": 1 << 20}, "n_routed_experts"),
+        ({"kv_lora_rank": 1 << 30}, "kv_lora_rank"),
+    ],
+)
+def test_latents_that_cannot_be(changes: dict[str, Any], named: str) -> None:
+    names = _deepseek_names(_deepseek())
+    with pytest.raises(CorruptModelError, match=named):
+        from_hf_config(_deepseek(**changes), names)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"scoring_func": "softmax"}, "scoring_func"),
+        ({"topk_method": "greedy"}, "topk_method"),
+        ({"attention_bias": True}, "attention_bias"),
+    ],
+)
+def test_routing_of_another_kind_is_refused(changes: dict[str, Any], named: str) -> None:
+    names = _deepseek_names(_deepseek())
+    with pytest.raises(UnsupportedModelError, match=named):
+        from_hf_config(_deepseek(**changes), names)

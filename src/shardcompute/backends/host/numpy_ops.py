@@ -103,16 +103,31 @@ class NumpyOps:
         turned = [left * cosines - right * sines, right * cosines + left * sines, rest]
         return np.concatenate(turned, axis=-1).reshape(x.shape)
 
-    def attend(self, q: Float32, k: Float32, v: Float32, layer: int, attention: Attention) -> Float32:
-        out = np.empty_like(q)
+    def head_maps(self, weights: Float32) -> Float32:
+        return weights
+
+    def per_head(self, x: Float32, maps: Float32) -> Float32:
+        heads = x.reshape(len(x), len(maps), -1).transpose(1, 0, 2)
+        mapped: Float32 = heads @ maps.transpose(0, 2, 1)
+        return mapped.transpose(1, 0, 2).reshape(len(x), -1)
+
+    def join_heads(self, parts: Sequence[Float32], heads: int) -> Float32:
+        split = [part.reshape(len(part), heads, -1) for part in parts]
+        return np.concatenate(split, axis=-1).reshape(len(parts[0]), -1)
+
+    def attend(self, q: Float32, k: Float32, v: Float32 | None, layer: int, attention: Attention) -> Float32:
+        out = np.empty((len(q), attention.width_out), dtype=np.float32)
         row = 0
         for segment in self._segments:
             rows = slice(row, row + segment.count)
-            shape = (segment.count, attention.kv_heads, attention.head_dim)
-            keys, values = (self._kv.round(each[rows].reshape(shape)) for each in (k, v))
+            shape = (segment.count, *attention.kept.grouped)
+            keys = self._kv.round(k[rows].reshape(shape))
+            values = None if v is None else self._kv.round(v[rows].reshape(shape))
             self._kv.write(segment, layer, keys, values)
             past = self._kv.read(segment.session, layer, segment.stop)
-            out[rows] = _attend_one(q[rows], past[0], past[1], segment, attention)
+            past = past.reshape(len(past), segment.stop, attention.kv_heads, attention.head_dim)
+            seen = past[0][..., : attention.value_dim] if v is None else past[1]
+            out[rows] = _attend_one(q[rows], past[0], seen, segment, attention)
             row += segment.count
         return out
 
@@ -153,7 +168,7 @@ def _attend_one(
     else:
         weights = softmax(scores)
     mixed: Float32 = weights @ np.repeat(values, group, axis=1).transpose(1, 0, 2)
-    return mixed.transpose(1, 0, 2).reshape(q.shape)
+    return mixed.transpose(1, 0, 2).reshape(segment.count, -1)
 
 
 def _silu(x: Float32) -> Float32:
@@ -190,8 +205,7 @@ class NumpyExecutor(KvSessions[HostKv], SynchronousSteps):
         self._network = network
         self._kv = HostKv(
             network.layer_count,
-            network.kv_heads,
-            network.head_dim,
+            network.kv_shape,
             context_length=options.context_length,
             budget_bytes=options.kv_bytes,
             kv_type=options.kv_type,

@@ -15,10 +15,13 @@ from shardcompute.core.batch import PAGE_TOKENS
 
 
 def attend_group(q: Any, positions: Any, keys: Any, values: Any, tables: Any, attention: Attention) -> Any:
-    """Queries `[segments, count, heads · head_dim]` at `positions [segments, count]` over the pages of `tables`."""
+    """Queries `[segments, count, heads · head_dim]` at `positions [segments, count]` over the pages of `tables`.
+    Without `values`, they are the first entries of the keys."""
     segments, count = positions.shape
     heads = q.reshape(segments, count, attention.heads, attention.head_dim).transpose(0, 2, 1, 3)
-    past = [_gather(pool, tables) for pool in (keys, values)]
+    past = [_gather(pool, tables) for pool in ((keys,) if values is None else (keys, values))]
+    if values is None:
+        past.append(past[0][..., : attention.value_dim])
     mask = _seen(positions, tables.shape[1] * PAGE_TOKENS, attention.window)
     if attention.softcap is None:
         sinks = None if attention.sinks is None else attention.sinks.astype(q.dtype)

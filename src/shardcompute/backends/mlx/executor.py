@@ -60,8 +60,7 @@ class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
         with mx.stream(self._stream):
             self._kv = MlxKv(
                 network.layer_count,
-                network.kv_heads,
-                network.head_dim,
+                network.kv_shape,
                 context_length=options.context_length,
                 budget_bytes=options.kv_bytes,
                 dtype=dtype,

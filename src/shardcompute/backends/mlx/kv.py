@@ -17,15 +17,16 @@ from shardcompute.backends.kv import PageBudget
 from shardcompute.backends.page_tables import PageTables
 from shardcompute.core.batch import PAGE_TOKENS, Segment
 from shardcompute.core.errors import CapacityError
+from shardcompute.core.kv_types import KvShape
 
 
 class MlxKv:
     """Keys and values of all sessions of one slice. `keys` and `values` are replaced by whoever writes them."""
 
     def __init__(
-        self, layers: int, kv_heads: int, head_dim: int, *, context_length: int, budget_bytes: int, dtype: Any
+        self, layers: int, kept: KvShape, *, context_length: int, budget_bytes: int, dtype: Any
     ) -> None:
-        page_bytes = max(1, layers * 2 * kv_heads * PAGE_TOKENS * head_dim * dtype.size)
+        page_bytes = max(1, layers * kept.parts * kept.heads * PAGE_TOKENS * kept.entries * dtype.size)
         pages = budget_bytes // page_bytes
         if pages < 2:
             raise CapacityError(
@@ -35,9 +36,11 @@ class MlxKv:
         self.budget = PageBudget(page_bytes, pages - 1, context_length)
         self.scratch = pages - 1
         self.tables = PageTables(self.budget)
-        shape = (pages * PAGE_TOKENS, kv_heads, head_dim)
+        shape = (pages * PAGE_TOKENS, kept.heads, kept.entries)
         self.keys = [mx.zeros(shape, dtype) for _ in range(layers)]
-        self.values = [mx.zeros(shape, dtype) for _ in range(layers)]
+        # Where keys are values too, the others' pool is only there to be passed on.
+        self.values = [mx.zeros(shape if kept.parts > 1 else (1,), dtype) for _ in range(layers)]
+        self._pools = (self.keys, self.values)[: kept.parts]
         mx.eval(self.keys, self.values)
 
     def take(self, segments: Sequence[Segment]) -> None:
@@ -46,7 +49,7 @@ class MlxKv:
         pages = self.tables.take(segments)
         if pages:
             slots = _slots(pages)
-            for pools in (self.keys, self.values):
+            for pools in self._pools:
                 for layer in range(len(pools)):
                     pools[layer][slots] = 0
 
@@ -55,7 +58,7 @@ class MlxKv:
         copied, table = self.tables.adopt(source, target, length, is_moved=is_moved)
         if copied:
             origin, slots = _slots(copied), _slots(table)
-            for pools in (self.keys, self.values):
+            for pools in self._pools:
                 for layer in range(len(pools)):
                     pools[layer][slots] = pools[layer][origin]
 

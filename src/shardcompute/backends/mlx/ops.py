@@ -139,15 +139,28 @@ class MlxOps:
         turned = [left * cosines - right * sines, right * cosines + left * sines, rest]
         return mx.concatenate(turned, axis=-1).reshape(x.shape).astype(self._dtype)
 
+    def head_maps(self, weights: Float32) -> Any:
+        return mx.array(weights).astype(self._dtype)
+
+    def per_head(self, x: Any, maps: Any) -> Any:
+        heads = x.reshape(len(x), len(maps), 1, -1)
+        return (heads @ maps.swapaxes(1, 2)[None]).reshape(len(x), -1)
+
+    def join_heads(self, parts: Sequence[Any], heads: int) -> Any:
+        split = [part.reshape(len(part), heads, -1) for part in parts]
+        return mx.concatenate(split, axis=-1).reshape(len(parts[0]), -1)
+
     def attend(self, q: Any, k: Any, v: Any, layer: int, attention: Attention) -> Any:
         kv = self._kv
         assert kv is not None
         shape = (-1, attention.kv_heads, attention.head_dim)
         kv.keys[self._places] = k.reshape(shape)
-        kv.values[self._places] = v.reshape(shape)
+        if v is not None:
+            kv.values[self._places] = v.reshape(shape)
+        values = None if v is None else kv.values
         mixed = []
         for rows, tables in self._groups:
-            part = attend_group(q[rows], self._positions[rows], kv.keys, kv.values, tables, attention)
+            part = attend_group(q[rows], self._positions[rows], kv.keys, values, tables, attention)
             mixed.append(part.reshape(-1, part.shape[-1]))
         return (mixed[0] if len(mixed) == 1 else mx.concatenate(mixed))[self._order]
 

@@ -71,16 +71,17 @@ class AttentionKernel:
 
     def __init__(self, attention: Attention, kv_type: KvType) -> None:
         self._heads = attention.heads
-        self._kv_heads = attention.kv_heads
-        self._head_dim = attention.head_dim
+        self._kept = attention.kept
         self._window = attention.window
         self._group = attention.heads // attention.kv_heads
         self._width = attention.heads * attention.head_dim
+        self._width_out = attention.width_out
         self._one = _open(attention, kv_type, is_single=True) if self._group > 1 else None
         self._many = _open(attention, kv_type, is_single=False)
         self._bindings: dict[tuple[int, int], _Bound] = {}
         self._masks: dict[int, Float32] = {}
-        self._scratch = np.zeros((2, 2, self._width), dtype=np.float32)
+        self._doubled: Float32 = np.zeros((2, self._width), dtype=np.float32)
+        self._answer: Float32 = np.zeros((2, self._width_out), dtype=np.float32)
 
     def ranges(self, segment: Segment) -> list[tuple[int, int, KeyRange]]:
         """The segment's rows in groups `(first row, rows, keys)` whose scores fit the cache."""
@@ -120,10 +121,10 @@ class AttentionKernel:
     ) -> None:
         """Rows `[row, row + count)` of `q`, into those of `out`, over a layer's keys and values `[2, positions, …]`."""
         if self._one is None and count == 1:
-            self._scratch[0, :] = q[row]
-            binding = self._bind(self._many, room, self._scratch[0], self._scratch[1], 0, 2, keys)
+            self._doubled[:] = q[row]
+            binding = self._bind(self._many, room, self._doubled, self._answer, 0, 2, keys)
             self._many.run_with_iobinding(binding)
-            out[row] = self._scratch[1, 0]
+            out[row] = self._answer[0]
             return
         kernel = self._one if count == 1 and self._one is not None else self._many
         place = (row, count, keys.start, keys.stop, id(keys.mask))
@@ -150,8 +151,8 @@ class AttentionKernel:
     ) -> onnxruntime.IOBinding:
         binding = kernel.io_binding()
         length = keys.stop - keys.start
-        shape = (length, self._kv_heads, self._head_dim)
-        for part, name in enumerate(("k", "v")):
+        shape = (length, *self._kept.grouped)
+        for part, name in enumerate(("k", "v")[: self._kept.parts]):
             array = room.values[part, keys.start :]
             binding.bind_input(name, "cpu", 0, array.dtype, shape, array.ctypes.data)
             if room.scales is not None:
@@ -159,10 +160,9 @@ class AttentionKernel:
                 binding.bind_input(
                     f"{name}_scales", "cpu", 0, np.float32, (*shape[:2], 1), scales.ctypes.data
                 )
-        rows = (count, self._width)
-        binding.bind_input("q", "cpu", 0, np.float32, rows, q[row:].ctypes.data)
+        binding.bind_input("q", "cpu", 0, np.float32, (count, self._width), q[row:].ctypes.data)
         binding.bind_input("mask", "cpu", 0, np.float32, (count, 1, length), keys.mask.ctypes.data)
-        binding.bind_output("out", "cpu", 0, np.float32, rows, out[row:].ctypes.data)
+        binding.bind_output("out", "cpu", 0, np.float32, (count, self._width_out), out[row:].ctypes.data)
         return binding
 
 
@@ -172,7 +172,8 @@ def _open(attention: Attention, kv_type: KvType, *, is_single: bool) -> onnxrunt
     heads, kv_heads, dim = attention.heads, attention.kv_heads, attention.head_dim
     group, width = heads // kv_heads, heads * dim
     q = graph.input("q", ["rows", width])
-    keys, values = (_kept(graph, name, kv_type, kv_heads, dim) for name in ("k", "v"))
+    keys = _kept(graph, "k", kv_type, attention)
+    values = keys if attention.value_dim is not None else _kept(graph, "v", kv_type, attention)
     mask = graph.input("mask", ["rows", 1, "keys"])
     by_head = graph.integers(kv_heads, -1, dim)
     if not is_single:
@@ -190,23 +191,29 @@ def _open(attention: Attention, kv_type: KvType, *, is_single: bool) -> onnxrunt
     scores = graph.node("Add", [scores, mask])
     weights = _softmax(graph, scores, attention)
     mixed = graph.node("FusedMatMul", [weights, values], domain=CONTRIB, transBatchB=1)
+    if attention.value_dim is not None:
+        # Mixing the rest too costs less than taking the values out of all keys first.
+        dim = attention.value_dim
+        mixed = graph.node("Slice", [mixed, graph.integers(0), graph.integers(dim), graph.integers(-1)])
     if not is_single:
         mixed = graph.node("Reshape", [mixed, graph.integers(kv_heads, -1, group, dim)])
         mixed = graph.node("Transpose", [mixed], perm=[1, 0, 2, 3])
-    graph.rename(graph.node("Reshape", [mixed, graph.integers(-1, width)]), "out")
-    graph.output("out", ["rows", width])
+    graph.rename(graph.node("Reshape", [mixed, graph.integers(-1, attention.width_out)]), "out")
+    graph.output("out", ["rows", attention.width_out])
     return graph.open()
 
 
-def _kept(graph: GraphWriter, name: str, kv_type: KvType, kv_heads: int, dim: int) -> str:
-    """Keys or values where they are kept, as float32 `[keys, kv_heads, dim]`."""
-    kept = graph.input(name, ["keys", kv_heads, dim], _KINDS[kv_type])
-    if kv_type == "float32":
-        return kept
-    wide = graph.node("Cast", [kept], to=FLOAT)
-    if kv_type == "float16":
+def _kept(graph: GraphWriter, name: str, kv_type: KvType, attention: Attention) -> str:
+    """Keys or values where they are kept, as float32 `[keys, kv_heads, head_dim]`."""
+    groups, size = attention.kept.grouped
+    wide = graph.input(name, ["keys", groups, size], _KINDS[kv_type])
+    if kv_type != "float32":
+        wide = graph.node("Cast", [wide], to=FLOAT)
+    if kv_type == "int8":
+        wide = graph.node("Mul", [wide, graph.input(f"{name}_scales", ["keys", groups, 1])])
+    if (groups, size) == (attention.kv_heads, attention.head_dim):
         return wide
-    return graph.node("Mul", [wide, graph.input(f"{name}_scales", ["keys", kv_heads, 1])])
+    return graph.node("Reshape", [wide, graph.integers(-1, attention.kv_heads, attention.head_dim)])
 
 
 def _softmax(graph: GraphWriter, scores: str, attention: Attention) -> str:

@@ -36,8 +36,7 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         self._options = options
         self._kv = HostKv(
             network.layer_count,
-            network.kv_heads,
-            network.head_dim,
+            network.kv_shape,
             context_length=options.context_length,
             budget_bytes=options.kv_bytes,
             kv_type=options.kv_type,

@@ -148,8 +148,30 @@ class OrtOps:
         )
         return self._made(name, x.width)
 
-    def attend(self, q: Value, k: Value, v: Value, layer: int, attention: Attention) -> Value:
-        for value in (q, k, v):
+    def head_maps(self, weights: Float32) -> Float32:
+        return weights
+
+    def per_head(self, x: Value, maps: Float32) -> Value:
+        graph, (heads, width, width_in) = self._piece.graph, maps.shape
+        self._piece.forms.add("float32 of each head")
+        rows = graph.node("Reshape", [self._use(x), graph.integers(-1, heads, width_in)])
+        rows = graph.node("Transpose", [rows], perm=[1, 0, 2])
+        y = graph.node("FusedMatMul", [rows, graph.constant(maps)], domain=CONTRIB, transB=1)
+        y = graph.node("Transpose", [y], perm=[1, 0, 2])
+        return self._made(graph.node("Reshape", [y, graph.integers(1, -1, heads * width)]), heads * width)
+
+    def join_heads(self, parts: Sequence[Value], heads: int) -> Value:
+        graph = self._piece.graph
+        split = [
+            graph.node("Reshape", [self._use(part), graph.integers(1, -1, heads, part.width // heads)])
+            for part in parts
+        ]
+        width = sum(part.width for part in parts)
+        joined = graph.node("Concat", split, axis=-1)
+        return self._made(graph.node("Reshape", [joined, graph.integers(1, -1, width)]), width)
+
+    def attend(self, q: Value, k: Value, v: Value | None, layer: int, attention: Attention) -> Value:
+        for value in (q, k) if v is None else (q, k, v):
             self._export(value)
         self._close()
         key = attention if attention.sinks is None else (layer, attention.window)
@@ -161,8 +183,8 @@ class OrtOps:
             q=q,
             k=k,
             v=v,
-            out=Value(self._name("a"), q.width, None),
-            kv_shape=(attention.kv_heads, attention.head_dim),
+            out=Value(self._name("a"), attention.width_out, None),
+            kv_shape=attention.kept.grouped,
         )
         self.steps.append(step)
         return step.out

@@ -108,12 +108,12 @@ class Attend:
     layer: int
     q: Value
     k: Value
-    v: Value
+    v: Value | None
     out: Value
     kv_shape: tuple[int, int]
 
     def inputs(self) -> Iterable[Value]:
-        return (self.q, self.k, self.v)
+        return (self.q, self.k) if self.v is None else (self.q, self.k, self.v)
 
     def outputs(self) -> Iterable[Value]:
         return (self.out,)
@@ -124,7 +124,8 @@ class Attend:
         kv, layer, q, out = run.kv, self.layer, self.q.buffer, self.out.buffer
         shape = (-1, *self.kv_shape)
         rows = count_rows(run.segments)
-        keys, values = (kv.round(each.buffer[:rows].reshape(shape)) for each in (self.k, self.v))
+        keys = kv.round(self.k.buffer[:rows].reshape(shape))
+        values = None if self.v is None else kv.round(self.v.buffer[:rows].reshape(shape))
         row = 0
         for segment, groups in zip(run.segments, run.ranges[self.kernel], strict=True):
             session = segment.session

@@ -25,8 +25,9 @@ def attend_one(
         weights = torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
     else:
         weights = torch.softmax(scores, dim=-1)
-    mixed = torch.bmm(weights.reshape(attention.kv_heads, group * segment.count, -1), values.float())
-    mixed = mixed.view(attention.kv_heads, group, segment.count, attention.head_dim)
+    values = values[..., : attention.value_dim].float()
+    mixed = torch.bmm(weights.reshape(attention.kv_heads, group * segment.count, -1), values)
+    mixed = mixed.view(attention.kv_heads, group, segment.count, -1)
     return mixed.permute(2, 0, 1, 3).reshape(segment.count, -1).to(q.dtype)
 
 

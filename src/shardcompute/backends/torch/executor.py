@@ -50,8 +50,7 @@ class TorchExecutor(KvSessions[PagedKv]):
         with phase("opening the device"):
             self._kv = PagedKv(
                 network.layer_count,
-                network.kv_heads,
-                network.head_dim,
+                network.kv_shape,
                 context_length=options.context_length,
                 budget_bytes=options.kv_bytes,
                 dtype=self._dtype,

@@ -31,6 +31,7 @@ from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.ops import Rotation, TorchOps
 from shardcompute.backends.torch.plan import StepPlan, cut_blocks
 from shardcompute.backends.torch.weights import BlockLinear, DenseLinear, DeviceLinear, StackedLinear
+from shardcompute.core.batch import PAGE_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +85,12 @@ class FusedOps(TorchOps):
                 blocks=None if not len(blocks) else self._upload(blocks),
             )
         )
+        self._plan = plan
 
     def place(self, places: Places) -> None:
         self._places = places
         self._positions = places.positions
+        self._plan = None
         self._logit_rows = places.logit_rows
 
     def finish(self, x: Any) -> torch.Tensor:
@@ -126,6 +129,8 @@ class FusedOps(TorchOps):
         return replace(heads, rotation=rotation)
 
     def attend(self, q: Any, k: Any, v: Any, layer: int, attention: Attention) -> torch.Tensor:
+        if attention.value_dim is not None:
+            return self._attend_latent(q, k, layer, attention)
         q, k = (x if isinstance(x, HeadRows) else HeadRows(self._value(x)) for x in (q, k))
         pool = self._kv.pool[layer]
         queries = self._kernels.place_heads(q, k, self._value(v), pool, self._places, attention)
@@ -137,6 +142,17 @@ class FusedOps(TorchOps):
         if heads.norm is not None:
             rows = super().rms_norm(rows, heads.norm, heads.eps)
         return rows if heads.rotation is None else super().rotate(rows, head_dim, heads.rotation)
+
+    def _attend_latent(self, q: Any, k: Any, layer: int, attention: Attention) -> torch.Tensor:
+        """By torch's library, segment by segment: our kernels have no keys that are values too."""
+        self.has_waited = True
+        places = self._places
+        if self._plan is None:  # a graph is tried: it will not be one
+            return torch.zeros((len(q), attention.width_out), dtype=self._dtype, device=self._device)
+        positions = places.positions.long()
+        pages = places.tables.long()[places.owners.long(), positions // PAGE_TOKENS]
+        at = pages * PAGE_TOKENS + positions % PAGE_TOKENS
+        return self._attend_segments(q, k, None, layer, attention, at, places.tables.long())
 
     def experts(self, x: Any, block: ExpertBlock) -> torch.Tensor:
         rows = self._value(x)
@@ -194,6 +210,8 @@ class FusedOps(TorchOps):
     def _value(self, x: Any) -> torch.Tensor:
         if isinstance(x, Product):
             return self._apply(x, self._dtype)
+        if isinstance(x, HeadRows):  # the rotated part of a latent head, which turns from end to end
+            return self._turned(x, 0 if x.rotation is None else 2 * x.rotation[0].shape[1])
         if isinstance(x, Sum):
             if x.total is None:
                 x.total = x.x + x.y

@@ -1,6 +1,6 @@
 """KV of sessions in one pool of pages on the device.
 
-The pool is allocated once, `[layers, 2, pages, kv_heads, PAGE_TOKENS, head_dim]`, within the budget; a session
+The pool is allocated once, `[layers, parts, pages, heads, PAGE_TOKENS, entries]`, within the budget; a session
 owns a list of page numbers, the same for every layer. One page more than sessions may use, `scratch`, takes what
 the padded rows of a graph write.
 """
@@ -17,6 +17,7 @@ from shardcompute.backends.kv import PageBudget
 from shardcompute.backends.page_tables import PageTables
 from shardcompute.core.batch import PAGE_TOKENS, Segment
 from shardcompute.core.errors import CapacityError
+from shardcompute.core.kv_types import KvShape
 
 
 class PagedKv:
@@ -25,15 +26,14 @@ class PagedKv:
     def __init__(
         self,
         layers: int,
-        kv_heads: int,
-        head_dim: int,
+        shape: KvShape,
         *,
         context_length: int,
         budget_bytes: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        page_bytes = max(1, layers * 2 * kv_heads * PAGE_TOKENS * head_dim * dtype.itemsize)
+        page_bytes = max(1, layers * shape.parts * shape.heads * PAGE_TOKENS * shape.entries * dtype.itemsize)
         pages = budget_bytes // page_bytes
         if pages < 2:
             raise CapacityError(
@@ -43,7 +43,7 @@ class PagedKv:
         self.budget = PageBudget(page_bytes, pages - 1, context_length)
         self.scratch = pages - 1
         self.pool = torch.zeros(
-            (layers, 2, pages, kv_heads, PAGE_TOKENS, head_dim), dtype=dtype, device=device
+            (layers, shape.parts, pages, shape.heads, PAGE_TOKENS, shape.entries), dtype=dtype, device=device
         )
         self._tables = PageTables(self.budget)
         self._rows: dict[int, tuple[list[int], NDArray[np.int32]]] = {}
@@ -76,16 +76,20 @@ class PagedKv:
         self._tables.release(session)
         self._rows.pop(session, None)
 
-    def write(self, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Put `[rows, kv_heads, head_dim]` keys and values at `places` (page · PAGE_TOKENS + slot)."""
+    def write(
+        self, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor | None
+    ) -> None:
+        """Put `[rows, kv_heads, head_dim]` keys and values at `places` (page · PAGE_TOKENS + slot). No values where
+        keys are both."""
         pages, slots = places // PAGE_TOKENS, places % PAGE_TOKENS
         self.pool[layer, 0, pages, :, slots] = keys.to(self.pool.dtype)
-        self.pool[layer, 1, pages, :, slots] = values.to(self.pool.dtype)
+        if values is not None:
+            self.pool[layer, 1, pages, :, slots] = values.to(self.pool.dtype)
 
     def read(self, layer: int, pages: torch.Tensor, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The first `stop` keys and values of those pages, `[kv_heads, stop, head_dim]`."""
-        both = self.pool[layer][:, pages].transpose(1, 2).flatten(2, 3)[:, :, :stop]
-        return both[0], both[1]
+        parts = self.pool[layer][:, pages].transpose(1, 2).flatten(2, 3)[:, :, :stop]
+        return parts[0], parts[-1]
 
     def _table_row(self, session: int) -> NDArray[np.int32]:
         table = list(self._tables[session])

@@ -129,13 +129,37 @@ class TorchOps:
         turned = [left * cosines - right * sines, right * cosines + left * sines, rest]
         return torch.cat(turned, dim=-1).flatten(-2).to(self._dtype)
 
+    def head_maps(self, weights: Float32) -> torch.Tensor:
+        return to_tensor(weights, self._device, self._dtype)
+
+    def per_head(self, x: Any, maps: torch.Tensor) -> torch.Tensor:
+        heads = self._value(x).unflatten(-1, (len(maps), -1)).transpose(0, 1)
+        return torch.bmm(heads, maps.transpose(1, 2)).transpose(0, 1).flatten(1)
+
+    def join_heads(self, parts: Sequence[Any], heads: int) -> torch.Tensor:
+        split = [self._value(part).unflatten(-1, (heads, -1)) for part in parts]
+        return torch.cat(split, dim=-1).flatten(-2)
+
     def attend(self, q: Any, k: Any, v: Any, layer: int, attention: Attention) -> torch.Tensor:
+        return self._attend_segments(q, k, v, layer, attention, self._places, self._tables)
+
+    def _attend_segments(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor | None,
+        layer: int,
+        attention: Attention,
+        places: torch.Tensor,
+        tables: torch.Tensor,
+    ) -> torch.Tensor:
         assert self._plan is not None
         shape = (-1, (attention.kv_heads, attention.head_dim))
-        self._kv.write(layer, self._places, k.unflatten(*shape), v.unflatten(*shape))
+        values = None if v is None else v.unflatten(*shape)
+        self._kv.write(layer, places, k.unflatten(*shape), values)
         rows, out = 0, []
         for index, segment in enumerate(self._plan.segments):
-            pages = self._tables[index, : -(-segment.stop // PAGE_TOKENS)]
+            pages = tables[index, : -(-segment.stop // PAGE_TOKENS)]
             keys, values = self._kv.read(layer, pages, segment.stop)
             part = q[rows : rows + segment.count].contiguous()
             out.append(attend_one(part, keys, values, segment, attention))

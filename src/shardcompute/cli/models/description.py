@@ -216,6 +216,12 @@ def _notes(spec: ModelSpec) -> list[str]:
         sparse = sum(layer.is_sparse for layer in spec.layers)
         notes.append(
             f"{sparse} of {count} layers have {spec.experts.count} experts, {spec.experts.per_token} per token"
+            + (", and a block that all tokens share" if spec.experts.shared_intermediate else "")
+        )
+    if spec.latent is not None:
+        latent = spec.latent
+        notes.append(
+            f"latent attention: {latent.kv_rank} + {latent.rotated} numbers are kept of a token, for all heads"
         )
     if spec.qk_norm != "none":
         notes.append("queries and keys are normalised")

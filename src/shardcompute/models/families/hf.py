@@ -20,6 +20,7 @@ from shardcompute.models.families.fields import (
     MAX_VOCABULARY,
     Fields,
 )
+from shardcompute.models.families.hf_deepseek import latent_heads, predicting_layers
 from shardcompute.models.families.hf_families import HF_FAMILIES
 from shardcompute.models.families.hf_family import HfFamily
 from shardcompute.models.families.hf_layout import hf_layout
@@ -114,8 +115,9 @@ def from_hf_config(config: Mapping[str, Any], stored: Collection[str]) -> tuple[
     fields = Fields(config, _WHERE)
     name, family = _family(fields)
     spec = _spec(name, family, fields, len(stored))
+    extra_layers = predicting_layers(fields, family.predicts) if family.latent is not None else 0
     fields.refuse_unread(_HARMLESS | family.harmless)
-    return spec, hf_layout(spec, family, stored)
+    return spec, hf_layout(spec, family, stored, extra_layers)
 
 
 def _family(fields: Fields) -> tuple[str, HfFamily]:
@@ -142,9 +144,13 @@ def _spec(name: str, family: HfFamily, fields: Fields, stored_count: int) -> Mod
             hint="fetch the model again, all its files",
         )
     hidden = fields.integer("hidden_size")
-    heads, kv_heads, head_dim = _heads(family, fields, hidden)
+    latent = None if family.latent is None else family.latent(fields)
+    if latent is None:
+        heads, kv_heads, head_dim = _heads(family, fields, hidden)
+    else:
+        heads, kv_heads, head_dim = latent_heads(fields, latent)
     context = fields.integer("max_position_embeddings", high=MAX_CONTEXT)
-    ropes = hf_ropes(family, fields, head_dim, context)
+    ropes = hf_ropes(family, fields, head_dim if latent is None else latent.rotated, context)
     biases = family.biases(fields)
     scales = family.scales(fields, hidden, head_dim)
     return ModelSpec(
@@ -179,6 +185,7 @@ def _spec(name: str, family: HfFamily, fields: Fields, stored_count: int) -> Mod
         logit_softcap=_softcap(family, fields, "final_logit_softcapping", family.logit_softcap),
         tied_head=fields.flag("tie_word_embeddings", family.is_tied),
         experts=family.experts(fields) if family.experts is not None else None,
+        latent=latent,
     )
 
 

@@ -5,6 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from shardcompute.models.families.hf_deepseek import (
+    DEEPSEEK_NAMES,
+    HARMLESS,
+    deepseek_latent,
+    deepseek_scales,
+    deepseek_v2_experts,
+    deepseek_v2_layers,
+    deepseek_v3_experts,
+    deepseek_v3_layers,
+)
 from shardcompute.models.families.hf_experts import (
     gpt_oss_experts,
     mixtral_experts,
@@ -116,6 +126,17 @@ _HUNYUAN_HARMLESS = frozenset(
 )
 """Left over from models of the same house that see, have experts or share keys; nobody's code reads them here."""
 
+_DEEPSEEK_V3 = HfFamily(
+    deepseek_v3_layers,
+    {**LLAMA_NAMES, **DEEPSEEK_NAMES},
+    experts=deepseek_v3_experts,
+    biases=no_biases,
+    scales=deepseek_scales,
+    latent=deepseek_latent,
+    predicts=1,
+    harmless=HARMLESS,
+)
+
 HF_FAMILIES: Mapping[str, HfFamily] = {
     "llama": HfFamily(full_layers, biases=plain_biases),
     "mistral": HfFamily(mistral_layers, kv_heads=8, biases=no_biases),
@@ -190,6 +211,17 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         kv_heads=16,
         biases=qkv_biases,
     ),
+    "deepseek_v2": HfFamily(
+        deepseek_v2_layers,
+        {**LLAMA_NAMES, **DEEPSEEK_NAMES},
+        experts=deepseek_v2_experts,
+        biases=no_biases,
+        scales=deepseek_scales,
+        latent=deepseek_latent,
+        harmless=HARMLESS,
+    ),
+    "deepseek_v3": _DEEPSEEK_V3,
+    "kimi_k2": _DEEPSEEK_V3,
     "gpt_oss": HfFamily(
         gpt_oss_layers,
         experts=gpt_oss_experts,

@@ -14,7 +14,7 @@ from typing import Any
 
 from shardcompute.models.families.fields import Fields
 from shardcompute.models.families.places import FUSED
-from shardcompute.models.spec import Experts, Layer, NormPlacement, NormType, QkNorm
+from shardcompute.models.spec import Experts, LatentAttention, Layer, NormPlacement, NormType, QkNorm
 
 Layers = Callable[[Fields, int], tuple[Layer, ...]]
 
@@ -167,6 +167,9 @@ class HfFamily:
     is_gemma: bool = False
     """`hidden_activation` is the field that counts; logits may be capped."""
     has_sinks: bool = False
+    latent: Callable[[Fields], LatentAttention] | None = None
+    predicts: int = 0
+    """Layers of a latent family that predict further tokens, when the field is absent."""
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     harmless: frozenset[str] = frozenset()

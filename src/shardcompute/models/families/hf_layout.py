@@ -25,12 +25,14 @@ _EXPERT_NAMES = (
 )
 
 
-def hf_layout(spec: ModelSpec, family: HfFamily, stored: Collection[str]) -> Layout:
+def hf_layout(spec: ModelSpec, family: HfFamily, stored: Collection[str], extra_layers: int = 0) -> Layout:
+    """`extra_layers` behind the last are in the file and not in the spec."""
     names = frozenset(stored)
     locator = _HfLocator(spec, family, names)
     # Old files carry the rotations' frequencies; they follow from the spec.
     ignored = ["model.rotary_emb.inv_freq"]
     ignored += [f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(spec.layer_count)]
+    ignored += [f"model.layers.{spec.layer_count + i}.*" for i in range(extra_layers)]
     if spec.tied_head:
         ignored.append(_HEAD)
     return make_layout(spec, locator.locate, names, tuple(ignored))
@@ -61,6 +63,8 @@ class _HfLocator:
 
     def _plain(self, slot: Slot) -> TensorPlace:
         stored = self._family.names[slot.matrix]
+        if slot.matrix == "attention.q" and self._spec.latent is not None and self._spec.latent.q_rank:
+            stored = "self_attn.q_b_proj"
         suffix = "" if slot.name in _WHOLE_NAMES else _suffix(slot)
         place = slot.at(f"model.layers.{slot.layer}.{stored}{suffix}")
         if slot.matrix in self._family.fused:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.models.families.fields import FALLBACK_HINT, shown
 from shardcompute.models.layout import Layout, Split, TensorPlace
-from shardcompute.models.spec import ModelSpec
+from shardcompute.models.spec import LatentAttention, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,24 @@ def _norm_slots(name: str, layer: int | None, spec: ModelSpec) -> Iterator[Slot]
         yield Slot(f"{name}.bias", layer, (spec.hidden,))
 
 
+def _latent_slots(spec: ModelSpec, latent: LatentAttention, layer: int) -> Iterator[Slot]:
+    q_unit, up_unit = latent.plain + latent.rotated, latent.plain + latent.value
+    if latent.q_rank is not None:
+        yield Slot("attention.q_down", layer, (latent.q_rank, spec.hidden))
+        yield Slot("attention.q_latent_norm", layer, (latent.q_rank,))
+    q_shape = (spec.heads * q_unit, latent.q_rank or spec.hidden)
+    yield Slot("attention.q", layer, q_shape, "rows", q_unit)
+    yield Slot("attention.kv_down", layer, (spec.head_dim, spec.hidden))
+    yield Slot("attention.kv_norm", layer, (latent.kv_rank,))
+    yield Slot("attention.kv_up", layer, (spec.heads * up_unit, latent.kv_rank), "rows", up_unit)
+    yield Slot("attention.out", layer, (spec.hidden, spec.heads * latent.value), "columns", latent.value)
+
+
 def _attention_slots(spec: ModelSpec, layer: int) -> Iterator[Slot]:
+    if spec.latent is not None:
+        yield Slot("attention.norm", layer, (spec.hidden,))
+        yield from _latent_slots(spec, spec.latent, layer)
+        return
     # Query heads that share keys stay together, so that ranks cut q, k and v at the same heads.
     q_unit, kv_unit = spec.group * spec.head_dim, spec.head_dim
     q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim

@@ -89,12 +89,14 @@ def yarn_frequencies(
 
 
 def yarn_amplitude(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
-    def grow(scale: float) -> float:
-        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     if mscale and mscale_all_dim:
-        return grow(mscale) / grow(mscale_all_dim)
-    return grow(1.0)
+        return yarn_growth(factor, mscale) / yarn_growth(factor, mscale_all_dim)
+    return yarn_growth(factor)
+
+
+def yarn_growth(factor: float, scale: float = 1.0) -> float:
+    """How much larger scores are to be in a context that was stretched by `factor`, its square root."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def yarn_context(context_length: int, factor: float, original_context: int) -> int:

@@ -7,6 +7,7 @@ import pytest
 
 from shardcompute.core.batch import PAGE_TOKENS, Segment
 from shardcompute.core.errors import CapacityError, PromptTooLongError, UsageError
+from shardcompute.core.kv_types import KvShape
 
 torch = pytest.importorskip("torch")
 from shardcompute.backends.torch.kv import PagedKv  # noqa: E402
@@ -18,8 +19,7 @@ PAGE_BYTES = 2 * 2 * 3 * PAGE_TOKENS * 4 * 4
 def make(pages: int = 5, context: int = 1000) -> PagedKv:
     return PagedKv(
         2,
-        3,
-        4,
+        KvShape(3, 4),
         context_length=context,
         budget_bytes=pages * PAGE_BYTES + 17,
         dtype=torch.float32,

@@ -12,6 +12,7 @@ from shardcompute.control import ClusterState, apply
 from shardcompute.control.events import NodeSeen
 from shardcompute.core.batch import Segment
 from shardcompute.core.generation import Sampling
+from shardcompute.core.kv_types import KvShape
 from shardcompute.core.process_memory import give_back_large_blocks, resident_bytes
 from shardcompute.core.steps import Opening, SessionRows
 from shardcompute.node.admin.view_builder import view_nodes
@@ -24,7 +25,7 @@ WIDTH = 64
 def test_what_sessions_hold_is_bounded_and_gone_when_they_end() -> None:
     """Owned bytes, counted by their owners, over as many requests as a worker was seen to grow with."""
     log = ActivationLog(limit_bytes=200 * WIDTH * 4)
-    kv = HostKv(2, 1, 8, context_length=256, budget_bytes=1 << 20)
+    kv = HostKv(2, KvShape(1, 8), context_length=256, budget_bytes=1 << 20)
     most = 0
     for session in range(1, 541):
         for start in range(0, 60, 20):
