@@ -10,7 +10,7 @@ functions take. None of the functions changes its inputs; `attend` alone has an 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -23,10 +23,16 @@ Handle = Any
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
 
 
+RotationTables = Callable[[int], tuple[Float32, Float32]]
+
+
 @dataclass(frozen=True, slots=True)
 class Attention:
     """How one layer attends. `scale` multiplies scores; `softcap` squashes them; `sinks` [heads] join the softmax.
-    With a `value_dim`, values are not kept: they are the first so many entries of the keys."""
+
+    A position sees `window` positions up to itself, or those of its own `chunk` of so many; with neither, all. With a
+    `value_dim`, values are not kept: they are the first so many entries of the keys.
+    """
 
     heads: int
     kv_heads: int
@@ -35,6 +41,7 @@ class Attention:
     window: int | None = None
     softcap: float | None = None
     sinks: Handle | None = None
+    chunk: int | None = None
     value_dim: int | None = None
 
     @property
@@ -88,8 +95,8 @@ class Ops(Protocol):
         """Linear maps `[heads, out, in]`, one for each head, for `per_head`."""
         ...
 
-    def rotation(self, inverse_frequencies: Sequence[float], amplitude: float) -> Handle:
-        """Sines and cosines of a rotary embedding, for every position of the context."""
+    def rotation(self, tables: RotationTables) -> Handle:
+        """The cosines and sines that `tables` makes for so many positions as the context has."""
         ...
 
     # Computing

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from shardcompute.backends.matrix import Float32, Matrix
 from shardcompute.backends.ops import Attention, ExpertBlock, Gate, Handle, Ops, Tensor
 from shardcompute.models.latent_attention import LatentWeights, attend_latent, load_latent
+from shardcompute.models.rotation import rope_tables
 from shardcompute.models.spec import ModelSpec, Stage
 
 _QKV = ("attention.q", "attention.k", "attention.v")
@@ -88,7 +90,7 @@ class Decoder:
 
     def load_shared(self, ops: Ops) -> list[Handle]:
         """What all layers share: the rotations."""
-        return [ops.rotation(rope.inverse_frequencies, rope.amplitude) for rope in self.spec.ropes]
+        return [ops.rotation(partial(rope_tables, rope)) for rope in self.spec.ropes]
 
     def load_embedding(self, ops: Ops) -> Handle:
         return ops.table(self._source.matrix("embedding"))
@@ -100,7 +102,6 @@ class Decoder:
     def load_layer(self, ops: Ops, layer: int) -> LayerWeights:
         spec, index = self.spec, self.stage.start + layer
         load = _TensorReader(ops, self._source, index)
-        has_qk_norm = spec.qk_norm != "none"
         before = spec.norm_placement in ("before", "around")
         after = spec.norm_placement in ("after", "around")
         is_sparse = spec.layers[index].is_sparse
@@ -113,8 +114,8 @@ class Decoder:
             attention_norm=norm("attention.norm", before),
             qkv=None if spec.latent is not None else load.linear(_QKV, spec.has_qkv_bias),
             latent=None if spec.latent is None else load_latent(ops, self._source, spec, spec.latent, index),
-            q_norm=load.vector("attention.q_norm", has_qk_norm),
-            k_norm=load.vector("attention.k_norm", has_qk_norm),
+            q_norm=self._load_qk_norm(load, "attention.q_norm"),
+            k_norm=self._load_qk_norm(load, "attention.k_norm"),
             sinks=load.vector("attention.sinks", spec.has_sinks),
             out=load.linear(["attention.out"], spec.has_out_bias),
             attention_post_norm=norm("attention.post_norm", after),
@@ -125,6 +126,11 @@ class Decoder:
             shared=self._load_shared(load) if is_sparse else None,
             mlp_post_norm=norm("mlp.post_norm", after),
         )
+
+    def _load_qk_norm(self, load: _TensorReader, name: str) -> Handle | None:
+        if self.spec.qk_norm == "unit":
+            return load.ops.vector(np.ones(self.spec.head_dim, dtype=np.float32))
+        return load.vector(name, self.spec.qk_norm != "none")
 
     def _load_experts(self, load: _TensorReader) -> ExpertBlock:
         experts = self.spec.experts
@@ -202,17 +208,20 @@ class Decoder:
         q, k, v = ops.split(ops.linear(x, weights.qkv), [q_width, kv_width, kv_width])
         if not spec.norms_turned:
             q, k = self._norm_heads(ops, weights, q, k)
+        query_rope = kind.rope if kind.query_rope is None else kind.query_rope
+        if query_rope is not None:
+            q = ops.rotate(q, spec.head_dim, shared[query_rope])
         if kind.rope is not None:
-            q = ops.rotate(q, spec.head_dim, shared[kind.rope])
             k = ops.rotate(k, spec.head_dim, shared[kind.rope])
-        if spec.norms_turned:
-            q, k = self._norm_heads(ops, weights, q, k)
+            if spec.norms_turned:
+                q, k = self._norm_heads(ops, weights, q, k)
         attention = Attention(
             heads=spec.heads,
             kv_heads=spec.kv_heads,
             head_dim=spec.head_dim,
             scale=spec.attention_scale,
             window=kind.window,
+            chunk=kind.chunk,
             softcap=spec.attention_softcap,
             sinks=weights.sinks,
         )

@@ -18,8 +18,17 @@ NormType = Literal["rms", "layer"]
 """Divided by the root of the mean square, or centred first (LayerNorm)."""
 NormPlacement = Literal["before", "after", "around"]
 """Where a block's norms sit: before it (Llama), after it (OLMo-2), or both (Gemma)."""
-QkNorm = Literal["none", "head", "width"]
-"""How queries and keys are normed: not, each head, or all heads together."""
+QkNorm = Literal["none", "head", "width", "unit"]
+"""How queries and keys are normed: not, each head, all heads together, or each head without weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A factor that grows with position: 1 + slope · log(1 + ⌊(position + offset) / step⌋)."""
+
+    slope: float
+    step: int
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,8 @@ class Rope:
 
     inverse_frequencies: tuple[float, ...]
     amplitude: float = 1.0
+    growth: Growth | None = None
+    """What multiplies the amplitude besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,10 @@ class Layer:
     """A position sees itself and `window − 1` before it; None: all before it."""
     is_sparse: bool = False
     """Experts instead of one feed-forward block."""
+    chunk: int | None = None
+    """A position sees those of its own chunk of so many, up to itself; None: its window decides."""
+    query_rope: int | None = None
+    """The rotation of queries where it is not that of keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +126,7 @@ class ModelSpec:
     is_parallel: bool = False
     """The feed-forward block reads what attention reads, and both are added at once."""
     norms_turned: bool = False
-    """Queries and keys are normed after they are turned."""
+    """Queries and keys are normed after they are turned, in layers that turn."""
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     """Multiplies what a block adds."""

@@ -160,7 +160,8 @@ def _read_rearranged(file: TensorFile, place: TensorPlace, rows: Span, columns: 
         )
     values = matrix.values.T
     offset, step = place.every or (0, 1)
-    values = values[offset::step][rows[0] : rows[1]]
+    first = place.rows[0] if place.rows is not None else 0
+    values = values[offset::step][first + rows[0] : first + rows[1]]
     if columns is not None:
         values = values[:, columns[0] : columns[1]]
     return DenseMatrix(np.ascontiguousarray(values))

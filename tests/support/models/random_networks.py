@@ -14,7 +14,7 @@ from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, MixedMatrix
 from shardcompute.core.batch import Segment
 from shardcompute.core.expert_routing import Routing
 from shardcompute.models.decoder import Decoder
-from shardcompute.models.spec import Experts, LatentAttention, Layer, ModelSpec, Rope, whole
+from shardcompute.models.spec import Experts, Growth, LatentAttention, Layer, ModelSpec, Rope, whole
 from support.models.networks import latent_shapes
 
 CONTEXT = 320
@@ -107,6 +107,25 @@ LATENT_SPECS = {
     ),
 }
 SPECS |= LATENT_SPECS
+_GROWN = Rope(tuple(0.5**i for i in range(16)), 1.1, Growth(0.3, 20))
+SPECS |= {
+    "layer-norm": make_spec(
+        norm="layer",
+        has_norm_bias=True,
+        has_gate=False,
+        activation="relu2",
+        residual_scale=0.5,
+        logit_scale=0.25,
+    ),
+    "parallel": make_spec(norm="layer", is_parallel=True, layers=(Layer(window=9), Layer(rope=None))),
+    "normed-behind": make_spec(qk_norm="head", norms_turned=True),
+    "chunked": make_spec(
+        qk_norm="unit",
+        norms_turned=True,
+        layers=(Layer(chunk=37), Layer(rope=None, query_rope=1), Layer(query_rope=2)),
+        ropes=(*make_spec().ropes, Rope((0.0,) * 16, 1.0, Growth(0.3, 20, 1)), _GROWN),
+    ),
+}
 FORMS = ("int8", "int4", "int4-shift", "int8-mixed", "int4-shift-mixed")
 DENSE = [name for name, spec in SPECS.items() if spec.experts is None]
 
@@ -161,7 +180,7 @@ def _matrix_shape(spec: ModelSpec, name: str) -> tuple[int, int]:
 
 
 def _vector_width(spec: ModelSpec, name: str) -> int:
-    if name.endswith(".bias"):
+    if name.endswith(".bias") and not name.endswith("norm.bias"):
         return _matrix_shape(spec, name.removesuffix(".bias"))[0]
     if name == "attention.sinks":
         return spec.heads

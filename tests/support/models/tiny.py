@@ -256,6 +256,126 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
     ),
     "nemotron": _config("Nemotron", head_dim=32, attention_bias=True, mlp_bias=True),
     "arcee": _config("Arcee", mlp_bias=True),
+    "glm4-moe": _config(
+        "Glm4Moe",
+        head_dim=32,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        first_k_dense_replace=1,
+        n_group=2,
+        topk_group=1,
+        routed_scaling_factor=1.7,
+        attention_bias=True,
+        use_qk_norm=True,
+        num_mtp_layers=0,
+    ),
+    "glm4-moe-plain": _config(
+        "Glm4Moe",
+        head_dim=16,
+        n_routed_experts=4,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        n_shared_experts=2,
+        norm_topk_prob=False,
+        num_mtp_layers=0,
+    ),
+    "dots1": _config(
+        "Dots1",
+        n_routed_experts=6,
+        n_shared_experts=2,
+        num_experts_per_tok=3,
+        moe_intermediate_size=32,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+        sliding_window=5,
+        max_window_layers=2,
+    ),
+    "ernie4.5-moe": _config(
+        "Ernie4_5_Moe",
+        moe_intermediate_size=32,
+        moe_num_experts=6,
+        moe_k=3,
+        moe_num_shared_experts=2,
+    ),
+    "minimax-m2": _config(
+        "MiniMaxM2",
+        head_dim=32,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        rotary_dim=16,
+    ),
+    "hunyuan-moe": _config("HunYuanMoEV1", head_dim=16, num_experts=6, moe_topk=3),
+    "olmoe": _config("Olmoe", num_experts=6, num_experts_per_tok=3),
+    "granite-moe": _config(
+        "GraniteMoe",
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        embedding_multiplier=3.0,
+        logits_scaling=1.7,
+        residual_multiplier=0.4,
+        attention_multiplier=0.1,
+    ),
+    "granite-moe-shared": _config(
+        "GraniteMoeShared",
+        num_local_experts=4,
+        shared_intermediate_size=48,
+        attention_bias=True,
+        attention_multiplier=0.2,
+    ),
+    "granite4-dense": _config(
+        "GraniteMoeHybrid",
+        num_local_experts=0,
+        shared_intermediate_size=96,
+        position_embedding_type="rope",
+        layer_types=["full_attention"] * 3,
+        mamba_n_heads=8,
+        attention_multiplier=0.2,
+        residual_multiplier=0.5,
+    ),
+    "granite4-moe": _config(
+        "GraniteMoeHybrid",
+        num_local_experts=4,
+        shared_intermediate_size=48,
+        position_embedding_type=None,
+        layer_types=["full_attention"] * 3,
+        mamba_n_heads=8,
+        attention_multiplier=0.2,
+    ),
+    "llama4": _config(
+        "Llama4Text",
+        num_hidden_layers=4,
+        head_dim=16,
+        intermediate_size=32,
+        intermediate_size_mlp=96,
+        num_local_experts=4,
+        interleave_moe_layer_step=2,
+        attention_chunk_size=7,
+        floor_scale=5,
+        attn_scale=0.4,
+    ),
+    "llama4-every": _config(
+        "Llama4Text",
+        head_dim=32,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        use_qk_norm=False,
+        attn_temperature_tuning=False,
+        no_rope_layer_interval=2,
+        attention_chunk_size=6,
+    ),
+    "ministral3": _config(
+        "Ministral3",
+        head_dim=16,
+        rope_parameters={
+            **_YARN,
+            "original_max_position_embeddings": 8,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.3,
+        },
+    ),
 }
 
 
@@ -297,7 +417,8 @@ _CENTRED = ("Gemma", "Nemotron")
 
 def _randomise(model: Any) -> None:
     """Weights that keep logits around 1, norms around 1, biases and sinks that matter."""
-    for name, weight in model.named_parameters():
+    biases = [(name, tensor) for name, tensor in model.named_buffers() if name.endswith("_bias")]
+    for name, weight in (*model.named_parameters(), *biases):
         if name.endswith("norm.weight"):
             centre = 0.0 if type(model).__name__.startswith(_CENTRED) else 1.0
             torch.nn.init.normal_(weight, mean=centre, std=0.3)

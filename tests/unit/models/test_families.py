@@ -28,8 +28,12 @@ SIZES: dict[str, Any] = {
 NEEDED: dict[str, dict[str, Any]] = {
     "nemotron": {"num_key_value_heads": 32},
     "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16},
+    "glm4_moe": {"num_nextn_predict_layers": 0},
+    "granitemoehybrid": {"layer_types": ["full_attention"] * 8},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
 }
-"""What a family's class in transformers has no default for."""
+"""What a family's class in transformers has no default for, or one that we do not run."""
 
 
 def _config(family: str, **changes: Any) -> dict[str, Any]:

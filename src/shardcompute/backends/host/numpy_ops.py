@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from shardcompute.backends.executor import ExecutorOptions, Network, SynchronousSteps
-from shardcompute.backends.host.rotation import rotation_tables
 from shardcompute.backends.host.routing import choose_experts, sigmoid, softmax
 from shardcompute.backends.kv import HostKv, KvSessions
 from shardcompute.backends.matrix import Array, Float32, Matrix
-from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate
+from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RotationTables
 from shardcompute.core.batch import Segment, logit_row_indices
 
 GPT_OSS_ALPHA = 1.702
@@ -46,8 +45,8 @@ class NumpyOps:
     def table(self, matrix: Matrix) -> Float32:
         return matrix.to_dense()
 
-    def rotation(self, inverse_frequencies: Sequence[float], amplitude: float) -> tuple[Float32, Float32]:
-        return rotation_tables(inverse_frequencies, amplitude, self._context_length)
+    def rotation(self, tables: RotationTables) -> tuple[Float32, Float32]:
+        return tables(self._context_length)
 
     def embed(self, table: Float32, ids: Array) -> Float32:
         return table[ids]
@@ -161,6 +160,8 @@ def _attend_one(
     hidden = there > here
     if attention.window is not None:
         hidden |= there <= here - attention.window
+    if attention.chunk is not None:
+        hidden |= there < here // attention.chunk * attention.chunk
     scores = np.where(hidden, np.float32(-np.inf), scores).astype(np.float32)
     if attention.sinks is not None:
         sinks = np.broadcast_to(attention.sinks[:, None, None], (*scores.shape[:2], 1))

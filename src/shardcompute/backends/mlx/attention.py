@@ -22,7 +22,7 @@ def attend_group(q: Any, positions: Any, keys: Any, values: Any, tables: Any, at
     past = [_gather(pool, tables) for pool in ((keys,) if values is None else (keys, values))]
     if values is None:
         past.append(past[0][..., : attention.value_dim])
-    mask = _seen(positions, tables.shape[1] * PAGE_TOKENS, attention.window)
+    mask = _seen(positions, tables.shape[1] * PAGE_TOKENS, attention)
     if attention.softcap is None:
         sinks = None if attention.sinks is None else attention.sinks.astype(q.dtype)
         mixed = mx.fast.scaled_dot_product_attention(
@@ -39,11 +39,15 @@ def _gather(pool: Any, tables: Any) -> Any:
     return pages.reshape(len(tables), -1, *pool.shape[1:]).transpose(0, 2, 1, 3)
 
 
-def _seen(positions: Any, length: int, window: int | None) -> Any:
+def _seen(positions: Any, length: int, attention: Attention) -> Any:
     here = positions[:, None, :, None]
     there = mx.arange(length)[None, None, None, :]
     seen = there <= here
-    return seen if window is None else seen & (there > here - window)
+    if attention.window is not None:
+        seen = seen & (there > here - attention.window)
+    if attention.chunk is not None:
+        seen = seen & (there >= here // attention.chunk * attention.chunk)
+    return seen
 
 
 def _attend_capped(q: Any, keys: Any, values: Any, mask: Any, attention: Attention) -> Any:

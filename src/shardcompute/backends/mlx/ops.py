@@ -13,7 +13,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from shardcompute.backends.host.rotation import rotation_tables
 from shardcompute.backends.matrix import Float32, Matrix
 from shardcompute.backends.mlx.attention import attend_group
 from shardcompute.backends.mlx.padded_step import PaddedStep
@@ -26,7 +25,7 @@ from shardcompute.backends.mlx.weights import (
     load_table,
     stack_experts,
 )
-from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate
+from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RotationTables
 
 GPT_OSS_ALPHA = 1.702
 StepArrays = tuple[Any, ...]
@@ -75,8 +74,8 @@ class MlxOps:
     def table(self, matrix: Matrix) -> Part:
         return load_table(matrix, self._dtype)
 
-    def rotation(self, inverse_frequencies: Sequence[float], amplitude: float) -> tuple[Any, Any]:
-        cosines, sines = rotation_tables(inverse_frequencies, amplitude, self._context_length)
+    def rotation(self, tables: RotationTables) -> tuple[Any, Any]:
+        cosines, sines = tables(self._context_length)
         return mx.array(cosines), mx.array(sines)
 
     def stack(self, block: ExpertBlock) -> None:

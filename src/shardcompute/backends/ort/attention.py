@@ -43,15 +43,19 @@ class KeyRange:
     mask: Float32
 
 
-def key_range(start: int, count: int, window: int | None) -> KeyRange:
+def key_range(start: int, count: int, window: int | None, chunk: int | None = None) -> KeyRange:
     """For rows at positions `[start, start + count)`."""
     first = 0 if window is None else max(0, (start - window + 1) // SPAN * SPAN)
+    if chunk is not None:
+        first = start // chunk * chunk // SPAN * SPAN
     stop = -(-(start + count) // PAGE_TOKENS) * PAGE_TOKENS
     here = np.arange(start, start + count)[:, None, None]
     there = np.arange(first, stop)
     hidden = there > here
     if window is not None:
         hidden |= there <= here - window
+    if chunk is not None:
+        hidden |= there < here // chunk * chunk
     mask = np.zeros(hidden.shape, dtype=np.float32)
     mask[hidden] = -np.inf
     return KeyRange(first, stop, mask)
@@ -73,6 +77,7 @@ class AttentionKernel:
         self._heads = attention.heads
         self._kept = attention.kept
         self._window = attention.window
+        self._chunk = attention.chunk
         self._group = attention.heads // attention.kv_heads
         self._width = attention.heads * attention.head_dim
         self._width_out = attention.width_out
@@ -92,7 +97,7 @@ class AttentionKernel:
             count = min(most, segment.count - first)
             # A single row without shared heads is doubled, see `run`.
             rows = 2 if count == 1 and self._one is None else count
-            span = key_range(segment.start + first, count, self._window)
+            span = key_range(segment.start + first, count, self._window, self._chunk)
             mask = span.mask if rows == count else np.repeat(span.mask, rows, axis=0)
             if segment.count <= min(most, _SMALL_ROWS):
                 mask = self._keep_in_place(segment.session, mask)

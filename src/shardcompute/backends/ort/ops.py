@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from shardcompute.backends.host.rotation import rotation_tables
 from shardcompute.backends.matrix import Array, Float32, Matrix
-from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate
+from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RotationTables
 from shardcompute.backends.ort.attention import AttentionKernel
 from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
 from shardcompute.backends.ort.linear import Linear, describe_form, stack, write_linear
@@ -68,8 +67,8 @@ class OrtOps:
     def table(self, matrix: Matrix) -> EmbeddingTable:
         return EmbeddingTable(matrix)
 
-    def rotation(self, inverse_frequencies: Sequence[float], amplitude: float) -> tuple[Float32, Float32]:
-        return rotation_tables(inverse_frequencies, amplitude, self._context_length)
+    def rotation(self, tables: RotationTables) -> tuple[Float32, Float32]:
+        return tables(self._context_length)
 
     # Computing
 
@@ -174,7 +173,7 @@ class OrtOps:
         for value in (q, k) if v is None else (q, k, v):
             self._export(value)
         self._close()
-        key = attention if attention.sinks is None else (layer, attention.window)
+        key = attention if attention.sinks is None else (layer, attention.window, attention.chunk)
         if key not in self._kernels:
             self._kernels[key] = AttentionKernel(attention, self._kv_type)
         step = Attend(

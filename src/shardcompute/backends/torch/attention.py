@@ -19,7 +19,7 @@ def attend_one(
     scores = scores.view(attention.kv_heads, group, segment.count, segment.stop)
     if attention.softcap is not None:
         scores = torch.tanh(scores / attention.softcap) * attention.softcap
-    scores = scores.masked_fill(_hidden(segment, attention.window, q.device), -torch.inf)
+    scores = scores.masked_fill(_hidden(segment, attention, q.device), -torch.inf)
     if attention.sinks is not None:
         sinks = attention.sinks.view(attention.kv_heads, group, 1, 1).expand(-1, -1, segment.count, 1)
         weights = torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
@@ -31,8 +31,12 @@ def attend_one(
     return mixed.permute(2, 0, 1, 3).reshape(segment.count, -1).to(q.dtype)
 
 
-def _hidden(segment: Segment, window: int | None, device: torch.device) -> torch.Tensor:
+def _hidden(segment: Segment, attention: Attention, device: torch.device) -> torch.Tensor:
     here = torch.arange(segment.start, segment.stop, device=device)[:, None]
     there = torch.arange(segment.stop, device=device)[None, :]
     hidden = there > here
-    return hidden if window is None else hidden | (there <= here - window)
+    if attention.window is not None:
+        hidden = hidden | (there <= here - attention.window)
+    if attention.chunk is not None:
+        hidden = hidden | (there < here // attention.chunk * attention.chunk)
+    return hidden

@@ -132,6 +132,8 @@ class FusedOps(TorchOps):
         if attention.value_dim is not None:
             return self._attend_latent(q, k, layer, attention)
         q, k = (x if isinstance(x, HeadRows) else HeadRows(self._value(x)) for x in (q, k))
+        if q.rotation is not k.rotation:  # our kernel turns both alike
+            q, k = (HeadRows(self._turned(x, attention.head_dim)) for x in (q, k))
         pool = self._kv.pool[layer]
         queries = self._kernels.place_heads(q, k, self._value(v), pool, self._places, attention)
         return self._kernels.attend(queries, pool, self._places, attention)

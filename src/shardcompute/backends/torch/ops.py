@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from shardcompute.backends.host.rotation import rotation_tables
 from shardcompute.backends.matrix import Float32, Matrix
-from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate
+from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RotationTables
 from shardcompute.backends.torch.attention import attend_one
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.plan import StepPlan
@@ -68,8 +67,8 @@ class TorchOps:
     def table(self, matrix: Matrix) -> torch.Tensor:
         return load_dense(matrix, self._device, self._dtype)
 
-    def rotation(self, inverse_frequencies: Sequence[float], amplitude: float) -> Rotation:
-        cosines, sines = rotation_tables(inverse_frequencies, amplitude, self._context_length)
+    def rotation(self, tables: RotationTables) -> Rotation:
+        cosines, sines = tables(self._context_length)
         return to_tensor(cosines, self._device), to_tensor(sines, self._device)
 
     # Computing

@@ -205,13 +205,19 @@ def _memory_of(checkpoint: Checkpoint) -> Memory:
 
 
 def _notes(spec: ModelSpec) -> list[str]:
-    notes = [_describe_rope(spec, rope) for rope in spec.ropes]
+    notes = [_describe_rope(spec, rope) for rope in spec.ropes if any(rope.inverse_frequencies)]
     count = spec.layer_count
     still = sum(layer.rope is None for layer in spec.layers)
     if still and not is_foreign(spec):
         notes.append(f"{still} of {count} layers do not rotate")
     windows = Counter(layer.window for layer in spec.layers if layer.window is not None)
     notes += [f"{layers} of {count} layers see {window} positions" for window, layers in windows.items()]
+    chunks = Counter(layer.chunk for layer in spec.layers if layer.chunk is not None)
+    notes += [
+        f"{layers} of {count} layers see their own chunk of {chunk}" for chunk, layers in chunks.items()
+    ]
+    if any(rope.growth is not None for rope in spec.ropes):
+        notes.append("queries grow with position")
     if spec.experts is not None:
         sparse = sum(layer.is_sparse for layer in spec.layers)
         notes.append(

@@ -20,14 +20,14 @@ from shardcompute.models.families.fields import (
     MAX_VOCABULARY,
     Fields,
 )
-from shardcompute.models.families.hf_deepseek import latent_heads, predicting_layers
+from shardcompute.models.families.hf_deepseek import latent_heads
 from shardcompute.models.families.hf_families import HF_FAMILIES
 from shardcompute.models.families.hf_family import HfFamily
 from shardcompute.models.families.hf_layout import hf_layout
 from shardcompute.models.families.hf_rope import hf_ropes
 from shardcompute.models.families.rope import check_head_dim
 from shardcompute.models.layout import Layout
-from shardcompute.models.spec import Activation, ModelSpec
+from shardcompute.models.spec import Activation, ModelSpec, QkNorm
 
 _WHERE = "config.json"
 
@@ -115,9 +115,12 @@ def from_hf_config(config: Mapping[str, Any], stored: Collection[str]) -> tuple[
     fields = Fields(config, _WHERE)
     name, family = _family(fields)
     spec = _spec(name, family, fields, len(stored))
-    extra_layers = predicting_layers(fields, family.predicts) if family.latent is not None else 0
+    # Layers behind the last, which predict further tokens and which we do not run.
+    ahead = fields.integer("num_nextn_predict_layers", family.predicts, low=0, high=MAX_LAYERS)
     fields.refuse_unread(_HARMLESS | family.harmless)
-    return spec, hf_layout(spec, family, stored, extra_layers)
+    return spec, hf_layout(
+        spec, family, stored, [f"model.layers.{spec.layer_count + i}.*" for i in range(ahead)]
+    )
 
 
 def _family(fields: Fields) -> tuple[str, HfFamily]:
@@ -160,7 +163,7 @@ def _spec(name: str, family: HfFamily, fields: Fields, stored_count: int) -> Mod
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate=fields.integer("intermediate_size"),
+        intermediate=fields.integer(family.intermediate_field, family.intermediate),
         vocab_size=fields.integer("vocab_size", high=MAX_VOCABULARY),
         context_length=min(rope.context_length for rope in ropes),
         ropes=tuple(rope.rope for rope in ropes),
@@ -172,7 +175,7 @@ def _spec(name: str, family: HfFamily, fields: Fields, stored_count: int) -> Mod
         has_norm_bias=family.has_norm_bias,
         norm_placement=family.norm_placement,
         is_parallel=family.is_parallel,
-        qk_norm=family.qk_norm,
+        qk_norm=_qk_norm(family, fields),
         norms_turned=family.norms_turned,
         has_qkv_bias=biases.qkv,
         has_out_bias=biases.out,
@@ -200,6 +203,11 @@ def _heads(family: HfFamily, fields: Fields, hidden: int) -> tuple[int, int, int
             raise fields.corrupt("num_attention_heads", heads, f"a divisor of hidden_size ({hidden})")
         head_dim = hidden // heads
     return heads, kv_heads, check_head_dim(fields, "head_dim", head_dim)
+
+
+def _qk_norm(family: HfFamily, fields: Fields) -> QkNorm:
+    switch = family.qk_norm_field
+    return family.qk_norm if switch is None or fields.flag(*switch) else "none"
 
 
 def _activation(family: HfFamily, fields: Fields) -> Activation:

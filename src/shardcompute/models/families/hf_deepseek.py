@@ -107,11 +107,6 @@ def deepseek_v3_experts(fields: Fields) -> Experts:
     return _experts(fields, count, per_token, routing, intermediate=2048, shared=1)
 
 
-def predicting_layers(fields: Fields, absent: int) -> int:
-    """Layers behind the last one that predict further tokens; files carry them, the model itself does not."""
-    return fields.integer("num_nextn_predict_layers", absent, low=0, high=MAX_LAYERS)
-
-
 def _layers(fields: Fields, count: int, dense: int) -> tuple[Layer, ...]:
     """Experts from `first_k_dense_replace` on, in every `moe_layer_freq`-th layer."""
     first = fields.integer("first_k_dense_replace", dense, low=0, high=MAX_LAYERS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from shardcompute.models.families import hf_layers as read
 from shardcompute.models.families.hf_deepseek import (
     DEEPSEEK_NAMES,
     HARMLESS,
@@ -15,46 +16,28 @@ from shardcompute.models.families.hf_deepseek import (
     deepseek_v3_experts,
     deepseek_v3_layers,
 )
-from shardcompute.models.families.hf_experts import (
-    gpt_oss_experts,
-    mixtral_experts,
-    qwen2_moe_experts,
-    qwen3_moe_experts,
-)
 from shardcompute.models.families.hf_family import (
     LLAMA_NAMES,
     HfFamily,
     cohere_scales,
     ernie_biases,
     gemma_scales,
+    glm4_moe_biases,
     glm_biases,
     granite_scales,
+    llama4_growth,
+    ministral3_growth,
     no_biases,
     plain_biases,
     qkv_biases,
     seed_oss_biases,
     sure_attention_biases,
 )
-from shardcompute.models.families.hf_layers import (
-    cohere2_layers,
-    exaone4_layers,
-    full_layers,
-    gemma2_layers,
-    gemma3_layers,
-    gpt_oss_layers,
-    mistral_layers,
-    mixtral_layers,
-    olmo3_layers,
-    phi3_layers,
-    qwen2_moe_layers,
-    qwen3_moe_layers,
-    qwen_layers,
-    smollm3_layers,
-)
 
+_PARTS = ("gate", "up", "down")
 _QWEN2_MOE_NAMES = {
     **LLAMA_NAMES,
-    **{f"shared.{part}": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+    **{f"shared.{part}": f"mlp.shared_expert.{part}_proj" for part in _PARTS},
 }
 _OLMO2_NAMES = {
     **LLAMA_NAMES,
@@ -74,6 +57,16 @@ _GLM4_NAMES = {
     "attention.post_norm": "post_self_attn_layernorm",
     "mlp.post_norm": "post_mlp_layernorm",
 }
+_GRANITE_NAMES = {
+    **LLAMA_NAMES,
+    **dict.fromkeys(("mlp.gate", "mlp.up", "shared.gate", "shared.up"), "shared_mlp.input_linear"),
+    **dict.fromkeys(("mlp.down", "shared.down"), "shared_mlp.output_linear"),
+}
+_LLAMA4_NAMES = {
+    **LLAMA_NAMES,
+    **{f"mlp.{part}": f"feed_forward.{part}_proj" for part in _PARTS},
+    **{f"shared.{part}": f"feed_forward.shared_expert.{part}_proj" for part in _PARTS},
+}
 _HUNYUAN_NAMES = {
     **LLAMA_NAMES,
     "attention.q_norm": "self_attn.query_layernorm",
@@ -89,6 +82,55 @@ _GPT_OSS_ROPE: Mapping[str, Any] = {
     "original_max_position_embeddings": 4096,
 }
 
+_MINISTRAL3_ROPE: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+_SIGMOID_HARMLESS = frozenset(
+    {"aux_loss_alpha", "ep_size", "moe_layer_freq", "scoring_func", "seq_aux", "topk_method"}
+)
+_MINIMAX_HARMLESS = frozenset(
+    {
+        "attn_type_list",
+        "layernorm_full_attention_beta",
+        "layernorm_linear_attention_beta",
+        "layernorm_mlp_beta",
+        "mlp_intermediate_size",
+        "mtp_transformer_layers",
+        "num_mtp_modules",
+        "qk_norm_type",
+        "scoring_func",
+        "use_mtp",
+        "use_qk_norm",
+        "use_routing_bias",
+    }
+)
+_GRANITE4_HARMLESS = frozenset(
+    {
+        "init_method",
+        "mamba_chunk_size",
+        "mamba_conv_bias",
+        "mamba_d_conv",
+        "mamba_d_head",
+        "mamba_d_state",
+        "mamba_expand",
+        "mamba_n_groups",
+        "mamba_n_heads",
+        "mamba_proj_bias",
+        "normalization_function",
+        "time_step_limit",
+        "time_step_max",
+        "time_step_min",
+    }
+)
+"""About layers with a state, which a model that we run does not have."""
 _HUNYUAN_HARMLESS = frozenset(
     {
         "anyres_pooling_size",
@@ -138,12 +180,12 @@ _DEEPSEEK_V3 = HfFamily(
 )
 
 HF_FAMILIES: Mapping[str, HfFamily] = {
-    "llama": HfFamily(full_layers, biases=plain_biases),
-    "mistral": HfFamily(mistral_layers, kv_heads=8, biases=no_biases),
-    "qwen2": HfFamily(qwen_layers, kv_heads=32, biases=qkv_biases),
-    "qwen3": HfFamily(qwen_layers, kv_heads=32, head_dim=128, qk_norm="head"),
+    "llama": HfFamily(read.full_layers, biases=plain_biases),
+    "mistral": HfFamily(read.mistral_layers, kv_heads=8, biases=no_biases),
+    "qwen2": HfFamily(read.qwen_layers, kv_heads=32, biases=qkv_biases),
+    "qwen3": HfFamily(read.qwen_layers, kv_heads=32, head_dim=128, qk_norm="head"),
     "gemma2": HfFamily(
-        gemma2_layers,
+        read.gemma2_layers,
         _GEMMA_NAMES,
         kv_heads=4,
         head_dim=256,
@@ -157,7 +199,7 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         harmless=frozenset({"sliding_window_size"}),
     ),
     "gemma3_text": HfFamily(
-        gemma3_layers,
+        read.gemma3_layers,
         _GEMMA_NAMES,
         kv_heads=4,
         head_dim=256,
@@ -171,7 +213,7 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         norms_lack_one=True,
     ),
     "phi3": HfFamily(
-        phi3_layers,
+        read.phi3_layers,
         _PHI3_NAMES,
         norm_eps=1e-5,
         original_context=4096,
@@ -180,9 +222,9 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         biases=no_biases,
         harmless=frozenset({"full_attn_mod", "interpolate_factor"}),
     ),
-    "olmo2": HfFamily(full_layers, _OLMO2_NAMES, norm_eps=1e-5, norm_placement="after", qk_norm="width"),
+    "olmo2": HfFamily(read.full_layers, _OLMO2_NAMES, norm_eps=1e-5, norm_placement="after", qk_norm="width"),
     "smollm3": HfFamily(
-        smollm3_layers,
+        read.smollm3_layers,
         kv_heads=4,
         theta=2_000_000.0,
         is_tied=True,
@@ -190,24 +232,116 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         harmless=frozenset({"max_window_layers"}),
     ),
     "mixtral": HfFamily(
-        mixtral_layers,
-        experts=mixtral_experts,
+        read.mixtral_layers,
+        experts=read.mixtral_experts,
         kv_heads=8,
         norm_eps=1e-5,
         theta=1_000_000.0,
         biases=no_biases,
     ),
     "qwen3_moe": HfFamily(
-        qwen3_moe_layers,
-        experts=qwen3_moe_experts,
+        read.qwen3_moe_layers,
+        experts=read.qwen3_moe_experts,
         kv_heads=4,
         qk_norm="head",
         harmless=frozenset({"max_window_layers"}),
     ),
+    "glm4_moe": HfFamily(
+        read.glm4_moe_layers,
+        experts=read.glm4_moe_experts,
+        biases=glm4_moe_biases,
+        kv_heads=8,
+        norm_eps=1e-5,
+        qk_norm="head",
+        qk_norm_field=("use_qk_norm", False),
+        turning_part=0.5,
+        harmless=_SIGMOID_HARMLESS,
+    ),
+    "dots1": HfFamily(
+        read.dots1_layers,
+        experts=read.dots1_experts,
+        kv_heads=32,
+        qk_norm="head",
+        harmless=_SIGMOID_HARMLESS,
+    ),
+    "ernie4_5_moe": HfFamily(
+        read.ernie4_5_moe_layers,
+        experts=read.ernie4_5_moe_experts,
+        biases=no_biases,
+        kv_heads=4,
+        norm_eps=1e-5,
+        theta=500_000.0,
+        is_interleaved=True,
+        is_tied=True,
+        ignored=("model.mtp_*",),
+        harmless=frozenset({"moe_capacity", "moe_gate", "moe_norm_min", "moe_use_aux_free", "use_rmsnorm"}),
+    ),
+    "minimax_m2": HfFamily(
+        read.sparse_layers,
+        experts=read.minimax_m2_experts,
+        biases=no_biases,
+        kv_heads=8,
+        head_dim=128,
+        qk_norm="width",
+        theta=5_000_000.0,
+        turning_part=1.0,
+        harmless=_MINIMAX_HARMLESS,
+    ),
+    "hunyuan_v1_moe": HfFamily(
+        read.sparse_layers,
+        {**_HUNYUAN_NAMES, **{f"shared.{part}": f"mlp.shared_mlp.{part}_proj" for part in _PARTS}},
+        experts=read.hunyuan_moe_experts,
+        norm_eps=1e-5,
+        qk_norm="head",
+        norms_turned=True,
+        harmless=_HUNYUAN_HARMLESS,
+    ),
+    "olmoe": HfFamily(read.sparse_layers, experts=read.olmoe_experts, norm_eps=1e-5, qk_norm="width"),
+    "granitemoe": HfFamily(read.sparse_layers, experts=read.mixtral_experts, scales=granite_scales),
+    "granitemoeshared": HfFamily(
+        read.sparse_layers, _GRANITE_NAMES, experts=read.granite_shared_experts, scales=granite_scales
+    ),
+    "granitemoehybrid": HfFamily(
+        read.granite4_layers,
+        _GRANITE_NAMES,
+        experts=read.granite4_experts,
+        scales=granite_scales,
+        intermediate_field="shared_intermediate_size",
+        intermediate=1024,
+        harmless=_GRANITE4_HARMLESS,
+    ),
+    "llama4_text": HfFamily(
+        read.llama4_layers,
+        _LLAMA4_NAMES,
+        experts=read.llama4_experts,
+        kv_heads=8,
+        head_dim=128,
+        intermediate_field="intermediate_size_mlp",
+        intermediate=16384,
+        norm_eps=1e-5,
+        qk_norm="unit",
+        qk_norm_field=("use_qk_norm", True),
+        norms_turned=True,
+        theta=500_000.0,
+        is_interleaved=True,
+        query_growth=llama4_growth,
+        grows_still=True,
+        stacks="transposed",
+        harmless=frozenset({"for_llm_compressor"}),
+    ),
+    "ministral3": HfFamily(
+        read.ministral3_layers,
+        biases=no_biases,
+        kv_heads=8,
+        head_dim=128,
+        norm_eps=1e-5,
+        rope=_MINISTRAL3_ROPE,
+        query_growth=ministral3_growth,
+    ),
     "qwen2_moe": HfFamily(
-        qwen2_moe_layers,
+        read.qwen2_moe_layers,
         _QWEN2_MOE_NAMES,
-        experts=qwen2_moe_experts,
+        experts=read.qwen2_moe_experts,
         kv_heads=16,
         biases=qkv_biases,
     ),
@@ -223,8 +357,8 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
     "deepseek_v3": _DEEPSEEK_V3,
     "kimi_k2": _DEEPSEEK_V3,
     "gpt_oss": HfFamily(
-        gpt_oss_layers,
-        experts=gpt_oss_experts,
+        read.gpt_oss_layers,
+        experts=read.gpt_oss_experts,
         kv_heads=8,
         head_dim=64,
         norm_eps=1e-5,
@@ -232,10 +366,11 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         rope=_GPT_OSS_ROPE,
         biases=sure_attention_biases,
         has_sinks=True,
+        stacks="interleaved",
         harmless=frozenset({"experts_per_token", "initial_context_length", "hidden_act"}),
     ),
     "glm": HfFamily(
-        full_layers,
+        read.full_layers,
         _GLM_NAMES,
         biases=glm_biases,
         kv_heads=2,
@@ -245,7 +380,7 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         is_interleaved=True,
     ),
     "glm4": HfFamily(
-        full_layers,
+        read.full_layers,
         _GLM4_NAMES,
         biases=glm_biases,
         kv_heads=2,
@@ -255,9 +390,9 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         turning_part=0.5,
         is_interleaved=True,
     ),
-    "granite": HfFamily(full_layers, biases=plain_biases, scales=granite_scales),
+    "granite": HfFamily(read.full_layers, biases=plain_biases, scales=granite_scales),
     "cohere": HfFamily(
-        full_layers,
+        read.full_layers,
         scales=cohere_scales,
         norm="layer",
         norm_eps=1e-5,
@@ -269,7 +404,7 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         harmless=frozenset({"model_max_length"}),
     ),
     "cohere2": HfFamily(
-        cohere2_layers,
+        read.cohere2_layers,
         scales=cohere_scales,
         norm="layer",
         norm_eps=1e-5,
@@ -291,14 +426,14 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         ),
     ),
     "seed_oss": HfFamily(
-        full_layers,
+        read.full_layers,
         biases=seed_oss_biases,
         kv_heads=8,
         head_dim=128,
         harmless=frozenset({"residual_dropout"}),
     ),
     "ernie4_5": HfFamily(
-        full_layers,
+        read.full_layers,
         biases=ernie_biases,
         kv_heads=2,
         head_dim=128,
@@ -308,7 +443,7 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         is_tied=True,
     ),
     "exaone4": HfFamily(
-        exaone4_layers,
+        read.exaone4_layers,
         _OLMO2_NAMES,
         biases=no_biases,
         kv_heads=32,
@@ -318,7 +453,7 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         harmless=frozenset({"sliding_window_pattern"}),
     ),
     "olmo3": HfFamily(
-        olmo3_layers,
+        read.olmo3_layers,
         _OLMO2_NAMES,
         norm_eps=1e-5,
         norm_placement="after",
@@ -327,7 +462,7 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         local_theta=500_000.0,
     ),
     "hunyuan_v1_dense": HfFamily(
-        full_layers,
+        read.full_layers,
         _HUNYUAN_NAMES,
         norm_eps=1e-5,
         qk_norm="head",
@@ -335,7 +470,7 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         harmless=_HUNYUAN_HARMLESS,
     ),
     "nemotron": HfFamily(
-        full_layers,
+        read.full_layers,
         biases=plain_biases,
         activation="relu2",
         has_gate=False,
@@ -346,5 +481,7 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         norms_lack_one=True,
         turning_part=0.5,
     ),
-    "arcee": HfFamily(full_layers, biases=plain_biases, activation="relu2", has_gate=False, norm_eps=1e-5),
+    "arcee": HfFamily(
+        read.full_layers, biases=plain_biases, activation="relu2", has_gate=False, norm_eps=1e-5
+    ),
 }

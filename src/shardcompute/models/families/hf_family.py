@@ -10,13 +10,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from shardcompute.models.families.fields import Fields
+from shardcompute.models.families.fields import MAX_CONTEXT, Fields
 from shardcompute.models.families.places import FUSED
-from shardcompute.models.spec import Experts, LatentAttention, Layer, NormPlacement, NormType, QkNorm
+from shardcompute.models.spec import Experts, Growth, LatentAttention, Layer, NormPlacement, NormType, QkNorm
 
 Layers = Callable[[Fields, int], tuple[Layer, ...]]
+ExpertStack = Literal["halves", "transposed", "interleaved"]
+"""All experts' gates and ups in one tensor: gate rows before up rows; so too, but `[in, out]`; or taking turns."""
 
 LLAMA_NAMES: Mapping[str, str] = {
     "attention.norm": "input_layernorm",
@@ -77,6 +79,10 @@ def glm_biases(fields: Fields) -> Biases:
     return Biases(qkv=fields.flag("attention_bias", True))
 
 
+def glm4_moe_biases(fields: Fields) -> Biases:
+    return Biases(qkv=fields.flag("attention_bias", False))
+
+
 def seed_oss_biases(fields: Fields) -> Biases:
     return Biases(
         qkv=fields.flag("attention_bias", True),
@@ -122,6 +128,17 @@ def cohere_scales(fields: Fields, hidden: int, head_dim: int) -> Scales:
     return Scales(head_dim**-0.5, logits=fields.number("logit_scale", 0.0625))
 
 
+def llama4_growth(fields: Fields, parameters: Fields) -> Growth:
+    step = fields.integer("floor_scale", 8192, high=MAX_CONTEXT)
+    return Growth(fields.number("attn_scale", 0.1, low=-1.0), step, offset=1)
+
+
+def ministral3_growth(fields: Fields, parameters: Fields) -> Growth:
+    parameters.optional_integer("max_position_embeddings", high=MAX_CONTEXT)
+    step = parameters.integer("original_max_position_embeddings", high=MAX_CONTEXT)
+    return Growth(parameters.number("llama_4_scaling_beta", low=-1.0), step)
+
+
 @dataclass(frozen=True, slots=True)
 class HfFamily:
     """What is the same for all models of a family, and how to read what is not."""
@@ -137,6 +154,9 @@ class HfFamily:
     """When the field is absent; None: as many as there are heads."""
     head_dim: int | None = None
     """When the field is absent; None: hidden size / heads."""
+    intermediate_field: str = "intermediate_size"
+    intermediate: int | None = None
+    """When the field is absent; None: it must be there."""
     activation: str = "silu"
     """When the field is absent."""
     has_gate: bool = True
@@ -149,6 +169,8 @@ class HfFamily:
     """Norm weights are stored as `weight − 1`."""
     is_parallel: bool = False
     qk_norm: QkNorm = "none"
+    qk_norm_field: tuple[str, bool] | None = None
+    """The field that switches it on, and its default; None: it is always on."""
     norms_turned: bool = False
     theta: float = 10_000.0
     local_theta: float | None = None
@@ -163,15 +185,22 @@ class HfFamily:
     """How much of a head turns when the field is absent; None: all of it, and no field changes that."""
     is_interleaved: bool = False
     """Entries that turn together lie side by side."""
+    query_growth: Callable[[Fields, Fields], Growth] | None = None
+    """How queries grow with position, from the fields and the rope's parameters; there is a rotation for it."""
+    grows_still: bool = False
+    """That rotation does not turn."""
+    stacks: ExpertStack = "halves"
     is_tied: bool = False
     is_gemma: bool = False
     """`hidden_activation` is the field that counts; logits may be capped."""
     has_sinks: bool = False
     latent: Callable[[Fields], LatentAttention] | None = None
     predicts: int = 0
-    """Layers of a latent family that predict further tokens, when the field is absent."""
+    """Layers behind the last that predict further tokens, when the field is absent."""
     attention_softcap: float | None = None
     logit_softcap: float | None = None
+    ignored: tuple[str, ...] = ()
+    """Stored tensors that we leave alone (of heads that predict more than one token); a name may end in `*`."""
     harmless: frozenset[str] = frozenset()
     """Fields that files of this family carry and nobody's code reads."""
 

@@ -48,7 +48,9 @@ class Slot:
         return TensorPlace(stored, self.shape, self.split, self.unit)
 
 
-FUSED = frozenset({"attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up"})
+FUSED = frozenset(
+    {"attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up", "shared.gate", "shared.up"}
+)
 """What some checkpoints store as one matrix of q, k, v or one of gate, up."""
 
 Locate = Callable[[Slot], TensorPlace]
@@ -201,10 +203,13 @@ def _check_complete(spec: ModelSpec, layout: Layout, stored: Collection[str]) ->
 def fused_rows(spec: ModelSpec, name: str) -> tuple[int, int]:
     """The rows of q, k or v in a matrix of all three, or of gate or up in a matrix of both."""
     q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    shared = spec.experts.shared_intermediate if spec.experts is not None else 0
     return {
         "attention.q": (0, q_width),
         "attention.k": (q_width, q_width + kv_width),
         "attention.v": (q_width + kv_width, q_width + 2 * kv_width),
         "mlp.gate": (0, spec.intermediate),
         "mlp.up": (spec.intermediate, 2 * spec.intermediate),
+        "shared.gate": (0, shared),
+        "shared.up": (shared, 2 * shared),
     }[name]

@@ -15,6 +15,12 @@ import triton.language as tl
 
 
 @triton.jit
+def _first_seen(position, window, IS_CHUNKED: tl.constexpr):
+    """The first position of a row's chunk, or of its window, which may lie before 0."""
+    return position // window * window if IS_CHUNKED else position + 1 - window
+
+
+@triton.jit
 def _score(q, keys, scale, softcap, HAS_CAP: tl.constexpr):
     """Scores in base 2."""
     scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
@@ -57,10 +63,17 @@ def _one_of(total):
 
 
 @triton.jit
-def _cut_pages(position, window, PAGE: tl.constexpr, SPLITS: tl.constexpr, HAS_WINDOW: tl.constexpr):
+def _cut_pages(
+    position,
+    window,
+    PAGE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    IS_CHUNKED: tl.constexpr,
+):
     """What a row sees: its first page, the one behind its last, and how many pages a part has."""
     page = position // PAGE
-    first_page = tl.maximum(page * PAGE + 1 - window, 0) // PAGE if HAS_WINDOW else 0
+    first_page = tl.maximum(_first_seen(page * PAGE, window, IS_CHUNKED), 0) // PAGE if HAS_WINDOW else 0
     return first_page, page + 1, tl.cdiv(page + 1 - first_page, SPLITS)
 
 
@@ -105,6 +118,7 @@ def attend_rows(
     HAS_ROWS: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    IS_CHUNKED: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -119,7 +133,7 @@ def attend_rows(
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    first_page, last_page, per_split = _cut_pages(position, window, PAGE, SPLITS, HAS_WINDOW)
+    first_page, last_page, per_split = _cut_pages(position, window, PAGE, SPLITS, HAS_WINDOW, IS_CHUNKED)
     active = tl.cdiv(last_page - first_page, per_split)
     if HAS_ROWS:
         active = tl.where(listed < 0, 0, active)
@@ -149,7 +163,7 @@ def attend_rows(
             seen = at * PAGE + token
             visible = seen <= position
             if HAS_WINDOW:
-                visible = visible & (seen > position - window)
+                visible = visible & (seen >= _first_seen(position, window, IS_CHUNKED))
             keys = tl.load(pool_ptr + tile, mask=visible[:, None] & inside, other=0.0)
             values = tl.load(pool_ptr + value_offset + tile, mask=visible[:, None] & inside, other=0.0)
             top, sums, mixed = _see(
@@ -207,6 +221,7 @@ def attend_blocks(
     BLOCK_M: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    IS_CHUNKED: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -230,7 +245,7 @@ def attend_blocks(
     place = ((first_row + m).to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM + d[None, :]
     q = tl.load(q_ptr + place, mask=mask, other=0.0)
     here = start + m
-    first_page, last_page, per_split = _cut_pages(start, window, PAGE, SPLITS, HAS_WINDOW)
+    first_page, last_page, per_split = _cut_pages(start, window, PAGE, SPLITS, HAS_WINDOW, IS_CHUNKED)
     top = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_M,), dtype=tl.float32)
     mixed = tl.zeros((BLOCK_M, D_BLOCK), dtype=tl.float32)
@@ -247,7 +262,7 @@ def attend_blocks(
             values = tl.load(pool_ptr + value_offset + tile, mask=written, other=0.0)
             visible = seen[None, :] <= here[:, None]
             if HAS_WINDOW:
-                visible = visible & (seen[None, :] > here[:, None] - window)
+                visible = visible & (seen[None, :] >= _first_seen(here, window, IS_CHUNKED)[:, None])
             part_top, part_sums, part_mixed = _see(
                 q, keys, values, visible, part_top, part_sums, part_mixed, scale, softcap, HAS_CAP
             )

@@ -472,7 +472,7 @@ class Kernels:
             pool.stride(0),
             attention.scale,
             attention.softcap or 0.0,
-            attention.window or 0,
+            attention.chunk or attention.window or 0,
         )
 
     def _forms(self, attention: Attention) -> dict[str, Any]:
@@ -483,7 +483,8 @@ class Kernels:
             "D_BLOCK": triton.next_power_of_2(attention.head_dim),
             "PAGE": PAGE_TOKENS,
             "HAS_CAP": attention.softcap is not None,
-            "HAS_WINDOW": attention.window is not None,
+            "HAS_WINDOW": attention.window is not None or attention.chunk is not None,
+            "IS_CHUNKED": attention.chunk is not None,
             "HAS_SINKS": attention.sinks is not None,
         }
 
