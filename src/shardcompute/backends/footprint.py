@@ -26,6 +26,10 @@ HOLDERS = (
     "llamacpp/any",
 )
 _MIB = 1 << 20
+STATE_SESSIONS = 32
+"""For so many recurrent states of a layer there is memory: two for each of 16 sessions (`backends.fallback`)."""
+_FALLBACK_BYTES = 400 * _MIB
+"""What torch and `transformers` take in a process, with what they compile and keep; measured 290 MiB when imported."""
 _MLX_GROUP = 32
 """The smallest groups that MLX multiplies as they are; smaller ones are widened (`backends.mlx.weights`)."""
 _PROMPT_GROUP_ROWS = 128
@@ -85,6 +89,28 @@ def holding_of(backend: str, device: str) -> str:
     kind = fixed or {"rocm": "cuda", "hip": "cuda"}.get(kind, kind)
     holder = f"{backend}/{kind}"
     return holder if holder in HOLDERS else HOLDERS[0]
+
+
+def fallback_device(device: str) -> str:
+    """On what torch computes a model of another family where a worker computes on `device` with any backend."""
+    kind = device.partition(":")[0]
+    if kind in ("rocm", "hip"):
+        return device.replace(kind, "cuda", 1)
+    return {"mlx": "mps", "gpu": "mps"}.get(kind, device)
+
+
+def fallback_element_bytes(holder: str) -> int:
+    """What a number of a model that `transformers` runs takes, weights and KV alike: float32 on CPUs, else 16 bits."""
+    return 2 if holder in ("torch/cuda", "torch/mps", "mlx/gpu") else 4
+
+
+def fallback_scratch_bytes(holder: str, shape: StepShape, layer_bytes: int) -> int:
+    """`scratch_bytes` of a stage that `transformers` runs: with the library itself, and one layer's keys and values
+    twice, because they are copied as they grow."""
+    element = fallback_element_bytes(holder)
+    grown = 2 * 2 * element * shape.kv_heads * shape.head_dim * shape.context_length
+    on = "torch/cuda" if holder == "torch/cuda" else "torch/cpu"
+    return _FALLBACK_BYTES + grown + scratch_bytes(on, shape, layer_bytes)
 
 
 def held_kv_bytes(holder: str, kv_type: KvType, shape: KvShape) -> int:

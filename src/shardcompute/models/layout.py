@@ -5,14 +5,17 @@ and how it was stored. Names, per layer: `attention.{norm,q,k,v,out,q_norm,k_nor
 of latent attention `attention.{q_down,q_latent_norm,kv_down,kv_norm,kv_up}`,
 `mlp.{norm,gate,up,down,post_norm,router,choice_bias,shared_score}`, `experts.{e}.{gate,up,down}`,
 `shared.{gate,up,down}`; for the whole model `embedding`, `norm`, `head`. A bias has its
-matrix's name with `.bias` behind it.
+matrix's name with `.bias` behind it. Models without a family of ours have more for the whole model: `embedding.…`
+that the first stage reads, and `shared.…` that every stage does (see `families`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from shardcompute.models.spec import Stage
 
 Split = Literal["none", "rows", "columns"]
 """How tensor ranks share a tensor: each has all of it, a range of its rows, or of its columns."""
@@ -55,3 +58,15 @@ class Layout:
     model: Mapping[str, TensorPlace]
     layers: tuple[Mapping[str, TensorPlace], ...]
     ignored: tuple[str, ...] = ()
+
+    def stage_places(self, stage: Stage) -> Iterator[TensorPlace]:
+        """What a stage reads, in the order in which the decoder asks for it."""
+        if stage.is_first:
+            yield self.model["embedding"]
+            yield from (place for name, place in self.model.items() if name.startswith("embedding."))
+        yield from (place for name, place in self.model.items() if name.startswith("shared."))
+        for layer in self.layers[stage.start : stage.stop]:
+            yield from layer.values()
+        if stage.is_last:
+            ends = ("embedding", "shared.")
+            yield from (place for name, place in self.model.items() if not name.startswith(ends))

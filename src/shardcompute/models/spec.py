@@ -134,6 +134,10 @@ class ModelSpec:
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     tied_head: bool = False
+    state_bytes: int = 0
+    """What a session keeps in each layer whatever its length: recurrent states, nearly."""
+    is_whole: bool = False
+    """Its layers share more than rows, so that one machine must have them all."""
     experts: Experts | None = None
     latent: LatentAttention | None = None
     """Then there is one key head, of what is kept of a token: `head_dim` is `kv_rank + rotated`."""

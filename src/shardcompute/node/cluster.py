@@ -24,6 +24,7 @@ from shardcompute.core.errors import JournalError, LinkError, SourceError, Usage
 from shardcompute.core.generation import Speculation
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.decoding.drafting import Drafter
+from shardcompute.models.families import is_fallback
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.coordinator.coordinator import Coordinator
 from shardcompute.node.coordinator.driver_attachments import Brief
@@ -40,6 +41,7 @@ from shardcompute.node.rpc.link_probe import answer_probes
 from shardcompute.node.weights.draft_heads import draft_head_attachments
 from shardcompute.node.weights.originals import note_original
 from shardcompute.node.weights.server import WeightsServer
+from shardcompute.runtime.fallback import check_form, config_attachment
 from shardcompute.security import (
     ClusterAuthority,
     KeyBook,
@@ -255,6 +257,8 @@ class Cluster:
         """Make ready what serving a model takes; nobody hears of it yet."""
         options = self.options
         tokenizer = checkpoint.tokenizer()
+        if is_fallback(checkpoint.spec):
+            check_form(checkpoint.name, form)
         draft_heads = draft_head_attachments(checkpoint, options.draft_heads)
         served = prepare_served(
             checkpoint,
@@ -265,6 +269,7 @@ class Cluster:
                 **attachments_of(tokenizer),
                 TOKENIZER: pack_tokenizer(checkpoint),
                 **header_attachment(checkpoint.tensors),
+                **config_attachment(checkpoint),
                 **draft_heads,
             },
         )

@@ -1,44 +1,115 @@
-"""Models of unknown families, run by `transformers` itself between cuts of ours."""
+"""Stages of models of other families, run by `transformers`: from the tensors that are here to an executor."""
 
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
-from pathlib import Path
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from shardcompute.backends.executor import Executor, ExecutorOptions
-from shardcompute.core.errors import BackendError, UnsupportedModelError
-from shardcompute.weights.sources.resolve import ModelFiles
+from shardcompute.backends.footprint import STATE_SESSIONS, fallback_device
+from shardcompute.core.errors import BackendError, CorruptModelError, UsageError
+from shardcompute.models.families import fallback_type, is_fallback
+from shardcompute.models.spec import ModelSpec, Stage
+from shardcompute.weights.attached import read_attachment
+from shardcompute.weights.card import Card
+from shardcompute.weights.checkpoint import Checkpoint
+from shardcompute.weights.formats.tensor_file import TensorFile
+
+_CONFIG = "configuration"
+_MOST_CONFIG_BYTES = 1 << 20
+INSTALL = 'pip install "shardcompute[torch]"'
 
 
-@dataclass(frozen=True, slots=True)
-class FallbackModel:
-    """What is known of a model without a spec of ours."""
-
-    folder: Path
-    layer_count: int
-    vocab_size: int
-    context_length: int
-
-    def open_stage(self, start: int, stop: int, options: ExecutorOptions) -> Executor:
-        """Layers `[start, stop)`; raises UnsupportedModelError where the model cannot be cut."""
-        from shardcompute.backends.transformers_fallback import TransformersExecutor
-
-        return TransformersExecutor(self.folder, start, stop, options)
+def is_fallback_installed() -> bool:
+    """Whether this machine can run models of other families."""
+    return all(importlib.util.find_spec(package) is not None for package in ("torch", "transformers"))
 
 
-def describe_fallback(files: ModelFiles) -> FallbackModel:
-    """A checkpoint folder as `transformers` sees it."""
-    for package in ("torch", "transformers"):
-        if importlib.util.find_spec(package) is None:
-            raise BackendError(
-                f"models of other families need {package}", hint="pip install 'shardcompute[torch]'"
-            )
-    if files.kind != "safetensors" or files.folder is None:
-        raise UnsupportedModelError(
-            f"{files.name} is not a folder of safetensors", hint="use the model's original checkpoint"
+def config_attachment(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """What travels beside the weights of a model that `transformers` runs: its configuration."""
+    if not is_fallback(checkpoint.spec):
+        return {}
+    return {_CONFIG: _encoded(checkpoint.config)}
+
+
+def open_local_fallback(
+    checkpoint: Checkpoint, stage: Stage, form: str, options: ExecutorOptions
+) -> Executor:
+    """A stage of a checkpoint on this machine."""
+    check_form(checkpoint.name, form)
+    _encoded(checkpoint.config)
+    names = stage_names(checkpoint, stage)
+    return _open(checkpoint.config, checkpoint.tensors, names, checkpoint.spec, stage, options)
+
+
+def open_served_fallback(card: Card, tensors: TensorFile, stage: Stage, options: ExecutorOptions) -> Executor:
+    """A stage of a model whose tensors come from elsewhere."""
+    check_form(card.model, card.form)
+    content = read_attachment(tensors, _CONFIG)
+    if content is None:
+        raise CorruptModelError(
+            f"{card.model} comes without its configuration", hint="run the same release on every node"
         )
-    from shardcompute.backends.transformers_fallback import context_length, layer_count, vocab_size
+    try:
+        config = json.loads(content[: _MOST_CONFIG_BYTES + 1])
+    except (ValueError, RecursionError) as error:
+        raise CorruptModelError(
+            f"the configuration of {card.model} cannot be read: {error}", hint="fetch the model again"
+        ) from error
+    if not isinstance(config, dict):
+        raise CorruptModelError(
+            f"the configuration of {card.model} is no object", hint="fetch the model again"
+        )
+    return _open(config, tensors, card.stage_tensors(stage), card.spec, stage, options)
 
-    folder = files.folder
-    return FallbackModel(folder, layer_count(folder), vocab_size(folder), context_length(folder))
+
+def stage_names(checkpoint: Checkpoint, stage: Stage) -> tuple[str, ...]:
+    """The stored tensors that a stage reads."""
+    return tuple(dict.fromkeys(place.stored for place in checkpoint.layout.stage_places(stage)))
+
+
+def check_form(model: str, form: str) -> None:
+    if form not in ("native", "float32"):
+        raise UsageError(
+            f"{model} is run through transformers, which keeps its weights; {form} is not possible",
+            hint="leave --weights away",
+        )
+
+
+def _open(
+    config: Mapping[str, Any],
+    tensors: TensorFile,
+    names: tuple[str, ...],
+    spec: ModelSpec,
+    stage: Stage,
+    options: ExecutorOptions,
+) -> Executor:
+    if not is_fallback_installed():
+        raise BackendError(
+            f"models of the type {fallback_type(spec)} are run through transformers, which is not installed here",
+            hint=f"{INSTALL} on this machine",
+        )
+    from shardcompute.backends.fallback import FallbackStage, StoredTensor, TransformersExecutor
+
+    def stored(name: str) -> StoredTensor:
+        entry = tensors.entries[name]
+        return StoredTensor(entry.dtype, entry.shape, lambda: tensors.read_bytes(name, 0, entry.size_bytes))
+
+    part = FallbackStage(config, {name: stored(name) for name in names}, stage.start, stage.stop, stage.total)
+    state_bytes = STATE_SESSIONS * spec.state_bytes * stage.count
+    return TransformersExecutor(
+        part, replace(options, device=fallback_device(options.device)), state_bytes=state_bytes
+    )
+
+
+def _encoded(config: Mapping[str, Any]) -> bytes:
+    content = json.dumps(config, sort_keys=True).encode()
+    if len(content) > _MOST_CONFIG_BYTES:
+        raise CorruptModelError(
+            f"its config.json has {len(content) >> 20} MiB, more than any model needs",
+            hint="fetch the model again",
+        )
+    return content

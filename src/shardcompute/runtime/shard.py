@@ -14,8 +14,9 @@ from shardcompute.core.errors import BackendError, UsageError
 from shardcompute.core.phases import phase
 from shardcompute.models.decoder import Decoder, TensorSource
 from shardcompute.models.draft_head import DraftHeadNetwork, DraftHeadWeights
-from shardcompute.models.families import refuse_foreign
+from shardcompute.models.families import is_fallback, refuse_foreign
 from shardcompute.models.spec import ModelSpec, Stage, whole
+from shardcompute.runtime.fallback import open_local_fallback
 from shardcompute.runtime.head_drafter import HeadDrafter, HeadDraftLimits
 from shardcompute.runtime.llamacpp import open_local_stage
 from shardcompute.weights.checkpoint import Checkpoint
@@ -37,6 +38,8 @@ def open_shard(
     if form not in WEIGHT_FORMS:
         raise UsageError(f"there is no weight form {form!r}", hint=f"use one of {', '.join(WEIGHT_FORMS)}")
     stage = stage or whole(checkpoint.spec)
+    if is_fallback(checkpoint.spec):
+        return open_local_fallback(checkpoint, stage, form, options)
     if backend == "llamacpp":
         return open_local_stage(checkpoint, stage, form, options)
     return build_executor(
@@ -104,8 +107,8 @@ def _run_by(backend: str, network: Network, options: ExecutorOptions) -> Executo
         return MlxExecutor(network, options)
     if backend == "transformers":
         raise UsageError(
-            "the transformers backend runs whole models in one process only",
-            hint="leave --backend away, or use `run` or `up --local`",
+            "this model is of a known family and is not computed by transformers here",
+            hint="leave --backend away: models that only transformers can run use it by themselves",
         )
     raise UsageError(f"there is no backend {backend!r}", hint=f"use one of {', '.join(BACKENDS)}")
 

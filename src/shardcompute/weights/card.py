@@ -61,12 +61,7 @@ class Card:
 
     def stage_places(self, stage: Stage) -> Iterator[TensorPlace]:
         """What a stage reads, in the order in which the decoder asks for it."""
-        if stage.is_first:
-            yield self.layout.model["embedding"]
-        for layer in self.layout.layers[stage.start : stage.stop]:
-            yield from layer.values()
-        if stage.is_last:
-            yield from (place for name, place in self.layout.model.items() if name != "embedding")
+        yield from self.layout.stage_places(stage)
 
     def stage_tensors(self, stage: Stage) -> tuple[str, ...]:
         """The stored tensors of a stage, each once."""

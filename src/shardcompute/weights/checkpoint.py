@@ -12,6 +12,7 @@ from shardcompute.backends.llamacpp.library import is_installed
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.models.families import (
+    from_fallback_config,
     from_foreign_gguf,
     from_gguf,
     from_hf_config,
@@ -36,6 +37,8 @@ from shardcompute.weights.sources.resolve import ModelFiles
 
 ReadText = Callable[[str], str | None]
 """The text of a file by its name, None where there is no such file."""
+_PLAIN = ("F32", "F16", "BF16", "I64", "I32")
+"""Number types that `transformers` is given."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -81,8 +84,9 @@ class Checkpoint(Closing):
         self.files.close()
 
 
-def open_checkpoint(files: ModelFiles) -> Checkpoint:
-    """Read headers and config; no weights."""
+def open_checkpoint(files: ModelFiles, *, is_fallback: bool = False) -> Checkpoint:
+    """Read headers and config; no weights. A model that no family of ours knows, or any with `is_fallback`, is one for
+    `transformers`."""
     with contextlib.ExitStack() as on_error:
         on_error.callback(files.close)
         tensors = open_tensors(files)
@@ -100,9 +104,26 @@ def open_checkpoint(files: ModelFiles) -> Checkpoint:
                 tensors = open_mlx(tensors, quantization)
             plain, scheme = quantization_of(plain)
             tensors = open_quantised(tensors, scheme)
-            spec, layout = from_hf_config(plain, set(tensors.entries))
+            spec, layout = _read_hf(plain, tensors, is_fallback=is_fallback)
         on_error.pop_all()
         return Checkpoint(files.name, spec, layout, tensors, files, config, scheme)
+
+
+def _read_hf(
+    config: Mapping[str, Any], tensors: TensorFile, *, is_fallback: bool
+) -> tuple[ModelSpec, Layout]:
+    """As one of our families, or as one for `transformers`, where its tensors are plain numbers."""
+    shapes = {name: entry.shape for name, entry in tensors.entries.items()}
+    if is_fallback:
+        return from_fallback_config(config, shapes)
+    try:
+        return from_hf_config(config, set(shapes))
+    except UnsupportedModelError as error:
+        if any(entry.dtype not in _PLAIN for entry in tensors.entries.values()):
+            raise
+        with contextlib.suppress(UnsupportedModelError):
+            return from_fallback_config(config, shapes)
+        raise error
 
 
 def _read_gguf(tensors: TensorFile, rope_factors: list[float] | None) -> tuple[ModelSpec, Layout]:

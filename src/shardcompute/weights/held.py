@@ -7,14 +7,17 @@ once more as arithmetic; a test holds both together.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardcompute.backends.footprint import (
     FLOAT32,
     HOLDERS,
+    STATE_SESSIONS,
     MatrixForm,
     StepShape,
+    fallback_element_bytes,
+    fallback_scratch_bytes,
     head_scratch_bytes,
     held_kv_bytes,
     matrix_bytes,
@@ -22,6 +25,7 @@ from shardcompute.backends.footprint import (
     table_bytes,
 )
 from shardcompute.core.kv_types import KV_TYPES, KvType
+from shardcompute.models.families import EMBEDDING, SHARED, is_fallback
 from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.models.spec import ModelSpec
 from shardcompute.weights.card import Card
@@ -138,6 +142,8 @@ def _held_sizes(
         vocab_size=spec.vocab_size,
         context_length=min(context_length, spec.context_length),
     )
+    if is_fallback(spec):
+        return tuple(_held_by_fallback(holder, spec, shape, layout) for holder in HOLDERS)
     layers = [_forms(each, form_of) for each in layout.layers]
     ends = _forms({name: layout.model[name] for name in ("embedding", "head", "norm")}, form_of)
     return tuple(_held_by(holder, spec, shape, layers, ends) for holder in HOLDERS)
@@ -164,6 +170,31 @@ def _held_by(
         kv_bytes=tuple((kv, held_kv_bytes(holder, kv, spec.kv_shape)) for kv in KV_TYPES),
         scratch_bytes=scratch,
         head_scratch_bytes=head_scratch_bytes(holder, shape, head_bytes, scratch),
+    )
+
+
+def _held_by_fallback(holder: str, spec: ModelSpec, shape: StepShape, layout: Layout) -> HeldSizes:
+    """`transformers` computes on the device of any holder: plain numbers, and recurrent states beside the layers."""
+    element = fallback_element_bytes(holder)
+
+    def held(places: Iterable[TensorPlace]) -> int:
+        return element * sum(math.prod(place.shape) for place in places)
+
+    states = STATE_SESSIONS * spec.state_bytes
+    layer_bytes = tuple(held(layer.values()) + states for layer in layout.layers)
+    named = layout.model.items()
+    shared = held(place for name, place in named if name.startswith(SHARED))
+    embedding = held(place for name, place in named if name == "embedding" or name.startswith(EMBEDDING))
+    head_bytes = held((layout.model["head"],))
+    scratch = shared + fallback_scratch_bytes(holder, shape, max(layer_bytes) - states)
+    return HeldSizes(
+        holder,
+        layer_bytes=layer_bytes,
+        embedding_bytes=embedding,
+        head_bytes=head_bytes,
+        kv_bytes=tuple((kv, 2 * element * spec.kv_heads * spec.head_dim) for kv in KV_TYPES),
+        scratch_bytes=scratch,
+        head_scratch_bytes=head_scratch_bytes("torch/cpu", shape, head_bytes, scratch),
     )
 
 

@@ -248,11 +248,6 @@ def content_of(checkpoint: Checkpoint) -> str:
     return digest.hexdigest()
 
 
-def content_of_files(files: ModelFiles) -> str:
-    """The same for a model whose tensors nobody here has opened: by what is known of its files alone."""
-    return _files_digest(files).hexdigest()
-
-
 def _files_digest(files: ModelFiles) -> hashlib._Hash:
     digest = hashlib.sha256()
     if files.commit is not None:

@@ -371,7 +371,7 @@ def test_an_unknown_family_is_named_with_the_nearest_and_the_fallback(name: str,
     with pytest.raises(UnsupportedModelError, match=repr(name)) as caught:
         from_hf_config(_config(name), ["x"])
     assert near in caught.value.hint
-    assert "--backend transformers" in caught.value.hint
+    assert "run through transformers" in caught.value.hint
 
 
 def test_a_model_that_sees_is_refused_as_such() -> None:

@@ -8,15 +8,29 @@ from shardcompute.models.families.gguf import from_gguf, rope_factors_tensor
 from shardcompute.models.families.gguf_architectures import GGUF_ARCHITECTURES
 from shardcompute.models.families.gguf_foreign import from_foreign_gguf, is_foreign, refuse_foreign
 from shardcompute.models.families.hf import from_hf_config
+from shardcompute.models.families.hf_fallback import (
+    EMBEDDING,
+    SHARED,
+    fallback_type,
+    from_fallback_config,
+    is_fallback,
+    why_whole,
+)
 from shardcompute.models.families.hf_families import HF_FAMILIES
 
 __all__ = [
+    "EMBEDDING",
     "GGUF_ARCHITECTURES",
     "HF_FAMILIES",
+    "SHARED",
+    "fallback_type",
+    "from_fallback_config",
     "from_foreign_gguf",
     "from_gguf",
     "from_hf_config",
+    "is_fallback",
     "is_foreign",
     "refuse_foreign",
     "rope_factors_tensor",
+    "why_whole",
 ]

@@ -13,7 +13,10 @@ from typing import Any, TypeVar
 
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 
-FALLBACK_HINT = "--backend transformers (torch extra) can run it"
+FALLBACK_HINT = (
+    "a safetensors checkpoint in 16 or 32 bits would run through transformers "
+    '(pip install "shardcompute[torch]")'
+)
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20

@@ -23,11 +23,10 @@ from shardcompute.node.driver.generation import DeltaStream
 from shardcompute.node.driver.limits import ChainShape, DriverLimits
 from shardcompute.node.local.chain import LocalChain
 from shardcompute.node.service import ServedModel, ServiceLoad
-from shardcompute.runtime.fallback import describe_fallback
 from shardcompute.runtime.shard import open_shard
 from shardcompute.runtime.stage import StageRuntime
-from shardcompute.weights.checkpoint import open_checkpoint, read_config, read_tokenizer
-from shardcompute.weights.served import content_of, content_of_files
+from shardcompute.weights.checkpoint import open_checkpoint
+from shardcompute.weights.served import content_of
 from shardcompute.weights.sources.progress import Progress
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import ModelFiles, resolve
@@ -124,10 +123,7 @@ def open_model(
 ) -> LocalService:
     """Fetch what is missing, load the model and start its engine."""
     files = resolve(parse_reference(reference), settings, progress)
-    if options.backend == "transformers":
-        with files:
-            return _open_fallback(files, options, settings)
-    with open_checkpoint(files) as checkpoint:
+    with open_checkpoint(files, is_fallback=options.backend == "transformers") as checkpoint:
         spec, tokenizer = checkpoint.spec, checkpoint.tokenizer()
         executor_options = _executor_options(options, settings, spec.context_length)
 
@@ -141,26 +137,6 @@ def open_model(
         )
         model = _served(files, content_of(checkpoint), executor_options)
         return _start(model, tokenizer, spec.vocab_size, stages, executor_options, options)
-
-
-def _open_fallback(files: ModelFiles, options: EngineOptions, settings: Settings) -> LocalService:
-    if options.form not in ("native", "float32"):
-        raise UsageError(
-            f"models run through transformers keep their weights; {options.form} is not possible",
-            hint="leave --weights away",
-        )
-    model = describe_fallback(files)
-    executor_options = _executor_options(options, settings, model.context_length)
-    tokenizer = read_tokenizer(files, read_config(files))
-
-    def open_stage(stage: Stage, share: ExecutorOptions) -> Executor:
-        return model.open_stage(stage.start, stage.stop, share)
-
-    stages = _open_stages(
-        files.name, tokenizer, model.layer_count, options.stages, executor_options, open_stage
-    )
-    served = _served(files, content_of_files(files), executor_options)
-    return _start(served, tokenizer, model.vocab_size, stages, executor_options, options)
 
 
 def _executor_options(options: EngineOptions, settings: Settings, longest: int) -> ExecutorOptions:

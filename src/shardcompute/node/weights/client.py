@@ -17,6 +17,7 @@ from typing import Any
 from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CorruptModelError, LinkError, SourceError, UnknownModelError, UsageError
+from shardcompute.models.families import is_fallback
 from shardcompute.models.spec import Stage
 from shardcompute.node.weights.originals import Original
 from shardcompute.node.weights.pieces import (
@@ -29,6 +30,7 @@ from shardcompute.node.weights.pieces import (
     fetch_pieces,
 )
 from shardcompute.node.weights.stores import BufferStore, CacheStore, Incoming, Store
+from shardcompute.runtime.fallback import open_served_fallback
 from shardcompute.runtime.llamacpp import open_served_stage
 from shardcompute.runtime.shard import build_executor
 from shardcompute.weights.card import Card, decode_card, row_range
@@ -78,6 +80,8 @@ def open_remote_shard(
 ) -> Executor:
     """Fetch a stage and load it; `tensors` may be closed afterwards."""
     tensors.prefetch(stage, rank)
+    if is_fallback(card.spec):
+        return open_served_fallback(card, tensors, stage, options)
     if backend == "llamacpp":
         return open_served_stage(card, tensors, stage, options)
     source = shard_source(card, tensors, stage, rank)
