@@ -12,6 +12,7 @@ from shardcompute.backends.llamacpp.library import is_installed
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.models.families import (
+    UnknownTensorsError,
     from_fallback_config,
     from_foreign_gguf,
     from_gguf,
@@ -113,17 +114,22 @@ def _read_hf(
     config: Mapping[str, Any], tensors: TensorFile, *, is_fallback: bool
 ) -> tuple[ModelSpec, Layout]:
     """As one of our families, or as one for `transformers`, where its tensors are plain numbers."""
-    shapes = {name: entry.shape for name, entry in tensors.entries.items()}
     if is_fallback:
-        return from_fallback_config(config, shapes)
+        return from_fallback_config(config, _shapes(tensors))
     try:
-        return from_hf_config(config, set(shapes))
+        return from_hf_config(config, set(tensors.entries))
     except UnsupportedModelError as error:
-        if any(entry.dtype not in _PLAIN for entry in tensors.entries.values()):
+        # Neither would `transformers` read tensors that are not the family's.
+        is_other = isinstance(error, UnknownTensorsError)
+        if is_other or any(entry.dtype not in _PLAIN for entry in tensors.entries.values()):
             raise
         with contextlib.suppress(UnsupportedModelError):
-            return from_fallback_config(config, shapes)
+            return from_fallback_config(config, _shapes(tensors))
         raise error
+
+
+def _shapes(tensors: TensorFile) -> dict[str, tuple[int, ...]]:
+    return {name: entry.shape for name, entry in tensors.entries.items()}
 
 
 def _read_gguf(tensors: TensorFile, rope_factors: list[float] | None) -> tuple[ModelSpec, Layout]:

@@ -414,6 +414,11 @@ def _load(config: Any, stage: FallbackStage, cut: _StageCut, device: torch.devic
             raise as_refusal(error, "transformers cannot load it") from error
         finally:
             transformers_logging.set_verbosity(verbosity)
+    unknown = sorted(report["unexpected_keys"])
+    if unknown:
+        raise refusal(
+            f"{len(unknown)} of its tensors belong to nothing that its type has, such as {unknown[0]}"
+        )
     missing = sorted(report["missing_keys"])
     if missing:
         raise CorruptModelError(

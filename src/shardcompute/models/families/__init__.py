@@ -17,12 +17,14 @@ from shardcompute.models.families.hf_fallback import (
     why_whole,
 )
 from shardcompute.models.families.hf_families import HF_FAMILIES
+from shardcompute.models.families.places import UnknownTensorsError
 
 __all__ = [
     "EMBEDDING",
     "GGUF_ARCHITECTURES",
     "HF_FAMILIES",
     "SHARED",
+    "UnknownTensorsError",
     "fallback_type",
     "from_fallback_config",
     "from_foreign_gguf",

@@ -84,7 +84,8 @@ def from_fallback_config(
         raise CorruptModelError(
             f"config.json: vocab_size is {str(vocabulary)[:20]}", hint="fetch the model again"
         )
-    layers, prefix = _layers(count, shapes)
+    ahead = text.get("num_nextn_predict_layers")
+    layers, prefix = _layers(count, shapes, ahead if _is_count(ahead) else 0)
     model, is_tied = _ends(shapes, prefix, vocabulary, layers)
     kv_heads, head_dim = _attention(text, hidden)
     spec = ModelSpec(
@@ -113,9 +114,10 @@ def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _layers(
-    count: int, shapes: Mapping[str, tuple[int, ...]]
+    count: int, shapes: Mapping[str, tuple[int, ...]], ahead: int
 ) -> tuple[tuple[dict[str, TensorPlace], ...], str]:
-    """By the first number in names: the stack that has all of `count` layers and the most weights."""
+    """By the first number in names: the stack that has all of `count` layers and the most weights; `ahead` more may
+    be there that predict further tokens."""
     stacks: dict[str, dict[int, dict[str, TensorPlace]]] = {}
     for name, shape in shapes.items():
         match = _NUMBERED.fullmatch(name)
@@ -130,6 +132,10 @@ def _layers(
     if not whole:
         raise UnsupportedModelError(f"no tensors of {count} numbered layers are in the checkpoint")
     prefix = max(whole, key=lambda each: (whole[each], each))
+    if max(stacks[prefix]) >= count + ahead:
+        raise UnsupportedModelError(
+            f"the checkpoint has {prefix}.{max(stacks[prefix])}, and its configuration {count} layers"
+        )
     return tuple(stacks[prefix][index] for index in range(count)), prefix
 
 

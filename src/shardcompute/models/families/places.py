@@ -15,6 +15,10 @@ from shardcompute.models.layout import Layout, Split, TensorPlace
 from shardcompute.models.spec import LatentAttention, ModelSpec
 
 
+class UnknownTensorsError(UnsupportedModelError):
+    """A checkpoint has tensors that nothing of its family reads."""
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One tensor of a layer (`layer` is None: of the whole model), by our name, with its shape and cuts."""
@@ -194,7 +198,7 @@ def _check_complete(spec: ModelSpec, layout: Layout, stored: Collection[str]) ->
     prefixes = tuple(name[:-1] for name in layout.ignored if name.endswith("*"))
     left = {n for n in names - used - set(layout.ignored) if not (prefixes and n.startswith(prefixes))}
     if left:
-        raise UnsupportedModelError(
+        raise UnknownTensorsError(
             f"the checkpoint holds tensors that a {spec.family} model does not have: {shown(left)}",
             hint=f"it is a variant we would run wrongly; {FALLBACK_HINT}",
         )
