@@ -105,22 +105,27 @@ def open_checkpoint(files: ModelFiles, *, is_fallback: bool = False) -> Checkpoi
                 tensors = open_mlx(tensors, quantization)
             plain, scheme = quantization_of(plain)
             tensors = open_quantised(tensors, scheme)
-            spec, layout = _read_hf(plain, tensors, is_fallback=is_fallback)
+            spec, layout = _read_hf(plain, tensors, is_quantised=bool(scheme), is_fallback=is_fallback)
         on_error.pop_all()
         return Checkpoint(files.name, spec, layout, tensors, files, config, scheme)
 
 
 def _read_hf(
-    config: Mapping[str, Any], tensors: TensorFile, *, is_fallback: bool
+    config: Mapping[str, Any], tensors: TensorFile, *, is_quantised: bool, is_fallback: bool
 ) -> tuple[ModelSpec, Layout]:
     """As one of our families, or as one for `transformers`, where its tensors are plain numbers."""
+    if is_fallback and is_quantised:
+        raise UnsupportedModelError(
+            "transformers is given plain numbers here, and the checkpoint is quantised",
+            hint="leave --backend away if it is of a known family, or take the checkpoint in 16 bits",
+        )
     if is_fallback:
         return from_fallback_config(config, _shapes(tensors))
     try:
         return from_hf_config(config, set(tensors.entries))
     except UnsupportedModelError as error:
         # Neither would `transformers` read tensors that are not the family's.
-        is_other = isinstance(error, UnknownTensorsError)
+        is_other = is_quantised or isinstance(error, UnknownTensorsError)
         if is_other or any(entry.dtype not in _PLAIN for entry in tensors.entries.values()):
             raise
         with contextlib.suppress(UnsupportedModelError):
