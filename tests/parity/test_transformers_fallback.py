@@ -292,7 +292,7 @@ def test_too_little_kv_memory_is_refused(tmp_path: Path) -> None:
         ({"model_type": "t5"}, "no causal language model"),
         ({"intermediate_size": 1 << 22}, "where the checkpoint has"),
         ({"n_experts_used": 1 << 20}, "the most that is built"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}}, "quantised"),
         ({"num_attention_heads": "many"}, "num_attention_heads"),
         ({"num_hidden_layers": 5}, "5 numbered layers"),
     ],
