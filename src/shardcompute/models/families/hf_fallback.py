@@ -85,7 +85,7 @@ def from_fallback_config(
             f"config.json: vocab_size is {str(vocabulary)[:20]}", hint="fetch the model again"
         )
     ahead = text.get("num_nextn_predict_layers")
-    layers, prefix = _layers(count, shapes, ahead if _is_count(ahead) else 0)
+    layers, prefix = _layers(count, shapes, ahead if isinstance(ahead, int) else 0)
     model, is_tied = _ends(shapes, prefix, vocabulary, layers)
     kv_heads, head_dim = _attention(text, hidden)
     spec = ModelSpec(
