@@ -55,6 +55,15 @@ class MatrixForm:
     has_shifts: bool = False
     outliers: float = 0.0
 
+    @property
+    def words(self) -> str:
+        """As people read it, such as `4-bit blocks of 16 with shifts`."""
+        if not self.block_size:
+            return f"{self.bits}-bit numbers"
+        shifts = " with shifts" if self.has_shifts else ""
+        outliers = " and outliers" if self.outliers else ""
+        return f"{self.bits}-bit blocks of {self.block_size}{shifts}{outliers}"
+
     def code_bytes(self, rows: int, columns: int) -> int:
         return rows * columns * self.bits // 8
 
@@ -133,22 +142,31 @@ def process_bytes(backend: str) -> int:
     return _PROCESS_BYTES.get(backend, _PROCESS_BYTES["torch"])
 
 
+def held_form(holder: str, form: MatrixForm) -> MatrixForm | None:
+    """What a matrix that comes in `form` is held as by what multiplies with it; None: as the file has it."""
+    if holder == "llamacpp/any":
+        return None
+    if holder in ("numpy/cpu", "torch/cpu"):
+        return FLOAT32
+    if holder == "torch/mps" or not form.block_size or (_is_mlx(holder) and form.block_size < _MLX_GROUP):
+        return FLOAT32 if _is_wide(holder) else MatrixForm(16)
+    return form
+
+
 def matrix_bytes(holder: str, form: MatrixForm, rows: int, columns: int, file_bytes: int) -> int:
     """A matrix that is multiplied with. `file_bytes` are those of it in the file."""
-    weights = rows * columns
-    if holder == "llamacpp/any":
+    held = held_form(holder, form)
+    if held is None:
         return file_bytes
-    if holder in ("numpy/cpu", "torch/cpu"):
-        return 4 * weights
-    is_wide = holder in ("onnx/cpu", "mlx/cpu")
-    if holder == "torch/mps" or not form.block_size or (_is_mlx(holder) and form.block_size < _MLX_GROUP):
-        return (4 if is_wide else 2) * weights
+    weights = rows * columns
+    if not held.block_size:
+        return held.bits // 8 * weights
     outliers = int(form.outliers * weights)
     # Scales, shifts, and the sums of blocks that MLAS packs; MLX has a shift for every block.
     parts = 2 if _is_mlx(holder) else 1 + form.has_shifts + (holder == "onnx/cpu")
     blocks = form.block_count(rows, columns)
     block_bytes = (2 if holder == "torch/cuda" else 4) * parts
-    return form.code_bytes(rows, columns) + block_bytes * blocks + outliers * (4 if is_wide else 2)
+    return form.code_bytes(rows, columns) + block_bytes * blocks + outliers * (4 if _is_wide(holder) else 2)
 
 
 def table_bytes(holder: str, form: MatrixForm, rows: int, columns: int, file_bytes: int) -> int:
@@ -198,6 +216,11 @@ def _rows(holder: str, shape: StepShape) -> tuple[int, int]:
     if holder == "torch/cuda":
         return rows_of_step("torch", "cuda")
     return shape.max_rows, shape.max_logit_rows
+
+
+def _is_wide(holder: str) -> bool:
+    """Whether plain numbers are held in 32 bits."""
+    return holder in ("onnx/cpu", "mlx/cpu")
 
 
 def _is_gpu(holder: str) -> bool:

@@ -19,6 +19,7 @@ from shardcompute.backends.footprint import (
     fallback_element_bytes,
     fallback_scratch_bytes,
     head_scratch_bytes,
+    held_form,
     held_kv_bytes,
     matrix_bytes,
     scratch_bytes,
@@ -101,6 +102,13 @@ def loaded_form(name: str, place: TensorPlace, stored: MatrixForm, form: str) ->
     if form == "mixed":
         return MatrixForm(8, size, outliers=OUTLIERS_PER_COLUMN)
     return MatrixForm(8, stored.block_size, stored.has_shifts) if is_block else MatrixForm(8, size)
+
+
+def held_in_words(form: MatrixForm) -> dict[str, str]:
+    """As what matrices that read as `form` are held, by holder, where they are loaded as the file has them. Codes and
+    scales are the file's own; only GPUs round scales, shifts and plain numbers, to 16 bits."""
+    held = {holder: held_form(holder, form) for holder in HOLDERS}
+    return {holder: "as the file has them" if each is None else each.words for holder, each in held.items()}
 
 
 def stored_form(entries: Mapping[str, TensorEntry], name: str) -> MatrixForm:

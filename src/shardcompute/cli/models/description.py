@@ -7,7 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardcompute.backends.footprint import holding_of
@@ -21,6 +21,8 @@ from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint, open_te
 from shardcompute.weights.formats.bytes import ByteSource
 from shardcompute.weights.formats.mlx_file import open_mlx, without_mlx
 from shardcompute.weights.formats.tensor_file import TensorFile, read_expert_matrix, read_matrix
+from shardcompute.weights.gguf_stage import CUTTABLE
+from shardcompute.weights.held import held_in_words, stored_form
 from shardcompute.weights.quantised.schemes import open_quantised
 from shardcompute.weights.sources.resolve import ModelFiles
 
@@ -29,11 +31,12 @@ _USUAL_CONTEXT = 8192
 
 @dataclass(frozen=True, slots=True)
 class WeightType:
-    """Tensors of one number format."""
+    """Tensors of one number format; `held` says by holder as what its matrices are held, where there are any."""
 
     name: str
     tensors: int
     size_bytes: int
+    held: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,8 @@ class Description:
     shape: ModelShape | None = None
     memory: Memory | None = None
     has_chat_template: bool | None = None
+    llamacpp: str = ""
+    """How the llamacpp backend can run the files as they are; nothing where it cannot."""
     problem: str | None = None
     hint: str = ""
     commit: str | None = None
@@ -118,6 +123,7 @@ def describe(files: ModelFiles) -> Description:
             shape=shape,
             memory=memory,
             has_chat_template=chat,
+            llamacpp=_llamacpp(_architecture(files, tensors)) if files.kind == "gguf" and not problem else "",
             problem=problem or None,
             hint=hint,
             commit=files.commit,
@@ -140,6 +146,11 @@ def _architecture(files: ModelFiles, tensors: TensorFile | None) -> str:
     return str(config.get("model_type", "?"))
 
 
+def _llamacpp(architecture: str) -> str:
+    how = "in one stage or several" if architecture in CUTTABLE else "in one stage"
+    return f"--backend llamacpp runs the blocks as they are, {how}"
+
+
 def _read_object(text: str | None) -> Mapping[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
         value = json.loads(text or "{}")
@@ -151,10 +162,15 @@ def _read_object(text: str | None) -> Mapping[str, Any]:
 def _weight_types(tensors: TensorFile | None) -> tuple[WeightType, ...]:
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    for entry in tensors.entries.values() if tensors else ():
+    held: dict[str, Mapping[str, str]] = {}
+    for name, entry in tensors.entries.items() if tensors else ():
         counts[entry.dtype] += 1
         sizes[entry.dtype] += entry.size_bytes
-    return tuple(WeightType(name, counts[name], size) for name, size in sizes.most_common())
+        if tensors and len(entry.shape) > 1 and entry.dtype not in held:
+            held[entry.dtype] = held_in_words(stored_form(tensors.entries, name))
+    return tuple(
+        WeightType(name, counts[name], size, held.get(name, {})) for name, size in sizes.most_common()
+    )
 
 
 def _check_types(tensors: TensorFile) -> None:

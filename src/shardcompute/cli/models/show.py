@@ -19,6 +19,8 @@ from shardcompute.weights.sources.reference import parse_reference
 if TYPE_CHECKING:
     from shardcompute.cli.models.description import Description
 
+_CPU = "onnx/cpu"
+
 
 def show(
     model: Annotated[
@@ -61,7 +63,10 @@ def _rows(description: Description) -> Iterator[tuple[str, str]]:
     yield "architecture", description.architecture
     yield from _shape_rows(description)
     for kind in description.weight_types:
-        yield "weights", f"{kind.name}: {kind.tensors} tensors, {format_bytes(kind.size_bytes)}"
+        held = f"; on a CPU in {kind.held[_CPU]}" if _CPU in kind.held else ""
+        yield "weights", f"{kind.name}: {kind.tensors} tensors, {format_bytes(kind.size_bytes)}{held}"
+    if description.llamacpp:
+        yield "llama.cpp", description.llamacpp
     yield "file size", format_bytes(description.size_bytes)
     yield "file", description.file
     if description.has_chat_template is not None:

@@ -14,6 +14,7 @@ from tokenizers import pre_tokenizers
 
 from shardcompute.cli.models import description
 from shardcompute.models.spec import Experts, Layer, ModelSpec, Rope
+from support.models.tiny_gguf import split_gguf
 
 Cli = Callable[..., Any]
 TOKENS = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
@@ -43,7 +44,13 @@ def _tensors() -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _write(path: Path, *, architecture: str = "llama", chat_template: str | None = "{{ messages }}") -> Path:
+def _write(
+    path: Path,
+    *,
+    architecture: str = "llama",
+    chat_template: str | None = "{{ messages }}",
+    matrices: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F16,
+) -> Path:
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(LAYERS)
     writer.add_context_length(128)
@@ -61,7 +68,11 @@ def _write(path: Path, *, architecture: str = "llama", chat_template: str | None
     if chat_template is not None:
         writer.add_chat_template(chat_template)
     for name, shape in _tensors().items():
-        writer.add_tensor(name, np.zeros(shape, np.float32 if len(shape) == 1 else np.float16))
+        if len(shape) == 1:
+            writer.add_tensor(name, np.zeros(shape, np.float32))
+        else:
+            raw = np.zeros(gguf.quant_shape_to_byte_shape(shape, matrices), np.uint8)
+            writer.add_tensor(name, raw, raw_dtype=matrices)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -95,6 +106,39 @@ def test_model_is_described(cli: Cli, tmp_path: Path) -> None:
     assert shown["memory"]["held_weights_bytes"] > 1.4 * shown["memory"]["file_bytes"]
 
 
+def test_what_blocks_are_held_as_is_said(cli: Cli, tmp_path: Path) -> None:
+    """By every holder, for the types that the file has matrices of."""
+    path = _write(tmp_path / "tiny.gguf", matrices=gguf.GGMLQuantizationType.IQ4_NL)
+    kinds = {
+        kind["name"]: kind["held"]
+        for kind in json.loads(cli("show", str(path), "--json").stdout)["weight_types"]
+    }
+    assert kinds["F32"] == {}
+    assert kinds["IQ4_NL"]["onnx/cpu"] == kinds["IQ4_NL"]["torch/cuda"] == "8-bit blocks of 32"
+    assert kinds["IQ4_NL"]["torch/cpu"] == "32-bit numbers"
+    assert kinds["IQ4_NL"]["llamacpp/any"] == "as the file has them"
+    told = " ".join(cli("show", str(path)).stdout.split())
+    assert "IQ4_NL: 15 tensors" in told
+    assert "on a CPU in 8-bit blocks of 32" in told
+    assert "--backend llamacpp runs the blocks as they are, in one stage or several" in told
+
+
+def test_a_model_in_parts_is_described_as_one(cli: Cli, tmp_path: Path) -> None:
+    whole = _write(tmp_path / "tiny.gguf")
+    parts = split_gguf(whole, 3, tmp_path / "parts")
+    shown = json.loads(cli("show", str(parts[1]), "--json").stdout)
+    described = json.loads(cli("show", str(whole), "--json").stdout)
+    assert shown["problem"] is None
+    assert (shown["name"], shown["file"]) == ("tiny", str(parts[0]))
+    assert shown["size_bytes"] == sum(part.stat().st_size for part in parts)
+    for same in ("shape", "memory", "has_chat_template"):
+        assert shown[same] == described[same]
+    parts[2].unlink()
+    result = cli("show", str(parts[0]))
+    assert result.exit_code == 5
+    assert parts[2].name in result.stderr
+
+
 def test_description_for_people(cli: Cli, tmp_path: Path) -> None:
     result = cli("show", str(_write(tmp_path / "tiny.gguf", chat_template=None)))
     assert result.exit_code == 0
@@ -124,7 +168,9 @@ def test_unsupported_folder_is_described_with_the_reason(cli: Cli, tmp_path: Pat
     shown = json.loads(cli("show", str(tmp_path), "--json").stdout)
     assert shown["architecture"] == "bert"
     assert "bert" in shown["problem"]
-    assert shown["weight_types"] == [{"name": "F32", "tensors": 1, "size_bytes": 16}]
+    (kind,) = shown["weight_types"]
+    assert (kind["name"], kind["tensors"], kind["size_bytes"]) == ("F32", 1, 16)
+    assert shown["llamacpp"] == ""
 
 
 def test_number_format_that_no_kernel_takes_is_a_problem(
