@@ -20,7 +20,7 @@ from shardcompute.weights.formats.gguf_parts import open_gguf_files
 from shardcompute.weights.formats.gguf_writer import GgufTensor, stored_text, write_gguf
 from shardcompute.weights.formats.tensor_file import read_expert_matrix, read_matrix, read_vector
 from shardcompute.weights.sources.resolve import MemoryBytes
-from support.models.tiny_gguf import split_keys
+from support.gguf.parts import split_keys
 
 MAX_PEAK_BYTES = 4 << 20
 RANDOM = np.random.default_rng(0)

@@ -41,6 +41,13 @@ CUTTABLE = frozenset({
 as the pinned llama.cpp builds them. Others (every sixth layer attends to all, the scale follows from the number of
 layers, …) run in one piece."""
 
+EXACT_ROWS = frozenset({
+    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "NVFP4", "TQ1_0", "TQ2_0", "Q1_0",
+    "Q2_0",
+})  # fmt: skip
+"""Number types whose rows llama.cpp gives the same bits in any company, where that was tried (AVX2). Of the others (K
+quants, most I quants) it refuses a model at start if that is not so on the machine."""
+
 _NEEDS_NO_HEAD = frozenset({
     "arcee", "chatglm", "exaone", "falcon", "llama", "olmo", "phi3", "qwen2", "qwen3", "qwen3moe", "refact", "seed_oss",
     "starcoder2",

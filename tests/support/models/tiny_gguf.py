@@ -1,15 +1,13 @@
 """The tiny checkpoints as GGUF files, converted here the way llama.cpp's converter does it.
 
-Names come from the `gguf` package and the order of rotary rows from the format's definition: they prove ours. Files
-can be cut into parts, as `gguf-split` does it: all metadata in the first, tensors in turn.
+Names come from the `gguf` package and the order of rotary rows from the format's definition: they prove ours.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,6 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from tokenizers import pre_tokenizers
 
-from shardcompute.weights.formats.bytes import LocalBytes
-from shardcompute.weights.formats.gguf_file import GgufFile, open_gguf
-from shardcompute.weights.formats.gguf_writer import GgufTensor, stored_u32
-from shardcompute.weights.formats.gguf_writer import write_gguf as write_stored
 from support.models.tiny import read_config
 from support.models.tiny_checkpoint import save_tiny_llama
 
@@ -92,8 +86,13 @@ def tiny_gguf(name: str, folder: Path) -> tuple[dict[str, Any], Tensors]:
     return metadata, tensors
 
 
-def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Tensors) -> Path:
-    """A real file of it."""
+def write_gguf(
+    path: Path,
+    metadata: Mapping[str, Any],
+    tensors: Tensors,
+    blocks: Mapping[str, tuple[Any, Any]] | None = None,
+) -> Path:
+    """A real file of it; `blocks` are the tensors that are stored quantised, with their type."""
     writer = gguf.GGUFWriter(path, metadata["general.architecture"])
     for key, value in metadata.items():
         if key == "general.architecture":
@@ -105,7 +104,8 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Tensors) -> Pat
         else:
             writer.add_uint32(key, value)
     for name, values in tensors.items():
-        writer.add_tensor(name, np.ascontiguousarray(values))
+        raw, kind = (blocks or {}).get(name, (np.ascontiguousarray(values), None))
+        writer.add_tensor(name, raw, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -240,59 +240,3 @@ def _llama3_factors(rope: dict[str, Any], dim: int) -> list[float]:
             smooth = (context / wave - low) / (high - low)
             factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
     return factors
-
-
-_U16, _I32 = 2, 5
-
-
-def split_keys(number: int, count: int, tensors: int) -> dict[str, bytes]:
-    """Stored as `gguf-split` stores them."""
-    return {
-        "split.no": struct.pack("<IH", _U16, number),
-        "split.count": struct.pack("<IH", _U16, count),
-        "split.tensors.count": struct.pack("<Ii", _I32, tensors),
-    }
-
-
-def split_gguf(path: Path, count: int, folder: Path) -> list[Path]:
-    """The parts of a whole file, in `folder`: tensors are dealt out one by one, so that layers lie in several parts."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = open_gguf(LocalBytes(path))
-    try:
-        names = list(file.entries)
-        dealt = [names[number::count] for number in range(count)]
-        values = _stored_values(path)
-        return [
-            _write_part(folder, path.stem, file, part, number, count, values if number == 0 else {})
-            for number, part in enumerate(dealt)
-        ]
-    finally:
-        file.close()
-
-
-def _write_part(
-    folder: Path,
-    stem: str,
-    file: GgufFile,
-    names: Sequence[str],
-    number: int,
-    count: int,
-    values: Mapping[str, bytes],
-) -> Path:
-    part = folder / f"{stem}-{number + 1:05d}-of-{count:05d}.gguf"
-    tensors = [
-        GgufTensor(name, entry.dtype, entry.shape, [file.read_bytes(name, 0, entry.size_bytes)])
-        for name, entry in ((name, file.entries[name]) for name in names)
-    ]
-    with part.open("wb") as written:
-        write_stored(written, {**values, **split_keys(number, count, len(file.entries))}, tensors)
-    return part
-
-
-def _stored_values(path: Path) -> dict[str, bytes]:
-    """All key-values with their types, as the reference reads them, also the tokenizer's."""
-    values = {}
-    for key, field in gguf.GGUFReader(path).fields.items():
-        if not key.startswith("GGUF."):
-            values[key] = b"".join(part.tobytes() for part in field.parts[2:])
-    return values | {"general.alignment": stored_u32(32)}

@@ -16,6 +16,7 @@ from shardcompute.models.spec import Stage
 from shardcompute.weights.attached import AttachedTensors
 from shardcompute.weights.formats.bytes import LocalBytes
 from shardcompute.weights.formats.gguf_file import GgufFile, open_gguf
+from shardcompute.weights.formats.gguf_parts import open_gguf_files
 from shardcompute.weights.gguf_stage import (
     HEADER,
     GgufHeader,
@@ -24,6 +25,7 @@ from shardcompute.weights.gguf_stage import (
     served_header,
     stage_file,
 )
+from support.gguf.parts import split_gguf
 
 SHAPE = LlamaShape(4, 64, 96, 4, 2, 320)
 
@@ -85,6 +87,21 @@ def test_first_and_last_have_what_they_need_of_the_vocabulary(
         assert bytes(last.read_rows("output.weight")) == bytes(original.read_rows("output.weight"))
         assert not any(last.read_rows("token_embd.weight"))  # nobody looks at it: a hole
         assert last.entries["token_embd.weight"].shape == (320, 64)
+
+
+def test_parts_of_a_split_file_make_the_same_stage(original: GgufFile, tmp_path: Path) -> None:
+    parts = split_gguf(tmp_path / "model.gguf", 3, tmp_path / "parts")
+    file = open_gguf_files(LocalBytes, [str(part) for part in parts])
+    contents = []
+    for tensors in (original, file):
+        found = header_of(tensors)
+        assert found is not None
+        with stage_file(found, tensors, Stage(1, 3, 4), 320, tmp_path / "stages") as path:
+            reader = gguf.GGUFReader(path)
+            contents.append({tensor.name: bytes(tensor.data) for tensor in reader.tensors})
+            assert not any(key.startswith("split.") for key in reader.fields)
+    assert contents[0] == contents[1]
+    file.close()
 
 
 def test_arrays_with_an_element_for_every_layer_are_cut(opened: Open, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint, open_te
 from shardcompute.weights.formats.bytes import ByteSource
 from shardcompute.weights.formats.mlx_file import open_mlx, without_mlx
 from shardcompute.weights.formats.tensor_file import TensorFile, read_expert_matrix, read_matrix
-from shardcompute.weights.gguf_stage import CUTTABLE
+from shardcompute.weights.gguf_stage import CUTTABLE, EXACT_ROWS
 from shardcompute.weights.held import held_in_words, stored_form
 from shardcompute.weights.quantised.schemes import open_quantised
 from shardcompute.weights.sources.resolve import ModelFiles
@@ -123,7 +123,7 @@ def describe(files: ModelFiles) -> Description:
             shape=shape,
             memory=memory,
             has_chat_template=chat,
-            llamacpp=_llamacpp(_architecture(files, tensors)) if files.kind == "gguf" and not problem else "",
+            llamacpp=_llamacpp(tensors) if tensors and files.kind == "gguf" and not problem else "",
             problem=problem or None,
             hint=hint,
             commit=files.commit,
@@ -146,9 +146,13 @@ def _architecture(files: ModelFiles, tensors: TensorFile | None) -> str:
     return str(config.get("model_type", "?"))
 
 
-def _llamacpp(architecture: str) -> str:
-    how = "in one stage or several" if architecture in CUTTABLE else "in one stage"
-    return f"--backend llamacpp runs the blocks as they are, {how}"
+def _llamacpp(tensors: TensorFile) -> str:
+    stages = "or several" if tensors.metadata.get("general.architecture") in CUTTABLE else "alone"
+    told = f"--backend llamacpp runs the blocks as they are, in one stage {stages}"
+    unsure = sorted({entry.dtype for entry in tensors.entries.values() if len(entry.shape) > 1} - EXACT_ROWS)
+    if not unsure:
+        return told
+    return f"{told}, unless rows of {', '.join(unsure)} are not exact there, which it finds out at start"
 
 
 def _read_object(text: str | None) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from tokenizers import pre_tokenizers
 
 from shardcompute.cli.models import description
 from shardcompute.models.spec import Experts, Layer, ModelSpec, Rope
-from support.models.tiny_gguf import split_gguf
+from support.gguf.parts import split_gguf
 
 Cli = Callable[..., Any]
 TOKENS = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
@@ -120,7 +120,7 @@ def test_what_blocks_are_held_as_is_said(cli: Cli, tmp_path: Path) -> None:
     told = " ".join(cli("show", str(path)).stdout.split())
     assert "IQ4_NL: 15 tensors" in told
     assert "on a CPU in 8-bit blocks of 32" in told
-    assert "--backend llamacpp runs the blocks as they are, in one stage or several" in told
+    assert "--backend llamacpp runs the blocks as they are, in one stage or several file size" in told
 
 
 def test_a_model_in_parts_is_described_as_one(cli: Cli, tmp_path: Path) -> None:

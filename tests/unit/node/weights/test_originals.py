@@ -24,6 +24,8 @@ from shardcompute.weights.served import ServedWeights, prepare_served
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 from shardcompute.wire import Link
+from support.gguf.blocks import save_block_gguf
+from support.gguf.parts import split_gguf
 from support.models.tiny_checkpoint import save_tiny_llama
 
 OPTIONS = ExecutorOptions(kv_bytes=1 << 22, context_length=64, max_rows=16)
@@ -78,6 +80,23 @@ def test_a_file_that_was_changed_is_not_taken(checkpoint: Checkpoint, tmp_path: 
     weights = tmp_path / "tiny" / "model.safetensors"
     os.utime(weights, ns=(1, 1))
     assert open_original(served.card) is None
+
+
+def test_parts_of_a_split_gguf_are_read_where_they_lie(tmp_path: Path) -> None:
+    whole_file = save_block_gguf(tmp_path / "tiny.gguf", ["Q3_K", "IQ2_S"], layers=2)
+    parts = split_gguf(whole_file, 3, tmp_path / "parts")
+    with open_checkpoint(resolve(parse_reference(str(parts[1])), Settings(data_dir=tmp_path))) as checkpoint:
+        served = prepare_served(checkpoint, "native", tmp_path / "served")
+        assert served.origin is not None
+        assert list(served.origin.files) == parts
+        assert note_original(served.card, served.origin) is not None
+        expected = open_shard(checkpoint, backend="numpy", options=OPTIONS)
+        assert np.array_equal(
+            logits_of(served, whole(checkpoint.spec)),  # type: ignore[arg-type]
+            expected.step([Segment(1, 0, 3, 3)], np.array([1, 2, 3])),
+        )
+        os.utime(parts[2], ns=(1, 1))
+        assert open_original(served.card) is None
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:

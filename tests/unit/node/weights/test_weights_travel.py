@@ -44,6 +44,8 @@ from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, Link, Ping, Pong, default_transports
 from shardcompute.wire.control import FetchFailed, FetchModel, FetchTensor, Heartbeat, TensorBytes
+from support.gguf.blocks import save_block_gguf
+from support.gguf.parts import split_gguf
 from support.models.tiny import VOCABULARY, save_tiny
 
 OPTIONS = ExecutorOptions(kv_bytes=1 << 22, max_rows=32, context_length=64)
@@ -289,6 +291,29 @@ def test_only_the_shards_bytes_travel(
     assert origin.asked == set(card.stage_tensors(stage))
     assert told[-1] == (card.stage_bytes(stage), card.stage_bytes(stage))
     assert told == sorted(told)
+
+
+def test_a_split_gguf_travels_by_layers_also_from_peers(start: Start, tmp_path: Path) -> None:
+    """Tensors of a layer lie in several parts; whoever fetches it neither knows nor pays for that."""
+    parts = split_gguf(
+        save_block_gguf(tmp_path / "tiny.gguf", ["Q2_K", "IQ3_S"], layers=3), 3, tmp_path / "parts"
+    )
+    with open_checkpoint(resolve(parse_reference(str(parts[0])), Settings(tmp_path))) as checkpoint:
+        served = prepare_served(checkpoint, "native", tmp_path / "served")
+        origin = start({"tiny": served})
+        stage, cache = Stage(1, 2, 3), ShardCache(tmp_path / "peer")
+        rows = np.zeros((3, served.card.spec.hidden), np.float32)
+        with RemoteTensors(served.card, [origin.supplier()], cache) as tensors:
+            found = _remote(served.card, stage, tensors, rows)
+        assert origin.received_bytes == served.card.stage_bytes(stage)
+        executor = open_shard(checkpoint, stage=stage, backend="numpy", options=OPTIONS)
+        np.testing.assert_array_equal(found, _run(executor, stage, rows))
+        peer = start(CachedModels(cache), "peer")
+        suppliers = [peer.supplier(is_origin=False), origin.supplier()]
+        with RemoteTensors(served.card, suppliers, ShardCache(tmp_path / "new")) as tensors:
+            tensors.prefetch(stage)
+            _assert_all_right(tensors, served, stage)
+        assert peer.received_bytes > 0
 
 
 def test_what_was_fetched_is_not_fetched_again(native: ServedWeights, start: Start, tmp_path: Path) -> None:

@@ -13,36 +13,12 @@ from shardcompute.backends.llamacpp.library import is_installed, open_library
 from shardcompute.backends.matrix import BlockMatrix
 from shardcompute.weights.formats.gguf_blocks import BLOCK_LAYOUTS, BlockLayout
 from shardcompute.weights.formats.gguf_file import GGML_TYPES
+from support.gguf.blocks import HALVES, random_blocks, with_scales
 
-# Where each type keeps its float16 numbers, so that random blocks get sane ones.
-HALVES = {
-    "Q4_1": [0, 2], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "Q2_K": [80, 82], "Q3_K": [108],
-    "TQ1_0": [52], "TQ2_0": [64], "MXFP4": [], "NVFP4": [], "IQ1_M": [],
-}  # fmt: skip
 # Codes are centred, so that the shift is a difference of two products: exact while both are about as large.
 WITH_MINIMA = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
 NOT_IN_PACKAGE = ("Q1_0", "Q2_0")
 REMOVED = ("Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8", "IQ4_NL_4_4", "IQ4_NL_4_8", "IQ4_NL_8_8")
-
-
-def with_halves(dtype: str, blocks: NDArray[np.uint8], halves: NDArray[np.float16]) -> NDArray[np.uint8]:
-    """The same blocks with `[n, 1]` as their scales and minima; MXFP4 and IQ1_M keep scales in ways of their own."""
-    for at in HALVES.get(dtype, [0]):
-        blocks[:, at : at + 2] = halves.view(np.uint8)
-    if dtype == "IQ1_M":
-        words = blocks[:, 48:56].copy().view("<u2")
-        nibbles = (halves.view("<u2") >> np.array([0, 4, 8, 12], np.uint16)) & np.uint16(0x0F)
-        blocks[:, 48:56] = ((words & np.uint16(0x0FFF)) | (nibbles << np.uint16(12))).view(np.uint8)
-    if dtype == "MXFP4":
-        blocks[:, 0] %= 240
-    return blocks
-
-
-def random_blocks(dtype: str, count: int, seed: int = 0) -> NDArray[np.uint8]:
-    random = np.random.default_rng(seed)
-    blocks = random.integers(0, 256, (count, BLOCK_LAYOUTS[dtype].file_bytes), dtype=np.uint8)
-    signs = random.choice([-1, 1], (count, 1))
-    return with_halves(dtype, blocks, (signs * random.uniform(0.05, 0.1, (count, 1))).astype("<f2"))
 
 
 def extreme_blocks(dtype: str) -> NDArray[np.uint8]:
@@ -51,7 +27,7 @@ def extreme_blocks(dtype: str) -> NDArray[np.uint8]:
     for byte in (0x00, 0x01, 0x7F, 0x80, 0xFF):
         for scale in (0.0, -0.0, 65504.0, -65504.0, 2.0**-24, -(2.0**-24), 2.0**-14, 1.0):
             block = np.full((1, BLOCK_LAYOUTS[dtype].file_bytes), byte, np.uint8)
-            rows.append(with_halves(dtype, block, np.array([[scale]], "<f2")))
+            rows.append(with_scales(dtype, block, np.array([[scale]], "<f2")))
     return np.concatenate(rows)
 
 

@@ -16,7 +16,7 @@ from shardcompute.weights.formats.gguf_file import open_gguf
 from shardcompute.weights.formats.gguf_parts import GgufParts, open_gguf_files, parse_part_name, parts_with
 from shardcompute.weights.formats.gguf_writer import GgufTensor, stored_text, write_gguf
 from shardcompute.weights.formats.tensor_file import read_matrix
-from support.models.tiny_gguf import split_gguf, split_keys
+from support.gguf.parts import split_gguf, split_keys
 
 RANDOM = np.random.default_rng(0)
 TENSORS = {f"t{index}": RANDOM.standard_normal((4, 32)).astype(np.float32) for index in range(7)}

@@ -241,6 +241,27 @@ def test_quant_chosen_by_default_and_by_name_share_one_copy(fake_hub: Any, hub_s
     assert _bytes(eight, "m-Q8_0.gguf") == b"8"
 
 
+def test_a_quantisation_in_parts_comes_whole_or_lazily(fake_hub: Any, hub_settings: Settings) -> None:
+    names = tuple(f"Q2_K/m-Q2_K-0000{number}-of-00003.gguf" for number in (1, 2, 3))
+    for name in names:
+        fake_hub.put("org/repo", name, name.encode() * 20, large=True)
+    fake_hub.put("org/repo", "m-Q8_0.gguf", b"8", large=True)
+    with resolve(parse_reference("org/repo:Q2_K"), hub_settings, fetch="lazy") as files:
+        assert (files.kind, files.main_file, files.weight_files) == ("gguf", names[0], names)
+        source = files.open(names[1])
+        assert bytes(source.read(3, 9)) == (names[1].encode() * 20)[3:12]
+    assert [one.headers["range"] for one in fake_hub.requests("/storage/")] == ["bytes=3-11"]
+    pulled = resolve(parse_reference("org/repo:Q2_K"), hub_settings)
+    assert pulled.weight_files == names
+    assert [_bytes(pulled, name) for name in names] == [name.encode() * 20 for name in names]
+    fake_hub.seen.clear()
+    offline = dataclasses.replace(hub_settings, offline=True)
+    assert resolve(parse_reference("org/repo:Q2_K"), offline).weight_files == names
+    del fake_hub.files["org/repo"][names[2]]
+    with pytest.raises(CorruptModelError, match="m-Q2_K-00003-of-00003"):
+        resolve(parse_reference("org/repo@v2:Q2_K"), hub_settings)
+
+
 def test_damaged_entry_says_how_to_remove_it(model: Any, hub_settings: Settings) -> None:
     files = resolve(HubReference("org/repo"), hub_settings)
     assert files.folder is not None
