@@ -10,7 +10,8 @@ from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, Matrix, Mixed
 from shardcompute.models.layout import TensorPlace
 from shardcompute.weights.formats.gguf_blocks import BLOCK_LAYOUTS
 from shardcompute.weights.formats.quantise import WEIGHT_FORMS, convert
-from shardcompute.weights.held import loaded_form
+from shardcompute.weights.formats.tensor_file import TensorEntry
+from shardcompute.weights.held import loaded_form, stored_form
 
 ROWS, COLUMNS = 64, 512
 
@@ -36,17 +37,21 @@ def form_of(matrix: Matrix) -> MatrixForm:
     return MatrixForm(blocks.bits, blocks.block_size, blocks.shifts is not None, outliers)
 
 
+def as_read(dtype: str) -> MatrixForm:
+    return stored_form({"w": TensorEntry("w", dtype, (ROWS, COLUMNS), 0, 0)}, "w")
+
+
 @pytest.mark.parametrize("form", WEIGHT_FORMS)
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16", *BLOCK_LAYOUTS])
 def test_the_form_that_is_counted_is_the_form_that_is_loaded(dtype: str, form: str) -> None:
     place = TensorPlace("w", (ROWS, COLUMNS))
-    assert loaded_form("attention.q", place, dtype, form) == form_of(convert(stored(dtype), form))
+    assert loaded_form("attention.q", place, as_read(dtype), form) == form_of(convert(stored(dtype), form))
 
 
 def test_a_router_is_never_rounded_and_a_head_never_in_four_bits() -> None:
     place = TensorPlace("w", (ROWS, COLUMNS))
-    assert loaded_form("mlp.router", place, "BF16", "int8") == FLOAT32
-    assert loaded_form("head", place, "BF16", "int4") == MatrixForm(8, 32)
+    assert loaded_form("mlp.router", place, as_read("BF16"), "int8") == FLOAT32
+    assert loaded_form("head", place, as_read("BF16"), "int4") == MatrixForm(8, 32)
 
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16", "Q4_0", "Q5_K", "Q8_0", "Q6_K"])
