@@ -17,6 +17,8 @@ from shardcompute.weights.sources.resolve import resolve
 DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")
+# What is measured differs from run to run: where a test does not ask for llama.cpp, ONNX Runtime computes.
+os.environ.setdefault("SHARDCOMPUTE_CPU_BACKEND", "onnx")
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardcompute.backends.devices import ComputeDevice, describe_device, find_devices, host_device
+from shardcompute.backends.llamacpp.library import is_usable
 from shardcompute.core.errors import BackendError, UsageError
+from shardcompute.core.settings import load_settings
 
 AUTO = "auto"
 ALL = "all"
@@ -108,7 +110,13 @@ def _on_cpu(backend: str) -> ComputeDevice:
         raise BackendError(
             f"the {backend} backend needs {package}", hint=f"pip install 'shardcompute[{package}]'"
         )
-    return host_device(backend=_PREFERRED["cpu"] if backend == AUTO else backend)
+    if backend != AUTO:
+        return host_device(backend=backend)
+    return replace(host_device(backend=_PREFERRED["cpu"]), alternatives=_alternatives())
+
+
+def _alternatives() -> tuple[str, ...]:
+    return ("llamacpp",) if load_settings().cpu_backend != "onnx" and is_usable() else ()
 
 
 def _suits(backend: str, device: ComputeDevice) -> bool:

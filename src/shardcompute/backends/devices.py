@@ -51,6 +51,8 @@ class ComputeDevice:
     problem: str = ""
     fix: str = ""
     remark: str = ""
+    alternatives: tuple[str, ...] = ()
+    """Other backends that may compute on it instead, model by model, because nobody named one."""
     arch: str = ""
     """What a GPU's kernels are made for, such as sm_90 or gfx1100."""
 

@@ -28,13 +28,13 @@ _ARM = (("i8mm", "arm64-i8mm"), ("asimddp", "arm64-dotprod"))
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def own_class(device: ComputeDevice, *, kv_type: str = "") -> ExactnessClass:
-    """The exactness class of what this process computes on a device."""
-    is_cpu = device.name == "cpu"
+def own_class(device: ComputeDevice, *, kv_type: str = "", backend: str = "") -> ExactnessClass:
+    """The exactness class of what this process computes on a device, by its own backend or by another one."""
+    is_cpu, backend = device.name == "cpu", backend or device.backend
     return class_of(
-        device.backend,
+        backend,
         device.name,
-        release=_release(device.backend),
+        release=_release(backend),
         kernels=read_instruction_set() if is_cpu else device.label,
         arch=device.arch,
         has_triton=importlib.util.find_spec("triton") is not None,

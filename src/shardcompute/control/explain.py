@@ -74,6 +74,8 @@ def explain_plan(
         f"{format_seconds(stage.step_s)} a token{_on((sources or {}).get(stage.node))}"
         for stage in plan.stages
     ]
+    if model.backend_reason:
+        lines.append(f"  computed by {model.backend} on CPUs: {model.backend_reason}")
     lines += [f"  {called.get(node, node)}: left out, {why}" for node, why in plan.unused]
     lines += [
         f"  {called.get(each.node, each.node)}: stands by for layers {each.start} to {each.stop - 1}"
@@ -109,15 +111,15 @@ def _explain_unplaceable(plan: Unplaceable, model: Model) -> str:
     return "\n".join(lines)
 
 
-def classes_of(state: ClusterState, nodes: Sequence[str]) -> list[str]:
-    """The exactness class of each of these nodes; "" of one that does not say or is not there."""
+def classes_of(state: ClusterState, nodes: Sequence[str], model: Model) -> list[str]:
+    """The exactness class of each of these nodes with a model; "" of one that does not say or is not there."""
     found = (state.nodes.get(node) for node in nodes)
-    return ["" if node is None else node.exactness for node in found]
+    return ["" if node is None else node.exactness_of(model) for node in found]
 
 
 def explain_exactness(state: ClusterState, nodes: Sequence[str], model: Model) -> str:
     """What a chain of the model on these nodes promises about its results."""
-    classes = [with_kv(name, model.kv_type) for name in classes_of(state, nodes)]
+    classes = [with_kv(name, model.kv_type) for name in classes_of(state, nodes, model)]
     return describe_exactness(classes, model.weight_form)
 
 

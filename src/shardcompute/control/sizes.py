@@ -211,7 +211,7 @@ def memory_of(state: ClusterState, model: Model, assignment: Assignment) -> int:
 
 def parts_of(state: ClusterState, model: Model, assignment: Assignment) -> StageBytes:
     node = state.nodes.get(assignment.node)
-    held = sizes_of(model).on(node.holding if node is not None else "")
+    held = sizes_of(model).on(node.holding_of(model) if node is not None else "")
     return held.parts(assignment.start, assignment.stop)
 
 

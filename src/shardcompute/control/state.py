@@ -106,6 +106,14 @@ class UnusedDevice(Struct, frozen=True):
     """What it has in all; 0: it does not say."""
 
 
+class AlternativeBackend(Struct, frozen=True):
+    """What else may compute on a node's device, where a model asks for it, and what its layers cost to hold then."""
+
+    backend: str
+    holding: str
+    exactness: str
+
+
 class NodeDescription(Struct, frozen=True, kw_only=True):
     """What a node says of itself when it joins."""
 
@@ -152,6 +160,7 @@ class NodeDescription(Struct, frozen=True, kw_only=True):
     """The class of its results (see `backends.exactness`); "": it does not say."""
     holding: str = ""
     """What holds its layers (see `backends.footprint`), by which their memory is counted."""
+    alternatives: tuple[AlternativeBackend, ...] = ()
     process_bytes: int = 0
     """Of `memory_bytes`, what its process takes before it holds any layer."""
 
@@ -200,6 +209,26 @@ class Node(NodeDescription, frozen=True, kw_only=True):
         """Whether it can run a chain's driver beside its layers."""
         return self.can_work and self.session_namespace > 0
 
+    def alternative(self, backend: str) -> AlternativeBackend | None:
+        """What computes a model here that asks for this backend; None: the node's own does."""
+        return next((each for each in self.alternatives if each.backend == backend), None)
+
+    def holding_of(self, model: Model) -> str:
+        """What holds layers of this model here."""
+        other = self.alternative(model.backend)
+        return self.holding if other is None else other.holding
+
+    def exactness_of(self, model: Model) -> str:
+        """The class of results with this model, keys and values aside."""
+        other = self.alternative(model.backend)
+        return self.exactness if other is None else other.exactness
+
+    def runs_as_chosen(self, model: Model) -> bool:
+        """Whether its CPU computes a model by the backend that was chosen for it. GPUs are of classes of their own."""
+        if not model.backend or self.device != "cpu" or self.backend == model.backend:
+            return True
+        return self.alternative(model.backend) is not None
+
     def is_refusing(self, model: str, now_s: float) -> bool:
         return any(refusal.model == model and now_s < refusal.until_s for refusal in self.refusals)
 
@@ -244,6 +273,9 @@ class Model(Struct, frozen=True, kw_only=True):
     """For how many tokens a chain keeps KV memory."""
     kv_type: KvType = DEFAULT_KV_TYPE
     """What every CPU stage of it rounds keys and values to."""
+    backend: str = ""
+    """What computes it on CPUs whose owners left that open, the same on all of them; "": each one's own."""
+    backend_reason: str = ""
     hidden: int
     context_length: int
     weight_form: str

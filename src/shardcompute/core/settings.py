@@ -7,6 +7,7 @@
     SHARDCOMPUTE_API_KEY                     API key that servers started here ask for, and commands with --url send
     SHARDCOMPUTE_ALLOWED_HOSTS               names that clients call servers started here by, with commas between them
     SHARDCOMPUTE_THREADS                     how many CPU threads to compute with
+    SHARDCOMPUTE_CPU_BACKEND                 what computes on CPUs without --backend: onnx, llamacpp, auto (measured)
     SHARDCOMPUTE_LOG_FORMAT                  json: log one JSON object per line; text (the default): plain lines
     SHARDCOMPUTE_LOG_LEVEL                   what to log: debug, info (the default), warning or error
     SHARDCOMPUTE_CORS_ORIGINS                web origins whose pages may call the API, with commas between; * for any
@@ -34,6 +35,7 @@ DEFAULT_HUB_URL = "https://huggingface.co"
 Choice = TypeVar("Choice", bound=str)
 _MAX_THREADS = 4096
 LogFormat = Literal["text", "json"]
+CpuBackend = Literal["auto", "onnx", "llamacpp"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -71,6 +73,7 @@ class Settings:
     api_key: Secret | None = None
     allowed_hosts: tuple[str, ...] = ()
     threads: int | None = None
+    cpu_backend: CpuBackend = "auto"
     log_format: LogFormat = "text"
     log_level: LogLevel = "info"
     traces_url: str | None = None
@@ -89,6 +92,7 @@ def load_settings(environ: Mapping[str, str] | None = None, *, platform: str = s
         api_key=_api_key(values),
         allowed_hosts=_names(values, "SHARDCOMPUTE_ALLOWED_HOSTS"),
         threads=_threads(values),
+        cpu_backend=_choice(values, "SHARDCOMPUTE_CPU_BACKEND", get_args(CpuBackend), "auto"),
         log_format=_choice(values, "SHARDCOMPUTE_LOG_FORMAT", get_args(LogFormat), "text"),
         log_level=_choice(values, "SHARDCOMPUTE_LOG_LEVEL", get_args(LogLevel), "info"),
         traces_url=_address(values, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318"),

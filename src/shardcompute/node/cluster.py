@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
+from shardcompute.backends.cpu_choice import ONNX, CpuBackendChoice
 from shardcompute.control import ClusterState, PlacementPolicy
 from shardcompute.control.events import ModelDropped, ModelRequested, NodeDrained
 from shardcompute.control.sizes import describe_card
 from shardcompute.core.errors import JournalError, LinkError, SourceError, UsageError
+from shardcompute.core.fields import shorten
 from shardcompute.core.generation import Speculation
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.decoding.drafting import Drafter
@@ -96,6 +99,8 @@ class ClusterOptions:
     """How links are made, by the scheme of their URLs."""
     draft_heads: Path | None = None
     """Where draft heads lie, besides those that come with the package."""
+    choose_backend: Callable[[Checkpoint, str], CpuBackendChoice] | None = None
+    """What computes a model in a form on CPUs whose owners left that open; None: each by its own backend."""
     recovers_journal: bool = False
     """Go on with what is left of a journal that is missing or damaged."""
 
@@ -303,10 +308,36 @@ class Cluster:
         model = describe_card(
             served.card, kv_tokens=options.kv_tokens, kv_type=options.kv_type, context_length=context
         )
+        choice = self._choose_backend(checkpoint, model.weight_form)
+        model = replace(model, backend=choice.backend, backend_reason=shorten(choice.reason))
         self.coordinator.introduce()
         self.coordinator.post(
             ModelRequested(model, chains, has_draft_model=bool(drafters), stage_count=stages)
         )
+
+    def _choose_backend(self, checkpoint: Checkpoint, form: str) -> CpuBackendChoice:
+        """For the whole life of the model in this cluster, also over restarts: tokens must not depend on which machine
+        goes on. llama.cpp only where every CPU that is here can run it."""
+        if self.options.choose_backend is None:
+            return CpuBackendChoice("", "")
+        state = self.coordinator.state
+        served = state.models.get(checkpoint.name)
+        if served is not None and served.is_wanted and served.model.weight_form == form:
+            known = served.model
+            if known.backend:
+                return CpuBackendChoice(known.backend, known.backend_reason)
+        choice = self.options.choose_backend(checkpoint, form)
+        if choice.backend == ONNX:
+            return choice
+        unable = [
+            node.name
+            for node in state.nodes.values()
+            if node.can_work and node.is_live and node.device == "cpu" and node.backend == ONNX
+            if node.alternative(choice.backend) is None
+        ]
+        if not unable:
+            return choice
+        return CpuBackendChoice(ONNX, f"{', '.join(sorted(unable)[:3])} cannot run llama.cpp")
 
     def remember(self, order: ServedOrder) -> None:
         """Serve this again after a restart; until it is dropped."""

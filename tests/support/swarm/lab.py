@@ -25,7 +25,8 @@ from typing import Any
 from unittest import mock
 from urllib.parse import urlsplit
 
-from shardcompute.backends.devices import host_device
+from shardcompute.backends.cpu_choice import CpuBackendChoice
+from shardcompute.backends.devices import ComputeDevice, host_device
 from shardcompute.backends.footprint import holding_of
 from shardcompute.control import ClusterState, HealthPolicy, PlacementPolicy
 from shardcompute.control.sizes import sizes_of
@@ -183,6 +184,13 @@ class Activation:
     resumption: Resumption | None
 
 
+def _device(backend: str) -> ComputeDevice:
+    """A CPU; "auto": with a backend that nobody named, so that a model may be computed by llama.cpp."""
+    if backend != "auto":
+        return host_device(backend=backend)
+    return replace(host_device(), alternatives=("llamacpp",))
+
+
 @dataclass
 class LabSwarm(Closing):
     """A running swarm. `close` (or leaving `swarm`) ends all of it."""
@@ -329,7 +337,7 @@ class LabSwarm(Closing):
             name=folder.name,
             advertise=advertise,
             threads=1,
-            device=host_device(backend=backend or self.backend),
+            device=_device(backend or self.backend),
             max_memory_bytes=memory_bytes,
             transports=self.network.transports,
         )
@@ -338,7 +346,8 @@ class LabSwarm(Closing):
         return worker
 
     def room_for(self, layers: int, backend: str = "") -> int:
-        held = sizes_of(self.sized()).on(holding_of(backend or self.backend, "cpu"))
+        named = backend or self.backend
+        held = sizes_of(self.sized()).on(holding_of("llamacpp" if named == "auto" else named, "cpu"))
         own = held.memory_bytes(0, held.layer_count) - held.memory_before[-1]
         drafting = 0 if self.options.draft_heads is None else held.memory_before[1] * 3 // 4
         return layers * held.memory_before[1] + own + drafting
@@ -507,6 +516,7 @@ def swarm(
     draft_heads: Path | None = None,
     open_drafters: Callable[[Tokenizer, int], Sequence[Drafter]] = lambda tokenizer, vocab_size: (),
     patience_s: float = 0.0,
+    choose_backend: Callable[[Checkpoint, str], CpuBackendChoice] | None = None,
     **options: Any,
 ) -> Iterator[LabSwarm]:
     """A swarm that serves these checkpoints already, from workers with room for `layers` layers each; `backends`
@@ -526,6 +536,7 @@ def swarm(
         draft_heads=draft_heads,
         open_drafters=open_drafters,
         patience_s=patience_s,
+        choose_backend=choose_backend,
     )
     with LabSwarm(folder, {_name_of(path): path for path in checkpoints}, cluster, **options) as lab:
         for room, backend in itertools.zip_longest(layers, backends, fillvalue=""):

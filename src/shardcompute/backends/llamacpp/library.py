@@ -245,6 +245,11 @@ def is_installed() -> bool:
     return importlib.util.find_spec(PACKAGE) is not None
 
 
+def is_usable() -> bool:
+    """Whether the wheel is here in the release that is accepted."""
+    return installed_version() == VERSION
+
+
 def installed_version() -> str | None:
     try:
         return importlib.metadata.version(PACKAGE)

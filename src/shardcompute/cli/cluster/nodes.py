@@ -38,7 +38,7 @@ def nodes(
     every change is a line.
     """
     from shardcompute.cli.cluster import watching
-    from shardcompute.cli.cluster.text import describe_trouble, mixed_chains
+    from shardcompute.cli.cluster.text import chosen_backends, describe_trouble, mixed_chains
 
     if json and map:
         raise UsageError("--map is for people, --json for programs", hint="give one of the two")
@@ -67,7 +67,7 @@ def nodes(
                 screen.say(f"{node.name} could not load {failure.model}: {failure.reason}", "yellow")
             for line in describe_trouble(node):
                 screen.say(line, "yellow")
-        for line in mixed_chains(view):
+        for line in (*chosen_backends(view), *mixed_chains(view)):
             screen.say(line, "yellow")
 
 

@@ -239,6 +239,15 @@ def mixed_chains(view: ClusterView) -> list[str]:
     return [f"chain {chain.id} of {chain.model} {chain.exactness}" for chain in view.chains if chain.is_mixed]
 
 
+def chosen_backends(view: ClusterView) -> list[str]:
+    """A line for each model for which it was decided what computes it on CPUs."""
+    return [
+        f"{model.name} is computed by {model.backend} on CPUs: {model.backend_reason}"
+        for model in view.models
+        if model.backend_reason
+    ]
+
+
 def _memory_of(node: NodeView, *, is_brief: bool) -> str:
     """What is set aside (process, held weights, scratch, KV reserved), of what it offers, and what is resident now."""
     if is_brief:

@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardcompute.cli.format import parse_size
+from shardcompute.core.settings import load_settings
 
 if TYPE_CHECKING:
+    from shardcompute.backends.cpu_choice import CpuBackendChoice
+    from shardcompute.backends.devices import ComputeDevice
     from shardcompute.node.local.service import EngineOptions
+    from shardcompute.weights.checkpoint import Checkpoint
 
 _ENGINE = "Engine"
 
@@ -145,6 +149,22 @@ class EngineArguments:
     kv_memory: KvMemory = None
     kv_type: KvTypeOption = KvTypeName.FLOAT32
 
+    def backend_choice(
+        self, device: ComputeDevice, say: Callable[[str], None]
+    ) -> Callable[[Checkpoint, str, int], CpuBackendChoice] | None:
+        """What decides, model by model, what computes on a CPU; None where that is settled. `say` hears the reason."""
+        if not device.alternatives:
+            return None
+        from shardcompute.node.worker.backend_trial import choose_cpu_backend
+
+        def choose(checkpoint: Checkpoint, form: str, threads: int) -> CpuBackendChoice:
+            settings = load_settings()
+            choice = choose_cpu_backend(checkpoint, form, settings=settings, device=device, threads=threads)
+            say(f"{checkpoint.name} is computed by {choice.backend} on CPUs: {choice.reason}")
+            return choice
+
+        return choose
+
     def engine_options(self, stages: int, say: Callable[[str], None]) -> EngineOptions:
         """The engine that the options ask for, on the device that was chosen or found; `say` hears of GPUs."""
         from shardcompute.backends.device_choice import choose_device
@@ -166,4 +186,5 @@ class EngineArguments:
             kv_bytes=self.kv_memory,
             kv_type=self.kv_type.value,
             stages=stages,
+            choose_backend=self.backend_choice(device, say),
         )

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import queue
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
     from shardcompute.api.access.hosts import AllowedHosts
     from shardcompute.api.access.sign_in import PageSessions
+    from shardcompute.backends.cpu_choice import CpuBackendChoice
     from shardcompute.control.state import ClusterState
     from shardcompute.node.admin.admin import ClusterAdmin
     from shardcompute.node.cluster import Cluster, ClusterOptions
@@ -69,6 +71,8 @@ class ClusterPlan:
     kv_type: KvType = DEFAULT_KV_TYPE
     workers: LocalWorkers | None = None
     shape: str | None = None
+    choose_backend: Callable[[Checkpoint, str], CpuBackendChoice] | None = None
+    """What computes a model on CPUs whose owners left that open, see `ClusterOptions`."""
     stages: int | None = None
     """As many as were asked for; None: as many as the last time."""
 
@@ -88,6 +92,7 @@ class ClusterPlan:
             advertise=given.advertise or reachable_host(host),
             kv_tokens=_or(given.kv_tokens, KV_TOKENS),
             kv_type=self.kv_type,
+            choose_backend=self.choose_backend,
             draft_heads=draft_heads_folder(settings),
             speculation=Speculation(given.speculate.value),
             open_drafters=drafters_from(given.draft_model, settings, context),

@@ -17,7 +17,9 @@ from shardcompute.core.phases import note_imports, phase
 from shardcompute.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from shardcompute.backends.cpu_choice import CpuBackendChoice
     from shardcompute.node.process.local_workers import LocalWorkers
+    from shardcompute.weights.checkpoint import Checkpoint
 
 
 @with_options
@@ -84,6 +86,7 @@ def up(
         engine.kv_type.value,
         workers=shared,
         stages=asked,
+        choose_backend=_backend_choice(shared, engine, screen.say),
     )
     run_cluster(plan, screen, settings)
 
@@ -114,6 +117,18 @@ def _own_workers(
         say(line)
     threads = engine.threads or settings.threads
     return share_machine(chosen, count=count, threads=threads, max_memory_bytes=max_memory)
+
+
+def _backend_choice(
+    workers: LocalWorkers | None, engine: EngineArguments, say: Callable[[str], None]
+) -> Callable[[Checkpoint, str], CpuBackendChoice] | None:
+    """By what is measured here with as many threads as a worker has; None where no worker here leaves it open."""
+    first = next((each for each in workers.each if each.device.alternatives), None) if workers else None
+    choose = None if first is None else engine.backend_choice(first.device, say)
+    if first is None or choose is None:
+        return None
+    threads = first.threads
+    return lambda checkpoint, form: choose(checkpoint, form, threads)
 
 
 def _given(options: Mapping[str, object | None]) -> list[str]:

@@ -21,8 +21,9 @@ from urllib.parse import urlsplit
 import psutil
 
 from shardcompute.backends.device_problems import RESTART_DRIVER
-from shardcompute.backends.devices import ComputeDevice, find_devices
+from shardcompute.backends.devices import ComputeDevice, find_devices, host_device
 from shardcompute.backends.llamacpp.library import PACKAGE, VERSION, installed_version
+from shardcompute.node.worker.backend_trial import remembered_choices
 from shardcompute.weights.sources.disk import format_bytes
 
 PACKAGES = ("shardcompute", "numpy", "onnxruntime", "tokenizers", "cryptography", "starlette", "uvicorn")
@@ -75,8 +76,11 @@ def check_versions() -> Iterator[Finding]:
             )
 
 
-def check_llamacpp(version: str | None = None) -> Iterator[Finding]:
-    """Nothing where its wheel is not installed: it is an extra."""
+def check_llamacpp(
+    version: str | None = None, *, home: Path | None = None, threads: int = 1
+) -> Iterator[Finding]:
+    """Nothing where its wheel is not installed: it is an extra. Else what was measured from the data folder `home` with
+    so many threads, and what followed from it."""
     found = version or installed_version()
     if found is None:
         return
@@ -84,8 +88,11 @@ def check_llamacpp(version: str | None = None) -> Iterator[Finding]:
         fix = f"pip install '{PACKAGE}=={VERSION}'"
         yield Finding("llama.cpp", f"{PACKAGE} {found} cannot be used", fix, is_tip=True)
         return
-    text = f"{PACKAGE} {found}: --backend llamacpp; `bench engine` says whether it is faster here"
-    yield Finding("llama.cpp", text)
+    tried = remembered_choices(host_device(), threads, home) if home is not None else []
+    for model, choice in tried:
+        yield Finding("llama.cpp", f"{model} is computed by {choice.backend}: {choice.reason}")
+    if not tried:
+        yield Finding("llama.cpp", f"{PACKAGE} {found}: tried with each model where no --backend is named")
 
 
 def check_clock(

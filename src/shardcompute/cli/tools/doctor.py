@@ -57,12 +57,14 @@ def doctor(
 
 def _findings(folders: list[Path], home: Path) -> Iterator[Finding]:
     from shardcompute.cli.tools import checks
+    from shardcompute.node.local.service import default_threads
     from shardcompute.node.process.local_workers import place_folders
 
     yield from checks.check_versions()
     yield from checks.check_memory()
     yield from checks.check_devices()
-    yield from checks.check_llamacpp()
+    threads = load_settings().threads or default_threads()
+    yield from checks.check_llamacpp(home=home, threads=threads)
     yield from checks.check_disk(folders[0])
     yield from checks.check_disk(
         home / "models", subject="disk for models", elsewhere="set SHARDCOMPUTE_HOME to another folder"

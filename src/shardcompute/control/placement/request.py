@@ -38,6 +38,7 @@ def placement_request(
         and not node.is_refusing(model.name, now_s)
         and (has_shared or node.id not in taken)
     )
+    offers = _of_one_class(state, model, offers, () if chain is None else chain.nodes)
     named = {offer.node for offer in offers} | {state.driver}
     links = tuple(
         link
@@ -49,6 +50,22 @@ def placement_request(
     requested = state.models.get(model.name)
     stage_count = requested.stage_count if requested is not None else 0
     return Request(model, offers, links, driver, state.placing, stage_count)
+
+
+def _of_one_class(
+    state: ClusterState, model: Model, offers: tuple[NodeCapacity, ...], used: Sequence[str]
+) -> tuple[NodeCapacity, ...]:
+    """Without CPUs that cannot compute the model by the backend that was chosen for it, as long as the others have
+    the memory: whoever goes on after a failure is of the same exactness class then. `used` ones stay."""
+    kept = tuple(
+        offer for offer in offers if offer.node in used or state.nodes[offer.node].runs_as_chosen(model)
+    )
+    if len(kept) == len(offers):
+        return offers
+    held = [(offer, sizes_of(model).on(offer.holding)) for offer in kept]
+    room_bytes = sum(max(0, offer.memory_bytes - each.overhead_bytes) for offer, each in held)
+    needed_bytes = max((each.total_bytes - each.overhead_bytes for _, each in held), default=0)
+    return kept if kept and room_bytes >= needed_bytes else offers
 
 
 def _driver_of(state: ClusterState, model: Model, chain: Chain | None, nodes: Sequence[str]) -> str:
@@ -100,7 +117,7 @@ def _offer(
         prefill_seconds_per_byte=_prefill_seconds_per_byte(node, model),
         held=tuple(sorted(held)),
         is_standby=node.is_standby,
-        holding=node.holding,
+        holding=node.holding_of(model),
     )
 
 

@@ -201,7 +201,7 @@ class ClusterAdmin(Closing):
     def _check_replaces_none(self, model: Model) -> None:
         names = models_in_the_way(self._state, model, self._clock(), self._answering)
         if names:
-            holdings = [node.holding for node in self._state.nodes.values() if node.can_work]
+            holdings = [node.holding_of(model) for node in self._state.nodes.values() if node.can_work]
             raise refusal(model, names, self._answering, holdings)
 
     def load_model(

@@ -149,7 +149,9 @@ def view_parts(*parts: StageBytes) -> MemoryParts:
 
 def held_usually(state: ClusterState, model: Model) -> HeldSums:
     """The model as most machines of the cluster would hold it."""
-    return sizes_of(model).on(usual_holding(node.holding for node in state.nodes.values() if node.can_work))
+    return sizes_of(model).on(
+        usual_holding(node.holding_of(model) for node in state.nodes.values() if node.can_work)
+    )
 
 
 def _view_speeds(state: ClusterState, node: Node) -> tuple[SpeedView, ...]:
@@ -234,6 +236,8 @@ def _view_model(
         name=model.name,
         status=status,
         weight_form=model.weight_form,
+        backend=model.backend,
+        backend_reason=model.backend_reason,
         layer_count=model.layer_count,
         context_length=model.context_length,
         kv_tokens=model.kv_tokens,
@@ -276,7 +280,7 @@ def _view_chain(state: ClusterState, chain: Chain, now_s: float, timings: Sequen
         driver_host=current_host(chain),
         driver_host_reason=_explain_driver_host(state, chain, now_s, names),
         exactness=explain_exactness(state, chain.nodes, state.models[chain.model].model),
-        is_mixed=is_mixed(classes_of(state, chain.nodes)),
+        is_mixed=is_mixed(classes_of(state, chain.nodes, state.models[chain.model].model)),
         last_move=chain.last_move,
         is_moving=chain.target is not None,
     )

@@ -272,6 +272,9 @@ class ModelView:
     """What its weights take as files, on disk and when they travel."""
     parts: MemoryParts = MemoryParts()
     """What `memory_bytes` are for."""
+    backend: str = ""
+    """What computes it on CPUs whose owners left that open; "": each one's own."""
+    backend_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

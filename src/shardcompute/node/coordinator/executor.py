@@ -152,6 +152,7 @@ class ActionExecutor:
             stop=action.stop,
             kv_tokens=model.kv_tokens,
             kv_type=model.kv_type,
+            backend=model.backend,
             context_length=model.context_length,
             sources=[*sources, self._origin],
         )

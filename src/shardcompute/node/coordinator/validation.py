@@ -58,6 +58,7 @@ _SECONDS_PER_BYTE = (1e-15, 1.0)
 _LAYER_S = (1e-9, 3600.0)
 _MOST_WIDTH = 1 << 24
 _MOST_REMEMBERED = 64
+_MOST_BACKENDS = 8
 # Of a clock that may be wrong by a lot.
 _AT_S = (0.0, 1e12)
 _OVERHEAD_S = (0.0, 3600.0)
@@ -88,6 +89,12 @@ def validate_join(event: NodeJoined) -> str | None:
         _out_of("device's memory", event.device_bytes, 0, _MOST_BYTES),
         _out_of("number of unused devices", len(event.unused_devices), 0, _MOST_DEVICES),
         *(problem for unused in event.unused_devices[:_MOST_DEVICES] for problem in _unused_problems(unused)),
+        _out_of("number of other backends", len(event.alternatives), 0, _MOST_BACKENDS),
+        *(
+            _unwordly("other backend", word or "-")
+            for each in event.alternatives[:_MOST_BACKENDS]
+            for word in (each.backend, each.holding, each.exactness)
+        ),
         _unwordly("version", event.version),
         _no_address("address", event.address, _LINK_SCHEMES),
         _no_address("API's address", event.api_url, _API_SCHEMES) if event.api_url else None,

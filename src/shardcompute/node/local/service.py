@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import time
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import psutil
 
+from shardcompute.backends.cpu_choice import CpuBackendChoice
 from shardcompute.backends.executor import Executor, ExecutorOptions, rows_of_step
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CapacityError, ShardComputeError, UnknownModelError, UsageError
@@ -25,12 +27,13 @@ from shardcompute.node.local.chain import LocalChain
 from shardcompute.node.service import ServedModel, ServiceLoad
 from shardcompute.runtime.shard import open_shard
 from shardcompute.runtime.stage import StageRuntime
-from shardcompute.weights.checkpoint import open_checkpoint
+from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.served import content_of
 from shardcompute.weights.sources.progress import Progress
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import ModelFiles, resolve
 
+log = logging.getLogger(__name__)
 _KV_FRACTION = 0.25
 
 
@@ -50,6 +53,8 @@ class EngineOptions:
     free_bytes: int | None = None
     """Memory that is free on the device; None: it computes in the machine's own."""
     kv_type: KvType = DEFAULT_KV_TYPE
+    choose_backend: Callable[[Checkpoint, str, int], CpuBackendChoice] | None = None
+    """What computes a model in a form with so many threads, where nobody named a backend; None: `backend`."""
 
 
 class LocalService(Closing):
@@ -124,6 +129,7 @@ def open_model(
     """Fetch what is missing, load the model and start its engine."""
     files = resolve(parse_reference(reference), settings, progress)
     with open_checkpoint(files, is_fallback=options.backend == "transformers") as checkpoint:
+        options = _settled(checkpoint, options, settings)
         spec, tokenizer = checkpoint.spec, checkpoint.tokenizer()
         executor_options = _executor_options(options, settings, spec.context_length)
 
@@ -139,6 +145,19 @@ def open_model(
         return _start(model, tokenizer, spec.vocab_size, stages, executor_options, options)
 
 
+def _settled(checkpoint: Checkpoint, options: EngineOptions, settings: Settings) -> EngineOptions:
+    """With the backend that suits the model."""
+    if options.choose_backend is None:
+        return options
+    choice = options.choose_backend(checkpoint, options.form, _threads(options, settings))
+    log.info("%s is computed by %s: %s", checkpoint.name, choice.backend, choice.reason)
+    return replace(options, backend=choice.backend)
+
+
+def _threads(options: EngineOptions, settings: Settings) -> int:
+    return options.threads or settings.threads or default_threads()
+
+
 def _executor_options(options: EngineOptions, settings: Settings, longest: int) -> ExecutorOptions:
     max_rows, max_logit_rows = rows_of_step(options.backend, options.device)
     return ExecutorOptions(
@@ -146,7 +165,7 @@ def _executor_options(options: EngineOptions, settings: Settings, longest: int) 
         max_logit_rows=max_logit_rows,
         kv_bytes=options.kv_bytes or int((options.free_bytes or _host_free_bytes()) * _KV_FRACTION),
         context_length=min(options.context_length or 8192, longest),
-        threads=options.threads or settings.threads or default_threads(),
+        threads=_threads(options, settings),
         device=options.device,
         use_graphs=options.use_graphs,
         kv_type=options.kv_type,

@@ -30,6 +30,8 @@ class LoadLayers(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     stop: int
     kv_tokens: int
     kv_type: KvType = DEFAULT_KV_TYPE
+    backend: str = ""
+    """What computes them, where the worker leaves that open; "": its own backend."""
     context_length: int
     sources: list[Peer]
 

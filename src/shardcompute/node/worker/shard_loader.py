@@ -58,6 +58,8 @@ class ShardOptions:
     threads: int
     backend: str
     device: str
+    alternatives: tuple[str, ...] = ()
+    """Other backends that compute a model which asks for one of them."""
     process_bytes: int = 0
     """Of these bytes, what the process takes before there is any shard."""
     overhead_s: float = 0.0
@@ -185,7 +187,8 @@ class ShardLoader:
         parts = self._parts(card, command)
         size = parts.total_bytes
         self._await_room(size)
-        max_rows, max_logit_rows = rows_of_step(self._options.backend, self._options.device)
+        backend = self._backend_of(command)
+        max_rows, max_logit_rows = rows_of_step(backend, self._options.device)
         options = ExecutorOptions(
             kv_bytes=parts.kv_bytes,
             max_rows=max_rows,
@@ -200,7 +203,7 @@ class ShardLoader:
         ]
         runtime, speed = self._open_measured(
             size,
-            lambda: self._open_stage(card, stage, suppliers, options, on_progress),
+            lambda: self._open_stage(card, stage, suppliers, backend, options, on_progress),
             lambda opened: measure_shard(
                 opened, card, stage, min(options.context_length, options.max_rows), self._options.overhead_s
             ),
@@ -217,7 +220,7 @@ class ShardLoader:
             self._held[key] = _Held(shard, parts.log_bytes)
         if stage.is_last and draft_head_bytes(card):
             # Not before the stage is there: a chain that waits for it can do without.
-            add = partial(self._add_draft_head, key, card, suppliers, options)
+            add = partial(self._add_draft_head, key, card, suppliers, backend, options)
             threading.Thread(target=add, name="draft head", daemon=True).start()
         return MeasuredShard(shape, speed)
 
@@ -255,18 +258,23 @@ class ShardLoader:
             kv_type=command.kv_type,
             context_length=command.context_length,
         )
-        return sizes_of(model).on(self.holding).parts(command.start, command.stop)
+        holding = self.holding(self._backend_of(command))
+        return sizes_of(model).on(holding).parts(command.start, command.stop)
 
-    @property
-    def holding(self) -> str:
-        """What holds shards here, see `backends.footprint`."""
-        return holding_of(self._options.backend, self._options.device)
+    def holding(self, backend: str) -> str:
+        """What holds shards here that this backend computes, see `backends.footprint`."""
+        return holding_of(backend, self._options.device)
+
+    def _backend_of(self, command: LoadLayers) -> str:
+        asked = command.backend in self._options.alternatives
+        return command.backend if asked else self._options.backend
 
     def _open_stage(
         self,
         card: Card,
         stage: Stage,
         suppliers: Sequence[Supplier],
+        backend: str,
         options: ExecutorOptions,
         on_progress: OnProgress,
     ) -> StageRuntime:
@@ -274,7 +282,7 @@ class ShardLoader:
             on_progress(done / total if total else 1.0)
 
         with self._tensors(card, suppliers, progress) as tensors:
-            executor = open_remote_shard(card, stage, tensors, backend=self._options.backend, options=options)
+            executor = open_remote_shard(card, stage, tensors, backend=backend, options=options)
             with phase("reading the vocabulary"):
                 vocabulary = served_vocabulary(tensors) if stage.is_last else None
         return StageRuntime(
@@ -347,7 +355,12 @@ class ShardLoader:
         return self._options.process_bytes + sum(held.size_bytes for held in self._held.values())
 
     def _add_draft_head(
-        self, key: ShardKey, card: Card, suppliers: Sequence[Supplier], options: ExecutorOptions
+        self,
+        key: ShardKey,
+        card: Card,
+        suppliers: Sequence[Supplier],
+        backend: str,
+        options: ExecutorOptions,
     ) -> None:
         """Let a last stage draft, where there is memory left for that."""
         try:
@@ -357,10 +370,10 @@ class ShardLoader:
                 opened = open_head_drafter(
                     card,
                     tensors,
-                    backend=self._options.backend,
+                    backend=backend,
                     options=options,
                     room_bytes=room_bytes,
-                    holding=self.holding,
+                    holding=self.holding(backend),
                 )
                 if opened is None:
                     log.info("no memory is left for a draft head of %s", card.model)

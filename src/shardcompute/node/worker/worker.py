@@ -12,6 +12,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from shardcompute.backends.devices import ComputeDevice, host_device, offered_bytes
+from shardcompute.backends.footprint import holding_of
 from shardcompute.backends.processor import own_class
 from shardcompute.control.events import (
     LinkBroken,
@@ -21,7 +22,7 @@ from shardcompute.control.events import (
     ShardLoaded,
     ShardProgressed,
 )
-from shardcompute.control.state import Holding, UnusedDevice
+from shardcompute.control.state import AlternativeBackend, Holding, UnusedDevice
 from shardcompute.core.errors import BackendError, DeviceMemoryError, ShardComputeError
 from shardcompute.core.fields import shorten
 from shardcompute.core.process_memory import give_back_large_blocks, resident_bytes
@@ -216,6 +217,7 @@ class Worker:
                 options.threads,
                 options.device.backend,
                 options.device.name,
+                alternatives=options.device.alternatives,
                 process_bytes=options.process_bytes,
                 overhead_s=self._speeds.probed.overhead_s,
                 reads_originals=options.reads_originals,
@@ -326,7 +328,8 @@ class Worker:
                 shards=shards,
                 codecs=tuple(CODECS),
                 session_namespace=self._hosted.session_namespace if self._options.may_host else 0,
-                holding=self._loader.holding,
+                holding=self._loader.holding(self._options.device.backend),
+                alternatives=_alternatives(self._options.device),
                 process_bytes=self._options.process_bytes,
             )
 
@@ -447,6 +450,13 @@ class Worker:
     def _probe(self, command: Probe) -> None:
         for measured in probe_links(self.node, command.peers, self._endpoint.dial):
             self._control.tell(measured)
+
+
+def _alternatives(device: ComputeDevice) -> tuple[AlternativeBackend, ...]:
+    return tuple(
+        AlternativeBackend(each, holding_of(each, device.name), own_class(device, backend=each).name)
+        for each in device.alternatives
+    )
 
 
 def _unused(devices: Sequence[ComputeDevice]) -> tuple[UnusedDevice, ...]:

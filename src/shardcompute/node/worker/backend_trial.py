@@ -1,0 +1,220 @@
+"""Backend trial: how fast ONNX Runtime and llama.cpp are on this CPU with a model's own layers, and which is chosen.
+
+A few layers and the head are opened with both and measured in turns. What was measured is kept in `speeds.json` of the
+data folder and serves for a month, for every model of that shape and form; another release of a library is tried anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from shardcompute.backends.cpu_choice import LLAMACPP, ONNX, CpuBackendChoice, CpuSpeed, choose_measured
+from shardcompute.backends.devices import ComputeDevice
+from shardcompute.backends.executor import ExecutorOptions
+from shardcompute.backends.llamacpp.library import is_usable
+from shardcompute.backends.processor import own_class
+from shardcompute.control.sizes import layer_work
+from shardcompute.control.state import LayerShape, LayerTime
+from shardcompute.core.errors import ShardComputeError
+from shardcompute.core.settings import Settings
+from shardcompute.models.families import is_foreign
+from shardcompute.models.spec import Stage
+from shardcompute.node.worker.speed_book import DeviceKey, SpeedBook
+from shardcompute.node.worker.speed_probe import PROMPT_ROWS, StageSpeed, measure_stage
+from shardcompute.runtime.shard import open_shard
+from shardcompute.runtime.stage import StageRuntime
+from shardcompute.weights.checkpoint import Checkpoint
+from shardcompute.weights.formats.tensor_file import find_entry
+from shardcompute.weights.gguf_stage import CUTTABLE, header_of
+from shardcompute.weights.loader import place_bytes
+
+log = logging.getLogger(__name__)
+BOOK = "speeds.json"
+_LASTS_S = 30 * 86_400.0
+_TRIED_BYTES = 32 << 20
+_MOST_LAYERS = 4
+_ROUNDS = 2
+_CONTEXT = 255
+"""With room for one more, the shortest stream that llama.cpp makes."""
+_TOKENS = 16 * 256
+
+Trial = Callable[[Checkpoint, int], Mapping[str, CpuSpeed]]
+
+
+def choose_cpu_backend(
+    checkpoint: Checkpoint,
+    form: str,
+    *,
+    settings: Settings,
+    device: ComputeDevice,
+    threads: int,
+    trial: Trial | None = None,
+    clock: Callable[[], float] = time.time,
+) -> CpuBackendChoice:
+    """What computes this model on this machine's CPU; tries both where that is not known. Never raises for a trial that
+    fails: ONNX Runtime stays."""
+    settled = _without_trial(checkpoint, form, settings)
+    if settled is not None:
+        return settled
+    book, keys, shape = (
+        SpeedBook(settings.data_dir / BOOK),
+        _keys(device, threads),
+        shape_of_checkpoint(checkpoint, form),
+    )
+    known = {backend: _known(book, key, shape, clock() - _LASTS_S) for backend, key in keys.items()}
+    onnx, llamacpp = known[ONNX], known[LLAMACPP]
+    if onnx is not None and llamacpp is not None:
+        return choose_measured(onnx, llamacpp)
+    try:
+        speeds = (trial or try_backends)(checkpoint, threads)
+    except (ShardComputeError, OSError, MemoryError) as error:
+        log.warning("the trial of llama.cpp with %s failed: %s", checkpoint.name, error)
+        return CpuBackendChoice(ONNX, f"llama.cpp could not be tried: {error}")
+    for backend, speed in speeds.items():
+        book.note_model(keys[backend], _as_time(checkpoint.name, shape, speed, clock()))
+    return choose_measured(speeds[ONNX], speeds[LLAMACPP])
+
+
+def remembered_choices(
+    device: ComputeDevice, threads: int, folder: Path
+) -> list[tuple[str, CpuBackendChoice]]:
+    """What was measured before in this folder, by the model that it was measured with."""
+    book, keys = SpeedBook(folder / BOOK), _keys(device, threads)
+    found = []
+    for tried in book.models(keys[LLAMACPP]):
+        if tried.shape is None:
+            continue
+        onnx, llamacpp = (_known(book, keys[each], tried.shape, 0.0) for each in (ONNX, LLAMACPP))
+        if onnx is not None and llamacpp is not None:
+            found.append((tried.model, choose_measured(onnx, llamacpp)))
+    return found
+
+
+def try_backends(checkpoint: Checkpoint, threads: int) -> dict[str, CpuSpeed]:
+    """A step of the whole model by either backend, reckoned from some layers within and the last with the head."""
+    spec, total = checkpoint.spec, checkpoint.spec.layer_count
+    layer_bytes = max(1, sum(_layer_bytes(checkpoint)) // total)
+    count = min(max(1, _TRIED_BYTES // layer_bytes), _MOST_LAYERS, max(1, total - 2))
+    parts = [(Stage(total - 1, total, total), 1.0)]
+    if total > 2:
+        parts.append((Stage(1, 1 + count, total), (total - 1) / count))
+    with ExitStack() as stack:
+        opened = [
+            (backend, stage, share, _open(checkpoint, backend, stage, threads, stack))
+            for stage, share in parts
+            for backend in (ONNX, LLAMACPP)
+        ]
+        best: dict[tuple[str, Stage], list[StageSpeed]] = {}
+        for _ in range(_ROUNDS):
+            for backend, stage, _, runtime in opened:
+                speed = measure_stage(runtime, stage, spec.hidden, PROMPT_ROWS)
+                best.setdefault((backend, stage), []).append(speed)
+    return {
+        backend: _sum([(best[backend, stage], share) for stage, share in parts])
+        for backend in (ONNX, LLAMACPP)
+    }
+
+
+def shape_of_checkpoint(checkpoint: Checkpoint, form: str) -> LayerShape:
+    work = layer_work(checkpoint.spec, _layer_bytes(checkpoint))
+    return LayerShape(checkpoint.spec.hidden, sum(work) // len(work), f"{form} {_usual_type(checkpoint)}")
+
+
+def _usual_type(checkpoint: Checkpoint) -> str:
+    """In which most of a layer is stored: kernels differ by that more than by size."""
+    sizes: Counter[str] = Counter()
+    for layer in checkpoint.layout.layers:
+        for place in layer.values():
+            entry = find_entry(checkpoint.tensors, place.stored)
+            sizes[entry.dtype] += entry.size_bytes
+    return sizes.most_common(1)[0][0]
+
+
+def _without_trial(checkpoint: Checkpoint, form: str, settings: Settings) -> CpuBackendChoice | None:
+    """Where there is nothing to measure."""
+    if settings.cpu_backend == ONNX:
+        return CpuBackendChoice(ONNX, "SHARDCOMPUTE_CPU_BACKEND asks for it")
+    header = header_of(checkpoint.tensors)
+    if header is None or form != "native":
+        return CpuBackendChoice(ONNX, "llama.cpp runs GGUF files in their own blocks alone")
+    if not is_usable():
+        return CpuBackendChoice(ONNX, "llama.cpp is not installed")
+    if is_foreign(checkpoint.spec):
+        return CpuBackendChoice(LLAMACPP, "nothing else here can run this architecture")
+    if header.architecture not in CUTTABLE:
+        return CpuBackendChoice(
+            ONNX, f"llama.cpp cannot cut models of the architecture {header.architecture}"
+        )
+    if settings.cpu_backend == LLAMACPP:
+        return CpuBackendChoice(LLAMACPP, "SHARDCOMPUTE_CPU_BACKEND asks for it")
+    return None
+
+
+def _open(checkpoint: Checkpoint, backend: str, stage: Stage, threads: int, stack: ExitStack) -> StageRuntime:
+    token_bytes = checkpoint.spec.kv_bytes_per_token_and_layer("float32") * stage.count
+    options = ExecutorOptions(
+        kv_bytes=_TOKENS * token_bytes,
+        max_rows=PROMPT_ROWS,
+        max_logit_rows=64,
+        context_length=_CONTEXT,
+        threads=threads,
+    )
+    executor = open_shard(checkpoint, stage=stage, backend=backend, options=options)
+    runtime = StageRuntime(executor, is_first=stage.is_first, is_last=stage.is_last)
+    stack.callback(runtime.close)
+    return runtime
+
+
+def _sum(parts: list[tuple[list[StageSpeed], float]]) -> CpuSpeed:
+    """The fastest of all rounds: what else the machine does only ever makes one slower."""
+
+    def least(values: list[float | None]) -> float:
+        known = [value for value in values if value is not None]
+        if not known:
+            raise ShardComputeError("there was no room to try several sessions and a prompt")
+        return min(known)
+
+    return CpuSpeed(
+        sum(share * min(each.row_s for each in speeds) for speeds, share in parts),
+        sum(share * least([each.batch_s for each in speeds]) for speeds, share in parts),
+        sum(share * least([each.prompt_row_s for each in speeds]) for speeds, share in parts),
+    )
+
+
+def _layer_bytes(checkpoint: Checkpoint) -> list[int]:
+    return [
+        sum(place_bytes(checkpoint.tensors, place) for place in layer.values())
+        for layer in checkpoint.layout.layers
+    ]
+
+
+def _keys(device: ComputeDevice, threads: int) -> dict[str, DeviceKey]:
+    """By class, so that another release or processor is measured anew."""
+    return {
+        backend: DeviceKey(device.label, own_class(device, backend=backend).name, "cpu", threads)
+        for backend in (ONNX, LLAMACPP)
+    }
+
+
+def _known(book: SpeedBook, key: DeviceKey, shape: LayerShape, since_s: float) -> CpuSpeed | None:
+    for each in reversed(book.models(key)):
+        is_like = each.shape is not None and each.shape.is_like(shape)
+        if is_like and each.measured_at_s >= since_s and each.batch_s and each.prefill_s:
+            return CpuSpeed(each.seconds, each.batch_s, each.prefill_s)
+    return None
+
+
+def _as_time(model: str, shape: LayerShape, speed: CpuSpeed, now_s: float) -> LayerTime:
+    return LayerTime(
+        model,
+        speed.row_s,
+        shape=shape,
+        batch_s=speed.batch_s,
+        prefill_s=speed.prompt_row_s,
+        measured_at_s=now_s,
+    )
