@@ -20,7 +20,7 @@ from shardcompute.runtime.shard import open_shard
 from shardcompute.weights.checkpoint import open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
-from support.models.tiny import FAMILIES, VOCABULARY, reference_logits, save_tiny
+from support.models.tiny import FAMILIES, SEEING, VOCABULARY, reference_logits, save_tiny
 from support.models.tiny_gguf import ARCHITECTURES, tiny_gguf, write_gguf
 
 BACKENDS = (
@@ -102,6 +102,17 @@ def test_logits_of_transformers(
     name: str, backend: str, folder: Callable[[str], Path], expected: Callable[[str], Float32]
 ) -> None:
     with _chain(folder(name), backend, 1) as step:
+        whole, pieces = _logits(step)
+    np.testing.assert_allclose(whole, expected(name), atol=1e-4)
+    np.testing.assert_allclose(pieces, expected(name), atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "onnx"])
+@pytest.mark.parametrize("name", SEEING)
+def test_text_of_models_that_also_see(
+    name: str, backend: str, folder: Callable[[str], Path], expected: Callable[[str], Float32]
+) -> None:
+    with _chain(folder(name), backend, 2) as step:
         whole, pieces = _logits(step)
     np.testing.assert_allclose(whole, expected(name), atol=1e-4)
     np.testing.assert_allclose(pieces, expected(name), atol=1e-4)

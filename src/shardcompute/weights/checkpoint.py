@@ -151,7 +151,14 @@ def _read_gguf(tensors: TensorFile, rope_factors: list[float] | None) -> tuple[M
 
 def read_tokenizer(files: ModelFiles, config: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer of a Hugging Face folder."""
-    return make_tokenizer(files.name, files.read_text, config.get("eos_token_id"))
+    return make_tokenizer(files.name, files.read_text, model_eos(config))
+
+
+def model_eos(config: Mapping[str, Any]) -> Any:
+    """The tokens that end a text, as a config has them; of a model that also sees, those of its text part."""
+    text = config.get("text_config")
+    inner = text.get("eos_token_id") if isinstance(text, Mapping) else None
+    return config.get("eos_token_id", inner)
 
 
 def make_tokenizer(model: str, read_text: ReadText, model_eos: Any) -> Tokenizer:

@@ -13,7 +13,7 @@ import msgspec
 
 from shardcompute.core.errors import CorruptModelError
 from shardcompute.models.tokenizer import Tokenizer
-from shardcompute.weights.checkpoint import TOKENIZER_FILES, Checkpoint, make_tokenizer
+from shardcompute.weights.checkpoint import TOKENIZER_FILES, Checkpoint, make_tokenizer, model_eos
 
 TOKENIZER = "tokenizer"
 """What the attachment is called."""
@@ -36,7 +36,7 @@ def pack_tokenizer(checkpoint: Checkpoint) -> bytes:
     else:
         texts = {name: checkpoint.files.read_text(name) for name in TOKENIZER_FILES}
         files = {name: text for name, text in texts.items() if text is not None}
-        packed = _PackedTokenizer(checkpoint.name, files=files, eos=checkpoint.config.get("eos_token_id"))
+        packed = _PackedTokenizer(checkpoint.name, files=files, eos=model_eos(checkpoint.config))
     return zlib.compress(msgspec.msgpack.encode(packed))
 
 

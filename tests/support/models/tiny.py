@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.numpy
 import torch
 import transformers
 from numpy.typing import NDArray
@@ -379,22 +380,95 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
 }
 
 
+def _seeing(kind: str, text: Mapping[str, Any], vision: Mapping[str, Any]) -> Callable[[], Any]:
+    def make() -> Any:
+        texts, sizes = {**_SIZES, **text}, {**_VISION, **vision}
+        return getattr(transformers, f"{kind}Config")(text_config=texts, vision_config=sizes)
+
+    return make
+
+
+_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+_QWEN_VISION = {"depth": 1, "num_heads": 2, "out_hidden_size": 64}
+_MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+SEEING: Mapping[str, Callable[[], Any]] = {
+    "gemma3-seeing": _seeing("Gemma3", {"head_dim": 16, "sliding_window": 5}, {}),
+    "mistral3-seeing": _seeing(
+        "Mistral3", {"model_type": "mistral", "head_dim": 16}, {"model_type": "pixtral"}
+    ),
+    "ministral3-seeing": _seeing(
+        "Mistral3",
+        {
+            "model_type": "ministral3",
+            "head_dim": 16,
+            "rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.1},
+        },
+        {"model_type": "pixtral"},
+    ),
+    "llama4-seeing": _seeing(
+        "Llama4",
+        {"head_dim": 16, "num_local_experts": 2, "attention_chunk_size": 7, "no_rope_layer_interval": 2},
+        {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
+    ),
+    "qwen2.5-seeing": _seeing("Qwen2_5_VL", {"rope_parameters": _MROPE}, _QWEN_VISION),
+    "qwen3-seeing": _seeing(
+        "Qwen3VL",
+        {"head_dim": 16, "rope_parameters": {**_MROPE, "mrope_interleaved": True}},
+        {**_QWEN_VISION, "deepstack_visual_indexes": [0]},
+    ),
+    "qwen3-moe-seeing": _seeing(
+        "Qwen3VLMoe",
+        {
+            "head_dim": 16,
+            "rope_parameters": _MROPE,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+        },
+        {**_QWEN_VISION, "deepstack_visual_indexes": [0]},
+    ),
+}
+"""Models that also see, whose text part is run."""
+
+
 def save_tiny(name: str, folder: Path) -> Path:
     """A checkpoint of configuration `name` in `folder`, the same in every run."""
     torch.manual_seed(sum(name.encode()))
     with _quiet():
-        model = transformers.AutoModelForCausalLM.from_config(FAMILIES[name](), dtype=torch.float32)
+        kind = (
+            transformers.AutoModelForImageTextToText if name in SEEING else transformers.AutoModelForCausalLM
+        )
+        config = SEEING[name]() if name in SEEING else FAMILIES[name]()
+        model = kind.from_config(config, dtype=torch.float32)
         _randomise(model)
         model.save_pretrained(folder)
+    if config.model_type == "qwen3_vl_moe":
+        _transpose_experts(folder / "model.safetensors")
     return folder
+
+
+def _transpose_experts(path: Path) -> None:
+    """As published: `transformers` turns them when it reads and leaves them so when it writes."""
+    tensors = safetensors.numpy.load_file(path)
+    for name, values in tensors.items():
+        if ".experts." in name:
+            tensors[name] = np.ascontiguousarray(values.swapaxes(1, 2))
+    safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"})
 
 
 def reference_logits(folder: Path, ids: Sequence[int]) -> NDArray[np.float32]:
     """Logits `[len(ids), vocabulary]` of one forward over all of `ids`."""
     with _quiet(), torch.no_grad():
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
-        )
+        sees = "vision_config" in read_config(folder)
+        kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+        model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
         model.eval()
         logits: NDArray[np.float32] = model(torch.tensor([list(ids)])).logits[0].numpy()
     return logits

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
-from shardcompute.models.families import HF_FAMILIES, from_hf_config
+from shardcompute.models.families import HF_FALLBACKS, HF_FAMILIES, from_hf_config
 from shardcompute.models.layout import TensorPlace
 from shardcompute.models.spec import Layer, ModelSpec
 from support.models.tiny import FAMILIES, tiny_names
@@ -54,7 +54,7 @@ def _spec(config: dict[str, Any]) -> ModelSpec:
     return from_hf_config(config, tiny_names(_loaded(shaping)))[0]
 
 
-@pytest.mark.parametrize("family", HF_FAMILIES)
+@pytest.mark.parametrize("family", [family for family in HF_FAMILIES if "_vl_" not in family])
 def test_defaults_are_those_of_transformers(family: str) -> None:
     """A file with sizes only means the same as one with every field that transformers fills in."""
     sparse = _config(family, **NEEDED.get(family, {}))
@@ -366,7 +366,7 @@ def test_more_experts_than_could_be_held_are_not_even_listed() -> None:
         from_hf_config(config, [str(i) for i in range(100)])
 
 
-@pytest.mark.parametrize(("name", "near"), [("qwen3_next", "qwen3"), ("gemma", "gemma2"), ("mamba", "")])
+@pytest.mark.parametrize(("name", "near"), [("qwen3_text", "qwen3"), ("gemma", "gemma2"), ("plamo", "")])
 def test_an_unknown_family_is_named_with_the_nearest_and_the_fallback(name: str, near: str) -> None:
     with pytest.raises(UnsupportedModelError, match=repr(name)) as caught:
         from_hf_config(_config(name), ["x"])
@@ -374,10 +374,39 @@ def test_an_unknown_family_is_named_with_the_nearest_and_the_fallback(name: str,
     assert "run through transformers" in caught.value.hint
 
 
-def test_a_model_that_sees_is_refused_as_such() -> None:
-    config = {"model_type": "gemma3", "text_config": _config("gemma3_text"), "vision_config": {"a": 1}}
+def test_a_model_that_sees_in_a_way_we_do_not_know_is_refused_as_such() -> None:
+    config = {"model_type": "llava", "text_config": _config("llama"), "vision_config": {"a": 1}}
     with pytest.raises(UnsupportedModelError, match="more than text"):
         from_hf_config(config, ["x"])
+
+
+def test_the_text_part_of_a_model_that_sees_is_read_without_the_rest() -> None:
+    """Also as older files have it, flat; a stored head of its own is one, whatever the fields say."""
+    inner = _config("qwen2_5_vl_text", tie_word_embeddings=True, num_key_value_heads=8)
+    names = tiny_names(_loaded(_config("qwen2", num_key_value_heads=8)))
+    seeing = [*names, "visual.blocks.0.attn.qkv.weight", "model.visual.merger.norm.bias"]
+    config = {"model_type": "qwen2_5_vl", "text_config": inner, "vision_config": {"depth": 1}}
+    spec, layout = from_hf_config(config, seeing)
+    assert (spec.family, spec.tied_head) == ("qwen2_5_vl_text", False)
+    flat = {**inner, "model_type": "qwen2_5_vl", "vision_config": {"depth": 1}, "image_token_id": 7}
+    assert from_hf_config(flat, seeing) == (spec, layout)
+    with pytest.raises(UnsupportedModelError, match="visual"):
+        from_hf_config({**inner, "model_type": "qwen2", "max_window_layers": 28}, seeing)
+
+
+@pytest.mark.parametrize("family", HF_FALLBACKS)
+def test_what_only_transformers_runs_is_refused_with_the_reason_and_what_runs_it(family: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"a {family} model .*, which our own backends") as caught:
+        from_hf_config(_config(family), ["x"])
+    assert "transformers" in caught.value.hint
+    assert family not in HF_FAMILIES
+
+
+def test_granite_4_with_a_recurrent_state_is_refused_with_what_runs_it() -> None:
+    config = _config("granitemoehybrid", layer_types=["mamba", "attention"] * 4)
+    with pytest.raises(UnsupportedModelError, match="layer_types") as caught:
+        from_hf_config(config, [str(i) for i in range(100)])
+    assert "transformers" in caught.value.hint
 
 
 def _deepseek(**changes: Any) -> dict[str, Any]:

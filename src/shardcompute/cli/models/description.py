@@ -13,8 +13,7 @@ from typing import Any
 from shardcompute.backends.footprint import holding_of
 from shardcompute.control.sizes import sizes_of
 from shardcompute.core.errors import UnsupportedModelError
-from shardcompute.models.families import is_foreign, refuse_foreign
-from shardcompute.models.layout import Layout
+from shardcompute.models.families import HF_SEEING, is_foreign, refuse_foreign
 from shardcompute.models.spec import ModelSpec, Rope, whole
 from shardcompute.node.admin.dry_run import size_up
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint, open_tensors
@@ -104,7 +103,7 @@ def describe(files: ModelFiles) -> Description:
                 tensors = open_mlx(tensors, quantization)
             checkpoint = open_checkpoint(files)
             tensors = open_quantised(tensors, checkpoint.quantization)
-            shape = _shape_of(checkpoint.spec, checkpoint.layout)
+            shape = _shape_of(checkpoint)
             chat = checkpoint.tokenizer().has_chat_template
             refuse_foreign(checkpoint.spec)
             memory = _memory_of(checkpoint)
@@ -187,7 +186,8 @@ def _check_types(tensors: TensorFile) -> None:
             read_expert_matrix(tensors, entry.name, 0, (0, 1))
 
 
-def _shape_of(spec: ModelSpec, layout: Layout) -> ModelShape:
+def _shape_of(checkpoint: Checkpoint) -> ModelShape:
+    spec, layout = checkpoint.spec, checkpoint.layout
     places = {
         (place.stored, place.expert, place.rows, place.every): math.prod(place.shape)
         for part in (layout.model, *layout.layers)
@@ -204,7 +204,7 @@ def _shape_of(spec: ModelSpec, layout: Layout) -> ModelShape:
         context_length=spec.context_length,
         vocabulary=spec.vocab_size,
         parameters=sum(places.values()),
-        notes=tuple(_notes(spec)),
+        notes=(*_notes(spec), *_left_out(checkpoint)),
     )
 
 
@@ -222,6 +222,12 @@ def _memory_of(checkpoint: Checkpoint) -> Memory:
         kv_reserved_bytes=parts.kv_bytes,
         context=context,
     )
+
+
+def _left_out(checkpoint: Checkpoint) -> list[str]:
+    """What the files hold and we do not run."""
+    sees = checkpoint.config.get("model_type") in HF_SEEING
+    return ["images are not taken yet: what sees them is left out, text is answered"] if sees else []
 
 
 def _notes(spec: ModelSpec) -> list[str]:

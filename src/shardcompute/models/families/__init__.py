@@ -16,13 +16,15 @@ from shardcompute.models.families.hf_fallback import (
     is_fallback,
     why_whole,
 )
-from shardcompute.models.families.hf_families import HF_FAMILIES
+from shardcompute.models.families.hf_families import HF_FALLBACKS, HF_FAMILIES, HF_SEEING
 from shardcompute.models.families.places import UnknownTensorsError
 
 __all__ = [
     "EMBEDDING",
     "GGUF_ARCHITECTURES",
+    "HF_FALLBACKS",
     "HF_FAMILIES",
+    "HF_SEEING",
     "SHARED",
     "UnknownTensorsError",
     "fallback_type",

@@ -21,7 +21,7 @@ from shardcompute.models.families.fields import (
     Fields,
 )
 from shardcompute.models.families.hf_deepseek import latent_heads
-from shardcompute.models.families.hf_families import HF_FAMILIES
+from shardcompute.models.families.hf_families import HF_FALLBACKS, HF_FAMILIES, HF_SEEING
 from shardcompute.models.families.hf_family import HfFamily
 from shardcompute.models.families.hf_layout import hf_layout
 from shardcompute.models.families.hf_rope import hf_ropes
@@ -39,6 +39,22 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 _UNGATED_ACTIVATIONS: Mapping[str, Activation] = {**_ACTIVATIONS, "relu2": "relu2"}
+
+_SEEING_FIELDS = frozenset(
+    {
+        "image_token_id",
+        "video_token_id",
+        "vision_config",
+        "vision_end_token_id",
+        "vision_start_token_id",
+        "vision_token_id",
+    }
+)
+_SEEING_TENSORS = tuple(
+    f"{stem}{part}.*"
+    for stem in ("", "model.")
+    for part in ("multi_modal_projector", "vision_model", "vision_tower", "visual")
+)
 
 # Written by trainers, tokenizers, generation settings and tools; none of them changes a logit.
 _HARMLESS = frozenset(
@@ -112,21 +128,40 @@ def from_hf_config(config: Mapping[str, Any], stored: Collection[str]) -> tuple[
 
     Raises UnsupportedModelError for what we would run wrongly, CorruptModelError for what cannot be true.
     """
-    fields = Fields(config, _WHERE)
-    name, family = _family(fields)
+    sees = config.get("model_type") in HF_SEEING
+    if sees:
+        config = _text_part(config, stored)
+    name, family = _family(Fields(config, _WHERE))
+    fields = Fields({**family.defaults, **config}, f"{_WHERE}, text part" if sees else _WHERE)
+    fields.text("model_type")
     spec = _spec(name, family, fields, len(stored))
     # Layers behind the last, which predict further tokens and which we do not run.
     ahead = fields.integer("num_nextn_predict_layers", family.predicts, low=0, high=MAX_LAYERS)
     fields.refuse_unread(_HARMLESS | family.harmless)
-    return spec, hf_layout(
-        spec, family, stored, [f"model.layers.{spec.layer_count + i}.*" for i in range(ahead)]
-    )
+    ignored = [f"model.layers.{spec.layer_count + i}.*" for i in range(ahead)]
+    return spec, hf_layout(spec, family, stored, [*ignored, *(_SEEING_TENSORS if sees else ())])
+
+
+def _text_part(config: Mapping[str, Any], stored: Collection[str]) -> dict[str, Any]:
+    """The fields of the text model inside one that also sees; older files do not set them apart."""
+    inner = config.get("text_config")
+    flat = {name: value for name, value in config.items() if name not in _SEEING_FIELDS}
+    text = dict(inner) if isinstance(inner, Mapping) else {**flat, "model_type": ""}
+    text["model_type"] = text.get("model_type") or HF_SEEING[config["model_type"]]
+    # The outer and the inner field contradict each other in published files.
+    text["tie_word_embeddings"] = not any(name.endswith("lm_head.weight") for name in stored)
+    return text
 
 
 def _family(fields: Fields) -> tuple[str, HfFamily]:
     name = fields.text("model_type")
     if name in HF_FAMILIES:
         return name, HF_FAMILIES[name]
+    if name in HF_FALLBACKS:
+        raise UnsupportedModelError(
+            f"{_WHERE}: a {name} model {HF_FALLBACKS[name]}, which our own backends do not run",
+            hint=FALLBACK_HINT,
+        )
     near = difflib.get_close_matches(name[:64], HF_FAMILIES, n=1, cutoff=0.0)[0]
     if fields.child("text_config") is not None or fields.child("vision_config") is not None:
         raise UnsupportedModelError(

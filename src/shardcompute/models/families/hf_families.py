@@ -179,6 +179,19 @@ _DEEPSEEK_V3 = HfFamily(
     harmless=HARMLESS,
 )
 
+# Positions of text are the same along all axes, so that turning by several of them is turning by one.
+_MROPE = {"mrope": "default"}
+_MROPE_HARMLESS = frozenset({"mrope_section", "mrope_interleaved"})
+_QWEN2_VL_TEXT = HfFamily(
+    read.qwen2_vl_layers,
+    biases=qkv_biases,
+    kv_heads=8,
+    norm_eps=1e-5,
+    theta=1_000_000.0,
+    rope_types=_MROPE,
+    rope_harmless=_MROPE_HARMLESS,
+)
+
 HF_FAMILIES: Mapping[str, HfFamily] = {
     "llama": HfFamily(read.full_layers, biases=plain_biases),
     "mistral": HfFamily(read.mistral_layers, kv_heads=8, biases=no_biases),
@@ -205,12 +218,35 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         head_dim=256,
         theta=1_000_000.0,
         local_theta=10_000.0,
+        defaults={"num_attention_heads": 8, "vocab_size": 262_208, "max_position_embeddings": 131_072},
         is_tied=True,
         norm_placement="around",
         qk_norm="head",
         is_gemma=True,
         scales=gemma_scales,
         norms_lack_one=True,
+    ),
+    "qwen2_vl_text": _QWEN2_VL_TEXT,
+    "qwen2_5_vl_text": _QWEN2_VL_TEXT,
+    "qwen3_vl_text": HfFamily(
+        read.full_layers,
+        kv_heads=32,
+        head_dim=128,
+        qk_norm="head",
+        theta=500_000.0,
+        rope_types=_MROPE,
+        rope_harmless=_MROPE_HARMLESS,
+    ),
+    "qwen3_vl_moe_text": HfFamily(
+        read.qwen3_vl_moe_layers,
+        experts=read.qwen3_vl_moe_experts,
+        kv_heads=16,
+        qk_norm="head",
+        theta=500_000.0,
+        rope_types=_MROPE,
+        rope_harmless=_MROPE_HARMLESS,
+        is_tied=True,
+        stacks="transposed",
     ),
     "phi3": HfFamily(
         read.phi3_layers,
@@ -485,3 +521,51 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
         read.full_layers, biases=plain_biases, activation="relu2", has_gate=False, norm_eps=1e-5
     ),
 }
+
+HF_SEEING: Mapping[str, str] = {
+    "gemma3": "gemma3_text",
+    "llama4": "llama4_text",
+    "mistral3": "mistral",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+}
+"""Models that also see: the family of their text part, where the file does not name it. Images are not taken."""
+
+_STATE = "has layers that carry a recurrent state instead of keys and values"
+HF_FALLBACKS: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            "bamba",
+            "falcon_h1",
+            "falcon_mamba",
+            "jamba",
+            "kimi_linear",
+            "lfm2",
+            "lfm2_moe",
+            "mamba",
+            "mamba2",
+            "minimax",
+            "nemotron_h",
+            "olmo_hybrid",
+            "qwen3_5",
+            "qwen3_5_moe",
+            "qwen3_next",
+            "recurrent_gemma",
+            "rwkv",
+            "zamba",
+            "zamba2",
+        ),
+        _STATE,
+    ),
+    "apertus": "has an activation with trained parameters",
+    "bloom": "knows positions by biases of its scores",
+    "falcon": "may know positions by biases of its scores",
+    "gemma3n": "keeps several residual streams and shares keys between layers",
+    "gpt2": "learns positions instead of turning by them",
+    "mpt": "knows positions by biases of its scores",
+    "opt": "learns positions instead of turning by them",
+    "phimoe": "chooses experts by a threshold of its own",
+}
+"""What `transformers` runs and our own backends do not, with the reason."""

@@ -179,6 +179,8 @@ class HfFamily:
     """Rope parameters when there are none."""
     rope_types: Mapping[str, str] = field(default_factory=dict)
     """What this family's files call a kind of scaling that has another name."""
+    rope_harmless: frozenset[str] = frozenset()
+    """Rope parameters that count for images alone."""
     original_context: int | None = None
     """When the field is absent; None: what the rope parameters say."""
     turning_part: float | None = None
@@ -199,6 +201,8 @@ class HfFamily:
     """Layers behind the last that predict further tokens, when the field is absent."""
     attention_softcap: float | None = None
     logit_softcap: float | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that files leave out and every other family's files have."""
     ignored: tuple[str, ...] = ()
     """Stored tensors that we leave alone (of heads that predict more than one token); a name may end in `*`."""
     harmless: frozenset[str] = frozenset()

@@ -81,6 +81,19 @@ def qwen3_moe_layers(fields: Fields, count: int) -> tuple[Layer, ...]:
     return _stepped(fields, count, window)
 
 
+def qwen2_vl_layers(fields: Fields, count: int) -> tuple[Layer, ...]:
+    window = _window(fields, 4096)
+    if not fields.flag("use_sliding_window", False):
+        window = None
+    first = fields.integer("max_window_layers", 80, low=0)
+    kinds = _kinds(fields, count) or [window is not None and i >= first for i in range(count)]
+    return _mixed(fields, kinds, window)
+
+
+def qwen3_vl_moe_layers(fields: Fields, count: int) -> tuple[Layer, ...]:
+    return _stepped(fields, count, None)
+
+
 def qwen2_moe_layers(fields: Fields, count: int) -> tuple[Layer, ...]:
     fields.one_of("qkv_bias", fields.flag("qkv_bias", True), (True,))
     window = fields.optional_integer("sliding_window", 4096, low=0, high=MAX_CONTEXT) or None
@@ -263,6 +276,12 @@ def mixtral_experts(fields: Fields) -> Experts:
 
 def qwen3_moe_experts(fields: Fields) -> Experts | None:
     return _qwen_experts(fields, count=128, per_token=8, intermediate=768)
+
+
+def qwen3_vl_moe_experts(fields: Fields) -> Experts | None:
+    """Weights are divided by their sum, whatever the field says."""
+    experts = _qwen_experts(fields, count=60, per_token=4, intermediate=1408)
+    return None if experts is None else replace(experts, routing=Routing())
 
 
 def qwen2_moe_experts(fields: Fields) -> Experts | None:

@@ -33,6 +33,7 @@ def hf_ropes(family: HfFamily, fields: Fields, head_dim: int, context_length: in
             dim=rotary_dim(parameters, head_dim, own_part),
             context_length=context_length,
             original_context=original,
+            harmless=family.rope_harmless,
         )
 
     scaling, parameters = fields.child("rope_scaling"), fields.child("rope_parameters")

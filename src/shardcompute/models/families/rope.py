@@ -124,13 +124,14 @@ def scaled_rope(
     dim: int,
     context_length: int,
     original_context: int | None,
+    harmless: frozenset[str] = frozenset(),
 ) -> ScaledRope:
     """The rotation that `parameters` (a `rope_parameters` or `rope_scaling` mapping) describe.
 
     `original_context` overrules the field inside them. Fields that `kind` does not use are refused.
     """
     rope = _scaled(parameters, kind, theta, dim, context_length, original_context)
-    parameters.refuse_unread({"rope_type", "type"})
+    parameters.refuse_unread({"rope_type", "type"} | harmless)
     return rope
 
 
