@@ -15,6 +15,7 @@ from tokenizers import pre_tokenizers
 from shardcompute.cli.models import description
 from shardcompute.models.spec import Experts, Layer, ModelSpec, Rope
 from support.gguf.parts import split_gguf
+from support.models.tiny_checkpoint import save_tiny_llama
 
 Cli = Callable[..., Any]
 TOKENS = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
@@ -171,6 +172,18 @@ def test_unsupported_folder_is_described_with_the_reason(cli: Cli, tmp_path: Pat
     (kind,) = shown["weight_types"]
     assert (kind["name"], kind["tensors"], kind["size_bytes"]) == ("F32", 1, 16)
     assert shown["llamacpp"] == ""
+
+
+def test_the_text_of_a_model_that_also_sees_is_described_and_images_are_not_promised(
+    cli: Cli, tmp_path: Path
+) -> None:
+    folder = save_tiny_llama(tmp_path / "tiny")
+    plain = json.loads((folder / "config.json").read_text())
+    seeing = {"model_type": "mistral3", "text_config": plain, "vision_config": {"hidden_size": 8}}
+    (folder / "config.json").write_text(json.dumps(seeing))
+    shown = json.loads(cli("show", str(folder), "--json").stdout)
+    assert (shown["problem"], shown["shape"]["family"]) == (None, "llama")
+    assert any("images are not taken" in note for note in shown["shape"]["notes"])
 
 
 def test_number_format_that_no_kernel_takes_is_a_problem(
