@@ -34,7 +34,8 @@ class LinkOptions:
     has begun must be through after `frame_timeout_s` plus its size at `slowest_bytes_per_s`, in either
     direction. `max_pending` bounds a listener's connections that are not yet introduced and accepted.
     `congestion` names the TCP congestion control to ask for; where the system does not allow it, its own
-    default stays.
+    default stays. `node` is whom a dialler wants to reach, where it knows: one on the same machine can be reached a
+    shorter way (see `local_sockets`).
     """
 
     limits: WireLimits = field(default_factory=WireLimits)
@@ -45,6 +46,7 @@ class LinkOptions:
     slowest_bytes_per_s: float = 64 * 1024.0
     max_pending: int = 64
     congestion: str | None = None
+    node: str = ""
 
 
 DEFAULT_OPTIONS = LinkOptions()
@@ -52,7 +54,8 @@ DEFAULT_OPTIONS = LinkOptions()
 
 @dataclass(frozen=True, slots=True)
 class LinkStats:
-    """What a link has moved so far, without TLS's own bytes; what congestion control and TLS are in force."""
+    """What a link has moved so far, without TLS's own bytes; what congestion control and TLS are in force, and whether
+    it stays on this machine (see `local_sockets`)."""
 
     frames_sent: int = 0
     bytes_sent: int = 0
@@ -60,6 +63,7 @@ class LinkStats:
     bytes_received: int = 0
     congestion: str | None = None
     tls_version: str | None = None
+    is_local: bool = False
 
 
 class Link(Protocol):

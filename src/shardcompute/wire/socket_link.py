@@ -1,14 +1,16 @@
-"""A link over a connected socket, in the clear or inside TLS.
+"""A link over a connected socket, in the clear, inside TLS, or in the clear after a handshake of TLS.
 
-`open_link` and `answer_link` turn a connected socket into an introduced link, whichever way it was connected.
-Both keep to one deadline for TLS and introductions together, so that a silent peer holds its thread for a
-known time only.
+The last is for sockets that no other user can reach (`local_sockets`): both ends have shown their certificates, and
+what follows needs no cipher. `open_link` and `answer_link` turn a connected socket into an introduced link, whichever
+way it was connected. Both keep to one deadline for TLS and introductions together, so that a silent peer holds its
+thread for a known time only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import socket
 import ssl
 import threading
@@ -30,12 +32,25 @@ _TLS_HINT = "check that both nodes belong to the same cluster and that their clo
 class SocketLink(Closing):
     """Made by `open_link` and `answer_link`; until `introduced` it keeps to `deadline` and small limits."""
 
-    def __init__(self, sock: socket.socket, address: str, options: LinkOptions, deadline: float) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        address: str,
+        options: LinkOptions,
+        deadline: float,
+        *,
+        certificate: bytes | None = None,
+        is_local: bool = False,
+    ) -> None:
+        """`certificate`: what the peer has shown; of a TLS socket it is known."""
         self.address = address
         self.peer = ""
         self.role = ""
         self.version = 0
-        self.certificate = sock.getpeercert(binary_form=True) if isinstance(sock, ssl.SSLSocket) else None
+        self.certificate = (
+            sock.getpeercert(binary_form=True) if isinstance(sock, ssl.SSLSocket) else certificate
+        )
+        self.is_local = is_local
         self._tls_version = sock.version() if isinstance(sock, ssl.SSLSocket) else None
         self._congestion = read_congestion(sock)
         self._sock = sock
@@ -59,7 +74,7 @@ class SocketLink(Closing):
 
     @property
     def stats(self) -> LinkStats:
-        return LinkStats(*self._sent, *self._received, self._congestion, self._tls_version)
+        return LinkStats(*self._sent, *self._received, self._congestion, self._tls_version, self.is_local)
 
     def send(self, message: Message, body: Body = ()) -> None:
         parts = pack_frame(message, body, self._limits)
@@ -182,10 +197,16 @@ class _SecureSocket(ssl.SSLSocket):
 
 
 def open_link(
-    sock: socket.socket, address: str, server_name: str, ours: Hello, options: LinkOptions
+    sock: socket.socket,
+    address: str,
+    server_name: str,
+    ours: Hello,
+    options: LinkOptions,
+    *,
+    is_local: bool = False,
 ) -> SocketLink:
     """The link of whoever dialled; the socket is closed if it fails. Under TLS the peer's certificate must
-    bear `server_name`."""
+    bear `server_name`. `is_local`: TLS is left behind after its handshake, at both ends."""
     deadline = time.monotonic() + options.handshake_timeout_s
     with contextlib.ExitStack() as undo:
         undo.callback(lambda: sock.close())
@@ -197,10 +218,13 @@ def open_link(
                 )
             except (OSError, ValueError) as error:
                 raise LinkError(f"TLS with {address} failed: {error}", hint=_TLS_HINT) from error
-        link = _secure(sock, address, options, deadline)
+        link = _secure(sock, address, options, deadline, is_local=is_local)
+        undo.callback(link.close)
         link.introduced(introduce(link, ours, options.handshake_timeout_s))
         undo.pop_all()
-        return link
+    if is_local:
+        sock.close()
+    return link
 
 
 def wrap_answering(sock: socket.socket, options: LinkOptions) -> socket.socket:
@@ -212,27 +236,52 @@ def wrap_answering(sock: socket.socket, options: LinkOptions) -> socket.socket:
 
 
 def answer_link(
-    sock: socket.socket, address: str, ours: Hello, options: LinkOptions, admit: Admit | None
+    sock: socket.socket,
+    address: str,
+    ours: Hello,
+    options: LinkOptions,
+    admit: Admit | None,
+    *,
+    is_local: bool = False,
 ) -> SocketLink:
     """The link of whoever was dialled, over a socket that went through `wrap_answering`.
 
-    If it fails the socket stays the caller's, who may be about to shut it down from another thread.
+    If it fails the socket stays the caller's, who may be about to shut it down from another thread. So it does where
+    the link `is_local`, which has a handle of its own to the connection.
     """
-    link = _secure(sock, address, options, time.monotonic() + options.handshake_timeout_s)
-    link.introduced(answer(link, ours, admit, options.handshake_timeout_s))
+    deadline = time.monotonic() + options.handshake_timeout_s
+    link = _secure(sock, address, options, deadline, is_local=is_local)
+    try:
+        link.introduced(answer(link, ours, admit, options.handshake_timeout_s))
+    except BaseException:
+        if is_local:
+            link.close()
+        raise
     return link
 
 
-def _secure(sock: socket.socket, address: str, options: LinkOptions, deadline: float) -> SocketLink:
+def _secure(
+    sock: socket.socket, address: str, options: LinkOptions, deadline: float, *, is_local: bool
+) -> SocketLink:
+    certificate: bytes | None = None
     if isinstance(sock, ssl.SSLSocket):
         try:
             sock.settimeout(options.handshake_timeout_s)
             sock.do_handshake()
+            if is_local:
+                certificate = sock.getpeercert(binary_form=True)
+                sock = _without_tls(sock)
         except (OSError, ValueError) as error:
             reason = error.reason if isinstance(error, ssl.SSLError) else None
             raise LinkError(f"TLS with {address} failed: {reason or error}", hint=_TLS_HINT) from error
     sock.setblocking(False)
-    return SocketLink(sock, address, options, deadline)
+    return SocketLink(sock, address, options, deadline, certificate=certificate, is_local=is_local)
+
+
+def _without_tls(sock: ssl.SSLSocket) -> socket.socket:
+    """The same connection, in the clear once both sides have said that TLS ends here."""
+    sock.unwrap()
+    return socket.socket(fileno=os.dup(sock.fileno()))
 
 
 def shut_down(sock: socket.socket) -> None:

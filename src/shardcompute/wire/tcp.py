@@ -1,5 +1,7 @@
 """Links over TCP: `tcp://host:port`, with TLS where the options carry a context.
 
+A node of the same user on the same machine is reached through a Unix socket beside its port (`local_sockets`).
+
 A listener has one thread that accepts. TLS and introductions of each connection run in a thread of their own
 with a deadline, so that a slow or silent peer delays nobody. Connections beyond `max_pending` wait in the
 system's queue until one is through, or has had its moment and must make room.
@@ -22,12 +24,14 @@ from shardcompute.core.closing import Closing
 from shardcompute.core.errors import LinkClosedError, LinkError, UsageError
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.wire.links import DEFAULT_OPTIONS, Admit, LinkOptions
+from shardcompute.wire.local_sockets import LocalSocket, LocalSockets, check_peer_user
 from shardcompute.wire.messages import Hello
 from shardcompute.wire.socket_link import SocketLink, answer_link, open_link, shut_down, wrap_answering
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 128
 _RETRY_S = 0.1
+_HERE = "a process on this machine"
 # An honest peer is through by then, unless this machine is very busy.
 _MOMENT_S = 0.5
 # A peer that vanished without a word is noticed after about half a minute, idle or not.
@@ -46,8 +50,17 @@ _LINUX_OPTIONS = ((16, 1), (44, 1000))
 
 
 class TcpTransport:
+    """`local`: the sockets through which nodes of this machine reach each other, where both show certificates."""
+
+    def __init__(self, local: LocalSockets | None = None) -> None:
+        self._local = local
+
     def dial(self, url: str, ours: Hello, options: LinkOptions = DEFAULT_OPTIONS) -> SocketLink:
         host, port = split_address(url)
+        if self._local is not None and options.tls is not None and options.node:
+            near = self._local.connect(options.node, port, options.handshake_timeout_s)
+            if near is not None:
+                return open_link(near, url, options.server_name or host, ours, options, is_local=True)
         try:
             sock = socket.create_connection((host, port), timeout=options.handshake_timeout_s)
         except OSError as error:
@@ -70,7 +83,10 @@ class TcpTransport:
                 f"{url} cannot be listened at: {error.strerror or error}",
                 hint="choose an address of this machine and a free port (0 lets the system choose)",
             ) from error
-        return TcpListener(sock, ours, options, admit)
+        near: LocalSocket | None = None
+        if self._local is not None and options.tls is not None:
+            near = self._local.listen(ours.node, sock.getsockname()[1])
+        return TcpListener(sock, ours, options, admit, near)
 
 
 @dataclass(slots=True)
@@ -86,9 +102,17 @@ class _Pending:
 
 
 class TcpListener(Closing):
-    def __init__(self, sock: socket.socket, ours: Hello, options: LinkOptions, admit: Admit | None) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        ours: Hello,
+        options: LinkOptions,
+        admit: Admit | None,
+        near: LocalSocket | None = None,
+    ) -> None:
         self.address = join_address(*sock.getsockname()[:2])
         self._sock = sock
+        self._near = near
         self._ours = ours
         self._options = options
         self._admit = admit
@@ -99,7 +123,8 @@ class TcpListener(Closing):
         self._ready: deque[SocketLink] = deque()
         self._pending: dict[threading.Thread, _Pending] = {}
         self._wake, self._woken = socket.socketpair()
-        sock.setblocking(False)
+        for listening in self._listening():
+            listening.setblocking(False)
         self._acceptor = threading.Thread(target=self._run, name=f"accept {self.address}", daemon=True)
         self._acceptor.start()
 
@@ -135,18 +160,26 @@ class TcpListener(Closing):
 
     def _run(self) -> None:
         """Receive connections and give each its own thread, until closed."""
-        with self._sock, self._woken, selectors.DefaultSelector() as selector:
-            selector.register(self._sock, selectors.EVENT_READ)
-            selector.register(self._woken, selectors.EVENT_READ)
+        with contextlib.ExitStack() as opened:
+            if self._near is not None:
+                opened.callback(self._near.close)
+            opened.enter_context(self._sock)
+            opened.enter_context(self._woken)
+            selector = opened.enter_context(selectors.DefaultSelector())
+            for each in (*self._listening(), self._woken):
+                selector.register(each, selectors.EVENT_READ, each)
             while True:
-                selector.select()
-                wait_s = 0.0
-                while not self._slots.acquire(timeout=wait_s):
-                    wait_s = self._make_room()
-                if self._is_closed:
-                    return
-                if not self._accept_one():
-                    self._slots.release()
+                for key, _ in selector.select():
+                    wait_s = 0.0
+                    while not self._slots.acquire(timeout=wait_s):
+                        wait_s = self._make_room()
+                    if self._is_closed:
+                        return
+                    if key.data is self._woken or not self._accept_one(key.data):
+                        self._slots.release()
+
+    def _listening(self) -> list[socket.socket]:
+        return [self._sock] if self._near is None else [self._sock, self._near.sock]
 
     def _make_room(self) -> float:
         """Let go of the longest pending connection if it has had its moment; how long to wait for a slot."""
@@ -157,10 +190,11 @@ class TcpListener(Closing):
                 oldest.hang_up()
             return left_s if left_s > 0 else _MOMENT_S
 
-    def _accept_one(self) -> bool:
+    def _accept_one(self, listening: socket.socket) -> bool:
         """True if a connection was handed to a thread, which then owns the slot."""
+        is_local = listening is not self._sock
         try:
-            sock, remote = self._sock.accept()
+            sock, remote = listening.accept()
         except BlockingIOError:
             return False
         except OSError as error:
@@ -170,16 +204,20 @@ class TcpListener(Closing):
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed, _RETRY_S)
             return False
-        address = join_address(*remote[:2])
+        address = _HERE if is_local else join_address(*remote[:2])
         try:
-            tune_socket(sock, self._options.congestion)
+            if is_local:
+                check_peer_user(sock)
+            else:
+                tune_socket(sock, self._options.congestion)
             sock = wrap_answering(sock, self._options)
         except (OSError, ValueError) as error:
-            self._limited_log.info(remote[0], "connection from %s dropped: %s", address, error)
+            who = _HERE if is_local else remote[0]
+            self._limited_log.info(who, "connection from %s dropped: %s", address, error)
             sock.close()
             return False
         thread = threading.Thread(
-            target=self._greet, args=(sock, address), name=f"greet {address}", daemon=True
+            target=self._greet, args=(sock, address, is_local), name=f"greet {address}", daemon=True
         )
         with self._changed:
             pending = self._pending[thread] = _Pending(sock, time.monotonic())
@@ -188,14 +226,13 @@ class TcpListener(Closing):
         thread.start()
         return True
 
-    def _greet(self, sock: socket.socket, address: str) -> None:
+    def _greet(self, sock: socket.socket, address: str, is_local: bool) -> None:
         link: SocketLink | None = None
         try:
-            link = answer_link(sock, address, self._ours, self._options, self._admit)
+            link = answer_link(sock, address, self._ours, self._options, self._admit, is_local=is_local)
         except LinkError as error:
-            self._limited_log.info(
-                split_address(address)[0], "connection from %s dropped: %s", address, error
-            )
+            who = _HERE if is_local else split_address(address)[0]
+            self._limited_log.info(who, "connection from %s dropped: %s", address, error)
         except Exception:
             _log.exception("connection from %s dropped", address)
         thread = threading.current_thread()
@@ -206,8 +243,12 @@ class TcpListener(Closing):
             if link is not None and is_ready:
                 self._ready.append(link)
                 self._changed.notify_all()
-        if not is_ready:
+        if link is not None and is_local and not is_ready:
+            link.close()
+        if is_local or not is_ready:
+            # A local link has a handle of its own.
             sock.close()
+        if not is_ready:
             self._slots.release()
         with self._changed:
             del self._pending[thread]

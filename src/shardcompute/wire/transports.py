@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from shardcompute.core.errors import UsageError
 from shardcompute.wire.inproc import InprocTransport
 from shardcompute.wire.links import DEFAULT_OPTIONS, Admit, Link, LinkOptions, Listener, Transport
+from shardcompute.wire.local_sockets import default_local_sockets
 from shardcompute.wire.messages import Hello
 from shardcompute.wire.tcp import TcpTransport
 
@@ -36,4 +37,4 @@ class Transports:
 
 def default_transports() -> Transports:
     """Every transport of this release, with `inproc` names of its own."""
-    return Transports({"inproc": InprocTransport(), "tcp": TcpTransport()})
+    return Transports({"inproc": InprocTransport(), "tcp": TcpTransport(default_local_sockets())})

@@ -103,7 +103,7 @@ class Endpoint:
     def dial(self, url: str, role: str, node: str | None = None, *, needs: Role | None = None) -> Link:
         """A link to the node at `url`; LinkError unless it is `node`, and may act as `needs`, where they are named."""
         credentials = self.credentials
-        options = LinkOptions(tls=credentials.client_context(), congestion=_CONGESTION)
+        options = LinkOptions(tls=credentials.client_context(), congestion=_CONGESTION, node=node or "")
         link = self._transports.dial(self._near_url if url == self.url else url, self._hello(role), options)
         try:
             peer = read_peer(link.certificate)

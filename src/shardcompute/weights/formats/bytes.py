@@ -24,7 +24,7 @@ from shardcompute.core.errors import CorruptModelError, SourceError, UnknownMode
 _MAX_READ_BYTES = 1 << 30
 # A file that the system has in memory is copied by one core at a fifth of what the memory gives.
 _PIECE_BYTES = 16 << 20
-_MOST_READERS = 8
+_MOST_READERS = 16
 
 
 class ByteSource(Protocol):
