@@ -24,10 +24,10 @@ from shardcompute.core.errors import LinkClosedError, LinkError
 from shardcompute.sim.conditions import Path
 from shardcompute.sim.lines import Line
 from shardcompute.sim.shape_file import NetworkShape
+from shardcompute.sim.wrapped_link import WrappedLink
 from shardcompute.wire import Admit, Hello, Link, LinkOptions, Listener, Message, Transport, WireLimits
 from shardcompute.wire.framing import Body, pack_frame
 from shardcompute.wire.links import DEFAULT_OPTIONS
-from shardcompute.wire.wrapped import WrappedLink
 
 # What Linux lets a connection's send buffer grow to by default.
 _BUFFER_BYTES = 4 << 20

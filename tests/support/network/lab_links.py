@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from shardcompute.core.errors import LinkClosedError, LinkError
+from shardcompute.sim.wrapped_link import WrappedLink
 from shardcompute.wire import Hello, Link, LinkOptions, Message, TcpTransport, Transports
 from shardcompute.wire.framing import Body
 from shardcompute.wire.links import Admit
 from shardcompute.wire.tcp import TcpListener
-from shardcompute.wire.wrapped import WrappedLink
 
 _DATA_ROLES = ("stage", "driver")
 Watch = Callable[["LabLink", Message], None]
