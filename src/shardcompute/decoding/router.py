@@ -152,8 +152,7 @@ class Router:
         state = self._sessions.setdefault(session, _RoutedSession())
         state.wish = wish
         chosen = self._choose(session, state, available, load)
-        name = chosen.drafter or "plain"
-        self._rounds[name] = self._rounds.get(name, 0) + 1
+        self._count_round(chosen)
         return chosen
 
     def compare(
@@ -185,9 +184,11 @@ class Router:
             if rate > most:
                 reason = f"promises {rate / state.plain_rate:.2f} of plain"
                 best, most = DraftPlan(offer.drafter, tokens, plan.frames, reason), rate
-        if best is not None and best.drafter is not None:
-            self._rounds[best.drafter] = self._rounds.get(best.drafter, 0) + 1
         return best
+
+    def took(self, plan: DraftPlan) -> None:
+        """The next frame is made by a plan that `compare` gave. To look for one is no round, however often."""
+        self._count_round(plan)
 
     def head_draft_tokens(self, session: int, wish: Speculation, load: PipeLoad) -> int:
         """How many tokens the last stage is to draft behind the next frame; it must be told with that."""
@@ -390,6 +391,10 @@ class Router:
         return _Prospectus(
             drafter, is_free, tokens, wish.frames or frames, rate, worth, _can_pay(costs, lengths, least)
         )
+
+    def _count_round(self, plan: DraftPlan) -> None:
+        name = plan.drafter or "plain"
+        self._rounds[name] = self._rounds.get(name, 0) + 1
 
     def _was_plain(self, drafter: str) -> None:
         """A round that was to be speculative turned out to be plain."""

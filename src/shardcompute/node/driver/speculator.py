@@ -255,6 +255,7 @@ class RoutedSpeculator:
         if chosen is None:
             return False
         stats.plan = chosen
+        self.router.took(chosen)
         return self._draft(session, stats, room, context)
 
     def _find_at_hand(

@@ -95,6 +95,23 @@ def test_several_frames_of_one_session_are_on_their_way_at_once() -> None:
     assert caller.tokens == continuation(ask(5).prompt, 30)
 
 
+@pytest.mark.parametrize(("rows", "logit_rows"), [(16, 8), (64, 64), (4, 3)])
+def test_drafts_of_many_sessions_keep_within_what_the_stages_take(rows: int, logit_rows: int) -> None:
+    shape = replace(PIPELINE, max_rows=rows, max_logit_rows=logit_rows)
+    driver, chain, _ = drafting(shape=shape)
+    callers = [submit(driver, drafted(16, 2, length=3 + turn, max_tokens=20))[1] for turn in range(6)]
+    chain.run(driver)
+    assert [caller.tokens for caller in callers] == [
+        continuation(ask(3 + turn).prompt, 20) for turn in range(6)
+    ]
+    sizes = [
+        (sum(len(part.ids) for part in frame.work), sum(part.logit_rows for part in frame.work))
+        for frame in chain.frames
+    ]
+    assert all(count <= rows and logits <= logit_rows for count, logits in sizes), sizes
+    assert max(logits for _, logits in sizes) > 1
+
+
 def test_what_was_sent_behind_a_wrong_draft_does_not_count() -> None:
     driver, chain, _ = drafting(lambda position: position == 7)
     request = drafted(2, 3, max_tokens=12)
@@ -246,6 +263,21 @@ def test_a_free_draft_that_is_sure_goes_before_a_drafter_that_is_better_in_the_m
     speculator.extend(session, RING)
     assert speculator.stats_of(1).plan.drafter == "ngram"
     assert session.assumed[:2] == [1, 2]
+    speculator.close()
+
+
+def test_a_draft_that_was_looked_for_and_then_taken_is_one_round() -> None:
+    speculator, session = repeating(Oracle(lambda prompt: [0, 1, 2] * 20, is_slow=True))
+    for _ in range(50):
+        speculator.router.verified(1, "ngram", 3, 8, 8)
+    speculator.router.choose(1, Speculation("off"), (), RING.load)
+    # A chain that goes on by itself is held back for the draft, which is then sent.
+    assert not speculator.lets_continue(session, RING)
+    assert "share_ngram" not in speculator.router.snapshot()
+    speculator.extend(session, RING)
+    assert session.assumed
+    told = speculator.router.snapshot()
+    assert (told["share_ngram"], told["share_plain"]) == (0.5, 0.5)
     speculator.close()
 
 
