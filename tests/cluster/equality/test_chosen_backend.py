@@ -13,7 +13,7 @@ from shardcompute.backends.devices import host_device
 from shardcompute.backends.llamacpp.library import installed_version
 from shardcompute.core.settings import load_settings
 from shardcompute.node.admin.dry_run import plan_model
-from shardcompute.node.worker.backend_trial import choose_cpu_backend
+from shardcompute.node.worker.backend_trial import TriedSpeeds, choose_cpu_backend
 from shardcompute.weights.checkpoint import Checkpoint
 from support.models.requests import greedy, mixture, prompts
 from support.models.tiny_gguf import save_tiny_text_gguf
@@ -54,7 +54,7 @@ def measured(home: Path, onnx: CpuSpeed, llamacpp: CpuSpeed) -> Choose:
             settings=settings,
             device=host_device(),
             threads=1,
-            trial=lambda opened, threads: speeds,
+            trial=lambda opened, threads: TriedSpeeds(speeds),
         )
 
     return choose

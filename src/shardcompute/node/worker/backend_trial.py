@@ -1,7 +1,8 @@
 """Backend trial: how fast ONNX Runtime and llama.cpp are on this CPU with a model's own layers, and which is chosen.
 
 A few layers and the head are opened with both and measured in turns. What was measured is kept in `speeds.json` of the
-data folder and serves for a month, for every model of that shape and form; another release of a library is tried anew.
+data folder and serves for a month, for every model of that shape and form; another release of a library is tried anew,
+and so is what was measured while the machine was busy with something else.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from shardcompute.backends.cpu_choice import LLAMACPP, ONNX, CpuBackendChoice, CpuSpeed, choose_measured
@@ -43,7 +45,20 @@ _CONTEXT = 255
 """With room for one more, the shortest stream that llama.cpp makes."""
 _TOKENS = 16 * 256
 
-Trial = Callable[[Checkpoint, int], Mapping[str, CpuSpeed]]
+_LONGEST_ROUND_S = 8.0
+_STEADY = 1.5
+"""Rounds that differ by more than so many times were disturbed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TriedSpeeds:
+    """Of both backends, and whether the rounds agreed."""
+
+    speeds: Mapping[str, CpuSpeed]
+    is_steady: bool = True
+
+
+Trial = Callable[[Checkpoint, int], TriedSpeeds]
 
 
 def choose_cpu_backend(
@@ -71,13 +86,16 @@ def choose_cpu_backend(
     if onnx is not None and llamacpp is not None:
         return choose_measured(onnx, llamacpp)
     try:
-        speeds = (trial or try_backends)(checkpoint, threads)
+        tried = (trial or try_backends)(checkpoint, threads)
     except (ShardComputeError, OSError, MemoryError) as error:
         log.warning("the trial of llama.cpp with %s failed: %s", checkpoint.name, error)
         return CpuBackendChoice(ONNX, f"llama.cpp could not be tried: {error}")
-    for backend, speed in speeds.items():
-        book.note_model(keys[backend], _as_time(checkpoint.name, shape, speed, clock()))
-    return choose_measured(speeds[ONNX], speeds[LLAMACPP])
+    if tried.is_steady:
+        for backend, speed in tried.speeds.items():
+            book.note_model(keys[backend], _as_time(checkpoint.name, shape, speed, clock()))
+    else:
+        log.info("the trial of llama.cpp was disturbed, and is made again at the next start")
+    return choose_measured(tried.speeds[ONNX], tried.speeds[LLAMACPP])
 
 
 def remembered_choices(
@@ -95,7 +113,7 @@ def remembered_choices(
     return found
 
 
-def try_backends(checkpoint: Checkpoint, threads: int) -> dict[str, CpuSpeed]:
+def try_backends(checkpoint: Checkpoint, threads: int) -> TriedSpeeds:
     """A step of the whole model by either backend, reckoned from some layers within and the last with the head."""
     spec, total = checkpoint.spec, checkpoint.spec.layer_count
     layer_bytes = max(1, sum(_layer_bytes(checkpoint)) // total)
@@ -111,13 +129,17 @@ def try_backends(checkpoint: Checkpoint, threads: int) -> dict[str, CpuSpeed]:
         ]
         best: dict[tuple[str, Stage], list[StageSpeed]] = {}
         for _ in range(_ROUNDS):
+            began_s = time.monotonic()
             for backend, stage, _, runtime in opened:
                 speed = measure_stage(runtime, stage, spec.hidden, PROMPT_ROWS)
                 best.setdefault((backend, stage), []).append(speed)
-    return {
+            if time.monotonic() - began_s > _LONGEST_ROUND_S:
+                break
+    speeds = {
         backend: _sum([(best[backend, stage], share) for stage, share in parts])
         for backend in (ONNX, LLAMACPP)
     }
+    return TriedSpeeds(speeds, all(_agree([each.row_s for each in rounds]) for rounds in best.values()))
 
 
 def shape_of_checkpoint(checkpoint: Checkpoint, form: str) -> LayerShape:
@@ -168,6 +190,10 @@ def _open(checkpoint: Checkpoint, backend: str, stage: Stage, threads: int, stac
     runtime = StageRuntime(executor, is_first=stage.is_first, is_last=stage.is_last)
     stack.callback(runtime.close)
     return runtime
+
+
+def _agree(seconds: list[float]) -> bool:
+    return len(seconds) == _ROUNDS and max(seconds) <= _STEADY * min(seconds)
 
 
 def _sum(parts: list[tuple[list[StageSpeed], float]]) -> CpuSpeed:

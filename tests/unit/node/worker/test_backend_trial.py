@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,12 @@ from shardcompute.bench.engine.random_gguf import LlamaShape, write_random_gguf
 from shardcompute.core.errors import BackendError
 from shardcompute.core.settings import Settings, load_settings
 from shardcompute.node.worker import backend_trial
-from shardcompute.node.worker.backend_trial import choose_cpu_backend, remembered_choices, try_backends
+from shardcompute.node.worker.backend_trial import (
+    TriedSpeeds,
+    choose_cpu_backend,
+    remembered_choices,
+    try_backends,
+)
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
@@ -31,11 +36,12 @@ class FakeTrial:
 
     def __init__(self, onnx: CpuSpeed, llamacpp: CpuSpeed) -> None:
         self.speeds = {"onnx": onnx, "llamacpp": llamacpp}
+        self.is_steady = True
         self.calls = 0
 
-    def __call__(self, checkpoint: Checkpoint, threads: int) -> Mapping[str, CpuSpeed]:
+    def __call__(self, checkpoint: Checkpoint, threads: int) -> TriedSpeeds:
         self.calls += 1
-        return self.speeds
+        return TriedSpeeds(self.speeds, self.is_steady)
 
 
 @pytest.fixture
@@ -102,6 +108,15 @@ def test_another_number_of_threads_another_form_and_a_month_are_tried_anew(
     assert trial.calls == 4
 
 
+def test_a_trial_that_was_disturbed_is_used_and_not_remembered(
+    checkpoint: Checkpoint, settings: Settings
+) -> None:
+    disturbed = FakeTrial(SLOW, FAST)
+    disturbed.is_steady = False
+    assert choose(checkpoint, settings, disturbed).backend == "llamacpp"
+    assert choose(checkpoint, settings, FakeTrial(FAST, SLOW)).backend == "onnx"
+
+
 def test_what_cannot_be_compared_is_settled_without_a_trial(
     checkpoint: Checkpoint, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +136,7 @@ def test_what_cannot_be_compared_is_settled_without_a_trial(
 
 
 def test_a_trial_that_fails_leaves_onnx_runtime(checkpoint: Checkpoint, settings: Settings) -> None:
-    def fail(checkpoint: Checkpoint, threads: int) -> Mapping[str, CpuSpeed]:
+    def fail(checkpoint: Checkpoint, threads: int) -> TriedSpeeds:
         raise BackendError("its kernels give other bits here")
 
     choice = choose_cpu_backend(
@@ -136,7 +151,7 @@ def test_a_real_trial_measures_both(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHARDCOMPUTE_HOME", str(tmp_path))
-    speeds = try_backends(checkpoint, 1)
+    speeds = try_backends(checkpoint, 1).speeds
     assert set(speeds) == {"onnx", "llamacpp"}
     for speed in speeds.values():
         assert speed.row_s > 0
