@@ -6,7 +6,9 @@ import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,20 +69,22 @@ def expected(folder: Callable[[str], Path]) -> Callable[[str], Float32]:
 
 
 @contextmanager
-def _chain(path: Path, backend: str, stages: int) -> Iterator[Step]:
+def _chain(
+    path: Path, backend: str, stages: int, options: ExecutorOptions = OPTIONS, ids: Any = IDS
+) -> Iterator[Step]:
     """The model at `path` in stages, one behind the other."""
     with ExitStack() as stack:
         files = resolve(parse_reference(str(path)), Settings(data_dir=path.parent))
         with open_checkpoint(files) as checkpoint:
             executors = [
                 stack.enter_context(
-                    closing(open_shard(checkpoint, stage=s, backend=backend, options=OPTIONS))
+                    closing(open_shard(checkpoint, stage=s, backend=backend, options=options))
                 )
                 for s in cut(checkpoint.spec, stages)
             ]
 
         def step(segment: Segment) -> Float32:
-            x = IDS[segment.start : segment.stop]
+            x = ids[segment.start : segment.stop]
             for executor in executors:
                 x = np.array(executor.step([segment], x))
             return x
@@ -96,7 +100,7 @@ def _logits(step: Step) -> Float32:
     return np.stack([whole, np.concatenate(pieces)])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, "torch"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_of_transformers(
     name: str, backend: str, folder: Callable[[str], Path], expected: Callable[[str], Float32]
@@ -116,6 +120,49 @@ def test_text_of_models_that_also_see(
         whole, pieces = _logits(step)
     np.testing.assert_allclose(whole, expected(name), atol=1e-4)
     np.testing.assert_allclose(pieces, expected(name), atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "torch"])
+def test_longrope_to_its_full_context(backend: str, folder: Callable[[str], Path]) -> None:
+    """Text longer than the context that the model was made for at first, at once and in pieces that begin before it."""
+    path, ids = folder("phi3-longrope"), np.random.default_rng(8).integers(3, VOCABULARY, 90)
+    options = replace(OPTIONS, max_rows=128, max_logit_rows=128, context_length=256)
+    with _chain(path, backend, 2, options, ids) as step:
+        whole = step(Segment(1, 0, 90, 90))
+        pieces = [step(Segment(2, 0, 60, 60)), *(step(Segment(2, i, 1, 1)) for i in range(60, 90))]
+    expected = reference_logits(path, ids.tolist())
+    np.testing.assert_allclose(whole, expected, atol=1e-4)
+    np.testing.assert_allclose(np.concatenate(pieces), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "onnx"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sessions_of_one_batch_do_not_see_each_other(
+    name: str, backend: str, folder: Callable[[str], Path], expected: Callable[[str], Float32]
+) -> None:
+    batch = [Segment(1, 0, 12, 12), Segment(2, 0, 5, 5)]
+    more = [Segment(2, 5, 4, 4), Segment(1, 12, 1, 1)]
+    with _batch(folder(name), backend) as step:
+        first, second = step(batch), step(more)
+    want = expected(name)
+    np.testing.assert_allclose(first, np.concatenate([want[:12], want[:5]]), atol=1e-4)
+    np.testing.assert_allclose(second, np.concatenate([want[5:9], want[12:13]]), atol=1e-4)
+
+
+@contextmanager
+def _batch(path: Path, backend: str) -> Iterator[Callable[[list[Segment]], Float32]]:
+    """The whole model, stepped by rows of several sessions at once."""
+    files = resolve(parse_reference(str(path)), Settings(data_dir=path.parent))
+    with open_checkpoint(files) as checkpoint:
+        (whole,) = cut(checkpoint.spec, 1)
+        executor = open_shard(checkpoint, stage=whole, backend=backend, options=OPTIONS)
+
+    def step(segments: list[Segment]) -> Float32:
+        rows = np.concatenate([IDS[segment.start : segment.stop] for segment in segments])
+        return np.array(executor.step(segments, rows))
+
+    with closing(executor):
+        yield step
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

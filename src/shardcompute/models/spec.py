@@ -43,6 +43,9 @@ class Rope:
     amplitude: float = 1.0
     growth: Growth | None = None
     """What multiplies the amplitude besides."""
+    long_frequencies: tuple[float, ...] | None = None
+    """What turns instead, at every position, in a served context of more than `long_beyond` (LongRoPE)."""
+    long_beyond: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.models.families.fields import Fields
 from shardcompute.models.families.rope import default_frequencies, scaled_rope
+from shardcompute.models.rotation import rope_tables
+from shardcompute.models.spec import Rope
 
 CONTEXT = 4096
 LONG = [1.0 + i / 3 for i in range(16)]
@@ -71,9 +73,24 @@ def test_default_frequencies_fall_from_one_by_equal_ratios() -> None:
     np.testing.assert_allclose(frequencies, [1.0, 0.5, 0.25, 0.125])
 
 
-def test_longrope_stays_within_the_original_context() -> None:
-    rope = _scaled("longrope", short_factor=LONG, long_factor=LONG, original_max_position_embeddings=1000)
-    assert rope.context_length == 1000
+def test_longrope_turns_by_long_factors_in_a_context_beyond_the_original_one() -> None:
+    short, long = LONG, LONG[::-1]
+    scaled = _scaled("longrope", short_factor=short, long_factor=long, original_max_position_embeddings=1000)
+    rope = scaled.rope
+    assert (scaled.context_length, rope.long_beyond) == (CONTEXT, 1000)
+    by_short = Rope(rope.inverse_frequencies, rope.amplitude)
+    by_long = Rope(rope.long_frequencies or (), rope.amplitude)
+    for context, wanted in ((1000, by_short), (1001, by_long)):
+        np.testing.assert_array_equal(rope_tables(rope, context), rope_tables(wanted, context))
+    assert (
+        rope.long_frequencies
+        == _scaled("longrope", short_factor=long, long_factor=long).rope.inverse_frequencies
+    )
+
+
+def test_longrope_within_the_original_context_needs_no_long_factors() -> None:
+    within = {"short_factor": LONG, "long_factor": LONG, "original_max_position_embeddings": CONTEXT}
+    assert _scaled("longrope", **within).rope.long_frequencies is None
 
 
 def test_yarn_reaches_as_far_as_it_stretches() -> None:

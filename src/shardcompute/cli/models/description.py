@@ -242,6 +242,11 @@ def _notes(spec: ModelSpec) -> list[str]:
     notes += [
         f"{layers} of {count} layers see their own chunk of {chunk}" for chunk, layers in chunks.items()
     ]
+    notes += [
+        f"a context of more than {rope.long_beyond:,} turns by the long factors at every position"
+        for rope in spec.ropes
+        if rope.long_frequencies is not None
+    ]
     if any(rope.growth is not None for rope in spec.ropes):
         notes.append("queries grow with position")
     if spec.experts is not None:

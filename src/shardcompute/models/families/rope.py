@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardcompute.models.families.fields import FALLBACK_HINT, MAX_CONTEXT, MAX_HEAD_DIM, Fields
 from shardcompute.models.spec import Rope
@@ -155,9 +155,9 @@ def _scaled(
         frequencies, usual = _yarn(fields, theta, dim, original, factor)
         limit = yarn_context(context, factor, original)
     else:
-        frequencies, usual = _longrope(fields, theta, dim), longrope_amplitude(factor, original)
-        # A context that never needs the long factors: cached keys cannot turn anew.
-        limit = min(context, original)
+        usual = longrope_amplitude(factor, original)
+        rope = _longrope(fields, theta, dim, original if context > original else None)
+        return ScaledRope(replace(rope, amplitude=usual if amplitude is None else amplitude), context)
     return ScaledRope(Rope(frequencies, usual if amplitude is None else amplitude), limit)
 
 
@@ -196,13 +196,17 @@ def _yarn(fields: Fields, theta: float, dim: int, original: int, factor: float) 
     return frequencies, yarn_amplitude(factor, mscale, mscale_all_dim)
 
 
-def _longrope(fields: Fields, theta: float, dim: int) -> Frequencies:
-    """The short factors."""
+def _longrope(fields: Fields, theta: float, dim: int, beyond: int | None) -> Rope:
+    """Turning by the short factors, or by the long ones in contexts `beyond` what the model was made for at first."""
     short, long = fields.numbers("short_factor"), fields.numbers("long_factor")
     for name, factors in (("short_factor", short), ("long_factor", long)):
         if factors is None or len(factors) != dim // 2:
             raise fields.corrupt(name, factors, f"a list of {dim // 2} numbers")
-    return factored_frequencies(theta, dim, short or ())
+    frequencies = factored_frequencies(theta, dim, short or ())
+    if beyond is None:
+        return Rope(frequencies)
+    stretched = factored_frequencies(theta, dim, long or ())
+    return Rope(frequencies, long_frequencies=stretched, long_beyond=beyond)
 
 
 def check_head_dim(fields: Fields, name: str, head_dim: int) -> int:
