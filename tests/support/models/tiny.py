@@ -293,6 +293,16 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
         sliding_window=5,
         max_window_layers=2,
     ),
+    "dots1-full": _config(
+        "Dots1",
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        sliding_window=None,
+    ),
     "ernie4.5-moe": _config(
         "Ernie4_5_Moe",
         moe_intermediate_size=32,

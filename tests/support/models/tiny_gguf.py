@@ -44,10 +44,30 @@ ARCHITECTURES: Mapping[str, str] = {
     "olmo2": "olmo2",
     "smollm3": "smollm3",
     "gpt-oss": "gpt-oss",
+    "granite": "granite",
+    "arcee": "arcee",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "seed-oss": "seed_oss",
+    "seed-oss-biases": "seed_oss",
+    "ernie4.5": "ernie4_5",
+    "ernie4.5-biases": "ernie4_5",
+    "exaone4": "exaone4",
+    "exaone4-full": "exaone4",
+    "nemotron": "nemotron",
+    "glm4": "glm4",
+    "glm4-plain": "glm4",
+    "olmoe": "olmoe",
+    "minimax-m2": "minimax-m2",
+    "dots1-full": "dots1",
+    "glm4-moe": "glm4moe",
+    "glm4-moe-plain": "glm4moe",
 }
 """GGUF architecture of each tiny configuration that GGUF can express."""
 
-_INTERLEAVED = ("llama", "smollm3")
+_INTERLEAVED = ("llama", "smollm3", "granite", "arcee")
+"""Those whose rows the converter reorders; in others of that rotation the checkpoint has them so already."""
+_SIGMOID = ("dots1", "glm4moe", "minimax-m2")
 _KEYS = {
     "num_hidden_layers": "block_count",
     "hidden_size": "embedding_length",
@@ -65,6 +85,21 @@ _KEYS = {
     "num_local_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
+    "num_experts": "expert_count",
+    "n_routed_experts": "expert_count",
+    "n_shared_experts": "expert_shared_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+    "norm_eps": "attention.layer_norm_epsilon",
+    "logit_scale": "logit_scale",
+    "logits_scaling": "logit_scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
 }
 
 
@@ -78,6 +113,8 @@ def tiny_gguf(name: str, folder: Path) -> tuple[dict[str, Any], Tensors]:
         if config.get(field) is not None
     }
     metadata["general.architecture"] = architecture
+    if architecture in _SIGMOID:
+        metadata[f"{architecture}.expert_gating_func"] = 2
     tensors = _converted(architecture, config, _unfused(load_file(folder / "model.safetensors")))
     rope, factors = _rope(config)
     metadata |= {f"{architecture}.rope.{key}": value for key, value in rope.items()}
@@ -97,7 +134,9 @@ def write_gguf(
     for key, value in metadata.items():
         if key == "general.architecture":
             continue
-        if isinstance(value, float):
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, float):
             writer.add_float32(key, value)
         elif isinstance(value, str):
             writer.add_string(key, value)
@@ -178,11 +217,12 @@ def _converted(architecture: str, config: dict[str, Any], stored: Tensors) -> Te
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     tensors: Tensors = {}
     for name, values in stored.items():
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         if architecture in _INTERLEAVED and ".q_proj" in name:
             values = _interleaved(values, config["num_attention_heads"])
         if architecture in _INTERLEAVED and ".k_proj" in name:
             values = _interleaved(values, config["num_key_value_heads"])
-        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        if architecture.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
             values = values + np.float32(1)
         converted = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert converted is not None, name
@@ -203,7 +243,8 @@ def _rope(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[float]
         assert local["rope_theta"] == 1e4
     keys: dict[str, Any] = {"freq_base": rope["rope_theta"]}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    keys["dimension_count"] = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    turning = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    keys["dimension_count"] = config.get("rotary_dim") or turning
     match rope["rope_type"]:
         case "linear" | "yarn" as kind:
             keys |= {"scaling.type": kind, "scaling.factor": rope["factor"]}

@@ -10,9 +10,10 @@ import difflib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
+from shardcompute.core.expert_routing import Routing
 from shardcompute.models.families.fields import (
     FALLBACK_HINT,
     MAX_CONTEXT,
@@ -28,12 +29,18 @@ from shardcompute.models.families.gguf_rope import gguf_ropes
 from shardcompute.models.families.places import FUSED, Slot, fused_rows, make_layout
 from shardcompute.models.families.rope import check_head_dim
 from shardcompute.models.layout import Layout, TensorPlace
-from shardcompute.models.spec import Experts, ModelSpec
+from shardcompute.models.spec import Experts, ModelSpec, NormType
 
 _WHERE = "GGUF metadata"
 _HEAD = "output.weight"
 _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")
 _IGNORED = (*_ROPE_FACTORS, "rope_factors_long.weight")
+_EPSILONS: Mapping[NormType, str] = {
+    "rms": "attention.layer_norm_rms_epsilon",
+    "layer": "attention.layer_norm_epsilon",
+}
+_SCORES: tuple[Literal["softmax", "sigmoid"], ...] = ("softmax", "sigmoid")
+"""By ggml's number of the function, from 1."""
 _HARMLESS = frozenset({"rope.scaling.finetuned", "tensor_data_layout", "vocab_size"})
 
 
@@ -62,8 +69,10 @@ def from_gguf(
         )
     fields = Fields(metadata, _WHERE, f"{architecture}.")
     spec = _spec(known, fields, general, names, rope_factors)
+    ahead = range(spec.layer_count, fields.integer("block_count", high=MAX_LAYERS))
     fields.refuse_unread(_HARMLESS)
-    return spec, make_layout(spec, _GgufLocator(spec, known, names).locate, names, _IGNORED)
+    ignored = (*_IGNORED, *(f"blk.{layer}.*" for layer in ahead))
+    return spec, make_layout(spec, _GgufLocator(spec, known, names).locate, names, ignored)
 
 
 def _architecture(name: str) -> GgufArchitecture:
@@ -83,9 +92,7 @@ def _spec(
     names: frozenset[str],
     rope_factors: Sequence[float] | None,
 ) -> ModelSpec:
-    layer_count = fields.integer("block_count", high=MAX_LAYERS)
-    if layer_count > len(names):
-        raise fields.corrupt("block_count", layer_count, f"no more than the file's {len(names)} tensors")
+    layer_count = _layer_count(fields, names)
     hidden = fields.integer("embedding_length")
     heads, kv_heads, head_dim = _heads(fields, hidden)
     context = fields.integer("context_length", high=MAX_CONTEXT)
@@ -106,21 +113,41 @@ def _spec(
         vocab_size=_vocabulary(fields, general),
         context_length=min(rope.context_length for rope in ropes),
         ropes=tuple(rope.rope for rope in ropes),
-        norm_eps=fields.number("attention.layer_norm_rms_epsilon", high=1.0),
-        attention_scale=(hidden // heads if is_wide else head_dim) ** -0.5,
+        norm_eps=fields.number(_EPSILONS[known.norm], high=1.0),
+        attention_scale=_scale(
+            known, fields, "attention.scale", (hidden // heads if is_wide else head_dim) ** -0.5
+        ),
         activation=known.activation,
+        has_gate=known.has_gate,
+        norm=known.norm,
+        has_norm_bias=known.has_norm_bias,
+        is_parallel=known.is_parallel,
         norm_placement=known.norm_placement,
-        qk_norm=known.qk_norm,
+        qk_norm="none"
+        if known.may_lack_qk_norm and "blk.0.attn_q_norm.weight" not in names
+        else known.qk_norm,
         has_qkv_bias="blk.0.attn_q.bias" in names or "blk.0.attn_qkv.bias" in names,
         has_out_bias="blk.0.attn_output.bias" in names,
-        has_mlp_bias="blk.0.ffn_gate.bias" in names,
+        has_mlp_bias="blk.0.ffn_up.bias" in names,
         has_sinks=known.is_gpt_oss,
-        embedding_scale=math.sqrt(hidden) if known.is_gemma else 1.0,
+        embedding_scale=_scale(
+            known, fields, "embedding_scale", math.sqrt(hidden) if known.is_gemma else 1.0
+        ),
+        residual_scale=_scale(known, fields, "residual_scale", 1.0),
+        logit_scale=_logit_scale(known, fields),
         attention_softcap=_softcap(known, fields, "attn_logit_softcapping", known.attention_softcap),
         logit_softcap=_softcap(known, fields, "final_logit_softcapping", known.logit_softcap),
         tied_head=_HEAD not in names,
         experts=experts,
     )
+
+
+def _layer_count(fields: Fields, names: frozenset[str]) -> int:
+    """Without layers behind the last, which predict further tokens and which we do not run."""
+    count = fields.integer("block_count", high=MAX_LAYERS)
+    if count > len(names):
+        raise fields.corrupt("block_count", count, f"no more than the file's {len(names)} tensors")
+    return count - fields.integer("nextn_predict_layers", 0, low=0, high=count - 1)
 
 
 def _heads(fields: Fields, hidden: int) -> tuple[int, int, int]:
@@ -150,6 +177,18 @@ def _vocabulary(fields: Fields, general: Fields) -> int:
     return count
 
 
+def _scale(known: GgufArchitecture, fields: Fields, name: str, absent: float) -> float:
+    """Zero means that there is none."""
+    return (fields.number(name, 0.0, low=-1e-9, high=1e6) if known.has_scales else 0.0) or absent
+
+
+def _logit_scale(known: GgufArchitecture, fields: Fields) -> float:
+    if known.logit_scale == "none":
+        return 1.0
+    scale = fields.number("logit_scale", low=1e-6, high=1e6)
+    return scale if known.logit_scale == "times" else 1 / scale
+
+
 def _softcap(known: GgufArchitecture, fields: Fields, name: str, absent: float | None) -> float | None:
     if not known.is_gemma:
         return None
@@ -164,13 +203,38 @@ def _experts(known: GgufArchitecture, fields: Fields, layers: int) -> Experts | 
         return None
     if count * layers > MAX_LAYER_EXPERTS:
         raise fields.corrupt("expert_count", count, f"at most {MAX_LAYER_EXPERTS} experts in all layers")
-    intermediate = fields.optional_integer("expert_feed_forward_length")
+    width = fields.optional_integer("expert_feed_forward_length") or fields.uniform_integer(
+        "feed_forward_length"
+    )
+    shared = fields.integer("expert_shared_count", 0, low=0, high=MAX_EXPERTS)
     return Experts(
         count,
         fields.integer("expert_used_count", high=count),
-        intermediate or fields.uniform_integer("feed_forward_length"),
+        width,
+        routing=_routing(known, fields, count),
+        shared_intermediate=fields.integer("expert_shared_feed_forward_length", shared * width, low=0),
         has_bias=known.is_gpt_oss,
         swiglu_limit=7.0 if known.is_gpt_oss else None,
+    )
+
+
+def _routing(known: GgufArchitecture, fields: Fields, count: int) -> Routing:
+    """What keys say of choosing experts; what they do not say is the architecture's."""
+    usual = known.routing
+    code = fields.integer("expert_gating_func", 1 + _SCORES.index(usual.scores), low=0)
+    # Softmax over the chosen logits alone (3) is the same as over all, divided by the sum of the chosen.
+    fields.one_of("expert_gating_func", code, (0, 1, 2, 3) if known.is_gpt_oss else (1, 2))
+    scores = _SCORES[code - 1] if code in (1, 2) else usual.scores
+    over_chosen = fields.flag("expert_weights_norm", usual.weights_over == "chosen")
+    groups = fields.integer("expert_group_count", 1, low=0, high=count) or 1
+    chosen = fields.integer("expert_group_used_count", groups, low=0, high=groups) or groups
+    return replace(
+        usual,
+        scores=scores,
+        weights_over="chosen" if over_chosen else "all",
+        groups=groups if chosen < groups else 1,
+        chosen_groups=chosen if chosen < groups else 1,
+        scale=fields.number("expert_weights_scale", 0.0, low=-1e-9, high=1e6) or usual.scale,
     )
 
 
@@ -182,13 +246,14 @@ class _GgufLocator:
         self._model = {
             "embedding": "token_embd.weight",
             "norm": "output_norm.weight",
+            "norm.bias": "output_norm.bias",
             "head": "token_embd.weight" if spec.tied_head else _HEAD,
         }
 
     def locate(self, slot: Slot) -> TensorPlace:
         if slot.layer is None:
             return slot.at(self._model[slot.name])
-        suffix = ".bias" if slot.is_bias else ".weight"
+        suffix = ".bias" if slot.is_bias or slot.matrix == "mlp.choice_bias" else ".weight"
         block = f"blk.{slot.layer}"
         if slot.expert is not None:
             expert, part = slot.expert
@@ -202,5 +267,6 @@ class _GgufLocator:
                 return replace(slot.at(fused), rows=fused_rows(self._spec, slot.matrix))
         place = slot.at(f"{block}.{self._known.names[slot.matrix]}{suffix}")
         if self._known.is_interleaved and slot.matrix in ("attention.q", "attention.k"):
-            return replace(place, interleaved_head_dim=self._spec.head_dim)
+            turning = 2 * len(self._spec.ropes[0].inverse_frequencies)
+            return replace(place, interleaved_head_dim=self._spec.head_dim, interleaved_dim=turning)
         return place

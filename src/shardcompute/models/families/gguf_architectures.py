@@ -7,11 +7,12 @@ knowledge is here.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from shardcompute.core.expert_routing import PLAIN_ROUTING, Routing
 from shardcompute.models.families.fields import MAX_CONTEXT, Fields
-from shardcompute.models.spec import Activation, Layer, NormPlacement
+from shardcompute.models.spec import Activation, Layer, NormPlacement, NormType
 
 Layers = Callable[[Fields, int, Collection[str]], tuple[Layer, ...]]
 
@@ -29,13 +30,18 @@ _NAMES: Mapping[str, str] = {
     "mlp.up": "ffn_up",
     "mlp.down": "ffn_down",
     "mlp.router": "ffn_gate_inp",
+    "mlp.choice_bias": "exp_probs_b",
+    "shared.gate": "ffn_gate_shexp",
+    "shared.up": "ffn_up_shexp",
+    "shared.down": "ffn_down_shexp",
 }
 _POST_NORM_NAMES = {
     **_NAMES,
     "attention.post_norm": "post_attention_norm",
     "mlp.post_norm": "post_ffw_norm",
 }
-_GPT_OSS_NAMES = {**_NAMES, "mlp.norm": "post_attention_norm"}
+_LATE_NAMES = {**_NAMES, "mlp.norm": "post_attention_norm"}
+"""Where the norm before the feed-forward block is called after what lies before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,8 @@ class GgufArchitecture:
     """q, k and v may be one matrix; gate and up are one."""
     norm_placement: NormPlacement = "before"
     qk_norm: Literal["none", "head", "width"] = "none"
+    may_lack_qk_norm: bool = False
+    """Models without the norms' tensors do without."""
     activation: Activation = "silu"
     is_gemma: bool = False
     layers_scaled_by_width: int | None = None
@@ -62,6 +70,16 @@ class GgufArchitecture:
     logit_softcap: float | None = None
     is_gpt_oss: bool = False
     """Sinks, biased experts with a clamped gate, YaRN without truncation."""
+    norm: NormType = "rms"
+    has_norm_bias: bool = False
+    has_gate: bool = True
+    is_parallel: bool = False
+    logit_scale: Literal["none", "times", "over"] = "none"
+    """The key `logit_scale`: not known, what logits are multiplied by, or divided by."""
+    has_scales: bool = False
+    """Keys say what embeddings, residuals and scores are multiplied by."""
+    routing: Routing = PLAIN_ROUTING
+    """How experts are chosen where no key says so."""
 
 
 def _window(fields: Fields, absent: int | None) -> int | None:
@@ -99,6 +117,31 @@ def gemma3_layers(fields: Fields, count: int, names: Collection[str]) -> tuple[L
     return tuple(Layer(rope=1, window=window) if slides[i] else Layer() for i in range(count))
 
 
+def cohere2_layers(fields: Fields, count: int, names: Collection[str]) -> tuple[Layer, ...]:
+    """Layers that see everything do not turn."""
+    slides, window = _pattern(fields, count, 4), _window(fields, 4096)
+    return tuple(Layer(window=window) if slides[i] else Layer(rope=None) for i in range(count))
+
+
+def exaone4_layers(fields: Fields, count: int, names: Collection[str]) -> tuple[Layer, ...]:
+    """Without a window all layers turn and see everything."""
+    slides, window = _pattern(fields, count, 4), _window(fields, None)
+    if window is None:
+        return (Layer(),) * count
+    return tuple(Layer(window=window) if slides[i] else Layer(rope=None) for i in range(count))
+
+
+def led_layers(fields: Fields, count: int, names: Collection[str]) -> tuple[Layer, ...]:
+    """The first layers are dense, as a key says and the tensors must too."""
+    first = fields.integer("leading_dense_block_count", 0, low=0, high=count)
+    layers = windowed_layers(fields, count, names)
+    if [layer.is_sparse for layer in layers] != [i >= first for i in range(count)]:
+        raise fields.corrupt(
+            "leading_dense_block_count", first, "as many layers without experts as there are"
+        )
+    return layers
+
+
 def gpt_oss_layers(fields: Fields, count: int, names: Collection[str]) -> tuple[Layer, ...]:
     slides = _pattern(fields, count, 2)
     window = _window(fields, 128)
@@ -117,6 +160,8 @@ def _pattern(fields: Fields, count: int, default: int) -> list[bool]:
     return [(i + 1) % every != 0 for i in range(count)]
 
 
+_SIGMOID_ROUTING = Routing(scores="sigmoid", has_choice_bias=True)
+_GROUPED_ROUTING = replace(_SIGMOID_ROUTING, group_by="best_two")
 GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "llama": GgufArchitecture("llama", windowed_layers, is_interleaved=True, has_experts=True),
     "qwen2": GgufArchitecture("qwen2", full_layers),
@@ -149,5 +194,62 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = {
         "olmo2", full_layers, _POST_NORM_NAMES, norm_placement="after", qk_norm="width"
     ),
     "smollm3": GgufArchitecture("smollm3", smollm3_layers, is_interleaved=True),
-    "gpt-oss": GgufArchitecture("gpt_oss", gpt_oss_layers, _GPT_OSS_NAMES, has_experts=True, is_gpt_oss=True),
+    "gpt-oss": GgufArchitecture("gpt_oss", gpt_oss_layers, _LATE_NAMES, has_experts=True, is_gpt_oss=True),
+    "granite": GgufArchitecture(
+        "granite", full_layers, is_interleaved=True, has_scales=True, logit_scale="over"
+    ),
+    "arcee": GgufArchitecture("arcee", full_layers, is_interleaved=True, activation="relu2", has_gate=False),
+    "command-r": GgufArchitecture(
+        "cohere", full_layers, is_interleaved=True, norm="layer", is_parallel=True, logit_scale="times"
+    ),
+    "cohere2": GgufArchitecture(
+        "cohere2", cohere2_layers, is_interleaved=True, norm="layer", is_parallel=True, logit_scale="times"
+    ),
+    "seed_oss": GgufArchitecture("seed_oss", full_layers, _LATE_NAMES),
+    "ernie4_5": GgufArchitecture("ernie4_5", full_layers, is_interleaved=True),
+    "exaone4": GgufArchitecture(
+        "exaone4", exaone4_layers, _POST_NORM_NAMES, norm_placement="after", qk_norm="head"
+    ),
+    "nemotron": GgufArchitecture(
+        "nemotron",
+        full_layers,
+        has_partial_rope=True,
+        activation="relu2",
+        has_gate=False,
+        norm="layer",
+        has_norm_bias=True,
+    ),
+    "glm4": GgufArchitecture(
+        "glm4",
+        full_layers,
+        _POST_NORM_NAMES,
+        is_interleaved=True,
+        has_partial_rope=True,
+        is_fused=True,
+        norm_placement="around",
+    ),
+    "olmoe": GgufArchitecture(
+        "olmoe", full_layers, has_experts=True, qk_norm="width", routing=Routing(weights_over="all")
+    ),
+    "dots1": GgufArchitecture(
+        "dots1", led_layers, has_experts=True, qk_norm="head", routing=_GROUPED_ROUTING
+    ),
+    "glm4moe": GgufArchitecture(
+        "glm4_moe",
+        led_layers,
+        _LATE_NAMES,
+        has_experts=True,
+        has_partial_rope=True,
+        qk_norm="head",
+        may_lack_qk_norm=True,
+        routing=_GROUPED_ROUTING,
+    ),
+    "minimax-m2": GgufArchitecture(
+        "minimax_m2",
+        full_layers,
+        has_experts=True,
+        has_partial_rope=True,
+        qk_norm="width",
+        routing=_SIGMOID_ROUTING,
+    ),
 }
