@@ -113,6 +113,10 @@ def tiny_gguf(name: str, folder: Path) -> tuple[dict[str, Any], Tensors]:
         if config.get(field) is not None
     }
     metadata["general.architecture"] = architecture
+    if (key_length := metadata.get(f"{architecture}.attention.key_length")) is not None:
+        metadata[f"{architecture}.attention.value_length"] = key_length
+    if architecture == "minimax-m2":
+        metadata[f"{architecture}.expert_feed_forward_length"] = config["intermediate_size"]
     if architecture in _SIGMOID:
         metadata[f"{architecture}.expert_gating_func"] = 2
     tensors = _converted(architecture, config, _unfused(load_file(folder / "model.safetensors")))
