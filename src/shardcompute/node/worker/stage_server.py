@@ -18,27 +18,25 @@ from dataclasses import dataclass
 from functools import partial
 
 import msgspec
-import numpy as np
 
 from shardcompute.backends.matrix import Array
-from shardcompute.core.errors import BackendError, DeviceMemoryError, LinkError, ShardComputeError
+from shardcompute.core.errors import BackendError, DeviceMemoryError, LinkError
 from shardcompute.core.process_memory import return_freed_memory
 from shardcompute.core.rate_limited_log import RateLimitedLog
-from shardcompute.core.steps import Draft, Opening, Picked, SessionRows
+from shardcompute.core.steps import Draft, SessionRows
 from shardcompute.node.rpc.commands import Admit, Connect, Connected, Peer, Redial, StepTraced, TraceStep
-from shardcompute.node.rpc.frames import opening_of, segment_of, step_failed, step_result, work_of
+from shardcompute.node.rpc.frames import opening_of, work_of
 from shardcompute.node.rpc.step_times import STAGE_PATIENCE, Patience, StepTimes
-from shardcompute.node.worker.activation_log import ActivationLog, Chunk, replay_frames
-from shardcompute.node.worker.codec_choice import choose_codec
+from shardcompute.node.worker.activation_log import ActivationLog
 from shardcompute.node.worker.peer_links import PeerLinks
 from shardcompute.node.worker.service_pace import ServicePace, ShardPace
 from shardcompute.node.worker.slot import StageRoute, StageSlot, sessions_in
+from shardcompute.node.worker.stage_output import StageOutput
 from shardcompute.node.worker.step_trace import StepTrace
 from shardcompute.runtime.head_drafter import HeadDrafter
 from shardcompute.runtime.overlap import next_item
 from shardcompute.runtime.stage import PendingFrame, StageRuntime
 from shardcompute.wire import (
-    Codec,
     Link,
     Message,
     SessionClose,
@@ -105,6 +103,7 @@ class StageServer:
         self._patience = patience
         self._trace = StepTrace()
         self._links = PeerLinks(dial, on_link_broken)
+        self._output = StageOutput(self._links)
         self._most_log_bytes = log_bytes
         self._log_bytes = log_bytes
         self._lock = threading.Lock()
@@ -425,7 +424,7 @@ class StageServer:
             pending = slot.runtime.begin(work, openings, activations)
         except Exception as error:
             self._trace.place(frame, arrived.sender, "failed")
-            self._report_failure(slot, frame, error)
+            self._output.report_failure(slot, frame, error)
             if isinstance(error, DeviceMemoryError):
                 self._give_up(slot, error)
             return None
@@ -459,10 +458,10 @@ class StageServer:
                 len(begun.arrived.body),
                 draft_s=time.perf_counter() - computed,
             )
-            send = self._outgoing(slot, frame, pending.work, pending.openings, out, drafts, timing)
+            send = self._output.of_step(slot, frame, pending.work, pending.openings, out, drafts, timing)
         except Exception as error:
             self._trace.place(frame, sender, "failed")
-            self._report_failure(slot, frame, error)
+            self._output.report_failure(slot, frame, error)
             if isinstance(error, DeviceMemoryError):
                 self._give_up(slot, error)
             return
@@ -474,25 +473,6 @@ class StageServer:
             raise
         self._trace.place(frame, sender, "sent")
 
-    def _outgoing(
-        self,
-        slot: StageSlot,
-        frame: StepFrame,
-        work: Sequence[SessionRows],
-        openings: Sequence[Opening],
-        out: Array | list[Picked],
-        drafts: Sequence[Draft],
-        timing: StageTiming,
-    ) -> Callable[[], None]:
-        """What is to be sent of a step: its results to the driver, or activations to the next stage."""
-        if not isinstance(out, list):
-            return self._passed_on(slot, frame, work, openings, out, timing)
-        if frame.replay:
-            return _send_nothing
-        # The end of the chain: results straight to the driver.
-        result = step_result(frame, out, drafts, [*frame.timings, timing])
-        return lambda: self._links.send(slot.driver_of(frame), result)
-
     def _log_session(self, what: str, session: int, chain: str) -> None:
         """Stages know sessions by number alone; which request one belongs to is in the log of its driver."""
         extra = {"session": session, "chain": chain}
@@ -503,73 +483,14 @@ class StageServer:
             return None
         return find_codec(frame.codec).decode(body, frame.rows, frame.width)
 
-    def _passed_on(
-        self,
-        slot: StageSlot,
-        frame: StepFrame,
-        work: Sequence[SessionRows],
-        openings: Sequence[Opening],
-        out: Array,
-        timing: StageTiming,
-    ) -> Callable[[], None]:
-        """Log what the next stage gets, as it gets it, and send it on unless it has that already."""
-        started = time.perf_counter()
-        rows, width = out.shape
-        codec = self._choose_codec(slot.route, rows, width)
-        # The executor reuses its output; log and link keep what they are given.
-        packed = codec.rows.pack(np.array(out, dtype=np.float32))
-        slot.log.append(work, openings, Chunk(codec.rows.name, width, packed))
-        if frame.replay:
-            return _send_nothing
-        body = codec.wrap(packed)
-        sent = msgspec.structs.replace(
-            timing,
-            codec_s=timing.codec_s + time.perf_counter() - started,
-            codec=codec.name,
-            sent_bytes=sum(part.nbytes for part in body),
-        )
-        passed = StepFrame(
-            chain=frame.chain,
-            epoch=frame.epoch,
-            sequence=frame.sequence,
-            segments=[segment_of(part) for part in work],
-            rows=rows,
-            width=width,
-            codec=codec.name,
-            opens=frame.opens,
-            timings=[*frame.timings, sent],
-        )
-        return lambda: self._links.send(slot.route.next, passed, body)
-
-    def _choose_codec(self, route: StageRoute, rows: int, width: int) -> Codec:
-        rate = self._links.bytes_per_s(route.next)
-        return find_codec(choose_codec(route.wire, rows, width, bytes_per_s=rate))
-
     def _take_stock(self, slot: StageSlot, goes_on: bool, replays: bool) -> Connected | LinkError:
         """What is known here, after all that came before; for the new next stage, also told to it."""
         held = slot.runtime.session_lengths() if goes_on else {}
         try:
-            return Connected(goes_on, self._replay(slot) if replays else {}, held, slot.limits())
+            replayed = self._output.replay(slot, self._trace.advance) if replays else {}
+            return Connected(goes_on, replayed, held, slot.limits())
         except LinkError as error:
             return error
-
-    def _replay(self, slot: StageSlot) -> dict[int, int]:
-        """Send the next stage what it would have got, had it been there from the start."""
-        lengths = slot.log.lengths()
-        route = slot.route
-        for frame, body in replay_frames(slot.log, slot.chain, route.epoch, route.wire):
-            self._links.send(route.next, frame, body)
-            self._trace.advance()
-        return lengths
-
-    def _report_failure(self, slot: StageSlot, frame: StepFrame, error: Exception) -> None:
-        if not isinstance(error, ShardComputeError):
-            log.exception("a step of chain %s failed", frame.chain)
-        failed = step_failed(frame, error)
-        driver = slot.driver_of(frame)
-        if driver == slot.route.driver:
-            self._links.open(driver)
-        self._links.send(driver, failed)
 
     def _observe_pace(self, slot: StageSlot, work: Sequence[SessionRows], seconds: float) -> None:
         with self._lock:
@@ -601,7 +522,3 @@ class StageServer:
             slot.close(message.sessions)
             if not slot.route.is_last:
                 self._links.send(slot.route.next, message)
-
-
-def _send_nothing() -> None:
-    """A replay restores memory; nobody waits for it."""
