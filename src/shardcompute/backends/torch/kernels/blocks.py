@@ -73,8 +73,9 @@ def _weights(
 @triton.jit
 def _block_weights(
     words,
-    scale,
-    shift,
+    scales,
+    shifts,
+    like_ptr,
     ASM_0: tl.constexpr,
     ASM_1: tl.constexpr,
     ASM_2: tl.constexpr,
@@ -83,7 +84,9 @@ def _block_weights(
     BITS: tl.constexpr,
     HAS_SHIFT: tl.constexpr,
 ):
-    """The weights of block `AT` of a group."""
+    """The weights of block `AT` of a group, as numbers of the kind that the pointer points at."""
+    scale = _half(scales, like_ptr, AT)[:, None]
+    shift = _half(shifts, like_ptr, AT)[:, None]
     if AT == 0:
         weights = _weights(words, scale, shift, ASM_0, AT, BITS, HAS_SHIFT)
     elif AT == 1:
@@ -92,6 +95,48 @@ def _block_weights(
         weights = _weights(words, scale, shift, ASM_2, AT, BITS, HAS_SHIFT)
     else:
         weights = _weights(words, scale, shift, ASM_3, AT, BITS, HAS_SHIFT)
+    return weights
+
+
+@triton.jit
+def _group_weights(
+    words,
+    scales,
+    shifts,
+    like_ptr,
+    ASM_0: tl.constexpr,
+    ASM_1: tl.constexpr,
+    ASM_2: tl.constexpr,
+    ASM_3: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_SHIFT: tl.constexpr,
+):
+    """The weights of all blocks of a group, one block after the other; in registers no one moves."""
+    N: tl.constexpr = words.shape[0]
+    GROUP: tl.constexpr = words.shape[1] * (16 // BITS)
+    if BITS == 8:
+        first = _block_weights(
+            words, scales, shifts, like_ptr, ASM_0, ASM_1, ASM_2, ASM_3, 0, BITS, HAS_SHIFT
+        )
+        second = _block_weights(
+            words, scales, shifts, like_ptr, ASM_0, ASM_1, ASM_2, ASM_3, 1, BITS, HAS_SHIFT
+        )
+        weights = tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (N, GROUP))
+    else:
+        first = _block_weights(
+            words, scales, shifts, like_ptr, ASM_0, ASM_1, ASM_2, ASM_3, 0, BITS, HAS_SHIFT
+        )
+        second = _block_weights(
+            words, scales, shifts, like_ptr, ASM_0, ASM_1, ASM_2, ASM_3, 1, BITS, HAS_SHIFT
+        )
+        third = _block_weights(
+            words, scales, shifts, like_ptr, ASM_0, ASM_1, ASM_2, ASM_3, 2, BITS, HAS_SHIFT
+        )
+        fourth = _block_weights(
+            words, scales, shifts, like_ptr, ASM_0, ASM_1, ASM_2, ASM_3, 3, BITS, HAS_SHIFT
+        )
+        joined = tl.join(tl.join(first, second), tl.join(third, fourth))
+        weights = tl.reshape(tl.permute(joined, (0, 3, 2, 1)), (N, GROUP))
     return weights
 
 
@@ -114,18 +159,27 @@ def multiply_group(
     BLOCK_SIZE: tl.constexpr,
     HAS_SHIFT: tl.constexpr,
     IS_EVEN: tl.constexpr,
+    JOINED: tl.constexpr,
 ):
-    """Add to `sums` the product of rows of x with one group of blocks."""
-    i = tl.arange(0, BLOCK_SIZE)
-    for j in tl.static_range(0, 16 // BITS):
+    """Add to `sums` the product of rows of x, which begin at `x_place`, with one group of blocks: block by block, or
+    `JOINED`, so that a block is widened while others are multiplied."""
+    if JOINED:
+        k = tl.arange(0, BLOCK_SIZE * (16 // BITS))
         inside = used
         if not IS_EVEN:
-            inside = used & (at + j * BLOCK_SIZE + i < width_in)[None, :]
-        x = tl.load(x_ptr + x_place + at + j * BLOCK_SIZE, mask=inside, other=0.0)
-        scale = _half(scales, x_ptr, j)[:, None]
-        shift = _half(shifts, x_ptr, j)[:, None]
-        w = _block_weights(words, scale, shift, ASM_0, ASM_1, ASM_2, ASM_3, j, BITS, HAS_SHIFT)
+            inside = used & (at + k < width_in)[None, :]
+        x = tl.load(x_ptr + x_place + (at + k)[None, :], mask=inside, other=0.0)
+        w = _group_weights(words, scales, shifts, x_ptr, ASM_0, ASM_1, ASM_2, ASM_3, BITS, HAS_SHIFT)
         sums = tl.dot(w, tl.trans(x), sums)
+    else:
+        i = tl.arange(0, BLOCK_SIZE)
+        for j in tl.static_range(0, 16 // BITS):
+            inside = used
+            if not IS_EVEN:
+                inside = used & (at + j * BLOCK_SIZE + i < width_in)[None, :]
+            x = tl.load(x_ptr + x_place + (at + j * BLOCK_SIZE + i)[None, :], mask=inside, other=0.0)
+            w = _block_weights(words, scales, shifts, x_ptr, ASM_0, ASM_1, ASM_2, ASM_3, j, BITS, HAS_SHIFT)
+            sums = tl.dot(w, tl.trans(x), sums)
     return sums
 
 
@@ -162,6 +216,7 @@ def skinny_blocks(
     ASM_2: tl.constexpr,
     ASM_3: tl.constexpr,
     STAGES: tl.constexpr,
+    JOINED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """`GATED`: w is gate over up, each `width_out` rows, and the two products are joined.
@@ -186,7 +241,7 @@ def skinny_blocks(
         tl.extra.cuda.gdc_launch_dependents()
 
     used = (m < rows)[:, None]
-    x_place = m[:, None] * x_stride + i[None, :]
+    x_place = m[:, None] * x_stride
     sums = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
     ups = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
     for group in tl.range(begin, end, num_stages=STAGES):
@@ -199,7 +254,7 @@ def skinny_blocks(
             shifts = tl.load(shift_ptr + scale_place)
         sums = multiply_group(
             sums, x_ptr, x_place, used, words, scales, shifts, group * GROUP, width_in,
-            ASM_0, ASM_1, ASM_2, ASM_3, BITS, BLOCK_SIZE, HAS_SHIFT, IS_EVEN,
+            ASM_0, ASM_1, ASM_2, ASM_3, BITS, BLOCK_SIZE, HAS_SHIFT, IS_EVEN, JOINED,
         )  # fmt: skip
         if GATED:
             words = tl.load(w_ptrs + up_offset + place, eviction_policy="evict_first")
@@ -208,7 +263,7 @@ def skinny_blocks(
                 shifts = tl.load(shift_ptr + width_out + scale_place)
             ups = multiply_group(
                 ups, x_ptr, x_place, used, words, scales, shifts, group * GROUP, width_in,
-                ASM_0, ASM_1, ASM_2, ASM_3, BITS, BLOCK_SIZE, HAS_SHIFT, IS_EVEN,
+                ASM_0, ASM_1, ASM_2, ASM_3, BITS, BLOCK_SIZE, HAS_SHIFT, IS_EVEN, JOINED,
             )  # fmt: skip
     store_sums(
         sums, ups, bias_ptr, out_ptr, part_ptr, counter_ptr, slot, part, m[None, :], n[:, None],
@@ -247,9 +302,7 @@ def widen_blocks(
         shifts = tl.load(shift_ptr + group * padded_out + n)
     for j in tl.static_range(0, 16 // BITS):
         k = (group * (16 // BITS) + j) * BLOCK_SIZE + i
-        scale = _half(scales, out_ptr, j)[:, None]
-        shift = _half(shifts, out_ptr, j)[:, None]
-        w = _block_weights(words, scale, shift, ASM_0, ASM_1, ASM_2, ASM_3, j, BITS, HAS_SHIFT)
+        w = _block_weights(words, scales, shifts, out_ptr, ASM_0, ASM_1, ASM_2, ASM_3, j, BITS, HAS_SHIFT)
         inside = (n < width_out)[:, None] & (k < width_in)[None, :]
         place = n.to(tl.int64)[:, None] * width_in + k[None, :]
         tl.store(out_ptr + place, w, mask=inside)

@@ -107,8 +107,8 @@ def _block_product(
         if HAS_SHIFT:
             shifts = tl.load(shift_ptr + group * padded_out + n)
         sums = multiply_group(
-            sums, x_ptr, x_place + i[None, :], used, words, scales, shifts, group * GROUP, width_in,
-            ASM_0, ASM_1, ASM_2, ASM_3, BITS, BLOCK_SIZE, HAS_SHIFT, False,
+            sums, x_ptr, x_place, used, words, scales, shifts, group * GROUP, width_in,
+            ASM_0, ASM_1, ASM_2, ASM_3, BITS, BLOCK_SIZE, HAS_SHIFT, False, False,
         )  # fmt: skip
     return sums
 

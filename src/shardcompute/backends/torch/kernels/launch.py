@@ -24,6 +24,7 @@ from shardcompute.backends.torch.kernels.tiling import (
     pad_rows,
 )
 from shardcompute.backends.torch.kernels.wide import wide_linear
+from shardcompute.backends.torch.kernels.workspace import Workspace
 from shardcompute.backends.torch.weights import TILE_OUTPUTS, BlockLinear, DenseLinear, DeviceLinear
 from shardcompute.core.batch import PAGE_TOKENS
 
@@ -57,30 +58,6 @@ class HeadRows:
     norm: torch.Tensor | None = None
     eps: float = 0.0
     rotation: tuple[torch.Tensor, torch.Tensor] | None = None
-
-
-class Workspace:
-    """Scratch memory that grows. What it gave out before stays alive, since captured graphs point at it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._held: list[torch.Tensor] = []
-        self._parts = torch.empty(0, device=device)
-        self._counters = torch.zeros(0, dtype=torch.int32, device=device)
-
-    def parts(self, size: int) -> torch.Tensor:
-        """float32, undefined."""
-        if size > self._parts.numel():
-            self._held.append(self._parts)
-            self._parts = torch.empty(size, dtype=torch.float32, device=self._device)
-        return self._parts
-
-    def counters(self, size: int) -> torch.Tensor:
-        """int32, zero; every kernel leaves them zero."""
-        if size > self._counters.numel():
-            self._held.append(self._counters)
-            self._counters = torch.zeros(size, dtype=torch.int32, device=self._device)
-        return self._counters
 
 
 class Kernels:
@@ -268,6 +245,7 @@ class Kernels:
             ASM_2=asm[2],
             ASM_3=asm[3],
             STAGES=tiling.stages,
+            JOINED=tile_rows >= 64,
             num_warps=tiling.warps,
             num_stages=tiling.stages,
             **self.pdl,
