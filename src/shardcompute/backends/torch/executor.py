@@ -56,8 +56,8 @@ class TorchExecutor(KvSessions[PagedKv]):
                 dtype=self._dtype,
                 device=self._device,
             )
-            self._last = LastPicks(self._kv.budget.total_pages, self._device)
-            self._ops, self._graphs = self._choose_ops(options, use_library)
+            self._ops: TorchOps
+            self._ops, self._last, self._graphs = self._choose_ops(options, use_library)
         self._normed: torch.Tensor | None = None
         with torch.inference_mode():
             self._load_weights(network)
@@ -190,19 +190,22 @@ class TorchExecutor(KvSessions[PagedKv]):
                 return computed
             return computed.reordered(plan.order)
 
-    def _choose_ops(self, options: ExecutorOptions, use_library: bool) -> tuple[TorchOps, Any]:
+    def _choose_ops(self, options: ExecutorOptions, use_library: bool) -> tuple[TorchOps, LastPicks, Any]:
+        sessions = self._kv.budget.total_pages
         if not can_fuse(self._device):
-            return TorchOps(self._kv, options.context_length, self._device, self._dtype), None
+            ops = TorchOps(self._kv, options.context_length, self._device, self._dtype)
+            return ops, LastPicks(sessions, self._device), None
         from shardcompute.backends.torch.fused import FusedOps
         from shardcompute.backends.torch.graphs import GraphedSteps
 
-        ops = FusedOps(self._kv, options.context_length, self._device, self._dtype, use_library=use_library)
+        fused = FusedOps(self._kv, options.context_length, self._device, self._dtype, use_library=use_library)
+        last = LastPicks(sessions, self._device, fused.token_kernels)
+        fused.picked = last.tokens
         if not options.use_graphs:
-            return ops, None
+            return fused, last, None
         width = None if self._network.is_first else self._network.hidden
-        return ops, GraphedSteps(
-            ops, self._kv, self._forward, width, self._dtype, unused_slot=self._last.unused
-        )
+        steps = GraphedSteps(fused, self._kv, self._forward, width, self._dtype, unused_slot=last.unused)
+        return fused, last, steps
 
     def _forward(
         self, inputs: torch.Tensor, slots: torch.Tensor | None, layers: Sequence[Any] | None = None

@@ -27,6 +27,7 @@ from shardcompute.backends.torch.kernels.sparse import (
     gather_matrices,
 )
 from shardcompute.backends.torch.kernels.tiling import MAX_ROWS
+from shardcompute.backends.torch.kernels.tokens import TokenKernels
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.ops import Rotation, TorchOps
 from shardcompute.backends.torch.plan import StepPlan, cut_blocks
@@ -66,6 +67,9 @@ class FusedOps(TorchOps):
         super().__init__(kv, context_length, device, dtype)
         self._kernels = Kernels(device)
         self._sparse = SparseKernels(self._kernels.pdl)
+        self.token_kernels = TokenKernels(device, self._kernels.pdl)
+        self.picked = torch.zeros(1, dtype=torch.int64, device=device)
+        """Tokens by slot, for ids that name one."""
         self._gathered: dict[int, tuple[ExpertMatrices, ExpertMatrices] | None] = {}
         self._use_library = use_library or dtype == torch.float32
         self._places: Any = None
@@ -98,6 +102,9 @@ class FusedOps(TorchOps):
         if isinstance(x, Product):
             return self._apply(x, torch.float32)
         return self._value(x).float()
+
+    def embed(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return self.token_kernels.embed(table, ids, self.picked)
 
     def linear(self, x: Any, matrix: DeviceLinear) -> Any:
         return Product(self._value(x), matrix)
@@ -135,7 +142,8 @@ class FusedOps(TorchOps):
         if q.rotation is not k.rotation:  # our kernel turns both alike
             q, k = (HeadRows(self._turned(x, attention.head_dim)) for x in (q, k))
         pool = self._kv.pool[layer]
-        queries = self._kernels.place_heads(q, k, self._value(v), pool, self._places, attention)
+        values = self._value(v)
+        queries = self._kernels.place_heads(q, k, values, pool, self._places, attention)
         return self._kernels.attend(queries, pool, self._places, attention)
 
     def _turned(self, heads: HeadRows, head_dim: int) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,19 +18,26 @@ from shardcompute.core.batch import Segment
 from shardcompute.core.errors import UsageError
 from shardcompute.core.steps import PICKED
 
+if TYPE_CHECKING:
+    from shardcompute.backends.torch.kernels.tokens import TokenKernels
+
 
 class LastPicks:
-    """For each session the token that was picked last, in its slot on the device. One slot more is for all others."""
+    """For each session the token that was picked last, in its slot on the device. One slot more is for all others.
 
-    def __init__(self, sessions: int, device: torch.device) -> None:
-        self._tokens = torch.zeros(sessions + 1, dtype=torch.int64, device=device)
+    With `kernels`, they fill picked tokens in where rows are embedded, and pick.
+    """
+
+    def __init__(self, sessions: int, device: torch.device, kernels: TokenKernels | None = None) -> None:
+        self._kernels = kernels
+        self.tokens = torch.zeros(sessions + 1, dtype=torch.int64, device=device)
         self._free = list(range(sessions - 1, -1, -1))
         self._slots: dict[int, int] = {}
         self._positions: dict[int, int] = {}
 
     @property
     def unused(self) -> int:
-        return len(self._tokens) - 1
+        return len(self.tokens) - 1
 
     def knows(self, session: int, position: int) -> bool:
         """Whether the token that stands, or will stand, at `position` was picked here."""
@@ -74,23 +82,36 @@ class LastPicks:
 
     def filled(self, ids: torch.Tensor) -> torch.Tensor:
         """Ids with the tokens of the slots that were placed among them."""
-        if ids.device.type != "cuda":
+        if ids.device.type != "cuda" or self._kernels is not None:
             return ids
         places = (PICKED - ids).clamp(min=0).long()
-        return torch.where(ids < 0, self._tokens[places], ids)
+        return torch.where(ids < 0, self.tokens[places], ids)
 
     def note(self, computed: Computed, slots: torch.Tensor | Sequence[int]) -> Computed:
         """The best token of every row found, and kept in the slots."""
         if not len(slots):
             return computed
+        if self._kernels is not None:
+            places = slots if isinstance(slots, torch.Tensor) else self._upload(slots)
+            return replace(computed, best=self._kernels.best(computed.result, places, self.tokens))
         best, tokens = computed.result.max(dim=1)
         self.keep(tokens, slots)
         return replace(computed, best=torch.stack([best.double(), tokens.double()], dim=1))
 
     def keep(self, tokens: torch.Tensor, slots: torch.Tensor | Sequence[int]) -> None:
-        if not isinstance(slots, torch.Tensor):
-            slots = upload(torch.tensor(slots), self._tokens.device)
-        self._tokens.index_copy_(0, slots.long(), tokens)
+        places = slots if isinstance(slots, torch.Tensor) else self._upload(slots)
+        self.tokens.index_copy_(0, places.long(), tokens)
+
+    def draw(self, logits: torch.Tensor, rules: Sequence[PickRule], slots: Sequence[int]) -> torch.Tensor:
+        """What is drawn from rows, `[rows, 2]`: the token, kept in its slot, and whether it is unsure."""
+        if self._kernels is not None:
+            return self._kernels.draw(logits, rules, slots, self.tokens)
+        tokens, unsure = draw_rows(logits, rules)
+        self.keep(tokens, slots)
+        return torch.stack([tokens, unsure.long()], dim=1)
+
+    def _upload(self, slots: Sequence[int]) -> torch.Tensor:
+        return upload(torch.tensor(slots, dtype=torch.int32), self.tokens.device)
 
 
 class DevicePicks:
@@ -110,11 +131,8 @@ class DevicePicks:
         if drawn:
             # Kept until they are picked: a row may turn out to be unsure.
             self._logits = _select(logits, drawn)
-            tokens, unsure = draw_rows(
-                self._logits, [rule for rule in rules if rule is not None and rule.temperature]
-            )
-            last.keep(tokens, [slots[row] for row in drawn])
-            self._draws = Download(torch.stack([tokens, unsure.long()], dim=1))
+            chosen = [rule for rule in rules if rule is not None and rule.temperature > 0.0]
+            self._draws = Download(last.draw(self._logits, chosen, [slots[row] for row in drawn]))
         self._values: tuple[Array, Array] | None = None
 
     def is_ready(self) -> bool:

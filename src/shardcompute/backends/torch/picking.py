@@ -18,9 +18,9 @@ from shardcompute.backends.torch.transfers import upload
 from shardcompute.core.splitmix import GAMMA, MIX_A, MIX_B
 
 MOST_SORTED = 1024
-_UNSURE_MASS = 4e-6
+UNSURE_MASS = 4e-6
 """Of all probability: so near to top-p's edge, rounding decides."""
-_UNSURE_NOISE = 1e-9
+UNSURE_NOISE = 1e-9
 _LOWEST = torch.finfo(torch.float32).min
 
 
@@ -60,7 +60,7 @@ def draw_rows(logits: torch.Tensor, rules: Sequence[PickRule]) -> tuple[torch.Te
     noisy = _noise(on_device.keys, logits.shape[1]) + scores.double()
     noisy = torch.where(kept, noisy, torch.full_like(noisy, -torch.inf))
     highest, tokens = noisy.max(dim=1, keepdim=True)
-    unsure |= (noisy >= highest - _UNSURE_NOISE).sum(dim=1, keepdim=True) != 1
+    unsure |= (noisy >= highest - UNSURE_NOISE).sum(dim=1, keepdim=True) != 1
     return tokens.squeeze(1), unsure.squeeze(1)
 
 
@@ -108,7 +108,7 @@ def _keep_best(
         reached = mass < target
         by_mass = reached.sum(dim=1, keepdim=True) + 1
         unsure |= has_p & (by_mass > sorted_kept.sum(dim=1, keepdim=True))
-        unsure |= has_p & ((mass - target).abs() <= _UNSURE_MASS * total).any(dim=1, keepdim=True)
+        unsure |= has_p & ((mass - target).abs() <= UNSURE_MASS * total).any(dim=1, keepdim=True)
         needed = torch.where(has_p, torch.minimum(by_mass, needed), needed)
     is_cut = needed < vocab_size
     edge = sorted_logits.gather(1, (needed.clamp(max=count) - 1).clamp(min=0))

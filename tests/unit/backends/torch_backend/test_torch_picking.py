@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,57 @@ def test_common_samplings_are_mostly_sure(changes: dict[str, Any]) -> None:
     assert [t for t, u in zip(tokens.tolist(), unsure, strict=True) if not u] == [
         t for t, u in zip(picked, unsure, strict=True) if not u
     ]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", ["plain", "equals", "forbidden", "flat"])
+@pytest.mark.parametrize("size", [1, 300, 5000, 128256])
+def test_the_kernel_draws_what_the_host_s_sampler_draws(kind: str, size: int) -> None:
+    from shardcompute.backends.torch.kernels.tokens import TokenKernels
+
+    chance = random.Random(size)
+    chosen = [
+        Sampling(
+            temperature=chance.uniform(0.01, 3.0),
+            top_k=chance.choice([0, 0, 1, 2, 40, 1000]),
+            top_p=chance.choice([1.0, 0.05, 0.5, 0.9, 0.999]),
+            min_p=chance.choice([0.0, 0.0, 0.02, 0.3, 1.0]),
+            seed=chance.randrange(1 << 64),
+        )
+        for _ in range(48)
+    ]
+    rows, slots = make_rows(kind, len(chosen), size, 5), [*range(1, 48), 0]
+    rows[7, size // 2] = np.nan
+    rules = [rule for sampling in chosen if (rule := pick_rule(sampling, 77)) is not None]
+    device = torch.device("cuda")
+    picked = torch.zeros(48, dtype=torch.int64, device=device)
+    kernels = TokenKernels(device, {"PDL": False})
+    drawn = kernels.draw(torch.from_numpy(rows).to(device), rules, slots, picked).cpu()
+    assert picked[slots].tolist() == drawn[:, 0].tolist()
+    assert drawn[7, 1] == 1
+    for row, sampling, (token, unsure) in zip(rows, chosen, drawn.tolist(), strict=True):
+        if not unsure:
+            assert token == on_host(row, sampling, 77)
+    assert drawn[:, 1].sum() <= 6
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("size", [1, 300, 5000, 128256])
+def test_the_kernel_finds_the_best_token(size: int) -> None:
+    from shardcompute.backends.torch.kernels.tokens import TokenKernels
+
+    rows = make_rows("equals", 9, size, 2)
+    rows[3, size // 2], rows[4], rows[5, size // 3] = np.nan, -np.inf, np.inf
+    device = torch.device("cuda")
+    picked = torch.zeros(9, dtype=torch.int64, device=device)
+    slots = torch.arange(8, -1, -1, dtype=torch.int32, device=device)
+    best = TokenKernels(device, {"PDL": False}).best(torch.from_numpy(rows).to(device), slots, picked).cpu()
+    np.testing.assert_array_equal(best[:, 0], rows.max(axis=1))
+    sound = [0, 1, 2, 4, 5, 6, 7, 8]
+    assert best[sound, 1].tolist() == rows[sound].argmax(axis=1).tolist()
+    assert picked.flip(0).tolist() == best[:, 1].long().tolist()
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
