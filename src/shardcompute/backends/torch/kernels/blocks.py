@@ -104,12 +104,12 @@ def _group_weights(
     scales,
     shifts,
     like_ptr,
+    BITS: tl.constexpr,
+    HAS_SHIFT: tl.constexpr,
     ASM_0: tl.constexpr,
     ASM_1: tl.constexpr,
     ASM_2: tl.constexpr,
     ASM_3: tl.constexpr,
-    BITS: tl.constexpr,
-    HAS_SHIFT: tl.constexpr,
 ):
     """The weights of all blocks of a group, one block after the other; in registers no one moves."""
     N: tl.constexpr = words.shape[0]
@@ -169,7 +169,7 @@ def multiply_group(
         if not IS_EVEN:
             inside = used & (at + k < width_in)[None, :]
         x = tl.load(x_ptr + x_place + (at + k)[None, :], mask=inside, other=0.0)
-        w = _group_weights(words, scales, shifts, x_ptr, ASM_0, ASM_1, ASM_2, ASM_3, BITS, HAS_SHIFT)
+        w = _group_weights(words, scales, shifts, x_ptr, BITS, HAS_SHIFT, ASM_0, ASM_1, ASM_2, ASM_3)
         sums = tl.dot(w, tl.trans(x), sums)
     else:
         i = tl.arange(0, BLOCK_SIZE)
