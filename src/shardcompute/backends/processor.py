@@ -14,11 +14,12 @@ from pathlib import Path
 
 from shardcompute.backends.devices import ComputeDevice
 from shardcompute.backends.exactness import ExactnessClass, class_of
+from shardcompute.backends.footprint import fallback_device
 
 _PACKAGES = {
     "onnx": "onnxruntime",
     "torch": "torch",
-    "transformers": "torch",
+    "transformers": "transformers",
     "mlx": "mlx",
     "numpy": "numpy",
     "llamacpp": "xllamacpp",
@@ -40,6 +41,20 @@ def own_class(device: ComputeDevice, *, kv_type: str = "", backend: str = "") ->
         has_triton=importlib.util.find_spec("triton") is not None,
         kv_type=kv_type,
     )
+
+
+def own_fallback_class(device: ComputeDevice) -> str:
+    """The name of the class of what `transformers` computes in this process; "" where it is not installed."""
+    if any(importlib.util.find_spec(package) is None for package in ("torch", "transformers")):
+        return ""
+    kind = fallback_device(device.name)
+    return class_of(
+        "transformers",
+        kind,
+        release=f"{_release('transformers')}.torch.{importlib.metadata.version('torch')}".replace("/", "-"),
+        kernels=read_instruction_set() if kind == "cpu" else device.label,
+        arch=device.arch,
+    ).name
 
 
 def instruction_set(machine: str, flags: Set[str], model: str = "") -> str:

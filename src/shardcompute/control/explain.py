@@ -67,7 +67,11 @@ def explain_plan(
     if isinstance(plan, Unplaceable):
         return _explain_unplaceable(plan, model)
     called, on = names or {}, devices or {}
-    lines = [*plan.reasons, f"plan for {model.name} ({model.weight_form}, {model.layer_count} layers):"]
+    through = f", through {model.runner}" if model.runner else ""
+    lines = [
+        *plan.reasons,
+        f"plan for {model.name} ({model.weight_form}, {model.layer_count} layers{through}):",
+    ]
     lines += [
         f"  {called.get(stage.node, stage.node)}{_on(on.get(stage.node))}: layers {stage.start} to {stage.stop - 1} "
         f"({stage.stop - stage.start}), {format_bytes(stage.memory_bytes)}, "

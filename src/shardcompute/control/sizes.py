@@ -14,6 +14,7 @@ from itertools import accumulate
 from shardcompute.backends.footprint import pooled_tokens
 from shardcompute.control.state import Assignment, ClusterState, LayerShape, Model
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
+from shardcompute.models.families import is_fallback
 from shardcompute.models.spec import Layer, ModelSpec
 from shardcompute.weights.card import Card
 from shardcompute.weights.held import HeldSizes, held_sizes_of_card
@@ -258,6 +259,11 @@ def layer_work(spec: ModelSpec, layer_bytes: Sequence[int]) -> tuple[int, ...]:
     )
 
 
+def runner_of(spec: ModelSpec) -> str:
+    """What alone can run a model, see `Model.runner`."""
+    return "transformers" if is_fallback(spec) else ""
+
+
 def describe_card(
     card: Card, *, kv_tokens: int, context_length: int, kv_type: KvType = DEFAULT_KV_TYPE
 ) -> Model:
@@ -278,5 +284,7 @@ def describe_card(
         context_length=context_length,
         weight_form=card.form,
         is_head_tied=spec.tied_head,
+        runner=runner_of(spec),
+        is_whole=spec.is_whole,
         held=held_sizes_of_card(card, context_length=context_length),
     )

@@ -158,6 +158,8 @@ class NodeDescription(Struct, frozen=True, kw_only=True):
     """GPUs of its machine that cannot be used; told by one node of a machine."""
     exactness: str = ""
     """The class of its results (see `backends.exactness`); "": it does not say."""
+    fallback: str = ""
+    """The class of its results with models of other families, which `transformers` runs; "": it has none."""
     holding: str = ""
     """What holds its layers (see `backends.footprint`), by which their memory is counted."""
     alternatives: tuple[AlternativeBackend, ...] = ()
@@ -232,6 +234,14 @@ class Node(NodeDescription, frozen=True, kw_only=True):
     def is_refusing(self, model: str, now_s: float) -> bool:
         return any(refusal.model == model and now_s < refusal.until_s for refusal in self.refusals)
 
+    def can_run(self, model: Model) -> bool:
+        """Whether it has what computes the model."""
+        return not model.runner or bool(self.fallback)
+
+    def exactness_of(self, model: Model) -> str:
+        """The class of its results with a model."""
+        return self.fallback if model.runner else self.exactness
+
     def has_shard(self, chain: str, start: int, stop: int) -> bool:
         return any((held.chain, held.start, held.stop) == (chain, start, stop) for held in self.shards)
 
@@ -284,6 +294,10 @@ class Model(Struct, frozen=True, kw_only=True):
     work_bytes: tuple[int, ...] = ()
     """Weights read for one row by each layer, where that differs from all of them (experts)."""
     shard_overhead_bytes: int = 0
+    runner: str = ""
+    """What alone can run it: `transformers`; "": every backend of ours."""
+    is_whole: bool = False
+    """Its layers cannot be on several machines."""
     held: tuple[HeldSizes, ...] = ()
     """What it takes in memory, by who holds it; the sizes above are those of the files that travel."""
 

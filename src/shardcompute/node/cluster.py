@@ -44,7 +44,7 @@ from shardcompute.node.rpc.link_probe import answer_probes
 from shardcompute.node.weights.draft_heads import draft_head_attachments
 from shardcompute.node.weights.originals import note_original
 from shardcompute.node.weights.server import WeightsServer
-from shardcompute.runtime.fallback import check_form, config_attachment
+from shardcompute.runtime.fallback import check_form, config_attachment, speculation_for
 from shardcompute.security import (
     ClusterAuthority,
     KeyBook,
@@ -300,7 +300,7 @@ class Cluster:
                 int(time.time()),
                 content_of(checkpoint),
                 checkpoint.files.total_bytes,
-                options.speculation,
+                speculation_for(checkpoint.spec, options.speculation),
                 drafters,
                 has_draft_head=prepared.has_draft_head,
             )

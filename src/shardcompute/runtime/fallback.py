@@ -11,6 +11,7 @@ from typing import Any
 from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.backends.footprint import STATE_SESSIONS, fallback_device
 from shardcompute.core.errors import BackendError, CorruptModelError, UsageError
+from shardcompute.core.generation import Speculation
 from shardcompute.models.families import fallback_type, is_fallback
 from shardcompute.models.spec import ModelSpec, Stage
 from shardcompute.weights.attached import read_attachment
@@ -77,6 +78,13 @@ def check_form(model: str, form: str) -> None:
             f"{model} is run through transformers, which keeps its weights; {form} is not possible",
             hint="leave --weights away",
         )
+
+
+def speculation_for(spec: ModelSpec, wanted: Speculation) -> Speculation:
+    """How drafts are made for requests that do not say: not for recurrent models, whose states cannot be cut back for
+    a draft that was wrong, but are computed again."""
+    is_free = wanted.drafter == "auto" and spec.state_bytes > 0
+    return replace(wanted, drafter="off") if is_free else wanted
 
 
 def _open(

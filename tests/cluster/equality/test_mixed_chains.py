@@ -33,7 +33,7 @@ def backends_of(lab: LabSwarm) -> list[str]:
 
 
 def classes(lab: LabSwarm) -> list[str]:
-    return classes_of(lab.state, lab.chain().nodes)
+    return classes_of(lab.state, lab.chain().nodes, lab.state.models[lab.chain().model].model)
 
 
 def assert_within_class(lab: LabSwarm, alone: Alone, request: GenerationRequest) -> None:

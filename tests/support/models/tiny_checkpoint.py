@@ -19,7 +19,7 @@ HIDDEN = 64
 CONTEXT = 512
 _HEADS, _KV_HEADS, _HEAD_DIM, _INTERMEDIATE = 4, 2, 16, 96
 _SPECIALS = ("<s>", "</s>")
-_VOCABULARY = 256 + len(_SPECIALS)
+VOCABULARY = 256 + len(_SPECIALS)
 
 
 def save_tiny_llama(folder: Path, *, seed: int = 1, layers: int = LAYERS) -> Path:
@@ -34,7 +34,7 @@ def save_tiny_llama(folder: Path, *, seed: int = 1, layers: int = LAYERS) -> Pat
         "num_attention_heads": _HEADS,
         "num_key_value_heads": _KV_HEADS,
         "head_dim": _HEAD_DIM,
-        "vocab_size": _VOCABULARY,
+        "vocab_size": VOCABULARY,
         "max_position_embeddings": CONTEXT,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10_000.0,
@@ -61,11 +61,11 @@ def _weights(seed: int, layers: int) -> dict[str, NDArray[np.float32]]:
     def norm() -> NDArray[np.float32]:
         return (1 + 0.3 * random.standard_normal(HIDDEN)).astype(np.float32)
 
-    head = matrix(_VOCABULARY, HIDDEN, 2.0)
+    head = matrix(VOCABULARY, HIDDEN, 2.0)
     # Mostly readable: the first bytes of the vocabulary are the printable ones.
     head[94:] *= 0.5
     tensors = {
-        "model.embed_tokens.weight": matrix(_VOCABULARY, HIDDEN),
+        "model.embed_tokens.weight": matrix(VOCABULARY, HIDDEN),
         "lm_head.weight": head,
         "model.norm.weight": norm(),
     }

@@ -46,6 +46,8 @@ class Request:
     policy: PlacementPolicy = _DEFAULT_POLICY
     stage_count: int = 0
     """How many stages a person asked for, to be had where that can be; 0: as many as pay."""
+    unfit: tuple[tuple[str, str], ...] = ()
+    """(node, why nothing of this model can be there)"""
 
     @property
     def sizes(self) -> Sizes:

@@ -92,6 +92,7 @@ def _place(
     request = replace(request, offers=tuple(sorted(request.offers, key=lambda offer: offer.node)))
     able, refused = _filter(request)
     regulars = tuple(offer for offer in able if not offer.is_standby)
+    max_machines = 1 if request.model.is_whole else max_machines
     most = max_machines or len(able)
     asked = [request.stage_count] if 0 < request.stage_count <= most else []
     for exactly in (*asked, None):
@@ -115,7 +116,7 @@ def _filter(request: Request) -> tuple[tuple[NodeCapacity, ...], list[tuple[str,
     least = {
         holding: _smallest_layer(sizes.on(holding)) for holding in {each.holding for each in request.offers}
     }
-    able, refused = [], []
+    able, refused = [], list(request.unfit)
     for offer in request.offers:
         smallest = least[offer.holding]
         if offer.memory_bytes >= smallest:
@@ -228,6 +229,10 @@ def _explain_failure(
     reasons = list(_filter_words(request, able, refused))
     usual = usual_holding(offer.holding for offer in able or request.offers)
     left_over = min((fill(order, request.sizes, usual)[1] for order in filling_orders(able)), default=None)
+    if request.model.is_whole and able:
+        held = [request.sizes.on(offer.holding).total_bytes - offer.memory_bytes for offer in able]
+        why = "its layers share more than rows, so that one machine must hold all of it"
+        return Unplaceable(max(1, min(held)), (*reasons, why))
     if left_over is None:
         return Unplaceable(_whole_bytes(request, able), (*reasons, "no machine can take part"))
     if left_over == 0:

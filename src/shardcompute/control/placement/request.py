@@ -11,6 +11,10 @@ from shardcompute.control.sizes import shape_of, sizes_of
 from shardcompute.control.state import Chain, ClusterState, LayerTime, Model, Node
 from shardcompute.control.transitions.state_updates import claimed_bytes
 
+_NO_FALLBACK = (
+    'without torch and transformers, which alone run this model: pip install "shardcompute[torch]" there'
+)
+
 
 def placement_request(
     state: ClusterState,
@@ -30,14 +34,16 @@ def placement_request(
     taken = {node for other in state.live_chains(model.name) if other.id != own for node in other.nodes}
     statuses = ("ready", "draining") if has_draining else ("ready",)
     corrections = _Corrections(_service_factor(state, model), _probe_factor(state, model))
-    offers = tuple(
-        _offer(state, node, model, own, corrections)
+    found = [
+        node
         for node in (state.nodes[id] for id in sorted(state.nodes))
         if node.can_work
         and node.status in statuses
         and not node.is_refusing(model.name, now_s)
         and (has_shared or node.id not in taken)
-    )
+    ]
+    offers = tuple(_offer(state, node, model, own, corrections) for node in found if node.can_run(model))
+    unfit = tuple((node.id, _NO_FALLBACK) for node in found if not node.can_run(model))
     offers = _of_one_class(state, model, offers, () if chain is None else chain.nodes)
     named = {offer.node for offer in offers} | {state.driver}
     links = tuple(
@@ -49,7 +55,7 @@ def placement_request(
     driver = _driver_of(state, model, chain, [offer.node for offer in offers])
     requested = state.models.get(model.name)
     stage_count = requested.stage_count if requested is not None else 0
-    return Request(model, offers, links, driver, state.placing, stage_count)
+    return Request(model, offers, links, driver, state.placing, stage_count, unfit)
 
 
 def _of_one_class(

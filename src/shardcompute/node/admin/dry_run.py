@@ -17,7 +17,7 @@ from shardcompute.control.explain import device_words, explain_bottleneck, expla
 from shardcompute.control.placement.cost_model import Request, first_token_s
 from shardcompute.control.placement.place import Placement, Unplaceable, place, place_chains
 from shardcompute.control.placement.request import placement_request, speed_source
-from shardcompute.control.sizes import StageBytes, layer_work, sizes_of
+from shardcompute.control.sizes import StageBytes, layer_work, runner_of, sizes_of
 from shardcompute.control.state import ClusterState, Model
 from shardcompute.control.transitions.state_updates import claimed_bytes
 from shardcompute.core.errors import UnknownModelError
@@ -86,6 +86,8 @@ def size_up(
         context_length=min(context_length, spec.context_length),
         weight_form=form,
         is_head_tied=spec.tied_head,
+        runner=runner_of(spec),
+        is_whole=spec.is_whole,
         held=held_sizes_of_entries(
             spec, layout, checkpoint.tensors.entries, form, context_length=context_length
         ),

@@ -85,6 +85,7 @@ def validate_join(event: NodeJoined) -> str | None:
         _unwordly("backend", event.backend),
         _unwordly("device's label", event.device_label or "-"),
         _unwordly("exactness class", event.exactness or "-"),
+        _unwordly("fallback's exactness class", event.fallback or "-"),
         _unwordly("device's remark", event.device_remark or "-"),
         _out_of("device's memory", event.device_bytes, 0, _MOST_BYTES),
         _out_of("number of unused devices", len(event.unused_devices), 0, _MOST_DEVICES),

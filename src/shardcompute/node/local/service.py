@@ -22,9 +22,10 @@ from shardcompute.models.spec import Stage, cut_layers
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.generation import DeltaStream
-from shardcompute.node.driver.limits import ChainShape, DriverLimits
+from shardcompute.node.driver.limits import AUTO, ChainShape, DriverLimits
 from shardcompute.node.local.chain import LocalChain
 from shardcompute.node.service import ServedModel, ServiceLoad
+from shardcompute.runtime.fallback import speculation_for
 from shardcompute.runtime.shard import open_shard
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
@@ -142,7 +143,13 @@ def open_model(
             checkpoint.name, tokenizer, spec.layer_count, options.stages, executor_options, open_stage
         )
         model = _served(files, content_of(checkpoint), executor_options)
-        return _start(model, tokenizer, spec.vocab_size, stages, executor_options, options)
+        limits = DriverLimits(
+            spec.vocab_size,
+            executor_options.context_length,
+            max_sessions=options.max_sessions,
+            speculation=speculation_for(spec, AUTO),
+        )
+        return _start(model, tokenizer, limits, stages, executor_options)
 
 
 def _settled(checkpoint: Checkpoint, options: EngineOptions, settings: Settings) -> EngineOptions:
@@ -209,12 +216,10 @@ def _served(files: ModelFiles, digest: str, options: ExecutorOptions) -> ServedM
 def _start(
     model: ServedModel,
     tokenizer: Tokenizer,
-    vocab_size: int,
+    limits: DriverLimits,
     stages: list[StageRuntime],
     executor_options: ExecutorOptions,
-    options: EngineOptions,
 ) -> LocalService:
-    limits = DriverLimits(vocab_size, executor_options.context_length, max_sessions=options.max_sessions)
     driver = Driver(tokenizer, limits)
     chain = LocalChain(stages, driver)
     capacity = min(stage.kv_usage().free_tokens for stage in stages)

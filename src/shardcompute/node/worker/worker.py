@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from shardcompute.backends.devices import ComputeDevice, host_device, offered_bytes
 from shardcompute.backends.footprint import holding_of
-from shardcompute.backends.processor import own_class
+from shardcompute.backends.processor import own_class, own_fallback_class
 from shardcompute.control.events import (
     LinkBroken,
     NodeJoined,
@@ -313,6 +313,7 @@ class Worker:
                 device_remark=shorten(self._options.device.remark, _MOST_WORDS),
                 unused_devices=_unused(self._options.unused),
                 exactness=own_class(self._options.device).name,
+                fallback=own_fallback_class(self._options.device),
                 memory_bytes=memory_bytes,
                 memory_reason=self._memory_reason,
                 threads=self._options.threads,
