@@ -222,6 +222,8 @@ class Node(NodeDescription, frozen=True, kw_only=True):
 
     def exactness_of(self, model: Model) -> str:
         """The class of results with this model, keys and values aside."""
+        if model.runner:
+            return self.fallback
         other = self.alternative(model.backend)
         return self.exactness if other is None else other.exactness
 
@@ -237,10 +239,6 @@ class Node(NodeDescription, frozen=True, kw_only=True):
     def can_run(self, model: Model) -> bool:
         """Whether it has what computes the model."""
         return not model.runner or bool(self.fallback)
-
-    def exactness_of(self, model: Model) -> str:
-        """The class of its results with a model."""
-        return self.fallback if model.runner else self.exactness
 
     def has_shard(self, chain: str, start: int, stop: int) -> bool:
         return any((held.chain, held.start, held.stop) == (chain, start, stop) for held in self.shards)

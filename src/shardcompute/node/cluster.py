@@ -318,7 +318,7 @@ class Cluster:
     def _choose_backend(self, checkpoint: Checkpoint, form: str) -> CpuBackendChoice:
         """For the whole life of the model in this cluster, also over restarts: tokens must not depend on which machine
         goes on. llama.cpp only where every CPU that is here can run it."""
-        if self.options.choose_backend is None:
+        if self.options.choose_backend is None or is_fallback(checkpoint.spec):
             return CpuBackendChoice("", "")
         state = self.coordinator.state
         served = state.models.get(checkpoint.name)

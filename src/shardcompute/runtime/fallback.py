@@ -80,6 +80,17 @@ def check_form(model: str, form: str) -> None:
         )
 
 
+def fallback_remark(spec: ModelSpec) -> str:
+    """What to tell of a model that is not run by our own kernels; "": nothing."""
+    if not is_fallback(spec):
+        return ""
+    where = "on one machine" if spec.is_whole else "on every machine that takes part"
+    return (
+        f"models of the type {fallback_type(spec)} are run through transformers: in float32 on CPUs and 16 bits on "
+        f"GPUs, {where} with torch and transformers ({INSTALL})"
+    )
+
+
 def speculation_for(spec: ModelSpec, wanted: Speculation) -> Speculation:
     """How drafts are made for requests that do not say: not for recurrent models, whose states cannot be cut back for
     a draft that was wrong, but are computed again."""

@@ -107,7 +107,7 @@ def _run_by(backend: str, network: Network, options: ExecutorOptions) -> Executo
         return MlxExecutor(network, options)
     if backend == "transformers":
         raise UsageError(
-            "this model is of a known family and is not computed by transformers here",
+            "transformers is no backend for the layers of models that we know",
             hint="leave --backend away: models that only transformers can run use it by themselves",
         )
     raise UsageError(f"there is no backend {backend!r}", hint=f"use one of {', '.join(BACKENDS)}")

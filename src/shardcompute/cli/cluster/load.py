@@ -134,4 +134,5 @@ def _may_end(screen: Screen, model: str, answering: int) -> bool:
 
 def _outcome(model: ModelView) -> str:
     chains = "chain" if model.wanted_chains == 1 else "chains"
-    return f"{model.name} is served by {model.ready_chains} of {model.wanted_chains} {chains}"
+    through = f", through {model.runner}" if model.runner else ""
+    return f"{model.name} is served by {model.ready_chains} of {model.wanted_chains} {chains}{through}"

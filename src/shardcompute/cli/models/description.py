@@ -13,9 +13,10 @@ from typing import Any
 from shardcompute.backends.footprint import holding_of
 from shardcompute.control.sizes import sizes_of
 from shardcompute.core.errors import UnsupportedModelError
-from shardcompute.models.families import HF_SEEING, is_foreign, refuse_foreign
+from shardcompute.models.families import HF_SEEING, is_fallback, is_foreign, refuse_foreign
 from shardcompute.models.spec import ModelSpec, Rope, whole
 from shardcompute.node.admin.dry_run import size_up
+from shardcompute.runtime.fallback import fallback_remark
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint, open_tensors
 from shardcompute.weights.formats.bytes import ByteSource
 from shardcompute.weights.formats.mlx_file import open_mlx, without_mlx
@@ -86,6 +87,8 @@ class Description:
     """How the llamacpp backend can run the files as they are; nothing where it cannot."""
     problem: str | None = None
     hint: str = ""
+    runs: str = ""
+    """How it is run where our own kernels do not."""
     commit: str | None = None
 
 
@@ -93,7 +96,7 @@ def describe(files: ModelFiles) -> Description:
     """Reads headers, config and tokenizer. Raises CorruptModelError for files that are damaged."""
     tensors: TensorFile | None = None
     shape = memory = chat = None
-    problem = hint = ""
+    problem = hint = runs = ""
     with contextlib.ExitStack() as stack:
         files = _closed_by(stack, files)
         try:
@@ -107,8 +110,10 @@ def describe(files: ModelFiles) -> Description:
             chat = checkpoint.tokenizer().has_chat_template
             refuse_foreign(checkpoint.spec)
             memory = _memory_of(checkpoint)
+            runs = fallback_remark(checkpoint.spec)
             checkpoint.source(whole(checkpoint.spec))
-            _check_types(tensors)
+            if not runs:
+                _check_types(tensors)
         except UnsupportedModelError as error:
             problem, hint = error.message, error.hint
         return Description(
@@ -125,6 +130,7 @@ def describe(files: ModelFiles) -> Description:
             llamacpp=_llamacpp(tensors) if tensors and files.kind == "gguf" and not problem else "",
             problem=problem or None,
             hint=hint,
+            runs=runs,
             commit=files.commit,
         )
 
@@ -234,7 +240,7 @@ def _notes(spec: ModelSpec) -> list[str]:
     notes = [_describe_rope(spec, rope) for rope in spec.ropes if any(rope.inverse_frequencies)]
     count = spec.layer_count
     still = sum(layer.rope is None for layer in spec.layers)
-    if still and not is_foreign(spec):
+    if still and not is_foreign(spec) and not is_fallback(spec):
         notes.append(f"{still} of {count} layers do not rotate")
     windows = Counter(layer.window for layer in spec.layers if layer.window is not None)
     notes += [f"{layers} of {count} layers see {window} positions" for window, layers in windows.items()]
@@ -260,6 +266,10 @@ def _notes(spec: ModelSpec) -> list[str]:
         notes.append(
             f"latent attention: {latent.kv_rank} + {latent.rotated} numbers are kept of a token, for all heads"
         )
+    if spec.is_whole:
+        notes.append("its layers share more than rows: one machine must hold all of it")
+    if spec.state_bytes:
+        notes.append("layers keep recurrent states: drafts are off unless a request asks for them")
     if spec.qk_norm != "none":
         notes.append("queries and keys are normalised")
     if spec.attention_softcap is not None or spec.logit_softcap is not None:

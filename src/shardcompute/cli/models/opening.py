@@ -33,6 +33,8 @@ def open_with_progress(
     started = time.monotonic()
     with waiting(screen, f"opening {name}", is_quiet=is_quiet) as progress:
         service = open_model(reference, settings, options, progress)
+    if service.remark and not is_quiet:
+        screen.say(service.remark)
     asked, given = options.context_length, service.models()[0].context_length
     if asked is not None and given < asked:
         screen.say(f"the context is {given} tokens, not {asked}: the model was made for no more", "yellow")

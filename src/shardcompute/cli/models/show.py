@@ -60,6 +60,8 @@ def _rows(description: Description) -> Iterator[tuple[str, str]]:
     if description.problem is not None:
         yield "cannot run", description.problem
         yield "hint", description.hint
+    if description.runs:
+        yield "runs", description.runs
     yield "architecture", description.architecture
     yield from _shape_rows(description)
     for kind in description.weight_types:

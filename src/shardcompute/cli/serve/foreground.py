@@ -149,12 +149,16 @@ def _with_a_journal(options: ClusterOptions, screen: Screen) -> ClusterOptions:
 
 
 def _open(model: str, screen: Screen, settings: Settings) -> Checkpoint:
+    from shardcompute.runtime.fallback import fallback_remark
     from shardcompute.weights.checkpoint import open_checkpoint
     from shardcompute.weights.sources.resolve import resolve
 
     reference = parse_reference(model)
     with phase("opening the checkpoint"), waiting(screen, f"opening {reference}") as progress:
-        return open_checkpoint(resolve(reference, settings, progress))
+        checkpoint = open_checkpoint(resolve(reference, settings, progress))
+    if remark := fallback_remark(checkpoint.spec):
+        screen.say(remark)
+    return checkpoint
 
 
 def _run(

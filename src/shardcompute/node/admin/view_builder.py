@@ -73,6 +73,7 @@ def _view_node(state: ClusterState, node: Node, now_s: float) -> NodeView:
         device_bytes=node.device_bytes,
         device_remark=node.device_remark,
         exactness=node.exactness,
+        fallback=node.fallback,
         unused_devices=tuple(
             UnusedDeviceView(
                 device=each.device,
@@ -248,6 +249,7 @@ def _view_model(
         wanted_chains=requested.chain_count if requested.is_wanted else 0,
         missing_bytes=missing_bytes,
         reasons=reasons,
+        runner=model.runner,
     )
 
 

@@ -158,6 +158,8 @@ class NodeView:
     """What the device said of its memory that cannot be, and what counts instead."""
     unused_devices: tuple[UnusedDeviceView, ...] = ()
     """GPUs of its machine that cannot be used, and why."""
+    fallback: str = ""
+    """The class of its results with models that only `transformers` runs; empty: it cannot."""
     exactness: str = ""
     """The class of its results: stages of one class compute the same bits."""
     weights_bytes_per_s: float = 0.0
@@ -275,6 +277,8 @@ class ModelView:
     backend: str = ""
     """What computes it on CPUs whose owners left that open; "": each one's own."""
     backend_reason: str = ""
+    runner: str = ""
+    """What alone can run it: `transformers`; empty: every backend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

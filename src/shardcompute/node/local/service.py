@@ -25,7 +25,7 @@ from shardcompute.node.driver.generation import DeltaStream
 from shardcompute.node.driver.limits import AUTO, ChainShape, DriverLimits
 from shardcompute.node.local.chain import LocalChain
 from shardcompute.node.service import ServedModel, ServiceLoad
-from shardcompute.runtime.fallback import speculation_for
+from shardcompute.runtime.fallback import fallback_remark, speculation_for
 from shardcompute.runtime.shard import open_shard
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
@@ -61,8 +61,18 @@ class EngineOptions:
 class LocalService(Closing):
     """One model in this process. Leaving the block stops its thread and frees it."""
 
-    def __init__(self, model: ServedModel, tokenizer: Tokenizer, driver: Driver, chain: LocalChain) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        tokenizer: Tokenizer,
+        driver: Driver,
+        chain: LocalChain,
+        *,
+        remark: str = "",
+    ) -> None:
         self._model = model
+        self.remark = remark
+        """What whoever opened it should know of how it is run."""
         self.name = model.name
         self.tokenizer = tokenizer
         self.driver = driver
@@ -149,7 +159,7 @@ def open_model(
             max_sessions=options.max_sessions,
             speculation=speculation_for(spec, AUTO),
         )
-        return _start(model, tokenizer, limits, stages, executor_options)
+        return _start(model, tokenizer, limits, stages, executor_options, fallback_remark(spec))
 
 
 def _settled(checkpoint: Checkpoint, options: EngineOptions, settings: Settings) -> EngineOptions:
@@ -219,6 +229,7 @@ def _start(
     limits: DriverLimits,
     stages: list[StageRuntime],
     executor_options: ExecutorOptions,
+    remark: str,
 ) -> LocalService:
     driver = Driver(tokenizer, limits)
     chain = LocalChain(stages, driver)
@@ -232,7 +243,7 @@ def _start(
             can_continue=len(stages) == 1 and stages[0].can_continue,
         ),
     )
-    return LocalService(model, tokenizer, driver, chain)
+    return LocalService(model, tokenizer, driver, chain, remark=remark)
 
 
 def _host_free_bytes() -> int:
