@@ -240,6 +240,24 @@ def test_models_whose_layers_share_more_than_rows_need_one_machine(tmp_path: Pat
         assert checkpoint.spec.is_whole
 
 
+def test_the_text_part_of_a_model_for_images_is_run(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    text = {
+        **GROUPED,
+        "head_dim": 8,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }
+    eye = {**PLAIN, "intermediate_size": 48, "image_size": 16, "patch_size": 8}
+    config = transformers.Gemma3Config(text_config=text, vision_config=eye, mm_tokens_per_image=4)
+    transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).save_pretrained(
+        tmp_path
+    )
+    truth = expected_logits(tmp_path)
+    logits = run(open_stages(tmp_path, [0, 1, 3, 4]), [Segment(1, 0, 24, 24)])
+    np.testing.assert_allclose(logits, truth, rtol=1e-4, atol=1e-4)
+
+
 def test_a_far_cut_of_recurrent_states_is_a_gap(tmp_path: Path) -> None:
     """Whoever sent the rows fills it; from the beginning, a session can always be computed again."""
     folder = save("Mamba2", tmp_path)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ _MOST_BUFFER_BYTES = 512 << 20
 _PROBE_ROWS, _PROBE_CUT = 8, 5
 _ROW_BY_ROW = {"mamba", "falcon_mamba", "jamba"}
 """Model types whose layers take up a recurrent state for one row at a time only."""
+_OTHER_MEDIA = re.compile(r"vision|visual|audio|image|multi_modal")
 _ARITIES = (0, 2, 1, 3)
 _building = threading.Lock()
 """Number formats and devices are the process's while a model is built."""
@@ -298,6 +300,7 @@ class _StageCut:
 
     def apply(self, model: Any, total: int) -> None:
         """Drop what the stage does not hold from an empty model."""
+        _drop_other_media(model)
         owner, name = find_layers(model, total)
         layers, stage = getattr(owner, name), self._stage
         embedding = model.get_input_embeddings()
@@ -362,6 +365,16 @@ class _EmptyTable(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, width: int) -> None:
         super().__init__()
         self.embedding_dim = width
+
+
+def _drop_other_media(model: Any) -> None:
+    """Encoders of images and sound: text is computed without them."""
+    for name, _ in [
+        each for each in model.named_modules() if _OTHER_MEDIA.search(each[0].rpartition(".")[2])
+    ]:
+        parent, _, own = name.rpartition(".")
+        with contextlib.suppress(AttributeError):  # inside one that is gone already
+            setattr(model.get_submodule(parent), own, torch.nn.Identity())
 
 
 def find_layers(model: Any, count: int) -> tuple[Any, str]:
