@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from shardcompute.backends.footprint import MatrixForm, matrix_bytes
+from shardcompute.models.families import GGUF_ARCHITECTURES
 from shardcompute.weights.formats.gguf_blocks import BLOCK_LAYOUTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "gguf.md"
@@ -22,3 +24,8 @@ def test_the_table_of_types_is_right() -> None:
         file = layout.file_bytes / layout.file_block
         expected[name] = (f"{file:.2f}", form.words, *(f"{cost:.2f}" for cost in costs))
     assert told == expected
+
+
+def test_the_architectures_are_those_that_are_read() -> None:
+    told = PAGE.read_text().partition("As `general.architecture` names them:")[2].partition(".\n")[0]
+    assert sorted(re.findall(r"`([\w-]+)`", told)) == sorted(GGUF_ARCHITECTURES)
