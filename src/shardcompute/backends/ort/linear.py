@@ -12,7 +12,7 @@ from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, Float32, Matr
 from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
 
 # Activations are rounded to int8 inside the kernel: four to five times faster than keeping them in float32.
-_INT8_ACTIVATIONS = 4
+INT8_ACTIVATIONS = 4
 _PROBED_OUTPUTS = 64
 _PROBED_ROWS = (1, 2, 5, 16, 64)
 
@@ -93,7 +93,7 @@ def _product(graph: GraphWriter, x: str, matrix: BlockMatrix, *, is_spent: bool)
         N=rows,
         bits=matrix.bits,
         block_size=matrix.block_size,
-        accuracy_level=_INT8_ACTIVATIONS,
+        accuracy_level=INT8_ACTIVATIONS,
     )
 
 

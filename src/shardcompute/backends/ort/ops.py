@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from shardcompute.backends.matrix import Array, Float32, Matrix
 from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RotationTables
+from shardcompute.backends.ort.activation import write_activation, write_gated
 from shardcompute.backends.ort.attention import AttentionKernel
+from shardcompute.backends.ort.experts import open_experts
 from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
 from shardcompute.backends.ort.linear import Linear, describe_form, stack, write_linear
 from shardcompute.backends.ort.model_bytes import INT64
-from shardcompute.backends.ort.program import Attend, ExpertsStep, Graph, ProgramStep, TakeWanted, Value
+from shardcompute.backends.ort.program import Attend, Graph, ProgramStep, TakeWanted, Value
 from shardcompute.backends.ort.table import EmbeddingTable
 from shardcompute.core.kv_types import KvType
-
-GPT_OSS_ALPHA = 1.702
 
 
 class _Piece:
@@ -194,11 +193,7 @@ class OrtOps:
             self._export(value)
         self._close()
         out = Value(self._name("e"), x.width, None)
-        pairs = zip(block.gate_up, block.down, strict=True)
-        sessions = [_open_expert(up, down, x.width, block.gate) for up, down in pairs]
-        # Without the matrices, which are the sessions' now.
-        choice = replace(block, router=None, gate_up=(), down=())
-        self.steps.append(ExpertsStep(sessions, choice, x, scores, out))
+        self.steps.append(open_experts(block, x, scores, out))
         return out
 
     def logit_rows(self, x: Value) -> Value:
@@ -280,34 +275,3 @@ class OrtOps:
             forms=frozenset(piece.forms),
         )
         self.steps.insert(index, step)
-
-
-def write_gated(graph: GraphWriter, gate_up: str, width: int, gate: Gate) -> str:
-    left, up = graph.nodes("Split", [gate_up, graph.integers(width // 2, width // 2)], 2, axis=-1)
-    if gate.limit is not None:
-        limit, below = graph.number(gate.limit), graph.number(-gate.limit)
-        left = graph.node("Min", [left, limit])
-        up = graph.node("Clip", [up, below, limit])
-        alpha = graph.number(GPT_OSS_ALPHA)
-        squashed = graph.node("Sigmoid", [graph.node("Mul", [left, alpha])])
-        up = graph.node("Add", [up, graph.number(1)])
-        return graph.node("Mul", [graph.node("Mul", [left, squashed]), up])
-    return graph.node("Mul", [write_activation(graph, left, gate.activation), up])
-
-
-def write_activation(graph: GraphWriter, x: str, activation: Activation) -> str:
-    if activation == "silu":
-        return graph.node("Mul", [x, graph.node("Sigmoid", [x])])
-    if activation == "relu2":
-        positive = graph.node("Relu", [x])
-        return graph.node("Mul", [positive, positive])
-    return graph.node("Gelu", [x], approximate="tanh" if activation == "gelu_tanh" else "none")
-
-
-def _open_expert(gate_up: Linear, down: Linear, width: int, gate: Gate) -> Any:
-    graph = GraphWriter()
-    x = graph.input("x", [1, "rows", width])
-    hidden = write_gated(graph, write_linear(graph, x, gate_up), gate_up.width, gate)
-    graph.rename(write_linear(graph, hidden, down), "y")
-    graph.output("y", [1, "rows", down.width])
-    return graph.open()

@@ -13,10 +13,8 @@ from typing import Protocol
 import numpy as np
 import onnxruntime
 
-from shardcompute.backends.host.routing import choose_experts
 from shardcompute.backends.kv import HostKv, KvRows
 from shardcompute.backends.matrix import Array, Float32
-from shardcompute.backends.ops import ExpertBlock
 from shardcompute.backends.ort.attention import AttentionKernel, KeyRange
 from shardcompute.core.batch import Segment, count_rows, logit_row_indices
 
@@ -135,40 +133,6 @@ class Attend:
             for first, count, seen in groups:
                 self.kernel.run(session, layer, room, q, out, row + first, count, seen)
             row += segment.count
-
-
-@dataclass(slots=True, eq=False)
-class ExpertsStep:
-    """Sends each row to its experts and adds up what they answer, in the order of expert numbers."""
-
-    sessions: Sequence[onnxruntime.InferenceSession]
-    block: ExpertBlock
-    x: Value
-    scores: Value
-    out: Value
-
-    def inputs(self) -> Iterable[Value]:
-        return (self.x, self.scores)
-
-    def outputs(self) -> Iterable[Value]:
-        return (self.out,)
-
-    def run(self, run: Run) -> None:
-        block, routing = self.block, self.block.routing
-        logits = self.scores.buffer[: run.rows]
-        chosen, weights = choose_experts(logits, block.per_token, routing, block.choice_bias)
-        out = self.out.buffer[: run.rows]
-        out[:] = 0
-        for expert in np.unique(chosen):
-            rows, ranks = np.nonzero(chosen == expert)
-            # Two rows at least: some kernels take another path for a single one.
-            padded = rows if len(rows) > 1 else np.repeat(rows, 2)
-            weight = weights[rows, ranks][:, None]
-            inputs = self.x.buffer[padded]
-            if routing.weighs_input:
-                inputs *= weight
-            (y,) = self.sessions[expert].run(["y"], {"x": inputs[None]})
-            out[rows] += y[0][: len(rows)] * (1 if routing.weighs_input else weight)
 
 
 @dataclass(slots=True, eq=False)

@@ -35,13 +35,28 @@ class LlamaShape:
     vocab_size: int
     context_length: int = 2048
     has_head: bool = True
+    architecture: str = "llama"
+    head_size: int = 0
+    """0: hidden / heads."""
+    experts: int = 0
+    """In every layer, each of width `intermediate`; 0: a plain block."""
+    per_token: int = 0
+
+    @property
+    def head_dim(self) -> int:
+        return self.head_size or self.hidden // self.heads
 
 
 SHAPES = {
     "default": LlamaShape(30, 576, 1536, 9, 3, 49_152, has_head=False),
     "1.1b": LlamaShape(22, 2048, 5632, 32, 4, 32_000),
+    "qwen3-moe": LlamaShape(
+        4, 2048, 768, 32, 4, 32_000, architecture="qwen3moe", head_size=128, experts=128, per_token=8
+    ),
+    "mixtral": LlamaShape(2, 4096, 14_336, 32, 8, 32_000, experts=8, per_token=2),
 }
-"""The default model's shape, and one of 1.1 billion weights."""
+"""The default model's shape, one of 1.1 billion weights, and layers as Qwen3-30B-A3B and Mixtral 8x7B have them (few of
+them, and a smaller vocabulary)."""
 
 
 def named_shape(name: str) -> LlamaShape:
@@ -51,22 +66,30 @@ def named_shape(name: str) -> LlamaShape:
 
 
 def write_random_gguf(
-    path: Path, shape: LlamaShape, dtype: str, *, seed: int = 0, architecture: str = "llama"
+    path: Path, shape: LlamaShape, dtype: str, *, seed: int = 0, architecture: str = ""
 ) -> Path:
-    """A file of these shapes whose matrices are of this type; `architecture` is any with the Llama family's tensors."""
+    """A file of these shapes whose matrices are of this type; `architecture` is any with the shape's tensors."""
+    architecture = architecture or shape.architecture
     if dtype not in _BLOCKS and dtype not in _FLOATS:
         raise UsageError(f"there is no random {dtype}", hint=f"use one of {', '.join((*_BLOCKS, *_FLOATS))}")
     noise = np.random.default_rng(seed)
-    head_dim = shape.hidden // shape.heads
+    head_dim = shape.head_dim
     matrices = {
         "attn_q": (shape.heads * head_dim, shape.hidden),
         "attn_k": (shape.kv_heads * head_dim, shape.hidden),
         "attn_v": (shape.kv_heads * head_dim, shape.hidden),
         "attn_output": (shape.hidden, shape.heads * head_dim),
+    }
+    sizes = {
         "ffn_gate": (shape.intermediate, shape.hidden),
         "ffn_up": (shape.intermediate, shape.hidden),
         "ffn_down": (shape.hidden, shape.intermediate),
     }
+    stacked = {f"{name}_exps": size for name, size in sizes.items()} if shape.experts else {}
+    matrices |= {} if shape.experts else sizes
+    norms = {"attn_norm": shape.hidden, "ffn_norm": shape.hidden}
+    if architecture == "qwen3moe":
+        norms |= {"attn_q_norm": head_dim, "attn_k_norm": head_dim}
     ones = np.ones(shape.hidden, np.float32).tobytes()
     tensors = [_matrix("token_embd.weight", dtype, (shape.vocab_size, shape.hidden), noise)]
     tensors.append(GgufTensor("output_norm.weight", "F32", (shape.hidden,), [ones]))
@@ -74,9 +97,19 @@ def write_random_gguf(
         tensors.append(_matrix("output.weight", dtype, (shape.vocab_size, shape.hidden), noise))
     for layer in range(shape.layers):
         tensors += [
-            GgufTensor(f"blk.{layer}.{name}.weight", "F32", (shape.hidden,), [ones])
-            for name in ("attn_norm", "ffn_norm")
+            GgufTensor(f"blk.{layer}.{name}.weight", "F32", (width,), [ones[: 4 * width]])
+            for name, width in norms.items()
         ]
+        if shape.experts:
+            tensors.append(
+                _matrix(f"blk.{layer}.ffn_gate_inp.weight", "F32", (shape.experts, shape.hidden), noise)
+            )
+        for name, (rows, columns) in stacked.items():
+            flat = (shape.experts * rows, columns)
+            pieces = _pieces(dtype, flat, noise)
+            tensors.append(
+                GgufTensor(f"blk.{layer}.{name}.weight", dtype, (shape.experts, rows, columns), pieces)
+            )
         tensors += [
             _matrix(f"blk.{layer}.{name}.weight", dtype, size, noise) for name, size in matrices.items()
         ]
@@ -96,6 +129,11 @@ def _values(shape: LlamaShape, head_dim: int, architecture: str) -> dict[str, by
         "rope.dimension_count": head_dim,
         "vocab_size": shape.vocab_size,
     }
+    if shape.experts:
+        numbers |= {"expert_count": shape.experts, "expert_used_count": shape.per_token}
+        numbers["expert_feed_forward_length"] = shape.intermediate
+    if shape.head_size:
+        numbers |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     return {
         "general.architecture": stored_text(architecture),
         **{f"{architecture}.{key}": stored_u32(number) for key, number in numbers.items()},

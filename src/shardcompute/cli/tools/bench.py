@@ -32,7 +32,7 @@ def engine(
     llamacpp: Annotated[bool, typer.Option(help="Measure llama.cpp beside, where its wheel is.")] = True,
     shape: Annotated[
         str,
-        typer.Option(help="Random weights instead of a model: default or 1.1b, and every arm in --types."),
+        typer.Option(help="Random weights, every arm in --types: default, 1.1b, qwen3-moe or mixtral."),
     ] = "",
     types: Annotated[str, typer.Option(help="GGUF types of random weights.")] = "Q4_0,Q4_1,Q8_0",
     json_file: JsonFile = None,

@@ -1,0 +1,109 @@
+"""Experts in one kernel: the answers of experts one by one, for every form that the kernel takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardcompute.backends.matrix import BlockMatrix
+from shardcompute.backends.ops import ExpertBlock, Gate
+from shardcompute.backends.ort import experts as experts_module
+from shardcompute.backends.ort.experts import GroupedExperts, SingleExperts, can_group, open_experts
+from shardcompute.backends.ort.graph import use_threads
+from shardcompute.backends.ort.linear import Linear
+from shardcompute.backends.ort.program import Run, Value
+
+HIDDEN, WIDTH, COUNT, PER_TOKEN, ROWS = 64, 96, 6, 3, 9
+
+
+def _block(
+    bits: int, gate: Gate, *, down_bits: int = 0, has_bias: bool = False, shifts: bool = False
+) -> ExpertBlock:
+    noise = np.random.default_rng(3)
+
+    def linear(rows: int, columns: int, bits: int) -> Linear:
+        blocks = (rows, columns // 32)
+        codes = noise.integers(0, 256, (*blocks, 4 * bits), dtype=np.uint8)
+        scales = (noise.random(blocks) / 2**bits).astype(np.float32)
+        shift = noise.random(blocks).astype(np.float32) if shifts else None
+        bias = noise.standard_normal(rows).astype(np.float32) if has_bias else None
+        return Linear((BlockMatrix(bits, 32, codes, scales, shift),), bias)
+
+    return ExpertBlock(
+        router=None,
+        gate_up=[linear(2 * WIDTH, HIDDEN, bits) for _ in range(COUNT)],
+        down=[linear(HIDDEN, WIDTH, down_bits or bits) for _ in range(COUNT)],
+        per_token=PER_TOKEN,
+        gate=gate,
+    )
+
+
+def _run(step: Any) -> Any:
+    noise = np.random.default_rng(4)
+    step.x.buffer = noise.standard_normal((ROWS, HIDDEN)).astype(np.float32)
+    step.scores.buffer = noise.standard_normal((ROWS, COUNT)).astype(np.float32)
+    step.out.buffer = np.empty((ROWS, HIDDEN), dtype=np.float32)
+    step.run(Run((), ROWS, None))  # type: ignore[arg-type]  # experts do not look at KV
+    return step.out.buffer.copy()
+
+
+def _open(block: ExpertBlock) -> Any:
+    use_threads(1)
+    values = (Value(name, width, None) for name, width in (("x", HIDDEN), ("s", COUNT), ("o", HIDDEN)))
+    return open_experts(block, *values)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _block(4, Gate("silu")),
+        lambda: _block(8, Gate("silu")),
+        lambda: _block(8, Gate("silu", 1.5), has_bias=True),
+        lambda: _block(4, Gate("silu", 0.5), has_bias=True),
+    ],
+    ids=["int4", "int8", "clamped", "clamped int4"],
+)
+def test_one_kernel_answers_as_experts_one_by_one(
+    make: Callable[[], ExpertBlock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grouped = _open(make())
+    assert isinstance(grouped.experts, GroupedExperts)
+    monkeypatch.setattr(experts_module, "can_group", lambda block: False)
+    single = _open(make())
+    assert isinstance(single.experts, SingleExperts)
+    expected = _run(single)
+    np.testing.assert_allclose(_run(grouped), expected, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_pair_has_the_same_bits_in_any_company(bits: int) -> None:
+    experts = _open(_block(bits, Gate("silu"))).experts
+    noise = np.random.default_rng(5)
+    x = noise.standard_normal((40, HIDDEN)).astype(np.float32)
+    chosen = noise.integers(0, COUNT, 40)
+    whole = experts.run(x, chosen)
+    for rows in (1, 2, 3, 7, 17):
+        for first in range(0, 40 - rows, 5):
+            part = slice(first, first + rows)
+            assert np.array_equal(experts.run(x[part], chosen[part]), whole[part])
+
+
+def test_what_the_kernel_cannot_take_is_computed_one_by_one() -> None:
+    plain = _block(4, Gate("silu"))
+    assert can_group(plain)
+    assert not can_group(_block(4, Gate("silu"), shifts=True))
+    assert not can_group(_block(4, Gate("silu"), down_bits=8))
+    assert not can_group(replace(plain, gate=Gate("gelu")))
+    assert not can_group(replace(plain, down=[*_block(8, Gate("silu")).down[:1], *plain.down[1:]]))
+
+
+def test_matrices_are_let_go_once_the_kernel_has_them() -> None:
+    block = _block(8, Gate("silu"))
+    step = _open(block)
+    assert not any(block.gate_up)
+    assert not any(block.down)
+    assert (step.block.gate_up, step.block.down) == ((), ())
