@@ -18,10 +18,10 @@ from shardcompute.backends.host.rotation import rotation_tables
 from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix
 from shardcompute.backends.ops import Gate
 from shardcompute.backends.ort import OrtExecutor
+from shardcompute.backends.ort.activation import write_gated
 from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
 from shardcompute.backends.ort.linear import Linear, stack, write_linear
 from shardcompute.backends.ort.model_bytes import INT32
-from shardcompute.backends.ort.ops import write_gated
 from shardcompute.bench.report import Result, Say, median_ratio
 from shardcompute.core.batch import Segment
 from shardcompute.models.decoder import Decoder
