@@ -402,6 +402,27 @@ def test_what_only_transformers_runs_is_refused_with_the_reason_and_what_runs_it
     assert family not in HF_FAMILIES
 
 
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"model_type": ["gemma3"]}, "model_type"),
+        ({"model_type": "gemma3", "text_config": {}}, "num_hidden_layers"),
+        ({"model_type": "gemma3", "text_config": {"model_type": 7}}, "model_type"),
+        (_config("glm4_moe", n_routed_experts=0), "n_routed_experts"),
+        (_config("glm4_moe", n_routed_experts=4, n_group=3), "n_group"),
+        (_config("dots1"), "n_routed_experts"),
+        (_config("hunyuan_v1_moe", head_dim=16, num_experts=1 << 20), "num_experts"),
+        (_config("llama4_text", no_rope_layers=[1, 0]), "no_rope_layers"),
+        (_config("minimax_m2", head_dim=16, rotary_dim=17), "rotary_dim"),
+        (_config("granitemoehybrid", layer_types=["attention"]), "layer_types"),
+        (_config("ernie4_5_moe", moe_k=65), "moe_k"),
+    ],
+)
+def test_what_newer_families_cannot_be_is_named(config: dict[str, Any], named: str) -> None:
+    with pytest.raises(CorruptModelError, match=named):
+        from_hf_config(config, [str(i) for i in range(100)])
+
+
 def test_granite_4_with_a_recurrent_state_is_refused_with_what_runs_it() -> None:
     config = _config("granitemoehybrid", layer_types=["mamba", "attention"] * 4)
     with pytest.raises(UnsupportedModelError, match="layer_types") as caught:

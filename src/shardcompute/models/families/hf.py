@@ -128,7 +128,8 @@ def from_hf_config(config: Mapping[str, Any], stored: Collection[str]) -> tuple[
 
     Raises UnsupportedModelError for what we would run wrongly, CorruptModelError for what cannot be true.
     """
-    sees = config.get("model_type") in HF_SEEING
+    outer = config.get("model_type")
+    sees = isinstance(outer, str) and outer in HF_SEEING
     if sees:
         config = _text_part(config, stored)
     name, family = _family(Fields(config, _WHERE))

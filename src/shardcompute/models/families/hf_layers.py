@@ -315,11 +315,11 @@ def gpt_oss_experts(fields: Fields) -> Experts:
     )
 
 
-def deepseek_experts(
-    fields: Fields, *, count: int, per_token: int, shared: int, renormalises: bool
-) -> Experts | None:
+def _sigmoid_experts(
+    fields: Fields, *, count: int | None, per_token: int, shared: int, renormalises: bool
+) -> Experts:
     """Sigmoid scores, a bias for the choice, groups; what is given counts when the fields are absent."""
-    total = fields.integer("n_routed_experts", count, low=0, high=MAX_EXPERTS)
+    total = fields.integer("n_routed_experts", count, high=MAX_EXPERTS)
     _check_experts(fields, "n_routed_experts", total)
     width = fields.integer("moe_intermediate_size", 1408)
     shared = fields.integer("n_shared_experts", shared, low=0, high=MAX_EXPERTS)
@@ -333,8 +333,6 @@ def deepseek_experts(
         group_by="best_two",
         scale=fields.number("routed_scaling_factor", 1.0),
     )
-    if total == 0:
-        return None
     if total % groups or total // groups < 2:
         raise fields.corrupt("n_group", groups, f"a divisor of {total} experts, with two or more in a group")
     return Experts(
@@ -342,12 +340,12 @@ def deepseek_experts(
     )
 
 
-def glm4_moe_experts(fields: Fields) -> Experts | None:
-    return deepseek_experts(fields, count=128, per_token=8, shared=1, renormalises=True)
+def glm4_moe_experts(fields: Fields) -> Experts:
+    return _sigmoid_experts(fields, count=128, per_token=8, shared=1, renormalises=True)
 
 
-def dots1_experts(fields: Fields) -> Experts | None:
-    return deepseek_experts(fields, count=0, per_token=1, shared=0, renormalises=False)
+def dots1_experts(fields: Fields) -> Experts:
+    return _sigmoid_experts(fields, count=None, per_token=1, shared=0, renormalises=False)
 
 
 def ernie4_5_moe_experts(fields: Fields) -> Experts:
