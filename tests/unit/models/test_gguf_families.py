@@ -9,7 +9,14 @@ import pytest
 from safetensors.numpy import load_file
 
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
-from shardcompute.models.families import from_gguf, from_hf_config, rope_factors_tensor
+from shardcompute.models.families import (
+    GGUF_ARCHITECTURES,
+    HF_FAMILIES,
+    from_gguf,
+    from_hf_config,
+    rope_factors_tensor,
+)
+from shardcompute.models.families.gguf_architectures import SAFETENSORS_ONLY
 from shardcompute.models.layout import Layout
 from shardcompute.models.spec import ModelSpec
 from support.models.tiny import read_config, save_tiny
@@ -202,3 +209,12 @@ def test_what_cannot_be_true_is_named(changes: dict[str, Any], field: str) -> No
 def test_a_tensor_that_the_architecture_does_not_have_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_q_norm"):
         from_gguf(LLAMA, [*NAMES, "blk.0.attn_q_norm.weight"])
+
+
+@pytest.mark.parametrize(("architecture", "family"), SAFETENSORS_ONLY.items())
+def test_families_without_a_gguf_reader_are_sent_to_their_safetensors(architecture: str, family: str) -> None:
+    assert family in HF_FAMILIES
+    assert architecture not in GGUF_ARCHITECTURES
+    with pytest.raises(UnsupportedModelError, match=repr(architecture)) as caught:
+        from_gguf({"general.architecture": architecture}, ["x"])
+    assert f"safetensors, of the family {family}" in caught.value.hint

@@ -24,7 +24,11 @@ from shardcompute.models.families.fields import (
     MAX_VOCABULARY,
     Fields,
 )
-from shardcompute.models.families.gguf_architectures import GGUF_ARCHITECTURES, GgufArchitecture
+from shardcompute.models.families.gguf_architectures import (
+    GGUF_ARCHITECTURES,
+    SAFETENSORS_ONLY,
+    GgufArchitecture,
+)
 from shardcompute.models.families.gguf_rope import gguf_ropes
 from shardcompute.models.families.places import FUSED, Slot, fused_rows, make_layout
 from shardcompute.models.families.rope import check_head_dim
@@ -79,10 +83,10 @@ def _architecture(name: str) -> GgufArchitecture:
     if name in GGUF_ARCHITECTURES:
         return GGUF_ARCHITECTURES[name]
     near = difflib.get_close_matches(name[:64], GGUF_ARCHITECTURES, n=1, cutoff=0.0)[0]
-    raise UnsupportedModelError(
-        f"{_WHERE}: general.architecture {name[:64]!r} is not supported",
-        hint=f"the nearest supported architecture is {near}; for its original checkpoint, {FALLBACK_HINT}",
-    )
+    hint = f"the nearest supported architecture is {near}; for its original checkpoint, {FALLBACK_HINT}"
+    if (family := SAFETENSORS_ONLY.get(name)) is not None:
+        hint = f"take its original checkpoint in safetensors, of the family {family}, which runs"
+    raise UnsupportedModelError(f"{_WHERE}: general.architecture {name[:64]!r} is not supported", hint=hint)
 
 
 def _spec(

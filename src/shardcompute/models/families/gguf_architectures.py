@@ -253,3 +253,18 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = {
         routing=_SIGMOID_ROUTING,
     ),
 }
+
+SAFETENSORS_ONLY: Mapping[str, str] = {
+    "deepseek2": "deepseek_v3",
+    "ernie4_5-moe": "ernie4_5_moe",
+    "granitemoe": "granitemoe",
+    "hunyuan-dense": "hunyuan_v1_dense",
+    "hunyuan-moe": "hunyuan_v1_moe",
+    "llama4": "llama4_text",
+    "mistral3": "ministral3",
+    "qwen2moe": "qwen2_moe",
+    "qwen2vl": "qwen2_5_vl_text",
+    "qwen3vl": "qwen3_vl_text",
+    "qwen3vlmoe": "qwen3_vl_moe_text",
+}
+"""Architectures whose GGUF files are not read, and the family that their safetensors are of."""
