@@ -3,9 +3,10 @@
 
 The pages that a row sees are cut into at most `SPLITS` parts, by the row's page alone; each part is summed up by
 itself, and the parts are joined in their order. `attend_rows` is for few rows: every row is its own query, and at most
-`PROGRAMS` programs share its parts, of which the last to finish joins them. `attend_blocks` is for long segments: a
-program takes the rows of one page, which have the same parts, for one head, and walks the parts itself. Both
-compute the same bits: verifying a draft, or a prompt in any pieces, is decoding token by token.
+`PROGRAMS` programs share its parts, of which the last to finish joins them; one alone joins them as it goes.
+`attend_blocks` is for long segments: a program takes the rows of one page, which have the same parts, for one head, and
+walks the parts itself. All compute the same bits: verifying a draft, or a prompt in any pieces, is decoding token by
+token.
 
 Only what an order of summation cannot change is left to the compiler: sums along a page are products with ones.
 """
@@ -89,6 +90,49 @@ def _write(out_ptr, place, mixed, top, total, sinks_ptr, head, mask, HAS_SINKS: 
 
 
 @triton.jit
+def _see_part(
+    q,
+    pool_ptr,
+    table_ptr,
+    begin,
+    end,
+    kv_head,
+    position,
+    page_stride,
+    value_offset,
+    scale,
+    softcap,
+    window,
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    IS_CHUNKED: tl.constexpr,
+):
+    """What the heads of one row see in pages `[begin, end)` of its table: highest scores, sums of weights and of
+    weighted values."""
+    ROWS: tl.constexpr = q.shape[0]
+    D_BLOCK: tl.constexpr = q.shape[1]
+    d = tl.arange(0, D_BLOCK)
+    token = tl.arange(0, PAGE)
+    inside = (d < HEAD_DIM)[None, :]
+    top = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
+    sums = tl.zeros((ROWS, 16), dtype=tl.float32)
+    mixed = tl.zeros((ROWS, D_BLOCK), dtype=tl.float32)
+    for at in range(begin, end):
+        page = tl.load(table_ptr + at).to(tl.int64)
+        tile = page * page_stride + kv_head * PAGE * HEAD_DIM + token[:, None] * HEAD_DIM + d[None, :]
+        seen = at * PAGE + token
+        visible = seen <= position
+        if HAS_WINDOW:
+            visible = visible & (seen >= _first_seen(position, window, IS_CHUNKED))
+        keys = tl.load(pool_ptr + tile, mask=visible[:, None] & inside, other=0.0)
+        values = tl.load(pool_ptr + value_offset + tile, mask=visible[:, None] & inside, other=0.0)
+        top, sums, mixed = _see(q, keys, values, visible[None, :], top, sums, mixed, scale, softcap, HAS_CAP)
+    return top, _one_of(sums), mixed
+
+
+@triton.jit
 def attend_rows(
     q_ptr,
     pool_ptr,
@@ -142,34 +186,36 @@ def attend_rows(
 
     group = tl.arange(0, GROUP_BLOCK)
     d = tl.arange(0, D_BLOCK)
-    token = tl.arange(0, PAGE)
     head = kv_head * GROUP + tl.minimum(group, GROUP - 1)
     inside = (d < HEAD_DIM)[None, :]
     mask = (group < GROUP)[:, None] & inside
     place = (row.to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM + d[None, :]
     q = tl.load(q_ptr + place, mask=mask, other=0.0)
+    if PROGRAMS == 1:
+        top = tl.full((GROUP_BLOCK,), float("-inf"), dtype=tl.float32)
+        total = tl.zeros((GROUP_BLOCK,), dtype=tl.float32)
+        mixed = tl.zeros((GROUP_BLOCK, D_BLOCK), dtype=tl.float32)
+        for begin in range(first_page, last_page, per_split):
+            part_top, part_total, part_mixed = _see_part(
+                q, pool_ptr, table_ptr + owner * table_stride, begin, tl.minimum(begin + per_split, last_page),
+                kv_head, position, page_stride, value_offset, scale, softcap, window,
+                HEAD_DIM, PAGE, HAS_CAP, HAS_WINDOW, IS_CHUNKED,
+            )  # fmt: skip
+            top, total, mixed = _join(top, total, mixed, part_top, part_total, part_mixed)
+        _write(out_ptr, place, mixed, top, total, sinks_ptr, head, mask, HAS_SINKS)
+        return
+
     owned = (index * KV_HEADS + kv_head) * SPLITS
     tile_place = group[:, None] * D_BLOCK + d[None, :]
     used = (group < GROUP)[:, None]
     stats = stat_ptr + owned * 2 * GROUP_BLOCK
     for part in range(split, active, PROGRAMS):
-        top = tl.full((GROUP_BLOCK,), float("-inf"), dtype=tl.float32)
-        sums = tl.zeros((GROUP_BLOCK, 16), dtype=tl.float32)
-        mixed = tl.zeros((GROUP_BLOCK, D_BLOCK), dtype=tl.float32)
         begin = first_page + part * per_split
-        for at in range(begin, tl.minimum(begin + per_split, last_page)):
-            page = tl.load(table_ptr + owner * table_stride + at).to(tl.int64)
-            tile = page * page_stride + kv_head * PAGE * HEAD_DIM + token[:, None] * HEAD_DIM + d[None, :]
-            seen = at * PAGE + token
-            visible = seen <= position
-            if HAS_WINDOW:
-                visible = visible & (seen >= _first_seen(position, window, IS_CHUNKED))
-            keys = tl.load(pool_ptr + tile, mask=visible[:, None] & inside, other=0.0)
-            values = tl.load(pool_ptr + value_offset + tile, mask=visible[:, None] & inside, other=0.0)
-            top, sums, mixed = _see(
-                q, keys, values, visible[None, :], top, sums, mixed, scale, softcap, HAS_CAP
-            )
-        total = _one_of(sums)
+        top, total, mixed = _see_part(
+            q, pool_ptr, table_ptr + owner * table_stride, begin, tl.minimum(begin + per_split, last_page),
+            kv_head, position, page_stride, value_offset, scale, softcap, window,
+            HEAD_DIM, PAGE, HAS_CAP, HAS_WINDOW, IS_CHUNKED,
+        )  # fmt: skip
         if active == 1:
             _write(out_ptr, place, mixed, top, total, sinks_ptr, head, mask, HAS_SINKS)
         else:
