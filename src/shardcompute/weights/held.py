@@ -115,7 +115,10 @@ def stored_form(entries: Mapping[str, TensorEntry], name: str) -> MatrixForm:
     """What reading a matrix gives, before it is made into another form."""
     if isinstance(entries, FoldedEntries) and (form := entries.form(name)) is not None:
         return form
-    dtype = entries[name].dtype
+    return _stored_form(entries[name].dtype)
+
+
+def _stored_form(dtype: str) -> MatrixForm:
     layout = block_layout(dtype)
     if layout is not None:
         return MatrixForm(layout.bits, layout.block_size, layout.has_shifts)
