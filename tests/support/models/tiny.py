@@ -448,7 +448,7 @@ SEEING: Mapping[str, Callable[[], Any]] = {
 """Models that also see, whose text part is run."""
 
 
-def save_tiny(name: str, folder: Path) -> Path:
+def save_tiny(name: str, folder: Path, vocabulary: int | None = None) -> Path:
     """A checkpoint of configuration `name` in `folder`, the same in every run."""
     torch.manual_seed(sum(name.encode()))
     with _quiet():
@@ -456,6 +456,8 @@ def save_tiny(name: str, folder: Path) -> Path:
             transformers.AutoModelForImageTextToText if name in SEEING else transformers.AutoModelForCausalLM
         )
         config = SEEING[name]() if name in SEEING else FAMILIES[name]()
+        if vocabulary is not None:
+            config.vocab_size = vocabulary
         model = kind.from_config(config, dtype=torch.float32)
         _randomise(model)
         model.save_pretrained(folder)

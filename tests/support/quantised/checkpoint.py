@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -392,6 +393,9 @@ def quantise_folder(source: Path, target: Path, form: str) -> tuple[Path, Path]:
     config = json.loads((source / "config.json").read_text())
     said = {"quant_method": "mxfp4"} if form == "mxfp4" else FORMS[form].config
     _write(target / form, quantised, {**config, "quantization_config": said})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if (source / name).exists():
+            shutil.copy(source / name, target / form)
     _write(target / f"{form}-dense", {name: tensor(values) for name, values in meant.items()}, config)
     return target / form, target / f"{form}-dense"
 
