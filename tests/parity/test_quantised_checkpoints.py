@@ -6,17 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.backends.matrix import Float32
 from shardcompute.core.batch import Segment
+from shardcompute.core.errors import UnsupportedModelError
 from shardcompute.core.settings import Settings
 from shardcompute.runtime.shard import open_shard
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 from support.models.tiny import VOCABULARY, reference_logits, save_tiny
-from support.quantised.checkpoint import FORMS, quantise_folder
+from support.quantised.checkpoint import FORMS, Stored, quantise_folder, save_tensors, tensor
 
 IDS = np.random.default_rng(11).integers(3, VOCABULARY, 20)
 OPTIONS = ExecutorOptions(kv_bytes=1 << 24, max_rows=64, context_length=64)
@@ -85,3 +87,18 @@ def test_gpt_oss_runs_whole_on_every_backend(backend: str, tmp_path: Path) -> No
 def test_other_families_do_as_well(family: str, form: str, tmp_path: Path) -> None:
     quantised, dense = quantise_folder(save_tiny(family, tmp_path / "plain"), tmp_path, form)
     np.testing.assert_allclose(logits(quantised, "numpy"), reference_logits(dense, IDS.tolist()), atol=2e-4)
+
+
+def test_biases_that_gptq_writes_beside_every_matrix_must_be_zero(llama: Path, tmp_path: Path) -> None:
+    quantised, dense = quantise_folder(llama, tmp_path, "gptq4")
+    path = quantised / "model.safetensors"
+    parts: Stored = {name: tensor(values) for name, values in load_file(path).items()}
+    rows = {name.removesuffix(".qweight"): v.shape[1] for name, (_, v) in parts.items() if ".qweight" in name}
+    biases: Stored = {f"{module}.bias": tensor(np.zeros(count, np.float16)) for module, count in rows.items()}
+    save_tensors(path, parts | biases)
+    expected = reference_logits(dense, IDS.tolist())
+    np.testing.assert_allclose(logits(quantised, "numpy"), expected, atol=2e-4)
+    name = "model.layers.1.mlp.up_proj.bias"
+    save_tensors(path, parts | biases | {name: tensor(np.full(96, 0.5, np.float16))})
+    with pytest.raises(UnsupportedModelError, match=r"layers\.1\.mlp\.up_proj\.bias.* is a bias"):
+        logits(quantised, "numpy")

@@ -33,7 +33,8 @@ from shardcompute.weights.loader import (
     place_bytes,
     stage_bytes,
 )
-from shardcompute.weights.quantised.schemes import open_quantised, quantization_of
+from shardcompute.weights.quantised.folded_file import stored_file
+from shardcompute.weights.quantised.schemes import open_quantised, quantization_of, spare_biases
 from shardcompute.weights.sources.resolve import ModelFiles
 
 ReadText = Callable[[str], str | None]
@@ -62,10 +63,23 @@ class Checkpoint(Closing):
     quantization: str = ""
     """How matrices lie in several tensors, as JSON (see `weights.quantised.schemes`); empty where they do not."""
 
+    empty: tuple[str, ...] = ()
+    """Stored biases that the family does not have: they must be zero."""
+
     def source(self, stage: Stage, *, form: str = "native", rank: Rank | None = None) -> ShardTensors:
         """The tensors of one shard, checked against the config before anything is read."""
+        self.check_empty()
         check_stage(self.tensors, self.layout, stage.start, stage.stop)
         return ShardTensors(self.tensors, self.layout, form=form, rank=rank)
+
+    def check_empty(self) -> None:
+        """UnsupportedModelError where a bias that would be left out is not zero."""
+        for name in self.empty:
+            if read_vector(self.tensors, name).any():
+                raise UnsupportedModelError(
+                    f"{name} in {self.tensors.name} is a bias that a {self.spec.family} model does not have",
+                    hint="it is a variant we would run wrongly; use another version of the model",
+                )
 
     def stage_bytes(self, stage: Stage) -> int:
         """File bytes of a stage, with the embedding at the first and the head at the last."""
@@ -92,7 +106,7 @@ def open_checkpoint(files: ModelFiles, *, is_fallback: bool = False) -> Checkpoi
         on_error.callback(files.close)
         tensors = open_tensors(files)
         on_error.callback(tensors.close)
-        scheme = ""
+        scheme, empty = "", tuple[str, ...]()
         if files.kind == "gguf":
             config: dict[str, Any] = {}
             name = rope_factors_tensor(tensors.entries)
@@ -105,13 +119,21 @@ def open_checkpoint(files: ModelFiles, *, is_fallback: bool = False) -> Checkpoi
                 tensors = open_mlx(tensors, quantization)
             plain, scheme = quantization_of(plain)
             tensors = open_quantised(tensors, scheme)
-            spec, layout = _read_hf(plain, tensors, is_quantised=bool(scheme), is_fallback=is_fallback)
+            spare = spare_biases(stored_file(tensors).entries, scheme)
+            spec, layout = _read_hf(plain, tensors, spare, is_quantised=bool(scheme), is_fallback=is_fallback)
+            used = {place.stored for part in (layout.model, *layout.layers) for place in part.values()}
+            empty = tuple(name for name in spare if name not in used)
         on_error.pop_all()
-        return Checkpoint(files.name, spec, layout, tensors, files, config, scheme)
+        return Checkpoint(files.name, spec, layout, tensors, files, config, scheme, empty)
 
 
 def _read_hf(
-    config: Mapping[str, Any], tensors: TensorFile, *, is_quantised: bool, is_fallback: bool
+    config: Mapping[str, Any],
+    tensors: TensorFile,
+    spare: tuple[str, ...],
+    *,
+    is_quantised: bool,
+    is_fallback: bool,
 ) -> tuple[ModelSpec, Layout]:
     """As one of our families, or as one for `transformers`, where its tensors are plain numbers."""
     if is_fallback and is_quantised:
@@ -122,7 +144,7 @@ def _read_hf(
     if is_fallback:
         return from_fallback_config(config, _shapes(tensors))
     try:
-        return from_hf_config(config, set(tensors.entries))
+        return from_hf_config(config, set(tensors.entries), spare)
     except UnsupportedModelError as error:
         # Neither would `transformers` read tensors that are not the family's.
         is_other = is_quantised or isinstance(error, UnknownTensorsError)

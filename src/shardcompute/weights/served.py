@@ -78,6 +78,7 @@ def prepare_served(
     if form not in WEIGHT_FORMS:
         raise UsageError(f"there is no weight form {form!r}", hint=f"use one of {', '.join(WEIGHT_FORMS)}")
     stage = whole(checkpoint.spec)
+    checkpoint.check_empty()
     check_stage(checkpoint.tensors, checkpoint.layout, stage.start, stage.stop)
     stored = stored_file(checkpoint.tensors)
     card = make_card(

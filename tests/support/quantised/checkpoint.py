@@ -177,10 +177,9 @@ def float8(end: str, tile: tuple[int, int] | None = None) -> Quantise:
     def quantise(module: str, weights: Float32) -> tuple[Stored, Float32]:
         height, width = weights.shape
         rows, columns = (tile[0], tile[1] or width) if tile else (height, width)
-        grid = np.zeros((-(-height // rows), -(-width // columns)), np.float32)
         spread = (np.arange(height)[:, None] // rows, np.arange(width)[None] // columns)
-        np.maximum.at(grid, spread, np.abs(weights))
-        grid = (grid / 448).astype(np.float32)
+        grid = np.maximum.reduceat(np.abs(weights), np.arange(0, height, rows), axis=0)
+        grid = np.maximum.reduceat(grid, np.arange(0, width, columns), axis=1) / np.float32(448)
         codes = (weights / grid[spread]).astype(ml_dtypes.float8_e4m3fn)
         meant = codes.astype(np.float32) * grid[spread]
         scales = grid if tile else np.float32(grid[0, 0])
@@ -191,6 +190,18 @@ def float8(end: str, tile: tuple[int, int] | None = None) -> Quantise:
         }, meant
 
     return quantise
+
+
+def mxfp8(module: str, weights: Float32) -> tuple[Stored, Float32]:
+    """compressed-tensors' `mxfp8-quantized`: a power of two for 32 columns."""
+    groups = weights.reshape(len(weights), -1, 32)
+    exponents = np.ceil(np.log2(np.abs(groups).max(axis=-1) / 448))
+    factor = np.exp2(exponents).astype(np.float32)[..., None]
+    codes = (groups / factor).astype(ml_dtypes.float8_e4m3fn)
+    return {
+        f"{module}.weight": tensor(codes.reshape(weights.shape)),
+        f"{module}.weight_scale": tensor((exponents + 127).astype(np.uint8)),
+    }, (codes.astype(np.float32) * factor).reshape(weights.shape)
 
 
 def float4_codes(values: Float32) -> NDArray[np.uint8]:
@@ -347,6 +358,10 @@ FORMS: Mapping[str, Form] = {
     "fp8-rows": Form(
         float8("weight_scale", (1, 0)),
         _compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
+    ),
+    "mxfp8": Form(
+        mxfp8,
+        _compressed("mxfp8-quantized", num_bits=8, type="float", strategy="group", group_size=32),
     ),
     "fp8-blocks": Form(
         float8("weight_scale_inv", (24, 40)),

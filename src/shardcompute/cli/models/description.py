@@ -23,7 +23,7 @@ from shardcompute.weights.formats.mlx_file import open_mlx, without_mlx
 from shardcompute.weights.formats.tensor_file import TensorFile, read_expert_matrix, read_matrix
 from shardcompute.weights.gguf_stage import CUTTABLE, EXACT_ROWS
 from shardcompute.weights.held import held_in_words, stored_form
-from shardcompute.weights.quantised.schemes import open_quantised
+from shardcompute.weights.quantised.schemes import open_quantised, scheme_of
 from shardcompute.weights.sources.resolve import ModelFiles
 
 _USUAL_CONTEXT = 8192
@@ -79,6 +79,8 @@ class Description:
     architecture: str
     size_bytes: int
     file: str
+    quantisation: str = ""
+    """The method that a `quantization_config` names, and what of it is not done here."""
     weight_types: tuple[WeightType, ...] = ()
     shape: ModelShape | None = None
     memory: Memory | None = None
@@ -96,7 +98,7 @@ def describe(files: ModelFiles) -> Description:
     """Reads headers, config and tokenizer. Raises CorruptModelError for files that are damaged."""
     tensors: TensorFile | None = None
     shape = memory = chat = None
-    problem = hint = runs = ""
+    problem = hint = runs = quantisation = ""
     with contextlib.ExitStack() as stack:
         files = _closed_by(stack, files)
         try:
@@ -107,6 +109,7 @@ def describe(files: ModelFiles) -> Description:
             checkpoint = open_checkpoint(files)
             tensors = open_quantised(tensors, checkpoint.quantization)
             shape = _shape_of(checkpoint)
+            quantisation = _quantisation(checkpoint)
             chat = checkpoint.tokenizer().has_chat_template
             refuse_foreign(checkpoint.spec)
             memory = _memory_of(checkpoint)
@@ -123,6 +126,7 @@ def describe(files: ModelFiles) -> Description:
             architecture=_architecture(files, tensors),
             size_bytes=files.total_bytes,
             file=str(files.folder / files.main_file) if files.folder else files.main_file,
+            quantisation=quantisation,
             weight_types=_weight_types(tensors),
             shape=shape,
             memory=memory,
@@ -166,6 +170,13 @@ def _read_object(text: str | None) -> Mapping[str, Any]:
         if isinstance(value, dict):
             return value
     return {}
+
+
+def _quantisation(checkpoint: Checkpoint) -> str:
+    if not checkpoint.quantization:
+        return ""
+    scheme = scheme_of(checkpoint.quantization)
+    return f"{scheme.method}; {scheme.note}" if scheme.note else scheme.method
 
 
 def _weight_types(tensors: TensorFile | None) -> tuple[WeightType, ...]:

@@ -64,6 +64,8 @@ def _rows(description: Description) -> Iterator[tuple[str, str]]:
         yield "runs", description.runs
     yield "architecture", description.architecture
     yield from _shape_rows(description)
+    if description.quantisation:
+        yield "quantised by", description.quantisation
     for kind in description.weight_types:
         held = f"; on a CPU in {kind.held[_CPU]}" if _CPU in kind.held else ""
         yield "weights", f"{kind.name}: {kind.tensors} tensors, {format_bytes(kind.size_bytes)}{held}"

@@ -123,8 +123,10 @@ _HARMLESS = frozenset(
 )
 
 
-def from_hf_config(config: Mapping[str, Any], stored: Collection[str]) -> tuple[ModelSpec, Layout]:
-    """Spec and layout of a checkpoint with tensors `stored`.
+def from_hf_config(
+    config: Mapping[str, Any], stored: Collection[str], spare: Collection[str] = ()
+) -> tuple[ModelSpec, Layout]:
+    """Spec and layout of a checkpoint with tensors `stored`, of which the family need not have those in `spare`.
 
     Raises UnsupportedModelError for what we would run wrongly, CorruptModelError for what cannot be true.
     """
@@ -140,7 +142,7 @@ def from_hf_config(config: Mapping[str, Any], stored: Collection[str]) -> tuple[
     ahead = fields.integer("num_nextn_predict_layers", family.predicts, low=0, high=MAX_LAYERS)
     fields.refuse_unread(_HARMLESS | family.harmless)
     ignored = [f"model.layers.{spec.layer_count + i}.*" for i in range(ahead)]
-    return spec, hf_layout(spec, family, stored, [*ignored, *(_SEEING_TENSORS if sees else ())])
+    return spec, hf_layout(spec, family, stored, [*ignored, *spare, *(_SEEING_TENSORS if sees else ())])
 
 
 def _text_part(config: Mapping[str, Any], stored: Collection[str]) -> dict[str, Any]:

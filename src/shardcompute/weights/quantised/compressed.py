@@ -30,7 +30,12 @@ from shardcompute.weights.quantised.affine import (
     group_size,
     hold,
 )
-from shardcompute.weights.quantised.floats import ACTIVATION_SCALES, configured_tile, fold_float8
+from shardcompute.weights.quantised.floats import (
+    ACTIVATION_NOTE,
+    ACTIVATION_SCALES,
+    configured_tile,
+    fold_float8,
+)
 from shardcompute.weights.quantised.four_bit_floats import Float4Parts, fold_float4
 from shardcompute.weights.quantised.numbers import FLOAT8_TYPES, read_array, read_scales, unpack_words
 from shardcompute.weights.quantised.scheme import PartNames, Parts, QuantisedMatrix, Scheme
@@ -109,7 +114,8 @@ def compressed_scheme(config: Mapping[str, Any]) -> Scheme:
         ),
         PartNames(".weight", ".weight_scale", (".weight", ".weight_zero_point", ".weight_g_idx"), plain),
     )
-    return Scheme("compressed-tensors", names, ACTIVATION_SCALES)
+    rounds = any(isinstance(each, dict) and each.get("input_activations") for each in values)
+    return Scheme("compressed-tensors", names, ACTIVATION_SCALES, note=ACTIVATION_NOTE if rounds else "")
 
 
 def _group(value: Mapping[str, Any]) -> _Group:

@@ -39,6 +39,7 @@ ACTIVATION_SCALES = (
     ".prob_scale",
 )
 """Ends of the names of what belongs to activations or to a quantised KV cache."""
+ACTIVATION_NOTE = "activations are not rounded to what its config says of them, and their scales are not used"
 
 
 def fp8_scheme(config: Mapping[str, Any]) -> Scheme:
@@ -55,7 +56,7 @@ def fp8_scheme(config: Mapping[str, Any]) -> Scheme:
         return fold_float8(parts, "", parts.entries.keys() & {"_scale_inv", "_scale"}, tile)
 
     names = tuple(PartNames("", marker, ("",), fold) for marker in ("_scale_inv", "_scale"))
-    return Scheme("fp8", names, ACTIVATION_SCALES)
+    return Scheme("fp8", names, ACTIVATION_SCALES, note=ACTIVATION_NOTE)
 
 
 def configured_tile(value: Any) -> Tile | None:

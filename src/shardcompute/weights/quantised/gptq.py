@@ -71,7 +71,8 @@ def gptq_scheme(config: Mapping[str, Any]) -> Scheme:
     def fold(parts: Parts) -> QuantisedMatrix:
         return _fold(parts, rule)
 
-    return Scheme("gptq", (PartNames(".weight", ".qweight", (".scales", ".qzeros", ".g_idx"), fold),))
+    names = PartNames(".weight", ".qweight", (".scales", ".qzeros", ".g_idx"), fold)
+    return Scheme("gptq", (names,), writes_biases=True)
 
 
 def _fold(parts: Parts, rule: _Rule) -> QuantisedMatrix:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardcompute.core.errors import UnsupportedModelError
-from shardcompute.weights.quantised.floats import ACTIVATION_SCALES, fold_float8
+from shardcompute.weights.quantised.floats import ACTIVATION_NOTE, ACTIVATION_SCALES, fold_float8
 from shardcompute.weights.quantised.four_bit_floats import Float4Parts, fold_float4
 from shardcompute.weights.quantised.scheme import PartNames, Parts, QuantisedMatrix, Scheme
 
@@ -26,7 +26,7 @@ def modelopt_scheme(config: Mapping[str, Any]) -> Scheme:
             hint=f"use a version in {' or '.join(_ALGORITHMS)}, or a GGUF file",
         )
     names = PartNames(".weight", ".weight_scale", (".weight", ".weight_scale_2"), _fold)
-    return Scheme("modelopt", (names,), (*ACTIVATION_SCALES, ".pre_quant_scale"))
+    return Scheme("modelopt", (names,), ACTIVATION_SCALES, note=ACTIVATION_NOTE)
 
 
 def _fold(parts: Parts) -> QuantisedMatrix:

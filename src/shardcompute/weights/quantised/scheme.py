@@ -80,6 +80,10 @@ class Scheme:
     method: str
     names: tuple[PartNames, ...]
     dropped: tuple[str, ...] = ()
+    writes_biases: bool = False
+    """Every matrix has a `.bias` beside it, zero where the model has none."""
+    note: str = ""
+    """What of the config is not done here, for people."""
 
     def find(self, name: str, stored: Container[str]) -> tuple[PartNames, str] | None:
         """How the matrix `name` is stored, and the beginning of its names; None where it is not quantised."""

@@ -7,7 +7,7 @@ tensors that it was sent exactly as the first machine does.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -88,6 +88,17 @@ def _guess(config: Mapping[str, Any]) -> str:
 def open_quantised(file: TensorFile, text: str) -> TensorFile:
     """The tensors of `file`, folded as `quantization_of` said; as they are where it said nothing."""
     return FoldedTensorFile(file, scheme_of(text)) if text else file
+
+
+def spare_biases(names: Collection[str], text: str) -> tuple[str, ...]:
+    """Biases that a quantiser has written beside its matrices whether the model has them or not."""
+    if not text or not scheme_of(text).writes_biases:
+        return ()
+    return tuple(
+        name
+        for name in names
+        if name.endswith(".bias") and scheme_of(text).find(name.removesuffix(".bias") + ".weight", names)
+    )
 
 
 def fold_entries(entries: Mapping[str, TensorEntry], text: str) -> Mapping[str, TensorEntry]:
