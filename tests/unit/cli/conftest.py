@@ -45,6 +45,7 @@ class FakeService:
     is_closed: bool = False
     cancelled: int = 0
     timings: Timings | None = None
+    remark: str = ""
 
     @property
     def prompts(self) -> list[str]:
