@@ -12,6 +12,7 @@ from shardcompute.backends.cpu_choice import CpuBackendChoice, CpuSpeed
 from shardcompute.backends.devices import host_device
 from shardcompute.backends.llamacpp.library import installed_version
 from shardcompute.core.settings import load_settings
+from shardcompute.node.admin.admin import ClusterAdmin
 from shardcompute.node.admin.dry_run import plan_model
 from shardcompute.node.worker.backend_trial import TriedSpeeds, choose_cpu_backend
 from shardcompute.weights.checkpoint import Checkpoint
@@ -72,6 +73,8 @@ def test_llamacpp_is_chosen_by_itself_and_kept_for_whoever_goes_on(
         plan = plan_model(lab.state, served, 1, 0.0)
         assert "computed by llamacpp on CPUs: llama.cpp is" in plan.text
         assert "one exactness class (llamacpp-" in plan.text
+        with ClusterAdmin(lab.cluster, load_settings()) as admin:
+            assert "computed by llamacpp on CPUs" in admin.plan(str(model)).text
         late = lab.add_worker(6, backend="onnx")
         talks = [lab.start(request) for request in mixture(by_llamacpp, 4, 100)]
         lab.wait_until(lambda: all(len(talk.tokens) >= 5 for talk in talks), "tokens of all streams")

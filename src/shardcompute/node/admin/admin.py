@@ -19,6 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from shardcompute.control.events import ModelRequested
 from shardcompute.control.state import ClusterState, Model, Node
 from shardcompute.core.closing import Closing
@@ -183,7 +185,13 @@ class ClusterAdmin(Closing):
         if served is not None and served.model.weight_form == form:
             return served.model
         with open_headers(parse_reference(model), self._settings) as checkpoint:
-            return self._size_of(checkpoint, form)
+            sized = self._size_of(checkpoint, form)
+        served = self._state.models.get(sized.name)
+        if served is None or not served.is_wanted or served.model.weight_form != form:
+            return sized
+        # What was chosen for it stays as long as it is served.
+        known = served.model
+        return structs.replace(sized, backend=known.backend, backend_reason=known.backend_reason)
 
     def _size_of(self, checkpoint: Checkpoint, form: str) -> Model:
         options = self._cluster.options
