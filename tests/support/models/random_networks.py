@@ -127,7 +127,7 @@ SPECS |= {
     ),
 }
 FORMS = ("int8", "int4", "int4-shift", "int8-mixed", "int4-shift-mixed")
-DENSE = [name for name, spec in SPECS.items() if spec.experts is None]
+DENSE = [name for name, spec in SPECS.items() if spec.experts is None and spec.latent is None]
 
 
 class RandomSource:

@@ -475,6 +475,23 @@ def _transpose_experts(path: Path) -> None:
     safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"})
 
 
+def save_tiny_talker(name: str, folder: Path, words: Path, *, layers: int = 6) -> Path:
+    """Configuration `name` with the tokenizer of the checkpoint at `words` and `layers` layers: one that can answer."""
+    vocabulary = read_config(words)["vocab_size"]
+    config = FAMILIES[name]()
+    config.num_hidden_layers, config.vocab_size, config.max_position_embeddings = layers, vocabulary, 512
+    config.bos_token_id, config.eos_token_id = vocabulary - 2, vocabulary - 1
+    torch.manual_seed(sum(name.encode()))
+    with _quiet():
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        _randomise(model)
+        torch.nn.init.normal_(model.lm_head.weight, std=0.25)
+        model.save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).write_bytes((words / file).read_bytes())
+    return folder
+
+
 def reference_logits(folder: Path, ids: Sequence[int]) -> NDArray[np.float32]:
     """Logits `[len(ids), vocabulary]` of one forward over all of `ids`."""
     with _quiet(), torch.no_grad():
