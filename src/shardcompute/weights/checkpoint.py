@@ -12,6 +12,7 @@ from shardcompute.backends.llamacpp.library import is_installed
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.models.families import (
+    LONG_FACTORS,
     UnknownTensorsError,
     from_fallback_config,
     from_foreign_gguf,
@@ -109,9 +110,7 @@ def open_checkpoint(files: ModelFiles, *, is_fallback: bool = False) -> Checkpoi
         scheme, empty = "", tuple[str, ...]()
         if files.kind == "gguf":
             config: dict[str, Any] = {}
-            name = rope_factors_tensor(tensors.entries)
-            factors = None if name is None else [float(factor) for factor in read_vector(tensors, name)]
-            spec, layout = _read_gguf(tensors, factors)
+            spec, layout = _read_gguf(tensors)
         else:
             config = read_config(files)
             plain, quantization = without_mlx(config)
@@ -159,10 +158,18 @@ def _shapes(tensors: TensorFile) -> dict[str, tuple[int, ...]]:
     return {name: entry.shape for name, entry in tensors.entries.items()}
 
 
-def _read_gguf(tensors: TensorFile, rope_factors: list[float] | None) -> tuple[ModelSpec, Layout]:
+def _factors(tensors: TensorFile, name: str | None) -> list[float] | None:
+    if name is None or name not in tensors.entries:
+        return None
+    return [float(factor) for factor in read_vector(tensors, name)]
+
+
+def _read_gguf(tensors: TensorFile) -> tuple[ModelSpec, Layout]:
     """As one of our families, or as one that only llama.cpp knows, where it is installed."""
     try:
-        return from_gguf(tensors.metadata, set(tensors.entries), rope_factors)
+        factors = _factors(tensors, rope_factors_tensor(tensors.entries))
+        long_factors = _factors(tensors, LONG_FACTORS)
+        return from_gguf(tensors.metadata, set(tensors.entries), factors, long_factors)
     except UnsupportedModelError:
         if not is_installed():
             raise

@@ -12,6 +12,7 @@ from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.models.families import (
     GGUF_ARCHITECTURES,
     HF_FAMILIES,
+    LONG_FACTORS,
     from_gguf,
     from_hf_config,
     rope_factors_tensor,
@@ -60,7 +61,8 @@ NAMES = [
 
 def _parse(metadata: dict[str, Any], tensors: Tensors) -> tuple[ModelSpec, Layout]:
     factors = rope_factors_tensor(tensors)
-    return from_gguf(metadata, list(tensors), None if factors is None else tensors[factors].tolist())
+    long = tensors[LONG_FACTORS].tolist() if LONG_FACTORS in tensors else None
+    return from_gguf(metadata, list(tensors), None if factors is None else tensors[factors].tolist(), long)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -71,6 +73,9 @@ def test_the_same_spec_as_from_the_original_checkpoint(name: str, tmp_path: Path
     for ours, theirs in zip(spec.ropes, original.ropes, strict=True):
         np.testing.assert_allclose(ours.inverse_frequencies, theirs.inverse_frequencies, rtol=1e-6)
         assert ours.amplitude == pytest.approx(theirs.amplitude)
+        assert ours.long_beyond == theirs.long_beyond
+        long = ours.long_frequencies or ()
+        np.testing.assert_allclose(long, theirs.long_frequencies or (), rtol=1e-6)
     assert replace(spec, family=original.family, ropes=original.ropes) == original
 
 

@@ -4,7 +4,7 @@ Owns the readers of `config.json` and of GGUF metadata, and rotary embeddings. A
 what is silently overlooked would change tokens. May call `models.spec`, `models.layout` and `core`.
 """
 
-from shardcompute.models.families.gguf import from_gguf, rope_factors_tensor
+from shardcompute.models.families.gguf import LONG_FACTORS, from_gguf, rope_factors_tensor
 from shardcompute.models.families.gguf_architectures import GGUF_ARCHITECTURES
 from shardcompute.models.families.gguf_foreign import from_foreign_gguf, is_foreign, refuse_foreign
 from shardcompute.models.families.hf import from_hf_config
@@ -25,6 +25,7 @@ __all__ = [
     "HF_FALLBACKS",
     "HF_FAMILIES",
     "HF_SEEING",
+    "LONG_FACTORS",
     "SHARED",
     "UnknownTensorsError",
     "fallback_type",

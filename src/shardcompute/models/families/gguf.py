@@ -37,8 +37,9 @@ from shardcompute.models.spec import Experts, ModelSpec, NormType
 
 _WHERE = "GGUF metadata"
 _HEAD = "output.weight"
+LONG_FACTORS = "rope_factors_long.weight"
 _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")
-_IGNORED = (*_ROPE_FACTORS, "rope_factors_long.weight")
+_IGNORED = (*_ROPE_FACTORS, LONG_FACTORS)
 _EPSILONS: Mapping[NormType, str] = {
     "rms": "attention.layer_norm_rms_epsilon",
     "layer": "attention.layer_norm_epsilon",
@@ -57,8 +58,10 @@ def from_gguf(
     metadata: Mapping[str, Any],
     tensor_names: Collection[str],
     rope_factors: Sequence[float] | None = None,
+    long_factors: Sequence[float] | None = None,
 ) -> tuple[ModelSpec, Layout]:
-    """Spec and layout of a GGUF file; `rope_factors` are the values of `rope_factors_tensor`.
+    """Spec and layout of a GGUF file; `rope_factors` are the values of `rope_factors_tensor`, `long_factors` those of
+    `LONG_FACTORS`, without which a context ends where they would begin to count.
 
     Raises UnsupportedModelError for what we would run wrongly, CorruptModelError for what cannot be true.
     """
@@ -72,7 +75,7 @@ def from_gguf(
             hint="the file is damaged; fetch the model again",
         )
     fields = Fields(metadata, _WHERE, f"{architecture}.")
-    spec = _spec(known, fields, general, names, rope_factors)
+    spec = _spec(known, fields, general, names, rope_factors, long_factors)
     ahead = range(spec.layer_count, fields.integer("block_count", high=MAX_LAYERS))
     fields.refuse_unread(_HARMLESS)
     ignored = (*_IGNORED, *(f"blk.{layer}.*" for layer in ahead))
@@ -95,12 +98,13 @@ def _spec(
     general: Fields,
     names: frozenset[str],
     rope_factors: Sequence[float] | None,
+    long_factors: Sequence[float] | None,
 ) -> ModelSpec:
     layer_count = _layer_count(fields, names)
     hidden = fields.integer("embedding_length")
     heads, kv_heads, head_dim = _heads(fields, hidden)
     context = fields.integer("context_length", high=MAX_CONTEXT)
-    ropes = gguf_ropes(known, fields, head_dim, context, rope_factors)
+    ropes = gguf_ropes(known, fields, head_dim, context, rope_factors, long_factors)
     is_wide = layer_count == known.layers_scaled_by_width
     layers = known.layers(fields, layer_count, names)
     experts = _experts(known, fields, layer_count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shardcompute.models.families.fields import MAX_CONTEXT, Fields
 from shardcompute.models.families.gguf_architectures import GgufArchitecture
@@ -24,6 +25,7 @@ def gguf_ropes(
     head_dim: int,
     context_length: int,
     factors: Sequence[float] | None,
+    long_factors: Sequence[float] | None = None,
 ) -> list[ScaledRope]:
     """The model's rotation; for an architecture with `local_theta` also that of its sliding layers."""
     dim = fields.integer("rope.dimension_count", head_dim, high=head_dim)
@@ -36,10 +38,19 @@ def gguf_ropes(
         rope = _yarn(known, fields, theta, dim, context_length, original, factors)
     else:
         rope = _stretched(known, fields, kind, theta, dim, context_length, original, factors)
+        if long_factors is not None and known.has_partial_rope and context_length > original:
+            beyond = _stretched(known, fields, kind, theta, dim, context_length, original, long_factors)
+            rope = _switching(rope, beyond, original, context_length)
     if known.local_theta is None:
         return [rope]
     local_theta = fields.number("rope.freq_base_swa", known.local_theta, low=1.0)
     return [rope, ScaledRope(Rope(default_frequencies(local_theta, dim)), context_length)]
+
+
+def _switching(short: ScaledRope, long: ScaledRope, original: int, context: int) -> ScaledRope:
+    """One rotation for contexts up to the original one, the other for longer ones."""
+    frequencies = long.rope.inverse_frequencies
+    return ScaledRope(replace(short.rope, long_frequencies=frequencies, long_beyond=original), context)
 
 
 def _stretched(
