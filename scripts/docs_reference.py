@@ -1,4 +1,4 @@
-"""Writes the pages of docs/reference, which are made from the code. `--check` only compares."""
+"""Writes the pages of docs/reference and docs/models.md, which are made from the code. `--check` only compares."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import api_reference
 import metrics_reference
+import models_table
 import settings_reference
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -14,6 +15,7 @@ PAGES = {
     "reference/metrics.md": metrics_reference.render,
     "reference/settings.md": settings_reference.render,
     "reference/api.md": api_reference.render,
+    "models.md": models_table.render,
 }
 
 

@@ -111,7 +111,7 @@ def test_logits_of_transformers(
     np.testing.assert_allclose(pieces, expected(name), atol=1e-4)
 
 
-@pytest.mark.parametrize("backend", ["numpy", "onnx"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "torch"])
 @pytest.mark.parametrize("name", SEEING)
 def test_text_of_models_that_also_see(
     name: str, backend: str, folder: Callable[[str], Path], expected: Callable[[str], Float32]
@@ -176,7 +176,7 @@ def test_a_cut_model_is_the_same_model(name: str, backend: str, folder: Callable
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, "torch"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_gguf_gives_the_same_logits(
     name: str,

@@ -80,8 +80,8 @@ def test_each_type_runs_with_its_own_numbers(dtype: str, tmp_path: Path) -> None
     assert 0 < distance(whole, expected) < 0.1
     np.testing.assert_array_equal(pieces, whole)
     np.testing.assert_array_equal(logits(path, "onnx", stages=2)[0], whole)
-    if HAS_MLX:
-        assert distance(logits(path, "mlx")[0], expected) < 1e-4
+    for backend in ("torch", *(["mlx"] if HAS_MLX else [])):
+        assert distance(logits(path, backend)[0], expected) < 1e-4
 
 
 def test_parts_give_the_logits_of_the_whole_file(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_every_form_gives_the_logits_of_transformers(form: str, llama: Path, tmp
 
 
 @pytest.mark.parametrize("backend", ["onnx", "torch", "mlx"])
-@pytest.mark.parametrize("form", ["gptq4-asymmetric", "gptq4-ordered", "awq", "int8", "fp8-blocks", "nvfp4"])
+@pytest.mark.parametrize("form", FORMS)
 def test_every_backend_gives_the_logits_of_transformers(
     backend: str, form: str, llama: Path, tmp_path: Path
 ) -> None:
