@@ -302,7 +302,7 @@ def _check_tokens(arms: Arms, note: Callable[..., None], count: int = 24) -> Non
 
 def _check_rows(executor: TorchExecutor, note: Callable[..., None]) -> None:
     """Logits of each row in batches of 2 to 160, beside a long prompt, and alone, bit by bit."""
-    starts = [100 + 40 * (session % 16) for session in range(160)]
+    starts = [100 + 40 * (session % 8) for session in range(160)]
     for session, start in enumerate(starts):
         _run(executor, [Segment(session, 0, start, 1)])
     segments = [Segment(session, start, 1, 1) for session, start in enumerate(starts)]
