@@ -35,7 +35,7 @@ LARGE_BATCHES = (32, 64, 128, 256)
 """At the shortest context, and in graphs alone."""
 CONTEXTS = (1024, 128)
 PROMPTS = (512, 2048)
-KV_BYTES = 6 << 30
+KV_BYTES = 8 << 30
 CONTEXT_LENGTH = 4096
 Arms = Mapping[str, TorchExecutor]
 
