@@ -51,3 +51,11 @@ def format_age(seconds: float) -> str:
 
 def format_rate(tokens_per_s: float) -> str:
     return f"{tokens_per_s:.1f} tokens/s"
+
+
+def format_count(count: int) -> str:
+    """Parameters as people say them: 135 M, 8.2 B."""
+    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return str(count)

@@ -142,7 +142,7 @@ class FakeCluster:
     url = "tcp://127.0.0.1:7420"
 
     def __init__(self) -> None:
-        self.options = SimpleNamespace(kv_tokens=10, context_length=64)
+        self.options = SimpleNamespace(kv_tokens=10, kv_type="float32", context_length=64)
         self.coordinator = FakeCoordinator()
         self.pool = FakeSwarm()
         self.revoked: list[str] = []

@@ -2,13 +2,16 @@
 
 A short name is the family, written together or with hyphens, and a tag that picks a size or variant of it. It means a
 model whose name begins with the family and goes on with nothing but what belongs into a tag, so that `qwen2.5` is no
-name for a `Qwen2.5-Coder`. Letter case and `:latest` do not matter.
+name for a `Qwen2.5-Coder`. Letter case and `:latest` do not matter. A name of the catalogue also means the very model
+that it is fetched from.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+
+from shardcompute.weights.sources.catalogue import find_known
 
 _LATEST = "latest"
 _SIZE = r"\d+(\.\d+)?[mbt]|\d+x\d+b|a\d+b|e\d+b"
@@ -21,6 +24,11 @@ _BETWEEN = re.compile(rf"-|\.(?=({_QUANTISATION})$)")
 
 def match_short_name(name: str, served: Iterable[str]) -> list[str]:
     """Those of the served models that `name` may stand for."""
+    served, known = list(served), find_known(name)
+    if known is not None:
+        repo = known.reference.partition(":")[0]
+        if exact := [full for full in served if full.lower() == repo.lower()]:
+            return exact
     family, _, tag = name.lower().partition(":")
     owner, _, family = family.rpartition("/")
     wanted = {part for part in tag.split("-") if part not in ("", _LATEST)}

@@ -22,7 +22,7 @@ _PATIENCE_S = 1.0
 
 
 def complete_fetched(incomplete: str) -> list[str]:
-    """Models on this machine's disk, and the embedded one."""
+    """Models on this machine's disk, the embedded one, and the names of the catalogue."""
     return _matching(incomplete, _fetched)
 
 
@@ -53,9 +53,11 @@ def _matching(incomplete: str, names: Callable[[], Iterable[str]]) -> list[str]:
 def _fetched() -> list[str]:
     from shardcompute.core.settings import load_settings
     from shardcompute.weights.sources.cache import ModelCache
+    from shardcompute.weights.sources.catalogue import known_models
 
     return [
         "smollm2",
+        *(model.full_name for model in known_models()),
         *(str(entry.reference) for entry in ModelCache(load_settings().data_dir).list_entries()),
     ]
 

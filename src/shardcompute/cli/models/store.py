@@ -9,7 +9,7 @@ import typer
 
 from shardcompute.cli.cluster.completion import complete_fetched
 from shardcompute.cli.console import Screen, has_terminal_input, open_screen, standard_input
-from shardcompute.cli.format import format_age
+from shardcompute.cli.format import format_age, format_count
 from shardcompute.cli.options.output import Json
 from shardcompute.cli.progress import waiting
 from shardcompute.core.errors import CancelledError, UsageError
@@ -19,12 +19,13 @@ from shardcompute.weights.sources.reference import EmbeddedReference, HubReferen
 
 if TYPE_CHECKING:
     from shardcompute.weights.sources.cache import CacheEntry
+    from shardcompute.weights.sources.catalogue import KnownModel
 
 Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="Model: smollm2, org/repo, org/repo@revision or org/repo:QUANT.",
+        help="Model: smollm2, a name like qwen3:8b, org/repo, org/repo@revision or org/repo:QUANT.",
         autocompletion=complete_fetched,
     ),
 ]
@@ -57,11 +58,23 @@ def pull(model: Model) -> None:
     screen.say(f"{reference} {'was already' if was_here else 'is now'} on this machine: {size} in {folder}")
 
 
-def list_models(json: Json = False) -> None:
-    """The models that were fetched."""
+def list_models(
+    json: Json = False,
+    catalogue: Annotated[
+        bool,
+        typer.Option("--catalogue", help="Instead, the models that have a short name, such as qwen3:8b."),
+    ] = False,
+) -> None:
+    """The models that were fetched, or those that can be by a short name.
+
+    A name without a size means the one that is marked; show MODEL says whether it fits.
+    """
     from shardcompute.weights.sources.cache import ModelCache
 
     screen = open_screen()
+    if catalogue:
+        _list_catalogue(screen, json)
+        return
     entries = ModelCache(load_settings().data_dir).list_entries()
     if json:
         screen.write_json([_as_json(entry) for entry in entries])
@@ -96,6 +109,41 @@ def rm(
         return
     freed = cache.remove(kept)
     screen.say(f"deleted {kept}, {format_bytes(freed)}")
+
+
+def _list_catalogue(screen: Screen, json: bool) -> None:
+    from shardcompute.weights.sources.catalogue import known_models
+
+    if json:
+        screen.write_json([{"name": model.full_name, **_facts(model)} for model in known_models()])
+        return
+    screen.write_table(
+        ("NAME", "PARAMETERS", "SIZE", "CONTEXT", "LICENCE", "CAN", "REFERENCE"),
+        [
+            (
+                f"{model.full_name}{' *' if model.is_default else ''}",
+                format_count(model.parameters),
+                format_bytes(model.file_bytes),
+                f"{model.context:,}",
+                model.licence,
+                ", ".join(model.abilities),
+                model.reference,
+            )
+            for model in known_models()
+        ],
+    )
+
+
+def _facts(model: KnownModel) -> dict[str, Any]:
+    return {
+        "is_default": model.is_default,
+        "reference": model.reference,
+        "parameters": model.parameters,
+        "file_bytes": model.file_bytes,
+        "context": model.context,
+        "licence": model.licence,
+        "abilities": list(model.abilities),
+    }
 
 
 def _is_confirmed(screen: Screen, entry: CacheEntry) -> bool:

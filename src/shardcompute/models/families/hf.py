@@ -25,6 +25,7 @@ from shardcompute.models.families.hf_families import HF_FALLBACKS, HF_FAMILIES, 
 from shardcompute.models.families.hf_family import HfFamily
 from shardcompute.models.families.hf_layout import hf_layout
 from shardcompute.models.families.hf_rope import hf_ropes
+from shardcompute.models.families.places import layer_slots, model_slots
 from shardcompute.models.families.rope import check_head_dim
 from shardcompute.models.layout import Layout
 from shardcompute.models.spec import Activation, ModelSpec, QkNorm
@@ -143,6 +144,23 @@ def from_hf_config(
     fields.refuse_unread(_HARMLESS | family.harmless)
     ignored = [f"model.layers.{spec.layer_count + i}.*" for i in range(ahead)]
     return spec, hf_layout(spec, family, stored, [*ignored, *spare, *(_SEEING_TENSORS if sees else ())])
+
+
+def outline_of_config(config: Mapping[str, Any]) -> tuple[ModelSpec, Layout]:
+    """Spec and layout of a model of which there is only a config: tensors are called by our own names."""
+    name, family = _family(Fields(config, _WHERE))
+    fields = Fields({**family.defaults, **config}, _WHERE)
+    fields.text("model_type")
+    spec = _spec(name, family, fields, MAX_LAYERS)
+    fields.refuse_unread(_HARMLESS | family.harmless)
+    layers = [[(slot, f"{i}.{slot.name}") for slot in layer_slots(spec, i)] for i in range(spec.layer_count)]
+    return spec, Layout(
+        model={
+            slot.name: slot.at("embedding" if slot.name == "head" and spec.tied_head else slot.name)
+            for slot in model_slots(spec)
+        },
+        layers=tuple({slot.name: slot.at(stored) for slot, stored in layer} for layer in layers),
+    )
 
 
 def _text_part(config: Mapping[str, Any], stored: Collection[str]) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from shardcompute.control.placement.request import placement_request, speed_sour
 from shardcompute.control.sizes import StageBytes, layer_work, runner_of, sizes_of
 from shardcompute.control.state import ClusterState, Model
 from shardcompute.control.transitions.state_updates import claimed_bytes
-from shardcompute.core.errors import UnknownModelError
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.core.settings import Settings
 from shardcompute.models.layout import TensorPlace
@@ -29,8 +28,10 @@ from shardcompute.node.admin.views import LeftOut, PlannedChain, PlannedStage, P
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.held import held_sizes_of_entries
 from shardcompute.weights.loader import place_bytes
+from shardcompute.weights.outline import outline
 from shardcompute.weights.sources.cache import ModelCache
-from shardcompute.weights.sources.reference import EmbeddedReference, ModelReference
+from shardcompute.weights.sources.catalogue import KnownModel, find_known_reference
+from shardcompute.weights.sources.reference import EmbeddedReference, HubReference, ModelReference
 from shardcompute.weights.sources.resolve import resolve
 from shardcompute.weights.sources.wheel import find_installed
 
@@ -40,15 +41,22 @@ _BITS_PER_WEIGHT = {"int8": 9.0, "int4": 6.0, "mixed": 9.2}
 
 
 def open_headers(reference: ModelReference, settings: Settings) -> Checkpoint:
-    """The model's headers and config; of a model that is not here, no weights are fetched."""
-    if isinstance(reference, EmbeddedReference):
-        is_here = ModelCache(settings.data_dir).find(reference) or find_installed()
-        if not is_here:
-            raise UnknownModelError(
-                f"{reference} is not on this machine, and its headers come with all of it",
-                hint=f"fetch it first: shardcompute pull {reference}",
-            )
+    """The model's headers and config. Of a model that is not here no weights are fetched; of one that the catalogue
+    knows nothing is: what is said there is enough to size it up."""
+    known = unfetched(reference, settings)
+    if known is not None:
+        return outline(known)
     return open_checkpoint(resolve(reference, settings, fetch="lazy"))
+
+
+def unfetched(reference: ModelReference, settings: Settings) -> KnownModel | None:
+    """What the catalogue says of a model that is not on this machine; None of any other."""
+    if not isinstance(reference, EmbeddedReference | HubReference):
+        return None
+    known = find_known_reference(str(reference))
+    if known is None or ModelCache(settings.data_dir).find(reference) is not None:
+        return None
+    return None if isinstance(reference, EmbeddedReference) and find_installed() else known
 
 
 def size_up(

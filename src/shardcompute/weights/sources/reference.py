@@ -1,6 +1,7 @@
 """Model references: how a user names a model, and what that name means.
 
     smollm2 (or default, or nothing)   the embedded default model
+    qwen3:8b  qwen3                    a model of the catalogue (see `catalogue`): what it stands for on the hub
     ./folder  /abs/folder  ~/folder    a local folder with config.json and safetensors, or with one GGUF file
     ./model.gguf                       a local GGUF file
     org/repo                           a model of the hub
@@ -20,13 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardcompute.core.errors import UsageError
+from shardcompute.weights.sources.catalogue import find_known, suggest_known
 
 DEFAULT_REVISION = "main"
 EMBEDDED_NAMES = ("smollm2", "default", "")
 _MAX_LENGTH = 4096
 _ACCEPTED = (
-    "give smollm2 (the embedded default), a local ./folder or ./file.gguf, or a hub model as org/repo, "
-    "org/repo@revision, org/repo:QUANT or org/repo@revision:QUANT"
+    "give smollm2 (the embedded default), a name that `shardcompute list --catalogue` has, a local ./folder or "
+    "./file.gguf, or a hub model as org/repo, org/repo@revision, org/repo:QUANT or org/repo@revision:QUANT"
 )
 _HUB = re.compile(r"(?P<repo>[^@:]+)(?:@(?P<revision>[^@:]+))?(?::(?P<quant>[^@:]+))?")
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
@@ -91,6 +93,10 @@ def parse_reference(text: str) -> ModelReference:
         return EmbeddedReference()
     if _EXPLICIT_PATH.match(text) or text.lower().endswith(".gguf") or os.path.exists(text):
         return _parse_local(text)
+    known = find_known(text)
+    if known is not None:
+        is_embedded = known.reference in EMBEDDED_NAMES
+        return EmbeddedReference() if is_embedded else parse_hub_reference(known.reference)
     return parse_hub_reference(text.strip())
 
 
@@ -102,7 +108,8 @@ def parse_hub_reference(text: str) -> HubReference:
     revision = match["revision"] or DEFAULT_REVISION
     if not _is_repo(match["repo"]):
         raise UsageError(
-            f"{text!r} is not the name of a model: no such file or folder, no org/repo", hint=_ACCEPTED
+            f"{text!r} is not the name of a model: no such file or folder, no org/repo, not in the catalogue",
+            hint=suggest_known(text) or _ACCEPTED,
         )
     if not _is_revision(revision):
         raise UsageError(f"{revision!r} is not a branch, tag or commit", hint=_ACCEPTED)

@@ -5,6 +5,9 @@ from typing import Any
 import pytest
 
 from shardcompute.api.generation.model_names import match_short_name
+from shardcompute.node.admin.downloads import served_name
+from shardcompute.weights.sources.catalogue import known_models
+from shardcompute.weights.sources.reference import parse_reference
 
 SMOL = "SmolLM2-135M-Instruct"
 
@@ -71,3 +74,12 @@ def test_a_short_name_of_two_models_is_refused_with_both(
     assert refused.status_code == 404
     assert "org/Tiny-1B" in refused.json()["error"]["message"]
     assert call(app, "GET", "/v1/models/tiny:3b").json()["id"] == "org/Tiny-3B"
+
+
+def test_names_of_the_catalogue_mean_what_they_are_fetched_as() -> None:
+    everything = {served_name(parse_reference(known.reference)) for known in known_models()}
+    for known in known_models():
+        served = served_name(parse_reference(known.reference))
+        assert match_short_name(known.full_name, [*everything]) == [served]
+        if known.is_default:
+            assert match_short_name(f"{known.name}:latest", [served, "org/other"]) == [served]

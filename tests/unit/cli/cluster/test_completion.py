@@ -45,7 +45,8 @@ def test_names_are_offered(home: Path, lab: Lab, recognised: None, monkeypatch: 
     (home / "models").mkdir(parents=True)
     assert {"nodes"} <= set(_complete(home, "shardcompute no"))
     assert "--speculate" in _complete(home, "shardcompute chat --spec")
-    assert _complete(home, "shardcompute show smo") == ["smollm2"]
+    sizes = ["smollm2", "smollm2:1.7b", "smollm2:135m", "smollm2:360m"]
+    assert _complete(home, "shardcompute show smo") == sizes
     assert _complete(home, "shardcompute drain ") == []
     say_running(home / "cluster")
     assert _complete(home, "shardcompute drain ") == ["A", "B", "C"]

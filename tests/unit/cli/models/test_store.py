@@ -124,3 +124,16 @@ def test_interrupted_pull_says_how_to_go_on(cli: Cli, monkeypatch: pytest.Monkey
     result = cli("pull", "org/repo@v1")
     assert result.exit_code == 130
     assert "hint: shardcompute pull org/repo@v1 goes on where this stopped" in result.stderr
+
+
+def test_the_catalogue_lists_names_with_their_facts(cli: Cli) -> None:
+    told = cli("list", "--catalogue").stdout
+    line = next(line for line in told.splitlines() if line.startswith("qwen3:8b"))
+    assert line.split()[:3] == ["qwen3:8b", "*", "8.19"]
+    assert "Apache-2.0" in line
+    assert "thinking, tools" in line
+    assert line.endswith("Qwen/Qwen3-8B-GGUF:Q4_K_M")
+    facts = {each["name"]: each for each in json.loads(cli("list", "--catalogue", "--json").stdout)}
+    assert facts["gpt-oss:120b"]["file_bytes"] == 63_387_346_208
+    assert facts["qwen3:8b"]["is_default"] is True
+    assert facts["qwen3:4b"]["is_default"] is False

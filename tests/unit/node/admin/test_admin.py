@@ -440,12 +440,24 @@ def test_orders_that_cannot_be_meant(
     assert admin.state().fetches == ()
 
 
-def test_plan_fetches_nothing_of_the_default_model(
-    admin: ClusterAdmin, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("model", "name", "layers"),
+    [("smollm2", "SmolLM2-135M-Instruct", 30), ("qwen3:8b", "Qwen/Qwen3-8B-GGUF", 36)],
+)
+def test_plan_of_a_model_of_the_catalogue_asks_nobody(
+    admin: ClusterAdmin, monkeypatch: pytest.MonkeyPatch, model: str, name: str, layers: int
 ) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a source was asked")
+
     monkeypatch.setattr("shardcompute.node.admin.dry_run.find_installed", lambda: None)
-    with pytest.raises(UnknownModelError, match="not on this machine"):
-        admin.plan("smollm2")
+    monkeypatch.setattr("shardcompute.node.admin.dry_run.resolve", fail)
+    planned = admin.plan(model)
+    assert (planned.model, planned.layer_count) == (name, layers)
+    assert not planned.chains[0].is_possible
+    assert planned.chains[0].missing_bytes > 0
+    smaller = admin.plan(model, "int4") if model == "qwen3:8b" else planned
+    assert smaller.memory_bytes <= planned.memory_bytes
 
 
 def _checkpoint(name: str = "org/new") -> Any:

@@ -43,7 +43,7 @@ def test_hub(text: str, expected: HubReference) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "llama",
+        "nothing",
         "org/repo/file",
         "org//repo",
         "/".join(["org", "..", "repo"]),
