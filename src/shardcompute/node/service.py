@@ -99,8 +99,10 @@ class TextCodec(Protocol):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The chat template applied; UsageError when there is none or it refuses the messages."""
+        """The chat template applied; UsageError when there is none or it refuses the messages. `variables` are the
+        request's own, such as `enable_thinking`."""
         ...
 
     def encode_chat(

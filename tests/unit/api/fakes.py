@@ -29,7 +29,12 @@ MODEL = served("org/tiny")
 TIMINGS = Timings(queue_s=0.5, prefill_s=2.0, decode_s=1.0, prompt_tokens=4, generated_tokens=3)
 
 
+@dataclass
 class ByteCodec:
+    template: str = "{{ tools }} {{ messages }} <tool_call>"
+    opening: str = "a:"
+    """What stands before an answer."""
+    tokens: Vocabulary = VOCABULARY
     eos_ids = frozenset({EOS})
 
     def encode(self, text: str, *, add_special: bool = True, context_length: int | None = None) -> list[int]:
@@ -47,10 +52,10 @@ class ByteCodec:
         return SPECIAL.get(token_id) or bytes([token_id])
 
     def vocabulary(self) -> Vocabulary:
-        return VOCABULARY
+        return self.tokens
 
     def chat_template_source(self, *, has_tools: bool = False) -> str | None:
-        return "{{ tools }} {{ messages }} <tool_call>"
+        return self.template
 
     def render_chat(
         self,
@@ -58,15 +63,21 @@ class ByteCodec:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         if messages[0]["role"] == "tool":
             raise UsageError("the template refuses a tool message first", hint="start with a user message")
         names = "".join(f"[{tool['function']['name']}]" for tool in tools or ())
         return (
             names
-            + "".join(f"{m['role'][0]}:{m['content']};" for m in messages)
-            + "a:" * add_generation_prompt
+            + "".join(f"{name}={value};" for name, value in sorted((variables or {}).items()))
+            + "".join(f"{m['role'][0]}:{self.thought_of(m)}{m['content']};" for m in messages)
+            + self.opening * add_generation_prompt
         )
+
+    def thought_of(self, message: Mapping[str, Any]) -> str:
+        thought = message.get("reasoning_content")
+        return f"({thought})" if thought else ""
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, context_length: int | None = None, **options: Any
@@ -101,6 +112,7 @@ class FakeService:
     when_closed: Callable[[], None] = lambda: None
     closing_turns: int = 0
     """Turns of the event loop that closing a generation takes."""
+    text_codec: ByteCodec = field(default_factory=ByteCodec)
 
     def models(self) -> Sequence[ServedModel]:
         return self.served
@@ -108,7 +120,7 @@ class FakeService:
     def codec(self, model: str) -> ByteCodec:
         if model not in {served.name for served in self.served}:
             raise UnknownModelError(model)
-        return ByteCodec()
+        return self.text_codec
 
     def is_ready(self) -> bool:
         return self.ready

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -23,9 +24,14 @@ from shardcompute.api.anthropic.schemas import (
     MessagesUsage,
     MessageTool,
     OutputConfig,
+    ReplyBlock,
+    SignatureDelta,
     StopReason,
     TextBlock,
     TextDelta,
+    Thinking,
+    ThinkingBlock,
+    ThinkingDelta,
     TokenCount,
     ToolChoice,
     ToolUseBlock,
@@ -44,7 +50,7 @@ from shardcompute.api.generation.schemas import SAMPLING_FIELDS
 from shardcompute.api.openapi import BODY_ERRORS, GENERATION_ERRORS, ApiRoute
 from shardcompute.api.sse import MEDIA_TYPE, event
 
-_SKIPPED = frozenset({"thinking", "redacted_thinking"})
+_SWITCH = {"enabled": True, "disabled": False}
 _REASONS: dict[str, StopReason] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -62,6 +68,7 @@ async def create_message(request: Request) -> Response:
             "top_p": body.top_p,
             "top_k": body.top_k,
             "response_format": _response_format(body.output_config),
+            "reasoning_effort": None if body.output_config is None else body.output_config.effort,
         },
     )
     chat = limit(chat, body.max_tokens)
@@ -92,7 +99,7 @@ class MessagesFraming:
 
 
 class MessagesAdapter(ChatAdapter):
-    """Words a chat as a message of content blocks: text first, then one block for each tool call."""
+    """Words a chat as a message of content blocks: thinking, text, then one block for each tool call."""
 
     def __init__(self, chat: ChatPlan, message_id: str) -> None:
         super().__init__(chat)
@@ -100,6 +107,8 @@ class MessagesAdapter(ChatAdapter):
         self._blocks = 0
         self._is_in_text = False
         self._is_in_block = False
+        self._thought: list[str] | None = None
+        """Of the block of thinking under way."""
 
     def opening(self) -> Iterable[ReplyBody]:
         # How much of the prompt was still known shows later; the usage at the end, which replaces this one, has it.
@@ -108,6 +117,12 @@ class MessagesAdapter(ChatAdapter):
         )
 
     def translate(self, choice: ChatChunkChoice, outcome: Outcome) -> Iterator[ReplyBody]:
+        if choice.delta.reasoning_content:
+            if self._thought is None:
+                yield from self._start(ThinkingBlock(type="thinking", thinking="", signature=""))
+                self._thought = []
+            self._thought.append(choice.delta.reasoning_content)
+            yield self._delta(ThinkingDelta(type="thinking_delta", thinking=choice.delta.reasoning_content))
         if choice.delta.content:
             if not self._is_in_text:
                 yield from self._start(TextBlock(type="text", text=""))
@@ -132,7 +147,11 @@ class MessagesAdapter(ChatAdapter):
         finish = choice.finish_reason
         calls, others = read_calls(choice.message.tool_calls or (), is_cut=finish == "length")
         texts = [text for text in (choice.message.content, others) if text]
-        content: list[TextBlock | ToolUseBlock] = [TextBlock(type="text", text=text) for text in texts]
+        thought = choice.message.reasoning_content
+        content: list[ReplyBlock] = []
+        if thought:
+            content.append(ThinkingBlock(type="thinking", thinking=thought, signature=_signature(thought)))
+        content += [TextBlock(type="text", text=text) for text in texts]
         content += [
             ToolUseBlock(type="tool_use", id=call.id, name=call.name, input=call.arguments) for call in calls
         ]
@@ -141,7 +160,7 @@ class MessagesAdapter(ChatAdapter):
 
     def _message(
         self,
-        content: list[TextBlock | ToolUseBlock],
+        content: list[ReplyBlock],
         reason: StopReason | None,
         stop: str | None,
         usage: MessagesUsage,
@@ -170,19 +189,27 @@ class MessagesAdapter(ChatAdapter):
         stop = _matched_stop(self.plan, outcome) if finish == "stop" else None
         return ("stop_sequence", stop) if stop is not None else (_REASONS[finish], None)
 
-    def _start(self, block: TextBlock | ToolUseBlock) -> Iterator[ReplyBody]:
+    def _start(self, block: ReplyBlock) -> Iterator[ReplyBody]:
         yield from self._stop()
         self._is_in_block, self._is_in_text = True, isinstance(block, TextBlock)
         yield MessageEvent(type="content_block_start", index=self._blocks, content_block=block)
 
-    def _delta(self, delta: TextDelta | InputDelta) -> MessageEvent:
+    def _delta(self, delta: TextDelta | ThinkingDelta | SignatureDelta | InputDelta) -> MessageEvent:
         return MessageEvent(type="content_block_delta", index=self._blocks, delta=delta)
 
     def _stop(self) -> Iterator[ReplyBody]:
+        if self._thought is not None:
+            signature = _signature("".join(self._thought))
+            yield self._delta(SignatureDelta(type="signature_delta", signature=signature))
+            self._thought = None
         if self._is_in_block:
             yield MessageEvent(type="content_block_stop", index=self._blocks)
             self._blocks += 1
         self._is_in_block = self._is_in_text = False
+
+
+def _signature(thought: str) -> str:
+    return hashlib.sha256(thought.encode(errors="replace")).hexdigest()
 
 
 def _extra_sampling(body: MessagesRequest) -> dict[str, Any]:
@@ -211,7 +238,14 @@ def _prompt_fields(body: CountRequest) -> dict[str, Any]:
         "parallel_tool_calls": None
         if body.tool_choice is None or body.tool_choice.disable_parallel_tool_use is None
         else not body.tool_choice.disable_parallel_tool_use,
+        **_thinking_fields(body.thinking),
     }
+
+
+def _thinking_fields(asked: Thinking | None) -> dict[str, Any]:
+    if asked is None:
+        return {}
+    return {"thinks": _SWITCH.get(asked.type), "thinking_budget": asked.budget_tokens}
 
 
 def _chat_messages(message: InputMessage, where: str, called: set[str]) -> list[dict[str, Any]]:
@@ -222,6 +256,7 @@ def _chat_messages(message: InputMessage, where: str, called: set[str]) -> list[
     texts: list[ContentBlock] = []
     calls: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
+    thoughts: list[str] = []
     for index, block in enumerate(message.content):
         param = f"{where}.content[{index}]"
         if block.type == "tool_use":
@@ -234,9 +269,13 @@ def _chat_messages(message: InputMessage, where: str, called: set[str]) -> list[
             if call_id not in called:
                 raise unknown_call(call_id, f"{param}.tool_use_id")
             results.append({"role": "tool", "tool_call_id": call_id, "content": text})
-        elif block.type not in _SKIPPED:
+        elif block.type == "thinking":
+            thoughts.append(block.thinking or "")
+        elif block.type != "redacted_thinking":
             texts.append(block)
     own: dict[str, Any] = {"role": message.role, "content": _text(texts, where)}
+    if thoughts and message.role == "assistant":
+        own["reasoning_content"] = "\n".join(thoughts)
     if calls:
         own["tool_calls"] = calls
     return [*results, own] if texts or calls or not results else results

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from shardcompute.api.body import ReplyBody, RequestBody, RequestPart
 from shardcompute.api.generation.schemas import MAX_MESSAGES, MAX_TOOLS, Count, StopTexts
+from shardcompute.api.reasoning import Effort
 
 
 class ContentBlock(RequestPart):
     """A content block, as loose as its many kinds: which fields it needs depends on `type`."""
 
-    type: str = Field(description="`text`, `tool_use` or `tool_result`; media are refused.")
+    type: str = Field(description="`text`, `thinking`, `tool_use` or `tool_result`; media are refused.")
     text: str | None = None
+    thinking: str | None = None
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
@@ -44,7 +46,12 @@ class ToolChoice(RequestPart):
 
 
 class Thinking(RequestPart):
-    type: str = Field(description="Accepted and not used: the model decides whether it thinks.")
+    type: Literal["enabled", "disabled", "adaptive"] = Field(
+        description="As far as the model's chat template has a switch; `adaptive`: as it does by itself."
+    )
+    budget_tokens: int | None = Field(
+        None, ge=1, lt=2**31, description="Tokens of thinking, after which the answer is begun."
+    )
 
 
 class OutputFormat(BaseModel):
@@ -56,7 +63,7 @@ class OutputFormat(BaseModel):
 
 class OutputConfig(RequestPart):
     format: OutputFormat | None = None
-    effort: str | None = Field(None, description="Accepted and not used.")
+    effort: Effort | None = Field(None, description="As reasoning_effort of chat.")
 
 
 class CountRequest(RequestBody):
@@ -103,6 +110,14 @@ class TextBlock(ReplyBody):
     text: str
 
 
+class ThinkingBlock(ReplyBody):
+    """The signature is a hash of the thinking; it need not come back."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
 class ToolUseBlock(ReplyBody):
     type: Literal["tool_use"]
     id: str
@@ -110,6 +125,7 @@ class ToolUseBlock(ReplyBody):
     input: dict[str, Any]
 
 
+ReplyBlock: TypeAlias = TextBlock | ThinkingBlock | ToolUseBlock
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
@@ -118,7 +134,7 @@ class MessageReply(ReplyBody):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[TextBlock | ToolUseBlock]
+    content: list[ReplyBlock]
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessagesUsage
@@ -131,6 +147,16 @@ class TokenCount(ReplyBody):
 class TextDelta(ReplyBody):
     type: Literal["text_delta"]
     text: str
+
+
+class ThinkingDelta(ReplyBody):
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+class SignatureDelta(ReplyBody):
+    type: Literal["signature_delta"]
+    signature: str
 
 
 class InputDelta(ReplyBody):
@@ -156,6 +182,6 @@ class MessageEvent(ReplyBody):
     ]
     message: MessageReply | None = None
     index: int | None = None
-    content_block: TextBlock | ToolUseBlock | None = None
-    delta: TextDelta | InputDelta | MessageEnd | None = None
+    content_block: ReplyBlock | None = None
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputDelta | MessageEnd | None = None
     usage: MessagesUsage | None = None

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from shardcompute.api.context import context_of
 from shardcompute.api.errors import RequestError, unsupported
 from shardcompute.api.generation.chat_choices import ChatChoices
-from shardcompute.api.generation.chat_prompt import encode_messages
+from shardcompute.api.generation.chat_prompt import begun_text, encode_messages
 from shardcompute.api.generation.parameters import (
     Plan,
     choose_model,
@@ -25,8 +25,10 @@ from shardcompute.api.generation.parameters import (
 from shardcompute.api.generation.schemas import ChatCompletionRequest, NamedTool, ToolDefinition
 from shardcompute.api.generation.structured import check_grammar, refused_grammar, requested_grammar
 from shardcompute.api.offload import offload, run_sized
+from shardcompute.api.reasoning import ThinkingPlan, plan_thinking, template_variables
 from shardcompute.api.tools import Enforcement, Tool, ToolPlan, plan_tools
 from shardcompute.core.errors import UsageError
+from shardcompute.core.generation import Grammar
 from shardcompute.decoding import rule_of
 from shardcompute.node.service import TextCodec
 
@@ -59,6 +61,8 @@ async def open_chat(
     offered = _tools(body)
     tools = await _plan_tool_calls(body, offered, codec)
     held = await _plan_grammar(body, codec, tools)
+    template = codec.chat_template_source(has_tools=tools is not None)
+    variables = template_variables(template, body.chat_template_kwargs, body.reasoning_effort, body.thinks)
     with naming_prompt(prompt_param):
         if text is not None:
             prompt = await run_sized(
@@ -72,7 +76,14 @@ async def open_chat(
                 tools=() if tools is None else offered,
                 context_length=model.context_length,
                 is_continued=bool(body.continue_final_message),
+                variables=variables,
             )
+    thinking = None
+    if text is None:
+        begun = begun_text(body.messages) if body.continue_final_message else ""
+        thinking = await offload(lambda: plan_thinking(codec, template, prompt, begun))
+    grammar = await _let_think(body, codec, held.grammar, thinking)
+    marks = frozenset() if tools is None else tools.marks.shown_ids
     plan = plan_generations(
         model,
         codec,
@@ -82,11 +93,11 @@ async def open_chat(
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_param=prompt_param,
         limits=context.limits,
-        grammar=held.grammar,
-        shown_ids=frozenset() if tools is None else tools.marks.shown_ids,
+        grammar=grammar,
+        shown_ids=marks if thinking is None else marks | thinking.shown_ids,
         unenforced=held.unenforced,
     )
-    choices = ChatChoices(plan, tools, has_logprobs=bool(body.logprobs))
+    choices = ChatChoices(plan, tools, thinking, has_logprobs=bool(body.logprobs))
     return ChatPlan(body, plan, choices)
 
 
@@ -107,6 +118,25 @@ async def _plan_grammar(body: ChatCompletionRequest, codec: TextCodec, tools: To
         return await offload(lambda: tools.enforce(codec, text_rule))
     except UsageError as error:
         raise refused_grammar(error, "tools") from error
+
+
+async def _let_think(
+    body: ChatCompletionRequest, codec: TextCodec, grammar: Grammar | None, thinking: ThinkingPlan | None
+) -> Grammar | None:
+    """The grammar with room for thinking before the answer, proven to work."""
+    if thinking is None:
+        return grammar
+    budget = body.thinking_budget if body.max_thinking_tokens is None else body.max_thinking_tokens
+    if budget is not None and body.ignore_eos:
+        message = "An answer whose thinking is limited ends where the model ends it."
+        raise RequestError(message, hint="leave ignore_eos out", param="ignore_eos", code="invalid_value")
+    try:
+        wrapped = await offload(lambda: thinking.hold(grammar, budget))
+    except UsageError as error:
+        raise refused_grammar(error, "thinking_budget") from error
+    if wrapped is not None and wrapped != grammar:
+        await check_grammar(codec, wrapped, "thinking_budget" if grammar is None else "tools")
+    return wrapped
 
 
 async def _plan_tool_calls(

@@ -6,7 +6,7 @@ Every protocol's adapter translates these choices; their shapes are those of Ope
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from shardcompute.api.generation.generations import Outcome
 from shardcompute.api.generation.logprobs import chat_logprobs
@@ -21,16 +21,28 @@ from shardcompute.api.generation.replies import (
     ChatChunkChoice,
     ChatDelta,
 )
-from shardcompute.api.tools import AnswerText, CallArguments, CallStarted, Event, ToolPlan
+from shardcompute.api.reasoning import ThinkingPlan
+from shardcompute.api.tools import (
+    AnswerText,
+    CallArguments,
+    CallReader,
+    CallStarted,
+    Event,
+    ReasoningText,
+    ToolPlan,
+)
 from shardcompute.core.generation import Delta
+from shardcompute.node.service import TextCodec
 
 
 class ChatChoices:
     """The choices of one chat, in the order of the plan's requests."""
 
-    def __init__(self, plan: Plan, tools: ToolPlan | None, *, has_logprobs: bool) -> None:
+    def __init__(
+        self, plan: Plan, tools: ToolPlan | None, thinking: ThinkingPlan | None = None, *, has_logprobs: bool
+    ) -> None:
         self._codec = plan.codec
-        self._builders = [MessageBuilder(tools) for _ in plan.requests]
+        self._builders = [MessageBuilder(tools, thinking) for _ in plan.requests]
         self._has_logprobs = has_logprobs
 
     def chunks(self, index: int, delta: Delta, outcome: Outcome) -> Iterator[ChatChunkChoice]:
@@ -52,6 +64,11 @@ class ChatChoices:
         if self._has_logprobs or delta.finish is not None or not delta.text:
             return False
         return self._builders[index].add_text(delta.text)
+
+    def reasoning_tokens(self, outcomes: Iterable[Outcome]) -> int:
+        """How many tokens of these answers were thinking, as far as they were read."""
+        answered = zip(self._builders, outcomes, strict=True)
+        return sum(_tokens_of(self._codec, outcome, builder.thought_chars) for builder, outcome in answered)
 
     def whole(self, outcomes: Iterable[Outcome]) -> list[ChatChoice]:
         return [self._choice(index, outcome) for index, outcome in enumerate(outcomes)]
@@ -77,18 +94,39 @@ def _reason(builder: MessageBuilder, outcome: Outcome) -> Literal["stop", "lengt
     return "tool_calls" if outcome.finish == "stop" and builder.has_whole_calls else outcome.finish
 
 
+def _tokens_of(codec: TextCodec, outcome: Outcome, characters: int) -> int:
+    """How many tokens the first so many characters of an answer took."""
+    if characters == 0:
+        return 0
+    left = len(outcome.text[:characters].encode(errors="replace"))
+    for count, choice in enumerate(outcome.tokens):
+        if left <= 0:
+            return count
+        left -= len(codec.token_bytes(choice.id))
+    return len(outcome.tokens)
+
+
 class MessageBuilder:
     """The assistant's message, built from an answer's text as it comes: what was said and called so far."""
 
-    def __init__(self, tools: ToolPlan | None) -> None:
+    def __init__(self, tools: ToolPlan | None, thinking: ThinkingPlan | None = None) -> None:
         self._tools = tools
-        self._reader = None if tools is None else tools.reader()
+        self._reader: CallReader | None = None
+        if thinking is not None:
+            self._reader = thinking.reader(tools)
+        elif tools is not None:
+            self._reader = tools.reader()
+        self._thoughts: list[str] = []
         self._ids: list[str] = []
         self._names: list[str] = []
         self._arguments: list[list[str]] = []
         self._texts: list[str] = []
         self._is_muted = False
         self._is_open = False
+
+    @property
+    def thought_chars(self) -> int:
+        return 0 if self._reader is None else self._reader.thought_chars
 
     @property
     def has_calls(self) -> bool:
@@ -121,8 +159,8 @@ class MessageBuilder:
         return deltas
 
     def add_text(self, text: str) -> bool:
-        """Go on with the text; False where that may open the message, or be a call."""
-        if self._reader is not None or not self._is_open:
+        """Go on with the text; False where that may open the message, or be a call or a thought."""
+        if (self._reader is not None and not self._reader.is_plain) or not self._is_open:
             return False
         self._texts.append(text)
         return True
@@ -130,8 +168,11 @@ class MessageBuilder:
     def message(self) -> AssistantMessage:
         """All of it."""
         text = "".join(self._texts)
+        thought = "".join(self._thoughts)
+        thinking: dict[str, Any] = {"reasoning_content": thought, "reasoning": thought} if thought else {}
         if not self.has_calls:
-            return AssistantMessage(role="assistant", content=text, refusal=None)
+            content = text or (None if thought else "")
+            return AssistantMessage(role="assistant", content=content, refusal=None, **thinking)
         called = zip(self._ids, self._names, self._arguments, strict=True)
         calls = [
             CalledTool(
@@ -141,13 +182,18 @@ class MessageBuilder:
             )
             for call_id, name, arguments in called
         ]
-        return AssistantMessage(role="assistant", content=text or None, refusal=None, tool_calls=calls)
+        return AssistantMessage(
+            role="assistant", content=text or None, refusal=None, tool_calls=calls, **thinking
+        )
 
     def _deltas_of(self, events: Iterable[Event]) -> Iterable[ChatDelta]:
         for event in events:
             if isinstance(event, AnswerText):
                 self._texts.append(event.text)
                 yield ChatDelta(content=event.text)
+            elif isinstance(event, ReasoningText):
+                self._thoughts.append(event.text)
+                yield ChatDelta(reasoning_content=event.text, reasoning=event.text)
             elif isinstance(event, CallStarted):
                 assert self._tools is not None
                 self._is_muted = self.has_calls and not self._tools.is_parallel

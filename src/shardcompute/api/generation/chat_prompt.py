@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardcompute.api.body import required
@@ -23,10 +23,11 @@ async def encode_messages(
     tools: Sequence[Tool] = (),
     context_length: int | None = None,
     is_continued: bool = False,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """The prompt for the messages, of a model that is told of `tools` (see `TextCodec.encode`); a last one that
-    `is_continued` stays open."""
-    begun = _begun(messages) if is_continued else ""
+    `is_continued` stays open. `variables` are the request's own, for the template."""
+    begun = begun_text(messages) if is_continued else ""
     told = messages[:-1] if is_continued else messages
 
     def encode() -> list[int]:
@@ -38,6 +39,7 @@ async def encode_messages(
             tools,
             add_generation_prompt=add_generation_prompt or is_continued,
             context_length=context_length,
+            variables=variables,
         )
         return (
             [*prompt, *codec.encode(begun, add_special=False, context_length=context_length)]
@@ -61,13 +63,13 @@ def size_of(message: ChatMessage) -> int:
         size += len(message.content)
     for part in () if isinstance(message.content, str) else message.content or ():
         size += PIECE_COST + len(part.text or "")
-    size += len(message.refusal or "")
+    size += len(message.refusal or "") + len(message.thought or "")
     for call in message.tool_calls or ():
         size += PIECE_COST + len(call.function.arguments)
     return size
 
 
-def _begun(messages: Sequence[ChatMessage]) -> str:
+def begun_text(messages: Sequence[ChatMessage]) -> str:
     """The text of an answer that is to be gone on with."""
     last, param = messages[-1], f"messages[{len(messages) - 1}]"
     text = _text(last.content, param)
@@ -82,7 +84,11 @@ def _check(messages: Sequence[ChatMessage]) -> None:
     called: set[str] = set()
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
-        if message.content is None and message.refusal is None and not message.tool_calls:
+        if (
+            message.content is None
+            and message.refusal is None
+            and not (message.tool_calls or message.thought)
+        ):
             raise RequestError(
                 f"{where}.content is missing.",
                 hint="send a text; only an assistant's message that calls tools needs none",
@@ -109,6 +115,10 @@ def _plain(message: ChatMessage, where: str) -> dict[str, Any]:
         "role": "system" if message.role == "developer" else message.role,
         "content": _text(message.refusal if message.content is None else message.content, where),
     }
+    if thought := message.thought:
+        plain["reasoning_content"] = thought
+        if not (plain["content"] and message.tool_calls):
+            plain["thinking"] = thought  # gpt-oss wants one or the other beside calls
     if message.name is not None:
         plain["name"] = message.name
     if message.tool_call_id is not None:

@@ -37,6 +37,8 @@ class AssistantMessage(ReplyBody):
     content: str | None
     refusal: None = None
     tool_calls: list[CalledTool] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class ChatChoice(ReplyBody):
@@ -64,6 +66,8 @@ class ChatDelta(ReplyBody):
     role: Literal["assistant"] | None = None
     content: str | None = None
     tool_calls: list[CalledToolDelta] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class ChatChunkChoice(ReplyBody):

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from shardcompute.api.body import RequestBody, RequestPart
+from shardcompute.api.reasoning import Effort
 from shardcompute.core.generation import MAX_STOP_CHARS, MAX_STOPS
 
 MAX_MESSAGES = 4096
@@ -136,6 +137,15 @@ class ChatMessage(RequestPart):
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = Field(None, description="Of a tool's message: the call that it answers.")
+    reasoning_content: str | None = Field(
+        None, description="What the assistant thought; the template decides."
+    )
+    reasoning: str | None = Field(None, description="Another name of reasoning_content.")
+
+    @property
+    def thought(self) -> str | None:
+        """What the assistant thought before it said this."""
+        return (self.reasoning_content or self.reasoning) if self.role == "assistant" else None
 
 
 class JsonSchemaFormat(RequestPart):
@@ -187,3 +197,18 @@ class ChatCompletionRequest(GenerationBody):
     )
     parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
     response_format: ResponseFormat | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Variables for the model's chat template, such as enable_thinking."
+    )
+    reasoning_effort: Effort | None = Field(
+        None, description="Given to the template; `none` and `minimal` ask it not to let the model think."
+    )
+    thinks: bool | None = Field(
+        None, description="Whether to think, by whatever name the model's template knows it."
+    )
+    thinking_budget: int | None = Field(
+        None, ge=0, lt=2**31, description="Tokens of thinking, after which the answer is begun."
+    )
+    max_thinking_tokens: int | None = Field(
+        None, ge=0, lt=2**31, description="Another name of thinking_budget."
+    )

@@ -120,8 +120,10 @@ class OllamaAdapter(ChatAdapter):
         return self._piece("", (), done=False)
 
     def translate(self, choice: ChatChunkChoice, outcome: Outcome) -> Iterator[ReplyBody]:
-        if choice.delta.content or choice.logprobs is not None:
-            yield self._piece(choice.delta.content or "", (), done=False, logprobs=choice.logprobs)
+        thought = choice.delta.reasoning_content or ""
+        if choice.delta.content or thought or choice.logprobs is not None:
+            text = choice.delta.content or ""
+            yield self._piece(text, (), done=False, thought=thought, logprobs=choice.logprobs)
         for call in choice.delta.tool_calls or ():
             function = call.function
             if function is None:
@@ -145,7 +147,8 @@ class OllamaAdapter(ChatAdapter):
         calls, others = read_calls(choice.message.tool_calls or (), is_cut=is_cut)
         ending = _ending(self._reason(choice.finish_reason), outcome)
         text = (choice.message.content or "") + others
-        return self._piece(text, calls, done=True, logprobs=choice.logprobs, **ending)
+        thought = choice.message.reasoning_content or ""
+        return self._piece(text, calls, done=True, thought=thought, logprobs=choice.logprobs, **ending)
 
     def _reason(self, finish: str) -> str:
         return "length" if finish == "length" else "stop"
@@ -156,15 +159,17 @@ class OllamaAdapter(ChatAdapter):
         calls: Sequence[ReadCall],
         *,
         done: bool,
+        thought: str = "",
         logprobs: ChatLogprobs | None = None,
         **ending: Any,
     ) -> ReplyBody:
         if logprobs is not None:
             ending["logprobs"] = [token.model_dump() for token in logprobs.content]
         kept = {"model": self.plan.model.name, "created_at": self._created_at, "done": done, **ending}
+        thinking: dict[str, Any] = {"thinking": thought} if thought else {}
         if not self._is_chat:
-            return OllamaGenerateReply(response=text, **kept)
-        message: dict[str, Any] = {"role": "assistant", "content": text}
+            return OllamaGenerateReply(response=text, **thinking, **kept)
+        message: dict[str, Any] = {"role": "assistant", "content": text, **thinking}
         if calls:
             message["tool_calls"] = [
                 {"function": {"name": call.name, "arguments": call.arguments}} for call in calls
@@ -224,6 +229,8 @@ def _fields(body: OllamaRequest) -> dict[str, Any]:
         "logprobs": body.logprobs,
         "top_logprobs": body.top_logprobs if body.logprobs else None,
         "response_format": _response_format(body.format),
+        "thinks": body.think if isinstance(body.think, bool) else None,
+        "reasoning_effort": body.think if isinstance(body.think, str) else None,
     }
 
 
@@ -250,6 +257,8 @@ def _chat_messages(messages: Sequence[OllamaMessage]) -> Iterator[dict[str, Any]
             param = f"messages[{index}].images"
             raise unsupported(param, "Images are not supported.", hint="send text only")
         plain: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.thinking:
+            plain["reasoning_content"] = message.thinking
         if message.role == "tool":
             answered = message.tool_call_id or next(
                 (call for call, name in waiting.items() if message.tool_name in (None, name)), "unknown"

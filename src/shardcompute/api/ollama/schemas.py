@@ -43,7 +43,9 @@ class OllamaRequest(RequestBody):
     options: Options | None = None
     format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="`json` or a JSON schema.")
     keep_alive: str | int | float | None = Field(None, description="Accepted and not used.")
-    think: bool | str | None = Field(None, description="Accepted and not used: the model decides.")
+    think: bool | Literal["low", "medium", "high"] | None = Field(
+        None, description="Whether to think, or how much; as the model's template does when left out."
+    )
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
@@ -62,6 +64,7 @@ class OllamaMessage(RequestPart):
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     images: list[Any] | None = Field(None, description="Refused.")
+    thinking: str | None = None
     tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -81,6 +84,7 @@ class OllamaGenerateRequest(OllamaRequest):
     template: str | None = Field(None, description="Refused.")
     raw: bool | None = Field(None, description="Without the chat template.")
     images: list[Any] | None = Field(None, description="Refused.")
+    thinking: str | None = None
     context: Any = Field(None, description="Refused: send the conversation to /api/chat.")
 
 
@@ -107,6 +111,7 @@ class OllamaTimes(ReplyBody):
 class OllamaReplyMessage(ReplyBody):
     role: Literal["assistant"]
     content: str
+    thinking: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
 
 
@@ -120,6 +125,7 @@ class OllamaGenerateReply(OllamaTimes):
     """A whole answer, and each line of a streamed one."""
 
     response: str
+    thinking: str | None = None
 
 
 class OllamaError(ReplyBody):

@@ -18,7 +18,7 @@ from shardcompute.api.generation.generations import Outcome
 from shardcompute.api.generation.schemas import ChatCompletionRequest
 from shardcompute.api.openai.envelope import Envelope, open_envelope, usage_of, wants_usage
 from shardcompute.api.openai.framing import CompletionsFraming
-from shardcompute.api.openai.replies import ChatChunk, ChatCompletion
+from shardcompute.api.openai.replies import ChatChunk, ChatCompletion, Usage
 from shardcompute.api.openapi import GENERATION_ERRORS, ApiRoute
 from shardcompute.core.generation import Delta, Interruption
 
@@ -74,7 +74,7 @@ class ChatCompletionsAdapter:
 
     def closing(self, outcomes: list[Outcome]) -> Iterator[ChatChunk]:
         if self._no_usage:
-            usage = usage_of(self._chat.plan, outcomes)
+            usage = self._usage(outcomes)
             yield ChatChunk(
                 object="chat.completion.chunk", choices=[], usage=usage, **self._envelope.fields()
             )
@@ -83,9 +83,12 @@ class ChatCompletionsAdapter:
         return ChatCompletion(
             object="chat.completion",
             choices=self._chat.choices.whole(outcomes),
-            usage=usage_of(self._chat.plan, outcomes),
+            usage=self._usage(outcomes),
             **self._envelope.fields(outcomes),
         )
+
+    def _usage(self, outcomes: list[Outcome]) -> Usage:
+        return usage_of(self._chat.plan, outcomes, self._chat.choices.reasoning_tokens(outcomes))
 
 
 CHAT_ROUTES: tuple[ApiRoute, ...] = (

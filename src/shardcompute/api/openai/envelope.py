@@ -13,7 +13,13 @@ from shardcompute.api.errors import RequestError
 from shardcompute.api.generation.generations import Outcome
 from shardcompute.api.generation.parameters import Plan
 from shardcompute.api.generation.schemas import GenerationBody
-from shardcompute.api.openai.replies import InterruptionReply, PromptTokensDetails, TimingsReply, Usage
+from shardcompute.api.openai.replies import (
+    CompletionTokensDetails,
+    InterruptionReply,
+    PromptTokensDetails,
+    TimingsReply,
+    Usage,
+)
 from shardcompute.core.generation import Interruption, Timings
 
 _LONGEST = ("queue_s", "prefill_s", "decode_s", "interrupted_s")
@@ -68,8 +74,8 @@ def wants_usage(body: GenerationBody) -> bool:
     return bool(body.stream_options.include_usage)
 
 
-def usage_of(plan: Plan, outcomes: Sequence[Outcome]) -> Usage:
-    """A prompt counts once, however many answers it gets."""
+def usage_of(plan: Plan, outcomes: Sequence[Outcome], reasoning_tokens: int = 0) -> Usage:
+    """A prompt counts once, however many answers it gets. Thinking is part of the completion."""
     generated = sum(len(outcome.tokens) for outcome in outcomes)
     prompt = plan.prompt_tokens
     first = [outcome.timings for outcome in outcomes[:: plan.choices_per_prompt]]
@@ -79,6 +85,11 @@ def usage_of(plan: Plan, outcomes: Sequence[Outcome]) -> Usage:
         completion_tokens=generated,
         total_tokens=prompt + generated,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
+        **(
+            {"completion_tokens_details": CompletionTokensDetails(reasoning_tokens=reasoning_tokens)}
+            if reasoning_tokens
+            else {}
+        ),
     )
 
 

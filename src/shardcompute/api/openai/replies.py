@@ -27,11 +27,16 @@ class PromptTokensDetails(ReplyBody):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(ReplyBody):
+    reasoning_tokens: int = 0
+
+
 class Usage(ReplyBody):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class InterruptionReply(ReplyBody):

@@ -72,6 +72,9 @@ async def create_response(request: Request) -> Response:
             else None,
             "tool_choice": _tool_choice(body.tool_choice),
             "parallel_tool_calls": body.parallel_tool_calls,
+            "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
+            "thinking_budget": body.thinking_budget,
+            "chat_template_kwargs": body.chat_template_kwargs,
         },
         prompt_param="input",
     )

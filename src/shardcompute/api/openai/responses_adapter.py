@@ -14,8 +14,11 @@ from shardcompute.api.openai.envelope import usage_of
 from shardcompute.api.openai.responses_schemas import (
     IncompleteDetails,
     OutputCall,
+    OutputItem,
     OutputMessage,
+    OutputReasoning,
     OutputText,
+    ReasoningPart,
     ResponseEvent,
     ResponseReply,
     ResponsesRequest,
@@ -26,7 +29,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class ResponsesAdapter(ChatAdapter):
-    """Words a chat as one message item, then one item for each tool call."""
+    """Words a chat as an item of thinking, if there is any, one message item, then one item for each tool call."""
 
     def __init__(
         self,
@@ -44,9 +47,11 @@ class ResponsesAdapter(ChatAdapter):
         self._request_id = request_id
         self._created_s = created_s
         self._sequence = 0
-        self._done: list[OutputMessage | OutputCall] = []
+        self._done: list[OutputItem] = []
         self._text: str | None = None
         """Of the message under way."""
+        self._thought: str | None = None
+        """Of the thinking under way."""
         self._logprobs: list[ChosenToken] = []
         self._call: OutputCall | None = None
 
@@ -57,7 +62,9 @@ class ResponsesAdapter(ChatAdapter):
 
     def translate(self, choice: ChatChunkChoice, outcome: Outcome) -> Iterator[ReplyBody]:
         logprobs = choice.logprobs.content if choice.logprobs is not None else []
-        if choice.delta.content or logprobs:
+        if choice.delta.reasoning_content:
+            yield from self._think(choice.delta.reasoning_content)
+        elif choice.delta.content or (logprobs and self._thought is None):
             yield from self._say(choice.delta.content or "", logprobs)
         for call in choice.delta.tool_calls or ():
             function = call.function
@@ -75,7 +82,7 @@ class ResponsesAdapter(ChatAdapter):
                     delta=function.arguments,
                 )
         if choice.finish_reason is not None:
-            if not self._done and self._text is None and self._call is None:
+            if not self._done and self._text is None and self._thought is None and self._call is None:
                 yield from self._say("", [])
             status: Status = "incomplete" if choice.finish_reason == "length" else "completed"
             yield from self._end_item(status)
@@ -84,11 +91,15 @@ class ResponsesAdapter(ChatAdapter):
     def translate_whole(self, choice: ChatChoice, outcome: Outcome) -> ReplyBody:
         status: Status = "incomplete" if choice.finish_reason == "length" else "completed"
         calls = choice.message.tool_calls or ()
-        output: list[OutputMessage | OutputCall] = []
-        if choice.message.content or not calls:
+        output: list[OutputItem] = []
+        thought = choice.message.reasoning_content
+        if thought:
+            is_last = not (choice.message.content or calls)
+            output.append(self._reasoning(0, status if is_last else "completed", thought))
+        if choice.message.content or not (calls or thought):
             logprobs = choice.logprobs.content if choice.logprobs is not None else []
             text = _part(choice.message.content or "", logprobs)
-            output.append(self._message(0, "completed" if calls else status, [text]))
+            output.append(self._message(len(output), "completed" if calls else status, [text]))
         for index, call in enumerate(calls, start=1):
             function = call.function
             item = self._new_call(len(output), call.id, function.name)
@@ -96,7 +107,21 @@ class ResponsesAdapter(ChatAdapter):
             output.append(item.model_copy(update={"arguments": function.arguments, "status": own}))
         return self._finished(status, output, outcome)
 
+    def _think(self, text: str) -> Iterator[ReplyBody]:
+        if self._thought is None:
+            yield from self._end_item("completed")
+            self._thought = ""
+            index = len(self._done)
+            item = self._reasoning(index, "in_progress", None)
+            yield self._event("response.output_item.added", output_index=index, item=item)
+            part = ReasoningPart(type="reasoning_text", text="")
+            yield self._event("response.content_part.added", **self._place("rs"), part=part)
+        self._thought += text
+        yield self._event("response.reasoning_text.delta", **self._place("rs"), delta=text)
+
     def _say(self, text: str, logprobs: list[ChosenToken]) -> Iterator[ReplyBody]:
+        if self._text is None:
+            yield from self._end_item("completed")
         index = len(self._done)
         if self._text is None:
             self._text, self._logprobs = "", []
@@ -127,13 +152,14 @@ class ResponsesAdapter(ChatAdapter):
     def _end_item(self, status: Status) -> Iterator[ReplyBody]:
         """The item under way, if there is one, is over."""
         index = len(self._done)
-        item: OutputMessage | OutputCall
-        if self._text is not None:
-            place = {
-                "item_id": self._item_id("msg", index),
-                "output_index": index,
-                "content_index": 0,
-            }
+        item: OutputItem
+        if self._thought is not None:
+            place = self._place("rs")
+            item = self._reasoning(index, status, self._thought)
+            yield self._event("response.reasoning_text.done", **place, text=self._thought)
+            yield self._event("response.content_part.done", **place, part=item.content[0])
+        elif self._text is not None:
+            place = self._place("msg")
             part = _part(self._text, self._logprobs)
             yield self._event("response.output_text.done", **place, text=self._text, logprobs=self._logprobs)
             yield self._event("response.content_part.done", **place, part=part)
@@ -152,7 +178,12 @@ class ResponsesAdapter(ChatAdapter):
             return
         yield self._event("response.output_item.done", output_index=index, item=item)
         self._done.append(item)
-        self._text = self._call = None
+        self._text = self._thought = self._call = None
+
+    def _place(self, kind: str) -> dict[str, Any]:
+        """Of the only part of the item under way."""
+        index = len(self._done)
+        return {"item_id": self._item_id(kind, index), "output_index": index, "content_index": 0}
 
     def _event(self, kind: str, **fields: Any) -> ResponseEvent:
         event = ResponseEvent(type=kind, sequence_number=self._sequence, **fields)
@@ -168,6 +199,12 @@ class ResponsesAdapter(ChatAdapter):
             content=content,
         )
 
+    def _reasoning(self, index: int, status: Status, thought: str | None) -> OutputReasoning:
+        parts = [] if thought is None else [ReasoningPart(type="reasoning_text", text=thought)]
+        return OutputReasoning(
+            type="reasoning", id=self._item_id("rs", index), status=status, summary=[], content=parts
+        )
+
     def _new_call(self, index: int, call_id: str, name: str) -> OutputCall:
         return OutputCall(
             type="function_call",
@@ -181,15 +218,11 @@ class ResponsesAdapter(ChatAdapter):
     def _item_id(self, kind: str, index: int) -> str:
         return f"{kind}_{self._request_id}_{index}"
 
-    def _finished(
-        self, status: Status, output: list[OutputMessage | OutputCall], outcome: Outcome
-    ) -> ResponseReply:
+    def _finished(self, status: Status, output: list[OutputItem], outcome: Outcome) -> ResponseReply:
         reply = self._reply(status, output, outcome)
         return reply if self._keep(reply) else reply.model_copy(update={"store": False})
 
-    def _reply(
-        self, status: Status, output: list[OutputMessage | OutputCall], outcome: Outcome | None
-    ) -> ResponseReply:
+    def _reply(self, status: Status, output: list[OutputItem], outcome: Outcome | None) -> ResponseReply:
         body, given = self._body, self._body.model_dump(exclude_none=True, by_alias=True)
         return ResponseReply(
             id=f"resp_{self._request_id}",
@@ -218,13 +251,14 @@ class ResponsesAdapter(ChatAdapter):
         )
 
     def _usage(self, outcome: Outcome) -> ResponsesUsage:
-        usage = usage_of(self.plan, [outcome])
+        thought = self.chat.choices.reasoning_tokens([outcome])
+        usage = usage_of(self.plan, [outcome], thought)
         details = usage.prompt_tokens_details
         return ResponsesUsage(
             input_tokens=usage.prompt_tokens,
             input_tokens_details={"cached_tokens": 0 if details is None else details.cached_tokens},
             output_tokens=usage.completion_tokens,
-            output_tokens_details={"reasoning_tokens": 0},
+            output_tokens_details={"reasoning_tokens": thought},
             total_tokens=usage.total_tokens,
         )
 

@@ -16,7 +16,7 @@ from shardcompute.api.openai.response_store import ResponseStore
 from shardcompute.api.openai.responses_schemas import InputItem, InputPart, ResponseReply
 
 _ITEMS = TypeAdapter(list[InputItem])
-_TEXTS = frozenset({"input_text", "output_text", "text"})
+_TEXTS = frozenset({"input_text", "output_text", "text", "reasoning_text", "summary_text"})
 
 
 def kept_items(request: Request, response_id: str | None) -> list[InputItem]:
@@ -90,13 +90,14 @@ def to_messages(
     if instructions:
         messages.append({"role": "system", "content": instructions})
     called: set[str | None] = set()
+    thought = ""
     for index, item in enumerate([*earlier, *own], start=-len(earlier)):
         where = f"input[{index}]"
         kind = item.type or "message"
         if kind == "message":
-            messages.append(_message(item, where))
+            messages.append(_message(item, where, thought))
         elif kind == "function_call":
-            _add_call(messages, item, where)
+            _add_call(messages, item, where, thought)
             called.add(item.call_id)
         elif kind == "function_call_output":
             text = _text(item.output, f"{where}.output")
@@ -106,25 +107,30 @@ def to_messages(
             messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
         elif kind != "reasoning":
             raise unsupported(where, f"Items of type {kind!r} are not supported.")
+        thought = _text(item.content or item.summary, where) if kind == "reasoning" else ""
     if not messages:
         raise RequestError("input has no message.", param="input", code="invalid_value")
     return messages
 
 
-def _message(item: InputItem, where: str) -> dict[str, Any]:
+def _message(item: InputItem, where: str, thought: str) -> dict[str, Any]:
+    """A message, with what the assistant `thought` before it."""
     role = required(item.role, f"{where}.role")
-    return {"role": role, "content": _text(item.content, f"{where}.content")}
+    message = {"role": role, "content": _text(item.content, f"{where}.content")}
+    return message | {"reasoning_content": thought} if thought else message
 
 
-def _add_call(messages: list[dict[str, Any]], item: InputItem, where: str) -> None:
-    """Calls stand beside the assistant's words here and belong to them in chat."""
+def _add_call(messages: list[dict[str, Any]], item: InputItem, where: str, thought: str) -> None:
+    """Calls stand beside the assistant's words here and belong to them in chat; those that were `thought` of anew have
+    words of their own."""
     call = {
         "id": required(item.call_id, f"{where}.call_id"),
         "type": "function",
         "function": {"name": required(item.name, f"{where}.name"), "arguments": item.arguments or "{}"},
     }
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
+    if not messages or messages[-1]["role"] != "assistant" or thought:
+        own = {"role": "assistant", "content": ""}
+        messages.append(own | {"reasoning_content": thought} if thought else own)
     messages[-1].setdefault("tool_calls", []).append(call)
 
 

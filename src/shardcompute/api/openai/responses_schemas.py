@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,10 +15,13 @@ from shardcompute.api.generation.schemas import (
     Count,
     SamplingBody,
 )
+from shardcompute.api.reasoning import Effort
 
 
 class InputPart(RequestPart):
-    type: str = Field(description="`input_text` or `output_text`; media are refused.")
+    type: str = Field(
+        description="`input_text`, `output_text` or, of thinking, `reasoning_text`; media are refused."
+    )
     text: str | None = None
     refusal: str | None = None
 
@@ -38,6 +41,12 @@ class InputItem(RequestPart):
     name: str | None = None
     arguments: str | None = None
     output: str | Annotated[list[InputPart], Field(fail_fast=True)] | None = None
+    summary: Annotated[list[InputPart], Field(fail_fast=True)] | None = None
+
+
+class ReasoningOptions(RequestPart):
+    effort: Effort | None = Field(None, description="As reasoning_effort of chat.")
+    summary: str | None = Field(None, description="Accepted and not used: thinking comes whole.")
 
 
 class ResponseTool(RequestPart):
@@ -91,6 +100,13 @@ class ResponsesRequest(SamplingBody):
     )
     truncation: str | None = Field(None, description='Only "disabled".')
     background: bool | None = Field(None, description="true is refused.")
+    reasoning: ReasoningOptions | None = None
+    thinking_budget: int | None = Field(
+        None, ge=0, lt=2**31, description="Tokens of thinking, after which the answer is begun."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Variables for the model's chat template, such as enable_thinking."
+    )
 
 
 class OutputText(ReplyBody):
@@ -115,6 +131,22 @@ class OutputCall(ReplyBody):
     name: str
     arguments: str
     status: Literal["in_progress", "completed", "incomplete"]
+
+
+class ReasoningPart(ReplyBody):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(ReplyBody):
+    type: Literal["reasoning"]
+    id: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    summary: list[ReasoningPart]
+    content: list[ReasoningPart]
+
+
+OutputItem: TypeAlias = OutputMessage | OutputCall | OutputReasoning
 
 
 class IncompleteDetails(ReplyBody):
@@ -144,7 +176,7 @@ class ResponseReply(ReplyBody):
     instructions: str | None
     max_output_tokens: int | None
     model: str
-    output: list[OutputMessage | OutputCall]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
     store: bool
@@ -173,8 +205,8 @@ class ResponseEvent(ReplyBody):
     output_index: int | None = None
     content_index: int | None = None
     item_id: str | None = None
-    item: OutputMessage | OutputCall | None = None
-    part: OutputText | None = None
+    item: OutputItem | None = None
+    part: OutputText | ReasoningPart | None = None
     delta: str | None = None
     text: str | None = None
     name: str | None = None

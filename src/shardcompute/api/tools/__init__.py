@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from shardcompute.api.tools.call_format import CallFormat, Tool
 from shardcompute.api.tools.detection import detect_format
-from shardcompute.api.tools.events import AnswerText, CallArguments, CallReader, CallStarted, Event
+from shardcompute.api.tools.events import (
+    AnswerText,
+    CallArguments,
+    CallReader,
+    CallStarted,
+    Event,
+    ReasoningText,
+)
 from shardcompute.api.tools.planning import Enforcement, ToolPlan, encode_with_tools, plan_tools
 
 __all__ = [
@@ -19,6 +26,7 @@ __all__ = [
     "CallStarted",
     "Enforcement",
     "Event",
+    "ReasoningText",
     "Tool",
     "ToolPlan",
     "detect_format",

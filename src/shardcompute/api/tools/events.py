@@ -16,6 +16,13 @@ class AnswerText:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningText:
+    """What the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallStarted:
     """The model calls a tool."""
 
@@ -29,7 +36,7 @@ class CallArguments:
     text: str
 
 
-Event: TypeAlias = AnswerText | CallStarted | CallArguments
+Event: TypeAlias = AnswerText | ReasoningText | CallStarted | CallArguments
 
 
 class CallReader(ABC):
@@ -40,6 +47,13 @@ class CallReader(ABC):
         """Text that may yet turn out to be something else."""
         self.is_mid_call = False
         """Once it has finished: whether it did so within a call."""
+        self.thought_chars = 0
+        """So many characters of the answer, marks included, were thinking."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether what comes from here on is text for the user as it is."""
+        return False
 
     def push(self, text: str) -> list[Event]:
         """What is certain by now."""
@@ -66,6 +80,8 @@ def merged(events: Iterable[Event]) -> list[Event]:
         last = out[-1] if out else None
         if isinstance(event, AnswerText) and isinstance(last, AnswerText):
             out[-1] = AnswerText(last.text + event.text)
+        elif isinstance(event, ReasoningText) and isinstance(last, ReasoningText):
+            out[-1] = ReasoningText(last.text + event.text)
         elif isinstance(event, CallArguments) and isinstance(last, CallArguments):
             out[-1] = CallArguments(last.text + event.text)
         elif isinstance(event, CallStarted) or event.text:

@@ -147,17 +147,18 @@ def encode_with_tools(
     *,
     add_generation_prompt: bool = True,
     context_length: int | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """The prompt for messages that may hold calls and results, of a model that is told of these tools."""
+    """The prompt for messages that may hold calls and results, of a model that is told of these tools. `variables` are
+    the request's own, for the template."""
     call_format = detect_format(codec.chat_template_source(has_tools=bool(tools)))
-    encode = partial(
-        codec.encode_chat, add_generation_prompt=add_generation_prompt, context_length=context_length
-    )
+    options: dict[str, Any] = {"variables": variables} if variables else {}
+    encode = partial(_encode, codec, add_generation_prompt, context_length, options)
     if call_format.has_own_template:
         described = [tool.described() for tool in tools]
-        options: dict[str, Any] = {"tools": described} if tools else {}
+        options |= {"tools": described} if tools else {}
         messages = [_with_known_ids(message, call_format) for message in messages]
-        return encode(messages, **options)
+        return encode(messages)
     if not tools and not any(m["role"] == "tool" or m.get("tool_calls") for m in messages):
         return encode(messages)
     told = explain(messages, tools)
@@ -171,6 +172,18 @@ def encode_with_tools(
             raise
         told = explain(messages, tools, has_system_role=False)
         return encode(told)
+
+
+def _encode(
+    codec: TextCodec,
+    add_generation_prompt: bool,
+    context_length: int | None,
+    options: Mapping[str, Any],
+    messages: Sequence[Mapping[str, Any]],
+) -> list[int]:
+    return codec.encode_chat(
+        messages, add_generation_prompt=add_generation_prompt, context_length=context_length, **options
+    )
 
 
 def _with_known_ids(message: Mapping[str, Any], call_format: CallFormat) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def test_blocks_become_messages(post: Any, service: Any) -> None:
         ],
     )
     prompt = prompt_of(service)
-    assert prompt.startswith("s:Be\nkind;u:ask;a:look")
+    assert prompt.startswith("s:Be\nkind;u:ask;a:(hm)look")
     # What a tool found comes before what the user says about it.
     assert 0 < prompt.index("sun") < prompt.index("u:and?;")
 
