@@ -2,6 +2,8 @@
 
     SHARDCOMPUTE_HOME                        where models and state are kept
     SHARDCOMPUTE_HUB_URL, HF_ENDPOINT        address of the hub or of a mirror
+    SHARDCOMPUTE_HUB_MIRRORS                 further mirrors that workers read weights from, with commas between
+    SHARDCOMPUTE_DOWNLOAD_RATE               bytes a second that a worker reads from hub and mirrors at most
     HF_TOKEN                                 access token for private and gated models
     SHARDCOMPUTE_OFFLINE, HF_HUB_OFFLINE     1: never use the network
     SHARDCOMPUTE_API_KEY                     API key that servers started here ask for, and commands with --url send
@@ -34,6 +36,8 @@ from shardcompute.core.errors import UsageError
 DEFAULT_HUB_URL = "https://huggingface.co"
 Choice = TypeVar("Choice", bound=str)
 _MAX_THREADS = 4096
+MIN_DOWNLOAD_RATE = 1024
+"""In bytes a second: at less, servers end what they send."""
 LogFormat = Literal["text", "json"]
 CpuBackend = Literal["auto", "onnx", "llamacpp"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -68,6 +72,8 @@ class Settings:
 
     data_dir: Path
     hub_url: str = DEFAULT_HUB_URL
+    hub_mirrors: tuple[str, ...] = ()
+    download_rate: int | None = None
     hub_token: Secret | None = None
     offline: bool = False
     api_key: Secret | None = None
@@ -87,6 +93,8 @@ def load_settings(environ: Mapping[str, str] | None = None, *, platform: str = s
     return Settings(
         data_dir=_data_dir(values, platform),
         hub_url=_hub_url(values),
+        hub_mirrors=_hub_mirrors(values),
+        download_rate=_download_rate(values),
         hub_token=_hub_token(values),
         offline=_flag(values, "SHARDCOMPUTE_OFFLINE", "HF_HUB_OFFLINE"),
         api_key=_api_key(values),
@@ -151,6 +159,25 @@ def _home(values: Mapping[str, str], platform: str) -> Path:
 def _hub_url(values: Mapping[str, str]) -> str:
     found = _first(values, "SHARDCOMPUTE_HUB_URL", "HF_ENDPOINT")
     return DEFAULT_HUB_URL if found is None else _check_address(*found, DEFAULT_HUB_URL)
+
+
+def _hub_mirrors(values: Mapping[str, str]) -> tuple[str, ...]:
+    name = "SHARDCOMPUTE_HUB_MIRRORS"
+    texts = [text.strip() for text in values.get(name, "").split(",")]
+    return tuple(_check_address(name, text, "https://mirror.example") for text in texts if text)
+
+
+def _download_rate(values: Mapping[str, str]) -> int | None:
+    found = _first(values, "SHARDCOMPUTE_DOWNLOAD_RATE")
+    if found is None:
+        return None
+    name, text = found
+    if not (text.isascii() and text.isdigit() and len(text) < 16 and int(text) >= MIN_DOWNLOAD_RATE):
+        raise UsageError(
+            f"{name} is {text!r}, not a number of bytes a second",
+            hint=f"set {name} to a number from {MIN_DOWNLOAD_RATE} on",
+        )
+    return int(text)
 
 
 def _address(values: Mapping[str, str], name: str, example: str) -> str | None:

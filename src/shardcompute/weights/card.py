@@ -25,6 +25,7 @@ from shardcompute.models.spec import ModelSpec, Stage
 from shardcompute.weights.attached import is_attachment
 from shardcompute.weights.formats.tensor_file import TensorEntry, block_layout
 from shardcompute.weights.quantised.schemes import fold_entries, scheme_of
+from shardcompute.weights.source_map import SourceMap, check_source_map
 
 Kind = Literal["checkpoint", "packed"]
 PARTS = ("codes", "scales", "shifts", "columns", "values")
@@ -37,7 +38,7 @@ _ELEMENT_BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
 @dataclass(frozen=True, slots=True)
 class Card:
     """One model in the form in which it is served. `content` identifies the weights themselves; `entries` have
-    no offsets, because where a tensor lies is nobody else's business."""
+    no offsets, because where a tensor lies on the coordinator's disk is nobody else's business."""
 
     model: str
     fingerprint: str
@@ -49,6 +50,8 @@ class Card:
     entries: Mapping[str, TensorEntry]
     quantization: str = ""
     """How a checkpoint's matrices lie in several tensors, as JSON (see `weights.quantised.schemes`)."""
+    source: SourceMap | None = None
+    """Where its tensors can be read without the coordinator; part of the content, not of the fingerprint."""
 
     @property
     def folded_entries(self) -> Mapping[str, TensorEntry]:
@@ -107,6 +110,7 @@ def make_card(
     kind: Kind = "checkpoint",
     form: str = "native",
     quantization: str = "",
+    source: SourceMap | None = None,
 ) -> Card:
     """The card of a model whose weights `content` identifies; stored tensors that no place names are left out, but
     for attachments (see `weights.attached`)."""
@@ -118,7 +122,7 @@ def make_card(
                 raise _malformed(model, f"lacks the tensor {name!r}")
             used[name] = replace(entries[name], offset=0)
     used |= {name: replace(entry, offset=0) for name, entry in entries.items() if is_attachment(name)}
-    card = Card(model, "", kind, form, content, spec, layout, used, quantization)
+    card = Card(model, "", kind, form, content, spec, layout, used, quantization, source)
     return replace(card, fingerprint=_fingerprint(card))
 
 
@@ -201,6 +205,8 @@ def _check(card: Card) -> None:
         expected = _expected_bytes(entry)
         if expected is not None and entry.size_bytes != expected:
             raise _malformed(card.model, f"gives {name!r} {entry.size_bytes} bytes instead of {expected}")
+    if card.source is not None:
+        check_source_map(card.source, card.entries)
     if card.fingerprint != _fingerprint(card):
         raise _malformed(card.model, "has a fingerprint that is not its own")
 

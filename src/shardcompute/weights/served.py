@@ -2,7 +2,8 @@
 
 Whatever a form would not shrink travels as the checkpoint stores it and is converted where it arrives: float32 of
 16-bit weights, int8 of 4-bit blocks. A form that shrinks a checkpoint is packed first: each of the decoder's
-tensors in one file (see `weights.pack`), which is kept for the next start.
+tensors in one file (see `weights.pack`), which is kept for the next start. A model whose files stay at the hub is never
+packed: its card says where the tensors lie (`weights.source_map`), and workers read and convert their own.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.models.spec import Stage, whole
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.models.vocabulary import Vocabulary, decode_vocabulary, encode_vocabulary
-from shardcompute.weights.attached import AttachedTensors, read_attachment
+from shardcompute.weights.attached import AttachedTensors, is_attachment, read_attachment
 from shardcompute.weights.card import Card, make_card
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.formats.bytes import LocalBytes
@@ -31,7 +32,9 @@ from shardcompute.weights.loader import Rank, ShardTensors, check_stage, place_b
 from shardcompute.weights.pack import PackedTensors, PackWriter
 from shardcompute.weights.quantised.folded_file import stored_file
 from shardcompute.weights.quantised.schemes import open_quantised
+from shardcompute.weights.source_map import map_source
 from shardcompute.weights.sources.disk import check_room, disk_errors, hold_lock
+from shardcompute.weights.sources.hub import HubListing
 from shardcompute.weights.sources.progress import NullProgress, Progress
 from shardcompute.weights.sources.resolve import ModelFiles
 
@@ -81,6 +84,8 @@ def prepare_served(
     checkpoint.check_empty()
     check_stage(checkpoint.tensors, checkpoint.layout, stage.start, stage.stop)
     stored = stored_file(checkpoint.tensors)
+    if checkpoint.files.listing is not None:
+        return _serve_from_source(checkpoint, checkpoint.files.listing, form, attachments or {})
     card = make_card(
         checkpoint.name,
         checkpoint.spec,
@@ -121,6 +126,38 @@ def prepare_served(
         tensors,
         Origin(path.absolute(), (path.absolute(),), is_packed=True),
     )
+
+
+def _serve_from_source(
+    checkpoint: Checkpoint, listing: HubListing, form: str, attachments: Mapping[str, bytes]
+) -> ServedWeights:
+    """Workers read the stored tensors at the hub and convert them themselves; here is only what is asked for."""
+    stored = stored_file(checkpoint.tensors)
+    attached = AttachedTensors(stored, attachments)
+    card = make_card(
+        checkpoint.name,
+        checkpoint.spec,
+        checkpoint.layout,
+        attached.entries,
+        content=content_of(checkpoint),
+        form=form,
+        quantization=checkpoint.quantization,
+    )
+    source = map_source(listing, stored, (name for name in card.entries if not is_attachment(name)))
+    if source is None:
+        return ServedWeights(card, attached)
+    content = hashlib.sha256(f"{card.content} {source.identity}".encode()).hexdigest()
+    card = make_card(
+        card.model,
+        card.spec,
+        card.layout,
+        attached.entries,
+        content=content,
+        form=form,
+        quantization=card.quantization,
+        source=source,
+    )
+    return ServedWeights(card, attached)
 
 
 def _origin_of(files: ModelFiles) -> Origin | None:

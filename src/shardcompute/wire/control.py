@@ -105,13 +105,15 @@ class CardReply(msgspec.Struct, frozen=True, array_like=True, tag=31):
 
 
 class FetchTensor(msgspec.Struct, frozen=True, array_like=True, tag=32):
-    """`length` bytes of a stored tensor, from its byte `offset` on."""
+    """`length` bytes of a stored tensor, from its byte `offset` on. A request for none asks for its hash; `claim` is
+    then the one that the asker has found, for a tensor that it has read at the model's source."""
 
     number: Number
     model: Name
     tensor: Name
     offset: Number
     length: Number
+    claim: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
 
 
 class TensorBytes(msgspec.Struct, frozen=True, array_like=True, tag=33):

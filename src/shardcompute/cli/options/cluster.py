@@ -194,6 +194,15 @@ Chains = Annotated[
         rich_help_panel=_CLUSTER,
     ),
 ]
+ViaCoordinator = Annotated[
+    bool,
+    typer.Option(
+        "--via-coordinator",
+        help="Fetch a model of the hub to this machine's disk and send workers their parts from here, for workers that "
+        "cannot reach the hub. By default each reads its own part from the hub, and nothing of it is kept here.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
 RecoverJournal = Annotated[
     bool,
     typer.Option(
@@ -240,6 +249,7 @@ class ClusterArguments:
     kv_tokens: KvTokens = None
     speculate: Speculate = Drafting.AUTO
     draft_model: DraftModel = None
+    via_coordinator: ViaCoordinator = False
     recover_journal: RecoverJournal = False
 
 

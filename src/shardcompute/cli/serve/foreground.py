@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from shardcompute.node.process.pidfile import PidLock
     from shardcompute.node.telemetry.history_store import EventView
     from shardcompute.weights.checkpoint import Checkpoint
+    from shardcompute.weights.sources.resolve import Fetch
 
 _LOOK_S = 0.2
 
@@ -127,7 +128,7 @@ def run_cluster(plan: ClusterPlan, screen: Screen, settings: Settings) -> None:
         with logging_to_file(folder, "coordinator"):
             log_phases()
             options = _with_a_journal(options, screen)
-            checkpoint = _open(serving.model, screen, settings)
+            checkpoint = _open(plan, screen, settings)
             _run(plan, options, checkpoint, keys, held, screen, settings)
     screen.say("stopped")
 
@@ -148,14 +149,17 @@ def _with_a_journal(options: ClusterOptions, screen: Screen) -> ClusterOptions:
     return options
 
 
-def _open(model: str, screen: Screen, settings: Settings) -> Checkpoint:
+def _open(plan: ClusterPlan, screen: Screen, settings: Settings) -> Checkpoint:
     from shardcompute.runtime.fallback import fallback_remark
     from shardcompute.weights.checkpoint import open_checkpoint
     from shardcompute.weights.sources.resolve import resolve
 
-    reference = parse_reference(model)
+    reference = parse_reference(plan.serving.model)
+    fetch: Fetch = "full" if plan.cluster.via_coordinator else "lazy"
     with phase("opening the checkpoint"), waiting(screen, f"opening {reference}") as progress:
-        checkpoint = open_checkpoint(resolve(reference, settings, progress))
+        checkpoint = open_checkpoint(resolve(reference, settings, progress, fetch=fetch))
+    if checkpoint.files.listing is not None:
+        screen.say(f"{reference} stays at its source: each worker reads its own part from there")
     if remark := fallback_remark(checkpoint.spec):
         screen.say(remark)
     return checkpoint

@@ -95,6 +95,7 @@ def _worker_options(
         may_host=not _is_beside(member.control_urls[0], advertise or host),
         # Whoever shapes links wants to see what goes over them.
         reads_originals=not arguments.shape,
+        sources=load_settings(),
     )
 
 

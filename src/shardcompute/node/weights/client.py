@@ -19,10 +19,12 @@ from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CorruptModelError, LinkError, SourceError, UnknownModelError, UsageError
 from shardcompute.models.families import is_fallback
 from shardcompute.models.spec import Stage
+from shardcompute.node.weights.hub_line import HubLine, file_order
 from shardcompute.node.weights.originals import Original
 from shardcompute.node.weights.pieces import (
     PIECE_BYTES,
     RETRY_DELAYS_S,
+    Line,
     Piece,
     PieceQueue,
     SourceLine,
@@ -39,6 +41,8 @@ from shardcompute.weights.formats.tensor_file import Span, TensorEntry
 from shardcompute.weights.loader import Rank
 from shardcompute.weights.served import shard_source
 from shardcompute.weights.shard_cache import CachedShard, ShardCache
+from shardcompute.weights.sources.hub import Hub
+from shardcompute.weights.sources.rate import RateLimit
 from shardcompute.wire import Link
 from shardcompute.wire.control import CardReply, FetchFailed, FetchModel
 
@@ -101,23 +105,30 @@ class RemoteTensors(Closing):
         sources: Sequence[Supplier],
         cache: ShardCache | None = None,
         *,
+        hubs: Sequence[Hub] = (),
+        rate: RateLimit | None = None,
         original: Original | None = None,
         progress: OnProgress | None = None,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
     ) -> None:
-        """What the `original` has is read from there, and neither fetched nor kept."""
+        """What the `original` has is read from there, and neither fetched nor kept. A model that has a source is read
+        from these `hubs`, no faster than `rate`, and from its origin only where they fail."""
         if not any(source.is_origin for source in sources):
             raise UsageError(
                 "weights need an origin to be checked against", hint="name the coordinator as one"
             )
-        self.name = f"{card.model} from {', '.join(source.name for source in sources)}"
+        names = [*(hub.host for hub in hubs if card.source is not None), *(each.name for each in sources)]
+        self.name = f"{card.model} from {', '.join(names)}"
         self.entries: Mapping[str, TensorEntry] = card.entries
         self.metadata: Mapping[str, Any] = {}
         self._card = card
         self._cache: CachedShard | None = None
         self._is_caching = cache is not None
         self._original = original
-        self._lines = [SourceLine(source, card.fingerprint, retry_delays_s) for source in sources]
+        self._lines: list[Line] = [SourceLine(each, card.fingerprint, retry_delays_s) for each in sources]
+        if card.source is not None:
+            self._lines += [HubLine(hub, card.source, rate) for hub in hubs]
+        self._order = file_order(card.source) if card.source is not None else {}
         self._on_progress = progress
         self._told = -1
         self._whole: set[str] = set()
@@ -198,15 +209,12 @@ class RemoteTensors(Closing):
     def _fetch(self, stores: Sequence[Store]) -> None:
         """Fill the stores. Those on disk stay as they are, without complaint, when it is full."""
         incoming = {store.entry.name: Incoming(store) for store in stores}
-        pieces: list[Piece] = []
-        for each in incoming.values():
-            missing = each.begin()
-            self._count(each.size_bytes - sum(stop - start for start, stop in missing))
-            pieces.extend(_pieces(each, missing))
+        missing: dict[str, list[Span]] = {}
+        for name, each in incoming.items():
+            missing[name] = each.begin()
+            self._count(each.size_bytes - sum(stop - start for start, stop in missing[name]))
 
-        def deliver(
-            queue: PieceQueue, line: SourceLine, piece: Piece, body: memoryview, digest: bytes
-        ) -> None:
+        def deliver(queue: PieceQueue, line: Line, piece: Piece, body: memoryview, digest: bytes) -> None:
             each = incoming[piece.tensor]
             if piece.start < piece.stop:
                 try:
@@ -216,17 +224,30 @@ class RemoteTensors(Closing):
                     queue.stop()
                     return
                 self._count(len(body))
-            if each.arrived(piece, digest):
+            if each.arrived(piece, digest, may_be_unpinned=piece.tensor in self._order):
                 self._judge(each, queue)
 
-        fetch_pieces(self._lines, pieces, deliver)
+        # Whether peers may be asked for a tensor depends on whether its hash is known.
+        located = [each for name, each in incoming.items() if name in self._order and each.is_whole]
+        fetch_pieces(self._lines, [_hash_of(each) for each in located], deliver)
+        wanted = [
+            (each, missing[name]) for name, each in incoming.items() if missing[name] or not each.is_known
+        ]
+        wanted.sort(key=lambda one: self._order.get(one[0].store.entry.name, (-1, 0)))
+        fetch_pieces(
+            self._lines, [piece for each, spans in wanted for piece in _pieces(each, spans)], deliver
+        )
 
     def _judge(self, each: Incoming, queue: PieceQueue) -> None:
         """All of a whole tensor has come: believe it, or fetch it again from others."""
         entry = each.store.entry
-        if each.store.sha256() == each.expected:
+        digest = each.store.sha256()
+        if each.is_unpinned and digest is not None:
+            queue.add([_hash_of(each, digest)])
+            return
+        if digest == each.expected:
             for line in each.liars():
-                log.warning("%s sent wrong bytes of %s and is not asked again", line.source.name, entry.name)
+                log.warning("%s sent wrong bytes of %s and is not asked again", line.name, entry.name)
                 line.drop()
             self._confirm(each.store, each.expected)
             return
@@ -234,7 +255,9 @@ class RemoteTensors(Closing):
             each.store.discard()
             raise CorruptModelError(
                 f"{entry.name!r} of {self._card.model} arrived damaged: its SHA-256 is not {each.expected.hex()}",
-                hint="check the coordinator's disk and fetch the model there again",
+                hint="check the coordinator's disk and fetch the model there again"
+                if self._card.source is None
+                else "the hub gives others other bytes than the coordinator; check for a proxy or a mirror between",
             )
         self._count(-each.size_bytes)
         queue.add(_pieces(each, each.begin_again()))
@@ -289,7 +312,11 @@ def _pieces(each: Incoming, missing: Sequence[Span]) -> Iterator[Piece]:
     for start, stop in missing:
         while start < stop:
             last = min(stop, (start // PIECE_BYTES + 1) * PIECE_BYTES)
-            yield Piece(name, start, last, needs_origin=not each.is_whole)
+            yield Piece(name, start, last, needs_origin=not each.is_whole or each.is_unpinned)
             start = last
-    if each.is_whole and not each.expected:
-        yield Piece(name, 0, 0, needs_origin=True)
+    if each.is_whole and not each.is_known:
+        yield _hash_of(each)
+
+
+def _hash_of(each: Incoming, claim: bytes = b"") -> Piece:
+    return Piece(each.store.entry.name, 0, 0, needs_origin=True, claim=claim)

@@ -15,8 +15,9 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from shardcompute.core.errors import LinkError, ShardComputeError, SourceError
 from shardcompute.wire import Goodbye, Link
@@ -25,6 +26,7 @@ from shardcompute.wire.control import FetchFailed, FetchTensor, TensorBytes
 PIECE_BYTES = 4 << 20
 RETRY_DELAYS_S = (0.0, 0.5, 1.0, 2.0, 4.0)
 _WINDOW = 4
+_HASH_WINDOW = 64
 _REPLY_TIMEOUT_S = 120.0
 OVERDUE_S = 5.0
 """After so long an idle source is asked for a piece that another was asked for."""
@@ -48,6 +50,12 @@ class Piece:
     start: int
     stop: int
     needs_origin: bool = False
+    claim: bytes = b""
+    """The hash that was found, where it is asked whether that is right."""
+
+    @property
+    def is_hash(self) -> bool:
+        return self.start == self.stop
 
     @property
     def kind(self) -> tuple[str, bool]:
@@ -55,13 +63,49 @@ class Piece:
         return (self.tensor, self.needs_origin)
 
 
+class Line(Protocol):
+    """A way to one source, which stays open from one fetch to the next. Threads of a fetch call `work`."""
+
+    name: str
+    is_dropped: bool
+    """Out of reach for good, or caught with wrong bytes."""
+
+    @property
+    def is_origin(self) -> bool:
+        """Whether it is believed, also about hashes."""
+
+    @property
+    def is_source(self) -> bool:
+        """Whether the model's own source is read there: what it gives may be taken in parts, and is checked later."""
+
+    @property
+    def is_dialling(self) -> bool:
+        """True while nobody should wait for it."""
+
+    def has(self, tensor: str) -> bool:
+        """Whether it may have the bytes of a tensor."""
+
+    def drop(self) -> None:
+        """Never ask this source again."""
+
+    def hang_up(self) -> None: ...
+
+    def say_goodbye(self) -> None: ...
+
+    def work(self, queue: PieceQueue, deliver: Deliver) -> None:
+        """Fetch from the queue until it is over or this source has failed too often."""
+
+
 class SourceLine:
-    """A source and the link to it, which stays open from one fetch to the next."""
+    """A node and the link to it."""
+
+    is_source = False
 
     def __init__(self, source: Supplier, model: str, delays_s: Sequence[float] = RETRY_DELAYS_S) -> None:
+        self.name = source.name
+        self.is_origin = source.is_origin
         self.source = source
         self.is_dropped = False
-        """Out of reach for good, or caught with wrong bytes."""
         self._model = model
         self._delays_s = delays_s
         self._failures = 0
@@ -73,11 +117,13 @@ class SourceLine:
 
     @property
     def is_dialling(self) -> bool:
-        """True while the source has not even answered: nobody should wait for that."""
+        """True while the source has not even answered."""
         return self._is_dialling
 
+    def has(self, tensor: str) -> bool:
+        return True
+
     def drop(self) -> None:
-        """Never ask this source again."""
         self.is_dropped = True
         self.hang_up()
 
@@ -97,7 +143,6 @@ class SourceLine:
         self.hang_up()
 
     def work(self, queue: PieceQueue, deliver: Deliver) -> None:
-        """Fetch from the queue until it is over or this source has failed too often."""
         while not queue.is_over and not self.is_dropped:
             asked: dict[int, Piece] = {}
             try:
@@ -124,11 +169,13 @@ class SourceLine:
         if queue.is_over:
             return
         while True:
-            while len(asked) < _WINDOW and (piece := queue.take(self, is_patient=not asked)) is not None:
+            while self._has_room(asked) and (piece := queue.take(self, is_patient=not asked)) is not None:
                 number = next(self._numbers)
                 asked[number] = piece
                 length = piece.stop - piece.start
-                link.send(FetchTensor(number, self._model, piece.tensor, piece.start, length))
+                link.send(
+                    FetchTensor(number, self._model, piece.tensor, piece.start, length, claim=piece.claim)
+                )
             if not asked:
                 return
             message, body = link.receive(_REPLY_TIMEOUT_S)
@@ -137,14 +184,19 @@ class SourceLine:
             elif isinstance(message, TensorBytes) and message.number in asked:
                 piece = asked[message.number]
                 if len(body) != piece.stop - piece.start:
-                    raise LinkError(f"{self.source.name} sent {len(body)} bytes where others were asked for")
+                    raise LinkError(f"{self.name} sent {len(body)} bytes where others were asked for")
                 del asked[message.number]
                 self._failures = 0
                 if queue.claim(self, piece):
                     deliver(queue, self, piece, body, message.tensor_sha256)
                     queue.finish()
             else:
-                raise LinkError(f"{self.source.name} sent {type(message).__name__}, for which nobody asked")
+                raise LinkError(f"{self.name} sent {type(message).__name__}, for which nobody asked")
+
+    @staticmethod
+    def _has_room(asked: Mapping[int, Piece]) -> bool:
+        """Bytes fill a link with a few requests under way; hashes, which are short, with many."""
+        return len(asked) < _HASH_WINDOW and sum(not piece.is_hash for piece in asked.values()) < _WINDOW
 
     def _opened(self) -> Link:
         with self._lock:
@@ -162,7 +214,7 @@ class SourceLine:
                 self._link = link
         if not is_wanted:
             link.close()
-            raise LinkError(f"nobody waits for {self.source.name} any more")
+            raise LinkError(f"nobody waits for {self.name} any more")
         return link
 
 
@@ -170,22 +222,22 @@ class SourceLine:
 class _Errand:
     """Who was asked for a piece, and when the last of them was."""
 
-    lines: set[SourceLine]
+    lines: set[Line]
     asked_s: float = field(default_factory=time.monotonic)
 
 
 class PieceQueue:
     """The pieces of one fetch that nobody has asked for yet, and those that are under way."""
 
-    def __init__(self, lines: Iterable[SourceLine], pieces: Iterable[Piece]) -> None:
+    def __init__(self, lines: Iterable[Line], pieces: Iterable[Piece]) -> None:
         self._changed = threading.Condition()
         self._lines = {line for line in lines if not line.is_dropped}
         self._pending = deque(pieces)
         self._errands: dict[Piece, _Errand] = {}
-        self._owing: set[tuple[SourceLine, Piece]] = set()
+        self._owing: set[tuple[Line, Piece]] = set()
         self._delivering = 0
-        self._excluded: dict[tuple[str, bool], set[SourceLine]] = {}
-        self._reason = "there is no source left"
+        self._excluded: dict[tuple[str, bool], set[Line]] = {}
+        self._reasons: dict[Line, str] = {}
         self._is_stopped = False
         self.error: Exception | None = None
         self._check_sources(self._pending)
@@ -199,16 +251,19 @@ class PieceQueue:
         with self._changed:
             return self._changed.wait_for(self._is_over, timeout_s)
 
-    def await_piece(self, line: SourceLine) -> bool:
+    def await_piece(self, line: Line) -> bool:
         """True as soon as there is a piece for this source, False if it is over before that."""
         with self._changed:
             return self._await(line) is not None
 
-    def take(self, line: SourceLine, *, is_patient: bool) -> Piece | None:
-        """A piece for this source; None if there is none now or, to the patient, if it is all over."""
+    def take(
+        self, line: Line, *, is_patient: bool, is_wanted: Callable[[Piece], bool] = lambda piece: True
+    ) -> Piece | None:
+        """A piece for this source; None if there is none now, if the next is not wanted or, to the patient, if it is
+        all over."""
         with self._changed:
             piece = self._await(line) if is_patient else self._find(line)
-            if piece is None or self._is_over():
+            if piece is None or self._is_over() or not is_wanted(piece):
                 return None
             if piece in self._errands:
                 others = self._errands[piece].lines
@@ -218,7 +273,7 @@ class PieceQueue:
                 self._errands[piece] = _Errand({line})
             return piece
 
-    def claim(self, line: SourceLine, piece: Piece) -> bool:
+    def claim(self, line: Line, piece: Piece) -> bool:
         """A piece has come; whether it is the first time. To be followed by `finish` once it is taken in."""
         with self._changed:
             errand = self._errands.get(piece)
@@ -235,7 +290,7 @@ class PieceQueue:
             self._delivering -= 1
             self._changed.notify_all()
 
-    def laggards(self) -> set[SourceLine]:
+    def laggards(self) -> set[Line]:
         """Who has still not sent what others have sent since."""
         with self._changed:
             return {line for line, _ in self._owing}
@@ -248,27 +303,27 @@ class PieceQueue:
             self._check_sources(added)
             self._changed.notify_all()
 
-    def give_back(self, line: SourceLine, pieces: Iterable[Piece], lost: Exception | None) -> None:
+    def give_back(self, line: Line, pieces: Iterable[Piece], lost: Exception | None) -> None:
         """These did not come, because the link broke; with `lost` the source is so for good."""
         with self._changed:
             for piece in reversed(list(pieces)):
                 self._release(line, piece)
             if lost is not None:
                 self._lines.discard(line)
-                self._reason = str(lost) or f"{line.source.name} did not answer in time"
+                self._reasons[line] = str(lost) or f"{line.name} did not answer in time"
                 self._check_sources((*self._pending, *self._errands))
             self._changed.notify_all()
 
-    def refuse(self, line: SourceLine, piece: Piece, reason: str) -> None:
+    def refuse(self, line: Line, piece: Piece, reason: str) -> None:
         """The source does not have this tensor."""
         with self._changed:
             self._excluded.setdefault(piece.kind, set()).add(line)
-            self._reason = f"{line.source.name}: {reason}"
+            self._reasons[line] = f"{line.name}: {reason}"
             if self._release(line, piece):
                 self._check_sources([piece])
             self._changed.notify_all()
 
-    def exclude(self, lines: Iterable[SourceLine], tensor: str) -> bool:
+    def exclude(self, lines: Iterable[Line], tensor: str) -> bool:
         """Ask these sources for a tensor's bytes no more; False if nobody would be left to ask."""
         with self._changed:
             excluded = self._excluded.setdefault((tensor, False), set())
@@ -290,7 +345,7 @@ class PieceQueue:
         is_done = not (self._pending or self._errands or self._delivering)
         return self.error is not None or self._is_stopped or is_done
 
-    def _await(self, line: SourceLine) -> Piece | None:
+    def _await(self, line: Line) -> Piece | None:
         """The next piece for this source, as soon as there is one; None if it is over before that."""
         while not self._is_over():
             piece = self._find(line)
@@ -299,9 +354,9 @@ class PieceQueue:
             self._changed.wait(OVERDUE_S / 4)
         return None
 
-    def _find(self, line: SourceLine) -> Piece | None:
+    def _find(self, line: Line) -> Piece | None:
         """One that nobody was asked for, else one that is overdue."""
-        pending = next((piece for piece in self._pending if self._may_give(line, piece)), None)
+        pending = next((piece for piece in self._pending if self._may_take(line, piece)), None)
         if pending is not None:
             return pending
         latest_s = time.monotonic() - OVERDUE_S
@@ -309,12 +364,12 @@ class PieceQueue:
             (
                 piece
                 for piece, errand in self._errands.items()
-                if errand.asked_s <= latest_s and line not in errand.lines and self._may_give(line, piece)
+                if errand.asked_s <= latest_s and line not in errand.lines and self._may_take(line, piece)
             ),
             None,
         )
 
-    def _release(self, line: SourceLine, piece: Piece) -> bool:
+    def _release(self, line: Line, piece: Piece) -> bool:
         """The source will not send this piece; whether it is to be asked for anew."""
         self._owing.discard((line, piece))
         errand = self._errands.get(piece)
@@ -327,32 +382,43 @@ class PieceQueue:
         self._pending.appendleft(piece)
         return True
 
-    def _may_give(self, line: SourceLine, piece: Piece) -> bool:
-        if piece.needs_origin and not line.source.is_origin:
+    def _may_take(self, line: Line, piece: Piece) -> bool:
+        """An origin leaves to a model's own source what can still come from there."""
+        if not self._may_give(line, piece):
             return False
-        return line not in self._excluded.get(piece.kind, ())
+        return not line.is_origin or not any(
+            other.is_source and self._may_give(other, piece) for other in self._lines
+        )
+
+    def _may_give(self, line: Line, piece: Piece) -> bool:
+        if piece.is_hash:
+            return line.is_origin
+        if piece.needs_origin and not (line.is_origin or line.is_source):
+            return False
+        return line.has(piece.tensor) and line not in self._excluded.get(piece.kind, ())
 
     def _check_sources(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
             if not any(self._may_give(line, piece) for line in self._lines):
                 self.error = self.error or SourceError(
-                    f"{piece.tensor!r} cannot be fetched from anyone: {self._reason}",
+                    f"{piece.tensor!r} cannot be fetched from anyone: "
+                    + ("; ".join(self._reasons.values()) or "there is no source left"),
                     hint="check that the coordinator is running and can be reached",
                 )
                 return
 
 
-Deliver = Callable[[PieceQueue, SourceLine, Piece, memoryview, bytes], None]
+Deliver = Callable[[PieceQueue, Line, Piece, memoryview, bytes], None]
 """Takes in a piece, with the tensor's hash where the sender told it."""
 
 
-def fetch_pieces(lines: Sequence[SourceLine], pieces: Iterable[Piece], deliver: Deliver) -> None:
+def fetch_pieces(lines: Sequence[Line], pieces: Iterable[Piece], deliver: Deliver) -> None:
     """Fetch all `pieces`, in about their order. `deliver` is called in the sources' threads, for several at once."""
     live = [line for line in lines if not line.is_dropped and not line.is_dialling]
     queue = PieceQueue(live, pieces)
     threads = {
         line: threading.Thread(
-            target=line.work, args=(queue, deliver), name=f"fetch {line.source.name}", daemon=True
+            target=line.work, args=(queue, deliver), name=f"fetch {line.name}", daemon=True
         )
         for line in live
     }

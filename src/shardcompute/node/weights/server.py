@@ -53,6 +53,8 @@ class WeightsServer:
         self._reads = threading.BoundedSemaphore(concurrent_reads)
         self._lock = threading.Lock()
         self._digests: dict[tuple[str, str], bytes] = {}
+        self._claimants: dict[tuple[str, str], str] = {}
+        """Who said so, where a hash is no more than what a worker has found."""
         self._sent_bytes: dict[str, int] = {}
 
     def sent_bytes(self) -> dict[str, int]:
@@ -68,7 +70,7 @@ class WeightsServer:
                     message, _ = link.receive()
                     if isinstance(message, Goodbye):
                         return
-                    reply, body = self._answer(message)
+                    reply, body = self._answer(message, link.peer)
                     link.send(reply, body)
                     if isinstance(reply, TensorBytes):
                         with self._lock:
@@ -78,7 +80,7 @@ class WeightsServer:
             except LinkError as error:
                 log.info("the link for weights to %s ended: %s", link.peer, error)
 
-    def _answer(self, message: Message) -> tuple[Message, Body]:
+    def _answer(self, message: Message, peer: str) -> tuple[Message, Body]:
         if isinstance(message, Ping):
             return Pong(message.nonce, message.sent_s), ()
         if not isinstance(message, FetchModel | FetchTensor):
@@ -89,7 +91,7 @@ class WeightsServer:
                 return _failed(message.number, f"there is no model {message.model!r} here"), ()
             if isinstance(message, FetchModel):
                 return self._card(message, served), ()
-            return self._tensor(message, served)
+            return self._tensor(message, served, peer)
         except ShardComputeError as error:
             return _failed(message.number, str(error)), ()
 
@@ -106,7 +108,7 @@ class WeightsServer:
             return _failed(request.number, f"the card of {request.model} has {len(card)} bytes, too many")
         return CardReply(request.number, card)
 
-    def _tensor(self, request: FetchTensor, served: ServedWeights) -> tuple[Message, Body]:
+    def _tensor(self, request: FetchTensor, served: ServedWeights, peer: str) -> tuple[Message, Body]:
         entry = served.card.entries.get(request.tensor)
         if entry is None:
             return _failed(request.number, f"{request.model} has no tensor {request.tensor!r}"), ()
@@ -120,12 +122,35 @@ class WeightsServer:
             )
             return _failed(request.number, reason), ()
         if request.length == 0:
-            return TensorBytes(request.number, 0, self._digest(served, request.tensor)), ()
+            return TensorBytes(request.number, 0, self._agreed_digest(served, request, peer)), ()
         with self._reads:
             content = served.tensors.read_bytes(request.tensor, request.offset, request.length)
         with self._lock:
             digest = self._digests.get((served.card.fingerprint, request.tensor), b"")
         return TensorBytes(request.number, len(content), digest), (content,)
+
+    def _agreed_digest(self, served: ServedWeights, request: FetchTensor, peer: str) -> bytes:
+        """The hash of a tensor. What workers read at the model's source is not read here: the first who has read it
+        says what its hash is, and only where another has found something else it is looked up."""
+        source, tensor = served.card.source, request.tensor
+        if source is None or tensor not in source.places:
+            return self._digest(served, tensor)
+        key = (served.card.fingerprint, tensor)
+        with self._lock:
+            known = self._digests.get(key)
+            if known is None and request.claim:
+                self._digests[key] = known = request.claim
+                self._claimants[key] = peer
+            claimant = self._claimants.get(key)
+        if known is None or request.claim in (b"", known) or claimant is None:
+            return known or b""
+        digest = self._hash(served, tensor)
+        for node in [node for node, said in ((claimant, known), (peer, request.claim)) if said != digest]:
+            log.warning("%s has read bytes of %s of %s that are not its own", node, tensor, served.card.model)
+        with self._lock:
+            self._digests[key] = digest
+            self._claimants.pop(key, None)
+        return digest
 
     def _digest(self, served: ServedWeights, tensor: str) -> bytes:
         """The SHA-256 of a whole tensor."""
@@ -134,14 +159,18 @@ class WeightsServer:
             known = self._digests.get(key)
         if known is not None:
             return known
+        digest = self._hash(served, tensor)
+        with self._lock:
+            return self._digests.setdefault(key, digest)
+
+    def _hash(self, served: ServedWeights, tensor: str) -> bytes:
         size = served.card.entries[tensor].size_bytes
         digest = hashlib.sha256()
         for start in range(0, size, MAX_REQUEST_BYTES):
             with self._reads:
                 part = served.tensors.read_bytes(tensor, start, min(MAX_REQUEST_BYTES, size - start))
             digest.update(part)
-        with self._lock:
-            return self._digests.setdefault(key, digest.digest())
+        return digest.digest()
 
 
 def _failed(number: int, reason: str) -> FetchFailed:

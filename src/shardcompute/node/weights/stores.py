@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from shardcompute.core.errors import LinkError
-from shardcompute.node.weights.pieces import Piece, SourceLine
+from shardcompute.node.weights.pieces import Line, Piece
 from shardcompute.weights.formats.tensor_file import Span, TensorEntry
 from shardcompute.weights.shard_cache import CachedShard
 
@@ -128,11 +128,13 @@ class Incoming:
         self.is_whole = store.span == (0, store.entry.size_bytes)
         self.expected = b""
         """The origin's word for the tensor's hash; empty until it has come."""
+        self.is_unpinned = False
+        """Whether the origin has said that nobody has told it the hash yet."""
         self._lock = threading.Lock()
         self._left_bytes = 0
         self._has_resumed = False
-        self._sent: list[tuple[SourceLine, Span, bytes]] = []
-        self._suspected: list[tuple[SourceLine, Span, bytes]] = []
+        self._sent: list[tuple[Line, Span, bytes]] = []
+        self._suspected: list[tuple[Line, Span, bytes]] = []
 
     @property
     def size_bytes(self) -> int:
@@ -153,26 +155,31 @@ class Incoming:
         self._left_bytes, self._has_resumed = self.size_bytes, False
         return [self.store.span]
 
-    def take(self, line: SourceLine, span: Span, content: memoryview) -> None:
+    def take(self, line: Line, span: Span, content: memoryview) -> None:
         self.store.write(span[0], content)
-        if not line.source.is_origin:
+        if not line.is_origin:
             sent = (line, span, hashlib.sha256(content).digest())
             with self._lock:
                 self._sent.append(sent)
 
-    def arrived(self, piece: Piece, digest: bytes) -> bool:
+    def arrived(self, piece: Piece, digest: bytes, *, may_be_unpinned: bool = False) -> bool:
         """Count a piece as come; True if it completes a whole tensor, which can now be judged."""
-        is_hash = piece.start == piece.stop
-        if is_hash and len(digest) != _DIGEST_BYTES:
+        is_unpinned = may_be_unpinned and not digest and not piece.claim
+        if piece.is_hash and len(digest) != _DIGEST_BYTES and not is_unpinned:
             raise LinkError(f"the hash of {piece.tensor!r} was asked for and did not come")
         with self._lock:
-            if is_hash:
-                self.expected = digest
+            if piece.is_hash:
+                self.expected, self.is_unpinned = digest, is_unpinned
             self._left_bytes -= piece.stop - piece.start
-            return self.is_whole and bool(self.expected) and self._left_bytes == 0
+            return self.is_whole and self.is_known and self._left_bytes == 0
 
     @property
-    def peers(self) -> set[SourceLine]:
+    def is_known(self) -> bool:
+        """Whether the origin has said what there is to say about the hash."""
+        return bool(self.expected) or self.is_unpinned
+
+    @property
+    def peers(self) -> set[Line]:
         """Those who sent some of it and are not believed on their word."""
         return {line for line, _, _ in self._sent}
 
@@ -180,7 +187,7 @@ class Incoming:
     def is_all_from_origins(self) -> bool:
         return not self._sent and not self._has_resumed
 
-    def liars(self) -> set[SourceLine]:
+    def liars(self) -> set[Line]:
         """Now that the store is right: those who sent something else before."""
         return {line for line, span, digest in self._suspected if self._digest_of(span) != digest}
 

@@ -85,6 +85,8 @@ def choose_cpu_backend(
     onnx, llamacpp = known[ONNX], known[LLAMACPP]
     if onnx is not None and llamacpp is not None:
         return choose_measured(onnx, llamacpp)
+    if checkpoint.files.listing is not None:
+        return CpuBackendChoice(ONNX, "llama.cpp was not tried: the weights stay at their source")
     try:
         tried = (trial or try_backends)(checkpoint, threads)
     except (ShardComputeError, OSError, MemoryError) as error:

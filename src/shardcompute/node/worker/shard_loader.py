@@ -22,8 +22,15 @@ from shardcompute.backends.executor import ExecutorOptions, rows_of_step
 from shardcompute.backends.footprint import holding_of
 from shardcompute.control.sizes import StageBytes, describe_card, sizes_of
 from shardcompute.control.state import LayerShape, Shard
-from shardcompute.core.errors import CapacityError, DeviceMemoryError, LinkError, ShardComputeError
+from shardcompute.core.errors import (
+    CapacityError,
+    DeviceMemoryError,
+    LinkError,
+    ShardComputeError,
+    SourceError,
+)
 from shardcompute.core.phases import phase
+from shardcompute.core.settings import Settings
 from shardcompute.core.units import format_bytes
 from shardcompute.models.spec import Stage
 from shardcompute.node.rpc.commands import LoadLayers, Peer
@@ -38,6 +45,8 @@ from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.card import Card
 from shardcompute.weights.served import served_vocabulary
 from shardcompute.weights.shard_cache import ShardCache
+from shardcompute.weights.sources.hub import Hub, open_hubs
+from shardcompute.weights.sources.rate import RateLimit
 from shardcompute.wire import Link
 
 log = logging.getLogger(__name__)
@@ -68,6 +77,8 @@ class ShardOptions:
     """So long a shard waits for what is no longer wanted to be unloaded."""
     reads_originals: bool = False
     """Whether models that are served from this machine are read from where they lie (`weights.originals`)."""
+    sources: Settings | None = None
+    """Which hub, mirrors and token weights are read with that lie there; None: all come from other nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +115,8 @@ class ShardLoader:
         self._dial = dial
         self._options = options
         self._memory_bytes = options.memory_bytes
+        rate = options.sources.download_rate if options.sources is not None else None
+        self._rate = None if rate is None else RateLimit(rate)
         self._shortages = 0
         self._held: dict[ShardKey, _Held] = {}
         self._lock = threading.Lock()
@@ -307,11 +320,28 @@ class ShardLoader:
             if original is not None:
                 log.info("%s is read from %s", card.model, original.name)
                 opened.enter_context(original)
-            tensors = RemoteTensors(card, suppliers, self._cache, original=original, progress=progress)
+            tensors = RemoteTensors(
+                card,
+                suppliers,
+                self._cache,
+                hubs=[opened.enter_context(hub) for hub in self._open_hubs(card)],
+                rate=self._rate,
+                original=original,
+                progress=progress,
+            )
             opened.enter_context(tensors)
             yield tensors
             if original is not None:
                 original.check()
+
+    def _open_hubs(self, card: Card) -> list[Hub]:
+        if card.source is None or self._options.sources is None:
+            return []
+        try:
+            return open_hubs(self._options.sources)
+        except SourceError as error:
+            log.warning("weights of %s come from other nodes, not from their source: %s", card.model, error)
+            return []
 
     def _fetch_card(self, origin: Peer, model: str) -> Card:
         """A moment without the coordinator is no reason to give up."""

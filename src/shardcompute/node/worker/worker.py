@@ -26,6 +26,7 @@ from shardcompute.control.state import AlternativeBackend, Holding, UnusedDevice
 from shardcompute.core.errors import BackendError, DeviceMemoryError, ShardComputeError
 from shardcompute.core.fields import shorten
 from shardcompute.core.process_memory import give_back_large_blocks, resident_bytes
+from shardcompute.core.settings import Settings
 from shardcompute.node.rpc.commands import (
     Admit,
     Connect,
@@ -93,6 +94,8 @@ class WorkerOptions:
     """Whether it may drive chains, beside computing: not where that brings them nearer to nobody."""
     reads_originals: bool = False
     """Whether models that are served from this machine are read from where they lie (`weights.originals`)."""
+    sources: Settings | None = None
+    """Which hub, mirrors and token weights are read with that lie there; None: all come from other nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +224,7 @@ class Worker:
                 process_bytes=options.process_bytes,
                 overhead_s=self._speeds.probed.overhead_s,
                 reads_originals=options.reads_originals,
+                sources=options.sources,
             ),
         )
         self._control = ControlClient(

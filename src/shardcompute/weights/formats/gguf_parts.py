@@ -16,7 +16,7 @@ from typing import Any
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.weights.formats.bytes import ByteSource
 from shardcompute.weights.formats.gguf_file import GgufFile, open_gguf, read_gguf
-from shardcompute.weights.formats.tensor_file import TensorEntry, find_entry
+from shardcompute.weights.formats.tensor_file import Strand, TensorEntry, find_entry
 
 MAX_PARTS = 256
 """More than any model that was published has; each is an open file."""
@@ -93,6 +93,10 @@ class GgufParts:
     def read_rows(self, name: str, start: int = 0, stop: int | None = None) -> memoryview:
         find_entry(self, name)
         return self._holders[name].read_rows(name, start, stop)
+
+    def locate(self, name: str) -> tuple[Strand, ...]:
+        find_entry(self, name)
+        return self._holders[name].locate(name)
 
     def close(self) -> None:
         for part in self._parts:

@@ -13,11 +13,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.weights.formats.mlx_blocks import MLX_BITS, MLX_GROUPS, MLX_SCALES, mlx_layout, mlx_type
-from shardcompute.weights.formats.tensor_file import TensorEntry, TensorFile, find_entry
+from shardcompute.weights.formats.tensor_file import (
+    LocatedTensors,
+    Strand,
+    TensorEntry,
+    TensorFile,
+    find_entry,
+    weave,
+)
 
 _KEYS = ("quantization", "quantization_config")
 
@@ -86,20 +91,14 @@ class MlxTensorFile:
                 f"bytes {offset} to {offset + length} of {name!r} in {self.name} do not exist",
                 hint="the configuration and the weights may belong to different models; fetch both again",
             )
-        layout = mlx_layout(entry.dtype)
-        assert layout is not None
-        scale_bytes = MLX_SCALES[entry.dtype.rsplit("_", 1)[1]]
-        first, last = offset // layout.file_bytes, -(-(offset + length) // layout.file_bytes)
-        sizes = (layout.file_bytes - 2 * scale_bytes, scale_bytes, scale_bytes)
+        sizes = _unit_sizes(entry.dtype)
+        first, last = offset // sum(sizes), -(-(offset + length) // sum(sizes))
         parts = [
-            np.frombuffer(self._file.read_bytes(part, first * size, (last - first) * size), np.uint8)
+            self._file.read_bytes(part, first * size, (last - first) * size)
             for part, size in zip(_parts(name), sizes, strict=True)
         ]
-        groups = np.concatenate(
-            [part.reshape(-1, size) for part, size in zip(parts, sizes, strict=True)], axis=1
-        )
-        start = offset - first * layout.file_bytes
-        return groups.reshape(-1).data[start : start + length]
+        start = offset - first * sum(sizes)
+        return weave(parts, sizes)[start : start + length]
 
     def read_rows(self, name: str, start: int = 0, stop: int | None = None) -> memoryview:
         if not self.is_folded(name):
@@ -108,6 +107,15 @@ class MlxTensorFile:
         step = entry.size_bytes // entry.shape[0]
         stop = entry.shape[0] if stop is None else stop
         return self.read_bytes(name, start * step, (stop - start) * step)
+
+    def locate(self, name: str) -> tuple[Strand, ...]:
+        assert isinstance(self._file, LocatedTensors)
+        if not self.is_folded(name):
+            return self._file.locate(name)
+        (codes,), (scales,), (biases,) = (self._file.locate(part) for part in _parts(name))
+        sizes = _unit_sizes(self.entries[name].dtype)
+        parts = zip((codes, scales, biases), sizes, strict=True)
+        return tuple(Strand(part.file, part.offset, size) for part, size in parts)
 
     def is_folded(self, name: str) -> bool:
         return all(part in self._file.entries for part in _parts(name)[1:])
@@ -167,6 +175,14 @@ class _FoldedEntries(Mapping[str, TensorEntry]):
     def _is_part(self, name: str) -> bool:
         module, _, kind = name.rpartition(".")
         return kind in ("scales", "biases") and f"{module}.weight" in self._stored
+
+
+def _unit_sizes(dtype: str) -> tuple[int, int, int]:
+    """What a group takes of codes, scales and biases."""
+    layout = mlx_layout(dtype)
+    assert layout is not None
+    scale_bytes = MLX_SCALES[dtype.rsplit("_", 1)[1]]
+    return layout.file_bytes - 2 * scale_bytes, scale_bytes, scale_bytes
 
 
 def _parts(name: str) -> tuple[str, str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from shardcompute.core.errors import CorruptModelError
 from shardcompute.weights.formats.bytes import ByteSource
-from shardcompute.weights.formats.tensor_file import SingleTensorFile, TensorEntry, find_entry
+from shardcompute.weights.formats.tensor_file import SingleTensorFile, Strand, TensorEntry, find_entry
 
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_ELEMENTS = 1 << 56
@@ -81,6 +81,9 @@ class ShardedTensorFile:
 
     def read_rows(self, name: str, start: int = 0, stop: int | None = None) -> memoryview:
         return self._shard_with(name).read_rows(name, start, stop)
+
+    def locate(self, name: str) -> tuple[Strand, ...]:
+        return self._shard_with(name).locate(name)
 
     def find_in_shard(self, name: str) -> TensorEntry:
         """The entry of `name` (KeyError if the index lacks it), whose offset counts within its shard."""

@@ -9,7 +9,7 @@ hopeless from afar. Row and column ranges are `(start, stop)`, half-open; None m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -90,6 +90,23 @@ class FoldedMatrices(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Strand:
+    """Where bytes of a tensor begin: `offset` of the byte source called `file`. A tensor that lies in one piece has one
+    strand, of unit 0; another is woven of units of its strands in turn."""
+
+    file: str
+    offset: int
+    unit_bytes: int = 0
+
+
+@runtime_checkable
+class LocatedTensors(Protocol):
+    """A `TensorFile` that knows in which byte sources its tensors lie."""
+
+    def locate(self, name: str) -> tuple[Strand, ...]: ...
+
+
 class SingleTensorFile:
     """A `TensorFile` whose tensors all lie in one source; parsers make it, closing it closes the source."""
 
@@ -114,8 +131,19 @@ class SingleTensorFile:
         step = entry.size_bytes // count if count else 0
         return self.read_bytes(name, first * step, (last - first) * step)
 
+    def locate(self, name: str) -> tuple[Strand, ...]:
+        return (Strand(self._source.name, find_entry(self, name).offset),)
+
     def close(self) -> None:
         self._source.close()
+
+
+def weave(parts: Sequence[memoryview], unit_bytes: Sequence[int]) -> memoryview:
+    """Units of the parts in turn; each part has equally many."""
+    units = [
+        np.frombuffer(part, np.uint8).reshape(-1, size) for part, size in zip(parts, unit_bytes, strict=True)
+    ]
+    return np.concatenate(units, axis=1).reshape(-1).data
 
 
 def block_layout(dtype: str) -> BlockLayout | None:

@@ -16,7 +16,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
 from urllib.parse import quote
@@ -128,9 +128,8 @@ class Hub(Closing):
 
     def open(self, listing: HubListing, name: str) -> HubBytes:
         """A remote file of which ranges can be read. It must be used before this hub is closed."""
-        return HubBytes(
-            self, f"{listing.repo}/{name}", self.file_url(listing, name), listing.files[name].size
-        )
+        url = self.file_url(listing, name)
+        return HubBytes(self, f"{listing.repo}/{name}", url, listing.files[name], listing.commit)
 
     def download(self, listing: HubListing, name: str, destination: Path, progress: Progress) -> str:
         """Bring a file to `destination`, continuing an earlier attempt; gives its SHA-256."""
@@ -229,13 +228,28 @@ class Hub(Closing):
         return retry(action, what=what, host=self.host, sleep=self._sleep, position=position)
 
 
+def open_hubs(settings: Settings) -> list[Hub]:
+    """The hub and its mirrors, to be asked for the same files; none where the network is not to be used. The token goes
+    to the hub alone."""
+    if settings.offline:
+        return []
+    mirrors = [replace(settings, hub_url=url, hub_token=None) for url in settings.hub_mirrors]
+    with contextlib.ExitStack() as on_error:
+        hubs = [on_error.enter_context(Hub(each)) for each in (settings, *mirrors)]
+        on_error.pop_all()
+        return hubs
+
+
 class HubBytes:
     """A file on the hub of which only ranges are fetched. `bytes_read` counts what was read so far."""
 
-    def __init__(self, hub: Hub, name: str, url: str, size: int) -> None:
+    def __init__(self, hub: Hub, name: str, url: str, file: HubFile, commit: str) -> None:
         self.name = name
-        self.size = size
+        self.size = file.size
         self.bytes_read = 0
+        self._file = file
+        self._commit = commit
+        self._etag = ""
         self._hub = hub
         self._url = url
         # Where the hub redirected to last: asking there directly halves the round trips of the next reads.
@@ -248,7 +262,7 @@ class HubBytes:
 
         def fetch() -> None:
             nonlocal done
-            for chunk in self._fetch(offset + done, offset + length):
+            for chunk in self.stream(offset + done, offset + length):
                 view[done : done + len(chunk)] = chunk
                 done += len(chunk)
 
@@ -260,7 +274,9 @@ class HubBytes:
     def close(self) -> None:
         """Nothing to free: the connection belongs to the hub."""
 
-    def _fetch(self, start: int, stop: int) -> Iterator[bytes]:
+    def stream(self, start: int, stop: int) -> Iterator[bytes]:
+        """The bytes from `start` to `stop` as they come, from one request. `BusyError` and what httpx raises may pass;
+        `SourceError`, `UnknownModelError` and `CorruptModelError` do not."""
         storage_url = self._storage_url
         with self._hub.stream(storage_url or self._url, {"Range": f"bytes={start}-{stop - 1}"}) as response:
             if storage_url is not None and response.status_code in _EXPIRED:
@@ -277,6 +293,7 @@ class HubBytes:
                     f"{self.name} is not the file that was announced: other bytes were given than asked for",
                     hint="try again; the file may have been replaced meanwhile",
                 )
+            self._check_identity(response)
             self._storage_url = str(response.url)
             left = stop - start
             for chunk in response.iter_raw():
@@ -288,6 +305,21 @@ class HubBytes:
                 yield chunk
         if left:
             raise BusyError(f"the answer ended {left} bytes early")
+
+    def _check_identity(self, response: httpx.Response) -> None:
+        """CorruptModelError where the hub itself says that this is another version of the file."""
+        answers = (*response.history, response)
+        commits = {answer.headers.get("X-Repo-Commit", self._commit) for answer in answers}
+        linked = {answer.headers.get("X-Linked-ETag", "").strip('"') for answer in answers}
+        hashes = {text for text in linked if _SHA256.fullmatch(text)}
+        etag = _strong_etag(response)
+        was_replaced = bool(self._etag and etag and etag != self._etag)
+        if commits != {self._commit} or (self._file.sha256 and hashes - {self._file.sha256}) or was_replaced:
+            raise CorruptModelError(
+                f"{self.name} at {self._hub.host} is not the file of commit {self._commit[:12]} any more",
+                hint="the mirror may mix versions; use another one, or load the model again",
+            )
+        self._etag = etag or self._etag
 
 
 def _open_client() -> httpx.Client:

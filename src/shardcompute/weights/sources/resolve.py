@@ -78,6 +78,8 @@ class ModelFiles(Closing):
     total_bytes: int
     folder: Path | None = None
     commit: str | None = None
+    listing: HubListing | None = None
+    """What the hub says of files that stay remote."""
     on_close: Callable[[], None] = _nothing
 
     def open(self, filename: str) -> ByteSource:
@@ -219,6 +221,7 @@ def _from_remote(reference: HubReference, settings: Settings) -> ModelFiles:
             files=files,
             total_bytes=sum(listing.files[name].size for name in files),
             commit=listing.commit,
+            listing=listing,
             on_close=stack.pop_all().close,
         )
 

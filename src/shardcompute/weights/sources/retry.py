@@ -21,6 +21,11 @@ _ADVANCE_BYTES = 1 << 20
 T = TypeVar("T")
 
 
+TRANSIENT = (httpx.HTTPError, httpx.InvalidURL)
+"""What httpx raises while a connection is made or used."""
+UNREACHABLE = (httpx.ConnectError, httpx.ConnectTimeout)
+
+
 class BusyError(Exception):
     """The request failed in a way that may pass. `wait_s` is how long the server asked to wait, if it did."""
 
