@@ -100,11 +100,17 @@ class ClusterClient(Client):
         return self._ask("POST", "/cluster/plan", PlanView, _order(model, form, chains))
 
     def load_model(
-        self, model: str, *, form: str = "native", chains: int = 1, replace: bool = False
+        self,
+        model: str,
+        *,
+        form: str = "native",
+        chains: int = 1,
+        replace: bool = False,
+        via_coordinator: bool = False,
     ) -> FetchView:
         """Have a model served; `watch` says how far that has come. WouldReplaceError where others would have to give
         way, unless they may."""
-        order = {**_order(model, form, chains), "replace": replace}
+        order = {**_order(model, form, chains), "replace": replace, "via_coordinator": via_coordinator}
         return self._ask("POST", "/cluster/models", FetchView, order)
 
     def unload_model(self, name: str) -> None:

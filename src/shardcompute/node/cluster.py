@@ -112,6 +112,7 @@ class ServedOrder(msgspec.Struct, frozen=True):
     reference: str
     form: str
     chains: int
+    via_coordinator: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,15 @@ class Crowd:
             model=model, form=form, layer_count=32, memory_bytes=MIB, text="", chains=(chain,) * chains
         )
 
-    def load_model(self, model: str, form: str, chains: int, *, replaces: bool = False) -> FetchView:
+    def load_model(
+        self,
+        model: str,
+        form: str,
+        chains: int,
+        *,
+        replaces: bool = False,
+        via_coordinator: bool = False,
+    ) -> FetchView:
         self.orders.append((model, replaces))
         if self.in_the_way and not replaces:
             raise WouldReplaceError(

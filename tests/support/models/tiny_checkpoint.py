@@ -22,14 +22,17 @@ _SPECIALS = ("<s>", "</s>")
 VOCABULARY = 256 + len(_SPECIALS)
 
 
-def save_tiny_llama(folder: Path, *, seed: int = 1, layers: int = LAYERS) -> Path:
-    """The same in every run. Its logits are around 2, so that sampling has a choice and greedy is not tied."""
+def save_tiny_llama(
+    folder: Path, *, seed: int = 1, layers: int = LAYERS, intermediate: int = _INTERMEDIATE
+) -> Path:
+    """The same in every run; a layer takes 768 bytes for each of `intermediate`. Its logits are around 2, so that
+    sampling has a choice and greedy is not tied."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_size": HIDDEN,
-        "intermediate_size": _INTERMEDIATE,
+        "intermediate_size": intermediate,
         "num_hidden_layers": layers,
         "num_attention_heads": _HEADS,
         "num_key_value_heads": _KV_HEADS,
@@ -48,11 +51,11 @@ def save_tiny_llama(folder: Path, *, seed: int = 1, layers: int = LAYERS) -> Pat
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     words = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(words))
-    save_file(_weights(seed, layers), folder / "model.safetensors")
+    save_file(_weights(seed, layers, intermediate), folder / "model.safetensors")
     return folder
 
 
-def _weights(seed: int, layers: int) -> dict[str, NDArray[np.float32]]:
+def _weights(seed: int, layers: int, intermediate: int) -> dict[str, NDArray[np.float32]]:
     random = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int, gain: float = 1.5) -> NDArray[np.float32]:
@@ -78,9 +81,9 @@ def _weights(seed: int, layers: int) -> dict[str, NDArray[np.float32]]:
             f"{layer}.self_attn.k_proj.weight": matrix(_KV_HEADS * _HEAD_DIM, HIDDEN),
             f"{layer}.self_attn.v_proj.weight": matrix(_KV_HEADS * _HEAD_DIM, HIDDEN),
             f"{layer}.self_attn.o_proj.weight": matrix(HIDDEN, _HEADS * _HEAD_DIM),
-            f"{layer}.mlp.gate_proj.weight": matrix(_INTERMEDIATE, HIDDEN),
-            f"{layer}.mlp.up_proj.weight": matrix(_INTERMEDIATE, HIDDEN),
-            f"{layer}.mlp.down_proj.weight": matrix(HIDDEN, _INTERMEDIATE),
+            f"{layer}.mlp.gate_proj.weight": matrix(intermediate, HIDDEN),
+            f"{layer}.mlp.up_proj.weight": matrix(intermediate, HIDDEN),
+            f"{layer}.mlp.down_proj.weight": matrix(HIDDEN, intermediate),
         }
     return tensors
 

@@ -116,7 +116,7 @@ async def plan_model(request: Request) -> Response:
 
 async def load_model(request: Request) -> Response:
     order = await read_body(request, ServeModelRequest, context_of(request).limits)
-    load = partial(_admin(request).load_model, replaces=order.replace)
+    load = partial(_admin(request).load_model, replaces=order.replace, via_coordinator=order.via_coordinator)
     return _reply(await asyncio.to_thread(load, order.model, order.form, order.chains))
 
 

@@ -41,6 +41,11 @@ class ServeModelRequest(LoadModelRequest):
         description="Whether models that are served may give way to it, after the answers that run; else 409 where "
         "they would have to.",
     )
+    via_coordinator: bool = Field(
+        False,
+        description="Whether a model of the hub is fetched to the coordinator's disk and sent to workers from there; "
+        "else each worker reads its own part from the hub.",
+    )
 
 
 class PullModelRequest(ClusterRequest):

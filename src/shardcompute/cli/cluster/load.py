@@ -15,6 +15,7 @@ from shardcompute.cli.console import (
     open_screen,
     standard_input,
 )
+from shardcompute.cli.options.cluster import ViaCoordinator
 from shardcompute.cli.options.engine import WeightForm, Weights
 from shardcompute.cli.options.records import with_options
 from shardcompute.cli.progress import waiting
@@ -54,6 +55,7 @@ def load(
             "--replace", help="Let models that are served give way to it, without asking, where they have to."
         ),
     ] = False,
+    via_coordinator: ViaCoordinator = False,
     at: ClusterLocation,
 ) -> None:
     """Have a cluster serve another model, and wait until it does.
@@ -68,7 +70,13 @@ def load(
     screen = open_screen()
     address = at.require()
     with address.connect() as client:
-        load_it = partial(client.load_model, name_for(address, model), form=weights.value, chains=chains)
+        load_it = partial(
+            client.load_model,
+            name_for(address, model),
+            form=weights.value,
+            chains=chains,
+            via_coordinator=via_coordinator,
+        )
         try:
             order = load_it(replace=replace)
         except WouldReplaceError as error:

