@@ -24,9 +24,9 @@ from shardcompute.node.weights.originals import Original
 from shardcompute.node.weights.pieces import (
     PIECE_BYTES,
     RETRY_DELAYS_S,
-    Line,
     Piece,
     PieceQueue,
+    PieceSource,
     SourceLine,
     Supplier,
     fetch_pieces,
@@ -125,7 +125,9 @@ class RemoteTensors(Closing):
         self._cache: CachedShard | None = None
         self._is_caching = cache is not None
         self._original = original
-        self._lines: list[Line] = [SourceLine(each, card.fingerprint, retry_delays_s) for each in sources]
+        self._lines: list[PieceSource] = [
+            SourceLine(each, card.fingerprint, retry_delays_s) for each in sources
+        ]
         if card.source is not None:
             self._lines += [HubLine(hub, card.source, rate) for hub in hubs]
         self._order = file_order(card.source) if card.source is not None else {}
@@ -214,7 +216,9 @@ class RemoteTensors(Closing):
             missing[name] = each.begin()
             self._count(each.size_bytes - sum(stop - start for start, stop in missing[name]))
 
-        def deliver(queue: PieceQueue, line: Line, piece: Piece, body: memoryview, digest: bytes) -> None:
+        def deliver(
+            queue: PieceQueue, line: PieceSource, piece: Piece, body: memoryview, digest: bytes
+        ) -> None:
             each = incoming[piece.tensor]
             if piece.start < piece.stop:
                 try:

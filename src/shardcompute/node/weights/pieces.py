@@ -63,7 +63,7 @@ class Piece:
         return (self.tensor, self.needs_origin)
 
 
-class Line(Protocol):
+class PieceSource(Protocol):
     """A way to one source, which stays open from one fetch to the next. Threads of a fetch call `work`."""
 
     name: str
@@ -222,22 +222,22 @@ class SourceLine:
 class _Errand:
     """Who was asked for a piece, and when the last of them was."""
 
-    lines: set[Line]
+    lines: set[PieceSource]
     asked_s: float = field(default_factory=time.monotonic)
 
 
 class PieceQueue:
     """The pieces of one fetch that nobody has asked for yet, and those that are under way."""
 
-    def __init__(self, lines: Iterable[Line], pieces: Iterable[Piece]) -> None:
+    def __init__(self, lines: Iterable[PieceSource], pieces: Iterable[Piece]) -> None:
         self._changed = threading.Condition()
         self._lines = {line for line in lines if not line.is_dropped}
         self._pending = deque(pieces)
         self._errands: dict[Piece, _Errand] = {}
-        self._owing: set[tuple[Line, Piece]] = set()
+        self._owing: set[tuple[PieceSource, Piece]] = set()
         self._delivering = 0
-        self._excluded: dict[tuple[str, bool], set[Line]] = {}
-        self._reasons: dict[Line, str] = {}
+        self._excluded: dict[tuple[str, bool], set[PieceSource]] = {}
+        self._reasons: dict[PieceSource, str] = {}
         self._is_stopped = False
         self.error: Exception | None = None
         self._check_sources(self._pending)
@@ -251,13 +251,13 @@ class PieceQueue:
         with self._changed:
             return self._changed.wait_for(self._is_over, timeout_s)
 
-    def await_piece(self, line: Line) -> bool:
+    def await_piece(self, line: PieceSource) -> bool:
         """True as soon as there is a piece for this source, False if it is over before that."""
         with self._changed:
             return self._await(line) is not None
 
     def take(
-        self, line: Line, *, is_patient: bool, is_wanted: Callable[[Piece], bool] = lambda piece: True
+        self, line: PieceSource, *, is_patient: bool, is_wanted: Callable[[Piece], bool] = lambda piece: True
     ) -> Piece | None:
         """A piece for this source; None if there is none now, if the next is not wanted or, to the patient, if it is
         all over."""
@@ -273,7 +273,7 @@ class PieceQueue:
                 self._errands[piece] = _Errand({line})
             return piece
 
-    def claim(self, line: Line, piece: Piece) -> bool:
+    def claim(self, line: PieceSource, piece: Piece) -> bool:
         """A piece has come; whether it is the first time. To be followed by `finish` once it is taken in."""
         with self._changed:
             errand = self._errands.get(piece)
@@ -290,7 +290,7 @@ class PieceQueue:
             self._delivering -= 1
             self._changed.notify_all()
 
-    def laggards(self) -> set[Line]:
+    def laggards(self) -> set[PieceSource]:
         """Who has still not sent what others have sent since."""
         with self._changed:
             return {line for line, _ in self._owing}
@@ -303,7 +303,7 @@ class PieceQueue:
             self._check_sources(added)
             self._changed.notify_all()
 
-    def give_back(self, line: Line, pieces: Iterable[Piece], lost: Exception | None) -> None:
+    def give_back(self, line: PieceSource, pieces: Iterable[Piece], lost: Exception | None) -> None:
         """These did not come, because the link broke; with `lost` the source is so for good."""
         with self._changed:
             for piece in reversed(list(pieces)):
@@ -314,7 +314,7 @@ class PieceQueue:
                 self._check_sources((*self._pending, *self._errands))
             self._changed.notify_all()
 
-    def refuse(self, line: Line, piece: Piece, reason: str) -> None:
+    def refuse(self, line: PieceSource, piece: Piece, reason: str) -> None:
         """The source does not have this tensor."""
         with self._changed:
             self._excluded.setdefault(piece.kind, set()).add(line)
@@ -323,7 +323,7 @@ class PieceQueue:
                 self._check_sources([piece])
             self._changed.notify_all()
 
-    def exclude(self, lines: Iterable[Line], tensor: str) -> bool:
+    def exclude(self, lines: Iterable[PieceSource], tensor: str) -> bool:
         """Ask these sources for a tensor's bytes no more; False if nobody would be left to ask."""
         with self._changed:
             excluded = self._excluded.setdefault((tensor, False), set())
@@ -345,7 +345,7 @@ class PieceQueue:
         is_done = not (self._pending or self._errands or self._delivering)
         return self.error is not None or self._is_stopped or is_done
 
-    def _await(self, line: Line) -> Piece | None:
+    def _await(self, line: PieceSource) -> Piece | None:
         """The next piece for this source, as soon as there is one; None if it is over before that."""
         while not self._is_over():
             piece = self._find(line)
@@ -354,7 +354,7 @@ class PieceQueue:
             self._changed.wait(OVERDUE_S / 4)
         return None
 
-    def _find(self, line: Line) -> Piece | None:
+    def _find(self, line: PieceSource) -> Piece | None:
         """One that nobody was asked for, else one that is overdue."""
         pending = next((piece for piece in self._pending if self._may_take(line, piece)), None)
         if pending is not None:
@@ -369,7 +369,7 @@ class PieceQueue:
             None,
         )
 
-    def _release(self, line: Line, piece: Piece) -> bool:
+    def _release(self, line: PieceSource, piece: Piece) -> bool:
         """The source will not send this piece; whether it is to be asked for anew."""
         self._owing.discard((line, piece))
         errand = self._errands.get(piece)
@@ -382,7 +382,7 @@ class PieceQueue:
         self._pending.appendleft(piece)
         return True
 
-    def _may_take(self, line: Line, piece: Piece) -> bool:
+    def _may_take(self, line: PieceSource, piece: Piece) -> bool:
         """An origin leaves to a model's own source what can still come from there."""
         if not self._may_give(line, piece):
             return False
@@ -390,7 +390,7 @@ class PieceQueue:
             other.is_source and self._may_give(other, piece) for other in self._lines
         )
 
-    def _may_give(self, line: Line, piece: Piece) -> bool:
+    def _may_give(self, line: PieceSource, piece: Piece) -> bool:
         if piece.is_hash:
             return line.is_origin
         if piece.needs_origin and not (line.is_origin or line.is_source):
@@ -408,11 +408,11 @@ class PieceQueue:
                 return
 
 
-Deliver = Callable[[PieceQueue, Line, Piece, memoryview, bytes], None]
+Deliver = Callable[[PieceQueue, PieceSource, Piece, memoryview, bytes], None]
 """Takes in a piece, with the tensor's hash where the sender told it."""
 
 
-def fetch_pieces(lines: Sequence[Line], pieces: Iterable[Piece], deliver: Deliver) -> None:
+def fetch_pieces(lines: Sequence[PieceSource], pieces: Iterable[Piece], deliver: Deliver) -> None:
     """Fetch all `pieces`, in about their order. `deliver` is called in the sources' threads, for several at once."""
     live = [line for line in lines if not line.is_dropped and not line.is_dialling]
     queue = PieceQueue(live, pieces)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from shardcompute.core.errors import LinkError
-from shardcompute.node.weights.pieces import Line, Piece
+from shardcompute.node.weights.pieces import Piece, PieceSource
 from shardcompute.weights.formats.tensor_file import Span, TensorEntry
 from shardcompute.weights.shard_cache import CachedShard
 
@@ -133,8 +133,8 @@ class Incoming:
         self._lock = threading.Lock()
         self._left_bytes = 0
         self._has_resumed = False
-        self._sent: list[tuple[Line, Span, bytes]] = []
-        self._suspected: list[tuple[Line, Span, bytes]] = []
+        self._sent: list[tuple[PieceSource, Span, bytes]] = []
+        self._suspected: list[tuple[PieceSource, Span, bytes]] = []
 
     @property
     def size_bytes(self) -> int:
@@ -155,7 +155,7 @@ class Incoming:
         self._left_bytes, self._has_resumed = self.size_bytes, False
         return [self.store.span]
 
-    def take(self, line: Line, span: Span, content: memoryview) -> None:
+    def take(self, line: PieceSource, span: Span, content: memoryview) -> None:
         self.store.write(span[0], content)
         if not line.is_origin:
             sent = (line, span, hashlib.sha256(content).digest())
@@ -179,7 +179,7 @@ class Incoming:
         return bool(self.expected) or self.is_unpinned
 
     @property
-    def peers(self) -> set[Line]:
+    def peers(self) -> set[PieceSource]:
         """Those who sent some of it and are not believed on their word."""
         return {line for line, _, _ in self._sent}
 
@@ -187,7 +187,7 @@ class Incoming:
     def is_all_from_origins(self) -> bool:
         return not self._sent and not self._has_resumed
 
-    def liars(self) -> set[Line]:
+    def liars(self) -> set[PieceSource]:
         """Now that the store is right: those who sent something else before."""
         return {line for line, span, digest in self._suspected if self._digest_of(span) != digest}
 
