@@ -57,6 +57,12 @@ class FakeHub:
         self.url = ""
         self.storage_url = ""
 
+    @property
+    def port(self) -> int:
+        port = urlsplit(self.url).port
+        assert port is not None
+        return port
+
     def put(self, repo: str, name: str, content: bytes, *, large: bool = False) -> None:
         self.files.setdefault(repo, {})[name] = content
         if large:

@@ -129,7 +129,7 @@ class RemoteTensors(Closing):
             SourceLine(each, card.fingerprint, retry_delays_s) for each in sources
         ]
         if card.source is not None:
-            self._lines += [HubLine(hub, card.source, rate) for hub in hubs]
+            self._lines += [HubLine(hub, card.source, rate, delays_s=retry_delays_s) for hub in hubs]
         self._order = file_order(card.source) if card.source is not None else {}
         self._on_progress = progress
         self._told = -1
@@ -246,12 +246,16 @@ class RemoteTensors(Closing):
         """All of a whole tensor has come: believe it, or fetch it again from others."""
         entry = each.store.entry
         digest = each.store.sha256()
-        if each.is_unpinned and digest is not None:
-            queue.add([_hash_of(each, digest)])
+        is_located = entry.name in self._order
+        if is_located and digest not in (None, each.expected) and not each.has_claimed:
+            # What is known of it is what another has found, or nothing: tell what was found here.
+            each.has_claimed = True
+            queue.add([_hash_of(each, digest or b"")])
             return
         if digest == each.expected:
             for line in each.liars():
-                log.warning("%s sent wrong bytes of %s and is not asked again", line.name, entry.name)
+                if not line.is_dropped:
+                    log.warning("%s sent wrong bytes of %s and is not asked again", line.name, entry.name)
                 line.drop()
             self._confirm(each.store, each.expected)
             return

@@ -69,6 +69,8 @@ def draft_head_attachments(checkpoint: Checkpoint, folder: Path | None) -> dict[
 
 def packaged_draft_head(checkpoint: Checkpoint) -> bytes | None:
     """What comes with the package for these weights."""
+    if checkpoint.files.listing is not None:
+        return None  # To know them, all tensors would have to be asked for at the hub.
     spec = checkpoint.spec
     shape = f"{spec.layer_count}-{spec.hidden}-{spec.vocab_size}-"
     files = [

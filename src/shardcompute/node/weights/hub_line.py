@@ -12,9 +12,10 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
 
 from shardcompute.core.errors import CorruptModelError, SourceError, UnknownModelError
-from shardcompute.node.weights.pieces import Deliver, Piece, PieceQueue
+from shardcompute.node.weights.pieces import RETRY_DELAYS_S, Deliver, Piece, PieceQueue
 from shardcompute.weights.formats.tensor_file import weave
 from shardcompute.weights.source_map import SourceMap, units_of
 from shardcompute.weights.sources.hub import Hub, HubBytes
@@ -29,7 +30,6 @@ _GAP_BYTES = 64 << 10
 _ADVANCE_BYTES = 64 << 10
 """An answer that broke off after at least so much is continued at once."""
 _LONGEST_WAIT_S = 60.0
-_DELAYS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _DELAYS_UNREACHABLE = 2
 
 
@@ -45,9 +45,9 @@ class HubLine:
         source: SourceMap,
         rate: RateLimit | None = None,
         *,
-        delays_s: Sequence[float] = _DELAYS_S,
+        delays_s: Sequence[float] = RETRY_DELAYS_S,
     ) -> None:
-        self.name = hub.host
+        self.name = urlsplit(hub.url).netloc
         self.is_dropped = False
         self._source = source
         self._rate = rate

@@ -130,6 +130,8 @@ class Incoming:
         """The origin's word for the tensor's hash; empty until it has come."""
         self.is_unpinned = False
         """Whether the origin has said that nobody has told it the hash yet."""
+        self.has_claimed = False
+        """Whether the origin was told which hash was found here."""
         self._lock = threading.Lock()
         self._left_bytes = 0
         self._has_resumed = False
