@@ -26,10 +26,10 @@ def plan(
 ) -> None:
     """Where a cluster would put a model, why there, how fast it would be, and what it takes of each machine's memory.
 
-    Nothing is loaded; of a model that the cluster does not have, only headers are read. Ends with 7 if it does
-    not fit.
+    Nothing is loaded; of a model that the cluster does not have, only headers are read, and of one that
+    `list --catalogue` names nothing at all. Ends with 7 if it does not fit.
     """
-    from shardcompute.cli.cluster.text import describe_memory
+    from shardcompute.cli.cluster.text import describe_fit, describe_memory
 
     screen = open_screen()
     address = at.require()
@@ -38,7 +38,7 @@ def plan(
     if json:
         screen.write_json(dataclasses.asdict(planned))
     else:
-        lines = [planned.text, "", *describe_memory(planned)]
+        lines = [describe_fit(planned), "", planned.text, "", *describe_memory(planned)]
         screen.write("\n".join(lines) + "\n")
     if not all(chain.is_possible for chain in planned.chains):
         raise typer.Exit(CapacityError.exit_code)

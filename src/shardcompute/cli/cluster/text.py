@@ -265,6 +265,19 @@ def describe_device(node: NodeView) -> str:
     return f"{node.device}{label}{memory}"
 
 
+def describe_fit(plan: PlanView) -> str:
+    """In one line whether the model fits now, what is missing, how fast it would be."""
+    chain = plan.chains[0]
+    if chain.is_possible:
+        machines = count_of(len({stage.node for stage in chain.stages}), "machine")
+        return f"fits now on {machines}; expect {format_rate(chain.predicted_tokens_per_s_one_stream or 0.0)}"
+    if plan.replaces:
+        return f"fits if {', '.join(plan.replaces)} gives way"
+    if chain.missing_bytes:
+        return f"needs {format_bytes(chain.missing_bytes)} more memory than these machines have free"
+    return f"does not fit: {'; '.join(chain.reasons)}"
+
+
 def describe_memory(plan: PlanView) -> list[str]:
     """What a plan takes of each machine's memory, in columns that add up."""
     rows = [_memory_row(stage) for chain in plan.chains for stage in chain.stages]

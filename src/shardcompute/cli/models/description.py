@@ -12,6 +12,7 @@ from typing import Any
 
 from shardcompute.backends.footprint import holding_of
 from shardcompute.control.sizes import sizes_of
+from shardcompute.control.state import Model
 from shardcompute.core.errors import UnsupportedModelError
 from shardcompute.models.families import HF_SEEING, is_fallback, is_foreign, refuse_foreign
 from shardcompute.models.spec import ModelSpec, Rope, whole
@@ -23,7 +24,9 @@ from shardcompute.weights.formats.mlx_file import open_mlx, without_mlx
 from shardcompute.weights.formats.tensor_file import TensorFile, read_expert_matrix, read_matrix
 from shardcompute.weights.gguf_stage import CUTTABLE, EXACT_ROWS
 from shardcompute.weights.held import held_in_words, stored_form
+from shardcompute.weights.outline import outline
 from shardcompute.weights.quantised.schemes import open_quantised, scheme_of
+from shardcompute.weights.sources.catalogue import KnownModel, find_known_reference
 from shardcompute.weights.sources.resolve import ModelFiles
 
 _USUAL_CONTEXT = 8192
@@ -92,12 +95,41 @@ class Description:
     runs: str = ""
     """How it is run where our own kernels do not."""
     commit: str | None = None
+    licence: str = ""
+    abilities: tuple[str, ...] = ()
+    """What the catalogue says of it: its licence, and what its chat template is made for."""
+    is_fetched: bool = True
+    """Its files, or their headers, were read; else all of this is what the catalogue says."""
+    sized: Model | None = None
+    """As placement counts it."""
+
+
+def describe_known(known: KnownModel) -> Description:
+    """What the catalogue says about a model that is not here; nobody is asked."""
+    checkpoint = outline(known)
+    sized = _sized(checkpoint)
+    return Description(
+        name=checkpoint.name,
+        reference=known.reference,
+        kind=checkpoint.files.kind,
+        architecture=str(known.config["model_type"]),
+        size_bytes=known.file_bytes,
+        file="",
+        weight_types=_weight_types(checkpoint.tensors),
+        shape=replace(_shape_of(checkpoint), notes=()),
+        memory=_memory_of(checkpoint, sized),
+        has_chat_template=True,
+        licence=known.licence,
+        abilities=known.abilities,
+        is_fetched=False,
+        sized=sized,
+    )
 
 
 def describe(files: ModelFiles) -> Description:
     """Reads headers, config and tokenizer. Raises CorruptModelError for files that are damaged."""
     tensors: TensorFile | None = None
-    shape = memory = chat = None
+    shape = memory = chat = sized = None
     problem = hint = runs = quantisation = ""
     with contextlib.ExitStack() as stack:
         files = _closed_by(stack, files)
@@ -112,13 +144,15 @@ def describe(files: ModelFiles) -> Description:
             quantisation = _quantisation(checkpoint)
             chat = checkpoint.tokenizer().has_chat_template
             refuse_foreign(checkpoint.spec)
-            memory = _memory_of(checkpoint)
+            sized = _sized(checkpoint)
+            memory = _memory_of(checkpoint, sized)
             runs = fallback_remark(checkpoint.spec)
             checkpoint.source(whole(checkpoint.spec))
             if not runs:
                 _check_types(tensors)
         except UnsupportedModelError as error:
             problem, hint = error.message, error.hint
+        known = find_known_reference(str(files.reference))
         return Description(
             name=files.name,
             reference=str(files.reference),
@@ -136,6 +170,9 @@ def describe(files: ModelFiles) -> Description:
             hint=hint,
             runs=runs,
             commit=files.commit,
+            licence=known.licence if known else "",
+            abilities=known.abilities if known else (),
+            sized=sized,
         )
 
 
@@ -225,11 +262,14 @@ def _shape_of(checkpoint: Checkpoint) -> ModelShape:
     )
 
 
-def _memory_of(checkpoint: Checkpoint) -> Memory:
+def _sized(checkpoint: Checkpoint) -> Model:
+    context = min(checkpoint.spec.context_length, _USUAL_CONTEXT)
+    return size_up(checkpoint, "native", kv_tokens=context, context_length=context)
+
+
+def _memory_of(checkpoint: Checkpoint, model: Model) -> Memory:
     spec = checkpoint.spec
     per_token = spec.kv_bytes_per_token_and_layer() * spec.layer_count
-    context = min(spec.context_length, _USUAL_CONTEXT)
-    model = size_up(checkpoint, "native", kv_tokens=context, context_length=context)
     parts = sizes_of(model).on(holding_of("onnx", "cpu")).parts(0, model.layer_count)
     return Memory(
         file_bytes=checkpoint.stage_bytes(whole(spec)),
@@ -237,7 +277,7 @@ def _memory_of(checkpoint: Checkpoint) -> Memory:
         scratch_bytes=parts.scratch_bytes,
         kv_bytes_per_token=per_token,
         kv_reserved_bytes=parts.kv_bytes,
-        context=context,
+        context=model.kv_tokens,
     )
 
 

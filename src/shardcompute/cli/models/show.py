@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.cluster.completion import complete_fetched
-from shardcompute.cli.console import open_screen
+from shardcompute.cli.console import Screen, open_screen
 from shardcompute.cli.options.output import Json
 from shardcompute.cli.progress import waiting
-from shardcompute.core.settings import load_settings
+from shardcompute.core.errors import ShardComputeError
+from shardcompute.core.settings import Settings, load_settings
 from shardcompute.weights.sources.disk import format_bytes
-from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.reference import ModelReference, parse_reference
 
 if TYPE_CHECKING:
     from shardcompute.cli.models.description import Description
@@ -27,31 +29,69 @@ def show(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="Model: smollm2, a folder, a .gguf file or org/repo.",
+            help="Model: smollm2, a name like qwen3:8b, a folder, a .gguf file or org/repo.",
             autocompletion=complete_fetched,
         ),
     ] = "",
     json: Json = False,
 ) -> None:
-    """What a model is, and the memory that it would need.
+    """What a model is, the memory that it would need, and whether it fits now: on this machine, and in the cluster that
+    runs here.
 
-    Reads headers only: of a hub model that is not here, no weights are fetched. A model that cannot be run is
-    described as far as possible, with the reason.
+    Reads headers only: of a hub model that is not here, no weights are fetched, and of one that `list --catalogue`
+    names nothing at all. A model that cannot be run is described as far as possible, with the reason.
     """
-    from shardcompute.cli.models.description import describe
-    from shardcompute.weights.sources.resolve import resolve
+    from shardcompute.cli.models.fit import fit_here
 
     screen, settings = open_screen(), load_settings()
-    reference = parse_reference(model)
+    description = _describe(screen, settings, parse_reference(model))
+    fit = (
+        None
+        if description.sized is None or description.runs
+        else fit_here(description.sized, settings.data_dir)
+    )
+    cluster = _cluster_fit(model) if description.problem is None else None
+    if json:
+        told = {
+            name: value for name, value in asdict(replace(description, sized=None)).items() if name != "sized"
+        }
+        here = None if fit is None else {**asdict(fit), "missing_bytes": fit.missing_bytes}
+        screen.write_json({**told, "fit": here, "fit_in_cluster": cluster})
+        return
+    rows = list(_rows(description))
+    rows += [("this machine", fit.words)] if fit is not None else []
+    rows += [("cluster", cluster)] if cluster is not None else []
+    screen.write_table((), rows)
+
+
+def _describe(screen: Screen, settings: Settings, reference: ModelReference) -> Description:
+    from shardcompute.cli.models.description import describe, describe_known
+    from shardcompute.node.admin.dry_run import unfetched
+    from shardcompute.weights.sources.resolve import resolve
+
+    known = unfetched(reference, settings)
+    if known is not None:
+        return describe_known(known)
     with (
         waiting(screen, f"reading {reference}", is_quiet=True) as progress,
         resolve(reference, settings, progress, fetch="lazy") as files,
     ):
-        description = describe(files)
-    if json:
-        screen.write_json(asdict(description))
-    else:
-        screen.write_table((), list(_rows(description)))
+        return describe(files)
+
+
+def _cluster_fit(model: str) -> str | None:
+    """What the cluster on this machine says; None where none runs."""
+    from shardcompute.cli.cluster.load import name_for
+    from shardcompute.cli.cluster.text import describe_fit
+
+    address = ClusterLocation().find()
+    if address is None:
+        return None
+    try:
+        with address.connect() as client:
+            return describe_fit(client.plan(name_for(address, model)))
+    except ShardComputeError as error:
+        return f"does not say: {error.message}"
 
 
 def _rows(description: Description) -> Iterator[tuple[str, str]]:
@@ -62,6 +102,8 @@ def _rows(description: Description) -> Iterator[tuple[str, str]]:
         yield "hint", description.hint
     if description.runs:
         yield "runs", description.runs
+    if not description.is_fetched:
+        yield "not here", "this is what the catalogue says of it; nothing was fetched"
     yield "architecture", description.architecture
     yield from _shape_rows(description)
     if description.quantisation:
@@ -72,7 +114,12 @@ def _rows(description: Description) -> Iterator[tuple[str, str]]:
     if description.llamacpp:
         yield "llama.cpp", description.llamacpp
     yield "file size", format_bytes(description.size_bytes)
-    yield "file", description.file
+    if description.file:
+        yield "file", description.file
+    if description.licence:
+        yield "licence", description.licence
+    if description.abilities:
+        yield "made for", ", ".join(description.abilities)
     if description.has_chat_template is not None:
         yield "chat template", "yes" if description.has_chat_template else "no"
     yield from _memory_rows(description)
