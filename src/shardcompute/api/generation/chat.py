@@ -25,7 +25,7 @@ from shardcompute.api.generation.parameters import (
 from shardcompute.api.generation.schemas import ChatCompletionRequest, NamedTool, ToolDefinition
 from shardcompute.api.generation.structured import check_grammar, refused_grammar, requested_grammar
 from shardcompute.api.offload import offload, run_sized
-from shardcompute.api.reasoning import ThinkingPlan, plan_thinking, template_variables
+from shardcompute.api.reasoning import ChannelPlan, ThinkingPlan, plan_thinking, template_variables
 from shardcompute.api.tools import Enforcement, Tool, ToolPlan, plan_tools
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import Grammar
@@ -121,7 +121,10 @@ async def _plan_grammar(body: ChatCompletionRequest, codec: TextCodec, tools: To
 
 
 async def _let_think(
-    body: ChatCompletionRequest, codec: TextCodec, grammar: Grammar | None, thinking: ThinkingPlan | None
+    body: ChatCompletionRequest,
+    codec: TextCodec,
+    grammar: Grammar | None,
+    thinking: ThinkingPlan | ChannelPlan | None,
 ) -> Grammar | None:
     """The grammar with room for thinking before the answer, proven to work."""
     if thinking is None:

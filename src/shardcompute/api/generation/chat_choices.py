@@ -21,7 +21,7 @@ from shardcompute.api.generation.replies import (
     ChatChunkChoice,
     ChatDelta,
 )
-from shardcompute.api.reasoning import ThinkingPlan
+from shardcompute.api.reasoning import ChannelPlan, ThinkingPlan
 from shardcompute.api.tools import (
     AnswerText,
     CallArguments,
@@ -39,7 +39,12 @@ class ChatChoices:
     """The choices of one chat, in the order of the plan's requests."""
 
     def __init__(
-        self, plan: Plan, tools: ToolPlan | None, thinking: ThinkingPlan | None = None, *, has_logprobs: bool
+        self,
+        plan: Plan,
+        tools: ToolPlan | None,
+        thinking: ThinkingPlan | ChannelPlan | None = None,
+        *,
+        has_logprobs: bool,
     ) -> None:
         self._codec = plan.codec
         self._builders = [MessageBuilder(tools, thinking) for _ in plan.requests]
@@ -109,7 +114,7 @@ def _tokens_of(codec: TextCodec, outcome: Outcome, characters: int) -> int:
 class MessageBuilder:
     """The assistant's message, built from an answer's text as it comes: what was said and called so far."""
 
-    def __init__(self, tools: ToolPlan | None, thinking: ThinkingPlan | None = None) -> None:
+    def __init__(self, tools: ToolPlan | None, thinking: ThinkingPlan | ChannelPlan | None = None) -> None:
         self._tools = tools
         self._reader: CallReader | None = None
         if thinking is not None:

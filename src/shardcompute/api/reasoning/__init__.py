@@ -6,12 +6,14 @@ grammar that lets thinking come first and ends it in time. Calls `api.tools` and
 
 from __future__ import annotations
 
+from shardcompute.api.reasoning.channels import ChannelPlan
 from shardcompute.api.reasoning.marks import ThinkingMarks, detect_marks
 from shardcompute.api.reasoning.planning import ThinkingPlan, plan_thinking
 from shardcompute.api.reasoning.splitter import ThinkingSplitter
 from shardcompute.api.reasoning.variables import Effort, template_variables
 
 __all__ = [
+    "ChannelPlan",
     "Effort",
     "ThinkingMarks",
     "ThinkingPlan",

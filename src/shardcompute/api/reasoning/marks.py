@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardcompute.api.tools.harmony import is_harmony
+
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarks:
@@ -22,7 +24,6 @@ MARKS: tuple[ThinkingMarks, ...] = (
     ThinkingMarks("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
     ThinkingMarks("<thought>", "</thought>"),  # EXAONE Deep
 )
-HARMONY_CHANNEL, HARMONY_MESSAGE = "<|channel|>", "<|message|>"
 
 
 def detect_marks(template: str | None) -> ThinkingMarks | None:
@@ -30,8 +31,3 @@ def detect_marks(template: str | None) -> ThinkingMarks | None:
     if template is None or is_harmony(template):
         return None
     return next((marks for marks in MARKS if marks.close in template or marks.open in template), None)
-
-
-def is_harmony(template: str | None) -> bool:
-    """Whether answers are written in channels, as gpt-oss writes them."""
-    return template is not None and HARMONY_CHANNEL in template and HARMONY_MESSAGE in template

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 from weakref import WeakKeyDictionary
 
+from shardcompute.api.reasoning.channels import ChannelPlan
 from shardcompute.api.reasoning.marks import MARKS, ThinkingMarks, detect_marks
 from shardcompute.api.reasoning.splitter import ThinkingSplitter
 from shardcompute.api.tools import CallReader, ToolPlan
 from shardcompute.api.tools.call_format import Marks, quoted
+from shardcompute.api.tools.harmony import HarmonyFormat, is_harmony
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import Grammar
 from shardcompute.decoding import rule_of
@@ -76,9 +78,11 @@ class ThinkingPlan:
 
 def plan_thinking(
     codec: TextCodec, template: str | None, prompt: Sequence[int], begun: str = ""
-) -> ThinkingPlan | None:
+) -> ThinkingPlan | ChannelPlan | None:
     """None for models that do not think. `begun` is the answer so far, where it is to be gone on with. Takes a moment
     when a model is asked first."""
+    if is_harmony(template) and not begun:
+        return ChannelPlan(Marks(codec.vocabulary(), HarmonyFormat.marks))
     marks = detect_marks(template)
     if marks is None:
         return None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from shardcompute.api.errors import RequestError
-from shardcompute.api.reasoning.marks import is_harmony
+from shardcompute.api.tools.harmony import is_harmony
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 MAX_VARIABLES = 64

@@ -105,6 +105,15 @@ class CallFormat(ABC):
         """The name of one call."""
         return f"call_{random_letters(24)}"
 
+    def call_id(self, name: str, number: int) -> str | None:
+        """What the model's template must call the conversation's call of this number, whatever its name was; None where
+        it takes names as they are."""
+        return None
+
+    def text_rule(self, marks: Marks, rule: str) -> str:
+        """The right side of a Lark rule for an answer that is no call, of text that follows another."""
+        return rule
+
     def known_id(self, call_id: str) -> str:
         """A name that somebody else gave a call, as the model's template takes it."""
         return call_id

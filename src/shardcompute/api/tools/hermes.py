@@ -12,6 +12,7 @@ from shardcompute.api.tools.call_format import (
     Marks,
     Tool,
     object_rules,
+    quoted,
 )
 from shardcompute.api.tools.events import AnswerText, CallReader, Event, before_partial, merged, split_before
 from shardcompute.api.tools.json_calls import CallObject
@@ -112,18 +113,22 @@ class HermesFormat(CallFormat):
         return text_then_marked_calls(marks, most)
 
 
-def marked_calls(marks: Marks, most: int) -> str:
-    """Lark rules by which `calls` stands for up to so many times `call` between marks."""
-    return f'calls: marked {_more(most)}\nmarked: {marks.term(OPEN)} "\\n" call "\\n" {marks.term(CLOSE)}'
+def marked_calls(marks: Marks, most: int, gap: str = "\n") -> str:
+    """Lark rules by which `calls` stands for up to so many times `call` between marks, with a gap on either side."""
+    return f"calls: marked {_more(most)}\nmarked: {marks.term(OPEN)} {_with_gaps(gap)} {marks.term(CLOSE)}"
 
 
-def text_then_marked_calls(marks: Marks, most: int) -> str:
+def text_then_marked_calls(marks: Marks, most: int, gap: str = "\n") -> str:
     """Lark rules by which `answer` stands for text, perhaps with such calls behind it."""
-    rest = f'"\\n" call "\\n" {marks.term(CLOSE)} {_more(most)}'
+    rest = f"{_with_gaps(gap)} {marks.term(CLOSE)} {_more(most)}"
     text = "TEXT: /(.|\\n)*/"
     if marks.is_token(OPEN):
         return f"answer: TEXT | TEXT {marks.term(OPEN)} {rest}\n{text}"
     return f'answer: TEXT | trigger {rest}\ntrigger[lazy]: TEXT "{OPEN}"\n{text}'
+
+
+def _with_gaps(gap: str) -> str:
+    return f"{quoted(gap)} call {quoted(gap)}" if gap else "call"
 
 
 def _more(most: int) -> str:

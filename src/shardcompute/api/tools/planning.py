@@ -106,7 +106,8 @@ class ToolPlan:
         if self.choice == "required":
             return f"start: calls\n{calls}\n"
         if text_rule is not None:
-            return f"start: calls | text\ntext: {text_rule}\n{calls}\n"
+            text = self.format.text_rule(self.marks, text_rule)
+            return f"start: calls | text\ntext: {text}\n{calls}\n"
         answer = self.format.text_then_calls(self.marks, most)
         return None if answer is None else f"start: answer\n{answer}\n{calls}\n"
 
@@ -157,7 +158,7 @@ def encode_with_tools(
     if call_format.has_own_template:
         described = [tool.described() for tool in tools]
         options |= {"tools": described} if tools else {}
-        messages = [_with_known_ids(message, call_format) for message in messages]
+        messages = _with_known_ids(messages, call_format)
         return encode(messages)
     if not tools and not any(m["role"] == "tool" or m.get("tool_calls") for m in messages):
         return encode(messages)
@@ -186,11 +187,21 @@ def _encode(
     )
 
 
-def _with_known_ids(message: Mapping[str, Any], call_format: CallFormat) -> dict[str, Any]:
-    renamed = dict(message)
-    if "tool_call_id" in message:
-        renamed["tool_call_id"] = call_format.known_id(message["tool_call_id"])
-    if "tool_calls" in message:
-        calls = message["tool_calls"]
-        renamed["tool_calls"] = [{**call, "id": call_format.known_id(call["id"])} for call in calls]
+def _with_known_ids(
+    messages: Sequence[Mapping[str, Any]], call_format: CallFormat
+) -> list[Mapping[str, Any]]:
+    """The messages, with names of calls that the template takes."""
+    known: dict[str, str] = {}
+    renamed: list[Mapping[str, Any]] = []
+    for message in messages:
+        changed: dict[str, Any] = {}
+        if "tool_calls" in message:
+            for call in message["tool_calls"]:
+                own = call_format.call_id(call["function"]["name"], len(known))
+                known[call["id"]] = own or call_format.known_id(call["id"])
+            changed["tool_calls"] = [{**call, "id": known[call["id"]]} for call in message["tool_calls"]]
+        if "tool_call_id" in message:
+            given = message["tool_call_id"]
+            changed["tool_call_id"] = known.get(given) or call_format.known_id(given)
+        renamed.append({**message, **changed})
     return renamed

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from shardcompute.api.tools.call_format import (
@@ -108,9 +109,7 @@ class QwenCoderReader(CallReader):
         if self._held.startswith(PARAMETER) and END_PARAMETER not in self._held:
             return False
         if found := _PARAMETER.match(self._held):
-            root = self._schemas.get(name, {})
-            described = _followed(root, root).get("properties") or {}
-            schema = _followed(described.get(found[1]), root)
+            schema = parameter_schema(self._schemas.get(name, {}), found[1])
             written = f"{json.dumps(found[1])}: {in_json(found[2], schema)}"
             events.append(CallArguments((", " if self._given else "{") + written))
             self._held, self._given = self._held[found.end() :], self._given + 1
@@ -124,6 +123,12 @@ class QwenCoderReader(CallReader):
         # Something else between the parameters: nobody could say what it is.
         self._held = self._held[1:]
         return True
+
+
+def parameter_schema(root: Mapping[str, Any], name: str) -> Any:
+    """What a tool's schema says of one parameter."""
+    described = _followed(root, root).get("properties") or {}
+    return _followed(described.get(name), root)
 
 
 def in_json(value: str, schema: object) -> str:
@@ -162,20 +167,42 @@ def _types_of(schema: object) -> set[str]:
     return found or {_NAMES[type(value)] for value in values if type(value) in _NAMES}
 
 
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """How a call is written down; `%s` stands for a name."""
+
+    call: str
+    end_call: str
+    parameter: str
+    end_parameter: str
+    named: str
+    """A Lark rule for the head of a parameter of any name."""
+
+
 class QwenCoderFormat(CallFormat):
     marks: tuple[str, ...] = (OPEN, CLOSE)
+    wording = Wording(
+        call=f"{FUNCTION}%s>\n",
+        end_call=END_FUNCTION,
+        parameter=f"{PARAMETER}%s>\n",
+        end_parameter=f"\n{END_PARAMETER}\n",
+        named=f'{quoted(PARAMETER)} /[^<>\\n]+/ ">\\n"',
+    )
 
-    def reader(self, tools: Sequence[Tool]) -> QwenCoderReader:
+    def reader(self, tools: Sequence[Tool]) -> CallReader:
         return QwenCoderReader(tools)
 
     def calls(self, tools: Sequence[Tool], marks: Marks, most: int) -> str:
-        lines = [marked_calls(marks, most)]
+        lines = [self._marked(marks, most)]
         lines.append(f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}")
         for index, tool in enumerate(tools):
-            lines += _call_rules(index, tool)
-        end = quoted(f"\n{END_PARAMETER}\n")
+            lines += _call_rules(index, tool, self.wording)
+        end = quoted(self.wording.end_parameter)
         lines += [f"words[suffix={end}]: /(.|\\n)*/", f"end: {end}"]
         return "\n".join(lines)
+
+    def _marked(self, marks: Marks, most: int) -> str:
+        return marked_calls(marks, most)
 
     def holds_text(self, tool: Tool) -> bool:
         described: Mapping[str, Any] = _followed(tool.parameters, tool.parameters).get("properties") or {}
@@ -185,21 +212,21 @@ class QwenCoderFormat(CallFormat):
         return text_then_marked_calls(marks, most)
 
 
-def _call_rules(index: int, tool: Tool) -> Iterable[str]:
+def _call_rules(index: int, tool: Tool, wording: Wording) -> Iterable[str]:
     """Lark rules for one function: its parameters in the schema's order, or any where it names none."""
     schema = _followed(tool.parameters, tool.parameters)
     properties: Mapping[str, Any] = schema.get("properties") or {}
-    head = quoted(f"{FUNCTION}{tool.name}>\n")
+    head = quoted(wording.call % tool.name)
+    end = quoted(wording.end_call) if wording.end_call else ""
     if not properties and schema.get("additionalProperties") not in (None, False):
-        named = f'{quoted(PARAMETER)} /[^<>\\n]+/ ">\\n" words'
-        yield f"call_{index}: {head} ({named})* {quoted(END_FUNCTION)}"
+        yield f"call_{index}: {head} ({wording.named} words)* {end}"
         return
     required = schema.get("required") or ()
     parts = [f"given_{index}_{i}{'' if key in required else '?'}" for i, key in enumerate(properties)]
-    yield f"call_{index}: {head} {' '.join(parts)} {quoted(END_FUNCTION)}"
+    yield f"call_{index}: {head} {' '.join(parts)} {end}"
     shared = {key: tool.parameters[key] for key in _DEFINITIONS if key in tool.parameters}
     for i, (key, schema) in enumerate(properties.items()):
-        yield f"given_{index}_{i}: {quoted(f'{PARAMETER}{key}>' + chr(10))} {_value_rule(schema, shared, tool)}"
+        yield f"given_{index}_{i}: {quoted(wording.parameter % key)} {_value_rule(schema, shared, tool)}"
 
 
 def _is_limited(schema: Any) -> bool:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from shardcompute.api.reasoning import ThinkingPlan
+from shardcompute.api.reasoning import ChannelPlan, ThinkingPlan
 from shardcompute.api.reasoning.marks import THINK
 from shardcompute.api.reasoning.planning import Stand
+from shardcompute.api.tools.call_format import Marks
+from shardcompute.api.tools.harmony import HarmonyFormat
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import Grammar
 from shardcompute.decoding import GrammarState, compiler_of
@@ -92,3 +94,44 @@ def test_free_text_with_calls_follows_thinking() -> None:
     state = begin(SPECIAL, "open", calls, 5)
     follow(state, SPECIAL, [*b"ab", CLOSE, *b"\n\ntext", OPEN, *b"x"])
     assert state.is_complete
+
+
+CHANNELS = Vocabulary(
+    (*MARKED[:257], *(mark.encode() for mark in HarmonyFormat.marks)),
+    frozenset(range(256, 262)),
+    frozenset({EOS}),
+)
+ID = {mark: 257 + index for index, mark in enumerate(HarmonyFormat.marks)}
+FINAL = [ID["<|channel|>"], *b"final", ID["<|message|>"]]
+
+
+def channels(grammar: Grammar | None, budget: int | None) -> GrammarState:
+    held = ChannelPlan(Marks(CHANNELS, HarmonyFormat.marks)).hold(grammar, budget)
+    assert held is not None
+    return compiler_of(CHANNELS).start(held)
+
+
+def thought(text: bytes) -> list[int]:
+    head = [ID["<|channel|>"], *b"analysis", ID["<|message|>"]]
+    return [*head, *text, ID["<|end|>"], ID["<|start|>"], *b"assistant"]
+
+
+@pytest.mark.parametrize("before", [[], thought(b"ab"), thought(b"a") + thought(b"b")])
+def test_channels_think_before_a_form(before: list[int]) -> None:
+    state = channels(FORM, None)
+    follow(state, CHANNELS, [*before, *FINAL, *b"ok"])
+    assert state.is_complete
+
+
+def test_channels_keep_to_a_budget() -> None:
+    state = channels(None, 3)
+    follow(state, CHANNELS, thought(b"abc")[:13])
+    assert allowed(state, CHANNELS) == [ID["<|end|>"]]
+    follow(state, CHANNELS, [ID["<|end|>"], ID["<|start|>"], *b"assistant", *FINAL, *b"Yes."])
+    assert EOS in allowed(state, CHANNELS)
+    state = channels(None, 0)
+    follow(state, CHANNELS, thought(b""))
+    spelled = ChannelPlan(Marks(SPELLED, HarmonyFormat.marks))
+    assert spelled.hold(FORM, None) is FORM
+    with pytest.raises(UsageError, match="cannot be limited"):
+        spelled.hold(None, 3)

@@ -183,3 +183,34 @@ def test_a_form_leaves_room_for_thinking(chat: Any, service: Any) -> None:
     service.text_codec.opening = "a:<think></think>"
     assert chat(guided_choice=["Yes."], thinking_budget=3).status_code == 200
     assert service.requests[-1].sampling.grammar.kind == "choice"
+
+
+@pytest.fixture
+def channels(service: Any, fakes: Any) -> None:
+    service.text_codec = fakes.ByteCodec(template="{{ tools }}<|channel|><|message|>{{ reasoning_effort }}")
+
+
+@pytest.mark.usefixtures("channels")
+@pytest.mark.parametrize("has_tools", [True, False])
+def test_channels_of_gpt_oss(chat: Any, service: Any, fakes: Any, has_tools: bool) -> None:
+    said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+    service.script = fakes.say(*said)
+    tool = {"type": "function", "function": {"name": "weather", "parameters": fakes.WEATHER}}
+    reply = chat(reasoning_effort="high", **({"tools": [tool]} if has_tools else {})).json()
+    message = reply["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.")
+    assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    assert "reasoning_effort=high" in prompt_of(service)
+
+
+@pytest.mark.usefixtures("channels")
+def test_calls_on_a_channel(app: Starlette, call: Any, service: Any, fakes: Any) -> None:
+    head = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+    service.script = fakes.say(
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant", head, '{"city": "Rome"}'
+    )
+    tools = [{"name": "weather", "input_schema": fakes.WEATHER}]
+    reply = call(app, "POST", "/v1/messages", json=messages_body(tools=tools)).json()
+    assert [block["type"] for block in reply["content"]] == ["thinking", "tool_use"]
+    assert reply["content"][1]["input"] == {"city": "Rome"}
+    assert reply["stop_reason"] == "tool_use"

@@ -23,11 +23,14 @@ from shardcompute.api.tools import (
 from shardcompute.api.tools.call_format import CallFormat
 from shardcompute.api.tools.events import merged
 from shardcompute.api.tools.generic import GenericFormat, explain
+from shardcompute.api.tools.glm import GlmFormat
+from shardcompute.api.tools.harmony import HarmonyFormat
 from shardcompute.api.tools.hermes import HermesFormat
 from shardcompute.api.tools.listed import GRANITE, NEMOTRON, ListedFormat
 from shardcompute.api.tools.llama import LlamaFormat
 from shardcompute.api.tools.mistral import MistralFormat
 from shardcompute.api.tools.qwen_coder import QwenCoderFormat, in_json
+from shardcompute.api.tools.sectioned import SectionedFormat
 from shardcompute.core.errors import UsageError
 from shardcompute.decoding import compiler_of
 from shardcompute.models.vocabulary import Vocabulary
@@ -250,7 +253,10 @@ def test_arguments_are_passed_on_while_they_come() -> None:
         ("{% if tools %}<tool_call>{% endif %}", HermesFormat),
         ("{% if tools %}<tool_call><function=x>{% endif %}", GenericFormat),
         ("{% if tools %}<tool_call><function=x><parameter=y>{% endif %}", QwenCoderFormat),
-        ("{% if tools %}<tool_call>x<arg_key>y</arg_key>{% endif %}", GenericFormat),
+        ("{% if tools %}<tool_call>x<arg_key>y</arg_key>{% endif %}", GlmFormat),
+        ("{% if tools %}<|tool_calls_section_begin|>{% endif %}", SectionedFormat),
+        ("{% if tools %}<｜tool▁calls▁begin｜>{% endif %}", SectionedFormat),
+        ("{% if tools %}<|channel|><|message|>{% endif %}", HarmonyFormat),
         ("{% if tools %}<|tool_call|>{% endif %}", ListedFormat),
         ("{% if tools %}<TOOLCALL>[]</TOOLCALL>{% endif %}", ListedFormat),
         ("{% if tools %}<|python_tag|>{% endif %}", LlamaFormat),
@@ -290,6 +296,12 @@ class Codec:
         "<|tool_call|>",
         "<TOOLCALL>",
         "<tool_call><function=><parameter=>",
+        "<tool_call><arg_key>",
+        "<tool_call></arg_key><arg_value>",
+        "<|tool_calls_section_begin|>",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁begin｜>```json",
+        "<|channel|><|message|>",
         "none",
     ],
 )
