@@ -190,3 +190,17 @@ def test_gguf_gives_the_same_logits(
         whole, pieces = _logits(step)
     np.testing.assert_allclose(whole, expected(name), atol=1e-4)
     np.testing.assert_allclose(pieces, expected(name), atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "onnx"])
+@pytest.mark.parametrize("name", ["deepseek-v2-grouped", "deepseek-v3", "qwen2-moe"])
+def test_a_cut_gguf_is_the_same_model(
+    name: str, backend: str, folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", *tiny_gguf(name, folder(name)))
+    results = []
+    for stages in (1, 2, 3):
+        with _chain(path, backend, stages) as step:
+            results.append(_logits(step))
+    for one, other in itertools.pairwise(results):
+        np.testing.assert_array_equal(one, other)

@@ -39,16 +39,28 @@ def load_latent(ops: Ops, source: Any, spec: ModelSpec, latent: LatentAttention,
         q_norm = ops.vector(source.vector("attention.q_latent_norm", layer))
         q_up = ops.matrix([q], None)
         q = source.matrix("attention.q_down", layer)
-    up: Matrix = source.matrix("attention.kv_up", layer)
-    maps = up.to_dense().reshape(spec.heads, latent.plain + latent.value, latent.kv_rank)
+    k_up, v_up = _head_maps(source, spec.heads, latent, layer)
     return LatentWeights(
         down=ops.matrix([q, kv], None),
         q_norm=q_norm,
         q_up=q_up,
         kv_norm=ops.vector(source.vector("attention.kv_norm", layer)),
-        k_up=ops.head_maps(np.ascontiguousarray(maps[:, : latent.plain].transpose(0, 2, 1))),
-        v_up=ops.head_maps(np.ascontiguousarray(maps[:, latent.plain :])),
+        k_up=ops.head_maps(np.ascontiguousarray(k_up)),
+        v_up=ops.head_maps(np.ascontiguousarray(v_up)),
     )
+
+
+def _head_maps(source: Any, heads: int, latent: LatentAttention, layer: int) -> tuple[Array, Array]:
+    """From plain queries to latents, and from latents to values, for each head."""
+    if latent.is_absorbed:
+        k_up: Matrix = source.matrix("attention.k_up", layer)
+        v_up: Matrix = source.matrix("attention.v_up", layer)
+        return k_up.to_dense().reshape(heads, latent.kv_rank, -1), v_up.to_dense().reshape(
+            heads, latent.value, -1
+        )
+    up: Matrix = source.matrix("attention.kv_up", layer)
+    maps = up.to_dense().reshape(heads, latent.plain + latent.value, latent.kv_rank)
+    return maps[:, : latent.plain].transpose(0, 2, 1), maps[:, latent.plain :]
 
 
 def attend_latent(

@@ -2,7 +2,7 @@
 
 The decoder asks for tensors by our own names; a family's layout says which checkpoint tensor each comes from
 and how it was stored. Names, per layer: `attention.{norm,q,k,v,out,q_norm,k_norm,sinks,post_norm}`,
-of latent attention `attention.{q_down,q_latent_norm,kv_down,kv_norm,kv_up}`,
+of latent attention `attention.{q_down,q_latent_norm,kv_down,kv_norm,kv_up}` (`k_up`, `v_up` where those lie apart),
 `mlp.{norm,gate,up,down,post_norm,router,choice_bias,shared_score}`, `experts.{e}.{gate,up,down}`,
 `shared.{gate,up,down}`; for the whole model `embedding`, `norm`, `head`. A bias has its
 matrix's name with `.bias` behind it. Models without a family of ours have more for the whole model: `embedding.…`
@@ -30,8 +30,9 @@ class TensorPlace:
     experts' matrices or biases, and `is_transposed` says that a matrix is stored `[in, out]`; rows are
     counted after both. `interleaved_head_dim` undoes a row order in which entries that turn together lie side by
     side, in the first `interleaved_dim` rows of a head (None: in all). `plus_one` adds 1 (Gemma stores
-    `weight − 1`). `shape` is what the decoder expects after all that; `unit` is the number of rows or columns
-    that tensor ranks may not cut through (a head, or the query heads that share one).
+    `weight − 1`). `stored_shape` is the stored tensor's, where that has the same numbers on other axes (heads' matrices
+    stacked, one row as a vector). `shape` is what the decoder expects after all that; `unit` is the number of rows or
+    columns that tensor ranks may not cut through (a head, or the query heads that share one).
     """
 
     stored: str
@@ -45,6 +46,7 @@ class TensorPlace:
     interleaved_head_dim: int | None = None
     interleaved_dim: int | None = None
     plus_one: bool = False
+    stored_shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,8 @@ class LatentAttention:
     norm_eps: float = 1e-6
     is_interleaved: bool = True
     """Stored rows of rotated parts lie in pairs (entry 2i with 2i + 1), not in halves."""
+    is_absorbed: bool = False
+    """The maps of keys and of values are stored apart, each head's as decoding wants it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from shardcompute.weights.formats.tensor_file import (
 )
 
 # Rounding these would change which experts a token goes to.
-NEVER_ROUNDED = ("mlp.router", "mlp.shared_score", "attention.kv_up")
+NEVER_ROUNDED = ("mlp.router", "mlp.shared_score", "attention.kv_up", "attention.k_up", "attention.v_up")
 # In 4 bits these cost most of the perplexity that int4 loses (decision 4): the head, and what has outliers as inputs.
 NEVER_INT4 = ("embedding", "head", ".down")
 
@@ -80,14 +80,17 @@ def stored_bytes(tensors: ShardTensors, layout: Layout) -> int:
 def check_stage(file: TensorFile, layout: Layout, start: int, stop: int) -> None:
     """Raise CorruptModelError where a tensor of layers `[start, stop)` (or of the ends) has another shape."""
     expected: dict[str, tuple[int, ...]] = {}
+    also: dict[str, tuple[int, ...]] = {}
     for places in (layout.model, *layout.layers[start:stop]):
         for place in places.values():
             shape = _stored_shape(place)
+            if place.stored_shape is not None:
+                also[place.stored] = place.shape
             # Parts of one tensor (q, k and v, or experts) together reach its end.
             expected[place.stored] = tuple(map(max, expected.get(place.stored, shape), shape))
     for stored, wanted in expected.items():
         shape = find_entry(file, stored).shape
-        if shape != wanted:
+        if shape not in (wanted, also.get(stored)):
             raise CorruptModelError(
                 f"{stored} in {file.name} has the shape {_shape(shape)} where the config calls for "
                 f"{_shape(wanted)}",
@@ -115,6 +118,8 @@ def read_place(file: TensorFile, place: TensorPlace, rank: Rank) -> Matrix:
     columns = rank_span(place, rank) if place.split == "columns" else None
     if place.is_transposed or place.every is not None:
         return _read_rearranged(file, place, rows, columns)
+    if place.stored_shape is not None and find_entry(file, place.stored).shape != place.shape:
+        return _read_reshaped(file, place, rows)
     first = place.rows[0] if place.rows is not None else 0
     span = (first + rows[0], first + rows[1])
     if place.expert is not None:
@@ -167,6 +172,15 @@ def _read_rearranged(file: TensorFile, place: TensorPlace, rows: Span, columns: 
     return DenseMatrix(np.ascontiguousarray(values))
 
 
+def _read_reshaped(file: TensorFile, place: TensorPlace, rows: Span) -> Matrix:
+    """Rows of a matrix that is stored as a vector, or as one matrix for each unit of it."""
+    if place.stored_shape is not None and len(place.stored_shape) == 1:
+        return DenseMatrix(read_vector(file, place.stored).reshape(place.shape)[rows[0] : rows[1]])
+    units = range(rows[0] // place.unit, rows[1] // place.unit)
+    parts = [read_expert_matrix(file, place.stored, unit).to_dense() for unit in units]
+    return DenseMatrix(np.concatenate(parts))
+
+
 def rank_span(place: TensorPlace, rank: Rank) -> Span:
     """The rows or columns of this rank: whole units, nearly equal, nothing dropped."""
     axis = 0 if place.split == "rows" else 1
@@ -182,7 +196,7 @@ def rank_span(place: TensorPlace, rank: Rank) -> Span:
 
 def _stored_shape(place: TensorPlace) -> tuple[int, ...]:
     """The least shape of the stored tensor: this part is its end, this expert its last."""
-    shape = place.shape
+    shape = place.stored_shape or place.shape
     if place.every is not None:
         shape = (shape[0] * place.every[1], *shape[1:])
     if place.rows is not None:

@@ -177,6 +177,17 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
         routed_scaling_factor=1.7,
         rope_parameters={**_YARN, "mscale": 0.5, "mscale_all_dim": 0.707},
     ),
+    "deepseek-v2-grouped": _config(
+        "DeepseekV2",
+        **{**_LATENT, "first_k_dense_replace": 1},
+        q_lora_rank=None,
+        n_routed_experts=6,
+        n_group=3,
+        topk_group=2,
+        topk_method="group_limited_greedy",
+        routed_scaling_factor=1.7,
+        rope_parameters={**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+    ),
     "deepseek-v3": _config(
         "DeepseekV3",
         **{**_LATENT, "first_k_dense_replace": 1},

@@ -62,11 +62,18 @@ ARCHITECTURES: Mapping[str, str] = {
     "dots1-full": "dots1",
     "glm4-moe": "glm4moe",
     "glm4-moe-plain": "glm4moe",
+    "deepseek-v2": "deepseek2",
+    "deepseek-v2-grouped": "deepseek2",
+    "deepseek-v3": "deepseek2",
+    "kimi-k2": "deepseek2",
+    "qwen2-moe": "qwen2moe",
 }
 """GGUF architecture of each tiny configuration that GGUF can express."""
 
 _INTERLEAVED = ("llama", "smollm3", "granite", "arcee")
 """Those whose rows the converter reorders; in others of that rotation the checkpoint has them so already."""
+_UNSPLIT = ("deepseek-v2-grouped",)
+"""Those that are written as older converters did it, with one map to keys and values."""
 _SIGMOID = ("dots1", "glm4moe", "minimax-m2")
 _KEYS = {
     "num_hidden_layers": "block_count",
@@ -100,6 +107,9 @@ _KEYS = {
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
     "attention_multiplier": "attention.scale",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "q_lora_rank": "attention.q_lora_rank",
+    "kv_lora_rank": "attention.kv_lora_rank",
 }
 
 
@@ -119,7 +129,13 @@ def tiny_gguf(name: str, folder: Path) -> tuple[dict[str, Any], Tensors]:
         metadata[f"{architecture}.expert_feed_forward_length"] = config["intermediate_size"]
     if architecture in _SIGMOID:
         metadata[f"{architecture}.expert_gating_func"] = 2
-    tensors = _converted(architecture, config, _unfused(load_file(folder / "model.safetensors")))
+    stored = _unfused(load_file(folder / "model.safetensors"))
+    if architecture == "deepseek2":
+        metadata |= {
+            f"deepseek2.{key}": value for key, value in _latent_keys(config, name in _UNSPLIT).items()
+        }
+        stored = stored if name in _UNSPLIT else _absorbed(config, stored)
+    tensors = _converted(architecture, config, stored)
     rope, factors = _rope(config)
     metadata |= {f"{architecture}.rope.{key}": value for key, value in rope.items()}
     for tensor, values in factors.items():
@@ -228,9 +244,40 @@ def _converted(architecture: str, config: dict[str, Any], stored: Tensors) -> Te
             values = _interleaved(values, config["num_key_value_heads"])
         if architecture.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
             values = values + np.float32(1)
+        if name.endswith("shared_expert_gate.weight"):
+            values = values.squeeze()
         converted = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert converted is not None, name
         tensors[converted] = values
+    return tensors
+
+
+def _latent_keys(config: dict[str, Any], is_unsplit: bool) -> dict[str, Any]:
+    rank, rotated, value = config["kv_lora_rank"], config["qk_rope_head_dim"], config["v_head_dim"]
+    key = config["qk_nope_head_dim"] + rotated
+    keys = {"expert_gating_func": 2 if config["model_type"] == "deepseek_v3" else 1}
+    if is_unsplit:
+        return keys | {"attention.key_length": key, "attention.value_length": value}
+    return keys | {
+        "attention.head_count_kv": 1,
+        "attention.key_length": rank + rotated,
+        "attention.value_length": rank,
+        "attention.key_length_mla": key,
+        "attention.value_length_mla": value,
+    }
+
+
+def _absorbed(config: dict[str, Any], stored: Tensors) -> Tensors:
+    """The map to keys and values as two, that of keys transposed."""
+    tensors: Tensors = {}
+    for name, values in stored.items():
+        if not name.endswith("kv_b_proj.weight"):
+            tensors[name] = values
+            continue
+        maps = values.reshape(config["num_attention_heads"], -1, config["kv_lora_rank"])
+        plain = config["qk_nope_head_dim"]
+        tensors[name.replace("kv_b_proj", "k_b_proj")] = maps[:, :plain].swapaxes(1, 2)
+        tensors[name.replace("kv_b_proj", "v_b_proj")] = maps[:, plain:]
     return tensors
 
 
@@ -248,12 +295,14 @@ def _rope(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[float]
     keys: dict[str, Any] = {"freq_base": rope["rope_theta"]}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     turning = int(head_dim * rope.get("partial_rotary_factor", 1.0))
-    keys["dimension_count"] = config.get("rotary_dim") or turning
+    keys["dimension_count"] = config.get("qk_rope_head_dim") or config.get("rotary_dim") or turning
     match rope["rope_type"]:
         case "linear" | "yarn" as kind:
             keys |= {"scaling.type": kind, "scaling.factor": rope["factor"]}
             if kind == "yarn":
                 keys["scaling.original_context_length"] = rope["original_max_position_embeddings"]
+                if "mscale_all_dim" in rope:
+                    keys["scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
         case "llama3":
             return keys, {"rope_freqs.weight": _llama3_factors(rope, head_dim)}
         case "longrope":

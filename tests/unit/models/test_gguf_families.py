@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,11 @@ def _parse(metadata: dict[str, Any], tensors: Tensors) -> tuple[ModelSpec, Layou
 def test_the_same_spec_as_from_the_original_checkpoint(name: str, tmp_path: Path) -> None:
     folder = save_tiny(name, tmp_path)
     original, _ = from_hf_config(read_config(folder), list(load_file(folder / "model.safetensors")))
-    spec, _ = _parse(*tiny_gguf(name, folder))
+    metadata, tensors = tiny_gguf(name, folder)
+    spec, _ = _parse(metadata, tensors)
+    if original.latent is not None and spec.latent is not None:
+        assert spec.latent.is_absorbed == ("blk.0.attn_k_b.weight" in tensors)
+        spec = replace(spec, latent=replace(spec.latent, is_absorbed=False))
     for ours, theirs in zip(spec.ropes, original.ropes, strict=True):
         np.testing.assert_allclose(ours.inverse_frequencies, theirs.inverse_frequencies, rtol=1e-6)
         assert ours.amplitude == pytest.approx(theirs.amplitude)
@@ -86,6 +91,9 @@ def test_every_place_has_its_shape(name: str, tmp_path: Path) -> None:
     for places in (layout.model, *layout.layers):
         for ours, place in places.items():
             shape = tensors[place.stored].shape[(place.expert is not None) :]
+            if place.stored_shape is not None:
+                assert shape == place.stored_shape, ours
+                shape = (math.prod(shape[:-1]), shape[-1])
             rows = place.rows or (0, shape[0])
             assert (rows[1] - rows[0], *shape[1:]) == place.shape, ours
 
@@ -223,3 +231,40 @@ def test_families_without_a_gguf_reader_are_sent_to_their_safetensors(architectu
     with pytest.raises(UnsupportedModelError, match=repr(architecture)) as caught:
         from_gguf({"general.architecture": architecture}, ["x"])
     assert f"safetensors, of the family {family}" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"attention.kv_lora_rank": 10**9}, "kv_lora_rank"),
+        ({"attention.kv_lora_rank": None}, "kv_lora_rank"),
+        ({"attention.q_lora_rank": -1}, "q_lora_rank"),
+        ({"rope.dimension_count": 7}, "dimension_count"),
+        ({"rope.dimension_count": None}, "dimension_count"),
+        ({"attention.key_length": 24}, "key_length"),
+        ({"attention.key_length_mla": 8}, "dimension_count"),
+        ({"attention.value_length_mla": 0}, "value_length_mla"),
+        ({"attention.head_count": 10**9}, "head_count"),
+        ({"expert_count": 10**6}, "expert_count"),
+        ({"expert_used_count": 9}, "expert_used_count"),
+        ({"expert_group_count": 3}, "expert_group_count"),
+        ({"expert_group_count": 8}, "expert_group_count"),
+        ({"expert_group_used_count": 1}, "expert_group_used_count"),
+        ({"leading_dense_block_count": 2}, "leading_dense_block_count"),
+        ({"rope.scaling.yarn_log_multiplier": float("inf")}, "yarn_log_multiplier"),
+    ],
+)
+def test_latent_sizes_and_groups_that_cannot_be_true(
+    changes: dict[str, Any], field: str, tmp_path: Path
+) -> None:
+    metadata, tensors = tiny_gguf("deepseek-v3", save_tiny("deepseek-v3", tmp_path))
+    from_gguf(metadata, list(tensors))
+    changed = {f"deepseek2.{key}": value for key, value in changes.items()}
+    with pytest.raises(CorruptModelError, match=field):
+        from_gguf(metadata | changed, list(tensors))
+
+
+def test_weights_of_softmax_scores_divided_by_their_sum_are_refused_of_deepseek(tmp_path: Path) -> None:
+    metadata, tensors = tiny_gguf("deepseek-v2", save_tiny("deepseek-v2", tmp_path))
+    with pytest.raises(UnsupportedModelError, match="expert_weights_norm"):
+        from_gguf(metadata | {"deepseek2.expert_weights_norm": True}, list(tensors))

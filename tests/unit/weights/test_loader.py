@@ -219,6 +219,36 @@ def test_experts_of_a_stack(write: Write) -> None:
         read_place(file, replace(up, expert=3), Rank())
 
 
+@pytest.mark.parametrize("shape", [(4, 32, 64), (128, 64)])
+def test_matrices_of_heads_may_be_stacked(write: Write, shape: tuple[int, ...]) -> None:
+    file = write({"maps": normal(*shape)}, "Q8_0")
+    maps = TensorPlace("maps", (128, 64), "rows", 32, stored_shape=(4, 32, 64))
+    check_stage(file, Layout({}, ({"maps": maps},)), 0, 1)
+    whole = read_place(file, maps, Rank()).to_dense()
+    flat = [
+        read_place(file, TensorPlace("maps", (32, 64), expert=e), Rank()) for e in range(4) if shape[0] == 4
+    ]
+    if flat:
+        np.testing.assert_array_equal(whole, np.concatenate([head.to_dense() for head in flat]))
+    np.testing.assert_array_equal(read_place(file, maps, Rank(1, 2)).to_dense(), whole[64:])
+
+
+def test_one_row_may_be_stored_as_a_vector(write: Write) -> None:
+    place = TensorPlace("score", (1, 64), stored_shape=(64,))
+    values = normal(64)
+    for stored in (values, values.reshape(1, 64)):
+        file = write({"score": stored})
+        check_stage(file, Layout({}, ({"score": place},)), 0, 1)
+        np.testing.assert_array_equal(read_place(file, place, Rank()).to_dense(), values.reshape(1, 64))
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 64), (4, 64, 32), (4, 32, 63), (8192,)])
+def test_a_stack_of_another_shape_is_refused(write: Write, shape: tuple[int, ...]) -> None:
+    layout = Layout({}, ({"maps": TensorPlace("maps", (128, 64), "rows", 32, stored_shape=(4, 32, 64))},))
+    with pytest.raises(CorruptModelError, match="4×32×64"):
+        check_stage(write({"maps": normal(*shape)}), layout, 0, 1)
+
+
 def test_transposed_experts_with_gate_and_up_in_turn(write: Write) -> None:
     """As gpt-oss stores them: `[experts, in, out]`, even columns gate, odd ones up."""
     matrices, biases = normal(2, 48, 64), normal(2, 64)

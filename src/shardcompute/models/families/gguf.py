@@ -29,11 +29,11 @@ from shardcompute.models.families.gguf_architectures import (
     SAFETENSORS_ONLY,
     GgufArchitecture,
 )
-from shardcompute.models.families.gguf_rope import gguf_ropes
+from shardcompute.models.families.gguf_rope import gguf_ropes, yarn_log_multiplier
 from shardcompute.models.families.places import FUSED, Slot, fused_rows, make_layout
-from shardcompute.models.families.rope import check_head_dim
+from shardcompute.models.families.rope import check_head_dim, yarn_growth
 from shardcompute.models.layout import Layout, TensorPlace
-from shardcompute.models.spec import Experts, ModelSpec, NormType
+from shardcompute.models.spec import Experts, LatentAttention, ModelSpec, NormType
 
 _WHERE = "GGUF metadata"
 _HEAD = "output.weight"
@@ -46,6 +46,7 @@ _EPSILONS: Mapping[NormType, str] = {
 }
 _SCORES: tuple[Literal["softmax", "sigmoid"], ...] = ("softmax", "sigmoid")
 """By ggml's number of the function, from 1."""
+_OTHER_AXES = ("mlp.shared_score", "attention.k_up", "attention.v_up")
 _HARMLESS = frozenset({"rope.scaling.finetuned", "tensor_data_layout", "vocab_size"})
 
 
@@ -102,9 +103,11 @@ def _spec(
 ) -> ModelSpec:
     layer_count = _layer_count(fields, names)
     hidden = fields.integer("embedding_length")
-    heads, kv_heads, head_dim = _heads(fields, hidden)
+    latent = _latent(fields, names) if known.is_latent else None
+    heads, kv_heads, head_dim = _heads(fields, hidden) if latent is None else _latent_heads(fields, latent)
     context = fields.integer("context_length", high=MAX_CONTEXT)
-    ropes = gguf_ropes(known, fields, head_dim, context, rope_factors, long_factors)
+    turning = head_dim if latent is None else latent.rotated
+    ropes = gguf_ropes(known, fields, turning, context, rope_factors, long_factors)
     is_wide = layer_count == known.layers_scaled_by_width
     layers = known.layers(fields, layer_count, names)
     experts = _experts(known, fields, layer_count)
@@ -122,9 +125,9 @@ def _spec(
         context_length=min(rope.context_length for rope in ropes),
         ropes=tuple(rope.rope for rope in ropes),
         norm_eps=fields.number(_EPSILONS[known.norm], high=1.0),
-        attention_scale=_scale(
-            known, fields, "attention.scale", (hidden // heads if is_wide else head_dim) ** -0.5
-        ),
+        attention_scale=_latent_scale(fields, latent)
+        if latent is not None
+        else _scale(known, fields, "attention.scale", (hidden // heads if is_wide else head_dim) ** -0.5),
         activation=known.activation,
         has_gate=known.has_gate,
         norm=known.norm,
@@ -147,6 +150,7 @@ def _spec(
         logit_softcap=_softcap(known, fields, "final_logit_softcapping", known.logit_softcap),
         tied_head=_HEAD not in names,
         experts=experts,
+        latent=latent,
     )
 
 
@@ -173,6 +177,45 @@ def _heads(fields: Fields, hidden: int) -> tuple[int, int, int]:
     fields.one_of("attention.value_length", value_length, (head_dim,))
     fields.one_of("attention.causal", fields.flag("attention.causal", True), (True,))
     return heads, kv_heads, head_dim
+
+
+def _latent(fields: Fields, names: frozenset[str]) -> LatentAttention:
+    """Older files give the sizes of a head's keys and values where newer ones give those of what is kept."""
+    rank = fields.integer("attention.kv_lora_rank", high=MAX_HEAD_DIM)
+    rotated = fields.integer("rope.dimension_count", high=MAX_HEAD_DIM)
+    check_head_dim(fields, "rope.dimension_count", rotated)
+    key = fields.integer("attention.key_length", high=MAX_HEAD_DIM)
+    value = fields.integer("attention.value_length", high=MAX_HEAD_DIM)
+    own_key = fields.optional_integer("attention.key_length_mla", high=MAX_HEAD_DIM)
+    if own_key is not None:
+        if (key, value) != (rank + rotated, rank):
+            raise fields.corrupt("attention.key_length", key, f"{rank + rotated}, and {rank} for values")
+        key, value = own_key, fields.integer("attention.value_length_mla", high=MAX_HEAD_DIM)
+    if key <= rotated:
+        raise fields.corrupt("rope.dimension_count", rotated, f"less than the length of keys ({key})")
+    return LatentAttention(
+        kv_rank=rank,
+        plain=key - rotated,
+        rotated=rotated,
+        value=value,
+        q_rank=fields.optional_integer("attention.q_lora_rank", low=0) or None,
+        is_absorbed="blk.0.attn_k_b.weight" in names,
+    )
+
+
+def _latent_heads(fields: Fields, latent: LatentAttention) -> tuple[int, int, int]:
+    """What a file says of key heads counts for nothing: one is kept, of all heads."""
+    heads = fields.uniform_integer("attention.head_count", high=MAX_HEAD_DIM)
+    fields.uniform_integer("attention.head_count_kv", heads, high=MAX_HEAD_DIM)
+    return heads, 1, latent.kv_rank + latent.rotated
+
+
+def _latent_scale(fields: Fields, latent: LatentAttention) -> float:
+    """YaRN stretches scores instead of turned entries where there is a multiplier, a tenth of its `mscale_all_dim`."""
+    scale = float((latent.plain + latent.rotated) ** -0.5)
+    growth = 10 * yarn_log_multiplier(fields)
+    factor = fields.optional_number("rope.scaling.factor", low=1e-3, high=1e6)
+    return scale * yarn_growth(factor, growth) ** 2 if growth and factor is not None else scale
 
 
 def _vocabulary(fields: Fields, general: Fields) -> int:
@@ -215,27 +258,38 @@ def _experts(known: GgufArchitecture, fields: Fields, layers: int) -> Experts | 
         "feed_forward_length"
     )
     shared = fields.integer("expert_shared_count", 0, low=0, high=MAX_EXPERTS)
+    per_token = fields.integer("expert_used_count", high=count)
     return Experts(
         count,
-        fields.integer("expert_used_count", high=count),
+        per_token,
         width,
-        routing=_routing(known, fields, count),
+        routing=_routing(known, fields, count, per_token),
         shared_intermediate=fields.integer("expert_shared_feed_forward_length", shared * width, low=0),
         has_bias=known.is_gpt_oss,
         swiglu_limit=7.0 if known.is_gpt_oss else None,
+        has_shared_gate=known.has_shared_gate,
     )
 
 
-def _routing(known: GgufArchitecture, fields: Fields, count: int) -> Routing:
+def _routing(known: GgufArchitecture, fields: Fields, count: int, per_token: int) -> Routing:
     """What keys say of choosing experts; what they do not say is the architecture's."""
     usual = known.routing
     code = fields.integer("expert_gating_func", 1 + _SCORES.index(usual.scores), low=0)
+    if code == 2 and known.sigmoid_routing is not None:
+        usual = known.sigmoid_routing
+    elif known.sigmoid_routing is not None:
+        # DeepSeek-V2's own code and `transformers` disagree about what the key does besides.
+        fields.one_of("expert_weights_norm", fields.flag("expert_weights_norm", False), (False,))
     # Softmax over the chosen logits alone (3) is the same as over all, divided by the sum of the chosen.
     fields.one_of("expert_gating_func", code, (0, 1, 2, 3) if known.is_gpt_oss else (1, 2))
     scores = _SCORES[code - 1] if code in (1, 2) else usual.scores
     over_chosen = fields.flag("expert_weights_norm", usual.weights_over == "chosen")
     groups = fields.integer("expert_group_count", 1, low=0, high=count) or 1
     chosen = fields.integer("expert_group_used_count", groups, low=0, high=groups) or groups
+    if count % groups or (groups > 1 and count // groups < 2):
+        raise fields.corrupt("expert_group_count", groups, f"a divisor of {count}, for groups of two or more")
+    if chosen * (count // groups) < per_token:
+        raise fields.corrupt("expert_group_used_count", chosen, f"groups that hold {per_token} experts")
     return replace(
         usual,
         scores=scores,
@@ -273,8 +327,20 @@ class _GgufLocator:
             fused = f"{block}.{'attn_qkv' if slot.matrix.startswith('attention') else 'ffn_up'}{suffix}"
             if fused in self._names:  # q, k and v may also lie apart
                 return replace(slot.at(fused), rows=fused_rows(self._spec, slot.matrix))
-        place = slot.at(f"{block}.{self._known.names[slot.matrix]}{suffix}")
+        place = slot.at(f"{block}.{self._stored(slot)}{suffix}")
+        if slot.matrix in _OTHER_AXES:
+            return replace(place, stored_shape=_stored_shape(slot))
         if self._known.is_interleaved and slot.matrix in ("attention.q", "attention.k"):
             turning = 2 * len(self._spec.ropes[0].inverse_frequencies)
             return replace(place, interleaved_head_dim=self._spec.head_dim, interleaved_dim=turning)
         return place
+
+    def _stored(self, slot: Slot) -> str:
+        has_latents = self._spec.latent is not None and self._spec.latent.q_rank is not None
+        return "attn_q_b" if has_latents and slot.matrix == "attention.q" else self._known.names[slot.matrix]
+
+
+def _stored_shape(slot: Slot) -> tuple[int, ...]:
+    """One row is kept as a vector, maps of heads as a stack."""
+    rows, columns = slot.shape
+    return (columns,) if rows == 1 else (rows // slot.unit, slot.unit, columns)

@@ -34,6 +34,14 @@ _NAMES: Mapping[str, str] = {
     "shared.gate": "ffn_gate_shexp",
     "shared.up": "ffn_up_shexp",
     "shared.down": "ffn_down_shexp",
+    "mlp.shared_score": "ffn_gate_inp_shexp",
+    "attention.q_down": "attn_q_a",
+    "attention.q_latent_norm": "attn_q_a_norm",
+    "attention.kv_down": "attn_kv_a_mqa",
+    "attention.kv_norm": "attn_kv_a_norm",
+    "attention.kv_up": "attn_kv_b",
+    "attention.k_up": "attn_k_b",
+    "attention.v_up": "attn_v_b",
 }
 _POST_NORM_NAMES = {
     **_NAMES,
@@ -80,6 +88,11 @@ class GgufArchitecture:
     """Keys say what embeddings, residuals and scores are multiplied by."""
     routing: Routing = PLAIN_ROUTING
     """How experts are chosen where no key says so."""
+    sigmoid_routing: Routing | None = None
+    """The same for models whose key says that scores are by sigmoid."""
+    has_shared_gate: bool = False
+    is_latent: bool = False
+    """Latent attention, and scores that grow with what `rope.scaling.yarn_log_multiplier` says."""
 
 
 def _window(fields: Fields, absent: int | None) -> int | None:
@@ -166,6 +179,21 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "llama": GgufArchitecture("llama", windowed_layers, is_interleaved=True, has_experts=True),
     "qwen2": GgufArchitecture("qwen2", full_layers),
     "qwen3": GgufArchitecture("qwen3", full_layers, qk_norm="head"),
+    "qwen2moe": GgufArchitecture(
+        "qwen2_moe",
+        full_layers,
+        has_experts=True,
+        has_shared_gate=True,
+        routing=Routing(weights_over="all"),
+    ),
+    "deepseek2": GgufArchitecture(
+        "deepseek_v3",
+        led_layers,
+        has_experts=True,
+        is_latent=True,
+        routing=Routing(weights_over="all"),
+        sigmoid_routing=replace(_GROUPED_ROUTING, weights_over="all"),
+    ),
     "qwen3moe": GgufArchitecture("qwen3_moe", full_layers, has_experts=True, qk_norm="head"),
     "gemma2": GgufArchitecture(
         "gemma2",
@@ -255,14 +283,12 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = {
 }
 
 SAFETENSORS_ONLY: Mapping[str, str] = {
-    "deepseek2": "deepseek_v3",
     "ernie4_5-moe": "ernie4_5_moe",
     "granitemoe": "granitemoe",
     "hunyuan-dense": "hunyuan_v1_dense",
     "hunyuan-moe": "hunyuan_v1_moe",
     "llama4": "llama4_text",
     "mistral3": "ministral3",
-    "qwen2moe": "qwen2_moe",
     "qwen2vl": "qwen2_5_vl_text",
     "qwen3vl": "qwen3_vl_text",
     "qwen3vlmoe": "qwen3_vl_moe_text",

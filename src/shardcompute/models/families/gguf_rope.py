@@ -47,6 +47,11 @@ def gguf_ropes(
     return [rope, ScaledRope(Rope(default_frequencies(local_theta, dim)), context_length)]
 
 
+def yarn_log_multiplier(fields: Fields) -> float:
+    """By how much scores grow with the logarithm of YaRN's factor, twice; 0 where turned entries grow instead."""
+    return fields.number("rope.scaling.yarn_log_multiplier", 0.0, low=-1e-9, high=1e6)
+
+
 def _switching(short: ScaledRope, long: ScaledRope, original: int, context: int) -> ScaledRope:
     """One rotation for contexts up to the original one, the other for longer ones."""
     frequencies = long.rope.inverse_frequencies
@@ -97,7 +102,8 @@ def _yarn(
     factor = fields.number("rope.scaling.factor", low=1e-3, high=1e6)
     extrapolation = fields.number("rope.scaling.yarn_ext_factor", 1.0)
     fields.one_of("rope.scaling.yarn_ext_factor", extrapolation, (1.0,))
-    amplitude = yarn_amplitude(factor)
+    grows_scores = known.is_latent and yarn_log_multiplier(fields) > 0
+    amplitude = 1.0 if grows_scores else yarn_amplitude(factor)
     for name in ("attn_factor", "yarn_attn_factor"):
         amplitude *= fields.number(f"rope.scaling.{name}", 1.0, high=1e6)
     frequencies = yarn_frequencies(

@@ -107,7 +107,15 @@ def _latent_slots(spec: ModelSpec, latent: LatentAttention, layer: int) -> Itera
     yield Slot("attention.q", layer, q_shape, "rows", q_unit)
     yield Slot("attention.kv_down", layer, (spec.head_dim, spec.hidden))
     yield Slot("attention.kv_norm", layer, (latent.kv_rank,))
-    yield Slot("attention.kv_up", layer, (spec.heads * up_unit, latent.kv_rank), "rows", up_unit)
+    if latent.is_absorbed:
+        k_shape, v_shape = (
+            (spec.heads * latent.kv_rank, latent.plain),
+            (spec.heads * latent.value, latent.kv_rank),
+        )
+        yield Slot("attention.k_up", layer, k_shape, "rows", latent.kv_rank)
+        yield Slot("attention.v_up", layer, v_shape, "rows", latent.value)
+    else:
+        yield Slot("attention.kv_up", layer, (spec.heads * up_unit, latent.kv_rank), "rows", up_unit)
     yield Slot("attention.out", layer, (spec.hidden, spec.heads * latent.value), "columns", latent.value)
 
 
