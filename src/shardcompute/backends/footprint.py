@@ -25,6 +25,8 @@ HOLDERS = (
     "mlx/cpu",
     "llamacpp/any",
 )
+ADAPTING_HOLDERS = ("onnx/cpu", "numpy/cpu", "torch/cpu")
+"""Those that add what adapters add (`backends.low_rank`)."""
 _MIB = 1 << 20
 STATE_SESSIONS = 32
 """For so many recurrent states of a layer there is memory: two for each of 16 sessions (`backends.fallback`)."""

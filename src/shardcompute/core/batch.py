@@ -15,12 +15,14 @@ PAGE_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`count` rows of `session` at positions `[start, start + count)`; logits of the last `logit_rows` of them."""
+    """`count` rows of `session` at positions `[start, start + count)`; logits of the last `logit_rows` of them. With an
+    `adapter`, what the one of that number adds is added to them (`backends.low_rank`)."""
 
     session: int
     start: int
     count: int
     logit_rows: int = 0
+    adapter: int = 0
 
     @property
     def stop(self) -> int:
@@ -29,6 +31,11 @@ class Segment:
 
 def count_rows(segments: Sequence[Segment]) -> int:
     return sum(segment.count for segment in segments)
+
+
+def row_adapters(segments: Sequence[Segment]) -> list[int]:
+    """The number of each row's adapter."""
+    return [segment.adapter for segment in segments for _ in range(segment.count)]
 
 
 def logit_row_indices(segments: Sequence[Segment]) -> list[int]:

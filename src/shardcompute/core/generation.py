@@ -93,10 +93,14 @@ class GenerationRequest:
     shown_ids: frozenset[int] = frozenset()
     """Special tokens whose text belongs to the answer, such as marks of tool calls; others are left out of it."""
 
+    adapter: str = ""
+    """The name of the adapter to compute it with; "": the base alone."""
+
     @property
-    def prefix_scope(self) -> tuple[str, str]:
-        """What is kept of one generation may speed up another of the same scope: callers share nothing."""
-        return self.caller, self.cache_salt
+    def prefix_scope(self) -> tuple[str, str, str]:
+        """What is kept of one generation may speed up another of the same scope: callers share nothing, and another
+        adapter computes other keys and values."""
+        return self.caller, self.cache_salt, self.adapter
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,8 @@ class Opening:
     """Alternatives to give with each scored token."""
     prefix: Prefix | None = None
     """What it shares with a session that every stage holds; its rows begin behind that."""
+    adapter: str = ""
+    """The name of the adapter that every stage computes it with; "": the base alone."""
 
 
 @dataclass(frozen=True, slots=True)

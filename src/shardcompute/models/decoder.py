@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from shardcompute.backends.low_rank import NO_ADAPTERS, AdapterLayers
 from shardcompute.backends.matrix import Float32, Matrix
 from shardcompute.backends.ops import Attention, ExpertBlock, Gate, Handle, Ops, Tensor
 from shardcompute.models.latent_attention import LatentWeights, attend_latent, load_latent
@@ -72,12 +73,16 @@ class HeadWeights:
 
 
 class Decoder:
-    """Layers `[stage.start, stage.stop)` of a model, with embedding and head at its ends."""
+    """Layers `[stage.start, stage.stop)` of a model, with embedding and head at its ends, and what `adapters` add to
+    its layers."""
 
-    def __init__(self, spec: ModelSpec, stage: Stage, source: TensorSource) -> None:
+    def __init__(
+        self, spec: ModelSpec, stage: Stage, source: TensorSource, adapters: AdapterLayers = NO_ADAPTERS
+    ) -> None:
         self.spec = spec
         self.stage = stage
         self._source = source
+        self._adapters = adapters
         self.is_first = stage.is_first
         self.is_last = stage.is_last
         self.layer_count = stage.count
@@ -101,7 +106,7 @@ class Decoder:
 
     def load_layer(self, ops: Ops, layer: int) -> LayerWeights:
         spec, index = self.spec, self.stage.start + layer
-        load = _TensorReader(ops, self._source, index)
+        load = _TensorReader(ops, self._source, index, self._adapters)
         before = spec.norm_placement in ("before", "around")
         after = spec.norm_placement in ("after", "around")
         is_sparse = spec.layers[index].is_sparse
@@ -264,6 +269,7 @@ class _TensorReader:
     ops: Ops
     source: TensorSource
     layer: int | None
+    adapters: AdapterLayers = NO_ADAPTERS
 
     def norm(self, name: str, has_bias: bool) -> NormWeights:
         weight = self.ops.vector(self.source.vector(name, self.layer))
@@ -277,4 +283,7 @@ class _TensorReader:
         bias = None
         if has_bias:
             bias = np.concatenate([self.source.vector(f"{name}.bias", self.layer) for name in names])
-        return self.ops.matrix(parts, bias)
+        if self.layer is None or not self.adapters.names:
+            return self.ops.matrix(parts, bias)
+        widths = [part.shape[0] for part in parts]
+        return self.ops.matrix(parts, bias, self.adapters.low_rank(self.layer, names, widths))

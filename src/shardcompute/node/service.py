@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from shardcompute.core.errors import CapacityError
@@ -22,6 +22,15 @@ class ServedModel:
     """SHA-256, in hexadecimal, of what tells its weights from others."""
     size_bytes: int
     """Of the model's files."""
+
+
+def with_adapters(models: Iterable[tuple[ServedModel, Sequence[str]]]) -> list[ServedModel]:
+    """Models, each followed by what it is with its adapters: models of their own to clients, named `model:adapter`."""
+    return [
+        each
+        for model, adapters in models
+        for each in (model, *(replace(model, name=f"{model.name}:{adapter}") for adapter in adapters))
+    ]
 
 
 @dataclass(frozen=True, slots=True)

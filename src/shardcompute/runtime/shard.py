@@ -8,9 +8,11 @@ import sys
 from dataclasses import replace
 
 from shardcompute.backends.executor import Executor, ExecutorOptions, Network
+from shardcompute.backends.footprint import ADAPTING_HOLDERS, holding_of
+from shardcompute.backends.low_rank import NO_ADAPTERS, AdapterLayers
 from shardcompute.backends.matrix import rows_of
 from shardcompute.core.batch import PAGE_TOKENS
-from shardcompute.core.errors import BackendError, UsageError
+from shardcompute.core.errors import BackendError, UnsupportedModelError, UsageError
 from shardcompute.core.phases import phase
 from shardcompute.models.decoder import Decoder, TensorSource
 from shardcompute.models.draft_head import DraftHeadNetwork, DraftHeadWeights
@@ -19,6 +21,7 @@ from shardcompute.models.spec import ModelSpec, Stage, whole
 from shardcompute.runtime.fallback import open_local_fallback
 from shardcompute.runtime.head_drafter import HeadDrafter, HeadDraftLimits
 from shardcompute.runtime.llamacpp import open_local_stage
+from shardcompute.weights.adapters import stage_adapters
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.formats.quantise import WEIGHT_FORMS
 
@@ -38,21 +41,45 @@ def open_shard(
     if form not in WEIGHT_FORMS:
         raise UsageError(f"there is no weight form {form!r}", hint=f"use one of {', '.join(WEIGHT_FORMS)}")
     stage = stage or whole(checkpoint.spec)
+    if checkpoint.adapters:
+        refuse_adapters("transformers" if is_fallback(checkpoint.spec) else backend, options.device)
     if is_fallback(checkpoint.spec):
         return open_local_fallback(checkpoint, stage, form, options)
     if backend == "llamacpp":
         return open_local_stage(checkpoint, stage, form, options)
     return build_executor(
-        checkpoint.spec, stage, checkpoint.source(stage, form=form), backend=backend, options=options
+        checkpoint.spec,
+        stage,
+        checkpoint.source(stage, form=form),
+        backend=backend,
+        options=options,
+        adapters=stage_adapters(checkpoint.adapters, stage),
     )
 
 
 def build_executor(
-    spec: ModelSpec, stage: Stage, source: TensorSource, *, backend: str, options: ExecutorOptions
+    spec: ModelSpec,
+    stage: Stage,
+    source: TensorSource,
+    *,
+    backend: str,
+    options: ExecutorOptions,
+    adapters: AdapterLayers = NO_ADAPTERS,
 ) -> Executor:
-    """Load a stage from wherever `source` reads; it is not needed afterwards."""
+    """Load a stage from wherever `source` reads, with adapters beside it; neither is needed afterwards."""
     refuse_foreign(spec)
-    return _run_by(backend, Decoder(spec, stage, source), options)
+    if adapters.names:
+        refuse_adapters(backend, options.device)
+    return _run_by(backend, Decoder(spec, stage, source, adapters), options)
+
+
+def refuse_adapters(backend: str, device: str) -> None:
+    """UnsupportedModelError where adapters cannot be kept beside what computes."""
+    if holding_of(backend, device) not in ADAPTING_HOLDERS:
+        raise UnsupportedModelError(
+            f"adapters beside a model are computed by onnx, torch and numpy on CPUs, not by {backend} on {device}",
+            hint="use --backend onnx, or put one adapter into the weights with --merge-adapter",
+        )
 
 
 def build_head_drafter(

@@ -30,7 +30,8 @@ from shardcompute.backends.executor import (
     PickingExecutor,
 )
 from shardcompute.backends.matrix import Array
-from shardcompute.core.errors import UsageError
+from shardcompute.core.batch import Segment
+from shardcompute.core.errors import RowGapError, UsageError
 from shardcompute.core.steps import PICKED, Draft, Opening, Picked, SessionRows, segments_of
 from shardcompute.models.vocabulary import Vocabulary
 from shardcompute.runtime.head_drafter import HeadDrafter
@@ -75,9 +76,10 @@ class StageRuntime:
         vocabulary: Callable[[], Vocabulary] | None = None,
         max_rows: int = MAX_ROWS,
         max_logit_rows: int = MAX_LOGIT_ROWS,
+        adapters: Sequence[str] = (),
     ) -> None:
         """A last stage asks for the `vocabulary` when a session has a grammar. `max_rows` and `max_logit_rows` are what
-        the executor takes at once."""
+        the executor takes at once, `adapters` those that sessions may choose, in the order of their numbers."""
         if drafter is not None and not is_last:
             raise ValueError("only a last stage can draft")
         self._executor = executor
@@ -90,6 +92,9 @@ class StageRuntime:
         self.max_rows = max_rows
         self.max_logit_rows = max_logit_rows
         self._pending: deque[PendingFrame] = deque()
+        self._adapters = {name: number for number, name in enumerate(adapters, start=1)}
+        self._chosen: dict[int, int] = {}
+        """The adapter of each session that was opened here; empty where there are none to choose."""
 
     @property
     def can_continue(self) -> bool:
@@ -108,9 +113,12 @@ class StageRuntime:
         """Begin a step, while at most one is under way. Raises what keeps it from being computed."""
         openings = tuple(openings)
         for opening in openings:
+            self._choose(opening)
             if opening.prefix is not None:
                 prefix = opening.prefix
                 self._executor.adopt(prefix.source, opening.session, prefix.length, is_moved=prefix.is_moved)
+                if prefix.is_moved:
+                    self._chosen.pop(prefix.source, None)
         known = tuple(self._with_picked(part) for part in work)
         if not self._is_first and activations is None:
             raise ValueError("a stage behind the first needs activations")
@@ -161,6 +169,7 @@ class StageRuntime:
     def close_sessions(self, sessions: Iterable[int]) -> None:
         for session in sessions:
             self._executor.close_session(session)
+            self._chosen.pop(session, None)
             if self._pending:
                 # Its tokens are still to be picked, and thrown away.
                 self._pending[-1].ended.append(session)
@@ -192,6 +201,25 @@ class StageRuntime:
 
     # Inside
 
+    def _choose(self, opening: Opening) -> None:
+        if opening.adapter and opening.adapter not in self._adapters:
+            raise UsageError(
+                f"there is no adapter {opening.adapter!r} beside this model",
+                hint=f"choose one of: {', '.join(self._adapters) or 'none is loaded'}",
+            )
+        if self._adapters:
+            self._chosen[opening.session] = self._adapters.get(opening.adapter, 0)
+
+    def _segments(self, work: Sequence[SessionRows]) -> list[Segment]:
+        segments = segments_of(work)
+        if not self._adapters:
+            return segments
+        for part in work:
+            if part.session not in self._chosen:
+                # Whoever drives it opens it again.
+                raise RowGapError(f"session {part.session} was not opened here: its adapter is not known")
+        return [replace(each, adapter=self._chosen[each.session]) for each in segments]
+
     def _launcher(
         self, activations: Array | None, openings: tuple[Opening, ...], keeps_hidden: bool
     ) -> Callable[[Sequence[SessionRows]], PendingStep | PendingPicks]:
@@ -203,7 +231,7 @@ class StageRuntime:
             inputs = activations
             if self._is_first or inputs is None:
                 inputs = np.fromiter((token for part in work for token in part.ids), dtype=np.int64)
-            segments = segments_of(work)
+            segments = self._segments(work)
             if self._picker is None or self._tail is None:
                 return self._executor.launch(segments, inputs, keeps_hidden=keeps_hidden)
             rules = self._tail.pick_rules(work, samplings)

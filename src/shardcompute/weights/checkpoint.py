@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from shardcompute.backends.llamacpp.library import is_installed
@@ -18,11 +19,14 @@ from shardcompute.models.families import (
     from_foreign_gguf,
     from_gguf,
     from_hf_config,
+    is_foreign,
     rope_factors_tensor,
 )
+from shardcompute.models.families import is_fallback as is_fallback_spec
 from shardcompute.models.layout import Layout
 from shardcompute.models.spec import ModelSpec, Stage
 from shardcompute.models.tokenizer import Tokenizer
+from shardcompute.weights.adapters import Adapter, open_adapter, open_adapters
 from shardcompute.weights.formats.gguf_parts import open_gguf_files
 from shardcompute.weights.formats.mlx_file import open_mlx, without_mlx
 from shardcompute.weights.formats.safetensors_file import open_safetensors, open_sharded
@@ -34,6 +38,7 @@ from shardcompute.weights.loader import (
     place_bytes,
     stage_bytes,
 )
+from shardcompute.weights.merged import MergedTensors, adapter_digest
 from shardcompute.weights.quantised.folded_file import stored_file
 from shardcompute.weights.quantised.schemes import open_quantised, quantization_of, spare_biases
 from shardcompute.weights.sources.resolve import ModelFiles
@@ -66,6 +71,35 @@ class Checkpoint(Closing):
 
     empty: tuple[str, ...] = ()
     """Stored biases that the family does not have: they must be zero."""
+
+    adapters: tuple[Adapter, ...] = ()
+    """Kept beside the weights, for whoever chooses one of them."""
+    merged: str = ""
+    """What tells the adapter that was merged into `tensors`; "": none was."""
+
+    def with_adapters(self, folders: Mapping[str, Path]) -> Checkpoint:
+        """With adapters beside the weights, by name; this checkpoint is closed by closing the new one."""
+        self._refuse_adapters(bool(folders))
+        adapters = open_adapters(folders, self.spec, self.layout, is_gguf=self.files.kind == "gguf")
+        return replace(self, adapters=adapters)
+
+    def with_merged(self, folder: Path) -> Checkpoint:
+        """With an adapter in the weights, which are those of a model of their own then."""
+        self._refuse_adapters(has_any=True)
+        if self.quantization or self.files.kind == "gguf" or stored_file(self.tensors) is not self.tensors:
+            raise UnsupportedModelError(
+                f"an adapter is merged into plain numbers of a safetensors checkpoint, and {self.name} is none",
+                hint="keep the adapter beside the model with --adapter, or take the base in 16 bits",
+            )
+        adapter = open_adapter("merged", folder, self.spec, self.layout, is_gguf=False)
+        return replace(self, tensors=MergedTensors(self.tensors, adapter), merged=adapter_digest(adapter))
+
+    def _refuse_adapters(self, has_any: bool) -> None:
+        if has_any and (is_fallback_spec(self.spec) or is_foreign(self.spec)):
+            raise UnsupportedModelError(
+                f"{self.name} is run by another library, which takes no adapters here",
+                hint="merge the adapter into its base with PEFT and serve that",
+            )
 
     def source(self, stage: Stage, *, form: str = "native", rank: Rank | None = None) -> ShardTensors:
         """The tensors of one shard, checked against the config before anything is read."""
@@ -124,6 +158,18 @@ def open_checkpoint(files: ModelFiles, *, is_fallback: bool = False) -> Checkpoi
             empty = tuple(name for name in spare if name not in used)
         on_error.pop_all()
         return Checkpoint(files.name, spec, layout, tensors, files, config, scheme, empty)
+
+
+def adapted(checkpoint: Checkpoint, beside: Mapping[str, Path], merged: Path | None) -> Checkpoint:
+    """The checkpoint with adapters; what was opened is closed where that cannot be."""
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(checkpoint.close)
+        if merged is not None:
+            checkpoint = checkpoint.with_merged(merged)
+        if beside:
+            checkpoint = checkpoint.with_adapters(beside)
+        on_error.pop_all()
+        return checkpoint
 
 
 def _read_hf(

@@ -131,6 +131,16 @@ def read_place(file: TensorFile, place: TensorPlace, rank: Rank) -> Matrix:
     return matrix
 
 
+def placed_rows(place: TensorPlace, values: Float32) -> Float32:
+    """The rows of one of our matrices, of values `[stored rows, …]` in the order in which the checkpoint has them."""
+    offset, step = place.every or (0, 1)
+    first = place.rows[0] if place.rows is not None else 0
+    rows = values[offset::step][first : first + place.shape[0]]
+    if place.interleaved_head_dim is not None:
+        rows = rows[_halves_order(place, len(rows))]
+    return np.ascontiguousarray(rows)
+
+
 def read_vector_place(file: TensorFile, place: TensorPlace, rank: Rank) -> Float32:
     span = rank_span(place, rank) if place.split == "rows" else (0, place.shape[0])
     offset, step = place.every or (0, 1)

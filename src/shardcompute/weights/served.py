@@ -84,7 +84,7 @@ def prepare_served(
     checkpoint.check_empty()
     check_stage(checkpoint.tensors, checkpoint.layout, stage.start, stage.stop)
     stored = stored_file(checkpoint.tensors)
-    if checkpoint.files.listing is not None:
+    if checkpoint.files.listing is not None and not checkpoint.merged:
         return _serve_from_source(checkpoint, checkpoint.files.listing, form, attachments or {})
     card = make_card(
         checkpoint.name,
@@ -97,7 +97,7 @@ def prepare_served(
     )
     if not _is_smaller_packed(card):
         if not attachments:
-            return ServedWeights(card, stored, _origin_of(checkpoint.files))
+            return ServedWeights(card, stored, _origin_of(checkpoint))
         attached = AttachedTensors(stored, attachments)
         card = make_card(
             checkpoint.name,
@@ -108,7 +108,7 @@ def prepare_served(
             form=form,
             quantization=card.quantization,
         )
-        return ServedWeights(card, attached, _origin_of(checkpoint.files))
+        return ServedWeights(card, attached, _origin_of(checkpoint))
     path = folder / f"{card.fingerprint}.safetensors"
     packed = _provide_packed(checkpoint, card, path, progress or NullProgress())
     tensors = AttachedTensors(packed, attachments or {})
@@ -160,8 +160,9 @@ def _serve_from_source(
     return ServedWeights(card, attached)
 
 
-def _origin_of(files: ModelFiles) -> Origin | None:
-    if files.folder is None:
+def _origin_of(checkpoint: Checkpoint) -> Origin | None:
+    files = checkpoint.files
+    if files.folder is None or checkpoint.merged:
         return None
     folder = files.folder.absolute()
     path = folder / files.main_file if files.kind == "gguf" else folder
@@ -281,6 +282,7 @@ def content_of(checkpoint: Checkpoint) -> str:
     A hub's commit does. Files of unknown origin are told by size, time of change and samples of every tensor.
     """
     digest = _files_digest(checkpoint.files)
+    digest.update(checkpoint.merged.encode())
     if checkpoint.files.commit is None:
         _add_samples(checkpoint, digest)
     return digest.hexdigest()

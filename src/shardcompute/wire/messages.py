@@ -133,6 +133,8 @@ class SessionOpen(msgspec.Struct, frozen=True, array_like=True):
     prefix_length: Position = 0
     """Not 0: the session begins with so many tokens of another, which is over if it `is_moved`."""
     is_moved: bool = False
+    adapter: Name = ""
+    """What every stage computes the session with; "": the base alone."""
 
     def sampling(self) -> Sampling:
         """The sampling parameters, as unchecked as they came: `decoding.validate_sampling` judges them."""

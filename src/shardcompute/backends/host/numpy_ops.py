@@ -12,9 +12,10 @@ import numpy as np
 from shardcompute.backends.executor import ExecutorOptions, Network, SynchronousSteps
 from shardcompute.backends.host.routing import choose_experts, sigmoid, softmax
 from shardcompute.backends.kv import HostKv, KvSessions
+from shardcompute.backends.low_rank import LowRank
 from shardcompute.backends.matrix import Array, Float32, Matrix
 from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RotationTables
-from shardcompute.core.batch import Segment, logit_row_indices
+from shardcompute.core.batch import Segment, logit_row_indices, row_adapters
 
 GPT_OSS_ALPHA = 1.702
 
@@ -23,6 +24,7 @@ GPT_OSS_ALPHA = 1.702
 class _Linear:
     weight: Float32
     bias: Float32 | None
+    low_rank: LowRank | None = None
 
 
 class NumpyOps:
@@ -36,8 +38,10 @@ class NumpyOps:
     def begin(self, segments: Sequence[Segment]) -> None:
         self._segments = segments
 
-    def matrix(self, parts: Sequence[Matrix], bias: Float32 | None) -> _Linear:
-        return _Linear(np.concatenate([part.to_dense() for part in parts]), bias)
+    def matrix(
+        self, parts: Sequence[Matrix], bias: Float32 | None, low_rank: LowRank | None = None
+    ) -> _Linear:
+        return _Linear(np.concatenate([part.to_dense() for part in parts]), bias, low_rank)
 
     def vector(self, values: Float32) -> Float32:
         return values
@@ -53,7 +57,13 @@ class NumpyOps:
 
     def linear(self, x: Float32, matrix: _Linear) -> Float32:
         y: Float32 = x @ matrix.weight.T
-        return y if matrix.bias is None else y + matrix.bias
+        y = y if matrix.bias is None else y + matrix.bias
+        part, adapters = matrix.low_rank, np.asarray(row_adapters(self._segments))
+        if part is None or not adapters.any():
+            return y
+        inner = np.where(adapters[:, None] == part.owners, x @ part.down.T, np.float32(0))
+        added: Float32 = y + inner @ part.up.T
+        return added
 
     def rms_norm(self, x: Float32, weight: Float32, eps: float) -> Float32:
         grouped = x.reshape(len(x), -1, len(weight))

@@ -43,7 +43,8 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         )
         capacity = options.max_rows + _PROBED_ROWS
         self._positions = np.zeros((1, capacity), dtype=np.int64)
-        self._ops = OrtOps(options.context_length, self._positions, options.kv_type)
+        self._adapters = np.zeros((1, capacity), dtype=np.int64)
+        self._ops = OrtOps(options.context_length, self._positions, self._adapters, options.kv_type)
         self._table: EmbeddingTable | None = network.load_embedding(self._ops) if network.is_first else None
         self._input = self._ops.source(network.hidden)
         self._normed: Value | None = None
@@ -74,9 +75,10 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         row = 0
         for segment in segments:
             self._positions[0, row : row + segment.count] = np.arange(segment.start, segment.stop)
+            self._adapters[0, row : row + segment.count] = segment.adapter
             row += segment.count
         padded = round_up(rows, self.row_multiple)
-        self._positions[0, rows:padded] = 0
+        self._positions[0, rows:padded] = self._adapters[0, rows:padded] = 0
         self._fit_scratch(rows)
         run = Run(segments, padded, self._kv)
         for step in self._steps:
@@ -145,6 +147,8 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         Behind the choice of logit rows it is another one: a head of another form need not pay for the layers'.
         """
         probed: dict[frozenset[str], int] = {}
+        # What adapters add is to be probed, too.
+        self._adapters[0, :_PROBED_ROWS] = 1
         multiple, choice = 1, None
         for step in self._steps:
             if isinstance(step, TakeWanted):
@@ -156,6 +160,7 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
                     multiple = max(multiple, probed[step.forms])
                 else:
                     choice.row_multiple = max(choice.row_multiple, probed[step.forms])
+        self._adapters[:] = 0
         return multiple
 
 

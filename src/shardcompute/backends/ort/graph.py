@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from shardcompute.backends.ort.model_bytes import (
     FLOAT,
     Attribute,
     write_external_tensor,
+    write_graph,
     write_model,
     write_node,
     write_tensor,
@@ -97,7 +99,7 @@ class GraphWriter:
         self._spent: set[str] = set()
         self._inputs: dict[str, bytes] = {}
         self._outputs: dict[str, bytes] = {}
-        self._count = 0
+        self._names = itertools.count(1)
 
     @property
     def is_empty(self) -> bool:
@@ -126,8 +128,7 @@ class GraphWriter:
         return self.constant(np.array(values, dtype=np.int64))
 
     def fresh(self, prefix: str = "t") -> str:
-        self._count += 1
-        return f"{prefix}{self._count}"
+        return f"{prefix}{next(self._names)}"
 
     def node(self, kind: str, inputs: Sequence[str], *, domain: str = "", **attributes: Attribute) -> str:
         return self.nodes(kind, inputs, 1, domain=domain, **attributes)[0]
@@ -138,6 +139,19 @@ class GraphWriter:
         names = [self.fresh() for _ in range(outputs)]
         self._nodes.append(_Node(kind, inputs, list(names), domain, attributes))
         return names
+
+    def branch(self) -> GraphWriter:
+        """A graph to be a branch of a node of this one: it sees this one's values, and has no weights of its own."""
+        inner = GraphWriter()
+        inner._names = self._names
+        return inner
+
+    def subgraph(self) -> bytes:
+        """What was written, as a node's attribute."""
+        return write_graph(self._written(), self._inputs.values(), self._outputs.values(), ())
+
+    def _written(self) -> list[bytes]:
+        return [write_node(n.kind, n.inputs, n.outputs, n.domain, n.attributes) for n in self._nodes]
 
     def rename(self, name: str, wanted: str) -> None:
         """Give the last node's only output a name of our choice."""
@@ -156,8 +170,9 @@ class GraphWriter:
             write_external_tensor(name, values) if name in large else write_tensor(name, values)
             for name, values in self._constants.items()
         ]
-        nodes = [write_node(n.kind, n.inputs, n.outputs, n.domain, n.attributes) for n in self._nodes]
-        model = write_model(nodes, self._inputs.values(), self._outputs.values(), initializers, _OPSETS)
+        model = write_model(
+            self._written(), self._inputs.values(), self._outputs.values(), initializers, _OPSETS
+        )
         self._constants.clear()
         with contextlib.ExitStack() as stack:
             spent = {name: large.pop(name) for name in self._spent & large.keys()}

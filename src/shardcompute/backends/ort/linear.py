@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardcompute.backends.low_rank import LowRank
 from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, Float32, Matrix, MixedMatrix
 from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
 
@@ -23,6 +24,7 @@ class Linear:
 
     parts: tuple[Matrix, ...]
     bias: Float32 | None
+    low_rank: LowRank | None = None
 
     @property
     def width(self) -> int:
@@ -44,6 +46,26 @@ def write_linear(graph: GraphWriter, x: str, linear: Linear) -> str:
     outputs = [_write_part(graph, x, part) for part in linear.parts]
     y = outputs[0] if len(outputs) == 1 else graph.node("Concat", outputs, axis=-1)
     return y if linear.bias is None else graph.node("Add", [y, graph.constant(linear.bias)])
+
+
+def write_low_rank(
+    graph: GraphWriter, x: str, y: str, adapters: str, any_adapter: str, linear: Linear
+) -> str:
+    """`y` with what its rows' adapters add, where any row has one: other steps pay nothing. Numbers of other adapters'
+    ranks are dropped, not multiplied by 0: they may be infinite."""
+    part = linear.low_rank
+    assert part is not None
+    down, up = graph.constant(part.down), graph.constant(part.up)
+    owners, nothing = graph.constant(part.owners), graph.number(0.0)
+    added = graph.branch()
+    inner = added.node("FusedMatMul", [x, down], domain=CONTRIB, transB=1)
+    own = added.node("Equal", [adapters, owners])
+    inner = added.node("Where", [own, inner, nothing])
+    inner = added.node("FusedMatMul", [inner, up], domain=CONTRIB, transB=1)
+    added.output(added.node("Add", [y, inner]), [1, "rows", linear.width])
+    same = graph.branch()
+    same.output(same.node("Identity", [y]), [1, "rows", linear.width])
+    return graph.node("If", [any_adapter], then_branch=added.subgraph(), else_branch=same.subgraph())
 
 
 def describe_form(matrix: Matrix) -> str:

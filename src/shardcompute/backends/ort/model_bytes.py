@@ -17,7 +17,8 @@ FLOAT, UINT8, INT8, INT32, INT64, FLOAT16 = 1, 2, 3, 6, 7, 10
 _KINDS = {"float32": FLOAT, "uint8": UINT8, "int8": INT8, "int64": INT64, "float16": FLOAT16}
 _IR_VERSION = 10
 _EXTERNAL = 1
-Attribute = int | float | str | Sequence[int]
+Attribute = int | float | str | bytes | Sequence[int]
+"""Bytes are a graph's, as `write_graph` gives them."""
 
 
 def write_model(
@@ -27,7 +28,18 @@ def write_model(
     initializers: Iterable[bytes],
     opsets: Mapping[str, int],
 ) -> bytes:
-    graph = b"".join(
+    graph = write_graph(nodes, inputs, outputs, initializers)
+    imports = (_message(8, _text(1, domain) + _number(2, version)) for domain, version in opsets.items())
+    return _number(1, _IR_VERSION) + _message(7, graph) + b"".join(imports)
+
+
+def write_graph(
+    nodes: Iterable[bytes],
+    inputs: Iterable[bytes],
+    outputs: Iterable[bytes],
+    initializers: Iterable[bytes],
+) -> bytes:
+    return b"".join(
         (
             *(_message(1, node) for node in nodes),
             _text(2, "shard"),
@@ -36,8 +48,6 @@ def write_model(
             *(_message(12, value) for value in outputs),
         )
     )
-    imports = (_message(8, _text(1, domain) + _number(2, version)) for domain, version in opsets.items())
-    return _number(1, _IR_VERSION) + _message(7, graph) + b"".join(imports)
 
 
 def write_node(
@@ -82,6 +92,8 @@ def _tensor(name: str, values: Array) -> bytes:
 
 
 def _attribute(name: str, value: Attribute) -> bytes:
+    if isinstance(value, bytes):
+        return _text(1, name) + _message(6, value) + _number(20, 5)
     if isinstance(value, str):
         return _text(1, name) + _text(4, value) + _number(20, 3)
     if isinstance(value, int | np.integer):

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from shardcompute.backends.low_rank import LowRank
 from shardcompute.backends.matrix import Array, Float32, Matrix
 from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RotationTables
 from shardcompute.backends.ort.activation import write_activation, write_gated
 from shardcompute.backends.ort.attention import AttentionKernel
 from shardcompute.backends.ort.experts import open_experts
 from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
-from shardcompute.backends.ort.linear import Linear, describe_form, stack, write_linear
+from shardcompute.backends.ort.linear import Linear, describe_form, stack, write_linear, write_low_rank
 from shardcompute.backends.ort.model_bytes import INT64
 from shardcompute.backends.ort.program import Attend, Graph, ProgramStep, TakeWanted, Value
 from shardcompute.backends.ort.table import EmbeddingTable
@@ -28,7 +29,9 @@ class _Piece:
         self.takes: dict[str, Value] = {}
         self.makes: dict[str, Value] = {}
         self.tables: dict[str, Array] = {}
-        self.uses_positions = False
+        self.row_numbers: dict[str, Array] = {}
+        self.choices: tuple[str, str] | None = None
+        """Each row's adapter, to be compared, and whether there is any."""
         self.is_open = True
         self.forms: set[str] = set()
 
@@ -40,9 +43,11 @@ class OrtOps:
     a session and its weights are let go.
     """
 
-    def __init__(self, context_length: int, positions: Array, kv_type: KvType) -> None:
+    def __init__(self, context_length: int, positions: Array, adapters: Array, kv_type: KvType) -> None:
+        """The executor fills `positions` and `adapters`, `[1, rows]`, before it runs a step."""
         self._context_length = context_length
         self._positions = positions
+        self._adapters = adapters
         self._kv_type = kv_type
         self._is_narrow = False
         self.steps: list[ProgramStep] = []
@@ -57,8 +62,10 @@ class OrtOps:
 
     # Loading: handles are plain arrays until they are written into a graph.
 
-    def matrix(self, parts: Sequence[Matrix], bias: Float32 | None) -> Linear:
-        return Linear(stack(parts), bias)
+    def matrix(
+        self, parts: Sequence[Matrix], bias: Float32 | None, low_rank: LowRank | None = None
+    ) -> Linear:
+        return Linear(stack(parts), bias, low_rank)
 
     def vector(self, values: Float32) -> Float32:
         return values
@@ -80,8 +87,13 @@ class OrtOps:
         return ids
 
     def linear(self, x: Value, matrix: Linear) -> Value:
-        self._piece.forms.update(describe_form(part) for part in matrix.parts)
-        return self._made(write_linear(self._piece.graph, self._use(x), matrix), matrix.width)
+        piece, name = self._piece, self._use(x)
+        piece.forms.update(describe_form(part) for part in matrix.parts)
+        y = write_linear(piece.graph, name, matrix)
+        if matrix.low_rank is not None:
+            piece.forms.add("float32 of adapters")
+            y = write_low_rank(piece.graph, name, y, *self._choices(), matrix)
+        return self._made(y, matrix.width)
 
     def rms_norm(self, x: Value, weight: Float32, eps: float) -> Value:
         graph, name, width = self._piece.graph, self._use(x), len(weight)
@@ -134,8 +146,7 @@ class OrtOps:
         cosines, sines = rotation
         piece, name = self._piece, self._use(x)
         tables = [self._table(cosines), self._table(sines)]
-        piece.graph.input("positions", [1, "rows"], INT64)
-        piece.uses_positions = True
+        self._numbers("positions", self._positions)
         turned = 2 * cosines.shape[1]
         name = piece.graph.node(
             "RotaryEmbedding",
@@ -251,6 +262,20 @@ class OrtOps:
         self._piece.tables[name] = table
         return name
 
+    def _numbers(self, name: str, numbers: Array) -> str:
+        self._piece.graph.input(name, [1, "rows"], INT64)
+        self._piece.row_numbers[name] = numbers
+        return name
+
+    def _choices(self) -> tuple[str, str]:
+        piece = self._piece
+        if piece.choices is None:
+            graph, name = piece.graph, self._numbers("adapters", self._adapters)
+            most = graph.node("ReduceMax", [name, graph.integers(0, 1)], keepdims=0)
+            is_any = graph.node("Greater", [most, graph.constant(np.array(0, dtype=np.int64))])
+            piece.choices = graph.node("Unsqueeze", [name, graph.integers(-1)]), is_any
+        return piece.choices
+
     def _close(self) -> None:
         """End the open piece and turn the one before it into a session."""
         if self._piece.graph.is_empty:
@@ -271,7 +296,7 @@ class OrtOps:
             makes=list(piece.makes.values()),
             input_names=list(piece.takes),
             tables=piece.tables,
-            positions=self._positions if piece.uses_positions else None,
+            row_numbers=piece.row_numbers,
             forms=frozenset(piece.forms),
         )
         self.steps.insert(index, step)

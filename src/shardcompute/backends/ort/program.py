@@ -62,7 +62,8 @@ class Graph:
     makes: list[Value]
     input_names: list[str]
     tables: dict[str, Array]
-    positions: Array | None
+    row_numbers: dict[str, Array]
+    """Inputs of whole numbers `[1, rows]` that the executor fills: positions, adapters."""
     forms: frozenset[str]
     bindings: dict[tuple[int, int], onnxruntime.IOBinding] = field(default_factory=dict)
 
@@ -92,9 +93,8 @@ class Graph:
             binding.bind_output(value.name, "cpu", 0, np.float32, (1, rows, value.width), place)
         for name, table in self.tables.items():
             binding.bind_input(name, "cpu", 0, np.float32, table.shape, table.ctypes.data)
-        if self.positions is not None:
-            place = self.positions[0, first:].ctypes.data
-            binding.bind_input("positions", "cpu", 0, np.int64, (1, rows), place)
+        for name, numbers in self.row_numbers.items():
+            binding.bind_input(name, "cpu", 0, np.int64, (1, rows), numbers[0, first:].ctypes.data)
         return binding
 
 

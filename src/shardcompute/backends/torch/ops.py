@@ -11,14 +11,22 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from shardcompute.backends.low_rank import LowRank
 from shardcompute.backends.matrix import Float32, Matrix
 from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RotationTables
 from shardcompute.backends.torch.attention import attend_one
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.plan import StepPlan
 from shardcompute.backends.torch.routing import choose_experts
-from shardcompute.backends.torch.weights import DeviceLinear, load_dense, load_linear, to_tensor
-from shardcompute.core.batch import PAGE_TOKENS
+from shardcompute.backends.torch.weights import (
+    AdaptedLinear,
+    DeviceLinear,
+    load_adapted,
+    load_dense,
+    load_linear,
+    to_tensor,
+)
+from shardcompute.core.batch import PAGE_TOKENS, row_adapters
 
 GPT_OSS_ALPHA = 1.702
 Rotation = tuple[torch.Tensor, torch.Tensor]
@@ -43,6 +51,9 @@ class TorchOps:
         pages = tables[owners, self._positions // PAGE_TOKENS]
         self._places = pages * PAGE_TOKENS + self._positions % PAGE_TOKENS
         self._tables = tables
+        self._adapters: torch.Tensor | None = None
+        if any(segment.adapter for segment in plan.segments):
+            self._adapters = torch.tensor(row_adapters(plan.segments), device=self._device)
 
     def accept(self, inputs: torch.Tensor) -> torch.Tensor:
         """Token ids, or hidden rows from another slice, in the form that is computed with."""
@@ -58,8 +69,13 @@ class TorchOps:
 
     # Loading
 
-    def matrix(self, parts: Sequence[Matrix], bias: Float32 | None) -> DeviceLinear:
-        return load_linear(parts, bias, device=self._device, dtype=self._dtype)
+    def matrix(
+        self, parts: Sequence[Matrix], bias: Float32 | None, low_rank: LowRank | None = None
+    ) -> DeviceLinear:
+        linear = load_linear(parts, bias, device=self._device, dtype=self._dtype)
+        if low_rank is None:
+            return linear
+        return load_adapted(linear, low_rank, device=self._device, dtype=self._dtype)
 
     def vector(self, values: Float32) -> torch.Tensor:
         return to_tensor(values, self._device, torch.float32)
@@ -77,6 +93,8 @@ class TorchOps:
         return functional.embedding(ids, table)
 
     def linear(self, x: Any, matrix: DeviceLinear) -> Any:
+        if isinstance(matrix, AdaptedLinear) and self._adapters is not None:
+            return matrix.apply_adapted(self._value(x), self._adapters)
         return matrix.apply(self._value(x))
 
     def rms_norm(self, x: Any, weight: torch.Tensor, eps: float) -> Any:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from shardcompute.backends.low_rank import LowRank
 from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix, MixedMatrix
 from shardcompute.backends.torch.transfers import upload_weights
 
@@ -133,6 +134,40 @@ class StackedLinear:
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([part.apply(x) for part in self.parts], dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedLinear:
+    """A map with what adapters add to it (`backends.low_rank`); `apply` is the base alone."""
+
+    base: DeviceLinear
+    down: torch.Tensor
+    up: torch.Tensor
+    owners: torch.Tensor
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        return self.base.bias
+
+    @property
+    def size_bytes(self) -> int:
+        return self.base.size_bytes + int(self.down.nbytes + self.up.nbytes + self.owners.nbytes)
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base.apply(x)
+
+    def apply_adapted(self, x: torch.Tensor, adapters: torch.Tensor) -> torch.Tensor:
+        """With the numbers of the rows' adapters."""
+        inner = functional.linear(x, self.down)
+        inner = torch.where(adapters[:, None] == self.owners, inner, torch.zeros_like(inner))
+        return self.base.apply(x) + functional.linear(inner, self.up)
+
+
+def load_adapted(
+    base: DeviceLinear, low_rank: LowRank, *, device: torch.device, dtype: torch.dtype
+) -> AdaptedLinear:
+    down, up = (to_tensor(each, device, dtype) for each in (low_rank.down, low_rank.up))
+    return AdaptedLinear(base, down, up, to_tensor(low_rank.owners, device))
 
 
 def load_linear(

@@ -24,7 +24,7 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Parked:
-    scope: tuple[str, str]
+    scope: tuple[str, str, str]
     ids: Ids
 
     @property

@@ -125,7 +125,12 @@ class Session:
     def opening(self) -> Opening:
         request = self.request
         return Opening(
-            self.id, request.sampling, self.prompt_length, request.prompt_logprobs or 0, self.prefix
+            self.id,
+            request.sampling,
+            self.prompt_length,
+            request.prompt_logprobs or 0,
+            self.prefix,
+            request.adapter,
         )
 
 

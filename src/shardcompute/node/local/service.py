@@ -6,8 +6,9 @@ import logging
 import os
 import queue
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import psutil
 
@@ -24,11 +25,11 @@ from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.generation import DeltaStream
 from shardcompute.node.driver.limits import AUTO, ChainShape, DriverLimits
 from shardcompute.node.local.chain import LocalChain
-from shardcompute.node.service import ServedModel, ServiceLoad
+from shardcompute.node.service import ServedModel, ServiceLoad, with_adapters
 from shardcompute.runtime.fallback import fallback_remark, speculation_for
 from shardcompute.runtime.shard import open_shard
 from shardcompute.runtime.stage import StageRuntime
-from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
+from shardcompute.weights.checkpoint import Checkpoint, adapted, open_checkpoint
 from shardcompute.weights.served import content_of
 from shardcompute.weights.sources.progress import Progress
 from shardcompute.weights.sources.reference import parse_reference
@@ -54,6 +55,10 @@ class EngineOptions:
     free_bytes: int | None = None
     """Memory that is free on the device; None: it computes in the machine's own."""
     kv_type: KvType = DEFAULT_KV_TYPE
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """Folders of adapters that are kept beside the model, by name."""
+    merged_adapter: Path | None = None
+    """Folder of an adapter that is merged into its weights."""
     choose_backend: Callable[[Checkpoint, str, int], CpuBackendChoice] | None = None
     """What computes a model in a form with so many threads, where nobody named a backend; None: `backend`."""
 
@@ -69,11 +74,13 @@ class LocalService(Closing):
         chain: LocalChain,
         *,
         remark: str = "",
+        adapters: Sequence[str] = (),
     ) -> None:
         self._model = model
         self.remark = remark
         """What whoever opened it should know of how it is run."""
         self.name = model.name
+        self.adapters = tuple(adapters)
         self.tokenizer = tokenizer
         self.driver = driver
         self._chain = chain
@@ -98,10 +105,10 @@ class LocalService(Closing):
     # For the API (see `node.service.Service`)
 
     def models(self) -> Sequence[ServedModel]:
-        return [self._model]
+        return with_adapters([(self._model, self.adapters)])
 
     def codec(self, model: str) -> Tokenizer:
-        self._check_name(model)
+        self._adapter_of(model)
         return self.tokenizer
 
     def is_ready(self) -> bool:
@@ -116,7 +123,7 @@ class LocalService(Closing):
         return ServiceLoad(load.running, load.waiting, fraction, routers={"local": self.driver.speculation()})
 
     async def generate(self, model: str, request: GenerationRequest) -> AsyncIterator[Delta]:
-        self._check_name(model)
+        request = replace(request, adapter=self._adapter_of(model))
         deltas = DeltaStream()
         generation = self.driver.submit(request, deltas.emit)
         try:
@@ -125,9 +132,15 @@ class LocalService(Closing):
         finally:
             self.driver.cancel(generation)
 
-    def _check_name(self, model: str) -> None:
-        if model not in (self.name, "default"):
-            raise UnknownModelError(f"the model {model!r} is not served here", hint=f"use {self.name!r}")
+    def _adapter_of(self, model: str) -> str:
+        """The adapter that a name asks for, "" for the model itself; UnknownModelError for other names."""
+        if model in (self.name, "default"):
+            return ""
+        base, _, adapter = model.rpartition(":")
+        if base in (self.name, "default") and adapter in self.adapters:
+            return adapter
+        known = ", ".join(repr(each.name) for each in self.models())
+        raise UnknownModelError(f"the model {model!r} is not served here", hint=f"use {known}")
 
     def close(self) -> None:
         self.driver.close()
@@ -139,7 +152,8 @@ def open_model(
 ) -> LocalService:
     """Fetch what is missing, load the model and start its engine."""
     files = resolve(parse_reference(reference), settings, progress)
-    with open_checkpoint(files, is_fallback=options.backend == "transformers") as checkpoint:
+    opened = open_checkpoint(files, is_fallback=options.backend == "transformers")
+    with adapted(opened, options.adapters, options.merged_adapter) as checkpoint:
         options = _settled(checkpoint, options, settings)
         spec, tokenizer = checkpoint.spec, checkpoint.tokenizer()
         executor_options = _executor_options(options, settings, spec.context_length)
@@ -149,8 +163,9 @@ def open_model(
                 checkpoint, stage=stage, backend=options.backend, form=options.form, options=share
             )
 
+        names = tuple(adapter.name for adapter in checkpoint.adapters)
         stages = _open_stages(
-            checkpoint.name, tokenizer, spec.layer_count, options.stages, executor_options, open_stage
+            checkpoint.name, tokenizer, spec.layer_count, options.stages, executor_options, open_stage, names
         )
         model = _served(files, content_of(checkpoint), executor_options)
         limits = DriverLimits(
@@ -159,12 +174,12 @@ def open_model(
             max_sessions=options.max_sessions,
             speculation=speculation_for(spec, AUTO),
         )
-        return _start(model, tokenizer, limits, stages, executor_options, fallback_remark(spec))
+        return _start(model, tokenizer, limits, stages, executor_options, fallback_remark(spec), names)
 
 
 def _settled(checkpoint: Checkpoint, options: EngineOptions, settings: Settings) -> EngineOptions:
-    """With the backend that suits the model."""
-    if options.choose_backend is None:
+    """With the backend that suits the model. Not every one adds what adapters add."""
+    if options.choose_backend is None or checkpoint.adapters:
         return options
     choice = options.choose_backend(checkpoint, options.form, _threads(options, settings))
     log.info("%s is computed by %s: %s", checkpoint.name, choice.backend, choice.reason)
@@ -196,6 +211,7 @@ def _open_stages(
     count: int,
     options: ExecutorOptions,
     open_stage: Callable[[Stage, ExecutorOptions], Executor],
+    adapters: Sequence[str],
 ) -> list[StageRuntime]:
     """The model in `count` stages, each loaded; KV memory is shared out by their layers."""
     if not 1 <= count <= layers:
@@ -214,6 +230,7 @@ def _open_stages(
                 vocabulary=tokenizer.vocabulary,
                 max_rows=options.max_rows,
                 max_logit_rows=options.max_logit_rows,
+                adapters=adapters,
             )
         )
     return runtimes
@@ -230,6 +247,7 @@ def _start(
     stages: list[StageRuntime],
     executor_options: ExecutorOptions,
     remark: str,
+    adapters: Sequence[str],
 ) -> LocalService:
     driver = Driver(tokenizer, limits)
     chain = LocalChain(stages, driver)
@@ -243,7 +261,7 @@ def _start(
             can_continue=len(stages) == 1 and stages[0].can_continue,
         ),
     )
-    return LocalService(model, tokenizer, driver, chain, remark=remark)
+    return LocalService(model, tokenizer, driver, chain, remark=remark, adapters=adapters)
 
 
 def _host_free_bytes() -> int:

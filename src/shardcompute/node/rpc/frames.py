@@ -64,6 +64,8 @@ def work_of(segment: SegmentHeader) -> SessionRows:
 
 def opened_of(opening: Opening) -> SessionOpen:
     opened = open_session(opening.session, opening.sampling, opening.prompt_length, opening.prompt_logprobs)
+    if opening.adapter:
+        opened = replace(opened, adapter=opening.adapter)
     prefix = opening.prefix
     if prefix is None:
         return opened
@@ -78,6 +80,7 @@ def opening_of(opened: SessionOpen) -> Opening:
         opened.prompt_length,
         opened.prompt_logprobs or 0,
         prefix if opened.prefix_length else None,
+        opened.adapter,
     )
 
 
