@@ -27,6 +27,7 @@ HOLDERS = (
 )
 ADAPTING_HOLDERS = ("onnx/cpu", "numpy/cpu", "torch/cpu")
 """Those that add what adapters add (`backends.low_rank`)."""
+_ADAPTER_SHARE = 4
 _MIB = 1 << 20
 STATE_SESSIONS = 32
 """For so many recurrent states of a layer there is memory: two for each of 16 sessions (`backends.fallback`)."""
@@ -45,6 +46,12 @@ _LAYER_LOADING = 15
 _HEAD_LOADING = 25
 """Tenths of what is held of a matrix that loading it takes besides: as the file has it, widened, and the kernel's."""
 _PROCESS_BYTES: Mapping[str, int] = {"onnx": 150 * _MIB, "numpy": 150 * _MIB, "torch": 330 * _MIB}
+
+
+def held_adapter_bytes(stored_bytes: int) -> int:
+    """What the matrices of adapters take that have so many bytes: those of q, k and v, or of gate and up, are held as
+    one with zeros between them, and a kernel may pack another copy."""
+    return _ADAPTER_SHARE * stored_bytes
 
 
 @dataclass(frozen=True, slots=True)

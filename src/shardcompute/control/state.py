@@ -12,6 +12,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from shardcompute.backends.footprint import ADAPTING_HOLDERS
 from shardcompute.control.policy import HealthPolicy, PlacementPolicy
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.weights.held import HeldSizes
@@ -238,6 +239,8 @@ class Node(NodeDescription, frozen=True, kw_only=True):
 
     def can_run(self, model: Model) -> bool:
         """Whether it has what computes the model."""
+        if model.has_adapters and self.holding_of(model) not in ADAPTING_HOLDERS:
+            return False
         return not model.runner or bool(self.fallback)
 
     def has_shard(self, chain: str, start: int, stop: int) -> bool:
@@ -296,6 +299,8 @@ class Model(Struct, frozen=True, kw_only=True):
     """What alone can run it: `transformers`; "": every backend of ours."""
     is_whole: bool = False
     """Its layers cannot be on several machines."""
+    has_adapters: bool = False
+    """Adapters are kept beside it, which not every backend adds."""
     held: tuple[HeldSizes, ...] = ()
     """What it takes in memory, by who holds it; the sizes above are those of the files that travel."""
 

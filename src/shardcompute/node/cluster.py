@@ -60,6 +60,7 @@ from shardcompute.security.api_keys import NO_LIMITS
 from shardcompute.security.private_files import open_private_folder
 from shardcompute.security.revocations import load_revocations, save_revocations
 from shardcompute.security.token_book import TokenSummary
+from shardcompute.weights.adapter_pack import adapter_attachments
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.gguf_stage import header_attachment
 from shardcompute.weights.served import ServedWeights, attachments_of, content_of, prepare_served
@@ -277,6 +278,7 @@ class Cluster:
                 **header_attachment(checkpoint.tensors),
                 **config_attachment(checkpoint),
                 **draft_heads,
+                **adapter_attachments(checkpoint.adapters),
             },
         )
         drafters = options.open_drafters(tokenizer, checkpoint.spec.vocab_size)
@@ -304,6 +306,7 @@ class Cluster:
                 speculation_for(checkpoint.spec, options.speculation),
                 drafters,
                 has_draft_head=prepared.has_draft_head,
+                adapters=tuple(adapter.name for adapter in checkpoint.adapters),
             )
         )
         model = describe_card(
@@ -321,6 +324,8 @@ class Cluster:
         goes on. llama.cpp only where every CPU that is here can run it."""
         if self.options.choose_backend is None or is_fallback(checkpoint.spec):
             return CpuBackendChoice("", "")
+        if checkpoint.adapters:
+            return CpuBackendChoice(ONNX, "it adds what adapters add")
         state = self.coordinator.state
         served = state.models.get(checkpoint.name)
         if served is not None and served.is_wanted and served.model.weight_form == form:
@@ -510,6 +515,7 @@ class Cluster:
                 size_bytes=model.size_bytes,
                 speculation=model.speculation,
                 has_draft_head=model.has_draft_head,
+                adapters=model.adapters,
             )
             for model in self.pool.all_models()
         ]

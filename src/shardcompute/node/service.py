@@ -22,6 +22,8 @@ class ServedModel:
     """SHA-256, in hexadecimal, of what tells its weights from others."""
     size_bytes: int
     """Of the model's files."""
+    base: str = ""
+    """The model that this one is with an adapter; "": it is none of that kind."""
 
 
 def with_adapters(models: Iterable[tuple[ServedModel, Sequence[str]]]) -> list[ServedModel]:
@@ -29,7 +31,10 @@ def with_adapters(models: Iterable[tuple[ServedModel, Sequence[str]]]) -> list[S
     return [
         each
         for model, adapters in models
-        for each in (model, *(replace(model, name=f"{model.name}:{adapter}") for adapter in adapters))
+        for each in (
+            model,
+            *(replace(model, name=f"{model.name}:{adapter}", base=model.name) for adapter in adapters),
+        )
     ]
 
 

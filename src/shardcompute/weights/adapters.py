@@ -96,6 +96,11 @@ class Adapter:
         }
 
 
+def adapter_bytes(adapters: Sequence[Adapter], layer: int) -> int:
+    """What adapters add to a layer, in bytes."""
+    return sum(matrix.size_bytes for adapter in adapters for matrix in adapter.layer(layer).values())
+
+
 def stage_adapters(adapters: Sequence[Adapter], stage: Stage) -> AdapterLayers:
     """What adapters add to the layers of a stage."""
     if not adapters:

@@ -22,6 +22,7 @@ import msgspec
 from shardcompute.core.errors import CorruptModelError
 from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.models.spec import ModelSpec, Stage
+from shardcompute.weights.adapter_pack import adapter_tensors
 from shardcompute.weights.attached import is_attachment
 from shardcompute.weights.formats.tensor_file import TensorEntry, block_layout
 from shardcompute.weights.quantised.schemes import fold_entries, scheme_of
@@ -67,10 +68,14 @@ class Card:
         yield from self.layout.stage_places(stage)
 
     def stage_tensors(self, stage: Stage) -> tuple[str, ...]:
-        """The stored tensors of a stage, each once."""
+        """The stored tensors of a stage, each once, without those of adapters."""
         return tuple(
             dict.fromkeys(name for place in self.stage_places(stage) for name in self.stored_names(place))
         )
+
+    def stage_adapters(self, stage: Stage) -> tuple[str, ...]:
+        """The stored tensors of adapters of a stage."""
+        return tuple(name for layer in range(stage.start, stage.stop) for name in self.layer_adapters(layer))
 
     def layer_bytes(self, layer: int) -> int:
         return self._size(self.layer_tensors(layer))
@@ -86,11 +91,16 @@ class Card:
 
     def layer_tensors(self, layer: int) -> tuple[str, ...]:
         places = self.layout.layers[layer].values()
-        return tuple(dict.fromkeys(name for place in places for name in self.stored_names(place)))
+        stored = dict.fromkeys(name for place in places for name in self.stored_names(place))
+        return (*stored, *self.layer_adapters(layer))
+
+    def layer_adapters(self, layer: int) -> tuple[str, ...]:
+        """What is stored of adapters of a layer."""
+        return adapter_tensors(self.entries, layer)
 
     def stage_bytes(self, stage: Stage) -> int:
         """What travels for a whole stage."""
-        return self._size(self.stage_tensors(stage))
+        return self._size((*self.stage_tensors(stage), *self.stage_adapters(stage)))
 
     def _size(self, names: Iterable[str]) -> int:
         return sum(self.entries[name].size_bytes for name in names)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardcompute.backends.footprint import (
     FLOAT32,
@@ -19,6 +19,7 @@ from shardcompute.backends.footprint import (
     fallback_element_bytes,
     fallback_scratch_bytes,
     head_scratch_bytes,
+    held_adapter_bytes,
     held_form,
     held_kv_bytes,
     matrix_bytes,
@@ -68,7 +69,25 @@ def held_sizes_of_card(card: Card, *, context_length: int) -> tuple[HeldSizes, .
         form = loaded_form(name, place, stored_form(entries, place.stored), wanted)
         return form, _share(entries[place.stored], place)
 
-    return _held_sizes(card.spec, card.layout, form_of, context_length)
+    sizes = _held_sizes(card.spec, card.layout, form_of, context_length)
+    return with_held_adapters(
+        sizes,
+        [
+            sum(card.entries[name].size_bytes for name in card.layer_adapters(layer))
+            for layer in range(card.spec.layer_count)
+        ],
+    )
+
+
+def with_held_adapters(sizes: tuple[HeldSizes, ...], stored_bytes: Sequence[int]) -> tuple[HeldSizes, ...]:
+    """With adapters that have so many bytes in each layer."""
+    if not any(stored_bytes):
+        return sizes
+    added = [held_adapter_bytes(each) for each in stored_bytes]
+    return tuple(
+        replace(each, layer_bytes=tuple(map(sum, zip(each.layer_bytes, added, strict=True))))
+        for each in sizes
+    )
 
 
 def held_sizes_of_entries(

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -60,7 +60,7 @@ from shardcompute.node.worker.speed_probe import BackendSpeed, ShardSpeed, Stage
 from shardcompute.node.worker.stage_server import ShardKey, StageServer
 from shardcompute.node.worker.worker import Worker, WorkerOptions
 from shardcompute.security import Credentials, Role, parse_token
-from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
+from shardcompute.weights.checkpoint import Checkpoint, adapted, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 from shardcompute.wire import Link
@@ -202,6 +202,8 @@ class LabSwarm(Closing):
     backend: str = "onnx"
     """What the workers compute with."""
     chains: int = 1
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """Kept beside every checkpoint that is served."""
     log_bytes: int = 64 << 20
     patience: Patience = STAGE_PATIENCE
     """When a stage counts as stuck."""
@@ -255,7 +257,8 @@ class LabSwarm(Closing):
         """Serve one of the checkpoints, or all of them."""
         for each, path in self.checkpoints.items():
             if name in (None, each):
-                self.cluster.serve(open_tiny(path), form=self.form, chains=chains or self.chains)
+                checkpoint = adapted(open_tiny(path), self.adapters, None)
+                self.cluster.serve(checkpoint, form=self.form, chains=chains or self.chains)
 
     def kill_cluster(self) -> None:
         """The coordinator's process dies: not a word to anybody, nothing more is written down."""
@@ -353,7 +356,7 @@ class LabSwarm(Closing):
         return layers * held.memory_before[1] + own + drafting
 
     def sized(self) -> Model:
-        with open_tiny(self.checkpoints[self.model]) as checkpoint:
+        with adapted(open_tiny(self.checkpoints[self.model]), self.adapters, None) as checkpoint:
             return size_up(
                 checkpoint,
                 self.form,
@@ -561,10 +564,20 @@ def open_tiny(path: Path) -> Checkpoint:
     return open_checkpoint(resolve(parse_reference(str(path)), load_settings()))
 
 
-def open_alone(path: Path, backend: str = "onnx", kv_type: KvType = DEFAULT_KV_TYPE) -> LocalService:
+def open_alone(
+    path: Path,
+    backend: str = "onnx",
+    kv_type: KvType = DEFAULT_KV_TYPE,
+    adapters: Mapping[str, Path] | None = None,
+) -> LocalService:
     """The same model in one process."""
     options = EngineOptions(
-        backend=backend, threads=1, context_length=512, kv_bytes=64 << 20, kv_type=kv_type
+        backend=backend,
+        threads=1,
+        context_length=512,
+        kv_bytes=64 << 20,
+        kv_type=kv_type,
+        adapters=adapters or {},
     )
     return open_model(str(path), load_settings(), options)
 

@@ -102,13 +102,18 @@ def choose_model(service: Service, name: str | None) -> ServedModel:
     if obstacle is not None:
         raise obstacle
     served = service.models()
-    if (not name or name in _ONLY_ONE) and len(served) == 1:
-        return served[0]
+    only = served if len(served) == 1 else [model for model in served if not model.base]
+    if (not name or name in _ONLY_ONE) and len(only) == 1:
+        return only[0]
     by_name = {model.name: model for model in served}
     names = ", ".join(by_name)
     if not name:
         raise RequestError("The request names no model.", hint=f"name one of: {names}", param="model")
     meant = [name] if name in by_name else match_short_name(name, by_name)
+    if not meant:
+        short, _, adapter = name.rpartition(":")
+        full = [f"{base}:{adapter}" for base in match_short_name(short, by_name)]
+        meant = [each for each in full if each in by_name]
     if len(meant) > 1:
         message = f"The name {name!r} stands for several models that are served here."
         raise UnknownModelError(message, hint=f"use one of: {', '.join(meant)}")

@@ -13,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from shardcompute.backends.low_rank import LowRank
 from shardcompute.backends.matrix import Float32, Matrix
 from shardcompute.backends.mlx.attention import attend_group
 from shardcompute.backends.mlx.padded_step import PaddedStep
@@ -65,7 +66,11 @@ class MlxOps:
 
     # Loading
 
-    def matrix(self, parts: Sequence[Matrix], bias: Float32 | None) -> LinearMap:
+    def matrix(
+        self, parts: Sequence[Matrix], bias: Float32 | None, low_rank: LowRank | None = None
+    ) -> LinearMap:
+        if low_rank is not None:
+            raise ValueError("MLX adds nothing of adapters: whoever has some asks another backend")
         return load_map(parts, bias, self._dtype)
 
     def vector(self, values: Float32) -> Any:

@@ -11,6 +11,9 @@ from shardcompute.control.sizes import shape_of, sizes_of
 from shardcompute.control.state import Chain, ClusterState, LayerTime, Model, Node
 from shardcompute.control.transitions.state_updates import claimed_bytes
 
+_NO_ADAPTERS = (
+    "on a device or backend that computes no adapters: they need onnx or torch on a CPU, or --merge-adapter"
+)
 _NO_FALLBACK = (
     'without torch and transformers, which alone run this model: pip install "shardcompute[torch]" there'
 )
@@ -43,7 +46,8 @@ def placement_request(
         and (has_shared or node.id not in taken)
     ]
     offers = tuple(_offer(state, node, model, own, corrections) for node in found if node.can_run(model))
-    unfit = tuple((node.id, _NO_FALLBACK) for node in found if not node.can_run(model))
+    why = _NO_FALLBACK if model.runner else _NO_ADAPTERS
+    unfit = tuple((node.id, why) for node in found if not node.can_run(model))
     offers = _of_one_class(state, model, offers, () if chain is None else chain.nodes)
     named = {offer.node for offer in offers} | {state.driver}
     links = tuple(

@@ -25,8 +25,9 @@ from shardcompute.core.settings import Settings
 from shardcompute.models.layout import TensorPlace
 from shardcompute.node.admin.view_builder import held_usually, view_parts
 from shardcompute.node.admin.views import LeftOut, PlannedChain, PlannedStage, PlanView
+from shardcompute.weights.adapters import adapter_bytes
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
-from shardcompute.weights.held import held_sizes_of_entries
+from shardcompute.weights.held import held_sizes_of_entries, with_held_adapters
 from shardcompute.weights.loader import place_bytes
 from shardcompute.weights.outline import outline
 from shardcompute.weights.sources.cache import ModelCache
@@ -80,7 +81,10 @@ def size_up(
     places = [place for part in (layout.model, *layout.layers) for place in part.values()]
     shrinks = form in _BITS_PER_WEIGHT and sum(map(rounded, places)) < sum(map(stored, places))
     size_of = rounded if shrinks else stored
-    layer_bytes = tuple(sum(map(size_of, layer.values())) for layer in layout.layers)
+    added = [adapter_bytes(checkpoint.adapters, layer) for layer in range(spec.layer_count)]
+    layer_bytes = tuple(
+        sum(map(size_of, layer.values())) + more for layer, more in zip(layout.layers, added, strict=True)
+    )
     return Model(
         name=checkpoint.name,
         layer_bytes=layer_bytes,
@@ -96,8 +100,12 @@ def size_up(
         is_head_tied=spec.tied_head,
         runner=runner_of(spec),
         is_whole=spec.is_whole,
-        held=held_sizes_of_entries(
-            spec, layout, checkpoint.tensors.entries, form, context_length=context_length
+        has_adapters=bool(checkpoint.adapters),
+        held=with_held_adapters(
+            held_sizes_of_entries(
+                spec, layout, checkpoint.tensors.entries, form, context_length=context_length
+            ),
+            added,
         ),
     )
 

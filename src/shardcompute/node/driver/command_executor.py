@@ -101,5 +101,6 @@ class DriverCommandExecutor:
                 offered.size_bytes,
                 offered.speculation,
                 has_draft_head=offered.has_draft_head,
+                adapters=offered.adapters,
             )
         )

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardcompute.core.errors import CapacityError, LinkError, UnknownModelError
 from shardcompute.core.generation import Delta, GenerationRequest, Speculation
@@ -26,7 +26,7 @@ from shardcompute.node.driver.limits import DriverLimits
 from shardcompute.node.rpc.commands import Attach, Peer, Unservable
 from shardcompute.node.rpc.frames import timings_of
 from shardcompute.node.rpc.session_ids import choose_namespace, first_session
-from shardcompute.node.service import KvUse, ServedModel, ServiceLoad
+from shardcompute.node.service import KvUse, ServedModel, ServiceLoad, with_adapters
 from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.node.telemetry.traffic import WireTraffic
 from shardcompute.wire import Link, Message, StageTiming
@@ -51,6 +51,8 @@ class PoolModel:
     """Beside the one that every driver has."""
     has_draft_head: bool = False
     """Whether last stages draft."""
+    adapters: tuple[str, ...] = ()
+    """Those that every stage has beside its weights."""
 
 
 @dataclass(slots=True)
@@ -264,13 +266,17 @@ class DriverPool:
 
     def models(self) -> Sequence[ServedModel]:
         with self._lock:
-            return [
-                ServedModel(model.name, model.context_length, model.created_s, model.digest, model.size_bytes)
-                for model in self._models.values()
-            ]
+            models = list(self._models.values())
+        return with_adapters(
+            (
+                ServedModel(each.name, each.context_length, each.created_s, each.digest, each.size_bytes),
+                each.adapters,
+            )
+            for each in models
+        )
 
     def codec(self, model: str) -> Tokenizer:
-        return self._find(model).tokenizer
+        return self._find(model)[0].tokenizer
 
     def is_ready(self) -> bool:
         """Whether requests are taken: also while a chain is being repaired, when they wait for it."""
@@ -333,7 +339,8 @@ class DriverPool:
         )
 
     async def generate(self, model: str, request: GenerationRequest) -> AsyncIterator[Delta]:
-        name = self._find(model).name
+        found, adapter = self._find(model)
+        name, request = found.name, replace(request, adapter=adapter)
         chain, driver = self._choose_driver(name)
         deltas = DeltaStream()
         with self.requests.open(name, chain, request) as entry:
@@ -353,13 +360,17 @@ class DriverPool:
             finally:
                 generation.cancel()
 
-    def _find(self, name: str) -> PoolModel:
+    def _find(self, name: str) -> tuple[PoolModel, str]:
+        """The model that a name means, and the adapter of it, "" for none."""
         with self._lock:
             if name in self._models:
-                return self._models[name]
+                return self._models[name], ""
             if name == "default" and self._models:
-                return next(iter(self._models.values()))
-            known = ", ".join(self._models)
+                return next(iter(self._models.values())), ""
+            base, _, adapter = name.rpartition(":")
+            if base in self._models and adapter in self._models[base].adapters:
+                return self._models[base], adapter
+        known = ", ".join(model.name for model in self.models())
         raise UnknownModelError(
             f"the model {name!r} is not served here", hint=f"use one of: {known or 'none yet'}"
         )

@@ -193,6 +193,8 @@ class OfferedModel(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     speculation: Speculation
     has_draft_head: bool = False
+    adapters: tuple[str, ...] = ()
+    """Those that every stage of it has beside its weights."""
 
 
 class Introduce(msgspec.Struct, frozen=True, tag=True, kw_only=True):

@@ -34,7 +34,8 @@ from shardcompute.node.weights.pieces import (
 from shardcompute.node.weights.stores import BufferStore, CacheStore, Incoming, Store
 from shardcompute.runtime.fallback import open_served_fallback
 from shardcompute.runtime.llamacpp import open_served_stage
-from shardcompute.runtime.shard import build_executor
+from shardcompute.runtime.shard import build_executor, refuse_adapters
+from shardcompute.weights.adapter_pack import served_adapters
 from shardcompute.weights.card import Card, decode_card, row_range
 from shardcompute.weights.formats.bytes import check_range
 from shardcompute.weights.formats.tensor_file import Span, TensorEntry
@@ -84,12 +85,15 @@ def open_remote_shard(
 ) -> Executor:
     """Fetch a stage and load it; `tensors` may be closed afterwards."""
     tensors.prefetch(stage, rank)
+    if card.stage_adapters(stage):
+        refuse_adapters(backend, options.device)
     if is_fallback(card.spec):
         return open_served_fallback(card, tensors, stage, options)
     if backend == "llamacpp":
         return open_served_stage(card, tensors, stage, options)
     source = shard_source(card, tensors, stage, rank)
-    return build_executor(card.spec, stage, source, backend=backend, options=options)
+    adapters = served_adapters(tensors, card.layout, stage)
+    return build_executor(card.spec, stage, source, backend=backend, options=options, adapters=adapters)
 
 
 class RemoteTensors(Closing):
@@ -311,6 +315,7 @@ def _needs(card: Card, stage: Stage, rank: Rank) -> tuple[list[str], int]:
                 parts[name] = size // rank.count
             else:
                 whole[name] = size
+    whole |= {name: card.entries[name].size_bytes for name in card.stage_adapters(stage)}
     return list(whole), sum(whole.values()) + sum(size for name, size in parts.items() if name not in whole)
 
 

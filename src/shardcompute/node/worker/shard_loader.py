@@ -42,6 +42,7 @@ from shardcompute.node.worker.service_pace import ServicePace
 from shardcompute.node.worker.speed_probe import ShardSpeed, measure_shard, shape_of_card
 from shardcompute.node.worker.stage_server import ShardKey, StageServer
 from shardcompute.runtime.stage import StageRuntime
+from shardcompute.weights.adapter_pack import adapter_names
 from shardcompute.weights.card import Card
 from shardcompute.weights.served import served_vocabulary
 from shardcompute.weights.shard_cache import ShardCache
@@ -305,6 +306,7 @@ class ShardLoader:
             vocabulary=None if vocabulary is None else lambda: vocabulary,
             max_rows=options.max_rows,
             max_logit_rows=options.max_logit_rows,
+            adapters=adapter_names(card.entries),
         )
 
     @contextlib.contextmanager

@@ -39,4 +39,4 @@ def test_every_protocol_tells_the_caller_and_the_request(
 def test_an_open_api_has_no_callers_and_salts_part_them(service: Any, chat: Any) -> None:
     chat()
     chat(cache_salt="mine")
-    assert [request.prefix_scope for request in service.requests] == [("", ""), ("", "mine")]
+    assert [request.prefix_scope for request in service.requests] == [("", "", ""), ("", "mine", "")]
