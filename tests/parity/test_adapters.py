@@ -19,7 +19,7 @@ from shardcompute.weights.checkpoint import Checkpoint, adapted, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 from support.models.tiny import reference_logits, save_tiny
-from support.models.tiny_adapter import ALL, ATTENTION, save_adapter, save_merged
+from support.tiny_adapter import ALL, ATTENTION, save_adapter, save_merged
 
 BACKENDS = ("onnx", "numpy", "torch")
 IDS = (5, 17, 3, 99, 42, 7, 7, 120, 64, 33, 8, 2, 77)

@@ -26,7 +26,7 @@ HOLDERS = (
     "llamacpp/any",
 )
 ADAPTING_HOLDERS = ("onnx/cpu", "numpy/cpu", "torch/cpu")
-"""Those that add what adapters add (`backends.low_rank`)."""
+"""Those that add what adapters add (`backends.host.low_rank`)."""
 _ADAPTER_SHARE = 4
 _MIB = 1 << 20
 STATE_SESSIONS = 32

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from shardcompute.backends.low_rank import LowRank
+from shardcompute.backends.host.low_rank import LowRank
 from shardcompute.backends.matrix import Float32, Matrix
 from shardcompute.core.expert_routing import PLAIN_ROUTING, Routing
 from shardcompute.core.kv_types import KvShape, latent_kv
@@ -86,7 +86,7 @@ class Ops(Protocol):
         self, parts: Sequence[Matrix], bias: Float32 | None, low_rank: LowRank | None = None
     ) -> Handle:
         """One linear map from matrices stacked along their outputs (q, k, v), which may differ in form; with a
-        `low_rank` part, rows of its adapters get more (see `backends.low_rank`)."""
+        `low_rank` part, rows of its adapters get more (see `backends.host.low_rank`)."""
         ...
 
     def vector(self, values: Float32) -> Handle: ...

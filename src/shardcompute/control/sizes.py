@@ -16,7 +16,7 @@ from shardcompute.control.state import Assignment, ClusterState, LayerShape, Mod
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.models.families import is_fallback
 from shardcompute.models.spec import Layer, ModelSpec
-from shardcompute.weights.adapter_pack import adapter_names
+from shardcompute.weights.adapter_pack import adapters_key
 from shardcompute.weights.card import Card
 from shardcompute.weights.held import HeldSizes, held_sizes_of_card
 
@@ -287,6 +287,6 @@ def describe_card(
         is_head_tied=spec.tied_head,
         runner=runner_of(spec),
         is_whole=spec.is_whole,
-        has_adapters=bool(adapter_names(card.entries)),
+        adapters=adapters_key(card.entries),
         held=held_sizes_of_card(card, context_length=context_length),
     )

@@ -239,7 +239,7 @@ class Node(NodeDescription, frozen=True, kw_only=True):
 
     def can_run(self, model: Model) -> bool:
         """Whether it has what computes the model."""
-        if model.has_adapters and self.holding_of(model) not in ADAPTING_HOLDERS:
+        if model.adapters and self.holding_of(model) not in ADAPTING_HOLDERS:
             return False
         return not model.runner or bool(self.fallback)
 
@@ -299,8 +299,8 @@ class Model(Struct, frozen=True, kw_only=True):
     """What alone can run it: `transformers`; "": every backend of ours."""
     is_whole: bool = False
     """Its layers cannot be on several machines."""
-    has_adapters: bool = False
-    """Adapters are kept beside it, which not every backend adds."""
+    adapters: str = ""
+    """What tells the adapters beside it from others, which not every backend adds; "": there are none."""
     held: tuple[HeldSizes, ...] = ()
     """What it takes in memory, by who holds it; the sizes above are those of the files that travel."""
 

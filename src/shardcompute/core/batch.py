@@ -16,7 +16,7 @@ PAGE_TOKENS = 64
 @dataclass(frozen=True, slots=True)
 class Segment:
     """`count` rows of `session` at positions `[start, start + count)`; logits of the last `logit_rows` of them. With an
-    `adapter`, what the one of that number adds is added to them (`backends.low_rank`)."""
+    `adapter`, what the one of that number adds is added to them (`backends.host.low_rank`)."""
 
     session: int
     start: int

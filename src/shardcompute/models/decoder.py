@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shardcompute.backends.low_rank import NO_ADAPTERS, AdapterLayers
+from shardcompute.backends.host.low_rank import NO_ADAPTERS, AdapterLayers
 from shardcompute.backends.matrix import Float32, Matrix
 from shardcompute.backends.ops import Attention, ExpertBlock, Gate, Handle, Ops, Tensor
 from shardcompute.models.latent_attention import LatentWeights, attend_latent, load_latent

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from shardcompute.backends.executor import Executor, ExecutorOptions, Network
 from shardcompute.backends.footprint import ADAPTING_HOLDERS, holding_of
-from shardcompute.backends.low_rank import NO_ADAPTERS, AdapterLayers
+from shardcompute.backends.host.low_rank import NO_ADAPTERS, AdapterLayers
 from shardcompute.backends.matrix import rows_of
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import BackendError, UnsupportedModelError, UsageError

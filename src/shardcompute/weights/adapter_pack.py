@@ -6,12 +6,13 @@ tell which adapters a model has, and in which layers.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
 
-from shardcompute.backends.low_rank import NO_ADAPTERS, AdapterLayers, AdapterMatrix
+from shardcompute.backends.host.low_rank import NO_ADAPTERS, AdapterLayers, AdapterMatrix
 from shardcompute.backends.matrix import Float32
 from shardcompute.core.errors import CorruptModelError
 from shardcompute.models.layout import Layout
@@ -45,6 +46,12 @@ def adapter_attachments(adapters: Sequence[Adapter]) -> dict[str, bytes]:
 def adapter_names(stored: Iterable[str]) -> tuple[str, ...]:
     """The adapters among stored tensors, in the order of their numbers."""
     return tuple(sorted({name.split("/")[1] for name in stored if name.startswith(_MARK)}))
+
+
+def adapters_key(stored: Iterable[str]) -> str:
+    """What tells the adapters among stored tensors from others, by their contents; "" where there are none."""
+    own = sorted(name for name in stored if name.startswith(_MARK))
+    return hashlib.sha256("\n".join(own).encode()).hexdigest()[:32] if own else ""
 
 
 def adapter_tensors(stored: Iterable[str], layer: int) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from shardcompute.backends.low_rank import NO_ADAPTERS, AdapterLayers, AdapterMatrix
+from shardcompute.backends.host.low_rank import NO_ADAPTERS, AdapterLayers, AdapterMatrix
 from shardcompute.backends.matrix import Float32
 from shardcompute.core.errors import CorruptModelError, UnknownModelError, UnsupportedModelError, UsageError
 from shardcompute.models.layout import Layout, TensorPlace
@@ -142,8 +142,8 @@ def open_adapter(name: str, folder: Path, spec: ModelSpec, layout: Layout, *, is
             f"{folder} has no {_TENSORS}",
             hint="save the adapter with PEFT's save_pretrained, which writes safetensors; .bin files are not read",
         )
-    file = open_safetensors(LocalBytes(path))
-    with contextlib.closing(file):
+    with contextlib.closing(LocalBytes(path)) as source:
+        file = open_safetensors(source)
         found = _find_tensors(file)
         wanted = _wanted(config, folder, base)
         if not found:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shardcompute.backends.low_rank import AdapterMatrix
+from shardcompute.backends.host.low_rank import AdapterMatrix
 from shardcompute.backends.matrix import Float32
 from shardcompute.core.errors import UnsupportedModelError
 from shardcompute.weights.adapters import Adapter

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from shardcompute.backends.executor import ExecutorOptions, Network, SynchronousSteps
+from shardcompute.backends.host.low_rank import LowRank
 from shardcompute.backends.host.routing import choose_experts, sigmoid, softmax
 from shardcompute.backends.kv import HostKv, KvSessions
-from shardcompute.backends.low_rank import LowRank
 from shardcompute.backends.matrix import Array, Float32, Matrix
 from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RotationTables
 from shardcompute.core.batch import Segment, logit_row_indices, row_adapters
@@ -61,7 +61,7 @@ class NumpyOps:
         part, adapters = matrix.low_rank, np.asarray(row_adapters(self._segments))
         if part is None or not adapters.any():
             return y
-        inner = np.where(adapters[:, None] == part.owners, x @ part.down.T, np.float32(0))
+        inner: Float32 = np.where(adapters[:, None] == part.owners, x @ part.down.T, 0).astype(np.float32)
         added: Float32 = y + inner @ part.up.T
         return added
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from shardcompute.backends.low_rank import LowRank
+from shardcompute.backends.host.low_rank import LowRank
 from shardcompute.backends.matrix import Float32, Matrix
 from shardcompute.backends.mlx.attention import attend_group
 from shardcompute.backends.mlx.padded_step import PaddedStep

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardcompute.backends.low_rank import LowRank
+from shardcompute.backends.host.low_rank import LowRank
 from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, Float32, Matrix, MixedMatrix
 from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shardcompute.backends.low_rank import LowRank
+from shardcompute.backends.host.low_rank import LowRank
 from shardcompute.backends.matrix import Array, Float32, Matrix
 from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RotationTables
 from shardcompute.backends.ort.activation import write_activation, write_gated

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from shardcompute.backends.low_rank import LowRank
+from shardcompute.backends.host.low_rank import LowRank
 from shardcompute.backends.matrix import Float32, Matrix
 from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RotationTables
 from shardcompute.backends.torch.attention import attend_one

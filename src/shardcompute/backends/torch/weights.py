@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from shardcompute.backends.low_rank import LowRank
+from shardcompute.backends.host.low_rank import LowRank
 from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix, MixedMatrix
 from shardcompute.backends.torch.transfers import upload_weights
 
@@ -138,7 +138,7 @@ class StackedLinear:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedLinear:
-    """A map with what adapters add to it (`backends.low_rank`); `apply` is the base alone."""
+    """A map with what adapters add to it (`backends.host.low_rank`); `apply` is the base alone."""
 
     base: DeviceLinear
     down: torch.Tensor

@@ -41,6 +41,8 @@ class AnswerOptions:
     is_raw: bool
     speculation: Speculation | None = None
     """None: as whoever answers does by default."""
+    adapter: str = ""
+    """Of a model that this process opens; "": none."""
 
     def __post_init__(self) -> None:
         if self.is_raw and self.system is not None:
@@ -103,6 +105,7 @@ def make_request(
         stop=options.stop,
         stop_ids=tokenizer.eos_ids,
         speculation=options.speculation,
+        adapter=options.adapter,
     )
 
 

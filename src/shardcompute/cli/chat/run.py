@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -29,6 +30,7 @@ from shardcompute.cli.cluster.access import Url
 from shardcompute.cli.cluster.completion import complete_fetched
 from shardcompute.cli.console import Screen, has_terminal_input, open_screen, standard_input
 from shardcompute.cli.models.opening import OpenModel, open_with_progress
+from shardcompute.cli.options.adapters import AdapterArguments
 from shardcompute.cli.options.engine import EngineArguments, Stages, check_device
 from shardcompute.cli.options.generation import Raw, SamplingArguments, Speculate, Verbose
 from shardcompute.cli.options.keys import ClientKeyFile
@@ -57,6 +59,7 @@ def run(
     speculate: Speculate = None,
     verbose: Verbose = False,
     engine: EngineArguments,
+    adapters: AdapterArguments,
     stages: Stages = 1,
     local: Annotated[
         bool, typer.Option("--local", help="Answer in this process, even if a cluster could.")
@@ -67,7 +70,7 @@ def run(
     """Ask a model something, or talk to it.
 
     A cluster answers if one runs on this machine and serves the model, or the one at --url; otherwise, and with
-    --local or any engine option, this process does.
+    --local or any engine option, this process does. With --adapter it answers with that adapter.
 
     The answer is streamed to stdout. What is piped into stdin is the prompt, or follows PROMPT after an empty
     line. Without either, on a terminal, a conversation begins; /help in it tells more.
@@ -84,13 +87,20 @@ def run(
     remote = find_remote(
         reference,
         is_local=local,
-        has_engine=bool(changed_options(engine)) or stages != 1,
+        has_engine=bool(changed_options(engine) or changed_options(adapters)) or stages != 1,
         url=url,
         api_key_file=api_key_file,
         say=lambda text: None if is_quiet else screen.say(text, "dim"),
     )
     if remote is None:
-        options = engine.engine_options(stages, lambda text: None if is_quiet else screen.say(text, "dim"))
+        if len(adapters.adapter or ()) > 1:
+            raise UsageError(
+                "run answers with one adapter", hint="serve several with `up`, and choose by request"
+            )
+        answer_options = replace(answer_options, adapter=next(iter(adapters.folders), ""))
+        options = engine.engine_options(
+            stages, lambda text: None if is_quiet else screen.say(text, "dim"), adapters
+        )
         opened = open_with_progress(reference, settings, options, screen, is_quiet=is_quiet)
     else:
         opened = OpenModel(remote.as_service(), load_s=0.0)

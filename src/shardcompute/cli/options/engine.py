@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardcompute.cli.format import parse_size
+from shardcompute.cli.options.adapters import AdapterArguments
 from shardcompute.core.settings import load_settings
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from shardcompute.weights.checkpoint import Checkpoint
 
 _ENGINE = "Engine"
+_NO_ADAPTERS = AdapterArguments()
 
 
 class WeightForm(StrEnum):
@@ -165,7 +167,9 @@ class EngineArguments:
 
         return choose
 
-    def engine_options(self, stages: int, say: Callable[[str], None]) -> EngineOptions:
+    def engine_options(
+        self, stages: int, say: Callable[[str], None], adapters: AdapterArguments = _NO_ADAPTERS
+    ) -> EngineOptions:
         """The engine that the options ask for, on the device that was chosen or found; `say` hears of GPUs."""
         from shardcompute.backends.device_choice import choose_device
         from shardcompute.backends.devices import describe_device
@@ -186,5 +190,7 @@ class EngineArguments:
             kv_bytes=self.kv_memory,
             kv_type=self.kv_type.value,
             stages=stages,
+            adapters=adapters.folders,
+            merged_adapter=adapters.merge_adapter,
             choose_backend=self.backend_choice(device, say),
         )

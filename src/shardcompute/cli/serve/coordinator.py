@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardcompute.cli.console import open_screen
+from shardcompute.cli.options.adapters import AdapterArguments
 from shardcompute.cli.options.cluster import ClusterArguments, ServingArguments, Stages
 from shardcompute.cli.options.engine import Context, KvTypeName, KvTypeOption, WeightForm, Weights
 from shardcompute.cli.options.records import with_options
@@ -14,6 +15,7 @@ from shardcompute.core.settings import load_settings
 def coordinator(
     serving: ServingArguments,
     cluster: ClusterArguments,
+    adapters: AdapterArguments,
     weights: Weights = WeightForm.NATIVE,
     context: Context = None,
     kv_type: KvTypeOption = KvTypeName.FLOAT32,
@@ -26,5 +28,7 @@ def coordinator(
     """
     from shardcompute.cli.serve.foreground import ClusterPlan, run_cluster
 
-    plan = ClusterPlan(serving, cluster, weights.value, context, kv_type.value, shape=shape, stages=stages)
+    plan = ClusterPlan(
+        serving, cluster, weights.value, context, kv_type.value, shape=shape, stages=stages, adapters=adapters
+    )
     run_cluster(plan, open_screen(), load_settings())

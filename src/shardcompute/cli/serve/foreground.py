@@ -11,11 +11,12 @@ import contextlib
 import queue
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from shardcompute.cli.console import Screen, has_terminal_input, standard_input
 from shardcompute.cli.exits import show_error
+from shardcompute.cli.options.adapters import AdapterArguments
 from shardcompute.cli.options.cluster import (
     CLUSTER_PORT,
     CONTEXT,
@@ -76,6 +77,7 @@ class ClusterPlan:
     """What computes a model on CPUs whose owners left that open, see `ClusterOptions`."""
     stages: int | None = None
     """As many as were asked for; None: as many as the last time."""
+    adapters: AdapterArguments = field(default_factory=AdapterArguments)
 
     def cluster_options(self, settings: Settings) -> ClusterOptions:
         from shardcompute.control import PlacementPolicy
@@ -151,13 +153,16 @@ def _with_a_journal(options: ClusterOptions, screen: Screen) -> ClusterOptions:
 
 def _open(plan: ClusterPlan, screen: Screen, settings: Settings) -> Checkpoint:
     from shardcompute.runtime.fallback import fallback_remark
-    from shardcompute.weights.checkpoint import open_checkpoint
+    from shardcompute.weights.checkpoint import adapted, open_checkpoint
     from shardcompute.weights.sources.resolve import resolve
 
     reference = parse_reference(plan.serving.model)
-    fetch: Fetch = "full" if plan.cluster.via_coordinator else "lazy"
+    merged = plan.adapters.merge_adapter
+    # What is merged here cannot be read at the source.
+    fetch: Fetch = "full" if plan.cluster.via_coordinator or merged is not None else "lazy"
     with phase("opening the checkpoint"), waiting(screen, f"opening {reference}") as progress:
         checkpoint = open_checkpoint(resolve(reference, settings, progress, fetch=fetch))
+        checkpoint = adapted(checkpoint, plan.adapters.folders, merged)
     if checkpoint.files.listing is not None:
         screen.say(f"{reference} stays at its source: each worker reads its own part from there")
     if remark := fallback_remark(checkpoint.spec):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardcompute.cli.console import open_screen
+from shardcompute.cli.options.adapters import AdapterArguments
 from shardcompute.cli.options.cluster import ClusterArguments, ServingArguments, Stages
 from shardcompute.cli.options.engine import EngineArguments, check_device
 from shardcompute.cli.options.records import changed_options, with_options
@@ -46,6 +47,7 @@ def up(
     cluster: ClusterArguments,
     max_memory: MaxMemory = None,
     engine: EngineArguments,
+    adapters: AdapterArguments,
     stages: Stages = None,
 ) -> None:
     """Serve a model over HTTP until Ctrl-C.
@@ -67,7 +69,7 @@ def up(
 
         useless = [*_given({**own, "--no-workers": no_workers or None}), *changed_options(cluster)]
         _refuse(useless, "a cluster", "leave out --local")
-        serve_locally(serving, engine.engine_options(stages or 1, screen.say), screen, settings)
+        serve_locally(serving, engine.engine_options(stages or 1, screen.say, adapters), screen, settings)
         return
     from shardcompute.cli.serve.foreground import ClusterPlan, run_cluster
 
@@ -86,6 +88,7 @@ def up(
         engine.kv_type.value,
         workers=shared,
         stages=asked,
+        adapters=adapters,
         choose_backend=_backend_choice(shared, engine, screen.say),
     )
     run_cluster(plan, screen, settings)

@@ -100,7 +100,7 @@ def size_up(
         is_head_tied=spec.tied_head,
         runner=runner_of(spec),
         is_whole=spec.is_whole,
-        has_adapters=bool(checkpoint.adapters),
+        adapters=" ".join(adapter.name for adapter in checkpoint.adapters),
         held=with_held_adapters(
             held_sizes_of_entries(
                 spec, layout, checkpoint.tensors.entries, form, context_length=context_length

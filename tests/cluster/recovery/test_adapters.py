@@ -11,9 +11,9 @@ import pytest
 from shardcompute.core.errors import UnknownModelError, UsageError
 from shardcompute.core.generation import GenerationRequest
 from support.models.requests import greedy, prompts, sampled
-from support.models.tiny_adapter import save_adapter
 from support.models.tiny_checkpoint import save_tiny_llama
 from support.swarm.lab import Alone, LabSwarm, Talk, open_alone, swarm
+from support.tiny_adapter import save_adapter
 
 CHOICES = ("", "calm", "wild")
 
