@@ -28,6 +28,7 @@ from shardcompute.core.generation import (
     Timings,
     Traversal,
 )
+from shardcompute.core.kv_types import KvType
 from shardcompute.node.admin.history import HistoryPage
 from shardcompute.node.admin.views import (
     ClusterChange,
@@ -95,9 +96,11 @@ class ClusterClient(Client):
         """Tokens by key and model, by the hour or by the day, newest first."""
         return self._ask("GET", f"{_range_path('usage', wanted)}&span={span_s}", HistoryPage[UsageView])
 
-    def plan(self, model: str, *, form: str = "native", chains: int = 1) -> PlanView:
+    def plan(
+        self, model: str, *, form: str = "native", chains: int = 1, kv_type: KvType | None = None
+    ) -> PlanView:
         """What loading `model` would lead to."""
-        return self._ask("POST", "/cluster/plan", PlanView, _order(model, form, chains))
+        return self._ask("POST", "/cluster/plan", PlanView, _order(model, form, chains, kv_type))
 
     def load_model(
         self,
@@ -107,10 +110,12 @@ class ClusterClient(Client):
         chains: int = 1,
         replace: bool = False,
         via_coordinator: bool = False,
+        kv_type: KvType | None = None,
     ) -> FetchView:
         """Have a model served; `watch` says how far that has come. WouldReplaceError where others would have to give
-        way, unless they may."""
-        order = {**_order(model, form, chains), "replace": replace, "via_coordinator": via_coordinator}
+        way, unless they may. `kv_type` None: as it is served, else what the cluster was started with."""
+        order = _order(model, form, chains, kv_type)
+        order |= {"replace": replace, "via_coordinator": via_coordinator}
         return self._ask("POST", "/cluster/models", FetchView, order)
 
     def unload_model(self, name: str) -> None:
@@ -235,8 +240,8 @@ def _range_path(kind: str, wanted: HistoryRange | None) -> str:
     )
 
 
-def _order(model: str, form: str, chains: int) -> dict[str, Any]:
-    return {"model": model, "form": form, "chains": chains}
+def _order(model: str, form: str, chains: int, kv_type: KvType | None) -> dict[str, Any]:
+    return {"model": model, "form": form, "chains": chains, "kv_type": kv_type}
 
 
 def _generation(model: str, request: GenerationRequest) -> dict[str, Any]:

@@ -86,7 +86,8 @@ class ClusterOptions:
     advertise: str = ""
     kv_tokens: int = 16_384
     kv_type: KvType = DEFAULT_KV_TYPE
-    """What every CPU stage rounds keys and values to, so that tokens do not depend on where a model is cut."""
+    """What every CPU stage of a model rounds keys and values to, where its order does not say: the same in all of them,
+    so that tokens do not depend on where it is cut."""
     context_length: int = 8192
     placing: PlacementPolicy | None = None
     wire: str = EXACT
@@ -114,6 +115,8 @@ class ServedOrder(msgspec.Struct, frozen=True):
     form: str
     chains: int
     via_coordinator: bool = False
+    kv_type: KvType | None = None
+    """None: what the cluster is started with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,11 +257,13 @@ class Cluster:
         form: str,
         chains: int = 1,
         stages: int | None = None,
+        kv_type: KvType | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Serve a model from whatever workers there are and will be, in so many stages (0: as many as pay; None: as
-        was asked for before)."""
-        self.serve_prepared(self.prepare(checkpoint, form, progress), chains=chains, stages=stages)
+        was asked for before), with KV of this type (None: the cluster's)."""
+        prepared = self.prepare(checkpoint, form, progress)
+        self.serve_prepared(prepared, chains=chains, stages=stages, kv_type=kv_type)
 
     def prepare(self, checkpoint: Checkpoint, form: str, progress: Progress | None = None) -> PreparedModel:
         """Make ready what serving a model takes; nobody hears of it yet."""
@@ -284,7 +289,14 @@ class Cluster:
         drafters = options.open_drafters(tokenizer, checkpoint.spec.vocab_size)
         return PreparedModel(checkpoint, tokenizer, served, drafters, has_draft_head=bool(draft_heads))
 
-    def serve_prepared(self, prepared: PreparedModel, *, chains: int = 1, stages: int | None = None) -> None:
+    def serve_prepared(
+        self,
+        prepared: PreparedModel,
+        *,
+        chains: int = 1,
+        stages: int | None = None,
+        kv_type: KvType | None = None,
+    ) -> None:
         """See `serve`."""
         options = self.options
         checkpoint, served, drafters = prepared.checkpoint, prepared.served, prepared.drafters
@@ -310,7 +322,10 @@ class Cluster:
             )
         )
         model = describe_card(
-            served.card, kv_tokens=options.kv_tokens, kv_type=options.kv_type, context_length=context
+            served.card,
+            kv_tokens=options.kv_tokens,
+            kv_type=kv_type or options.kv_type,
+            context_length=context,
         )
         choice = self._choose_backend(checkpoint, model.weight_form)
         model = replace(model, backend=choice.backend, backend_reason=shorten(choice.reason))

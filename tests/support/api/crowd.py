@@ -164,7 +164,7 @@ class Crowd:
     def catalogue(self) -> tuple[CatalogueEntry, ...]:
         return (CatalogueEntry(model="smollm2", name="SmolLM2", size_bytes=98 * MIB, is_here=True),)
 
-    def plan(self, model: str, form: str, chains: int) -> PlanView:
+    def plan(self, model: str, form: str, chains: int, *, kv_type: str | None = None) -> PlanView:
         stage = PlannedStage(
             node="n00", name="machine-00", start=0, stop=32, memory_bytes=MIB, predicted_s=0.01
         )
@@ -188,6 +188,7 @@ class Crowd:
         *,
         replaces: bool = False,
         via_coordinator: bool = False,
+        kv_type: str | None = None,
     ) -> FetchView:
         self.orders.append((model, replaces))
         if self.in_the_way and not replaces:

@@ -148,6 +148,7 @@ class FakeCluster:
         self.revoked: list[str] = []
         self.record_status = RecordStatus()
         self.served: list[tuple[str, str, int]] = []
+        self.kv_types: list[str | None] = []
         self.orders: list[ServedOrder] = []
         self.sent_bytes: dict[str, int] = {}
         self._tokens = TokenBook()
@@ -175,8 +176,17 @@ class FakeCluster:
         }
         self.coordinator.post(happened.NodeJoined(**{**fields, **changes}))
 
-    def serve(self, checkpoint: Any, *, form: str, chains: int = 1, progress: object = None) -> None:
+    def serve(
+        self,
+        checkpoint: Any,
+        *,
+        form: str,
+        chains: int = 1,
+        kv_type: str | None = None,
+        progress: object = None,
+    ) -> None:
         self.served.append((checkpoint.name, form, chains))
+        self.kv_types.append(kv_type)
 
     def remember(self, order: ServedOrder) -> None:
         self.orders.append(order)

@@ -111,12 +111,18 @@ async def pull_model(request: Request) -> Response:
 
 async def plan_model(request: Request) -> Response:
     order = await read_body(request, LoadModelRequest, context_of(request).limits)
-    return _reply(await asyncio.to_thread(_admin(request).plan, order.model, order.form, order.chains))
+    plan = partial(_admin(request).plan, kv_type=order.kv_type)
+    return _reply(await asyncio.to_thread(plan, order.model, order.form, order.chains))
 
 
 async def load_model(request: Request) -> Response:
     order = await read_body(request, ServeModelRequest, context_of(request).limits)
-    load = partial(_admin(request).load_model, replaces=order.replace, via_coordinator=order.via_coordinator)
+    load = partial(
+        _admin(request).load_model,
+        replaces=order.replace,
+        via_coordinator=order.via_coordinator,
+        kv_type=order.kv_type,
+    )
     return _reply(await asyncio.to_thread(load, order.model, order.form, order.chains))
 
 

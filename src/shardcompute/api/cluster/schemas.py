@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from shardcompute.api.body import ReplyBody
+from shardcompute.core.kv_types import KvType
 from shardcompute.node.admin.catalogue import CatalogueEntry
 from shardcompute.node.admin.views import (
     KeyView,
@@ -33,6 +34,11 @@ class LoadModelRequest(ClusterRequest):
     model: str = Field(max_length=4096, description="smollm2, a folder, a .gguf file or org/repo.")
     form: Form = Field("native", description="The form of the weights in memory.")
     chains: int = Field(1, ge=1, le=64, description="Copies of the model, each on machines of its own.")
+    kv_type: KvType | None = Field(
+        None,
+        description="What CPUs round keys and values to; null: as the model is served, else what the cluster was "
+        "started with.",
+    )
 
 
 class ServeModelRequest(LoadModelRequest):

@@ -16,7 +16,7 @@ from shardcompute.cli.console import (
     standard_input,
 )
 from shardcompute.cli.options.cluster import ViaCoordinator
-from shardcompute.cli.options.engine import WeightForm, Weights
+from shardcompute.cli.options.engine import ModelKvType, WeightForm, Weights
 from shardcompute.cli.options.records import with_options
 from shardcompute.cli.progress import waiting
 from shardcompute.core.errors import UsageError, WouldReplaceError
@@ -48,6 +48,7 @@ def load(
     *,
     model: Model,
     weights: Weights = WeightForm.NATIVE,
+    kv_type: ModelKvType = None,
     chains: Chains = 1,
     replace: Annotated[
         bool,
@@ -61,9 +62,9 @@ def load(
     """Have a cluster serve another model, and wait until it does.
 
     The cluster fetches what it lacks. Ctrl-C stops the waiting, not the loading; unload takes it back. A model
-    that is served already can be given other weights or another number of chains. What is served stays where there
-    is memory for both; where there is not, it is asked before anything is replaced, and answers that run are finished
-    first.
+    that is served already can be given other weights, another KV type or another number of chains. What is served
+    stays where there is memory for both; where there is not, it is asked before anything is replaced, and answers
+    that run are finished first.
     """
     from shardcompute.cli.cluster.following import follow_load
 
@@ -76,6 +77,7 @@ def load(
             form=weights.value,
             chains=chains,
             via_coordinator=via_coordinator,
+            kv_type=kv_type.value if kv_type else None,
         )
         try:
             order = load_it(replace=replace)

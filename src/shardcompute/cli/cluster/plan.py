@@ -9,7 +9,7 @@ import typer
 from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.cluster.load import Chains, Model, name_for
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.options.engine import WeightForm, Weights
+from shardcompute.cli.options.engine import ModelKvType, WeightForm, Weights
 from shardcompute.cli.options.output import Json
 from shardcompute.cli.options.records import with_options
 from shardcompute.core.errors import CapacityError
@@ -20,6 +20,7 @@ def plan(
     *,
     model: Model,
     weights: Weights = WeightForm.NATIVE,
+    kv_type: ModelKvType = None,
     chains: Chains = 1,
     json: Json = False,
     at: ClusterLocation,
@@ -34,7 +35,12 @@ def plan(
     screen = open_screen()
     address = at.require()
     with address.connect() as client:
-        planned = client.plan(name_for(address, model), form=weights.value, chains=chains)
+        planned = client.plan(
+            name_for(address, model),
+            form=weights.value,
+            chains=chains,
+            kv_type=kv_type.value if kv_type else None,
+        )
     if json:
         screen.write_json(dataclasses.asdict(planned))
     else:

@@ -120,6 +120,16 @@ KvTypeOption = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+ModelKvType = Annotated[
+    KvTypeName | None,
+    typer.Option(
+        "--kv-type",
+        metavar="|".join(KvTypeName),
+        help="What CPUs round this model's keys and values to; by default as it is served, else what the cluster was "
+        "started with.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 Stages = Annotated[
     int,
     typer.Option(

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from shardcompute.control.events import ModelRequested
-from shardcompute.control.state import ClusterState, Model, Node
+from shardcompute.control.state import ClusterState, Model, Node, RequestedModel
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import ShardComputeError, SourceError, UnknownModelError, UsageError
+from shardcompute.core.kv_types import KvType
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin.catalogue import CatalogueEntry, list_catalogue
 from shardcompute.node.admin.downloads import Fetches, check_order
@@ -172,20 +173,26 @@ class ClusterAdmin(Closing):
 
     # Models
 
-    def plan(self, model: str, form: str = "native", chains: int = 1) -> PlanView:
+    def plan(
+        self, model: str, form: str = "native", chains: int = 1, *, kv_type: KvType | None = None
+    ) -> PlanView:
         """What loading `model` would lead to. Reads headers at most."""
         check_order(form, chains)
-        sized = self._size_up(model, form)
+        sized = self._size_up(model, form, kv_type)
         replaces = models_in_the_way(self._state, sized, self._clock(), self._answering)
         plan = plan_model(self._state, sized, chains, self._clock())
         return dataclasses.replace(plan, replaces=replaces)
 
-    def _size_up(self, model: str, form: str) -> Model:
+    def _size_up(self, model: str, form: str, kv_type: KvType | None) -> Model:
         served = self._state.models.get(model)
-        if served is not None and served.model.weight_form == form:
+        if (
+            served is not None
+            and served.model.weight_form == form
+            and kv_type in (None, served.model.kv_type)
+        ):
             return served.model
         with open_headers(parse_reference(model), self._settings) as checkpoint:
-            sized = self._size_of(checkpoint, form)
+            sized = self._size_of(checkpoint, form, kv_type)
         served = self._state.models.get(sized.name)
         if served is None or not served.is_wanted or served.model.weight_form != form:
             return sized
@@ -193,15 +200,24 @@ class ClusterAdmin(Closing):
         known = served.model
         return structs.replace(sized, backend=known.backend, backend_reason=known.backend_reason)
 
-    def _size_of(self, checkpoint: Checkpoint, form: str) -> Model:
+    def _size_of(self, checkpoint: Checkpoint, form: str, kv_type: KvType | None) -> Model:
         options = self._cluster.options
         return size_up(
             checkpoint,
             form,
             kv_tokens=options.kv_tokens,
-            kv_type=options.kv_type,
+            kv_type=self._kv_type_of(checkpoint.name, kv_type),
             context_length=options.context_length,
         )
+
+    def _kv_type_of(self, name: str, given: KvType | None) -> KvType:
+        """As asked for, else as it is served, else what the cluster was started with."""
+        served = self._state.models.get(name)
+        if given is not None:
+            return given
+        if served is not None and served.is_wanted and self._cluster.pool.serves(name):
+            return served.model.kv_type
+        return self._cluster.options.kv_type
 
     def _answering(self, model: str) -> int:
         return self._cluster.pool.answering(model)
@@ -220,8 +236,9 @@ class ClusterAdmin(Closing):
         *,
         replaces: bool = False,
         via_coordinator: bool = False,
+        kv_type: KvType | None = None,
     ) -> FetchView:
-        """Serve another model, or this one in another form or by another number of chains.
+        """Serve another model, or this one in another form, with another KV type or by another number of chains.
 
         Fetching it goes on behind the scenes; `state` says how far it has come. Where others would have to give way
         (see `swap`) and it is not said that it `replaces` them: WouldReplaceError, and nothing happens.
@@ -230,8 +247,10 @@ class ClusterAdmin(Closing):
         if not replaces:
             # What cannot be sized up yet is found out once it has been fetched.
             with contextlib.suppress(SourceError, UnknownModelError):
-                self._check_replaces_none(self._size_up(model, form))
-        return self._fetches.start(model, form, chains, replaces=replaces, via_coordinator=via_coordinator)
+                self._check_replaces_none(self._size_up(model, form, kv_type))
+        return self._fetches.start(
+            model, form, chains, replaces=replaces, via_coordinator=via_coordinator, kv_type=kv_type
+        )
 
     def catalogue(self) -> tuple[CatalogueEntry, ...]:
         """The models on this disk."""
@@ -261,7 +280,11 @@ class ClusterAdmin(Closing):
             try:
                 self._restored.add(order.name)
                 self._fetches.start(
-                    order.reference, order.form, order.chains, via_coordinator=order.via_coordinator
+                    order.reference,
+                    order.form,
+                    order.chains,
+                    via_coordinator=order.via_coordinator,
+                    kv_type=order.kv_type,
                 )
             except ShardComputeError as error:
                 log.warning("%s is not served again: %s", order.name, error)
@@ -270,31 +293,44 @@ class ClusterAdmin(Closing):
         name = checkpoint.name
         orders = [view for view in self._fetches.views() if view.name == name and view.chains]
         served = self._state.models.get(name)
-        is_wanted = served is not None and served.is_wanted and served.model.weight_form == form
-        if served is None or not is_wanted or not self._cluster.pool.serves(name):
-            self._swap(checkpoint, form, chains, progress, replaces=any(view.replaces for view in orders))
+        given = next((view.kv_type for view in orders), None)
+        kv_type = self._kv_type_of(name, given)
+        if served is None or not self._cluster.pool.serves(name) or not _is_served_as(served, form, kv_type):
+            replaces = any(view.replaces for view in orders)
+            self._swap(checkpoint, form, chains, kv_type, progress, replaces=replaces)
         else:
             request = ModelRequested(served.model, chains, served.has_draft_model)
             self._cluster.coordinator.post(request)
             checkpoint.close()
         for order in orders[:1]:
             reference = _at_commit(order.model, checkpoint)
-            self._cluster.remember(ServedOrder(name, reference, form, chains, order.via_coordinator))
+            before = [each.kv_type for each in self._cluster.remembered() if each.name == name]
+            kept = given or next(iter(before), None)
+            self._cluster.remember(
+                ServedOrder(name, reference, form, chains, order.via_coordinator, kv_type=kept)
+            )
 
     def _swap(
-        self, checkpoint: Checkpoint, form: str, chains: int, progress: Progress, *, replaces: bool
+        self,
+        checkpoint: Checkpoint,
+        form: str,
+        chains: int,
+        kv_type: KvType,
+        progress: Progress,
+        *,
+        replaces: bool,
     ) -> None:
         """Serve it, after those who have to give way to it, if they may."""
         names: tuple[str, ...] = ()
         is_restored = checkpoint.name in self._restored
         self._restored.discard(checkpoint.name)
         if not is_restored and any(each.is_wanted for each in self._state.models.values()):
-            model = self._size_of(checkpoint, form)
+            model = self._size_of(checkpoint, form, kv_type)
             if not replaces:
                 self._check_replaces_none(model)
             names = models_in_the_way(self._state, model, self._clock(), self._answering)
         with given_way(self._cluster, names, checkpoint.name, progress):
-            self._cluster.serve(checkpoint, form=form, chains=chains, progress=progress)
+            self._cluster.serve(checkpoint, form=form, chains=chains, kv_type=kv_type, progress=progress)
 
     # Nodes
 
@@ -412,6 +448,11 @@ class ClusterAdmin(Closing):
     @property
     def _state(self) -> ClusterState:
         return self._cluster.coordinator.state
+
+
+def _is_served_as(served: RequestedModel, form: str, kv_type: KvType) -> bool:
+    model = served.model
+    return served.is_wanted and (model.weight_form, model.kv_type) == (form, kv_type)
 
 
 def _at_commit(model: str, checkpoint: Checkpoint) -> str:

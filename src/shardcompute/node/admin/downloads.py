@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardcompute.core.errors import CancelledError, ShardComputeError, UsageError
+from shardcompute.core.kv_types import KvType
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin.views import FetchView
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
@@ -111,29 +112,38 @@ class Fetches:
         *,
         replaces: bool = False,
         via_coordinator: bool = False,
+        kv_type: KvType | None = None,
     ) -> FetchView:
         """Begin, or say how far the same order has come. UsageError for an order that cannot be meant. What lies at a
         hub stays there, unless it is to be sent from here."""
         check_order(form, chains)
-        return self._start(model, form, chains, replaces, via_coordinator)
+        return self._start(model, form, chains, replaces, via_coordinator, kv_type)
 
     def pull(self, model: str) -> FetchView:
         """Begin to fetch what is not to be served: `chains` of its view is 0."""
         return self._start(model, "native", 0)
 
     def _start(
-        self, model: str, form: str, chains: int, replaces: bool = False, via_coordinator: bool = False
+        self,
+        model: str,
+        form: str,
+        chains: int,
+        replaces: bool = False,
+        via_coordinator: bool = False,
+        kv_type: KvType | None = None,
     ) -> FetchView:
         reference = parse_reference(model)
         with self._lock:
             known = self._fetches.get(str(reference))
             if known is not None and known.view.status == "fetching":
-                if (known.view.form, known.view.chains) != (form, chains):
+                view = known.view
+                if (view.form, view.chains, view.kv_type) != (form, chains, kv_type):
+                    kept = f" with KV in {view.kv_type}" if view.kv_type else ""
                     raise UsageError(
-                        f"{model} is already being fetched as {known.view.form} for {known.view.chains} chains",
+                        f"{model} is already being fetched as {view.form} for {view.chains} chains{kept}",
                         hint="wait until it is served, or drop it first",
                     )
-                return known.view
+                return view
             view = FetchView(
                 model=str(reference),
                 name=served_name(reference),
@@ -143,6 +153,7 @@ class Fetches:
                 doing=f"looking for {reference}",
                 replaces=replaces,
                 via_coordinator=via_coordinator,
+                kv_type=kv_type,
             )
             fetch = self._fetches[view.model] = _Fetch(view, self._changed)
             fetch.thread = threading.Thread(

@@ -38,7 +38,7 @@ def models_in_the_way(
     """Those that `model` can only be served instead of: itself in another form, and as few others as make room for
     it. None of the others where even all of them would not."""
     former = state.models.get(model.name)
-    is_reformed = former is not None and former.is_wanted and former.model.weight_form != model.weight_form
+    is_reformed = former is not None and former.is_wanted and _form_of(former.model) != _form_of(model)
     # What was never ready answers nobody: smaller weights may be just what it needs.
     is_served = any(chain.used_stages for chain in state.live_chains(model.name))
     found = (model.name,) if is_reformed and is_served else ()
@@ -54,6 +54,10 @@ def models_in_the_way(
         if _fits(_without(state, names), model, now_s):
             return (*found, *names)
     return found
+
+
+def _form_of(model: Model) -> tuple[str, str]:
+    return model.weight_form, model.kv_type
 
 
 def refusal(

@@ -250,6 +250,7 @@ def _view_model(
         missing_bytes=missing_bytes,
         reasons=reasons,
         runner=model.runner,
+        kv_type=model.kv_type,
     )
 
 

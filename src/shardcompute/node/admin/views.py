@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from shardcompute.control.explain import ModelStatus
 from shardcompute.control.state import ChainStatus, NodeRole, NodeStatus
+from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.node.telemetry.history_store import EventView
 
 ServingStatus = ModelStatus | Literal["unloading"]
@@ -279,6 +280,8 @@ class ModelView:
     backend_reason: str = ""
     runner: str = ""
     """What alone can run it: `transformers`; empty: every backend."""
+    kv_type: KvType = DEFAULT_KV_TYPE
+    """What CPUs round its keys and values to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,6 +306,8 @@ class FetchView:
     """Whether others may give way to it."""
     via_coordinator: bool = False
     """Whether a model of the hub is fetched to the coordinator's disk, and sent to workers from there."""
+    kv_type: KvType | None = None
+    """What CPUs are to round keys and values to; None: as it is served, else what the cluster was started with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

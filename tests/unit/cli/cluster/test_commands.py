@@ -187,8 +187,8 @@ def test_load_shows_how_far_it_is_and_ends_when_served(
     order = FetchView(model="org/tiny", name="org/tiny", form="int8", chains=2, status="fetching")
     asked: list[Any] = []
 
-    def load_model(*arguments: Any, replaces: bool, via_coordinator: bool) -> FetchView:
-        asked.append((*arguments, replaces, via_coordinator))
+    def load_model(*arguments: Any, replaces: bool, via_coordinator: bool, kv_type: str | None) -> FetchView:
+        asked.append((*arguments, replaces, via_coordinator, kv_type))
         return order
 
     monkeypatch.setattr(lab.admin, "load_model", load_model)
@@ -197,9 +197,10 @@ def test_load_shows_how_far_it_is_and_ends_when_served(
         lambda: lab.cluster.coordinator.post(happened.ModelRequested(MODEL, 2)),
         lab.cluster.coordinator.settle,
     ]
-    result = cli("load", "org/tiny", "--weights", "int8", "--chains", "2", "--via-coordinator", *HERE)
+    form = ("--weights", "int8", "--kv-type", "float16")
+    result = cli("load", "org/tiny", *form, "--chains", "2", "--via-coordinator", *HERE)
     assert result.exit_code == 0
-    assert asked == [("org/tiny", "int8", 2, False, True)]
+    assert asked == [("org/tiny", "int8", 2, False, True, "float16")]
     assert "loading org/tiny" in result.stderr
     assert result.stderr.endswith("org/tiny is served by 2 of 2 chains\n")
 
@@ -210,7 +211,7 @@ def test_load_asks_before_it_replaces(
 ) -> None:
     asked: list[bool] = []
 
-    def load_model(*_: Any, replaces: bool, via_coordinator: bool) -> FetchView:
+    def load_model(*_: Any, replaces: bool, **__: Any) -> FetchView:
         asked.append(replaces)
         if not replaces:
             raise WouldReplaceError("serving it would replace org/tiny, which is answering 3 requests")

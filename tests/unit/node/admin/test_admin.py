@@ -491,6 +491,8 @@ def test_a_fetch_tells_how_far_it_is_and_then_serves(settings: Settings) -> None
     assert fetches.start("org/new", "int8", 2) == view
     with pytest.raises(UsageError, match="already being fetched"):
         fetches.start("org/new", "int4", 2)
+    with pytest.raises(UsageError, match="already being fetched"):
+        fetches.start("org/new", "int8", 2, kv_type="int8")
     go.set()
     fetches.join()
     assert fetches.views() == ()
@@ -544,7 +546,9 @@ def test_more_chains_of_a_served_model_need_no_second_opening(
     admin: ClusterAdmin, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     again, other = _checkpoint("org/tiny"), _checkpoint("org/tiny")
-    monkeypatch.setattr(admin, "_size_of", lambda _, form: plain_model(name="org/tiny", weight_form=form))
+    monkeypatch.setattr(
+        admin, "_size_of", lambda _, form, kv_type: plain_model(name="org/tiny", weight_form=form)
+    )
     admin._serve(again, "int8", 2, None)  # type: ignore[arg-type]
     assert cluster.coordinator.state.models["org/tiny"].chain_count == 2
     assert (cluster.served, again.closed) == ([], [True])
