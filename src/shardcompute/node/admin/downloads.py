@@ -117,44 +117,28 @@ class Fetches:
         """Begin, or say how far the same order has come. UsageError for an order that cannot be meant. What lies at a
         hub stays there, unless it is to be sent from here."""
         check_order(form, chains)
-        return self._start(model, form, chains, replaces, via_coordinator, kv_type)
-
-    def pull(self, model: str) -> FetchView:
-        """Begin to fetch what is not to be served: `chains` of its view is 0."""
-        return self._start(model, "native", 0)
-
-    def _start(
-        self,
-        model: str,
-        form: str,
-        chains: int,
-        replaces: bool = False,
-        via_coordinator: bool = False,
-        kv_type: KvType | None = None,
-    ) -> FetchView:
         reference = parse_reference(model)
-        with self._lock:
-            known = self._fetches.get(str(reference))
-            if known is not None and known.view.status == "fetching":
-                view = known.view
-                if (view.form, view.chains, view.kv_type) != (form, chains, kv_type):
-                    kept = f" with KV in {view.kv_type}" if view.kv_type else ""
-                    raise UsageError(
-                        f"{model} is already being fetched as {view.form} for {view.chains} chains{kept}",
-                        hint="wait until it is served, or drop it first",
-                    )
-                return view
-            view = FetchView(
-                model=str(reference),
-                name=served_name(reference),
-                form=form,
-                chains=chains,
-                status="fetching",
-                doing=f"looking for {reference}",
+        return self._start(
+            reference,
+            replace(
+                _first_view(reference, form, chains),
                 replaces=replaces,
                 via_coordinator=via_coordinator,
                 kv_type=kv_type,
-            )
+            ),
+        )
+
+    def pull(self, model: str) -> FetchView:
+        """Begin to fetch what is not to be served: `chains` of its view is 0."""
+        reference = parse_reference(model)
+        return self._start(reference, _first_view(reference, "native", 0))
+
+    def _start(self, reference: ModelReference, view: FetchView) -> FetchView:
+        with self._lock:
+            known = self._fetches.get(view.model)
+            if known is not None and known.view.status == "fetching":
+                _check_same(known.view, view)
+                return known.view
             fetch = self._fetches[view.model] = _Fetch(view, self._changed)
             fetch.thread = threading.Thread(
                 target=self._run, args=(fetch, reference), name=f"fetch {reference}", daemon=True
@@ -222,3 +206,23 @@ class Fetches:
             if self._fetches.get(fetch.view.model) is fetch:
                 del self._fetches[fetch.view.model]
         self._changed()
+
+
+def _first_view(reference: ModelReference, form: str, chains: int) -> FetchView:
+    return FetchView(
+        model=str(reference),
+        name=served_name(reference),
+        form=form,
+        chains=chains,
+        status="fetching",
+        doing=f"looking for {reference}",
+    )
+
+
+def _check_same(known: FetchView, asked: FetchView) -> None:
+    if (known.form, known.chains, known.kv_type) != (asked.form, asked.chains, asked.kv_type):
+        kept = f" with KV in {known.kv_type}" if known.kv_type else ""
+        raise UsageError(
+            f"{known.model} is already being fetched as {known.form} for {known.chains} chains{kept}",
+            hint="wait until it is served, or drop it first",
+        )
