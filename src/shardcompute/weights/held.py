@@ -7,6 +7,7 @@ once more as arithmetic; a test holds both together.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -174,7 +175,8 @@ def _held_sizes(
     )
     if is_fallback(spec):
         return tuple(_held_by_fallback(holder, spec, shape, layout) for holder in HOLDERS)
-    layers = [_forms(each, form_of) for each in layout.layers]
+    # Experts of a layer are alike: each kind of matrix is measured once.
+    layers = [Counter(_forms(each, form_of).values()) for each in layout.layers]
     ends = _forms({name: layout.model[name] for name in ("embedding", "head", "norm")}, form_of)
     return tuple(_held_by(holder, spec, shape, layers, ends) for holder in HOLDERS)
 
@@ -186,10 +188,12 @@ def _held_by(
     holder: str,
     spec: ModelSpec,
     shape: StepShape,
-    layers: Sequence[Mapping[str, _Part]],
+    layers: Sequence[Mapping[_Part, int]],
     ends: Mapping[str, _Part],
 ) -> HeldSizes:
-    layer_bytes = tuple(sum(_part_bytes(holder, part) for part in layer.values()) for layer in layers)
+    layer_bytes = tuple(
+        sum(count * _part_bytes(holder, part) for part, count in layer.items()) for layer in layers
+    )
     head_bytes = _part_bytes(holder, ends["head"]) + _part_bytes(holder, ends["norm"])
     scratch = scratch_bytes(holder, shape, max(layer_bytes))
     return HeldSizes(

@@ -6,6 +6,7 @@ Only the bytes that a shard needs are read. A checkpoint's tensors must be exact
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -108,8 +109,8 @@ def stage_bytes(file: TensorFile, layout: Layout, start: int, stop: int) -> int:
 
 def place_bytes(file: TensorFile, place: TensorPlace) -> int:
     entry = find_entry(file, place.stored)
-    whole = int(np.prod(entry.shape))
-    return entry.size_bytes * int(np.prod(place.shape)) // whole if whole else 0
+    whole = math.prod(entry.shape)
+    return entry.size_bytes * math.prod(place.shape) // whole if whole else 0
 
 
 def read_place(file: TensorFile, place: TensorPlace, rank: Rank) -> Matrix:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 from shardcompute.core.errors import UnknownModelError
+from shardcompute.core.settings import Settings
 from shardcompute.models.spec import whole
+from shardcompute.weights.checkpoint import open_checkpoint
+from shardcompute.weights.held import held_sizes_of_entries
 from shardcompute.weights.outline import RECIPES, outline
 from shardcompute.weights.sources.catalogue import KnownModel, find_known, known_models
+from shardcompute.weights.sources.reference import GgufReference
+from shardcompute.weights.sources.resolve import resolve
 
 # What a publisher counts besides: layers that predict further tokens, and vocabularies of small models.
 MOST_BESIDES = 0.04
@@ -47,3 +53,16 @@ def test_nothing_can_be_read() -> None:
     assert (
         refused.value.hint == "fetch it first: shardcompute pull bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"
     )
+
+
+def test_an_outline_is_held_as_the_file_is(smollm2_gguf: Path) -> None:
+    known = find_known("smollm2:135m")
+    assert known is not None
+    with open_checkpoint(
+        resolve(GgufReference(smollm2_gguf), Settings(data_dir=smollm2_gguf.parent))
+    ) as real:
+        found, expected = (
+            held_sizes_of_entries(each.spec, each.layout, each.tensors.entries, "native", context_length=2048)
+            for each in (outline(known), real)
+        )
+    assert found == expected

@@ -46,7 +46,7 @@ def run(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="Model: smollm2 (the default), a folder, a .gguf file or org/repo.",
+            help="Model: smollm2 (the default), a name like qwen3:8b, a folder, a .gguf file or org/repo.",
             autocompletion=complete_fetched,
         ),
     ] = None,

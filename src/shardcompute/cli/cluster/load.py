@@ -30,7 +30,7 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="Model: smollm2, a folder, a .gguf file or org/repo.",
+        help="Model: smollm2, a name like qwen3:8b, a folder, a .gguf file or org/repo.",
         autocompletion=complete_fetched,
     ),
 ]

@@ -20,7 +20,10 @@ _CLUSTER = "Cluster"
 
 Model = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="Model: smollm2 (the default), a folder, a .gguf file or org/repo."),
+    typer.Argument(
+        metavar="MODEL",
+        help="Model: smollm2 (the default), a name like qwen3:8b, a folder, a .gguf file or org/repo.",
+    ),
 ]
 Host = Annotated[
     str,
