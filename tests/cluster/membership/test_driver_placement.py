@@ -97,7 +97,7 @@ def test_a_far_coordinator_has_its_driver_hosted(tmp_path: Path, tiny: Path, alo
         planned = plan_model(lab.state, lab.state.models[lab.model].model, 1, 0.0)
         assert planned.chains[0].driver_host
         assert "driver on worker-" in planned.text
-        shares = {each.driver: each.kv_tokens for each in chain.drivers}
+        shares = {each.driver: each.kv_tokens for each in lab.chain().drivers}
         assert shares == {lab.cluster.node: 512, host.node: KV_TOKENS - 512}, "home keeps one context"
 
 
