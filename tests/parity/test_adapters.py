@@ -19,6 +19,7 @@ from shardcompute.weights.checkpoint import Checkpoint, adapted, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 from support.models.tiny import reference_logits, save_tiny
+from support.models.tiny_gguf import tiny_gguf, write_gguf
 from support.tiny_adapter import ALL, ATTENTION, save_adapter, save_merged
 
 BACKENDS = ("onnx", "numpy", "torch")
@@ -142,3 +143,15 @@ def test_other_backends_say_that_they_have_no_adapters(backend: str, tmp_path: P
     adapter = save_adapter(base, tmp_path / "adapter")
     with pytest.raises(UnsupportedModelError, match="adapters beside a model are computed by onnx"):
         stages_of(base, {"own": adapter}, backend)
+
+
+def test_a_base_in_gguf_takes_the_same_adapter(tmp_path: Path) -> None:
+    """Its rows of q and k lie in another order."""
+    base = save_tiny("llama", tmp_path / "base")
+    adapter = save_adapter(base, tmp_path / "adapter")
+    expected = reference_logits(save_merged(base, adapter, tmp_path / "merged"), IDS)
+    file = write_gguf(tmp_path / "base.gguf", *tiny_gguf("llama", base))
+    stages = stages_of(file, {"own": adapter}, "onnx", count=3)
+    np.testing.assert_allclose(run(stages, [prompt(1, 1)]), expected, atol=2e-3)
+    with pytest.raises(UnsupportedModelError, match="merged into plain numbers of a safetensors"):
+        opened(file, merged=adapter)

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from shardcompute import api
+from shardcompute.cli.options.adapters import parse_adapters
 from shardcompute.cli.options.cluster import (
     ClusterArguments,
     DriverPlacementOption,
@@ -293,3 +294,13 @@ def test_whoever_sits_there_is_asked(cli: Cli, bereft: Path, monkeypatch: pytest
     assert cli(*arguments, stdin="y\n").exit_code == 0
     assert cli(*arguments, "--recover-journal").exit_code == 0
     assert [options.recovers_journal for options in started] == [True, True]
+
+
+@pytest.mark.parametrize("given", [["polite"], ["=x"], ["polite="], ["a=x", "a=y"]])
+def test_adapters_are_given_by_name(given: list[str]) -> None:
+    with pytest.raises(UsageError, match="--adapter"):
+        parse_adapters(given)
+
+
+def test_an_adapter_s_folder_may_have_any_name() -> None:
+    assert parse_adapters(["polite=/tmp/a=b"]) == {"polite": Path("/tmp/a=b")}
