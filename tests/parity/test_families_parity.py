@@ -193,7 +193,7 @@ def test_gguf_gives_the_same_logits(
 
 
 @pytest.mark.parametrize("backend", ["numpy", "onnx"])
-@pytest.mark.parametrize("name", ["deepseek-v2-grouped", "deepseek-v3", "qwen2-moe"])
+@pytest.mark.parametrize("name", ["deepseek-v2-grouped", "deepseek-v3", "qwen2-moe", "llama4-scout"])
 def test_a_cut_gguf_is_the_same_model(
     name: str, backend: str, folder: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -377,6 +377,16 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
         floor_scale=5,
         attn_scale=0.4,
     ),
+    "llama4-scout": _config(
+        "Llama4Text",
+        num_hidden_layers=4,
+        head_dim=16,
+        intermediate_size=32,
+        intermediate_size_mlp=96,
+        num_local_experts=4,
+        interleave_moe_layer_step=2,
+        rope_parameters=_LLAMA3,
+    ),
     "llama4-every": _config(
         "Llama4Text",
         head_dim=32,

@@ -67,10 +67,17 @@ ARCHITECTURES: Mapping[str, str] = {
     "deepseek-v3": "deepseek2",
     "kimi-k2": "deepseek2",
     "qwen2-moe": "qwen2moe",
+    "granite-moe": "granitemoe",
+    "granite-moe-shared": "granitemoe",
+    "ernie4.5-moe": "ernie4_5-moe",
+    "hunyuan": "hunyuan-dense",
+    "hunyuan-alpha": "hunyuan-dense",
+    "hunyuan-moe": "hunyuan-moe",
+    "llama4-scout": "llama4",
 }
 """GGUF architecture of each tiny configuration that GGUF can express."""
 
-_INTERLEAVED = ("llama", "smollm3", "granite", "arcee")
+_INTERLEAVED = ("llama", "smollm3", "granite", "granitemoe", "arcee")
 """Those whose rows the converter reorders; in others of that rotation the checkpoint has them so already."""
 _UNSPLIT = ("deepseek-v2-grouped",)
 """Those that are written as older converters did it, with one map to keys and values."""
@@ -110,6 +117,14 @@ _KEYS = {
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "q_lora_rank": "attention.q_lora_rank",
     "kv_lora_rank": "attention.kv_lora_rank",
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "moe_num_experts": "expert_count",
+    "moe_k": "expert_used_count",
+    "moe_topk": "expert_used_count",
+    "moe_num_shared_experts": "expert_shared_count",
+    "moe_layer_start_index": "leading_dense_block_count",
+    "moe_layer_interval": "interleave_moe_layer_step",
+    "interleave_moe_layer_step": "interleave_moe_layer_step",
 }
 
 
@@ -127,9 +142,14 @@ def tiny_gguf(name: str, folder: Path) -> tuple[dict[str, Any], Tensors]:
         metadata[f"{architecture}.attention.value_length"] = key_length
     if architecture == "minimax-m2":
         metadata[f"{architecture}.expert_feed_forward_length"] = config["intermediate_size"]
+    if architecture == "llama4":
+        metadata["llama4.expert_feed_forward_length"] = config["intermediate_size"]
+        metadata["llama4.feed_forward_length"] = config["intermediate_size_mlp"]
+    if architecture == "hunyuan-moe":
+        metadata["hunyuan-moe.expert_shared_feed_forward_length"] = config["intermediate_size"]
     if architecture in _SIGMOID:
         metadata[f"{architecture}.expert_gating_func"] = 2
-    stored = _unfused(load_file(folder / "model.safetensors"))
+    stored = _unfused(load_file(folder / "model.safetensors"), has_halves=architecture == "llama4")
     if architecture == "deepseek2":
         metadata |= {
             f"deepseek2.{key}": value for key, value in _latent_keys(config, name in _UNSPLIT).items()
@@ -204,13 +224,23 @@ def save_tiny_text_gguf(folder: Path) -> Path:
     return path
 
 
-def _unfused(stored: Tensors) -> Tensors:
+def _unfused(stored: Tensors, has_halves: bool) -> Tensors:
     """Experts stacked per matrix, as GGUF wants them."""
     tensors: Tensors = {}
     experts: dict[str, dict[int, NDArray[np.float32]]] = {}
     for name, values in stored.items():
         if match := re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name):
             experts.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = values
+        elif name.endswith("input_linear.weight"):
+            target = "experts" if "block_sparse_moe" in name else "shared_experts"
+            for part, half in zip(("gate", "up"), np.split(values, 2, axis=-2), strict=True):
+                tensors[re.sub(r"[^.]*\.input_linear", f"mlp.{target}.{part}_proj", name)] = half
+        elif name.endswith("output_linear.weight"):
+            target = "experts" if "block_sparse_moe" in name else "shared_experts"
+            tensors[re.sub(r"[^.]*\.output_linear", f"mlp.{target}.down_proj", name)] = values
+        elif name.endswith("experts.gate_up_proj") and has_halves:
+            for part, half in zip(("gate", "up"), np.split(values, 2, axis=2), strict=True):
+                tensors[name.replace("gate_up_proj", f"{part}_proj.weight")] = half.swapaxes(1, 2)
         elif name.endswith("experts.gate_up_proj"):
             for part, offset in (("gate", 0), ("up", 1)):
                 tensors[name.replace("gate_up_proj", f"{part}_proj.weight")] = values[
@@ -244,7 +274,7 @@ def _converted(architecture: str, config: dict[str, Any], stored: Tensors) -> Te
             values = _interleaved(values, config["num_key_value_heads"])
         if architecture.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
             values = values + np.float32(1)
-        if name.endswith("shared_expert_gate.weight"):
+        if name.endswith(("shared_expert_gate.weight", "moe_statics.e_score_correction.bias")):
             values = values.squeeze()
         converted = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert converted is not None, name
@@ -297,6 +327,8 @@ def _rope(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[float]
     turning = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     keys["dimension_count"] = config.get("qk_rope_head_dim") or config.get("rotary_dim") or turning
     match rope["rope_type"]:
+        case "dynamic":
+            keys["freq_base"] *= rope["alpha"] ** (head_dim / (head_dim - 2))
         case "linear" | "yarn" as kind:
             keys |= {"scaling.type": kind, "scaling.factor": rope["factor"]}
             if kind == "yarn":

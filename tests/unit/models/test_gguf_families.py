@@ -268,3 +268,17 @@ def test_weights_of_softmax_scores_divided_by_their_sum_are_refused_of_deepseek(
     metadata, tensors = tiny_gguf("deepseek-v2", save_tiny("deepseek-v2", tmp_path))
     with pytest.raises(UnsupportedModelError, match="expert_weights_norm"):
         from_gguf(metadata | {"deepseek2.expert_weights_norm": True}, list(tensors))
+
+
+@pytest.mark.parametrize(("step", "fits"), [(2, True), (1, False), (3, False), (0, False), (10**9, False)])
+def test_llama4_has_experts_where_its_step_says(step: int, fits: bool, tmp_path: Path) -> None:
+    metadata, tensors = tiny_gguf("llama4-scout", save_tiny("llama4-scout", tmp_path))
+    metadata["llama4.interleave_moe_layer_step"] = step
+    if fits:
+        spec, _ = _parse(metadata, tensors)
+        assert spec.qk_norm == "unit"
+        metadata["llama4.expert_count"] = 128
+        assert _parse(metadata, tensors)[0].qk_norm == "none"
+    else:
+        with pytest.raises(CorruptModelError, match="interleave_moe_layer_step"):
+            _parse(metadata, tensors)

@@ -134,9 +134,8 @@ def _spec(
         has_norm_bias=known.has_norm_bias,
         is_parallel=known.is_parallel,
         norm_placement=known.norm_placement,
-        qk_norm="none"
-        if known.may_lack_qk_norm and "blk.0.attn_q_norm.weight" not in names
-        else known.qk_norm,
+        qk_norm="none" if _lacks_qk_norm(known, experts, names) else known.qk_norm,
+        norms_turned=known.norms_turned,
         has_qkv_bias="blk.0.attn_q.bias" in names or "blk.0.attn_qkv.bias" in names,
         has_out_bias="blk.0.attn_output.bias" in names,
         has_mlp_bias="blk.0.ffn_up.bias" in names,
@@ -152,6 +151,12 @@ def _spec(
         experts=experts,
         latent=latent,
     )
+
+
+def _lacks_qk_norm(known: GgufArchitecture, experts: Experts | None, names: frozenset[str]) -> bool:
+    if experts is not None and experts.count == known.experts_without_qk_norm:
+        return True
+    return known.may_lack_qk_norm and "blk.0.attn_q_norm.weight" not in names
 
 
 def _layer_count(fields: Fields, names: frozenset[str]) -> int:
@@ -257,7 +262,7 @@ def _experts(known: GgufArchitecture, fields: Fields, layers: int) -> Experts | 
     width = fields.optional_integer("expert_feed_forward_length") or fields.uniform_integer(
         "feed_forward_length"
     )
-    shared = fields.integer("expert_shared_count", 0, low=0, high=MAX_EXPERTS)
+    shared = fields.integer("expert_shared_count", int(known.has_shared_expert), low=0, high=MAX_EXPERTS)
     per_token = fields.integer("expert_used_count", high=count)
     return Experts(
         count,

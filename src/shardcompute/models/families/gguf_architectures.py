@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from shardcompute.core.expert_routing import PLAIN_ROUTING, Routing
-from shardcompute.models.families.fields import MAX_CONTEXT, Fields
-from shardcompute.models.spec import Activation, Layer, NormPlacement, NormType
+from shardcompute.models.families.fields import MAX_CONTEXT, MAX_LAYERS, Fields
+from shardcompute.models.spec import Activation, Growth, Layer, NormPlacement, NormType
 
 Layers = Callable[[Fields, int, Collection[str]], tuple[Layer, ...]]
 
@@ -66,9 +66,14 @@ class GgufArchitecture:
     is_fused: bool = False
     """q, k and v may be one matrix; gate and up are one."""
     norm_placement: NormPlacement = "before"
-    qk_norm: Literal["none", "head", "width"] = "none"
+    qk_norm: Literal["none", "head", "width", "unit"] = "none"
     may_lack_qk_norm: bool = False
     """Models without the norms' tensors do without."""
+    norms_turned: bool = False
+    query_growth: Growth | None = None
+    """How queries of layers that do not turn grow with position."""
+    experts_without_qk_norm: int | None = None
+    """The model of this many experts has no norms of queries and keys."""
     activation: Activation = "silu"
     is_gemma: bool = False
     layers_scaled_by_width: int | None = None
@@ -91,6 +96,8 @@ class GgufArchitecture:
     sigmoid_routing: Routing | None = None
     """The same for models whose key says that scores are by sigmoid."""
     has_shared_gate: bool = False
+    has_shared_expert: bool = False
+    """One, as wide as the others, though no key says so."""
     is_latent: bool = False
     """Latent attention, and scores that grow with what `rope.scaling.yarn_log_multiplier` says."""
 
@@ -153,6 +160,24 @@ def led_layers(fields: Fields, count: int, names: Collection[str]) -> tuple[Laye
             "leading_dense_block_count", first, "as many layers without experts as there are"
         )
     return layers
+
+
+def ernie_layers(fields: Fields, count: int, names: Collection[str]) -> tuple[Layer, ...]:
+    step = fields.integer("interleave_moe_layer_step", 1, low=0)
+    fields.one_of("interleave_moe_layer_step", step, (0, 1))
+    return led_layers(fields, count, names)
+
+
+def llama4_layers(fields: Fields, count: int, names: Collection[str]) -> tuple[Layer, ...]:
+    """Every fourth layer sees everything and does not turn; others see their own chunk."""
+    step = fields.integer("interleave_moe_layer_step", 1, high=MAX_LAYERS)
+    sparse = [_is_sparse(i, names) for i in range(count)]
+    if sparse != [(i + 1) % step == 0 for i in range(count)]:
+        raise fields.corrupt("interleave_moe_layer_step", step, "the distance of layers with experts")
+    full = Layer(rope=None, query_rope=1)
+    return tuple(
+        replace(full if (i + 1) % 4 == 0 else Layer(chunk=8192), is_sparse=sparse[i]) for i in range(count)
+    )
 
 
 def gpt_oss_layers(fields: Fields, count: int, names: Collection[str]) -> tuple[Layer, ...]:
@@ -226,6 +251,37 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "granite": GgufArchitecture(
         "granite", full_layers, is_interleaved=True, has_scales=True, logit_scale="over"
     ),
+    "granitemoe": GgufArchitecture(
+        "granitemoe",
+        full_layers,
+        is_interleaved=True,
+        has_experts=True,
+        has_scales=True,
+        logit_scale="over",
+    ),
+    "hunyuan-dense": GgufArchitecture("hunyuan_v1_dense", full_layers, qk_norm="head", norms_turned=True),
+    "hunyuan-moe": GgufArchitecture(
+        "hunyuan_v1_moe", full_layers, has_experts=True, qk_norm="head", norms_turned=True
+    ),
+    "ernie4_5-moe": GgufArchitecture(
+        "ernie4_5_moe",
+        ernie_layers,
+        is_interleaved=True,
+        has_experts=True,
+        routing=Routing(has_choice_bias=True),
+    ),
+    "llama4": GgufArchitecture(
+        "llama4_text",
+        llama4_layers,
+        is_interleaved=True,
+        has_experts=True,
+        has_shared_expert=True,
+        qk_norm="unit",
+        experts_without_qk_norm=128,
+        norms_turned=True,
+        query_growth=Growth(0.1, 8192, offset=1),
+        routing=Routing(scores="sigmoid", weights_over="all", weighs_input=True),
+    ),
     "arcee": GgufArchitecture("arcee", full_layers, is_interleaved=True, activation="relu2", has_gate=False),
     "command-r": GgufArchitecture(
         "cohere", full_layers, is_interleaved=True, norm="layer", is_parallel=True, logit_scale="times"
@@ -283,11 +339,6 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = {
 }
 
 SAFETENSORS_ONLY: Mapping[str, str] = {
-    "ernie4_5-moe": "ernie4_5_moe",
-    "granitemoe": "granitemoe",
-    "hunyuan-dense": "hunyuan_v1_dense",
-    "hunyuan-moe": "hunyuan_v1_moe",
-    "llama4": "llama4_text",
     "mistral3": "ministral3",
     "qwen2vl": "qwen2_5_vl_text",
     "qwen3vl": "qwen3_vl_text",

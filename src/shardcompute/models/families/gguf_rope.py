@@ -41,6 +41,9 @@ def gguf_ropes(
         if long_factors is not None and known.has_partial_rope and context_length > original:
             beyond = _stretched(known, fields, kind, theta, dim, context_length, original, long_factors)
             rope = _switching(rope, beyond, original, context_length)
+    if known.query_growth is not None:
+        still = Rope((0.0,) * (head_dim // 2), growth=known.query_growth)
+        return [rope, replace(rope, rope=still)]
     if known.local_theta is None:
         return [rope]
     local_theta = fields.number("rope.freq_base_swa", known.local_theta, low=1.0)
