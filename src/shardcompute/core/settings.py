@@ -180,6 +180,15 @@ def _download_rate(values: Mapping[str, str]) -> int | None:
     return int(text)
 
 
+def check_download_rate(bytes_per_s: int | None) -> None:
+    """UsageError for a limit at which nothing would come."""
+    if bytes_per_s is not None and bytes_per_s < MIN_DOWNLOAD_RATE:
+        raise UsageError(
+            f"{bytes_per_s} bytes a second are too few for weights",
+            hint=f"give {MIN_DOWNLOAD_RATE} or more, such as 20M",
+        )
+
+
 def _address(values: Mapping[str, str], name: str, example: str) -> str | None:
     found = _first(values, name)
     return None if found is None else _check_address(*found, example)

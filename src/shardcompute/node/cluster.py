@@ -43,6 +43,7 @@ from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes
 from shardcompute.node.weights.draft_heads import draft_head_attachments
 from shardcompute.node.weights.originals import note_original
+from shardcompute.node.weights.pinned_hashes import PinnedHashes
 from shardcompute.node.weights.server import WeightsServer
 from shardcompute.runtime.fallback import check_form, config_attachment, speculation_for
 from shardcompute.security import (
@@ -154,7 +155,7 @@ class Cluster:
         self._served: dict[str, ServedWeights] = {}
         self._notes: dict[str, Path | None] = {}
         """For workers of this machine, where models lie that are served."""
-        self._weights = WeightsServer(self._served)
+        self._weights = WeightsServer(self._served, pinned=PinnedHashes(options.folder / "served"))
         self._checkpoints: dict[str, Checkpoint] = {}
         self._drafters: dict[str, Sequence[Drafter]] = {}
         self._endpoint = Endpoint(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import mmap
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -41,7 +42,8 @@ class FakeHub:
     """`files` by repository and name; names in `large` have a hash and are served by the storage host."""
 
     def __init__(self) -> None:
-        self.files: dict[str, dict[str, bytes]] = {}
+        self.files: dict[str, dict[str, bytes | mmap.mmap]] = {}
+        self._sha256: dict[tuple[str, str], str] = {}
         self.large: set[str] = set()
         self.announced_sha256: dict[str, str] = {}
         self.faults: dict[str, list[Fault]] = {}
@@ -63,7 +65,8 @@ class FakeHub:
         assert port is not None
         return port
 
-    def put(self, repo: str, name: str, content: bytes, *, large: bool = False) -> None:
+    def put(self, repo: str, name: str, content: bytes | mmap.mmap, *, large: bool = False) -> None:
+        self._sha256.pop((repo, name), None)
         self.files.setdefault(repo, {})[name] = content
         if large:
             self.large.add(name)
@@ -73,9 +76,13 @@ class FakeHub:
         self.faults.setdefault(route, []).extend(faults)
 
     def put_folder(self, repo: str, folder: Path) -> None:
-        """All files of a folder, the weights as large ones."""
+        """All files of a folder, the weights as large ones, which are not read into memory."""
         for path in sorted(folder.iterdir()):
-            self.put(repo, path.name, path.read_bytes(), large=path.suffix in (".safetensors", ".gguf"))
+            if path.suffix not in (".safetensors", ".gguf"):
+                self.put(repo, path.name, path.read_bytes())
+                continue
+            with path.open("rb") as file:
+                self.put(repo, path.name, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), large=True)
 
     def take_fault(self, path: str) -> Fault | None:
         found = next(
@@ -86,12 +93,17 @@ class FakeHub:
     def requests(self, route: str, server: str | None = None) -> list[Seen]:
         return [one for one in self.seen if route in one.path and server in (None, one.server)]
 
+    def _hash(self, repo: str, name: str) -> str:
+        if (repo, name) not in self._sha256:
+            self._sha256[repo, name] = hashlib.sha256(self.files[repo][name]).hexdigest()
+        return self._sha256[repo, name]
+
     def tree(self, repo: str) -> list[dict[str, object]]:
         items: list[dict[str, object]] = [{"type": "directory", "path": "folder", "oid": "x", "size": 0}]
         for name, content in self.files[repo].items():
             item: dict[str, object] = {"type": "file", "path": name, "size": len(content), "oid": "x"}
             if name in self.large:
-                sha = self.announced_sha256.get(name, hashlib.sha256(content).hexdigest())
+                sha = self.announced_sha256.get(name) or self._hash(repo, name)
                 item["lfs"] = {"oid": sha, "size": len(content), "pointerSize": 130}
             items.append(item)
         return items
@@ -148,7 +160,7 @@ def _requests_class(hub: FakeHub, server: str) -> type[BaseHTTPRequestHandler]:
             is_same = self.headers.get("If-Range") in (None, hub.etag)
             cut = fault.cut_after if fault else None
             if not (wanted and is_same and hub.has_ranges):
-                return self.answer(200, content, headers, cut)
+                return self.answer(200, content[:], headers, cut)
             first, _, last = wanted.removeprefix("bytes=").partition("-")
             start, stop = int(first), int(last or len(content) - 1) + 1
             if start >= len(content):

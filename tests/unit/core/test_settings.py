@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardcompute.core.errors import UsageError
-from shardcompute.core.settings import DEFAULT_HUB_URL, Secret, load_settings
+from shardcompute.core.settings import DEFAULT_HUB_URL, Secret, check_download_rate, load_settings
 
 
 def test_defaults() -> None:
@@ -161,3 +161,34 @@ def test_no_page_of_another_origin_may_call_unless_it_is_named() -> None:
 def test_what_is_no_origin_is_refused_by_name(text: str) -> None:
     with pytest.raises(UsageError, match="SHARDCOMPUTE_CORS_ORIGINS"):
         load_settings({"SHARDCOMPUTE_CORS_ORIGINS": text})
+
+
+def test_mirrors_and_rate() -> None:
+    environ = {
+        "HOME": "/home/me",
+        "SHARDCOMPUTE_HUB_MIRRORS": "https://one.example/, http://two.example",
+        "SHARDCOMPUTE_DOWNLOAD_RATE": "5000000",
+    }
+    settings = load_settings(environ)
+    assert settings.hub_mirrors == ("https://one.example", "http://two.example")
+    assert settings.download_rate == 5_000_000
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"SHARDCOMPUTE_HUB_MIRRORS": "one.example"},
+        {"SHARDCOMPUTE_HUB_MIRRORS": "https://me:secret@one.example"},
+        {"SHARDCOMPUTE_DOWNLOAD_RATE": "20M"},
+        {"SHARDCOMPUTE_DOWNLOAD_RATE": "10"},
+    ],
+)
+def test_wrong_mirrors_and_rates(changes: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=next(iter(changes))):
+        load_settings({"HOME": "/home/me", **changes})
+
+
+def test_a_rate_at_which_nothing_comes_is_refused() -> None:
+    check_download_rate(None)
+    with pytest.raises(UsageError, match="too few"):
+        check_download_rate(10)

@@ -53,6 +53,16 @@ MaxMemory = Annotated[
         "of the GPU's memory elsewhere; by default what is free on its GPU less a reserve, or most of the machine's.",
     ),
 ]
+DownloadRate = Annotated[
+    int | None,
+    typer.Option(
+        "--download-rate",
+        metavar="SIZE",
+        parser=parse_size,
+        help="Bytes a second that weights come from the hub and its mirrors at most, such as 20M; by default as "
+        "SHARDCOMPUTE_DOWNLOAD_RATE says, else as they come.",
+    ),
+]
 Shape = Annotated[
     str | None,
     typer.Option("--shape", metavar="MACHINE@FILE", hidden=True, help="Send as an emulated network would."),
@@ -72,6 +82,7 @@ class WorkerArguments:
     advertise: Advertise = None
     name: Name = None
     max_memory: MaxMemory = None
+    download_rate: DownloadRate = None
     threads: Threads = None
     backend: BackendName = Backend.AUTO
     device: Device = "auto"

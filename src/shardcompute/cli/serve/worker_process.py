@@ -20,7 +20,7 @@ from shardcompute.cli.serve.shaping import open_transports
 from shardcompute.cli.serve.stopping import exit_at_once, stop_requested, stop_with_parent
 from shardcompute.core.errors import AuthError
 from shardcompute.core.phases import log_phases, phase
-from shardcompute.core.settings import load_settings
+from shardcompute.core.settings import check_download_rate, load_settings
 
 if TYPE_CHECKING:
     from shardcompute.backends.device_choice import ChosenDevices
@@ -73,7 +73,8 @@ def _worker_options(
     from shardcompute.node.worker.memory_promise import check_promise, measure_process_bytes
     from shardcompute.node.worker.worker import WorkerOptions
 
-    device = chosen.devices[0]
+    device, settings = chosen.devices[0], load_settings()
+    check_download_rate(arguments.download_rate)
     # A GPU's own memory has no process in it.
     process_bytes = measure_process_bytes(device.backend) if device.is_host_memory else 0
     if arguments.max_memory is not None:
@@ -87,7 +88,7 @@ def _worker_options(
         name=arguments.name or "",
         max_memory_bytes=arguments.max_memory,
         process_bytes=process_bytes,
-        threads=arguments.threads or load_settings().threads or default_threads(),
+        threads=arguments.threads or settings.threads or default_threads(),
         device=device,
         unused=chosen.unused,
         transports=open_transports(arguments.shape),
@@ -95,7 +96,7 @@ def _worker_options(
         may_host=not _is_beside(member.control_urls[0], advertise or host),
         # Whoever shapes links wants to see what goes over them.
         reads_originals=not arguments.shape,
-        sources=load_settings(),
+        sources=replace(settings, download_rate=arguments.download_rate or settings.download_rate),
     )
 
 

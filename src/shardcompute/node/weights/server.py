@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 
 from shardcompute.core.errors import LinkClosedError, LinkError, ShardComputeError
 from shardcompute.core.fields import shorten
+from shardcompute.node.weights.pinned_hashes import PinnedHashes
 from shardcompute.weights.card import encode_card
 from shardcompute.weights.served import ServedWeights
 from shardcompute.weights.shard_cache import CachedTensors, ShardCache
@@ -48,8 +49,16 @@ class CachedModels(Mapping[str, ServedWeights]):
 class WeightsServer:
     """Answers for `models`, which may change while it serves. They are asked for by key, name or fingerprint."""
 
-    def __init__(self, models: Mapping[str, ServedWeights], *, concurrent_reads: int = 4) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, ServedWeights],
+        *,
+        concurrent_reads: int = 4,
+        pinned: PinnedHashes | None = None,
+    ) -> None:
         self._models = models
+        self._pinned = pinned
+        self._recalled: set[str] = set()
         self._reads = threading.BoundedSemaphore(concurrent_reads)
         self._lock = threading.Lock()
         self._digests: dict[tuple[str, str], bytes] = {}
@@ -137,9 +146,11 @@ class WeightsServer:
             return self._digest(served, tensor)
         key = (served.card.fingerprint, tensor)
         with self._lock:
+            self._recall(served.card.fingerprint)
             known = self._digests.get(key)
             if known is None and request.claim:
-                self._digests[key] = known = request.claim
+                known = request.claim
+                self._pin(key, known)
                 self._claimants[key] = peer
             claimant = self._claimants.get(key)
         if known is None or request.claim in (b"", known) or claimant is None:
@@ -148,9 +159,24 @@ class WeightsServer:
         for node in [node for node, said in ((claimant, known), (peer, request.claim)) if said != digest]:
             log.warning("%s has read bytes of %s of %s that are not its own", node, tensor, served.card.model)
         with self._lock:
-            self._digests[key] = digest
+            self._pin(key, digest)
             self._claimants.pop(key, None)
         return digest
+
+    def _recall(self, fingerprint: str) -> None:
+        """What was pinned before the last restart. Needs the lock."""
+        if self._pinned is None or fingerprint in self._recalled:
+            return
+        self._recalled.add(fingerprint)
+        for tensor, digest in self._pinned.read(fingerprint).items():
+            self._digests[fingerprint, tensor] = digest
+            self._claimants[fingerprint, tensor] = "an earlier reader"
+
+    def _pin(self, key: tuple[str, str], digest: bytes) -> None:
+        """Needs the lock."""
+        self._digests[key] = digest
+        if self._pinned is not None:
+            self._pinned.add(*key, digest)
 
     def _digest(self, served: ServedWeights, tensor: str) -> bytes:
         """The SHA-256 of a whole tensor."""

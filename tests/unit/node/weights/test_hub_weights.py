@@ -21,6 +21,7 @@ from shardcompute.node.weights import client as weights_client
 from shardcompute.node.weights import hub_line
 from shardcompute.node.weights.client import RemoteTensors, fetch_card
 from shardcompute.node.weights.pieces import Supplier
+from shardcompute.node.weights.pinned_hashes import PinnedHashes
 from shardcompute.node.weights.server import CachedModels, WeightsServer
 from shardcompute.weights.card import Card, decode_card, encode_card
 from shardcompute.weights.checkpoint import open_checkpoint
@@ -273,6 +274,18 @@ def test_first_reader_that_was_lied_to_does_not_decide(
     lab.check(lab.tensors(cache="second"))
     assert "first has read bytes of" in caplog.text
     assert "second has read bytes of" not in caplog.text
+
+
+def test_hashes_outlive_the_coordinator(lab: Lab) -> None:
+    pinned = PinnedHashes(lab.folder / "served")
+    lab.coordinator.server = WeightsServer({REPO: lab.served}, pinned=pinned)
+    lab.check(lab.tensors(cache="first"))
+    with (lab.folder / "served" / f"{lab.served.card.fingerprint}.hashes").open("a") as file:
+        file.write('0123 "torn')
+    lab.coordinator.server = WeightsServer({REPO: lab.served}, pinned=pinned)
+    peer = Node("peer", WeightsServer(CachedModels(ShardCache(lab.folder / "first"))), lab.on_exit)
+    lab.check(lab.tensors(peer.as_peer(), cache="second", offline=True))
+    assert sum(peer.server.sent_bytes().values()) > 0, "peers give what has a known hash"
 
 
 def test_fetch_goes_on_where_it_was_cut_off(lab: Lab) -> None:
