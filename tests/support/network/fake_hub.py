@@ -181,7 +181,8 @@ def _requests_class(hub: FakeHub, server: str) -> type[BaseHTTPRequestHandler]:
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body[:cut])
+            with contextlib.suppress(ConnectionError):  # a reader may be killed
+                self.wfile.write(body[:cut])
 
     return Requests
 
