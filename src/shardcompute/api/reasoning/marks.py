@@ -23,6 +23,8 @@ MARKS: tuple[ThinkingMarks, ...] = (
     ThinkingMarks("◁think▷", "◁/think▷"),  # Kimi-VL
     ThinkingMarks("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
     ThinkingMarks("<thought>", "</thought>"),  # EXAONE Deep
+    ThinkingMarks("<mm:think>", "</mm:think>"),  # MiniMax M3
+    ThinkingMarks("<|channel>thought", "<channel|>"),  # Gemma 4
 )
 
 

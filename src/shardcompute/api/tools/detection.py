@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from shardcompute.api.tools.call_format import CallFormat
+from shardcompute.api.tools.gemma import FUNCTION_GEMMA, GEMMA_4
 from shardcompute.api.tools.generic import GenericFormat
 from shardcompute.api.tools.glm import GlmFormat
 from shardcompute.api.tools.harmony import HarmonyFormat, is_harmony
@@ -38,6 +39,9 @@ def detect_format(template: str | None) -> CallFormat:
         if sectioned.marks[0] in template:
             is_fenced = sectioned is DEEPSEEK_V31 and "```json" in template
             return DEEPSEEK_V3 if is_fenced else sectioned
+    for gemma in (FUNCTION_GEMMA, GEMMA_4):
+        if gemma.marks[0] in template and gemma.marks[1] in template:
+            return gemma
     for listed in (GRANITE, NEMOTRON):
         if listed.marks[0] in template:
             return listed

@@ -1,4 +1,4 @@
-"""Calls as DeepSeek, GLM, Kimi and gpt-oss write them: read in any pieces, enforced, and told from templates."""
+"""Calls as DeepSeek, GLM, Kimi, Gemma and gpt-oss write them: read in any pieces, enforced, and told from templates."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from shardcompute.api.tools import (
 )
 from shardcompute.api.tools.call_format import CallFormat
 from shardcompute.api.tools.events import merged
+from shardcompute.api.tools.gemma import FUNCTION_GEMMA, GEMMA_4
 from shardcompute.api.tools.glm import GlmFormat
 from shardcompute.api.tools.harmony import HarmonyFormat
 from shardcompute.api.tools.sectioned import DEEPSEEK_V3, DEEPSEEK_V31, KIMI
@@ -94,6 +95,19 @@ CASES: list[tuple[CallFormat, str, list[Event]]] = [
     (HARMONY, "Yes, without channels.", [A("Yes, without channels.")]),
     (HARMONY, "<|channel|>analysis<|message|>Hm.", [T("Hm.")]),
     (HARMONY, "", []),
+    (
+        FUNCTION_GEMMA,
+        "So.\n<start_function_call>call:weather{city:<escape>a, <end_function_call>}<escape>,days:2}"
+        "<end_function_call>",
+        [A("So."), CallStarted("weather"), CallArguments('{"city": "a, <end_function_call>}", "days": 2}')],
+    ),
+    (
+        GEMMA_4,
+        '<|tool_call>call:weather{at:{x:[1,true,<|"|>b<|"|>]},y:null}<tool_call|><|tool_call>call:time{}<tool_call|>',
+        [CallStarted("weather"), CallArguments('{"at": {"x": [1, true, "b"]}, "y": null}'), *OTHER],
+    ),
+    (GEMMA_4, "<|tool_call>no call<tool_call|> a", [A("<|tool_call>no call<tool_call|> a")]),
+    (GEMMA_4, "<|tool_call>call:a{" + "[" * 50, [A("<|tool_call>call:a{" + "[" * 50)]),
 ]
 
 
@@ -132,13 +146,14 @@ PARTS = [
     *(SECTION, "<|tool_call_begin|>", "functions.a:0", "<|tool_call_argument_begin|>", END_SECTION),
     *("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "```json\n"),
     *("<|channel|>", "analysis", "final", " to=functions.a ", "<|message|>", "<|end|>", "<|start|>assistant"),
+    *("<|tool_call>", "<tool_call|>", "call:a{", '<|"|>', "b:"),
     *("{", "}", '"', "a", " ", "\n", "<", "{}", " " * 200),
 ]
 
 
 @settings(max_examples=400, deadline=None)
 @given(
-    st.sampled_from([DEEPSEEK_V3, DEEPSEEK_V31, KIMI, GLM, HARMONY]),
+    st.sampled_from([DEEPSEEK_V3, DEEPSEEK_V31, KIMI, GLM, HARMONY, GEMMA_4]),
     st.lists(st.sampled_from(PARTS), max_size=14),
     st.lists(st.integers(0, 200), max_size=6),
     st.booleans(),
@@ -167,6 +182,11 @@ def right_calls() -> list[tuple[str, str, str]]:
         ("<tool_call><arg_key>", GLM_CALL, GLM_CALL.replace(DAYS, "")),
         ("<tool_call><arg_key>", f"{GLM_CALL}\n{GLM_CALL}", GLM_CALL.replace(">2<", ">two<")),
         ("<|channel|><|message|>", WRITTEN + whole, WRITTEN + cut),
+        (
+            "<start_function_call><end_function_call>",
+            "<start_function_call>call:weather{city:<escape>a<escape>,days:2}<end_function_call>",
+            "<start_function_call>call:weather{city:<escape>a<escape>,days:two}<end_function_call>",
+        ),
     ]
 
 
@@ -187,7 +207,7 @@ def test_a_required_call_is_held_to_the_familys_format(
             assert json.loads(event.text).keys() == {"city", "days"}
 
 
-@pytest.mark.parametrize("call_format", [DEEPSEEK_V3, DEEPSEEK_V31, KIMI, HARMONY])
+@pytest.mark.parametrize("call_format", [DEEPSEEK_V3, DEEPSEEK_V31, KIMI, HARMONY, FUNCTION_GEMMA, GEMMA_4])
 def test_marks_that_are_tokens_let_free_text_come_first(fakes: Any, call_format: CallFormat) -> None:
     known = fakes.VOCABULARY
     marks = {mark: len(known.tokens) + index for index, mark in enumerate(call_format.marks)}
