@@ -51,15 +51,12 @@ class GemmaReader(CallReader):
     def _advance(self, events: list[Event]) -> bool:
         if self._is_inside:
             return self._read_call(events)
-        before, mark, behind = self._held.partition(self._open)
-        if mark:
-            events.append(self._said(before.rstrip()))
-            self._held, self._is_inside = behind, True
-            return True
-        certain = split_before(self._held, self._open)
-        events.append(self._said(self._held[:certain]))
-        self._held = self._held[certain:]
-        return False
+        at = self._held.find(self._open)
+        end = split_before(self._held, self._open) if at < 0 else at
+        events.append(self._said(self._held[:end] if at < 0 else self._held[:end].rstrip()))
+        self._held = self._held[end + (len(self._open) if at >= 0 else 0) :]
+        self._is_inside = at >= 0
+        return self._is_inside
 
     def _said(self, text: str) -> AnswerText:
         """The line between two calls is not meant for anybody."""
