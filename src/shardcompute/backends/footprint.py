@@ -40,7 +40,7 @@ _SCORE_BYTES: Mapping[str, int] = {"onnx/cpu": 4 * _MIB}
 _LARGEST_SCORE_BYTES = 32 * _MIB
 """Rows between attention, and its scores, are computed so many, or so many bytes, at a time (`backends.ort`)."""
 _GRAPH_ROWS, _KV_PARTS = 256, 16
-_EXECUTOR_BYTES = 20 * _MIB
+_EXECUTOR_BYTES = 22 * _MIB
 """Threads, sessions and small buffers of an executor, whatever it holds."""
 _LAYER_LOADING = 15
 _HEAD_LOADING = 25
@@ -203,12 +203,14 @@ def scratch_bytes(holder: str, shape: StepShape, layer_bytes: int) -> int:
     tables = 2 * 4 * shape.head_dim * shape.context_length
     # Keys and values of one layer, spread to 32 bits where they are kept in fewer.
     spread = 2 * 4 * kv * shape.context_length if holder == "onnx/cpu" else 0
+    # Which keys each row sees, for all rows of a step at once (`AttentionKernel.ranges`).
+    masks = 4 * rows * shape.context_length if holder == "onnx/cpu" else 0
     at_once = min(rows, _PROMPT_GROUP_ROWS) if holder == "onnx/cpu" else rows
     parts = 0
     if holder == "torch/cuda":
         # Attention of few rows is made in parts (`backends.torch.kernels.launch`).
         parts = 4 * _GRAPH_ROWS * _KV_PARTS * (query + 32 * shape.kv_heads)
-    step = element * (rows * kept + at_once * working) + 3 * scores + spread + parts
+    step = element * (rows * kept + at_once * working) + 3 * scores + spread + masks + parts
     return _EXECUTOR_BYTES + tables + max(step, _LAYER_LOADING * layer_bytes // 10)
 
 

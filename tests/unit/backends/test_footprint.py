@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from shardcompute.backends.footprint import FLOAT32, MatrixForm, holding_of, matrix_bytes, table_bytes
+from shardcompute.backends.footprint import (
+    FLOAT32,
+    MatrixForm,
+    StepShape,
+    holding_of,
+    matrix_bytes,
+    scratch_bytes,
+    table_bytes,
+)
 from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, Matrix, MixedMatrix
 from shardcompute.models.layout import TensorPlace
 from shardcompute.weights.formats.gguf_blocks import BLOCK_LAYOUTS
@@ -85,3 +95,12 @@ def test_each_holder_has_its_own_costs() -> None:
 )
 def test_a_holding_is_named_after_backend_and_device(backend: str, device: str, holding: str) -> None:
     assert holding_of(backend, device) == holding
+
+
+def test_masks_of_a_long_prompt_are_counted_where_they_are_made() -> None:
+    """Else a prompt that fills the context goes beyond what was promised."""
+    short = StepShape(1024, 16, 4, 64, 2816, 16_384, context_length=2048, max_rows=512)
+    long = replace(short, context_length=4096)
+    per_token = 4 * short.max_rows + 2 * 4 * short.kv_heads * short.head_dim + 2 * 4 * short.head_dim
+    grown = scratch_bytes("onnx/cpu", long, 0) - scratch_bytes("onnx/cpu", short, 0)
+    assert grown == per_token * 2048
