@@ -22,6 +22,8 @@ from shardcompute.runtime.shard import open_shard
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
+from support.models.tiny import save_tiny
+from support.models.tiny_gguf import tiny_gguf, write_gguf
 
 pytestmark = pytest.mark.skipif(installed_version() is None, reason="xllamacpp is not installed")
 
@@ -240,6 +242,16 @@ def check_that_halves_are_the_whole(opened: Checkpoint) -> None:
     halves = [open_stage(opened, 0, 2), open_stage(opened, 2, 4)]
     assert np.array_equal(run(halves, [Segment(1, 0, 40, 40)], TOKENS[:40]), whole)
     assert np.isfinite(whole).all()
+
+
+def test_latent_attention_is_refused_for_what_it_is(tmp_path: Path) -> None:
+    metadata, tensors = tiny_gguf("deepseek-v3", save_tiny("deepseek-v3", tmp_path))
+    path = write_gguf(tmp_path / "model.gguf", metadata | {"tokenizer.ggml.model": "no_vocab"}, tensors)
+    with (
+        open_checkpoint(resolve(parse_reference(str(path)), load_settings())) as opened,
+        pytest.raises(UnsupportedModelError, match="keys and values of this model in one type"),
+    ):
+        open_shard(opened, backend="llamacpp", options=ExecutorOptions(kv_bytes=1 << 24, context_length=128))
 
 
 def test_layers_that_depend_on_their_number_are_not_cut(tmp_path: Path) -> None:

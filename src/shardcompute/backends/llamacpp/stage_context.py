@@ -40,6 +40,8 @@ ROWS_AT_ONCE = 64
 """Rows of one computation. More are hardly faster on CPUs and take more scratch."""
 
 _F16, _BF16 = 1, 30
+_ONE_KV_TYPE = "does not support different K"
+"""What llama.cpp says of models with latent attention."""
 _FLASH_ATTENTION_ON = 1
 _LOAD_MMAP = 1
 _FULL = 1
@@ -160,9 +162,14 @@ class StageContext:
             params.cb_eval = self._callback
         self._context = self._c.llama_init_from_model(self._model, params)
         if not self._context:
+            failure = self._library.failure()
+            if _ONE_KV_TYPE in failure:
+                raise UnsupportedModelError(
+                    "llama.cpp keeps keys and values of this model in one type; rows with equal bits need two",
+                    hint="use another backend, such as --backend onnx",
+                )
             raise CapacityError(
-                f"llama.cpp cannot make room for {streams} sessions of {stream_tokens} tokens: "
-                f"{self._library.failure()}",
+                f"llama.cpp cannot make room for {streams} sessions of {stream_tokens} tokens: {failure}",
                 hint="give less to --kv-memory, or use a smaller --context",
             )
         self._memory = self._c.llama_get_memory(self._context)
