@@ -7,8 +7,11 @@ KeyboardInterrupt when a line that was begun is thrown away.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +24,7 @@ HISTORY_FILE = "chat-history"
 _HISTORY_LINES = 1000
 _HISTORY_BYTES = 512 << 10
 _QUOTES = '"""'
+_NUDGES, _NUDGE_S = 5, 0.05
 _CONTINUED = re.compile(r"(?<!\\)(?:\\\\)*\\$")
 
 
@@ -94,7 +98,8 @@ def line_editing(history: Path, words: Sequence[str]) -> Iterator[None]:
     is_libedit = "libedit" in (readline.__doc__ or "")
     readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
     try:
-        yield
+        with _interrupts_seen():
+            yield
     finally:
         readline.set_completer(None)
         typed = range(known + 1, readline.get_current_history_length() + 1)
@@ -102,6 +107,39 @@ def line_editing(history: Path, words: Sequence[str]) -> Iterator[None]:
         with contextlib.suppress(SourceError):
             # A conversation that went well does not fail because nobody will remember its lines.
             extend_history(history, new)
+
+
+@contextlib.contextmanager
+def _interrupts_seen() -> Iterator[None]:
+    """Python's readline looks for signals, then sleeps until a key comes: a Ctrl-C between the two would wait for the
+    next key. Each is followed by signals that mean nothing and only end that sleep."""
+    if not hasattr(signal, "pthread_kill") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    ended, main = threading.Event(), threading.main_thread()
+
+    def nudge() -> None:
+        while came := os.read(reading, 64):
+            for _ in range(_NUDGES if signal.SIGINT in came else 0):
+                if ended.wait(_NUDGE_S) or main.ident is None:
+                    break
+                signal.pthread_kill(main.ident, signal.SIGURG)
+
+    earlier = signal.signal(signal.SIGURG, lambda *_: None)
+    earlier_fd = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    thread = threading.Thread(target=nudge, name="interrupts", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        signal.set_wakeup_fd(earlier_fd)
+        os.close(writing)
+        thread.join()
+        os.close(reading)
+        signal.signal(signal.SIGURG, earlier)
 
 
 def load_history(path: Path) -> list[str]:

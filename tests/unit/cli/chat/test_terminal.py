@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,19 @@ from shardcompute.cli.chat.terminal import HISTORY_FILE, extend_history, load_hi
 TESTS = Path(__file__).parents[3]
 UP, CTRL_C, CTRL_D = b"\x1b[A", b"\x03", b"\x04"
 _PATIENCE_S = 60.0
+_TALKING = ("-m", "support.api.talking_program")
+_INTERRUPTED_BEFORE_ITS_SLEEP = """
+import ctypes, readline, sys
+from pathlib import Path
+from shardcompute.cli.chat.terminal import line_editing, read_terminal_line
+hook = ctypes.c_void_p.in_dll(ctypes.CDLL(readline.__file__), "rl_pre_input_hook")
+with line_editing(Path(sys.argv[1]) / "history", ()):
+    hook.value = ctypes.cast(ctypes.pythonapi.PyErr_SetInterrupt, ctypes.c_void_p).value
+    try:
+        read_terminal_line(">>> ")
+    except EOFError:
+        print("left in order")
+"""
 
 
 class Terminal:
@@ -48,13 +62,13 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def _talking(folder: Path) -> Iterator[Terminal]:
+def _talking(folder: Path, program: Sequence[str] = _TALKING) -> Iterator[Terminal]:
     pty = pytest.importorskip("pty")
     pytest.importorskip("readline")
     master, slave = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(TESTS), "INPUTRC": os.devnull}
     process = subprocess.Popen(
-        [sys.executable, "-m", "support.api.talking_program", str(folder)],
+        [sys.executable, *program, str(folder)],
         stdin=slave,
         stdout=slave,
         stderr=slave,
@@ -119,6 +133,18 @@ def test_a_conversation_on_a_terminal(tmp_path: Path) -> None:
         user.type(CTRL_D)
         user.wait_for(b"left in order")
     assert load_history(history)[4:] == ["hello again", "/help "]
+
+
+def test_an_interrupt_just_before_readline_sleeps_is_seen(tmp_path: Path) -> None:
+    """It trips Python's flag and wakes nobody: exactly what a signal does that comes between look and sleep."""
+    readline = pytest.importorskip("readline")
+    try:
+        ctypes.c_void_p.in_dll(ctypes.CDLL(readline.__file__), "rl_pre_input_hook")
+    except (ValueError, OSError) as error:
+        pytest.skip(f"this readline has no hook before input: {error}")
+    with _talking(tmp_path, ("-c", _INTERRUPTED_BEFORE_ITS_SLEEP)) as user:
+        user.wait_for(b">>> ")
+        user.wait_for(b"left in order")
 
 
 def test_history_grows_with_that_of_others_and_forgets_the_oldest(tmp_path: Path) -> None:
