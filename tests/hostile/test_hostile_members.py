@@ -200,6 +200,7 @@ def test_speaking_for_others(lab: LabSwarm, member: Credentials, registered: tup
         happened.NodeMeasured(node=victim, incarnation=life, seconds_per_byte=1.0),
         happened.ShardFailed(victim, life, chain.id, chain.model, 0, 2, "broken", 0.0),
         happened.ShardUnloaded(victim, life, chain.id, 0, 2),
+        happened.MemoryRegained(victim, life, 1 << 40, True),
         happened.LinkBroken(other, victim, 0.0),
         happened.LinkBroken("coordinator", victim, 0.0),
         happened.LinkMeasured(victim, other, 100.0, 1.0, False),
@@ -210,6 +211,7 @@ def test_speaking_for_others(lab: LabSwarm, member: Credentials, registered: tup
         happened.CoordinatorStarted(0.0),
     )
     after = lab.state.nodes[victim]
+    assert after.memory_bytes == before.memory_bytes
     assert (after.status, after.shards, after.accusers, after.refusals, after.seconds_per_byte) == (
         "ready",
         before.shards,
@@ -240,8 +242,10 @@ def test_absurd_reports(lab: LabSwarm, member: Credentials, registered: tuple[Li
         happened.LinkBroken(node, "\x1b[2J", 0.0),
         happened.ShardFailed(node, life, "c", "more", 0, 1, "less than nothing", 0.0, -1),
         happened.ShardFailed(node, life, "c", "long", 0, 1, "x" * 5_000, 0.0),
+        happened.MemoryRegained(node, life, 1 << 60, True),
     )
     known = lab.state.nodes[node]
+    assert known.memory_bytes < 1 << 50
     assert (known.seconds_per_byte, known.overhead_s, known.layer_times) == (1e-9, 0.0, ())
     assert (known.shards, known.loading) == ((), ())
     assert lab.state.links == links

@@ -319,6 +319,7 @@ def shard_events(draw: st.DrawFn) -> Event:
                 happened.ShardLoaded(node, life, chain, "m", start, stop, 4),
                 happened.ShardFailed(node, life, chain, "m", start, stop, "why", draw(times)),
                 happened.ShardFailed(node, life, chain, "m", start, stop, "why", draw(times), 150),
+                happened.MemoryRegained(node, life, 170, draw(st.booleans())),
                 happened.ShardUnloaded(node, life, chain, start, stop),
             ]
         )

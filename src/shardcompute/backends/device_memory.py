@@ -70,6 +70,17 @@ def free_caches() -> None:
         mlx.clear_cache()
 
 
+def free_device_bytes(device: str) -> int | None:
+    """What is free on a GPU of torch, with what torch keeps of it for the next allocation; None where torch was never
+    loaded, or does not compute there."""
+    torch = sys.modules.get("torch")
+    if torch is None or not device.startswith("cuda") or not torch.cuda.is_initialized():
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(free) + max(0, int(kept))
+
+
 def within_memory(compute: Callable[[], T], free: Callable[[], None], doing: str) -> T:
     """`compute()`, once more after `free()` where memory ran out. DeviceMemoryError where it does so again."""
     try:

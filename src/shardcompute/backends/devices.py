@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardcompute.backends import device_problems as problems
+from shardcompute.backends.device_memory import free_device_bytes
 from shardcompute.backends.device_probes import (
     DeviceProbes,
     DeviceReport,
     ProbeError,
     ReportedGpu,
     SeenGpu,
+    host_memory,
     system_probes,
 )
 from shardcompute.core.units import format_bytes
@@ -107,6 +109,16 @@ def offered_bytes(device: ComputeDevice, *, limit_bytes: int | None = None, shar
     else:
         most = max(0, device.free_bytes - reserve_bytes(device)) // sharers
     return most if limit_bytes is None else min(limit_bytes, most)
+
+
+def spare_bytes(device: ComputeDevice) -> int | None:
+    """What may be taken of a device's memory now, besides what this process holds there; None where nobody can tell.
+    What it says is believed within bounds."""
+    if device.is_host_memory:
+        free = host_memory().free_bytes
+        return int(min(max(0, free), device.total_bytes) * HOST_FRACTION)
+    said = free_device_bytes(device.name)
+    return None if said is None else max(0, min(said, device.total_bytes) - reserve_bytes(device))
 
 
 def describe_device(device: ComputeDevice) -> str:

@@ -6,7 +6,7 @@ from shardcompute.backends.footprint import holding_of, process_bytes
 from shardcompute.control.sizes import HeldSums, sizes_of
 from shardcompute.core.settings import load_settings
 from shardcompute.node.admin.dry_run import size_up
-from shardcompute.node.worker.memory_promise import least_promise
+from shardcompute.node.worker.memory.promise import least_promise
 from shardcompute.weights.checkpoint import open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve

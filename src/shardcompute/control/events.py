@@ -220,6 +220,16 @@ class ShardFailed(Struct, frozen=True, tag=True):
     """Where memory ran out: what the node offers from now on."""
 
 
+class MemoryRegained(Struct, frozen=True, tag=True):
+    """A node whose memory ran out has had more of it free for a while, and offers that again."""
+
+    node: str
+    incarnation: int
+    memory_bytes: int
+    is_all: bool
+    """It is what the node was given."""
+
+
 class StageStalled(Struct, frozen=True, tag=True):
     """A stage of a chain is stuck: its machine is there, and what it computes does not end."""
 
@@ -342,6 +352,7 @@ Event = (
     | ShardProgressed
     | ShardLoaded
     | ShardFailed
+    | MemoryRegained
     | StageStalled
     | ShardUnloaded
     | ChainConnected

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardcompute.core.errors import CapacityError
+from shardcompute.node.worker.memory.offer import RecoveryPolicy
 from shardcompute.weights.shard_cache import ShardCache
 from support.models.full_device import FullDevice, loading_onto
 from support.models.requests import mixture
@@ -98,3 +99,22 @@ def test_when_no_machine_can_answers_fail_with_the_reason(tmp_path: Path, tiny: 
         with pytest.raises(CapacityError, match="memory"):
             talk.result()
         lab.wait_until(lambda: lab.chain().status == "broken", lab.describe)
+
+
+def test_memory_that_is_free_again_serves_again(tmp_path: Path, tiny: Path, alone: Alone) -> None:
+    """Nobody restarts anything: the only machine measures that its memory is free, offers it, and is used."""
+    [request] = mixture(alone, 1, 30)
+    recovery = RecoveryPolicy(first_wait_s=0.4)
+    with devices(tmp_path) as by_name, swarm(tmp_path, tiny, layers=(8,), stages=1, recovery=recovery) as lab:
+        [worker] = lab.workers
+        whole_bytes = lab.state.nodes[worker.node].memory_bytes
+        talk = lab.start(request)
+        lab.wait_until(lambda: len(talk.tokens) >= 3, "some tokens")
+        by_name["worker-1"].is_full = lambda step: True
+        with pytest.raises(CapacityError, match="memory"):
+            talk.result()
+        by_name["worker-1"].is_full = lambda step: False
+        lab.wait_until(lambda: lab.is_serving(stages=1), lab.describe)
+        node = lab.state.nodes[worker.node]
+        assert (node.memory_bytes, node.memory_reason, worker.view().problem) == (whole_bytes, "", "")
+        assert lab.ask(request) == alone.answer(request)

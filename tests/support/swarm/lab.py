@@ -55,6 +55,7 @@ from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.node.rpc.step_times import STAGE_PATIENCE, Patience
 from shardcompute.node.worker import device_speeds, service_pace, shard_loader
 from shardcompute.node.worker import worker as worker_room
+from shardcompute.node.worker.memory.offer import RecoveryPolicy
 from shardcompute.node.worker.shard_loader import MeasuredShard
 from shardcompute.node.worker.speed_probe import BackendSpeed, ShardSpeed, StageSpeed
 from shardcompute.node.worker.stage_server import ShardKey, StageServer
@@ -208,6 +209,8 @@ class LabSwarm(Closing):
     patience: Patience = STAGE_PATIENCE
     """When a stage counts as stuck."""
     health: HealthPolicy = HURRIED
+    recovery: RecoveryPolicy = field(default_factory=RecoveryPolicy)
+    """When workers offer memory again that ran out."""
     home_rtt_s: float = RTT_S
     """How far from the coordinator workers find themselves, which are near each other."""
     network: LabNetwork = field(default_factory=LabNetwork)
@@ -343,6 +346,7 @@ class LabSwarm(Closing):
             device=_device(backend or self.backend),
             max_memory_bytes=memory_bytes,
             transports=self.network.transports,
+            recovery=self.recovery,
         )
         worker = LabWorker(credentials, urls, options)
         self.workers.append(worker)

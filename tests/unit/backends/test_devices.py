@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -16,12 +18,16 @@ from shardcompute.backends.device_probes import (
     TorchBuild,
 )
 from shardcompute.backends.devices import (
+    HOST_FRACTION,
     LEAST_RESERVE_BYTES,
     MOST_RESERVE_BYTES,
     ComputeDevice,
     describe_device,
     find_devices,
+    host_device,
     offered_bytes,
+    reserve_bytes,
+    spare_bytes,
 )
 from support.fake_devices import (
     CUDA_TORCH,
@@ -289,3 +295,41 @@ def test_a_machine_that_says_nothing_of_its_own_memory_offers_none() -> None:
     [cpu] = find_devices(probes=FakeMachine(host=HostMemory("", 0, 0)).probes())
     assert offered_bytes(cpu) == 0
     assert cpu.label == "unknown"
+
+
+def _card() -> ComputeDevice:
+    return ComputeDevice(
+        name="cuda:0", backend="torch", label="Card", total_bytes=24 << 30, free_bytes=20 << 30
+    )
+
+
+@pytest.mark.parametrize(
+    ("free", "kept", "spare"),
+    [(10 << 30, 2 << 30, 12 << 30), (1 << 60, 0, 24 << 30), (-5, 0, 0), (1 << 20, 0, 0)],
+    ids=["honest", "more than it has", "less than nothing", "less than the reserve"],
+)
+def test_what_a_gpu_can_spare_now_is_believed_within_bounds(
+    monkeypatch: pytest.MonkeyPatch, free: int, kept: int, spare: int
+) -> None:
+    """What torch keeps for its next allocation is free as well."""
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        mem_get_info=lambda device: (free, 24 << 30),
+        memory_reserved=lambda device: (3 << 30) + kept,
+        memory_allocated=lambda device: 3 << 30,
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    reserve = reserve_bytes(_card()) if spare else 0
+    assert spare_bytes(_card()) == spare - reserve
+
+
+def test_a_gpu_that_nobody_computes_on_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert spare_bytes(_card()) is None
+
+
+def test_the_host_can_spare_most_of_what_is_free() -> None:
+    host = host_device()
+    spare = spare_bytes(host)
+    assert spare is not None
+    assert 0 < spare <= HOST_FRACTION * host.total_bytes

@@ -94,3 +94,70 @@ def test_a_standby_that_does_not_fit_any_more_is_let_go(serving: Callable[..., A
     assert cluster.state.chains["m#1"].status == "ready", "the chain serves on"
     cluster.settle()
     assert standby.node not in {each.node for each in cluster.state.chains["m#1"].standbys}
+
+
+def regained(cluster: Any, node: str, memory_bytes: int, *, is_all: bool = True) -> None:
+    life = cluster.state.nodes[node].incarnation
+    cluster.tell(happened.MemoryRegained(node, life, memory_bytes, is_all))
+
+
+def test_memory_that_is_offered_again_is_used_again(serving: Callable[..., Any]) -> None:
+    """One machine holds all, two others hold it together and more slowly: the plan changes there and back."""
+    cluster = serving(1000)
+    assert [node for node, *_ in cluster.shape()] == ["a"]
+    for other in ("b", "c"):
+        cluster.join(other, 500, seconds_per_byte=4.0)
+    ran_out(cluster, "a", 100)
+    cluster.settle()
+    assert cluster.state.chains["m#1"].status == "ready"
+    assert [node for node, *_ in cluster.shape()] == ["b", "c"]
+    regained(cluster, "a", 1000)
+    assert (cluster.state.nodes["a"].memory_bytes, cluster.state.nodes["a"].memory_reason) == (1000, "")
+    cluster.settle()
+    assert [node for node, *_ in cluster.shape()] == ["a"]
+    assert cluster.state.chains["m#1"].status == "ready"
+
+
+def test_a_chain_without_room_is_served_again(serving: Callable[..., Any]) -> None:
+    cluster = serving(1000)
+    ran_out(cluster, "a", 100)
+    cluster.settle()
+    assert cluster.state.chains["m#1"].status == "broken"
+    regained(cluster, "a", 1000)
+    cluster.settle()
+    assert cluster.state.chains["m#1"].status == "ready"
+
+
+def test_a_part_of_it_leaves_the_reason_and_old_news_changes_nothing(serving: Callable[..., Any]) -> None:
+    cluster = serving(1000, 1000)
+    ran_out(cluster, cluster.shape()[0][0], 100)
+    node = cluster.state.nodes["a"]
+    regained(cluster, "a", 300, is_all=False)
+    assert (cluster.state.nodes["a"].memory_bytes, cluster.state.nodes["a"].memory_reason) == (
+        300,
+        "memory ran out",
+    )
+    before = cluster.state
+    cluster.tell(happened.MemoryRegained("a", node.incarnation - 1, 900, True))
+    cluster.tell(happened.MemoryRegained("nobody", 1, 900, True))
+    cluster.tell(happened.MemoryRegained("a", node.incarnation, 200, False))
+    assert cluster.state == before
+
+
+def test_a_device_that_lies_moves_a_serving_chain_only_while_that_promises_ever_more(
+    serving: Callable[..., Any],
+) -> None:
+    """It regains and runs out for ever; others hold the model and serve it a third more slowly."""
+    cluster = serving(1000)
+    for other in ("b", "c"):
+        cluster.join(other, 500, seconds_per_byte=1.4)
+    moves = 0
+    for _ in range(12):
+        if "a" in [node for node, *_ in cluster.shape()]:
+            moves += 1
+            ran_out(cluster, "a", 100)
+            cluster.settle()
+        regained(cluster, "a", 1000)
+        cluster.settle()
+        assert cluster.state.chains["m#1"].status == "ready"
+    assert 1 < moves <= 4

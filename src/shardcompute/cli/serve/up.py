@@ -109,7 +109,7 @@ def _own_workers(
     from shardcompute.backends.device_choice import choose_devices
     from shardcompute.backends.footprint import process_bytes
     from shardcompute.node.process.local_workers import share_machine
-    from shardcompute.node.worker.memory_promise import check_promise
+    from shardcompute.node.worker.memory.promise import check_promise
 
     with phase("devices"):
         chosen = choose_devices(engine.device, engine.backend.value)

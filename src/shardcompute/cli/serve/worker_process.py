@@ -70,7 +70,7 @@ def _worker_options(
     folder: Path, arguments: WorkerArguments, chosen: ChosenDevices, member: EnrolledNode
 ) -> WorkerOptions:
     from shardcompute.node.local.service import default_threads
-    from shardcompute.node.worker.memory_promise import check_promise, measure_process_bytes
+    from shardcompute.node.worker.memory.promise import check_promise, measure_process_bytes
     from shardcompute.node.worker.worker import WorkerOptions
 
     device, settings = chosen.devices[0], load_settings()

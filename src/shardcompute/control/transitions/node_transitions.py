@@ -169,6 +169,17 @@ def _with_layer_time(known: LayerTime, event: happened.NodeMeasured, layer_s: fl
     return replace(known, seconds=seconds, samples=samples, loaded_s=seconds, is_served=False, **common)
 
 
+def _regain(state: ClusterState, event: happened.MemoryRegained) -> ClusterState:
+    """How often chains have moved is not forgotten for it: memory that comes and goes must move nothing again and
+    again."""
+    node = live_node(state, event.node, event.incarnation)
+    if node is None:
+        return state
+    memory_bytes = max(node.memory_bytes, event.memory_bytes)
+    reason = "" if event.is_all else node.memory_reason
+    return with_node(state, replace(node, memory_bytes=memory_bytes, memory_reason=reason))
+
+
 def _suspect(state: ClusterState, event: happened.NodeSuspected) -> ClusterState:
     node = live_node(state, event.node, event.incarnation)
     if node is None:
@@ -260,6 +271,7 @@ MEMBERSHIP: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     happened.NodeJoined: _join,
     happened.NodeSeen: _see,
     happened.NodeMeasured: _measure_node,
+    happened.MemoryRegained: _regain,
     happened.NodeSuspected: _suspect,
     happened.NodeLost: _lose,
     happened.NodeDrained: _drain,

@@ -54,6 +54,9 @@ def _node_events(old: Node | None, node: Node) -> Iterator[EventView]:
     if node.is_draining and old is not None and not old.is_draining:
         text = f"{node.name} is being relieved of its work"
         yield EventView(kind="node", tone="warn", text=text, node=node.id)
+    if old is not None and old.incarnation == node.incarnation and old.memory_bytes < node.memory_bytes:
+        text = f"{node.name} offers {format_bytes(node.memory_bytes)} of memory again"
+        yield EventView(kind="node", tone="good", text=text, node=node.id)
     yield from _layer_events(old if was_live else None, node)
 
 

@@ -16,6 +16,7 @@ from shardcompute.control.events import (
     Event,
     LinkBroken,
     LinkMeasured,
+    MemoryRegained,
     NodeDrained,
     NodeJoined,
     NodeLeft,
@@ -46,6 +47,7 @@ _MOST_REASON_CHARACTERS = 1000
 _REPORTABLE = (
     LinkBroken,
     LinkMeasured,
+    MemoryRegained,
     NodeDrained,
     NodeLeft,
     NodeMeasured,
@@ -177,6 +179,8 @@ def report_problem(event: Event) -> str | None:
             problems.append(_out_of("memory", event.memory_bytes, 0, _MOST_BYTES))
         if isinstance(event, ShardLoaded):
             problems.append(_out_of("shard", event.size_bytes, 0, _MOST_BYTES))
+    elif isinstance(event, MemoryRegained):
+        problems = [_out_of("memory", event.memory_bytes, 0, _MOST_BYTES)]
     elif isinstance(event, ShardProgressed):
         problems = [_no_range(event.chain, event.start, event.stop)]
     elif isinstance(event, LinkMeasured):

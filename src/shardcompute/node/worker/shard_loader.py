@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from shardcompute.backends.device_memory import (
@@ -38,6 +39,7 @@ from shardcompute.node.weights.client import RemoteTensors, fetch_card, open_rem
 from shardcompute.node.weights.draft_heads import draft_head_bytes, open_head_drafter
 from shardcompute.node.weights.originals import open_original
 from shardcompute.node.weights.pieces import Supplier
+from shardcompute.node.worker.memory.offer import MemoryOffer, RecoveryPolicy
 from shardcompute.node.worker.service_pace import ServicePace
 from shardcompute.node.worker.speed_probe import ShardSpeed, measure_shard, shape_of_card
 from shardcompute.node.worker.stage_server import ShardKey, StageServer
@@ -80,6 +82,8 @@ class ShardOptions:
     """Whether models that are served from this machine are read from where they lie (`weights.originals`)."""
     sources: Settings | None = None
     """Which hub, mirrors and token weights are read with that lie there; None: all come from other nodes."""
+    recovery: RecoveryPolicy = field(default_factory=RecoveryPolicy)
+    """When memory that ran out is offered again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +113,21 @@ class ShardLoader:
     """
 
     def __init__(
-        self, stages: StageServer, cache: ShardCache, dial: Callable[[Peer], Link], options: ShardOptions
+        self,
+        stages: StageServer,
+        cache: ShardCache,
+        dial: Callable[[Peer], Link],
+        options: ShardOptions,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stages = stages
         self._cache = cache
         self._dial = dial
         self._options = options
-        self._memory_bytes = options.memory_bytes
+        self._clock = clock
+        self._offer = MemoryOffer(options.memory_bytes, options.recovery)
         rate = options.sources.download_rate if options.sources is not None else None
         self._rate = None if rate is None else RateLimit(rate)
-        self._shortages = 0
         self._held: dict[ShardKey, _Held] = {}
         self._lock = threading.Lock()
         self._freed = threading.Condition(self._lock)
@@ -137,7 +146,7 @@ class ShardLoader:
 
         Raises CapacityError where they do not fit, LinkError or SourceError where they cannot be had. A
         DeviceMemoryError says that less fits than was thought: all of this load is freed, and `memory_bytes` is less
-        from then on.
+        until memory has been free for a while (`measured`).
         """
         key = (command.chain, command.start, command.stop)
         with self._loading:
@@ -148,7 +157,7 @@ class ShardLoader:
                     return self._load(command, key, on_progress)
             finally:
                 with self._lock:
-                    self._share_rest(self._memory_bytes)
+                    self._share_rest(self._offer.size_bytes)
 
     def kv_used_bytes(self) -> int:
         """What conversations fill of the KV memory of all shards."""
@@ -158,17 +167,36 @@ class ShardLoader:
     def memory_bytes(self) -> int:
         """What weights and KV of all shards may take."""
         with self._lock:
-            return self._memory_bytes
+            return self._offer.size_bytes
+
+    @property
+    def is_offering_all(self) -> bool:
+        """Whether that is what this worker was given."""
+        with self._lock:
+            return self._offer.is_full
+
+    def measure_in_s(self) -> float | None:
+        """How long until `measured` is to be told what is free; None while all is offered."""
+        with self._lock:
+            return self._offer.measure_in_s(self._clock())
+
+    def measured(self, spare_bytes: int | None) -> bool:
+        """So much may be taken besides what is held (None: nobody knows). True where more is offered for it."""
+        with self._lock:
+            possible_bytes = None if spare_bytes is None else self._used_bytes() + spare_bytes
+            is_raised = self._offer.measured(possible_bytes, self._clock())
+            if is_raised:
+                self._share_rest(self._offer.size_bytes)
+            return is_raised
 
     def shrink(self, size_bytes: int) -> int:
         """Memory ran out with this much besides what is held: offer less than that, and never less than what is held.
         Returns what is offered now."""
         with self._lock:
             used_bytes = self._used_bytes()
-            self._shortages += 1
-            most_bytes = used_bytes + int(size_bytes * _KEPT_AFTER_SHORTAGE**self._shortages)
-            self._memory_bytes = max(used_bytes, min(self._memory_bytes, most_bytes))
-            return self._memory_bytes
+            shortages = self._offer.count_shortage(self._clock())
+            self._offer.lower(used_bytes + int(size_bytes * _KEPT_AFTER_SHORTAGE**shortages))
+            return self._offer.size_bytes
 
     def give_up(self, key: ShardKey) -> Shard | None:
         """Unload what memory ran out with while it served, and offer less from now on. None: it is gone already."""
@@ -184,7 +212,7 @@ class ShardLoader:
         self._stages.remove(key)
         with self._freed:
             self._held.pop(key, None)
-            self._share_rest(self._memory_bytes)
+            self._share_rest(self._offer.size_bytes)
             self._freed.notify_all()
 
     def close(self) -> None:
@@ -360,7 +388,7 @@ class ShardLoader:
     def _await_room(self, size_bytes: int) -> None:
         """What is no longer wanted here is unloaded in a moment; CapacityError if that does not suffice."""
         with self._freed:
-            memory_bytes = self._memory_bytes
+            memory_bytes = self._offer.size_bytes
             if self._used_bytes() + size_bytes > memory_bytes:
                 self._drop_draft_heads()
             can_fit = self._options.process_bytes + size_bytes <= memory_bytes
@@ -398,7 +426,7 @@ class ShardLoader:
         try:
             with self._loading, self._tensors(card, suppliers) as tensors:
                 with self._lock:
-                    room_bytes = self._memory_bytes - self._used_bytes()
+                    room_bytes = self._offer.size_bytes - self._used_bytes()
                 opened = open_head_drafter(
                     card,
                     tensors,
@@ -415,7 +443,7 @@ class ShardLoader:
                     held = self._held.get(key)
                     if held is not None:
                         self._held[key] = replace(held, draft_head_bytes=size_bytes)
-                        self._share_rest(self._memory_bytes)
+                        self._share_rest(self._offer.size_bytes)
                 self._stages.draft_with(key, drafter)
         except ShardComputeError as error:
             log.warning("no draft head of %s is used: %s", card.model, error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from shardcompute.backends.devices import ComputeDevice, host_device, offered_bytes
+from shardcompute.backends.devices import ComputeDevice, host_device, offered_bytes, spare_bytes
 from shardcompute.backends.footprint import holding_of
 from shardcompute.backends.processor import own_class, own_fallback_class
 from shardcompute.control.events import (
     LinkBroken,
+    MemoryRegained,
     NodeJoined,
     NodeMeasured,
     ShardFailed,
@@ -27,6 +29,7 @@ from shardcompute.core.errors import BackendError, DeviceMemoryError, ShardCompu
 from shardcompute.core.fields import shorten
 from shardcompute.core.process_memory import give_back_large_blocks, resident_bytes
 from shardcompute.core.settings import Settings
+from shardcompute.core.units import format_bytes
 from shardcompute.node.rpc.commands import (
     Admit,
     Connect,
@@ -46,6 +49,8 @@ from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes, probe_links
 from shardcompute.node.weights.server import CachedModels, WeightsServer
 from shardcompute.node.worker.device_speeds import DeviceSpeeds
+from shardcompute.node.worker.memory.offer import RecoveryPolicy
+from shardcompute.node.worker.memory.recovery import OfferRecovery
 from shardcompute.node.worker.service_pace import ShardPace
 from shardcompute.node.worker.shard_loader import MeasuredShard, ShardLoader, ShardOptions
 from shardcompute.node.worker.speed_book import DeviceKey, SpeedBook
@@ -96,6 +101,10 @@ class WorkerOptions:
     """Whether models that are served from this machine are read from where they lie (`weights.originals`)."""
     sources: Settings | None = None
     """Which hub, mirrors and token weights are read with that lie there; None: all come from other nodes."""
+    recovery: RecoveryPolicy = field(default_factory=RecoveryPolicy)
+    """When memory that ran out is offered again."""
+    measure_spare: Callable[[ComputeDevice], int | None] = spare_bytes
+    """What may be taken of the device's memory, besides what is held there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +189,8 @@ class Worker:
         self._connected: set[ShardKey] = set()
         self._problem = ""
         self._memory_reason = ""
+        self._telling_offer = threading.Lock()
+        """Of two changes of what is offered, the coordinator hears the later one last."""
         self._memory_bytes = offered_bytes(options.device, limit_bytes=options.max_memory_bytes)
         self._cache = ShardCache(options.folder / "shards")
         self._weights = WeightsServer(CachedModels(self._cache))
@@ -225,7 +236,11 @@ class Worker:
                 overhead_s=self._speeds.probed.overhead_s,
                 reads_originals=options.reads_originals,
                 sources=options.sources,
+                recovery=options.recovery,
             ),
+        )
+        self._recovery = OfferRecovery(
+            self._loader, lambda: options.measure_spare(options.device), self._tell_regained
         )
         self._control = ControlClient(
             self._endpoint,
@@ -277,6 +292,7 @@ class Worker:
         return self._control.refusal
 
     def close(self) -> None:
+        self._recovery.close()
         self._loader.close()
         self._control.close()
         self._hosted.close()
@@ -415,10 +431,14 @@ class Worker:
 
     def _tell_failed(self, key: ShardKey, model: str, error: ShardComputeError) -> None:
         life, (chain, start, stop) = self._control.incarnation, key
-        reason, memory_bytes = shorten(str(error)), None
-        if isinstance(error, DeviceMemoryError):
-            self._memory_reason, memory_bytes = shorten(error.message), self._loader.memory_bytes
-        self._control.tell(ShardFailed(self.node, life, chain, model, start, stop, reason, 0.0, memory_bytes))
+        failed = ShardFailed(self.node, life, chain, model, start, stop, shorten(str(error)), 0.0)
+        if not isinstance(error, DeviceMemoryError):
+            self._control.tell(failed)
+            return
+        with self._telling_offer:
+            self._memory_reason = shorten(error.message)
+            self._control.tell(replace(failed, memory_bytes=self._loader.memory_bytes))
+        self._recovery.begin()
 
     def _give_up(self, key: ShardKey, error: DeviceMemoryError) -> None:
         """Memory ran out in service. In the computing thread, which is at nothing else."""
@@ -430,6 +450,16 @@ class Worker:
         log.warning("%s are given up: %s", what, error)
         self._problem = f"{what} were given up: {error.message}"
         self._tell_failed(key, shard.model, error)
+
+    def _tell_regained(self) -> None:
+        """Memory that ran out has been free for a while: it is offered again."""
+        with self._telling_offer:
+            memory_bytes, is_all = self._loader.memory_bytes, self._loader.is_offering_all
+            if is_all:
+                self._memory_reason = self._problem = ""
+            log.info("%s of memory are offered again", format_bytes(memory_bytes))
+            life = self._control.incarnation
+            self._control.tell(MemoryRegained(self.node, life, memory_bytes, is_all))
 
     def _tell_held(self) -> None:
         """Say what is in memory. More than once, because the coordinator may have been away when it came there."""

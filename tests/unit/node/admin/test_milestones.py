@@ -57,6 +57,12 @@ def test_workers_come_go_and_come_back() -> None:
     assert told(lost, _state(_with(incarnation=2))) == ["attic is back: 2 threads, 3.0 GiB of memory"]
 
 
+def test_memory_that_is_offered_again() -> None:
+    less = _state(_with(memory_bytes=1 << 30, memory_reason="memory ran out"))
+    assert told(less, _state()) == ["attic offers 3.0 GiB of memory again"]
+    assert told(_state(), less) == [], "why is told with the layers"
+
+
 def test_gpus_are_named_and_those_of_no_use_too() -> None:
     assert told(EMPTY, _state(_with(**H200))) == [
         "attic joined: NVIDIA H200, 3.0 GiB of memory",

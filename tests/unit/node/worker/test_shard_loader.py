@@ -44,6 +44,7 @@ class Lab:
     def __init__(
         self, served: ServedWeights, folder: Path, options: ShardOptions, on_exit: ExitStack
     ) -> None:
+        self.now_s = 0.0
         self.model = served.card.model
         self.is_away = False
         self.stages = StageServer("worker", self._refuse, lambda node: None)
@@ -54,7 +55,7 @@ class Lab:
             ORIGIN.url, Hello(VERSION_MIN, VERSION_MAX, ORIGIN.node, "", "home")
         )
         self._listener = on_exit.enter_context(listener)
-        self.loader = ShardLoader(self.stages, ShardCache(folder), self._dial, options)
+        self.loader = ShardLoader(self.stages, ShardCache(folder), self._dial, options, lambda: self.now_s)
         on_exit.callback(self.loader.close)
 
     def command(self, chain: str, start: int = 0, stop: int = 1) -> LoadLayers:
@@ -70,6 +71,12 @@ class Lab:
 
     def load(self, chain: str) -> MeasuredShard | None:
         return self.loader.load(self.command(chain), lambda fraction: None)
+
+    def recover(self, spare_bytes: int) -> None:
+        """So much is free until all is offered again."""
+        while (wait_s := self.loader.measure_in_s()) is not None:
+            self.now_s += wait_s
+            self.loader.measured(spare_bytes)
 
     def held(self) -> tuple[Shard, ...]:
         with self.loader.held() as shards:
@@ -186,7 +193,26 @@ def test_each_shortage_takes_more_of_what_is_offered(
         given_up = lab.loader.give_up(("m#1", 0, 1))
         assert given_up is not None
         offered.append(lab.loader.memory_bytes / size_bytes)
-        lab.loader._memory_bytes = OPTIONS.memory_bytes
+        lab.recover(spare_bytes=OPTIONS.memory_bytes)
+        assert lab.loader.is_offering_all
     assert lab.loader.give_up(("m#1", 0, 1)) is None
     assert lab.held() == ()
     assert offered == pytest.approx([0.85, 0.7225, 0.614125], rel=1e-3)
+
+
+def test_what_is_held_counts_as_free_when_an_offer_recovers(
+    served: ServedWeights, tmp_path: Path, on_exit: ExitStack, size_bytes: int
+) -> None:
+    lab = Lab(served, tmp_path, replace(OPTIONS, memory_bytes=3 * size_bytes), on_exit)
+    lab.load("m#1")
+    lab.loader.shrink(2 * size_bytes)
+    lowered_bytes = lab.loader.memory_bytes
+    for _ in range(10):
+        wait_s = lab.loader.measure_in_s()
+        assert wait_s is not None
+        lab.now_s += wait_s
+        assert not lab.loader.measured(lowered_bytes - size_bytes), "no more is free than is offered"
+    lab.recover(spare_bytes=2 * size_bytes)
+    lab.load("m#2")
+    lab.load("m#3")
+    assert len(lab.held()) == 3
