@@ -16,7 +16,9 @@ from typing import Any, Protocol, runtime_checkable
 from shardcompute.backends.matrix import Array
 from shardcompute.backends.ops import Handle, Ops, Tensor
 from shardcompute.core.batch import Segment
+from shardcompute.core.errors import UnsupportedModelError
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvShape, KvType
+from shardcompute.core.pictures import PictureSpan
 
 MAX_ROWS, MAX_LOGIT_ROWS = 512, 64
 """Of one step, unless somebody knows better."""
@@ -177,6 +179,17 @@ class Executor(Protocol):
         """
         ...
 
+    def open_pictures(
+        self, session: int, spans: Sequence[PictureSpan], patches: Sequence[bytes] | None
+    ) -> None:
+        """Take the pictures of a session, before their rows and instead of those it had; they are forgotten with it.
+
+        The first slice is given the `patches` of each, empty ones where no rows of it will be computed; others none.
+        UnsupportedModelError where the model, or this executor, does not see; UsageError for pictures that are none of
+        the model's.
+        """
+        ...
+
     def close_session(self, session: int) -> None:
         """Free a session's KV; unknown sessions are ignored."""
         ...
@@ -229,6 +242,13 @@ class ComputedStep:
 
     def wait(self) -> Array:
         return self.output
+
+
+def refuse_pictures(what: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{what} takes no pictures",
+        hint="serve Gemma 3, Qwen2-VL or Qwen2.5-VL from safetensors, with --backend onnx, or torch on a CPU",
+    )
 
 
 class SynchronousSteps(ABC):

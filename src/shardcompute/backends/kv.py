@@ -15,11 +15,12 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from shardcompute.backends.executor import KvUsage
+from shardcompute.backends.executor import KvUsage, refuse_pictures
 from shardcompute.backends.matrix import Array, Float32
 from shardcompute.core.batch import PAGE_TOKENS, Segment
 from shardcompute.core.errors import CapacityError, PromptTooLongError, RowGapError, UsageError
 from shardcompute.core.kv_types import KvShape, KvType, kv_token_bytes
+from shardcompute.core.pictures import PictureSpan
 
 # Python names this flag from 3.13 on; without it, reserving more than the machine's memory would be refused.
 _NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
@@ -127,6 +128,11 @@ class KvSessions(Generic[Kv]):
 
     def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
         self._kv.adopt(source, target, length, is_moved=is_moved)
+
+    def open_pictures(
+        self, session: int, spans: Sequence[PictureSpan], patches: Sequence[bytes] | None
+    ) -> None:
+        raise refuse_pictures("this backend")
 
     def close_session(self, session: int) -> None:
         self._kv.release(session)

@@ -21,7 +21,7 @@ from shardcompute.core.kv_types import KvShape, latent_kv
 
 Tensor = Any
 Handle = Any
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu2"]
 
 
 RotationTables = Callable[[int], tuple[Float32, Float32]]

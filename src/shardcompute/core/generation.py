@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shardcompute.core.pictures import Picture
+
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -95,6 +97,8 @@ class GenerationRequest:
 
     adapter: str = ""
     """The name of the adapter to compute it with; "": the base alone."""
+    pictures: tuple[Picture, ...] = ()
+    """Those of the prompt, in its order: their rows are placeholders in it."""
 
     @property
     def prefix_scope(self) -> tuple[str, str, str]:

@@ -7,10 +7,11 @@ session's past is sent twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardcompute.core.batch import Segment
 from shardcompute.core.generation import Sampling, TokenChoice
+from shardcompute.core.pictures import PictureSpan
 
 PICKED = -1
 """As the first of a session's ids: the token that was picked after the row before, which the stage knows that picked
@@ -75,6 +76,11 @@ class Opening:
     """What it shares with a session that every stage holds; its rows begin behind that."""
     adapter: str = ""
     """The name of the adapter that every stage computes it with; "": the base alone."""
+    spans: tuple[PictureSpan, ...] = ()
+    """The prompt's pictures, for every stage."""
+    patches: tuple[bytes, ...] = field(default=(), repr=False)
+    """For the first stage, a picture's each; empty ones are of pictures whose rows are not computed (`prefix`). To other
+    stages none are sent."""
 
 
 @dataclass(frozen=True, slots=True)

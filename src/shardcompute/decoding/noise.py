@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shardcompute.core.splitmix import GAMMA, MASK, MIX_A, MIX_B, mix
+from shardcompute.backends.host.splitmix import GAMMA, MASK, MIX_A, MIX_B, mix
 
 _ONE_BITS = np.uint64(0x3FF0000000000000)
 _HALF_STEP_BELOW_ONE = 1.0 - 2.0**-53

@@ -13,7 +13,7 @@ from typing import Literal
 from shardcompute.core.expert_routing import PLAIN_ROUTING, Routing
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvShape, KvType, kv_token_bytes, latent_kv
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu2"]
 NormType = Literal["rms", "layer"]
 """Divided by the root of the mean square, or centred first (LayerNorm)."""
 NormPlacement = Literal["before", "after", "around"]
@@ -46,6 +46,9 @@ class Rope:
     long_frequencies: tuple[float, ...] | None = None
     """What turns instead, at every position, in a served context of more than `long_beyond` (LongRoPE)."""
     long_beyond: int = 0
+    axes: tuple[int, ...] = ()
+    """By which of a picture's axes (0: frame, 1: row, 2: column) each frequency turns inside it (M-RoPE); empty: as
+    text does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,74 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class PicturePrompt:
+    """How a picture is written into a prompt: a chat template leaves `mark`, in whose place stands `before`, as often as
+    the picture has rows `row`, and `after`."""
+
+    mark: str
+    before: str
+    row: str
+    after: str
+    row_id: int
+    """The token that `row` is."""
+
+    def text(self, rows: int) -> str:
+        return self.before + self.row * rows + self.after
+
+
+@dataclass(frozen=True, slots=True)
+class PictureSize:
+    """What pictures are resized to: `edge` × `edge`, or (where that is 0) nearly as they are, to whole merged patches
+    and between `least_pixels` and `most_pixels`."""
+
+    edge: int = 0
+    least_pixels: int = 0
+    most_pixels: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VisionSpec:
+    """A tower: a transformer over the patches of a picture, and what makes rows of the text's width of its output.
+
+    `merge` × `merge` neighbouring patches become one row: their mean, normed and mapped once (`is_pooled`), or all of
+    them side by side through two maps.
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    intermediate: int
+    patch: int
+    """Pixels along a patch's edge."""
+    merge: int
+    prompt: PicturePrompt
+    size: PictureSize
+    resampling: Literal["bilinear", "bicubic"]
+    mean: tuple[float, float, float]
+    deviation: tuple[float, float, float]
+    frames: int = 1
+    """Frames in a patch; a picture is that many equal ones."""
+    activation: Activation = "gelu_tanh"
+    has_gate: bool = False
+    norm: NormType = "layer"
+    norm_eps: float = 1e-6
+    positions: int = 0
+    """Learned positions, one for each patch; 0: patches are turned by row and column."""
+    window: int = 0
+    """Merged patches along the edge of the windows that patches see, except in `whole_layers`; 0: all see all."""
+    whole_layers: tuple[int, ...] = ()
+    is_pooled: bool = False
+    is_bidirectional: bool = False
+    """The rows of a picture see each other in both directions in the text's layers: a step may not end inside one
+    (`core.pictures.step_stop`)."""
+
+    @property
+    def patch_bytes(self) -> int:
+        return 3 * self.patch * self.patch
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder-only transformer."""
 
@@ -146,6 +217,8 @@ class ModelSpec:
     experts: Experts | None = None
     latent: LatentAttention | None = None
     """Then there is one key head, of what is kept of a token: `head_dim` is `kv_rank + rotated`."""
+    vision: VisionSpec | None = None
+    """How it sees; None: it takes text alone."""
 
     @property
     def layer_count(self) -> int:

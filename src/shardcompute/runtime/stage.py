@@ -119,6 +119,9 @@ class StageRuntime:
                 self._executor.adopt(prefix.source, opening.session, prefix.length, is_moved=prefix.is_moved)
                 if prefix.is_moved:
                     self._chosen.pop(prefix.source, None)
+            if opening.spans:
+                patches = opening.patches if self._is_first else None
+                self._executor.open_pictures(opening.session, opening.spans, patches)
         known = tuple(self._with_picked(part) for part in work)
         if not self._is_first and activations is None:
             raise ValueError("a stage behind the first needs activations")

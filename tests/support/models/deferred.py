@@ -11,6 +11,7 @@ import numpy as np
 from shardcompute.backends.executor import Executor, KvUsage, PendingStep, PickRule
 from shardcompute.backends.matrix import Array
 from shardcompute.core.batch import Segment
+from shardcompute.core.pictures import PictureSpan
 from shardcompute.core.steps import PICKED
 
 
@@ -66,6 +67,11 @@ class DeferredExecutor:
 
     def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
         self.inner.adopt(source, target, length, is_moved=is_moved)
+
+    def open_pictures(
+        self, session: int, spans: Sequence[PictureSpan], patches: Sequence[bytes] | None
+    ) -> None:
+        self.inner.open_pictures(session, spans, patches)
 
     def close_session(self, session: int) -> None:
         self.inner.close_session(session)

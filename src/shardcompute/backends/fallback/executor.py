@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from shardcompute.backends.executor import ExecutorOptions, KvUsage, SynchronousSteps
+from shardcompute.backends.executor import ExecutorOptions, KvUsage, SynchronousSteps, refuse_pictures
 from shardcompute.backends.fallback.sessions import KEPT_STATES, CachedSession
 from shardcompute.backends.fallback.stage_model import FallbackStage, StageModel
 from shardcompute.backends.kv import PageBudget
@@ -19,6 +19,7 @@ from shardcompute.backends.matrix import Array
 from shardcompute.backends.torch.device import choose_device, choose_dtype
 from shardcompute.core.batch import PAGE_TOKENS, Segment, count_rows
 from shardcompute.core.errors import CapacityError, RowGapError, UsageError
+from shardcompute.core.pictures import PictureSpan
 
 
 class TransformersExecutor(SynchronousSteps):
@@ -77,6 +78,11 @@ class TransformersExecutor(SynchronousSteps):
         if is_moved:
             self._sessions.pop(source, None)
         self._sessions[target] = begun
+
+    def open_pictures(
+        self, session: int, spans: Sequence[PictureSpan], patches: Sequence[bytes] | None
+    ) -> None:
+        raise refuse_pictures("a model that runs through transformers")
 
     def close_session(self, session: int) -> None:
         self._budget.release(session)

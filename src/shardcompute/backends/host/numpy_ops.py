@@ -17,7 +17,7 @@ from shardcompute.backends.matrix import Array, Float32, Matrix
 from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RotationTables
 from shardcompute.core.batch import Segment, logit_row_indices, row_adapters
 
-GPT_OSS_ALPHA = 1.702
+GPT_OSS_ALPHA = QUICK_GELU_ALPHA = 1.702
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +197,10 @@ def _gelu_tanh(x: Float32) -> Float32:
     return active
 
 
+def _gelu_quick(x: Float32) -> Float32:
+    return x * sigmoid(np.float32(QUICK_GELU_ALPHA) * x)
+
+
 def _relu2(x: Float32) -> Float32:
     return np.square(np.maximum(x, np.float32(0)))
 
@@ -205,6 +209,7 @@ _ACTIVATIONS: dict[str, Callable[[Float32], Float32]] = {
     "silu": _silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
+    "gelu_quick": _gelu_quick,
     "relu2": _relu2,
 }
 

@@ -28,7 +28,7 @@ from shardcompute.backends.mlx.weights import (
 )
 from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RotationTables
 
-GPT_OSS_ALPHA = 1.702
+GPT_OSS_ALPHA = QUICK_GELU_ALPHA = 1.702
 StepArrays = tuple[Any, ...]
 
 
@@ -190,6 +190,8 @@ class MlxOps:
 def _activate(x: Any, activation: Activation) -> Any:
     if activation == "silu":
         return x * mx.sigmoid(x)
+    if activation == "gelu_quick":
+        return x * mx.sigmoid(QUICK_GELU_ALPHA * x)
     if activation == "relu2":
         return mx.square(mx.maximum(x, 0))
     if activation == "gelu":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardcompute.backends.ops import Activation, Gate
 from shardcompute.backends.ort.graph import GraphWriter
 
-GPT_OSS_ALPHA = 1.702
+GPT_OSS_ALPHA = QUICK_GELU_ALPHA = 1.702
 
 
 def write_gated(graph: GraphWriter, gate_up: str, width: int, gate: Gate) -> str:
@@ -24,6 +24,9 @@ def write_gated(graph: GraphWriter, gate_up: str, width: int, gate: Gate) -> str
 def write_activation(graph: GraphWriter, x: str, activation: Activation) -> str:
     if activation == "silu":
         return graph.node("Mul", [x, graph.node("Sigmoid", [x])])
+    if activation == "gelu_quick":
+        squashed = graph.node("Sigmoid", [graph.node("Mul", [x, graph.number(QUICK_GELU_ALPHA)])])
+        return graph.node("Mul", [x, squashed])
     if activation == "relu2":
         positive = graph.node("Relu", [x])
         return graph.node("Mul", [positive, positive])

@@ -28,7 +28,7 @@ from shardcompute.backends.torch.weights import (
 )
 from shardcompute.core.batch import PAGE_TOKENS, row_adapters
 
-GPT_OSS_ALPHA = 1.702
+GPT_OSS_ALPHA = QUICK_GELU_ALPHA = 1.702
 Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -131,6 +131,8 @@ class TorchOps:
         rows = self._value(x)
         if activation == "silu":
             return functional.silu(rows)
+        if activation == "gelu_quick":
+            return rows * torch.sigmoid(QUICK_GELU_ALPHA * rows)
         if activation == "relu2":
             return functional.relu(rows).square()
         return functional.gelu(rows, approximate="tanh" if activation == "gelu_tanh" else "none")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from shardcompute.backends.executor import PickRule
+from shardcompute.backends.host.splitmix import GAMMA, MIX_A, MIX_B
 from shardcompute.backends.torch.transfers import upload
-from shardcompute.core.splitmix import GAMMA, MIX_A, MIX_B
 
 MOST_SORTED = 1024
 UNSURE_MASS = 4e-6

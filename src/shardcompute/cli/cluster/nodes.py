@@ -15,7 +15,7 @@ from shardcompute.core.errors import UsageError
 from shardcompute.core.units import format_bytes
 
 if TYPE_CHECKING:
-    from shardcompute.cli.cluster.watching import Picture
+    from shardcompute.cli.cluster.watching import Drawing
     from shardcompute.node.admin.views import ClusterView, NodeView
 
 _MAP_WIDTH = 80
@@ -71,10 +71,10 @@ def nodes(
             screen.say(line, "yellow")
 
 
-def _picture(*, is_map: bool, has_everyone: bool) -> Picture:
+def _picture(*, is_map: bool, has_everyone: bool) -> Drawing:
     from shardcompute.cli.cluster.layer_map import draw_map
     from shardcompute.cli.cluster.text import describe_nodes, describe_speeds, fit
-    from shardcompute.cli.cluster.watching import Picture
+    from shardcompute.cli.cluster.watching import Drawing
 
     def lines(view: ClusterView, width: int, height: int | None) -> list[str]:
         if is_map:
@@ -83,7 +83,7 @@ def _picture(*, is_map: bool, has_everyone: bool) -> Picture:
         listed = _listed(view, has_everyone)
         return fit([*describe_nodes(listed, width), *describe_speeds(listed)], height)
 
-    return Picture(lines, lambda view: [dataclasses.asdict(node) for node in _listed(view, has_everyone)])
+    return Drawing(lines, lambda view: [dataclasses.asdict(node) for node in _listed(view, has_everyone)])
 
 
 def _listed(view: ClusterView, has_everyone: bool) -> list[NodeView]:

@@ -26,7 +26,7 @@ def status(
     from shardcompute.cli.cluster.text import describe_cluster, describe_watched
 
     screen = open_screen()
-    picture = watching.Picture(describe_watched if watch else describe_cluster, dataclasses.asdict)
+    picture = watching.Drawing(describe_watched if watch else describe_cluster, dataclasses.asdict)
     with at.connect() as client:
         if watch:
             watching.watch(client, picture, screen, is_json=json)

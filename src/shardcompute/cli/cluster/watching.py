@@ -32,14 +32,14 @@ _COLOURS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Drawing:
     """How a command shows a view: as lines of at most `width` (and, unless None, `height`), and as JSON."""
 
     lines: Callable[[ClusterView, int, int | None], list[str]]
     document: Callable[[ClusterView], Any]
 
 
-def show_once(view: ClusterView, picture: Picture, screen: Screen, *, is_json: bool) -> None:
+def show_once(view: ClusterView, picture: Drawing, screen: Screen, *, is_json: bool) -> None:
     if is_json:
         screen.write_json(picture.document(view))
     elif not screen.out.is_terminal:
@@ -50,7 +50,7 @@ def show_once(view: ClusterView, picture: Picture, screen: Screen, *, is_json: b
             screen.out.print(paint(cut(line, _width(screen))), no_wrap=True, soft_wrap=False)
 
 
-def watch(client: ClusterClient, picture: Picture, screen: Screen, *, is_json: bool) -> None:
+def watch(client: ClusterClient, picture: Drawing, screen: Screen, *, is_json: bool) -> None:
     """Until Ctrl-C, or until the cluster has stopped."""
     try:
         if screen.out.is_terminal and not is_json:
@@ -62,7 +62,7 @@ def watch(client: ClusterClient, picture: Picture, screen: Screen, *, is_json: b
         return
 
 
-def _redraw(client: ClusterClient, picture: Picture, screen: Screen) -> None:
+def _redraw(client: ClusterClient, picture: Drawing, screen: Screen) -> None:
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text

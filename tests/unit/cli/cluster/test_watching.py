@@ -21,7 +21,7 @@ from shardcompute.node.telemetry.history_store import EventView
 from ..cluster_lab import HERE, Lab
 
 Cli = Callable[..., Any]
-PICTURE = watching.Picture(describe_cluster, lambda view: view.name)
+PICTURE = watching.Drawing(describe_cluster, lambda view: view.name)
 
 
 class Watched:

@@ -8,11 +8,11 @@ nothing: the edges of top-k and top-p are searched for between the lowest logit 
 import triton
 import triton.language as tl
 
+from shardcompute.backends.host.splitmix import GAMMA as _GAMMA
+from shardcompute.backends.host.splitmix import MIX_A as _MIX_A
+from shardcompute.backends.host.splitmix import MIX_B as _MIX_B
 from shardcompute.backends.torch.picking import UNSURE_MASS as _MASS
 from shardcompute.backends.torch.picking import UNSURE_NOISE as _NOISE
-from shardcompute.core.splitmix import GAMMA as _GAMMA
-from shardcompute.core.splitmix import MIX_A as _MIX_A
-from shardcompute.core.splitmix import MIX_B as _MIX_B
 
 GAMMA, MIX_A, MIX_B = tl.constexpr(_GAMMA), tl.constexpr(_MIX_A), tl.constexpr(_MIX_B)
 UNSURE_MASS, UNSURE_NOISE = tl.constexpr(_MASS), tl.constexpr(_NOISE)
