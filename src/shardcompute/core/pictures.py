@@ -41,8 +41,8 @@ class PictureSpan:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One picture of a prompt. `patches` is what the tower takes, one patch behind the other, a byte for each channel of
-    a pixel; `digest` tells it from others, wherever it lies."""
+    """One picture of a prompt. `patches` is what the tower takes, one patch behind the other, a byte for each channel
+    of a pixel; `digest` tells it from others, wherever it lies."""
 
     span: PictureSpan
     patches: bytes = field(repr=False)

@@ -79,8 +79,8 @@ class Opening:
     spans: tuple[PictureSpan, ...] = ()
     """The prompt's pictures, for every stage."""
     patches: tuple[bytes, ...] = field(default=(), repr=False)
-    """For the first stage, a picture's each; empty ones are of pictures whose rows are not computed (`prefix`). To other
-    stages none are sent."""
+    """For the first stage, a picture's each; empty ones are of pictures whose rows are not computed (`prefix`). To
+    other stages none are sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,8 +106,8 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class PicturePrompt:
-    """How a picture is written into a prompt: a chat template leaves `mark`, in whose place stands `before`, as often as
-    the picture has rows `row`, and `after`."""
+    """How a picture is written into a prompt: a chat template leaves `mark`, in whose place stands `before`, as often
+    as the picture has rows `row`, and `after`."""
 
     mark: str
     before: str

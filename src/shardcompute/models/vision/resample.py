@@ -37,7 +37,7 @@ def resize(pixels: Pixels, height: int, width: int, resampling: Resampling) -> P
 
 
 def _resample(lines: Pixels, first: NDArray[np.int64], weights: NDArray[np.int32]) -> Pixels:
-    """`[lines, size, channels]` from `[lines, input size, channels]`: weights `[taps, size]` of pixels from `first` on."""
+    """Lines `[lines, size, channels]` of the wanted size: weights `[taps, size]` of the pixels from `first` on."""
     last = lines.shape[1] - 1
     sums = np.full((len(lines), len(first), lines.shape[2]), 1 << (_BITS - 1), dtype=np.int32)
     for tap, weight in enumerate(weights):
