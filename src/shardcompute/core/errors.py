@@ -16,7 +16,8 @@
     │   └── DeviceMemoryError      a device had less memory than it was planned with    exit 7, HTTP 503
     ├── BackendError               a backend is missing or failed                       exit 8, HTTP 500
     ├── LinkError                  a peer is out of reach or broke the protocol         exit 9, HTTP 502
-    │   └── LinkClosedError        the connection to a peer ended                       exit 9, HTTP 502
+    │   ├── LinkClosedError        the connection to a peer ended                       exit 9, HTTP 502
+    │   └── CollectiveError        ranks that compute together cannot go on             exit 9, HTTP 502
     ├── AuthError                  a token, key or certificate is not accepted          exit 10, HTTP 401
     │   └── ForbiddenError         proven, but not allowed to do this                   exit 10, HTTP 403
     └── CancelledError             the user stopped it                                  exit 130, HTTP 499
@@ -112,6 +113,24 @@ class LinkError(ShardComputeError):
 
 class LinkClosedError(LinkError):
     pass
+
+
+class CollectiveError(LinkError):
+    """`rank` failed, as far as is known, in the call `sequence` of `operation`; the message says the same."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        rank: int | None = None,
+        operation: str = "",
+        sequence: int | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.rank = rank
+        self.operation = operation
+        self.sequence = sequence
 
 
 class AuthError(ShardComputeError):

@@ -1,0 +1,326 @@
+"""Process groups over a fabric: numbers calls, chooses algorithms, bounds waits, and ends worlds that cannot go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+
+from shardcompute.collectives import gathers, reductions
+from shardcompute.collectives.elements import code_of
+from shardcompute.collectives.fabric import Fabric, PeerAbortedError, PeerFailedError, farewell_frame
+from shardcompute.collectives.frames import MOST_BODY_BYTES, MOST_DIMENSIONS, SEQUENCE_SPAN, Operation
+from shardcompute.collectives.group import Array, GroupStats, as_contiguous, even_counts
+from shardcompute.collectives.line_speeds import (
+    LineSpeed,
+    LineSpeeds,
+    all_reduce_s,
+    choose_all_reduce,
+    choose_broadcast,
+)
+from shardcompute.collectives.patience import Patience
+from shardcompute.collectives.rounds import Rounds, Traffic
+from shardcompute.collectives.topology import AUTO, Algorithm, TopologyChoice
+from shardcompute.core.errors import CollectiveError, UsageError
+
+_FIXED: dict[Algorithm, reductions.AllReduce] = {
+    Algorithm.DIRECT: reductions.all_reduce_direct,
+    Algorithm.RING: reductions.all_reduce_ring,
+    Algorithm.DOUBLING: reductions.all_reduce_doubling,
+    Algorithm.TREE: reductions.all_reduce_tree,
+}
+
+
+@dataclass(slots=True)
+class World:
+    """What the groups of one rank share: the fabric, and why it is over, once it is."""
+
+    fabric: Fabric
+    patience: Patience = field(default_factory=Patience)
+    speeds: LineSpeeds | None = None
+    failure: CollectiveError | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def fail(self, failure: CollectiveError) -> CollectiveError:
+        """End the world for this reason, unless there was one before. Returns the first."""
+        if self.failure is None:
+            self.failure = failure
+            self.fabric.end(farewell_frame(self.fabric.epoch, self.fabric.rank, failure.message))
+        return self.failure
+
+
+class FabricGroup:
+    """One rank's view of a group. The world's own is `FabricGroup(World(fabric))`; others come from `split`."""
+
+    def __init__(
+        self,
+        world: World,
+        topology: TopologyChoice = AUTO,
+        members: Sequence[int] | None = None,
+        name: str = "world",
+    ) -> None:
+        self.world = world
+        self.members = tuple(range(world.fabric.size)) if members is None else tuple(members)
+        self.rank = self.members.index(world.fabric.rank)
+        self.size = len(self.members)
+        self.epoch = world.fabric.epoch
+        self.name = name
+        topology.check(self.size)
+        self._topology = topology
+        self._grid = topology.grid_for(self.size)
+        self._mesh = reductions.mesh_all_reduce(self._grid)
+        self._id = zlib.crc32(f"{name} {self.members}".encode())
+        self._sequence = 0
+        self._pair_sequences: dict[tuple[int, bool], int] = {}
+        self._traffic = Traffic()
+        self._calls: dict[str, int] = {}
+        self._busy_s = 0.0
+        self._choices: dict[int, Algorithm] = {}
+        self.measured(world.speeds)
+
+    @property
+    def stats(self) -> GroupStats:
+        moved = self._traffic
+        return GroupStats(
+            moved.bytes_sent, moved.bytes_received, moved.frames_sent, dict(self._calls), self._busy_s
+        )
+
+    def measured(self, speeds: LineSpeeds | None) -> None:
+        """Choose by these figures from now on, which every rank must have alike."""
+        self.line = LineSpeed() if speeds is None else speeds.among(self.members)
+        self._choices.clear()
+
+    def algorithm_for(self, size_bytes: int) -> Algorithm:
+        """Which way an all-reduce of so many bytes goes."""
+        if self._topology.algorithm is not None:
+            return self._topology.algorithm
+        found = self._choices.get(size_bytes)
+        if found is None:
+            found = choose_all_reduce(size_bytes, self.size, self._grid, self.line)
+            if len(self._choices) >= 256:
+                self._choices.clear()
+            self._choices[size_bytes] = found
+        return found
+
+    def all_reduce(self, array: Array, out: Array | None = None) -> Array:
+        self._check(array)
+        flat = as_contiguous(array).reshape(-1)
+        result = np.empty_like(flat) if out is None else _flat_out(out, array)
+        algorithm = self.algorithm_for(flat.nbytes)
+        way = _FIXED.get(algorithm, self._mesh)
+        line_s = all_reduce_s(algorithm, flat.nbytes, self.size, self._grid, self.line)
+        with self._call(Operation.ALL_REDUCE, flat.nbytes, line_s) as rounds, _quiet():
+            way(rounds, flat, result)
+        return result.reshape(array.shape) if out is None else out
+
+    def reduce_scatter(self, array: Array, counts: Sequence[int] | None = None) -> Array:
+        self._check(array)
+        if array.ndim == 0:
+            raise UsageError("a single number cannot be scattered", hint="use all_reduce")
+        rows = even_counts(len(array), self.size) if counts is None else list(counts)
+        if len(rows) != self.size or sum(rows) != len(array) or min(rows) < 0:
+            raise UsageError(
+                f"{len(array)} rows cannot be scattered as {rows} over {self.size} ranks",
+                hint="give a count for each rank, which together are all rows",
+            )
+        flat = as_contiguous(array).reshape(-1)
+        width = array[:1].size
+        pieces = reductions.cut(flat, [count * width for count in rows])
+        is_direct = self._topology.algorithm in (None, Algorithm.DIRECT)
+        way = reductions.reduce_scatter_direct if is_direct else reductions.reduce_scatter_stepwise
+        line_s = all_reduce_s(Algorithm.RING, flat.nbytes, self.size, self._grid, self.line)
+        with self._call(Operation.REDUCE_SCATTER, flat.nbytes, line_s) as rounds, _quiet():
+            mine = way(rounds, pieces)
+        return mine.reshape(rows[self.rank], *array.shape[1:])
+
+    def all_gather(self, array: Array) -> list[Array]:
+        self._check(array)
+        held = as_contiguous(array)
+        algorithm = self._topology.algorithm or Algorithm.DIRECT
+        line_s = all_reduce_s(Algorithm.RING, held.nbytes * self.size, self.size, self._grid, self.line)
+        with self._call(Operation.ALL_GATHER, held.nbytes, line_s) as rounds:
+            gathered = gathers.all_gather(rounds, held, algorithm, self._grid)
+        gathered[self.rank] = held.copy()
+        return gathered
+
+    def broadcast(self, array: Array | None, root: int = 0, timeout_s: float | None = None) -> Array:
+        self._check_rank(root)
+        if self.rank == root:
+            if array is None:
+                raise UsageError("the root of a broadcast has nothing to send", hint="give it an array")
+            self._check(array)
+            held: Array | None = as_contiguous(array)
+        else:
+            held = None
+        algorithm = self._topology.algorithm or choose_broadcast(self.size)
+        size_bytes = 0 if held is None else held.nbytes
+        line_s = all_reduce_s(Algorithm.TREE, size_bytes, self.size, self._grid, self.line)
+        with self._call(Operation.BROADCAST, size_bytes, line_s, timeout_s) as rounds:
+            result = gathers.broadcast(rounds, held, root, algorithm, self._grid)
+        return result.copy() if self.rank == root else result
+
+    def barrier(self) -> None:
+        line_s = all_reduce_s(Algorithm.DOUBLING, 0, self.size, self._grid, self.line)
+        with self._call(Operation.BARRIER, 0, line_s) as rounds:
+            gathers.barrier(rounds)
+
+    def send(self, array: Array, to: int) -> None:
+        self._check(array)
+        self._check_rank(to, is_other=True)
+        held = as_contiguous(array)
+        line_s = self.line.latency_s + self.line.carry_s(held.nbytes)
+        with self._call(Operation.SEND, held.nbytes, line_s, pair=(to, True)) as rounds:
+            rounds.exchange_free(0, [(to, held)], [], 0)
+
+    def receive(self, source: int, timeout_s: float | None = None) -> Array:
+        self._check_rank(source, is_other=True)
+        with self._call(Operation.SEND, 0, self.line.latency_s, timeout_s, pair=(source, False)) as rounds:
+            (array,) = rounds.exchange_free(0, [], [source], 0)
+        return array
+
+    def split(self, ranks: Sequence[int]) -> Self:
+        chosen = list(ranks)
+        if self.rank not in chosen or len(set(chosen)) != len(chosen):
+            raise UsageError(
+                f"rank {self.rank} cannot be in a group of the ranks {chosen}",
+                hint="name each rank once, this one among them",
+            )
+        for each in chosen:
+            self._check_rank(each)
+        members = [self.members[each] for each in chosen]
+        topology = self._topology if self._topology.grid is None else TopologyChoice(self._topology.algorithm)
+        return type(self)(self.world, topology, members, f"{self.name}/{chosen}")
+
+    def abort(self, reason: str) -> None:
+        self.world.fail(
+            CollectiveError(
+                f"rank {self.members[self.rank]} has ended the group: {reason}",
+                hint="form the group again",
+                rank=self.members[self.rank],
+            )
+        )
+
+    def close(self) -> None:
+        self.abort("it leaves")
+        self.world.fabric.close()
+
+    @contextmanager
+    def _call(
+        self,
+        operation: Operation,
+        size_bytes: int,
+        line_s: float,
+        timeout_s: float | None = None,
+        pair: tuple[int, bool] | None = None,
+    ) -> Iterator[Rounds]:
+        """One numbered call: counted, timed, and the end of the world if it fails."""
+        world = self.world
+        with world.lock:
+            if world.failure is not None:
+                raise _again(world.failure)
+            sequence = self._next_sequence(pair)
+            started_s = time.monotonic()
+            allowed_s = world.patience.timeout_s(size_bytes, line_s) if timeout_s is None else timeout_s
+            rounds = Rounds(
+                world.fabric,
+                self.members,
+                self.rank,
+                self._id,
+                operation,
+                sequence,
+                started_s + allowed_s,
+                self._traffic,
+            )
+            try:
+                yield rounds
+            except (PeerFailedError, PeerAbortedError) as error:
+                raise self._failed(operation.name.lower(), sequence, error, allowed_s) from error
+            except BaseException as error:
+                # Others are in the same call and would wait for what does not come.
+                self.abort(f"{operation.name.lower()} {sequence} ended with {type(error).__name__}")
+                raise
+            seconds = time.monotonic() - started_s
+            if timeout_s is None:
+                world.patience.took(size_bytes, seconds)
+            self._busy_s += seconds
+            name = operation.name.lower()
+            self._calls[name] = self._calls.get(name, 0) + 1
+
+    def _next_sequence(self, pair: tuple[int, bool] | None) -> int:
+        """Sends between two ranks are numbered by themselves: the others take no part in them."""
+        if pair is None:
+            self._sequence = (self._sequence + 1) % SEQUENCE_SPAN
+            return self._sequence
+        number = self._pair_sequences[pair] = (self._pair_sequences.get(pair, 0) + 1) % SEQUENCE_SPAN
+        return number
+
+    def _failed(
+        self, operation: str, sequence: int, error: PeerFailedError | PeerAbortedError, allowed_s: float
+    ) -> CollectiveError:
+        here = self.members[self.rank]
+        if isinstance(error, PeerAbortedError):
+            found = CollectiveError(
+                f"{operation} {sequence} was given up on rank {here}: {error.message}",
+                hint="form the group again without the rank that failed",
+                operation=operation,
+                sequence=sequence,
+            )
+        else:
+            waited = f" (after {allowed_s:.3g} s)" if error.is_late else ""
+            found = CollectiveError(
+                f"{operation} {sequence} failed on rank {here} because of rank {error.peer}: "
+                f"{error.message}{waited}",
+                hint=error.hint or "form the group again",
+                rank=error.peer,
+                operation=operation,
+                sequence=sequence,
+            )
+        return self.world.fail(found)
+
+    def _check(self, array: Array) -> None:
+        code_of(array)
+        if array.nbytes > MOST_BODY_BYTES:
+            raise UsageError(
+                f"an array of {array.nbytes} bytes is over the limit of {MOST_BODY_BYTES}",
+                hint="hand it over in parts",
+            )
+        if array.ndim > MOST_DIMENSIONS:
+            raise UsageError(f"an array of {array.ndim} dimensions has too many", hint="reshape it")
+
+    def _check_rank(self, rank: int, *, is_other: bool = False) -> None:
+        if not 0 <= rank < self.size or (is_other and rank == self.rank):
+            raise UsageError(
+                f"rank {self.rank} of {self.size} cannot reach rank {rank}",
+                hint="ranks of a group are counted from 0",
+            )
+
+
+def _flat_out(out: Array, array: Array) -> Array:
+    if out.shape != array.shape or out.dtype != array.dtype or not out.flags.c_contiguous:
+        raise UsageError(
+            f"a sum of {array.dtype}{list(array.shape)} cannot be written to {out.dtype}{list(out.shape)}",
+            hint="give `out` the shape and type of the array, in one run of memory",
+        )
+    return out.reshape(-1)
+
+
+def _quiet() -> np.errstate:
+    """Infinite activations are for whoever computes with them to judge, not for whoever adds."""
+    return np.errstate(over="ignore", invalid="ignore", under="ignore")
+
+
+def _again(failure: CollectiveError) -> CollectiveError:
+    """The same error for a later call: one that was raised carries its own trace."""
+    return CollectiveError(
+        failure.message,
+        hint=failure.hint,
+        rank=failure.rank,
+        operation=failure.operation,
+        sequence=failure.sequence,
+    )
