@@ -18,8 +18,8 @@ from shardcompute.collectives.elements import DTYPES
 from shardcompute.collectives.frames import (
     MOST_REASON_BYTES,
     SIGNALS,
+    FrameKind,
     Head,
-    Kind,
     Operation,
     pack_head,
     read_head,
@@ -43,7 +43,7 @@ class PeerFailedError(LinkError):
 
 
 @dataclass(slots=True)
-class Outgoing:
+class OutgoingFrame:
     """A frame to send; the elements are one run of memory, left unchanged until the exchange is over."""
 
     peer: int
@@ -52,7 +52,7 @@ class Outgoing:
 
 
 @dataclass(slots=True)
-class Incoming:
+class ExpectedFrame:
     """A frame that must come from `peer`. With `body` it has exactly the head `expected`. Without, the sender says
     the shape (and the type, where `expected` names none), and `array` is made for it."""
 
@@ -72,7 +72,9 @@ class Fabric(Protocol):
     @property
     def epoch(self) -> int: ...
 
-    def exchange(self, sends: Sequence[Outgoing], receives: Sequence[Incoming], deadline: float) -> None:
+    def exchange(
+        self, sends: Sequence[OutgoingFrame], receives: Sequence[ExpectedFrame], deadline: float
+    ) -> None:
         """Send and receive all of it. `PeerFailedError` if a peer is gone, has not done its part at `deadline`
         (`time.monotonic`) or sends what it should not, `PeerAbortedError` if one has ended the world."""
 
@@ -85,10 +87,10 @@ class Fabric(Protocol):
 def farewell_frame(epoch: int, rank: int, reason: str) -> bytes:
     """What `Fabric.end` sends."""
     text = reason.encode()[:MOST_REASON_BYTES]
-    return pack_head(Kind.ABORT, Operation.FORM, 0, 0, epoch, 0, 0, rank, (), len(text)) + text
+    return pack_head(FrameKind.ABORT, Operation.FORM, 0, 0, epoch, 0, 0, rank, (), len(text)) + text
 
 
-def judge_head(raw: bytes | bytearray | memoryview, receive: Incoming) -> Head | None:
+def judge_head(raw: bytes | bytearray | memoryview, receive: ExpectedFrame) -> Head | None:
     """The head of the frame that `receive` waits for; of one that ends the world; or None for a frame of an earlier
     epoch, which is to be skipped. `PeerFailedError` for everything else."""
     try:
@@ -104,7 +106,7 @@ def judge_head(raw: bytes | bytearray | memoryview, receive: Incoming) -> Head |
             f"it has formed epoch {head.epoch}, this rank is at {expected.epoch}",
             hint="form the group again on every rank",
         )
-    if head.kind == Kind.ABORT:
+    if head.kind == FrameKind.ABORT:
         return head
     is_free = receive.body is None and expected.operation not in SIGNALS
     is_right = (
@@ -126,7 +128,7 @@ def judge_head(raw: bytes | bytearray | memoryview, receive: Incoming) -> Head |
     return head
 
 
-def frame_space(head: Head, receive: Incoming) -> memoryview:
+def frame_space(head: Head, receive: ExpectedFrame) -> memoryview:
     """Where the elements of a judged frame belong."""
     if receive.body is not None:
         return receive.body

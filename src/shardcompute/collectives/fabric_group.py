@@ -13,6 +13,7 @@ from typing import Self
 import numpy as np
 
 from shardcompute.collectives import gathers, reductions
+from shardcompute.collectives.deadlines import CallDeadlines
 from shardcompute.collectives.elements import code_of
 from shardcompute.collectives.fabric import Fabric, PeerAbortedError, PeerFailedError, farewell_frame
 from shardcompute.collectives.frames import MOST_BODY_BYTES, MOST_DIMENSIONS, SEQUENCE_SPAN, Operation
@@ -24,7 +25,6 @@ from shardcompute.collectives.line_speeds import (
     choose_all_reduce,
     choose_broadcast,
 )
-from shardcompute.collectives.patience import Patience
 from shardcompute.collectives.rounds import Rounds, Traffic
 from shardcompute.collectives.topology import AUTO, Algorithm, TopologyChoice
 from shardcompute.core.errors import CollectiveError, UsageError
@@ -42,7 +42,7 @@ class World:
     """What the groups of one rank share: the fabric, and why it is over, once it is."""
 
     fabric: Fabric
-    patience: Patience = field(default_factory=Patience)
+    deadlines: CallDeadlines = field(default_factory=CallDeadlines)
     speeds: LineSpeeds | None = None
     failure: CollectiveError | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -226,7 +226,7 @@ class FabricGroup:
                 raise _again(world.failure)
             sequence = self._next_sequence(pair)
             started_s = time.monotonic()
-            allowed_s = world.patience.timeout_s(size_bytes, line_s) if timeout_s is None else timeout_s
+            allowed_s = world.deadlines.timeout_s(size_bytes, line_s) if timeout_s is None else timeout_s
             rounds = Rounds(
                 world.fabric,
                 self.members,
@@ -247,7 +247,7 @@ class FabricGroup:
                 raise
             seconds = time.monotonic() - started_s
             if timeout_s is None:
-                world.patience.took(size_bytes, seconds)
+                world.deadlines.took(size_bytes, seconds)
             self._busy_s += seconds
             name = operation.name.lower()
             self._calls[name] = self._calls.get(name, 0) + 1

@@ -39,7 +39,7 @@ SEQUENCE_SPAN = 1 << 32
 _ZEROS = (0,) * MOST_DIMENSIONS
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     ELEMENTS = 1
     ABORT = 2
 
@@ -120,7 +120,7 @@ def unpack_head(raw: bytes | bytearray | memoryview) -> Head:
             hint="run the same release on every rank",
         )
     head = read_head(raw)
-    is_known = head.kind in tuple(Kind) and head.operation in tuple(Operation)
+    is_known = head.kind in tuple(FrameKind) and head.operation in tuple(Operation)
     is_array = raw[7] <= MOST_DIMENSIONS and (not head.dtype or head.dtype in DTYPES)
     if not is_known or not is_array or head.rank >= MOST_RANKS:
         raise LinkError(
@@ -131,7 +131,7 @@ def unpack_head(raw: bytes | bytearray | memoryview) -> Head:
 
 
 def _check_size(head: Head) -> None:
-    if head.kind == Kind.ABORT:
+    if head.kind == FrameKind.ABORT:
         most, expected = MOST_REASON_BYTES, head.body_bytes
     else:
         expected = DTYPES[head.dtype].itemsize if head.dtype else 0

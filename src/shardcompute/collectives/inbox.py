@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from shardcompute.collectives.fabric import (
-    Incoming,
+    ExpectedFrame,
     PeerAbortedError,
     PeerFailedError,
     frame_space,
     judge_head,
     read_reason,
 )
-from shardcompute.collectives.frames import HEAD_BYTES, Kind
+from shardcompute.collectives.frames import HEAD_BYTES, FrameKind
 
 _MOST_FRAMES = 256
 
@@ -66,7 +66,7 @@ class Inbox:
             self._is_closed = True
             self._changed.notify_all()
 
-    def take(self, receives: Sequence[Incoming], deadline: float) -> None:
+    def take(self, receives: Sequence[ExpectedFrame], deadline: float) -> None:
         """Fill in all that must come, in the order in which it comes."""
         for receive in receives:
             while not self._fill(receive, self._next(receive.peer, deadline)):
@@ -90,7 +90,7 @@ class Inbox:
                 peer, "it did not answer in time", hint="the rank may be stuck or cut off", is_late=True
             )
 
-    def _fill(self, receive: Incoming, frame: memoryview) -> bool:
+    def _fill(self, receive: ExpectedFrame, frame: memoryview) -> bool:
         """False for a frame of an earlier epoch."""
         if len(frame) < HEAD_BYTES:
             raise PeerFailedError(receive.peer, f"a frame of {len(frame)} bytes has no head")
@@ -103,7 +103,7 @@ class Inbox:
                 raise PeerFailedError(
                     receive.peer, f"{head.body_bytes} bytes were announced and {len(body)} came"
                 )
-            if head.kind == Kind.ABORT:
+            if head.kind == FrameKind.ABORT:
                 raise PeerAbortedError(read_reason(body))
             space = frame_space(head, receive)
         else:

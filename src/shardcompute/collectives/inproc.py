@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from shardcompute.collectives.fabric import Incoming, Outgoing, PeerFailedError
+from shardcompute.collectives.fabric import ExpectedFrame, OutgoingFrame, PeerFailedError
 from shardcompute.collectives.inbox import Inbox
 
 
@@ -38,7 +38,9 @@ class InprocFabric:
     def refused_frames(self) -> int:
         return self._inbox.refused_frames
 
-    def exchange(self, sends: Sequence[Outgoing], receives: Sequence[Incoming], deadline: float) -> None:
+    def exchange(
+        self, sends: Sequence[OutgoingFrame], receives: Sequence[ExpectedFrame], deadline: float
+    ) -> None:
         for send in sends:
             frame = memoryview(b"".join((send.head, send.body)))
             if not self._hub.inboxes[send.peer].put(self.rank, frame, deadline):

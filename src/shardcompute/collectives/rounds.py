@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardcompute.collectives.elements import code_of
-from shardcompute.collectives.fabric import Fabric, Incoming, Outgoing, bytes_of
-from shardcompute.collectives.frames import Kind, pack_head
+from shardcompute.collectives.fabric import ExpectedFrame, Fabric, OutgoingFrame, bytes_of
+from shardcompute.collectives.frames import FrameKind, pack_head
 from shardcompute.collectives.group import Array
 
 
@@ -44,7 +44,7 @@ class Rounds:
         are numbered so that both ends of a frame know which it is; empty arrays do not travel."""
         out = [self._outgoing(step, to, array) for to, array in sends if array.size]
         came = [
-            Incoming(
+            ExpectedFrame(
                 self.members[source],
                 self._head(step, source, code_of(array), array.shape, array.nbytes),
                 bytes_of(array),
@@ -59,22 +59,24 @@ class Rounds:
     ) -> list[Array]:
         """As `exchange`, for arrays whose shapes only their senders know, and empty ones too; `dtype` 0: any type."""
         out = [self._outgoing(step, to, array) for to, array in sends]
-        came = [Incoming(self.members[source], self._head(step, source, dtype, (), 0)) for source in sources]
+        came = [
+            ExpectedFrame(self.members[source], self._head(step, source, dtype, (), 0)) for source in sources
+        ]
         self._move(out, came)
         return [each.array for each in came if each.array is not None]
 
     def signal(self, step: int, to: int, source: int) -> None:
         """Say to one rank that this one is here, and hear it from another."""
-        out = Outgoing(self.members[to], self._head(step, self.rank, 0, (), 0), memoryview(b""))
-        self._move([out], [Incoming(self.members[source], self._head(step, source, 0, (), 0))])
+        out = OutgoingFrame(self.members[to], self._head(step, self.rank, 0, (), 0), memoryview(b""))
+        self._move([out], [ExpectedFrame(self.members[source], self._head(step, source, 0, (), 0))])
 
-    def _outgoing(self, step: int, to: int, array: Array) -> Outgoing:
+    def _outgoing(self, step: int, to: int, array: Array) -> OutgoingFrame:
         head = self._head(step, self.rank, code_of(array), array.shape, array.nbytes)
-        return Outgoing(self.members[to], head, bytes_of(array))
+        return OutgoingFrame(self.members[to], head, bytes_of(array))
 
     def _head(self, step: int, rank: int, dtype: int, shape: tuple[int, ...], body_bytes: int) -> bytes:
         return pack_head(
-            Kind.ELEMENTS,
+            FrameKind.ELEMENTS,
             self.operation,
             dtype,
             self.group,
@@ -86,7 +88,7 @@ class Rounds:
             body_bytes,
         )
 
-    def _move(self, out: Sequence[Outgoing], came: Sequence[Incoming]) -> None:
+    def _move(self, out: Sequence[OutgoingFrame], came: Sequence[ExpectedFrame]) -> None:
         if not out and not came:
             return
         self.fabric.exchange(out, came, self.deadline)

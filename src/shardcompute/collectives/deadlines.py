@@ -13,7 +13,7 @@ _FADING = 0.95
 
 
 @dataclass(slots=True)
-class Patience:
+class CallDeadlines:
     """8 times what the line takes by measurement, and 8 times the longest that calls of this size took lately: 2
     seconds at least, 10 for a size never tried (first steps compile and read from disk), 30 at most."""
 
