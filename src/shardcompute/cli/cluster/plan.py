@@ -1,18 +1,25 @@
-"""`shardcompute plan`: where a cluster would put a model, and why."""
+"""`shardcompute plan`: where a cluster would put a model, and why; or how many machines of a size it needs."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Annotated
 
 import typer
 
 from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.cluster.load import Chains, Model, name_for
 from shardcompute.cli.console import open_screen
+from shardcompute.cli.format import parse_size
 from shardcompute.cli.options.engine import ModelKvType, WeightForm, Weights
 from shardcompute.cli.options.output import Json
 from shardcompute.cli.options.records import with_options
-from shardcompute.core.errors import CapacityError
+from shardcompute.core.errors import CapacityError, UsageError
+from shardcompute.core.kv_types import DEFAULT_KV_TYPE
+from shardcompute.core.settings import load_settings
+from shardcompute.weights.sources.reference import parse_reference
+
+_MACHINES = "Machines that are not there"
 
 
 @with_options
@@ -22,16 +29,47 @@ def plan(
     weights: Weights = WeightForm.NATIVE,
     kv_type: ModelKvType = None,
     chains: Chains = 1,
+    machines: Annotated[
+        str,
+        typer.Option(
+            "--machines",
+            metavar="SIZES",
+            help="Ask no cluster, but how many machines of a size are needed, such as 16G, or of several: 16G,24G.",
+            rich_help_panel=_MACHINES,
+        ),
+    ] = "",
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",
+            metavar="KIND",
+            help="What those machines compute on: cpu, cuda, mps or mlx.",
+            rich_help_panel=_MACHINES,
+        ),
+    ] = "",
     json: Json = False,
     at: ClusterLocation,
 ) -> None:
     """Where a cluster would put a model, why there, how fast it would be, and what it takes of each machine's memory.
 
     Nothing is loaded; of a model that the cluster does not have, only headers are read, and of one that
-    `list --catalogue` names nothing at all. Ends with 7 if it does not fit.
+    `list --catalogue` names nothing at all. Ends with 7 if it does not fit. With --machines, no cluster need be there:
+    it says how few machines of that size hold the model, in every form of weights.
     """
     from shardcompute.cli.cluster.text import describe_fit, describe_memory
 
+    if machines:
+        if chains != 1 or at != ClusterLocation():
+            raise UsageError(
+                "--machines counts the machines of one chain and asks no cluster",
+                hint="leave out --chains, --url, --api-key-file and --data-dir",
+            )
+        _count(model, machines, device or "cpu", weights, kv_type, is_json=json)
+        return
+    if device:
+        raise UsageError(
+            "--device is said of machines that are not there", hint="say how large they are: --machines 16G"
+        )
     screen = open_screen()
     address = at.require()
     with address.connect() as client:
@@ -47,4 +85,27 @@ def plan(
         lines = [describe_fit(planned), "", planned.text, "", *describe_memory(planned)]
         screen.write("\n".join(lines) + "\n")
     if not all(chain.is_possible for chain in planned.chains):
+        raise typer.Exit(CapacityError.exit_code)
+
+
+def _count(
+    model: str, sizes: str, device: str, weights: WeightForm, kv_type: ModelKvType, *, is_json: bool
+) -> None:
+    from shardcompute.cli.models.machines import count_machines, count_rows
+    from shardcompute.node.admin.dry_run import open_headers
+
+    screen = open_screen()
+    with open_headers(parse_reference(model), load_settings()) as checkpoint:
+        counts = count_machines(
+            checkpoint,
+            [parse_size(size) for size in sizes.split(",")],
+            device=device,
+            kv_type=kv_type.value if kv_type else DEFAULT_KV_TYPE,
+        )
+    if is_json:
+        told = [{**dataclasses.asdict(each), "count": each.count} for each in counts.counts]
+        screen.write_json({**dataclasses.asdict(counts), "counts": told})
+    else:
+        screen.write_table((), list(count_rows(counts, weights.value)))
+    if all(each.count is None for each in counts.of(weights.value)):
         raise typer.Exit(CapacityError.exit_code)
