@@ -48,9 +48,10 @@ class ExpertsStep:
 
     def run(self, run: Run) -> None:
         block, routing = self.block, self.block.routing
-        most = max(1, _MOST_PAIRS // block.per_token)
-        for first in range(0, run.rows, most):
-            rows = slice(first, min(first + most, run.rows))
+        most, count = max(1, _MOST_PAIRS // block.per_token), run.own_rows
+        self.out.buffer[count : run.rows] = 0
+        for first in range(0, count, most):
+            rows = slice(first, min(first + most, count))
             logits = self.scores.buffer[rows]
             chosen, weights = choose_experts(logits, block.per_token, routing, block.choice_bias)
             x = np.repeat(self.x.buffer[rows], block.per_token, axis=0)

@@ -44,6 +44,11 @@ class Run:
     kv: HostKv
     ranges: dict[AttentionKernel, list[list[tuple[int, int, KeyRange]]]] = field(default_factory=dict)
 
+    @property
+    def own_rows(self) -> int:
+        """Rows that somebody waits for, up to the choice of logit rows: without those that only fill a step up."""
+        return min(self.rows, count_rows(self.segments)) if self.segments else self.rows
+
 
 class ProgramStep(Protocol):
     def inputs(self) -> Iterable[Value]: ...

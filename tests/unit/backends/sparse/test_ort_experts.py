@@ -16,6 +16,7 @@ from shardcompute.backends.ort.experts import GroupedExperts, SingleExperts, can
 from shardcompute.backends.ort.graph import use_threads
 from shardcompute.backends.ort.linear import Linear
 from shardcompute.backends.ort.program import Run, Value
+from shardcompute.core.batch import Segment
 
 HIDDEN, WIDTH, COUNT, PER_TOKEN, ROWS = 64, 96, 6, 3, 9
 
@@ -107,3 +108,17 @@ def test_matrices_are_let_go_once_the_kernel_has_them() -> None:
     assert not any(block.gate_up)
     assert not any(block.down)
     assert (step.block.gate_up, step.block.down) == ((), ())
+
+
+def test_rows_that_only_fill_a_step_go_to_no_expert(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = _open(_block(4, Gate("silu")))
+    whole = _run(step)
+    asked = []
+    run = GroupedExperts.run
+    monkeypatch.setattr(
+        GroupedExperts, "run", lambda self, x, chosen: asked.append(len(x)) or run(self, x, chosen)
+    )
+    step.run(Run([Segment(0, 0, ROWS - 2, 0)], ROWS, None))  # type: ignore[arg-type]
+    assert asked == [(ROWS - 2) * PER_TOKEN]
+    assert np.array_equal(step.out.buffer[:-2], whole[:-2])
+    assert not step.out.buffer[-2:].any()
