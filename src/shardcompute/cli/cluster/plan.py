@@ -91,7 +91,7 @@ def plan(
 def _count(
     model: str, sizes: str, device: str, weights: WeightForm, kv_type: ModelKvType, *, is_json: bool
 ) -> None:
-    from shardcompute.cli.models.machines import count_machines, count_rows
+    from shardcompute.node.admin.machine_counts import count_machines, count_rows
     from shardcompute.node.admin.dry_run import open_headers
 
     screen = open_screen()
