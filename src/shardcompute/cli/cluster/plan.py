@@ -91,8 +91,8 @@ def plan(
 def _count(
     model: str, sizes: str, device: str, weights: WeightForm, kv_type: ModelKvType, *, is_json: bool
 ) -> None:
-    from shardcompute.node.admin.machine_counts import count_machines, count_rows
     from shardcompute.node.admin.dry_run import open_headers
+    from shardcompute.node.admin.machine_counts import count_machines, count_rows
 
     screen = open_screen()
     with open_headers(parse_reference(model), load_settings()) as checkpoint:
