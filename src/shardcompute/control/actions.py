@@ -168,6 +168,16 @@ class ReportUnservable(Struct, frozen=True, tag=True):
     reasons: tuple[str, ...]
 
 
+class ReportProgress(Struct, frozen=True, tag=True):
+    """Tell drivers that a chain which they wait for is being loaded, how far that is, and what is missing."""
+
+    drivers: tuple[str, ...]
+    chain: str
+    epoch: int
+    fraction: float
+    waits_for: str
+
+
 Action = (
     Record
     | SearchLayout
@@ -183,6 +193,7 @@ Action = (
     | ProbeLink
     | ReleaseNode
     | ReportUnservable
+    | ReportProgress
 )
 
 _VARYING: dict[type, dict[str, Any]] = {

@@ -22,7 +22,7 @@ from shardcompute.control.placement.request import placement_request
 from shardcompute.control.sizes import memory_of
 from shardcompute.control.state import Assignment, Chain, ClusterState, is_waiting, loaded_standbys
 from shardcompute.control.transitions.state_updates import claimed_bytes
-from shardcompute.control.wording import repair_in_words, standbys_in_words
+from shardcompute.control.wording import failures_in_words, repair_in_words, standbys_in_words
 
 
 def who_is_suspected_or_lost(state: ClusterState, now_s: float) -> Event | None:
@@ -65,7 +65,9 @@ def which_chain_needs_repair(state: ClusterState, now_s: float) -> Event | None:
             return ChainReshaped(chain.id, chain.epoch + 1, replacement.stages, told, now_s)
         if chain.status != "broken" and _may_get_help(state):
             continue
-        broken = ChainBroken(chain.id, chain.epoch, replacement.missing_bytes, replacement.reasons[-1])
+        why = (replacement.reasons[-1], failures_in_words(state, chain.model, now_s))
+        reason = "; ".join(each for each in why if each)
+        broken = ChainBroken(chain.id, chain.epoch, replacement.missing_bytes, reason)
         if (chain.status, chain.missing_bytes) != ("broken", broken.missing_bytes):
             return broken
     return None

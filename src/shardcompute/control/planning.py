@@ -17,6 +17,7 @@ from shardcompute.control.actions import (
     LoadShard,
     Record,
     ReleaseNode,
+    ReportProgress,
     ReportUnservable,
     RetireChain,
     Source,
@@ -42,9 +43,17 @@ from shardcompute.control.events import Event
 from shardcompute.control.moves import searches, which_move_is_over, which_move_pays
 from shardcompute.control.placement.place import Unplaceable
 from shardcompute.control.sizes import memory_of
-from shardcompute.control.state import Assignment, Chain, ClusterState, Node, is_loaded
+from shardcompute.control.state import (
+    Assignment,
+    Chain,
+    ClusterState,
+    Node,
+    is_loaded,
+    loaded_fraction,
+)
 from shardcompute.control.transitions.apply import apply
 from shardcompute.control.transitions.link_transitions import probe_commands, which_link_fails
+from shardcompute.control.wording import loading_in_words
 
 _QUESTIONS: tuple[Callable[[ClusterState, float], Event | None], ...] = (
     which_link_fails,
@@ -89,6 +98,7 @@ def next_commands(state: ClusterState, now_s: float) -> list[Action]:
         *_fences(state),
         *_unloads(state),
         *_loads(state),
+        *_progress(state),
         *_connections(state),
         *_activations(state),
         *driver_commands(state),
@@ -155,6 +165,24 @@ def _loads(state: ClusterState) -> Iterator[Action]:
         if not chain.is_interrupted:
             for stage in chain.stages:
                 yield from _load(state, chain, stage)
+
+
+def _progress(state: ClusterState) -> Iterator[Action]:
+    """How far chains are that drivers have used and wait for; of those that wait for something else than their
+    layers, nothing."""
+    for chain in state.live_chains():
+        if chain.is_interrupted or not 0 < chain.connected_epoch < chain.epoch:
+            continue
+        missing = [stage for stage in chain.stages if any(_load(state, chain, stage))]
+        if missing:
+            yield ReportProgress(
+                drivers=tuple(sorted({state.driver, *(each.driver for each in chain.drivers)})),
+                chain=chain.id,
+                epoch=chain.epoch,
+                fraction=sum(loaded_fraction(state, chain, stage) for stage in chain.stages)
+                / len(chain.stages),
+                waits_for=loading_in_words(state, chain, missing),
+            )
 
 
 def _preparations(state: ClusterState) -> Iterator[Action]:

@@ -477,6 +477,15 @@ def is_loaded(state: ClusterState, chain: Chain, assignment: Assignment) -> bool
     return node is not None and node.is_live and node.has_shard(chain.id, assignment.start, assignment.stop)
 
 
+def loaded_fraction(state: ClusterState, chain: Chain, assignment: Assignment) -> float:
+    """How much of a stage's layers is there."""
+    if is_loaded(state, chain, assignment):
+        return 1.0
+    node, place = state.nodes.get(assignment.node), (chain.id, assignment.start, assignment.stop)
+    loads = () if node is None else node.loading
+    return next((each.fraction for each in loads if (each.chain, each.start, each.stop) == place), 0.0)
+
+
 def is_waiting(state: ClusterState, stages: Iterable[Assignment]) -> bool:
     """A node in doubt will be either back or lost in a moment; until then moving bytes is premature."""
     return any(state.nodes[stage.node].status in ("suspected", "joining") for stage in stages)

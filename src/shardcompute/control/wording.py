@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from shardcompute.control.placement.cost_model import Score
 from shardcompute.control.placement.replacement import Replacement
-from shardcompute.control.state import Assignment, Chain, ClusterState
-from shardcompute.core.units import format_bytes, format_rate, format_seconds
+from shardcompute.control.state import Assignment, Chain, ClusterState, loaded_fraction
+from shardcompute.core.units import format_bytes, format_rate, format_seconds, name_layers
 
 
 def name_of(state: ClusterState, node: str) -> str:
@@ -41,6 +41,25 @@ def repair_in_words(state: ClusterState, chain: Chain, repair: Replacement) -> s
     if repair.stages == chain.stages:
         return why
     return f"{why}: {change_in_words(state, chain.stages, repair.stages)}"
+
+
+def loading_in_words(state: ClusterState, chain: Chain, missing: Sequence[Assignment]) -> str:
+    """What a chain waits for, such as "lap has 41 % of layers 14–29"."""
+    return ", ".join(
+        f"{name_of(state, each.node)} has {loaded_fraction(state, chain, each):.0%} "
+        f"of {name_layers(each.start, each.stop)}"
+        for each in missing
+    )
+
+
+def failures_in_words(state: ClusterState, model: str, now_s: float) -> str:
+    """Who is left alone with a model, and why; empty where nobody is."""
+    return "; ".join(
+        f"{node.name} could not load it: {refusal.reason}"
+        for node in (state.nodes[id] for id in sorted(state.nodes))
+        for refusal in node.refusals
+        if node.is_live and refusal.model == model and now_s < refusal.until_s
+    )
 
 
 def standbys_in_words(state: ClusterState, chain: Chain, standbys: Sequence[Assignment]) -> str:

@@ -33,6 +33,7 @@ from shardcompute.node.coordinator.coordinator import Coordinator
 from shardcompute.node.coordinator.driver_attachments import Brief
 from shardcompute.node.coordinator.journal import Journal, RecordStatus, bind_journal, open_journal
 from shardcompute.node.driver.command_executor import InProcessDriver
+from shardcompute.node.driver.driver import QUIET_S
 from shardcompute.node.driver.hosted_client import HostedDrivers
 from shardcompute.node.driver.pool import PATIENCE_S, DriverPool, PoolModel
 from shardcompute.node.enrolment.admission import Admission, Application, Companion
@@ -96,6 +97,8 @@ class ClusterOptions:
     speculation: Speculation = field(default_factory=Speculation)
     patience_s: float = PATIENCE_S
     """So long streams wait for a model that no machines can serve any more."""
+    quiet_s: float = QUIET_S
+    """So long streams wait for a chain whose repair comes no further; as long as it does, they wait."""
     open_drafters: Callable[[Tokenizer, int], Sequence[Drafter]] = lambda tokenizer, vocab_size: ()
     """Opens what drafts for a model, given its tokenizer and vocabulary's size."""
     transports: Transports = field(default_factory=default_transports)
@@ -178,6 +181,7 @@ class Cluster:
             self._endpoint.url,
             self._driver_lost_link,
             patience_s=options.patience_s,
+            quiet_s=options.quiet_s,
             hosted=HostedDrivers(
                 self._endpoint.dialler("generations"),
                 lambda chain, node: self.coordinator.lost_host(chain, node),

@@ -42,6 +42,7 @@ from shardcompute.node import cluster as cluster_room
 from shardcompute.node.admin.dry_run import size_up
 from shardcompute.node.cluster import Cluster, ClusterOptions
 from shardcompute.node.driver.chain_links import OnOverdue
+from shardcompute.node.driver.driver import QUIET_S
 from shardcompute.node.driver.hosted_server import DriverHost
 from shardcompute.node.driver.pool import DriverPool
 from shardcompute.node.driver.standalone import StandaloneDriver, StandaloneOptions
@@ -523,6 +524,7 @@ def swarm(
     draft_heads: Path | None = None,
     open_drafters: Callable[[Tokenizer, int], Sequence[Drafter]] = lambda tokenizer, vocab_size: (),
     patience_s: float = 0.0,
+    quiet_s: float = QUIET_S,
     choose_backend: Callable[[Checkpoint, str], CpuBackendChoice] | None = None,
     **options: Any,
 ) -> Iterator[LabSwarm]:
@@ -543,6 +545,7 @@ def swarm(
         draft_heads=draft_heads,
         open_drafters=open_drafters,
         patience_s=patience_s,
+        quiet_s=quiet_s,
         choose_backend=choose_backend,
     )
     with LabSwarm(folder, {_name_of(path): path for path in checkpoints}, cluster, **options) as lab:

@@ -79,8 +79,41 @@ def test_a_dead_stage_without_replacement_breaks_the_chain_until_somebody_comes(
     assert len(cluster.state.nodes["a"].shards) == 1
     cluster.join("d", 500)
     done = cluster.settle()
-    assert kinds(done) == ["ChainReshaped", "LoadShard", "ConnectChain", "ActivateChain"]
+    assert kinds(done) == ["ChainReshaped", "LoadShard", "ReportProgress", "ConnectChain", "ActivateChain"]
     assert done[1].node == "d"
+
+
+def test_drivers_hear_how_far_what_they_wait_for_is(serving: Callable[..., Any]) -> None:
+    cluster = serving(500, 500)
+    lost = cluster.shape()[1]
+    cluster.lose(lost[0])
+    cluster.settle()
+    cluster.join("d", 500)
+
+    def reports() -> list[to_do.ReportProgress]:
+        actions = next_actions(cluster.state, 0.0)
+        cluster.tell(*(each.event for each in actions if isinstance(each, Record)))
+        return [each for each in actions if isinstance(each, to_do.ReportProgress)]
+
+    [begun] = reports()
+    assert (begun.drivers, begun.chain, begun.fraction) == ((cluster.state.driver,), "m#1", 0.5)
+    life = cluster.state.nodes["d"].incarnation
+    cluster.tell(happened.ShardProgressed("d", life, "m#1", *lost[1:], 0.5))
+    [later] = reports()
+    assert (later.epoch, later.fraction) == (begun.epoch, 0.75)
+    assert later.waits_for == f"D has 50% of layers {lost[1]} to {lost[2] - 1}"
+    cluster.settle()
+    assert reports() == []
+
+
+def test_a_chain_that_nobody_can_load_says_who_failed(serving: Callable[..., Any]) -> None:
+    cluster = serving(1000)
+    cluster.failing.add("a")
+    cluster.tell(happened.ShardUnloaded("a", 1, "m#1", *cluster.shape()[0][1:]))
+    cluster.settle()
+    chain = cluster.state.chains["m#1"]
+    assert chain.status == "broken"
+    assert chain.reason.endswith("more are needed on one machine; A could not load it: no disk")
 
 
 def test_silence_is_decided_and_repaired_in_one_go(serving: Callable[..., Any]) -> None:

@@ -22,6 +22,7 @@ from shardcompute.control.actions import (
     LoadShard,
     ProbeLink,
     ReleaseNode,
+    ReportProgress,
     ReportUnservable,
     RetireChain,
     SearchLayout,
@@ -64,6 +65,7 @@ from shardcompute.node.rpc.commands import (
     NodeCommand,
     Peer,
     Probe,
+    Progressed,
     Retire,
     UnloadLayers,
     Unservable,
@@ -141,6 +143,10 @@ class ActionExecutor:
                 self._command(action, node, Leave(), NodeLeft(node, incarnation))
             case ReportUnservable():
                 self._report(action)
+            case ReportProgress():
+                told = Progressed(action.chain, action.epoch, action.fraction, action.waits_for)
+                for driver in action.drivers:
+                    self._ports.find(driver).tell(told)
 
     def _load(self, action: LoadShard) -> None:
         model = self._coordinator.state.models[action.model].model

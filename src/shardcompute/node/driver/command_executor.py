@@ -15,6 +15,7 @@ from shardcompute.node.rpc.commands import (
     NodeCommand,
     OfferedModel,
     Peer,
+    Progressed,
     Redial,
     Retire,
     Share,
@@ -44,6 +45,8 @@ def carry_out(pool: DriverPool, command: NodeCommand) -> None:
                 raise LinkError(f"chain {chain} has no link to {node} here")
         case Retire(chain):
             pool.retire_chain(chain)
+        case Progressed(chain, epoch, fraction, waits_for):
+            pool.progressed(chain, (epoch, fraction), waits_for)
         case Unservable():
             pool.report_unservable(command)
 

@@ -28,6 +28,7 @@ from shardcompute.core.errors import (
 )
 from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
 from shardcompute.core.steps import Draft, Frame, Opening, Picked, SessionRows
+from shardcompute.core.units import format_seconds
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.decoding.ngram import NgramDrafter
 from shardcompute.decoding.router import PipeLoad
@@ -44,8 +45,10 @@ from shardcompute.node.rpc.step_times import ROUND_PATIENCE, Patience, StepDeadl
 from shardcompute.wire import StageTiming
 
 _LATE_S = 1.0
-_REPAIR_S = 1800.0
-"""So long a session waits for a chain that is being repaired: weights may have to come over a thin line."""
+QUIET_S = 1200.0
+"""So long a session waits for a chain whose repair comes no further: longer than the coordinator waits for layers that
+do not arrive before it has others load them. While weights arrive it waits for as long as that takes."""
+_NO_PROGRESS = (0, -1.0)
 _MOST_GAPS = 3
 """So often in a row a session is computed again because the chain lacks rows of it."""
 
@@ -89,6 +92,7 @@ class Driver:
         drafters: Sequence[Drafter] = (),
         call_later: CallLater = start_timer,
         patience: Patience = ROUND_PATIENCE,
+        quiet_s: float = QUIET_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tokenizer = tokenizer
@@ -122,6 +126,11 @@ class Driver:
         self._patience: Countdown | None = None
         self._repair: Countdown | None = None
         """Runs while the chain is lost."""
+        self._quiet_s = quiet_s
+        self._progress = _NO_PROGRESS
+        self._progress_s = 0.0
+        """How far the lost chain's repair is, and when it came there."""
+        self._waits_for = ""
         self._shortage: Countdown | None = None
         """Runs while nothing is sent because a device is full."""
         self._last_sent = 0
@@ -264,8 +273,19 @@ class Driver:
             self._forget_flights()
             self._budget.disconnect()
             if self._repair is None and not self._is_closed:
-                self._repair = Countdown(_REPAIR_S, self._give_up_repair, self._call_later)
-                self._looks.put(self._repair.start)
+                self._progress_s = self._clock()
+                self._await_repair(self._quiet_s)
+
+    def progressed(self, progress: tuple[int, float], waits_for: str) -> None:
+        """The lost chain is being loaded: its epoch, which fraction is there, and what is missing in words. Whoever
+        waits may go on waiting, where that is further than before."""
+        with self._deciding():
+            if self._port is not None or self._is_closed:
+                return
+            self._waits_for = waits_for
+            if progress > self._progress:
+                self._progress, self._progress_s = progress, self._clock()
+                self._stop_patience()
 
     def fail_later(self, error: ShardComputeError, patience_s: float) -> None:
         """Unless a chain is connected by then, end every generation with this error."""
@@ -393,19 +413,35 @@ class Driver:
 
     def _give_up_repair(self, repair: Countdown) -> None:
         with self._deciding():
-            if self._repair is repair:
-                self._repair = None
-                self._fail_all(
-                    CapacityError(
-                        f"the chain could not be repaired within {_REPAIR_S / 60:.0f} minutes",
-                        hint="`shardcompute status` says what it waits for; ask again when that is there",
-                    )
+            if self._repair is not repair:
+                return
+            quiet_s = self._clock() - self._progress_s
+            if quiet_s < self._quiet_s:
+                self._await_repair(self._quiet_s - quiet_s)
+                return
+            # Whoever asks from now on waits as long.
+            self._progress_s = self._clock()
+            self._await_repair(self._quiet_s)
+            self._fail_all(
+                CapacityError(
+                    f"a machine was lost, and the repair of its chain has come no further for "
+                    f"{format_seconds(self._quiet_s)}: {self._waits_for or 'no machine loads what is missing'}",
+                    hint="`shardcompute status` says what it waits for; ask again when that is there",
                 )
+            )
 
-    def _wait_no_longer(self) -> None:
+    def _await_repair(self, seconds: float) -> None:
+        self._repair = Countdown(seconds, self._give_up_repair, self._call_later)
+        self._looks.put(self._repair.start)
+
+    def _stop_patience(self) -> None:
         if self._patience is not None:
             self._chain_effects.put(self._patience.stop)
             self._patience = None
+
+    def _wait_no_longer(self) -> None:
+        self._stop_patience()
+        self._progress, self._waits_for = _NO_PROGRESS, ""
         for countdown in (self._repair, self._shortage):
             if countdown is not None:
                 self._looks.put(countdown.stop)

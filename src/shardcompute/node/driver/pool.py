@@ -19,7 +19,7 @@ from shardcompute.core.units import format_bytes
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.chain_links import ChainAddress, DriverLinks, OnOverdue, OnTimings
-from shardcompute.node.driver.driver import Driver
+from shardcompute.node.driver.driver import QUIET_S, Driver
 from shardcompute.node.driver.generation import DeltaStream
 from shardcompute.node.driver.hosted_client import HostedDriverClient, HostedDrivers, ResumableGeneration
 from shardcompute.node.driver.limits import DriverLimits
@@ -83,12 +83,15 @@ class DriverPool:
         max_sessions: int = 64,
         max_waiting: int = 256,
         patience_s: float = PATIENCE_S,
+        quiet_s: float = QUIET_S,
         hosted: HostedDrivers | None = None,
         on_step: OnTimings | None = None,
         on_overdue: OnOverdue = lambda overdue: None,
     ) -> None:
         """`hosted` knows the chains that workers drive; without it all of them are driven here. `on_step`
-        hears how stages spent their time on each step, `on_overdue` of steps whose results are missed."""
+        hears how stages spent their time on each step, `on_overdue` of steps whose results are missed. Streams
+        wait `patience_s` for a model that nobody can serve any more, and `quiet_s` for one whose loading comes no
+        further."""
         self.url = url
         self._hosted = hosted
         self._on_step = on_step
@@ -105,6 +108,7 @@ class DriverPool:
         self._successors: dict[str, str] = {}
         """Of models that take no new requests: what is about to be served instead."""
         self._patience_s = patience_s
+        self._quiet_s = quiet_s
         self._traffic = WireTraffic()
         self._max_sessions = max_sessions
         self._max_waiting = max_waiting
@@ -194,7 +198,13 @@ class DriverPool:
                     model.has_draft_head,
                 )
                 first = first_session(self.session_namespace)
-                driver = Driver(model.tokenizer, limits, first_session=first, drafters=model.drafters)
+                driver = Driver(
+                    model.tokenizer,
+                    limits,
+                    first_session=first,
+                    drafters=model.drafters,
+                    quiet_s=self._quiet_s,
+                )
                 chain = self._chains[command.chain] = _PoolChain(command.model, driver)
             self._unservable.pop(command.model, None)
             # What the stages of another shape took says nothing about these.
@@ -240,6 +250,12 @@ class DriverPool:
     def unhost_chain(self, chain: str, node: str) -> None:
         if self._hosted is not None:
             self._hosted.unhost(chain, node)
+
+    def progressed(self, chain: str, progress: tuple[int, float], waits_for: str) -> None:
+        """A chain is being loaded, so far: those who wait for it may go on waiting."""
+        driver = self.find_driver(chain)
+        if driver is not None:
+            driver.progressed(progress, waits_for)
 
     def report_unservable(self, command: Unservable) -> None:
         """A model cannot be served: what waits for it fails after a while, and new requests at once."""

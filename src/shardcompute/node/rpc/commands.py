@@ -259,6 +259,15 @@ class Unservable(msgspec.Struct, frozen=True, tag=True):
     broken: list[str]
 
 
+class Progressed(msgspec.Struct, frozen=True, tag=True):
+    """To a driver: a chain that it waits for is being loaded, how far that is, and what is missing."""
+
+    chain: str
+    epoch: int
+    fraction: float
+    waits_for: str
+
+
 class HostDriver(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """To a worker: get ready to drive chains of this model, whose tokenizer comes from `origin`. Drivers of
     other chains than these are over."""
@@ -284,9 +293,20 @@ WorkerCommand: TypeAlias = (
     | Attach
     | Share
     | Retire
+    | Progressed
 )
 DriverCommand: TypeAlias = (
-    Introduce | Attach | Share | Retire | Unservable | FenceOff | ConfirmMissing | Redial | Probe | Leave
+    Introduce
+    | Attach
+    | Share
+    | Retire
+    | Unservable
+    | Progressed
+    | FenceOff
+    | ConfirmMissing
+    | Redial
+    | Probe
+    | Leave
 )
 NodeCommand: TypeAlias = WorkerCommand | DriverCommand
 Answer = TypeVar("Answer", Connected, StepTraced)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -49,7 +50,9 @@ from shardcompute.wire.control import CardReply, FetchFailed, FetchModel
 
 log = logging.getLogger(__name__)
 OnProgress = Callable[[int, int], None]
-"""Told how many bytes are here and how many the shard needs, at every full percent."""
+"""Told how many bytes are here and how many the shard needs, at every full percent and, while bytes arrive, every few
+seconds."""
+_TELL_S = 5.0
 
 
 def fetch_card(dial: Callable[[], Link], model: str, timeout_s: float = 60.0) -> Card:
@@ -114,6 +117,7 @@ class RemoteTensors(Closing):
         original: Original | None = None,
         progress: OnProgress | None = None,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """What the `original` has is read from there, and neither fetched nor kept. A model that has a source is read
         from these `hubs`, no faster than `rate`, and from its origin only where they fail."""
@@ -136,7 +140,10 @@ class RemoteTensors(Closing):
             self._lines += [HubLine(hub, card.source, rate, delays_s=retry_delays_s) for hub in hubs]
         self._order = file_order(card.source) if card.source is not None else {}
         self._on_progress = progress
+        self._clock = clock
         self._told = -1
+        self._told_bytes = 0
+        self._told_s = 0.0
         self._whole: set[str] = set()
         self._recent: BufferStore | None = None
         self._reading = threading.Lock()
@@ -299,8 +306,10 @@ class RemoteTensors(Closing):
             self._done_bytes += count_bytes
             done, total = min(max(self._done_bytes, 0), self._total_bytes), self._total_bytes
             told = 100 * done // total if total else 100
-            if self._on_progress is not None and told != self._told:
-                self._told = told
+            now_s = self._clock()
+            is_late = done > self._told_bytes and now_s - self._told_s >= _TELL_S
+            if self._on_progress is not None and (told != self._told or is_late):
+                self._told, self._told_bytes, self._told_s = told, done, now_s
                 self._on_progress(done, total)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
+import pytest
+
 from shardcompute.core.effects import Effect
 from shardcompute.core.errors import CapacityError, ShardComputeError
 from shardcompute.core.generation import Delta, Speculation
@@ -218,3 +220,84 @@ def test_no_patience_at_all() -> None:
     driver.fail_later(LOST, 0.0)
     assert caller.error is LOST
     assert later.calls == []
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def repairing(quiet_s: float) -> tuple[Driver, Later, Caller, Clock]:
+    """A driver whose chain was lost while it answered."""
+    limits = DriverLimits(vocab_size=30, context_length=1000, speculation=Speculation("off"))
+    later, clock = Later(), Clock()
+    driver = Driver(cast(Tokenizer, Letters()), limits, call_later=later, quiet_s=quiet_s, clock=clock)
+    driver.connect(FakeChain(), SHAPE)
+    _, caller = submit(driver, ask(5, 3))
+    driver.disconnect()
+    return driver, later, caller, clock
+
+
+def test_whoever_waits_for_weights_waits_while_they_arrive() -> None:
+    driver, later, caller, clock = repairing(100.0)
+    for percent in range(10, 100, 10):
+        clock.now_s += 90.0
+        driver.progressed((2, percent / 100), f"lap has {percent} % of layers 4 to 7")
+        _, look = later.calls[-1]
+        clock.now_s += 10.0
+        look()
+        assert later.calls[-1][0] == pytest.approx(90.0), "what is left of the time after the last progress"
+        clock.now_s -= 10.0
+    assert not caller.is_over
+    clock.now_s += 100.0
+    later.calls[-1][1]()
+    assert isinstance(caller.error, CapacityError)
+    assert "lap has 90 % of layers 4 to 7" in str(caller.error)
+    assert "no further for 1.7 min" in str(caller.error)
+
+
+def test_what_goes_back_and_forth_is_no_progress() -> None:
+    driver, later, caller, clock = repairing(100.0)
+    for fraction in (0.5, 0.4, 0.5, 0.3):
+        driver.progressed((2, fraction), "lap has some of it")
+        clock.now_s += 30.0
+    later.calls[-1][1]()
+    assert isinstance(caller.error, CapacityError)
+
+
+def test_another_plan_is_progress() -> None:
+    driver, later, caller, clock = repairing(100.0)
+    driver.progressed((2, 0.5), "lap has half of it")
+    clock.now_s += 90.0
+    driver.progressed((3, 0.0), "desk has nothing of it yet")
+    clock.now_s += 90.0
+    later.calls[-1][1]()
+    assert not caller.is_over
+
+
+def test_one_that_asks_after_all_were_told_is_told_as_well() -> None:
+    driver, later, caller, clock = repairing(100.0)
+    clock.now_s += 100.0
+    later.calls[-1][1]()
+    assert "no machine loads what is missing" in str(caller.error)
+    _, another = submit(driver, ask(5, 3))
+    clock.now_s += 100.0
+    later.calls[-1][1]()
+    assert isinstance(another.error, CapacityError)
+
+
+def test_progress_ends_the_wait_for_machines() -> None:
+    """One that was missing is back, and loads: that it is missing is no reason to give up any more."""
+    driver, later, caller, _ = repairing(100.0)
+    driver.fail_later(LOST, 7.0)
+    number = len(later.calls) - 1
+    driver.progressed((2, 0.0), "lap has nothing of it yet")
+    assert number in later.stopped
+    later.calls[number][1]()
+    assert not caller.is_over
+    driver.fail_later(LOST, 7.0)
+    driver.progressed((2, 0.0), "lap has nothing of it yet")
+    later.calls[-1][1]()
+    assert caller.error is LOST, "it was told before"

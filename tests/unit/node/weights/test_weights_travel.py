@@ -293,6 +293,28 @@ def test_only_the_shards_bytes_travel(
     assert told == sorted(told)
 
 
+def test_bytes_that_arrive_slowly_are_told_of_between_two_percents(
+    native: ServedWeights, start: Start, tmp_path: Path
+) -> None:
+    """Of a layer so large that a percent of it takes long."""
+    origin, now_s = start({"tiny": native}), [0.0]
+    told: list[int] = []
+    with RemoteTensors(
+        native.card,
+        [origin.supplier()],
+        ShardCache(tmp_path),
+        progress=lambda done, _: told.append(done),
+        clock=lambda: now_s[0],
+    ) as tensors:
+        tensors._total_bytes = 1 << 40
+        for seconds in (1.0, 4.0, 1.0, 5.0, 60.0):
+            now_s[0] += seconds
+            tensors._count(1000)
+        now_s[0] += 60.0
+        tensors._count(0)
+    assert told == [1000, 3000, 4000, 5000]
+
+
 def test_a_split_gguf_travels_by_layers_also_from_peers(start: Start, tmp_path: Path) -> None:
     """Tensors of a layer lie in several parts; whoever fetches it neither knows nor pays for that."""
     parts = split_gguf(
