@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import typer
 
-from shardcompute.cli.main import app
+from shardcompute.cli.main import build_app
 from support.swarm.processes import COMMAND, FREE_PORTS, Started, Swarm, run
 
 ROOT = Path(__file__).parents[2]
@@ -191,7 +191,7 @@ def _our_commands(line: str) -> Iterator[list[str]]:
 
 
 def _parse(words: list[str], where: str) -> None:
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(build_app())
     while words and (child := getattr(command, "commands", {}).get(words[0])) is not None:
         command, words = child, words[1:]
     if not words and hasattr(command, "commands"):

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import re
 from collections.abc import Set
 from pathlib import Path
+
+import psutil
 
 from shardcompute.backends.devices import ComputeDevice
 from shardcompute.backends.exactness import ExactnessClass, class_of
@@ -92,3 +95,9 @@ def _release(backend: str) -> str:
 def _plain(text: str) -> str:
     """Without what separates the parts of a class's name."""
     return re.sub(r"[^A-Za-z0-9 ._-]", "-", text).strip()[:60]
+
+
+def default_threads() -> int:
+    """As many as this process may use, counting cores rather than hyper-threads."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(usable, psutil.cpu_count(logical=False) or usable))

@@ -130,7 +130,7 @@ def _process_of(server: Server, node: str) -> psutil.Process:
     """The local worker process that runs a node."""
     for child in psutil.Process(server.process.pid).children(recursive=True):
         command = " ".join(child.cmdline())
-        if " worker" not in command:
+        if "worker" not in command:
             continue
         folder = next((part for part in child.cmdline() if part.startswith(str(server.folder))), "")
         if _node_of(folder) == node:

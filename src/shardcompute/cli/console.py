@@ -12,43 +12,87 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
-
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
 
 from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import load_settings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+    from rich.console import Console
 
 Record = TypeVar("Record", bound="DataclassInstance")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-@dataclass(frozen=True, slots=True)
 class Screen:
-    """Both outputs of this process."""
+    """Both outputs of this process. What draws on terminals is imported where there is one."""
 
-    out: Console
-    err: Console
+    def __init__(
+        self,
+        out: Console | None = None,
+        err: Console | None = None,
+        *,
+        is_plain: bool = False,
+        is_forced: bool = False,
+    ) -> None:
+        """Without consoles those of this process: `is_plain` has no colours, `is_forced` is a terminal anyway."""
+        self._out = out
+        self._err = err
+        self._is_plain = is_plain
+        self._is_forced = is_forced
+
+    @property
+    def out(self) -> Console:
+        if self._out is None:
+            self._out = self._open_console(is_err=False)
+        return self._out
+
+    @property
+    def err(self) -> Console:
+        if self._err is None:
+            self._err = self._open_console(is_err=True)
+        return self._err
 
     @property
     def is_live(self) -> bool:
         """Whether stderr can show bars and spinners."""
-        return self.err.is_terminal and not self.err.is_dumb_terminal
+        return self._draws(self._err, sys.stderr) and self.err.is_terminal and not self.err.is_dumb_terminal
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether stdout is one."""
+        return self._draws(self._out, sys.stdout) and self.out.is_terminal
+
+    def _draws(self, console: Console | None, stream: TextIO | None) -> bool:
+        """Whether a console is needed to write there."""
+        return console is not None or self._is_forced or _is_terminal(stream)
+
+    def _open_console(self, *, is_err: bool) -> Console:
+        from rich.console import Console
+
+        colours: Any = None if self._is_plain else "auto"
+        return Console(
+            stderr=is_err, color_system=colours, highlight=False, markup=False, emoji=False, soft_wrap=True
+        )
 
     def say(self, text: str, style: str = "") -> None:
         """A line for people."""
-        self.err.print(Text(without_controls(text), style))
+        self._say(without_controls(text), style)
+
+    def _say(self, text: str, style: str = "", end: str = "\n") -> None:
+        if self._draws(self._err, sys.stderr):
+            from rich.text import Text
+
+            self.err.print(Text(text, style), end=end)
+        elif standard_error := sys.stderr:
+            standard_error.write(f"{text}{end}")
+            standard_error.flush()
 
     def confirm(self, question: str) -> bool:
         """Ask a person who sits there; anything but yes is no."""
-        self.err.print(Text(f"{without_controls(question)} [y/N] "), end="")
+        self._say(f"{without_controls(question)} [y/N] ", end="")
         try:
             answer = input()
         except EOFError:
@@ -57,12 +101,12 @@ class Screen:
 
     def write(self, text: str) -> None:
         """Part of an answer, at once."""
-        sys.stdout.write(without_controls(text) if self.out.is_terminal else text)
+        sys.stdout.write(without_controls(text) if self.is_terminal else text)
         sys.stdout.flush()
 
     def write_json(self, value: Any) -> None:
         """On one line, so that lines can be collected; spread out on a terminal."""
-        self.write(json.dumps(value, indent=2 if self.out.is_terminal else None, ensure_ascii=False) + "\n")
+        self.write(json.dumps(value, indent=2 if self.is_terminal else None, ensure_ascii=False) + "\n")
 
     def write_records(
         self,
@@ -84,9 +128,13 @@ class Screen:
     def write_table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Rows under headings; without headings, names and values."""
         plain = [[without_controls(cell) for cell in row] for row in rows]
-        if not self.out.is_terminal:
+        if not self.is_terminal:
             self.write(aligned([headings, *plain] if headings else plain))
             return
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Column, Table
+        from rich.text import Text
+
         # Nothing is cut: what does not fit goes on in the next line, but for names, which people copy.
         names, *others = headings or [""] * len(plain[0])
         columns = (Column(names, no_wrap=True), *(Column(each, overflow="fold") for each in others))
@@ -102,17 +150,10 @@ class Screen:
 
 def open_screen() -> Screen:
     try:
-        is_plain = load_settings().no_color
+        settings = load_settings()
     except UsageError:
-        is_plain = False  # another setting is wrong, which the command itself will say
-    colours: Any = None if is_plain else "auto"
-    out, err = (
-        Console(
-            stderr=is_err, color_system=colours, highlight=False, markup=False, emoji=False, soft_wrap=True
-        )
-        for is_err in (False, True)
-    )
-    return Screen(out, err)
+        return Screen()  # another setting is wrong, which the command itself will say
+    return Screen(is_plain=settings.no_color, is_forced=settings.forces_terminal)
 
 
 def without_controls(text: str) -> str:
@@ -143,4 +184,8 @@ def standard_input() -> TextIO | None:
 
 
 def has_terminal_input(stream: TextIO | None) -> bool:
+    return _is_terminal(stream)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and not stream.closed and stream.isatty()

@@ -12,8 +12,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from shardcompute.cli.console import Screen, open_screen
-from shardcompute.core.errors import CapacityError, ShardComputeError
+from shardcompute.cli.console import open_screen
+from shardcompute.cli.failures import explain, show_error
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -87,32 +87,12 @@ def guard(*, is_debug: bool = False) -> Iterator[None]:
         open_screen().say("interrupted")
         raise typer.Exit(INTERRUPTED) from None
     except Exception as error:
-        shown = _explain(error)
+        shown = explain(error)
         screen = open_screen()
         if is_debug:
             screen.say("".join(traceback.format_exception(error)).rstrip(), "dim")
         show_error(screen, shown)
         raise typer.Exit(shown.exit_code) from None
-
-
-def show_error(screen: Screen, error: ShardComputeError) -> None:
-    screen.say(f"error: {error.message}", "red")
-    if error.hint:
-        screen.say(f"hint: {error.hint}")
-
-
-def _explain(error: Exception) -> ShardComputeError:
-    if isinstance(error, ShardComputeError):
-        return error
-    if isinstance(error, MemoryError):
-        return CapacityError(
-            "the memory of this machine is used up",
-            hint="try a smaller --context or --kv-memory, or --weights int4",
-        )
-    return ShardComputeError(
-        f"something unforeseen happened: {type(error).__name__}: {error}",
-        hint="put --debug after shardcompute to see where, and please report it",
-    )
 
 
 def _drop_output() -> None:

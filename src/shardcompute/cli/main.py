@@ -1,50 +1,82 @@
-"""Entry point: the program's commands, put together."""
+"""Entry point: the program's commands, put together.
+
+Of a command line that names a command only that one is imported: what the others need costs a start most of its time
+and a worker some of its memory. Help, completion and unknown names get all of them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from importlib import metadata
+from collections.abc import Iterable, Sequence
+from importlib import import_module, metadata
 from typing import Annotated
 
 import typer
 
-from shardcompute.cli.chat.chat import chat
-from shardcompute.cli.chat.run import run
-from shardcompute.cli.cluster import key, token
-from shardcompute.cli.cluster.drain import drain, revoke
-from shardcompute.cli.cluster.load import load, unload
-from shardcompute.cli.cluster.nodes import nodes
-from shardcompute.cli.cluster.page import page
-from shardcompute.cli.cluster.plan import plan
-from shardcompute.cli.cluster.ps import ps
-from shardcompute.cli.cluster.status import status
 from shardcompute.cli.exits import GuardedGroup
-from shardcompute.cli.models import draft_head
-from shardcompute.cli.models.show import show
-from shardcompute.cli.models.store import list_models, pull, rm
-from shardcompute.cli.serve.coordinator import coordinator
-from shardcompute.cli.serve.down import down
-from shardcompute.cli.serve.driver import driver
-from shardcompute.cli.serve.join import join
-from shardcompute.cli.serve.up import up
-from shardcompute.cli.serve.worker import worker
-from shardcompute.cli.service import service
-from shardcompute.cli.tools import bench
-from shardcompute.cli.tools.completion import completion
-from shardcompute.cli.tools.doctor import doctor
-from shardcompute.cli.tools.history import events, usage
-from shardcompute.cli.tools.logs import logs
 
-app = typer.Typer(
-    name="shardcompute",
-    cls=GuardedGroup,
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+_DEBUG = "--debug"
+_COMMANDS = {
+    "run": "chat.run:run",
+    "up": "serve.up:up",
+    "join": "serve.join:join",
+    "worker": "serve.worker:worker",
+    "coordinator": "serve.coordinator:coordinator",
+    "driver": "serve.driver:driver",
+    "down": "serve.down:down",
+    "logs": "tools.logs:logs",
+    "doctor": "tools.doctor:doctor",
+    "chat": "chat.chat:chat",
+    "status": "cluster.status:status",
+    "page": "cluster.page:page",
+    "nodes": "cluster.nodes:nodes",
+    "ps": "cluster.ps:ps",
+    "events": "tools.history:events",
+    "usage": "tools.history:usage",
+    "plan": "cluster.plan:plan",
+    "load": "cluster.load:load",
+    "unload": "cluster.load:unload",
+    "drain": "cluster.drain:drain",
+    "revoke": "cluster.drain:revoke",
+    "pull": "models.store:pull",
+    "list": "models.store:list_models",
+    "show": "models.show:show",
+    "rm": "models.store:rm",
+    "completion": "tools.completion:completion",
+}
+_GROUPS = {
+    "token": "cluster.token:app",
+    "key": "cluster.key:app",
+    "service": "service.service:app",
+    "draft-head": "models.draft_head:app",
+    "bench": "tools.bench:app",
+}
+"""Where each lies in this package, in the order of the help: commands, and groups of them."""
+_CALLED = {"service": ("up", "join", "worker", "driver")}
+"""Commands that others call."""
+
+
+def build_app(names: Iterable[str] = (*_COMMANDS, *_GROUPS)) -> typer.Typer:
+    """The program with these commands; by default with all."""
+    app = typer.Typer(
+        name="shardcompute",
+        cls=GuardedGroup,
+        no_args_is_help=True,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(root)
+    for name in names:
+        module, _, attribute = (_COMMANDS | _GROUPS)[name].partition(":")
+        found = getattr(import_module(f"shardcompute.cli.{module}"), attribute)
+        if name in _GROUPS:
+            app.add_typer(found, name=name)
+        else:
+            app.command(name)(found)
+    return app
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -53,30 +85,19 @@ def _print_version(is_wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    debug: Annotated[bool, typer.Option(_DEBUG, help="Show tracebacks of errors.")] = False,
 ) -> None:
     """Serve one language model from many small machines."""
 
 
-for command in (run, up, join, worker, coordinator, driver, down, logs, doctor):
-    app.command()(command)
-for command in (chat, status, page, nodes, ps, events, usage, plan, load, unload, drain, revoke):
-    app.command()(command)
-app.add_typer(token.app, name="token")
-app.add_typer(key.app, name="key")
-app.command()(pull)
-app.command("list")(list_models)
-app.command()(show)
-app.command()(rm)
-app.add_typer(service.app, name="service")
-app.command()(completion)
-app.add_typer(draft_head.app, name="draft-head")
-app.add_typer(bench.app, name="bench")
+def build_for(arguments: Sequence[str]) -> typer.Typer:
+    """The program with as many commands as this command line needs."""
+    first = next((word for word in arguments if word != _DEBUG), "")
+    return build_app([first, *_CALLED.get(first, ())]) if first in (_COMMANDS | _GROUPS) else build_app()
 
 
 def main() -> None:
@@ -86,4 +107,4 @@ def main() -> None:
         with contextlib.suppress(AttributeError, ValueError):
             # A terminal that lacks a character shows a question mark rather than ending the answer.
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    app(prog_name="shardcompute")
+    build_for(sys.argv[1:])(prog_name="shardcompute")

@@ -6,34 +6,11 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-from rich import progress as bars
-from rich.console import RenderableType
-
-from shardcompute.cli.console import Screen, without_controls
+from shardcompute.cli.console import Screen
 from shardcompute.weights.sources.progress import Progress
 
 _STEP_PERCENT = 10
 _PAUSE_S = 5.0
-
-
-class BarProgress:
-    """A bar for each task under the line of what is going on; see `weights.sources.progress.Progress`."""
-
-    def __init__(self, display: bars.Progress) -> None:
-        self._display = display
-        self._task: bars.TaskID | None = None
-
-    def start(self, label: str, total_bytes: int | None) -> None:
-        self._task = self._display.add_task(without_controls(label), total=total_bytes)
-
-    def advance(self, count_bytes: int) -> None:
-        if self._task is not None:
-            self._display.advance(self._task, count_bytes)
-
-    def finish(self) -> None:
-        if self._task is not None:
-            self._display.remove_task(self._task)
-            self._task = None
 
 
 class LineProgress:
@@ -84,28 +61,10 @@ def waiting(screen: Screen, doing: str, *, is_quiet: bool = False) -> Iterator[P
             screen.say(doing)
         yield LineProgress(screen.say)
         return
-    columns = (
-        bars.SpinnerColumn(),
-        bars.TextColumn("{task.description}", markup=False),
-        _BytesColumn(bars.BarColumn()),
-        _BytesColumn(bars.DownloadColumn(binary_units=True)),
-        _BytesColumn(bars.TransferSpeedColumn()),
-        _BytesColumn(bars.TimeRemainingColumn()),
-    )
-    with bars.Progress(*columns, console=screen.err, transient=True) as display:
-        display.add_task(without_controls(doing), total=None)
-        yield BarProgress(display)
+    from shardcompute.cli.bars import showing_bars
 
-
-class _BytesColumn(bars.ProgressColumn):
-    """A column that only tasks of known size fill."""
-
-    def __init__(self, column: bars.ProgressColumn) -> None:
-        super().__init__()
-        self._column = column
-
-    def render(self, task: bars.Task) -> RenderableType:
-        return "" if task.total is None else self._column.render(task)
+    with showing_bars(screen, doing) as progress:
+        yield progress
 
 
 def _megabytes(count: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from shardcompute.cli.exits import EXIT_CODES
-from shardcompute.cli.main import app
+from shardcompute.cli.main import build_app
 from shardcompute.core import settings
 
 _OPENING = """\
@@ -28,7 +28,7 @@ This page is made from the commands: `python -m shardcompute.cli.reference > doc
 
 def render() -> str:
     """The whole page."""
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(build_app())
     parts = [_OPENING, *_command_parts(root, "shardcompute")]
     parts += ["## Exit codes", _table(("code", "meaning"), [(str(code), text) for code, text in EXIT_CODES])]
     parts += ["## Environment", f"```text\n{_environment()}\n```"]

@@ -16,6 +16,7 @@
     CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES   GPUs that drivers let programs see
     OTEL_EXPORTER_OTLP_ENDPOINT              address of an OpenTelemetry collector to send traces to
     NO_COLOR                                 anything: plain output
+    FORCE_COLOR, TTY_COMPATIBLE              1: tables and colours also where the output is no terminal
 
 Where two variables are listed the first one that is set wins; an empty one counts as not set. A value that
 cannot be used raises `UsageError` naming its variable. Token and key never show in a repr, a message or a log.
@@ -84,6 +85,7 @@ class Settings:
     log_level: LogLevel = "info"
     traces_url: str | None = None
     no_color: bool = False
+    forces_terminal: bool = False
     cors_origins: tuple[str, ...] = ()
 
 
@@ -105,6 +107,7 @@ def load_settings(environ: Mapping[str, str] | None = None, *, platform: str = s
         log_level=_choice(values, "SHARDCOMPUTE_LOG_LEVEL", get_args(LogLevel), "info"),
         traces_url=_address(values, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318"),
         no_color="NO_COLOR" in values,
+        forces_terminal="FORCE_COLOR" in values or values.get("TTY_COMPATIBLE") == "1",
         cors_origins=_cors_origins(values),
     )
 

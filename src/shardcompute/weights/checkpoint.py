@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardcompute.backends.llamacpp.library import is_installed
 from shardcompute.core.closing import Closing
@@ -25,7 +25,6 @@ from shardcompute.models.families import (
 from shardcompute.models.families import is_fallback as is_fallback_spec
 from shardcompute.models.layout import Layout
 from shardcompute.models.spec import ModelSpec, Stage
-from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.weights.adapters import Adapter, open_adapter, open_adapters
 from shardcompute.weights.formats.gguf_parts import open_gguf_files
 from shardcompute.weights.formats.mlx_file import open_mlx, without_mlx
@@ -42,6 +41,9 @@ from shardcompute.weights.merged import MergedTensors, adapter_digest
 from shardcompute.weights.quantised.folded_file import stored_file
 from shardcompute.weights.quantised.schemes import open_quantised, quantization_of, spare_biases
 from shardcompute.weights.sources.resolve import ModelFiles
+
+if TYPE_CHECKING:
+    from shardcompute.models.tokenizer import Tokenizer
 
 ReadText = Callable[[str], str | None]
 """The text of a file by its name, None where there is no such file."""
@@ -126,6 +128,8 @@ class Checkpoint(Closing):
 
     def tokenizer(self) -> Tokenizer:
         if self.files.kind == "gguf":
+            from shardcompute.models.tokenizer import Tokenizer
+
             return Tokenizer.from_gguf(self.tensors.metadata)
         return read_tokenizer(self.files, self.config)
 
@@ -243,6 +247,8 @@ def make_tokenizer(model: str, read_text: ReadText, model_eos: Any) -> Tokenizer
         raise CorruptModelError(
             f"{model} has no tokenizer.json", hint="convert its tokenizer to tokenizer.json first"
         )
+    from shardcompute.models.tokenizer import Tokenizer
+
     return Tokenizer.from_hf(
         text,
         tokenizer_config=_read_json(model, read_text, "tokenizer_config.json"),

@@ -14,12 +14,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardcompute.core.errors import CorruptModelError, UnknownModelError, UsageError
 from shardcompute.models.decoder import TensorSource
 from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.models.spec import Stage, whole
-from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.models.vocabulary import Vocabulary, decode_vocabulary, encode_vocabulary
 from shardcompute.weights.attached import AttachedTensors, is_attachment, read_attachment
 from shardcompute.weights.card import Card, make_card
@@ -34,9 +34,12 @@ from shardcompute.weights.quantised.folded_file import stored_file
 from shardcompute.weights.quantised.schemes import open_quantised
 from shardcompute.weights.source_map import map_source
 from shardcompute.weights.sources.disk import check_room, disk_errors, hold_lock
-from shardcompute.weights.sources.hub import HubListing
+from shardcompute.weights.sources.hub_files import HubListing
 from shardcompute.weights.sources.progress import NullProgress, Progress
 from shardcompute.weights.sources.resolve import ModelFiles
+
+if TYPE_CHECKING:
+    from shardcompute.models.tokenizer import Tokenizer
 
 VOCABULARY = "vocabulary"
 """The attachment that the last stage of a chain makes grammar masks with."""

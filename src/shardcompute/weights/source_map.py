@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from shardcompute.core.errors import CorruptModelError, UsageError
 from shardcompute.weights.formats.tensor_file import LocatedTensors, Span, TensorEntry, TensorFile
 from shardcompute.weights.sources.choice import is_safe_name
-from shardcompute.weights.sources.hub import HubFile, HubListing
+from shardcompute.weights.sources.hub_files import HubFile, HubListing
 from shardcompute.weights.sources.reference import parse_hub_reference
 
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")

@@ -7,13 +7,15 @@ the keys of a GGUF file that its tokenizer is made from. So the same tokenizer c
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from shardcompute.core.errors import CorruptModelError
-from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.weights.checkpoint import TOKENIZER_FILES, Checkpoint, make_tokenizer, model_eos
+
+if TYPE_CHECKING:
+    from shardcompute.models.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer"
 """What the attachment is called."""
@@ -50,5 +52,7 @@ def unpack_tokenizer(content: bytes) -> Tokenizer:
             f"a tokenizer cannot be read: {error}", hint="run the same release on every node"
         ) from error
     if packed.gguf is not None:
+        from shardcompute.models.tokenizer import Tokenizer
+
         return Tokenizer.from_gguf(packed.gguf)
     return make_tokenizer(packed.model, packed.files.get, packed.eos)

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shardcompute.bench.prefix import PrefixBench, PrefixOutcome, PrefixReply, raw_of, results_of
-from shardcompute.cli.main import app
+from shardcompute.cli.main import build_app
 from shardcompute.cli.tools import bench_soak
 from shardcompute.core.errors import UsageError
 
@@ -55,7 +55,7 @@ def test_the_command_fails_for_what_must_not_be(
     monkeypatch.setattr("shardcompute.bench.prefix.run_prefix_bench", lambda bench, say: outcome)
     monkeypatch.setattr("shardcompute.cli.tools.bench_soak.model_path", lambda model: model)
     file = tmp_path / "prefix.json"
-    done = CliRunner().invoke(app, ["bench", "prefix", "--json", str(file)])
+    done = CliRunner().invoke(build_app(), ["bench", "prefix", "--json", str(file)])
     assert done.exit_code == bench_soak.NOT_WELL, done.output
     assert said in " ".join(done.stderr.split())
     written = json.loads(file.read_text(encoding="utf-8"))
@@ -67,7 +67,7 @@ def test_the_command_succeeds_otherwise(monkeypatch: pytest.MonkeyPatch) -> None
         "shardcompute.bench.prefix.run_prefix_bench", lambda bench, say: PrefixOutcome(3, REPLIES)
     )
     monkeypatch.setattr("shardcompute.cli.tools.bench_soak.model_path", lambda model: model)
-    done = CliRunner().invoke(app, ["bench", "prefix"])
+    done = CliRunner().invoke(build_app(), ["bench", "prefix"])
     assert done.exit_code == 0, done.output
     assert "0.15" in done.stdout
 

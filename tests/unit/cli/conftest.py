@@ -10,7 +10,7 @@ from typing import Any, Self
 import pytest
 from typer.testing import CliRunner
 
-from shardcompute.cli.main import app
+from shardcompute.cli.main import build_for
 from shardcompute.core.generation import Delta, GenerationRequest, Timings, TokenChoice
 from shardcompute.node.local.service import EngineOptions
 from shardcompute.node.service import ServedModel
@@ -112,6 +112,6 @@ def cli(home: Path) -> Callable[..., Any]:
     """Runs `shardcompute` with these arguments."""
 
     def start(*arguments: str, stdin: str | bytes = b"") -> Any:
-        return CliRunner().invoke(app, arguments, input=stdin, prog_name="shardcompute")
+        return CliRunner().invoke(build_for(arguments), arguments, input=stdin, prog_name="shardcompute")
 
     return start

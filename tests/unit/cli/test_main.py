@@ -39,8 +39,8 @@ HEAVY = ("onnxruntime", "onnx", "numpy", "tokenizers", "torch", "uvicorn", "star
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys\n"
-        "from shardcompute.cli.main import app\n"
-        "try:\n    app(['--help'])\nexcept SystemExit as end:\n    assert not end.code\n"
+        "from shardcompute.cli.main import build_for\n"
+        "try:\n    build_for(['--help'])(['--help'])\nexcept SystemExit as end:\n    assert not end.code\n"
         f"print([name for name in {HEAVY} if name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -115,3 +115,24 @@ def test_reference_is_up_to_date() -> None:
     assert page.read_text(encoding="utf-8") == reference.render(), (
         "run: python -m shardcompute.cli.reference > docs/cli.md"
     )
+
+
+def test_a_command_imports_no_other() -> None:
+    code = (
+        "import sys; sys.argv[1:] = ['--debug', 'status', '--help']\n"
+        "from shardcompute.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "print([name for name in sys.modules if name.startswith('shardcompute.cli.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = done.stdout.splitlines()[-1]
+    assert "shardcompute.cli.cluster.status" in imported
+    others = ("serve", "chat", "service", "tools", "cluster.plan", "cluster.key", "models")
+    assert not [name for name in others if f"shardcompute.cli.{name}" in imported]
+
+
+def test_a_command_that_calls_others_finds_them(cli: Cli) -> None:
+    shown = cli("service", "install", "up", "smollm2", "--print")
+    assert shown.exit_code == 0, shown.stderr
+    assert "shardcompute" in shown.stdout

@@ -20,7 +20,7 @@ from shardcompute.cli.chat.answer import (
 from shardcompute.cli.chat.settings import change_setting, setting_rows
 from shardcompute.cli.chat.terminal import HISTORY_FILE, ReadLine, line_editing, read_message
 from shardcompute.cli.console import Screen, aligned, cut
-from shardcompute.cli.exits import show_error
+from shardcompute.cli.failures import show_error
 from shardcompute.core.errors import ShardComputeError, UsageError
 
 if TYPE_CHECKING:

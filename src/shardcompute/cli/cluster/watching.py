@@ -42,7 +42,7 @@ class Drawing:
 def show_once(view: ClusterView, picture: Drawing, screen: Screen, *, is_json: bool) -> None:
     if is_json:
         screen.write_json(picture.document(view))
-    elif not screen.out.is_terminal:
+    elif not screen.is_terminal:
         screen.write("".join(f"{line}\n" for line in picture.lines(view, _PLAIN_WIDTH, None)))
     else:
         # A line is left for the prompt that follows.
@@ -53,7 +53,7 @@ def show_once(view: ClusterView, picture: Drawing, screen: Screen, *, is_json: b
 def watch(client: ClusterClient, picture: Drawing, screen: Screen, *, is_json: bool) -> None:
     """Until Ctrl-C, or until the cluster has stopped."""
     try:
-        if screen.out.is_terminal and not is_json:
+        if screen.is_terminal and not is_json:
             _redraw(client, picture, screen)
         else:
             for view in _views(client, lambda error: screen.say(error.message, "yellow")):

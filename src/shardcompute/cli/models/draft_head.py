@@ -95,8 +95,8 @@ def train(
         waiting(screen, f"opening {reference}") as progress,
         open_checkpoint(resolve(reference, settings, progress)) as checkpoint,
     ):
+        from shardcompute.backends.processor import default_threads
         from shardcompute.draft_training.train import TrainingOptions, train_draft_head
-        from shardcompute.node.local.service import default_threads
         from shardcompute.node.weights.draft_heads import save_draft_head
 
         plan = TrainingOptions(

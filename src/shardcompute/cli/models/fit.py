@@ -12,10 +12,10 @@ from pathlib import Path
 
 from shardcompute.backends.devices import ComputeDevice, find_devices, offered_bytes
 from shardcompute.backends.footprint import holding_of, process_bytes
+from shardcompute.backends.processor import default_threads
 from shardcompute.control.sizes import sizes_of
 from shardcompute.control.state import Model
 from shardcompute.core.units import format_bytes, format_rate
-from shardcompute.node.local.service import default_threads
 from shardcompute.node.worker.backend_trial import BOOK
 from shardcompute.node.worker.speed_book import DeviceKey, SpeedBook
 from shardcompute.node.worker.speed_probe import BackendSpeed, probe_backend

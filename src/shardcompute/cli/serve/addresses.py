@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import socket
@@ -67,6 +66,8 @@ def near_host(host: str) -> str:
 
 def check_ports(wanted: Iterable[tuple[str, int]]) -> None:
     """UsageError naming the port and who holds it, unless all of them can be had together."""
+    import asyncio
+
     asyncio.run(_bind_all(list(wanted)))
 
 

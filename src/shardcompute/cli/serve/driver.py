@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from shardcompute.cli.console import Screen, open_screen
-from shardcompute.cli.exits import show_error
+from shardcompute.cli.failures import show_error
 from shardcompute.cli.options.keys import AllowedHost, RequireKey, ServerKeyFile, server_keys
 from shardcompute.cli.options.records import with_options
 from shardcompute.cli.options.worker import Host, Port, Shape, driver_folder

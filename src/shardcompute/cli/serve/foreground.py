@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from shardcompute.cli.console import Screen, has_terminal_input, standard_input
-from shardcompute.cli.exits import show_error
+from shardcompute.cli.failures import show_error
 from shardcompute.cli.options.adapters import AdapterArguments
 from shardcompute.cli.options.cluster import (
     CLUSTER_PORT,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from shardcompute.cli.console import Screen
 from shardcompute.cli.options.worker import WorkerArguments
 from shardcompute.cli.serve.stopping import exit_at_once, stop_requested
-from shardcompute.cli.serve.worker_process import run_worker
+from shardcompute.cli.serve.worker_process import STORY, WorkerServing, run_worker
 from shardcompute.core.settings import load_settings
 from shardcompute.core.units import count_of
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from shardcompute.security.tokens import JoinToken
 
 _LOOK_S = 0.5
-STORY = "story: "
-"""Begins lines of a child that are for whoever started us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +78,23 @@ def are_all_joined(folder: Path, chosen: ChosenDevices) -> bool:
     return all((each / MEMBER_FILE).exists() for each in _folders(folder, chosen))
 
 
+def serving_of(arguments: WorkerArguments) -> WorkerServing:
+    return WorkerServing(
+        host=arguments.host,
+        port=arguments.port,
+        advertise=arguments.advertise,
+        name=arguments.name,
+        max_memory=arguments.max_memory,
+        download_rate=arguments.download_rate,
+        threads=arguments.threads,
+        shape=arguments.shape,
+    )
+
+
 def serve_places(places: EnrolledPlaces, arguments: WorkerArguments, screen: Screen) -> NoReturn:
     """Serve as workers until a signal or the coordinator asks to stop."""
     if len(places.members) == 1:
-        run_worker(places.folders[0], arguments, places.chosen, places.members[0], screen)
+        run_worker(places.folders[0], serving_of(arguments), places.chosen, places.members[0], screen)
     for line in places.chosen.describe():
         screen.say(line)
     exit_at_once(_supervise(places, arguments, screen))

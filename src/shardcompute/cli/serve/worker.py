@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -12,12 +11,12 @@ from shardcompute.cli.options.engine import check_device
 from shardcompute.cli.options.records import with_options
 from shardcompute.cli.options.worker import WorkerArguments, WorkerFolder, worker_folder
 from shardcompute.cli.serve.places import (
-    STORY,
     are_all_joined,
     choose_for,
     join_places,
     open_places,
     serve_places,
+    serving_of,
 )
 from shardcompute.cli.serve.worker_process import run_worker
 from shardcompute.core.phases import note_imports
@@ -34,7 +33,6 @@ def worker(
     ] = None,
     arguments: WorkerArguments,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
-    told: Annotated[bool, typer.Option("--told", hidden=True)] = False,
 ) -> None:
     """Serve as a worker until Ctrl-C, in a cluster that was joined from this folder before.
 
@@ -52,11 +50,6 @@ def worker(
     else:
         places = open_places(folder, chosen, screen.say)
     if supervised:
-        tell = _tell_parent if told else None
-        run_worker(folder, arguments, chosen, places.members[0], screen, is_supervised=True, tell=tell)
+        serving = serving_of(arguments)
+        run_worker(folder, serving, chosen, places.members[0], screen, is_supervised=True)
     serve_places(places, arguments, screen)
-
-
-def _tell_parent(line: str) -> None:
-    sys.stderr.write(f"{STORY}{line}\n")
-    sys.stderr.flush()

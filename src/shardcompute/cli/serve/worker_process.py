@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
 from shardcompute.cli.console import Screen
-from shardcompute.cli.exits import show_error
-from shardcompute.cli.options.worker import WorkerArguments
+from shardcompute.cli.failures import show_error
 from shardcompute.cli.progress import status_line
 from shardcompute.cli.serve import story
 from shardcompute.cli.serve.addresses import check_ports, is_loopback, node_addresses
@@ -28,11 +28,32 @@ if TYPE_CHECKING:
     from shardcompute.node.worker.worker import Worker, WorkerOptions
 
 _LOOK_S = 0.5
+STORY = "story: "
+"""Begins lines of a child that are for whoever started its parent."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerServing:
+    """How a worker is to serve; None: chosen from what the machine is."""
+
+    host: str | None = None
+    port: int = 0
+    advertise: str | None = None
+    name: str | None = None
+    max_memory: int | None = None
+    download_rate: int | None = None
+    threads: int | None = None
+    shape: str | None = None
+
+
+def tell_parent(line: str) -> None:
+    sys.stderr.write(f"{STORY}{line}\n")
+    sys.stderr.flush()
 
 
 def run_worker(
     folder: Path,
-    arguments: WorkerArguments,
+    serving: WorkerServing,
     chosen: ChosenDevices,
     member: EnrolledNode,
     screen: Screen,
@@ -47,14 +68,14 @@ def run_worker(
 
     with ExitStack() as stack:
         stop = stack.enter_context(stop_requested())
-        stack.enter_context(claim(folder / WORKER_FILE, arguments.name or ""))
+        stack.enter_context(claim(folder / WORKER_FILE, serving.name or ""))
         stack.enter_context(logging_to_stderr(is_brief=not is_supervised))
         if is_supervised:
             stop_with_parent(stop)
         else:
             stack.enter_context(logging_to_file(folder, "worker"))
         log_phases()
-        options = _worker_options(folder, arguments, chosen, member)
+        options = _worker_options(folder, serving, chosen, member)
         if options.port:
             check_ports([(options.host, options.port)])
         if not is_supervised:
@@ -67,36 +88,36 @@ def run_worker(
 
 
 def _worker_options(
-    folder: Path, arguments: WorkerArguments, chosen: ChosenDevices, member: EnrolledNode
+    folder: Path, serving: WorkerServing, chosen: ChosenDevices, member: EnrolledNode
 ) -> WorkerOptions:
-    from shardcompute.node.local.service import default_threads
+    from shardcompute.backends.processor import default_threads
     from shardcompute.node.worker.memory.promise import check_promise, measure_process_bytes
     from shardcompute.node.worker.worker import WorkerOptions
 
     device, settings = chosen.devices[0], load_settings()
-    check_download_rate(arguments.download_rate)
+    check_download_rate(serving.download_rate)
     # A GPU's own memory has no process in it.
     process_bytes = measure_process_bytes(device.backend) if device.is_host_memory else 0
-    if arguments.max_memory is not None:
-        check_promise(arguments.max_memory, process_bytes)
-    host, advertise = node_addresses(member.control_urls[0], arguments.host, arguments.advertise)
+    if serving.max_memory is not None:
+        check_promise(serving.max_memory, process_bytes)
+    host, advertise = node_addresses(member.control_urls[0], serving.host, serving.advertise)
     return WorkerOptions(
         folder=folder,
         host=host,
-        port=arguments.port,
+        port=serving.port,
         advertise=advertise,
-        name=arguments.name or "",
-        max_memory_bytes=arguments.max_memory,
+        name=serving.name or "",
+        max_memory_bytes=serving.max_memory,
         process_bytes=process_bytes,
-        threads=arguments.threads or settings.threads or default_threads(),
+        threads=serving.threads or settings.threads or default_threads(),
         device=device,
         unused=chosen.unused,
-        transports=open_transports(arguments.shape),
+        transports=open_transports(serving.shape),
         # The coordinator's own driver is as near, and shares no process with what computes.
         may_host=not _is_beside(member.control_urls[0], advertise or host),
         # Whoever shapes links wants to see what goes over them.
-        reads_originals=not arguments.shape,
-        sources=replace(settings, download_rate=arguments.download_rate or settings.download_rate),
+        reads_originals=not serving.shape,
+        sources=replace(settings, download_rate=serving.download_rate or settings.download_rate),
     )
 
 
@@ -115,43 +136,48 @@ def _serve(
 ) -> int:
     """The exit code: 0 unless the coordinator will not have us any more. `tell`: people watch."""
     with phase("imports of the worker"):
-        from shardcompute.node.driver.hosted_server import DriverHost
-        from shardcompute.node.worker.worker import Worker
+        from shardcompute.node.worker.worker import HostDrivers, Worker
+
+        host_drivers: HostDrivers | None = None
+        if options.may_host:
+            from shardcompute.node.driver.hosted_server import DriverHost
+
+            host_drivers = DriverHost
 
     with (
-        closing(Worker(member.credentials, list(member.control_urls), options, DriverHost)) as serving,
+        closing(Worker(member.credentials, list(member.control_urls), options, host_drivers)) as worker,
         status_line(screen if tell == screen.say else None) as show,
     ):
-        first = serving.view()
+        first = worker.view()
         seen = replace(first, is_registered=False, was_registered=False, loading=(), held=(), problem="")
         if tell is not None:
             tell(story.opening(first))
         while not stop.wait(_LOOK_S):
             if tell is not None:
-                now = serving.view()
+                now = worker.view()
                 for line in story.next_lines(seen, now):
                     tell(line)
                 show(story.activity_line(now))
                 seen = now
-            if serving.refusal:
+            if worker.refusal:
                 refused = AuthError(
-                    f"the coordinator refuses this worker: {serving.refusal}",
+                    f"the coordinator refuses this worker: {worker.refusal}",
                     hint="ask for a new token and join again",
                 )
                 show_error(screen, refused)
                 return refused.exit_code
-            if serving.has_left:
+            if worker.has_left:
                 screen.say("the coordinator has released this worker")
                 return 0
-        _take_leave(serving, screen)
+        _take_leave(worker, screen)
     screen.say("stopped")
     return 0
 
 
-def _take_leave(serving: Worker, screen: Screen) -> None:
+def _take_leave(worker: Worker, screen: Screen) -> None:
     """Until others have taken over, or for a few seconds; another Ctrl-C ends that."""
     try:
         screen.say("leaving the cluster; Ctrl-C again leaves at once")
-        serving.leave()
+        worker.leave()
     except KeyboardInterrupt:
-        serving.leave(patience_s=0.0)
+        worker.leave(patience_s=0.0)

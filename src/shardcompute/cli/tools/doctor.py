@@ -56,8 +56,8 @@ def doctor(
 
 
 def _findings(folders: list[Path], home: Path) -> Iterator[Finding]:
+    from shardcompute.backends.processor import default_threads
     from shardcompute.cli.tools import checks
-    from shardcompute.node.local.service import default_threads
     from shardcompute.node.process.local_workers import place_folders
 
     yield from checks.check_versions()

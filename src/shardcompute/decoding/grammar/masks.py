@@ -7,7 +7,8 @@ picked, so it was drafted and the rows behind it will be thrown away: they are n
 answer is allowed exactly where the grammar may end, and nothing else is once it must.
 
 Grammars come from strangers. Their text is limited here, and what they may cost while they are compiled and for
-each mask is limited in steps and states by the library that computes the masks.
+each mask is limited in steps and states by the library that computes the masks. That is imported with the first of
+them: most processes never see one.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import MAX_GRAMMAR_BYTES, MAX_GRAMMAR_CHARS, Grammar
 from shardcompute.decoding.grammar.costs import JSON_RULE, excess_of
 from shardcompute.decoding.grammar.json_schemas import close_objects
 from shardcompute.models.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits
 
 log = logging.getLogger(__name__)
 Logits = npt.NDArray[np.float32]
@@ -54,6 +58,8 @@ class GrammarCompiler:
                 "this model has no token that ends an answer, so no grammar can hold it to a form",
                 hint="ask without response_format and tools",
             )
+        from llguidance import LLTokenizer, TokenizerWrapper
+
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(_Spelling(vocabulary)),
             n_vocab=len(vocabulary.tokens),
@@ -75,6 +81,8 @@ class GrammarCompiler:
             return GrammarState(compiled.deep_copy(), self._eos)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
+        from llguidance import LLMatcher
+
         if len(grammar.text) > MAX_GRAMMAR_CHARS:
             raise _refused(f"it has {len(grammar.text)} characters, more than {MAX_GRAMMAR_CHARS}")
         if len(zlib.compress(grammar.text.encode(errors="replace"))) > MAX_GRAMMAR_BYTES:
@@ -190,6 +198,8 @@ def _lark_of(grammar: Grammar) -> str:
 def rule_of(grammar: Grammar) -> str:
     """The right side of a Lark rule that stands for a grammar of any kind but Lark's own."""
     if grammar.kind == "regex":
+        from llguidance import regex_to_lark
+
         return f"/{regex_to_lark(grammar.text, 'dw')}/"
     if grammar.kind == "json_schema":
         return json_rule(json.loads(grammar.text))
@@ -221,12 +231,16 @@ def check_rule(rule: str) -> bool:
 def _checked(rule: str) -> tuple[bool, tuple[str, ...]]:
     if (excess := excess_of(Grammar("lark", rule))) is not None:
         return True, (excess,)
+    from llguidance import LLMatcher
+
     has_failed, messages = LLMatcher.validate_grammar_with_warnings(f"{_HEADER}start: {rule}\n")
     return has_failed, tuple(messages)
 
 
 def _limits() -> LLParserLimits:
     """A tenth of a second to compile and a few milliseconds for a mask, on a slow core."""
+    from llguidance import LLParserLimits
+
     return LLParserLimits(
         initial_lexer_fuel=400_000,
         step_lexer_fuel=200_000,

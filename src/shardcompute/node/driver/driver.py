@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shardcompute.core.effects import CallLater, Countdown, EffectQueue, start_timer
 from shardcompute.core.errors import (
@@ -32,7 +32,6 @@ from shardcompute.core.units import format_seconds
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.decoding.ngram import NgramDrafter
 from shardcompute.decoding.router import PipeLoad
-from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.generation import Emit, Flight, Generation, GenerationText, Landing
 from shardcompute.node.driver.kv_budget import KvBudget
 from shardcompute.node.driver.limits import ChainShape, DriverLimits, DriverLoad, check_request
@@ -43,6 +42,9 @@ from shardcompute.node.rpc.commands import UNCHANGED, ShapeChange
 from shardcompute.node.rpc.session_ids import Resumption
 from shardcompute.node.rpc.step_times import ROUND_PATIENCE, Patience, StepDeadlines
 from shardcompute.wire import StageTiming
+
+if TYPE_CHECKING:
+    from shardcompute.models.tokenizer import Tokenizer
 
 _LATE_S = 1.0
 QUIET_S = 1200.0

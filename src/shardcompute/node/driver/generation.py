@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from shardcompute.core.errors import ShardComputeError
@@ -23,11 +23,15 @@ from shardcompute.core.generation import (
 from shardcompute.core.steps import Frame
 from shardcompute.decoding import StopMatcher
 from shardcompute.models.detokenizer import StreamingDetokenizer
-from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.session import Session
 from shardcompute.node.driver.speculator import DraftStats
 from shardcompute.node.rpc.commands import UNCHANGED, ShapeChange
 from shardcompute.wire import StageTiming
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from shardcompute.models.tokenizer import Tokenizer
 
 Emit = Callable[[Delta | ShardComputeError], None]
 
@@ -232,6 +236,8 @@ class DeltaStream:
     or with the error that ended the generation. A loop that lags gets what has come meanwhile as one delta."""
 
     def __init__(self) -> None:
+        import asyncio
+
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._bell = _bells.setdefault(loop, _LoopBell(loop))

@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from shardcompute.core.errors import CapacityError, LinkError, UnknownModelError
 from shardcompute.core.generation import Delta, GenerationRequest, Speculation
 from shardcompute.core.units import format_bytes
 from shardcompute.decoding.drafting import Drafter
-from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.chain_links import ChainAddress, DriverLinks, OnOverdue, OnTimings
 from shardcompute.node.driver.driver import QUIET_S, Driver
 from shardcompute.node.driver.generation import DeltaStream
@@ -30,6 +30,9 @@ from shardcompute.node.service import KvUse, ServedModel, ServiceLoad, with_adap
 from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.node.telemetry.traffic import WireTraffic
 from shardcompute.wire import Link, Message, StageTiming
+
+if TYPE_CHECKING:
+    from shardcompute.models.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ import psutil
 
 from shardcompute.backends.cpu_choice import CpuBackendChoice
 from shardcompute.backends.executor import Executor, ExecutorOptions, rows_of_step
+from shardcompute.backends.processor import default_threads
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CapacityError, ShardComputeError, UnknownModelError, UsageError
 from shardcompute.core.generation import Delta, GenerationRequest
@@ -266,9 +266,3 @@ def _start(
 
 def _host_free_bytes() -> int:
     return int(psutil.virtual_memory().available)
-
-
-def default_threads() -> int:
-    """As many as this process may use, counting cores rather than hyper-threads."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(usable, psutil.cpu_count(logical=False) or usable))

@@ -16,7 +16,7 @@ import msgspec
 
 from shardcompute.backends.device_choice import ChosenDevices
 from shardcompute.backends.devices import ComputeDevice, offered_bytes
-from shardcompute.node.local.service import default_threads
+from shardcompute.backends.processor import default_threads
 
 PLACES_FOLDER = "places"
 """In a worker's folder: those of the devices beside the first."""
@@ -42,7 +42,7 @@ class LocalWorker:
         """Starts it from `folder`, as a child of whoever runs this."""
         return (
             sys.executable,
-            *("-m", "shardcompute", "worker", "--supervised"),
+            *("-m", "shardcompute.cli.supervised_worker"),
             *("--data-dir", str(folder)),
             *("--name", self.title),
             *("--threads", str(self.threads)),

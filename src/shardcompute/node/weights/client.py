@@ -13,14 +13,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CorruptModelError, LinkError, SourceError, UnknownModelError, UsageError
 from shardcompute.models.families import is_fallback
 from shardcompute.models.spec import Stage
-from shardcompute.node.weights.hub_line import HubLine, file_order
 from shardcompute.node.weights.originals import Original
 from shardcompute.node.weights.pieces import (
     PIECE_BYTES,
@@ -43,10 +42,12 @@ from shardcompute.weights.formats.tensor_file import Span, TensorEntry
 from shardcompute.weights.loader import Rank
 from shardcompute.weights.served import shard_source
 from shardcompute.weights.shard_cache import CachedShard, ShardCache
-from shardcompute.weights.sources.hub import Hub
 from shardcompute.weights.sources.rate import RateLimit
 from shardcompute.wire import Link
 from shardcompute.wire.control import CardReply, FetchFailed, FetchModel
+
+if TYPE_CHECKING:
+    from shardcompute.weights.sources.hub import Hub
 
 log = logging.getLogger(__name__)
 OnProgress = Callable[[int, int], None]
@@ -136,9 +137,12 @@ class RemoteTensors(Closing):
         self._lines: list[PieceSource] = [
             SourceLine(each, card.fingerprint, retry_delays_s) for each in sources
         ]
+        self._order: Mapping[str, tuple[int, int]] = {}
         if card.source is not None:
+            from shardcompute.node.weights.hub_line import HubLine, file_order
+
+            self._order = file_order(card.source)
             self._lines += [HubLine(hub, card.source, rate, delays_s=retry_delays_s) for hub in hubs]
-        self._order = file_order(card.source) if card.source is not None else {}
         self._on_progress = progress
         self._clock = clock
         self._told = -1

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from shardcompute.core.errors import CorruptModelError
-from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.weights.client import RemoteTensors, fetch_card
 from shardcompute.node.weights.pieces import Supplier
 from shardcompute.weights.attached import read_attachment
 from shardcompute.weights.tokenizer_pack import TOKENIZER, unpack_tokenizer
 from shardcompute.wire import Link
+
+if TYPE_CHECKING:
+    from shardcompute.models.tokenizer import Tokenizer
 
 
 def fetch_tokenizer(dial: Callable[[], Link], node: str, model: str) -> Tokenizer:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from shardcompute.backends.device_memory import (
     device_memory_error,
@@ -48,9 +49,11 @@ from shardcompute.weights.adapter_pack import adapter_names
 from shardcompute.weights.card import Card
 from shardcompute.weights.served import served_vocabulary
 from shardcompute.weights.shard_cache import ShardCache
-from shardcompute.weights.sources.hub import Hub, open_hubs
 from shardcompute.weights.sources.rate import RateLimit
 from shardcompute.wire import Link
+
+if TYPE_CHECKING:
+    from shardcompute.weights.sources.hub import Hub
 
 log = logging.getLogger(__name__)
 _RETRY_DELAYS_S = (0.5, 1.0, 2.0)
@@ -367,6 +370,8 @@ class ShardLoader:
     def _open_hubs(self, card: Card) -> list[Hub]:
         if card.source is None or self._options.sources is None:
             return []
+        from shardcompute.weights.sources.hub import open_hubs
+
         try:
             return open_hubs(self._options.sources)
         except SourceError as error:

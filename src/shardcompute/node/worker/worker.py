@@ -25,7 +25,7 @@ from shardcompute.control.events import (
     ShardProgressed,
 )
 from shardcompute.control.state import AlternativeBackend, Holding, UnusedDevice
-from shardcompute.core.errors import BackendError, DeviceMemoryError, ShardComputeError
+from shardcompute.core.errors import BackendError, DeviceMemoryError, LinkError, ShardComputeError
 from shardcompute.core.fields import shorten
 from shardcompute.core.process_memory import give_back_large_blocks, resident_bytes
 from shardcompute.core.settings import Settings
@@ -169,6 +169,29 @@ class HostedDriversPort(Protocol):
     def close(self) -> None: ...
 
 
+class NoHostedDrivers:
+    """Of a worker that hosts none: nothing of a driver is imported for it."""
+
+    @property
+    def session_namespace(self) -> int:
+        return 0
+
+    def carry_out(self, command: NodeCommand) -> None:
+        """No command is for us."""
+
+    def take(self, message: Message, body: memoryview, sender: str) -> None:
+        """Nobody waits for it."""
+
+    def serve(self, link: Link) -> None:
+        raise LinkError("no driver is hosted here", hint="ask the coordinator")
+
+    def unreachable(self) -> set[str]:
+        return set()
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
 HostDrivers = Callable[[Endpoint, Callable[[str], None], Callable[[StepOverdue], None]], HostedDriversPort]
 """Opens them on a worker's endpoint, and has broken links and missing results reported."""
 
@@ -181,8 +204,9 @@ class Worker:
         credentials: Credentials,
         control_urls: list[str],
         options: WorkerOptions,
-        host_drivers: HostDrivers,
+        host_drivers: HostDrivers | None,
     ) -> None:
+        """`host_drivers`: None where `options` say that it may host none."""
         give_back_large_blocks()
         self._options = options
         self._loading: dict[ShardKey, WorkerShard] = {}
@@ -212,9 +236,11 @@ class Worker:
             transports=options.transports,
         )
         self.node = self._endpoint.node
-        self._hosted = host_drivers(
-            self._endpoint, self._link_broken, lambda overdue: self._control.report(overdue)
-        )
+        self._hosted: HostedDriversPort = NoHostedDrivers()
+        if host_drivers is not None:
+            self._hosted = host_drivers(
+                self._endpoint, self._link_broken, lambda overdue: self._control.report(overdue)
+            )
         self._stages = StageServer(
             self.node,
             self._endpoint.dialler("stage"),

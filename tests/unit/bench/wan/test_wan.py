@@ -12,7 +12,7 @@ from shardcompute.bench.wan.cluster import WanServing
 from shardcompute.bench.wan.prompts import pick_prompts, read_prompts
 from shardcompute.bench.wan.report import MEAN, measures_of, outcome_json, summarise
 from shardcompute.bench.wan.run import Row, WanBench, WanOutcome, find_mismatches
-from shardcompute.cli.main import app
+from shardcompute.cli.main import build_app
 from shardcompute.cli.tools import bench_wan
 from shardcompute.core.errors import SourceError, UsageError
 
@@ -95,7 +95,7 @@ def test_the_command_fails_when_answers_differ(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("shardcompute.bench.wan.run.run_wan_bench", lambda bench, say: outcome)
     monkeypatch.setattr(bench_wan, "_serving", lambda *arguments: WanServing("model"))
     file = tmp_path / "out" / "wan.json"
-    done = CliRunner().invoke(app, ["bench", "wan", "--data", "x.jsonl", "--json", str(file)])
+    done = CliRunner().invoke(build_app(), ["bench", "wan", "--data", "x.jsonl", "--json", str(file)])
     assert done.exit_code == bench_wan.MISMATCHED
     assert "DIFFER" in done.stderr
     assert "prompt 1 (qa), auto" in done.stderr

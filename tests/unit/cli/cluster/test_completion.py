@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shardcompute.cli.cluster.completion import complete_fetched, complete_nodes, complete_served
-from shardcompute.cli.main import app
+from shardcompute.cli.main import build_app
 
 from ..cluster_lab import Lab, say_running
 
@@ -37,7 +37,7 @@ def _complete(home: Path, line: str) -> list[str]:
         "COMP_CWORD": str(len(words) - 1),
         "SHARDCOMPUTE_HOME": str(home),
     }
-    result = CliRunner().invoke(app, [], env=asked, prog_name="shardcompute")
+    result = CliRunner().invoke(build_app(), [], env=asked, prog_name="shardcompute")
     return str(result.stdout).split()
 
 

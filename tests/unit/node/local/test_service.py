@@ -13,6 +13,7 @@ import pytest
 
 from shardcompute.backends.executor import ComputedStep
 from shardcompute.backends.matrix import Array
+from shardcompute.backends.processor import default_threads
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import (
     BackendError,
@@ -28,7 +29,7 @@ from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.limits import ChainShape, DriverLimits
 from shardcompute.node.local.chain import LocalChain
-from shardcompute.node.local.service import LocalService, default_threads
+from shardcompute.node.local.service import LocalService
 from shardcompute.node.service import ServedModel
 from shardcompute.runtime.stage import PendingFrame, StageRuntime
 from support.swarm.fake_chain import Letters, ask, continuation, next_token

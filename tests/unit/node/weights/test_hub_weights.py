@@ -28,7 +28,8 @@ from shardcompute.weights.checkpoint import open_checkpoint
 from shardcompute.weights.quantised.folded_file import stored_file
 from shardcompute.weights.served import ServedWeights, prepare_served, shard_source
 from shardcompute.weights.shard_cache import ShardCache
-from shardcompute.weights.sources.hub import HubFile, open_hubs
+from shardcompute.weights.sources.hub import open_hubs
+from shardcompute.weights.sources.hub_files import HubFile
 from shardcompute.weights.sources.rate import RateLimit
 from shardcompute.weights.sources.reference import HubReference, parse_reference
 from shardcompute.weights.sources.resolve import resolve
