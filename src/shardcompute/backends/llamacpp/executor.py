@@ -27,6 +27,8 @@ from shardcompute.core.batch import Segment, count_rows
 from shardcompute.core.errors import BackendError, UsageError
 
 _PROBED_ROWS = 16
+_KEPT_ROWS = 8
+_ONE = np.ones(1, bool)
 _PROBED_COUNTS = (2, 3, 4, 5, 8, 16)
 
 
@@ -38,6 +40,8 @@ class LlamaCppExecutor(KvSessions[StreamKv], SynchronousSteps):
         self._options = options
         self._normed: Float32 | None = None
         """The hidden states that the last step kept."""
+        width = file.vocab_size if file.is_last else file.hidden
+        self._kept_room: Float32 = np.empty((_KEPT_ROWS, width), np.float32)
         plan = plan_streams(options.kv_bytes, file.token_bytes, options.context_length)
         self._context = StageContext(
             file,
@@ -60,8 +64,7 @@ class LlamaCppExecutor(KvSessions[StreamKv], SynchronousSteps):
         logit_rows = sum(segment.logit_rows for segment in segments)
         self._check(rows, logit_rows, inputs)
         self._kv.budget.check(segments)
-        width = self._file.vocab_size if self._file.is_last else self._file.hidden
-        output = np.empty((logit_rows if self._file.is_last else rows, width), np.float32)
+        output = self._room_for(logit_rows if self._file.is_last else rows)
         self._normed = np.empty((logit_rows, self._file.hidden), np.float32) if keeps_hidden else None
         try:
             self._compute(segments, inputs, output)
@@ -71,6 +74,12 @@ class LlamaCppExecutor(KvSessions[StreamKv], SynchronousSteps):
                 self._kv.release(segment.session)
             raise
         return output
+
+    def _room_for(self, rows: int) -> Float32:
+        """Where a step puts its rows. Few have the same room in every step: fresh memory costs as much as the copy."""
+        if rows <= len(self._kept_room):
+            return self._kept_room[:rows]
+        return np.empty((rows, self._kept_room.shape[1]), np.float32)
 
     def hidden_rows(self) -> Array:
         if self._normed is None:
@@ -93,9 +102,20 @@ class LlamaCppExecutor(KvSessions[StreamKv], SynchronousSteps):
                 )
                 first_row += segment.count
                 first_output += wanted
+            if len(segments) == 1 and segments[0].count == segments[0].logit_rows == 1:
+                self._run_one(pieces[0], inputs, output)
+                continue
             pieces.sort(key=lambda piece: piece.stream)
             for wave in _waves(pieces):
                 self._run(wave, inputs, output)
+
+    def _run_one(self, piece: _PlacedSegment, inputs: Array, output: Float32) -> None:
+        """The only row of a step: what one stream consists of, with nothing to gather."""
+        alone = [SequenceRows(piece.stream, piece.segment.start, 1)]
+        computed = self._compute_padded(alone, inputs, _ONE)
+        output[:] = computed.outputs
+        if self._normed is not None and computed.normed is not None:
+            self._normed[:] = computed.normed
 
     def _run(self, wave: Sequence[tuple[_PlacedSegment, int, int]], inputs: Array, output: Float32) -> None:
         """Compute rows `[first, last)` of each of these pieces at once, and put them where they belong."""

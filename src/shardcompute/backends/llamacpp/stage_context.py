@@ -132,11 +132,23 @@ class StageContext:
         self._counts = np.ones(ROWS_AT_ONCE, np.int32)
         self._numbers = np.zeros(ROWS_AT_ONCE, np.int32)
         self._wanted = np.ones(ROWS_AT_ONCE, np.int8)
-        self._number_pointers = (POINTER(c_int32) * ROWS_AT_ONCE)(
-            *(
-                ctypes.cast(self._numbers.ctypes.data + 4 * row, POINTER(c_int32))
-                for row in range(ROWS_AT_ONCE)
-            )
+        shape = (ROWS_AT_ONCE,) if file.is_first else (ROWS_AT_ONCE, file.hidden)
+        self._inputs: Array = np.zeros(shape, np.int32 if file.is_first else np.float32)
+        self._batch = self._make_batch()
+
+    def _make_batch(self) -> Batch:
+        """The record of all computations: it points at arrays that stay, and only its number of rows changes."""
+        first_number = self._numbers.ctypes.data
+        numbers = (ctypes.cast(first_number + 4 * row, POINTER(c_int32)) for row in range(ROWS_AT_ONCE))
+        is_first, inputs = self._file.is_first, self._inputs.ctypes
+        return Batch(
+            0,
+            inputs.data_as(POINTER(c_int32)) if is_first else None,
+            None if is_first else inputs.data_as(POINTER(c_float)),
+            self._positions.ctypes.data_as(POINTER(c_int32)),
+            self._counts.ctypes.data_as(POINTER(c_int32)),
+            (POINTER(c_int32) * ROWS_AT_ONCE)(*numbers),
+            self._wanted.ctypes.data_as(POINTER(c_int8)),
         )
 
     def _open(self, streams: int, stream_tokens: int, threads: int, on_gpu: bool) -> None:
@@ -203,12 +215,16 @@ class StageContext:
         rows = 0
         for each in wave:
             part = slice(rows, rows + each.count)
-            self._positions[part] = np.arange(each.start, each.start + each.count)
+            self._positions[part] = (
+                each.start if each.count == 1 else range(each.start, each.start + each.count)
+            )
             self._numbers[part] = each.number
             rows += each.count
         self._wanted[:rows] = wanted if self._file.is_last else 1
         self._set_keeps_hidden(keeps_hidden)
-        result = self._c.llama_decode(self._context, self._batch(rows, inputs))
+        self._inputs[:rows] = inputs
+        self._batch.n_tokens = rows
+        result = self._c.llama_decode(self._context, self._batch)
         if result == _FULL:
             raise CapacityError("llama.cpp found no room for these rows in its KV memory")
         if result != 0:
@@ -248,33 +264,13 @@ class StageContext:
             self._c.llama_model_free(self._model)
         self._context = self._model = None
 
-    def _batch(self, rows: int, inputs: Array) -> Batch:
-        tokens, states = None, None
-        if self._file.is_first:
-            self._inputs = np.ascontiguousarray(inputs, np.int32)
-            tokens = self._inputs.ctypes.data_as(POINTER(c_int32))
-        else:
-            self._inputs = np.ascontiguousarray(inputs, np.float32)
-            states = self._inputs.ctypes.data_as(POINTER(c_float))
-        return Batch(
-            rows,
-            tokens,
-            states,
-            self._positions.ctypes.data_as(POINTER(c_int32)),
-            self._counts.ctypes.data_as(POINTER(c_int32)),
-            self._number_pointers,
-            self._wanted.ctypes.data_as(POINTER(c_int8)),
-        )
-
     def _logits(self, rows: int) -> Array:
         if rows == 0:
             return np.empty((0, self._file.vocab_size), np.float32)
-        pointer = ctypes.cast(self._c.llama_get_logits(self._context), POINTER(c_float))
-        return np.ctypeslib.as_array(pointer, (rows, self._file.vocab_size))
+        return _rows_at(self._c.llama_get_logits(self._context), rows, self._file.vocab_size)
 
     def _normed(self, rows: int) -> Array:
-        pointer = ctypes.cast(self._c.llama_get_embeddings(self._context), POINTER(c_float))
-        return np.ctypeslib.as_array(pointer, (rows, self._file.hidden))
+        return _rows_at(self._c.llama_get_embeddings(self._context), rows, self._file.hidden)
 
     def _set_keeps_hidden(self, is_wanted: bool) -> None:
         if is_wanted != self._keeps_hidden:
@@ -293,3 +289,8 @@ class StageContext:
             self._c.ggml_backend_tensor_get(tensor, target.ctypes.data, 0, target.nbytes)
             self._got_rows += rows
         return False  # nothing after it is wanted
+
+
+def _rows_at(address: int, rows: int, width: int) -> Array:
+    numbers = (c_float * (rows * width)).from_address(address)
+    return np.frombuffer(memoryview(numbers), np.float32).reshape(rows, width)
