@@ -14,6 +14,7 @@ from shardcompute.api.access.requirement import Access
 from shardcompute.api.anthropic.schemas import (
     ContentBlock,
     CountRequest,
+    ImageSource,
     InputDelta,
     InputMessage,
     MessageEnd,
@@ -41,12 +42,13 @@ from shardcompute.api.context import context_of, request_id_of
 from shardcompute.api.errors import MESSAGES_PATH, RequestError, shape_error, unsupported
 from shardcompute.api.generation.answer import answer
 from shardcompute.api.generation.chat import ChatPlan
-from shardcompute.api.generation.chat_prompt import unknown_call
+from shardcompute.api.generation.chat_prompt import refused_part, unknown_call
 from shardcompute.api.generation.conversation import ChatAdapter, limit, open_conversation, read_calls
 from shardcompute.api.generation.generations import Outcome
 from shardcompute.api.generation.parameters import Plan, refuse_unsupported
 from shardcompute.api.generation.replies import ChatChoice, ChatChunkChoice
 from shardcompute.api.generation.schemas import SAMPLING_FIELDS
+from shardcompute.api.images.sources import data_url
 from shardcompute.api.openapi import BODY_ERRORS, GENERATION_ERRORS, ApiRoute
 from shardcompute.api.sse import MEDIA_TYPE, event
 
@@ -264,16 +266,16 @@ def _chat_messages(message: InputMessage, where: str, called: set[str]) -> list[
             called.add(required(block.id, f"{param}.id"))
             calls.append({"id": block.id, "type": "function", "function": function})
         elif block.type == "tool_result":
-            text = _text(block.content or "", f"{param}.content")
+            result = _content(block.content or "", f"{param}.content")
             call_id = required(block.tool_use_id, f"{param}.tool_use_id")
             if call_id not in called:
                 raise unknown_call(call_id, f"{param}.tool_use_id")
-            results.append({"role": "tool", "tool_call_id": call_id, "content": text})
+            results.append({"role": "tool", "tool_call_id": call_id, "content": result})
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
         elif block.type != "redacted_thinking":
             texts.append(block)
-    own: dict[str, Any] = {"role": message.role, "content": _text(texts, where)}
+    own: dict[str, Any] = {"role": message.role, "content": _content(texts, where)}
     if thoughts and message.role == "assistant":
         own["reasoning_content"] = "\n".join(thoughts)
     if calls:
@@ -281,13 +283,33 @@ def _chat_messages(message: InputMessage, where: str, called: set[str]) -> list[
     return [*results, own] if texts or calls or not results else results
 
 
+def _content(content: str | Sequence[ContentBlock], where: str) -> str | list[dict[str, Any]]:
+    """Text alone, or the parts of a chat's message where there are images among it."""
+    if isinstance(content, str) or all(block.type != "image" for block in content):
+        return _text(content, where)
+    return [
+        {"type": "image_url", "image_url": _image_url(block.source, where)}
+        if block.type == "image"
+        else {"type": "text", "text": _text([block], where)}
+        for block in content
+    ]
+
+
+def _image_url(source: ImageSource | None, where: str) -> str:
+    if source is None or source.type not in ("base64", "url"):
+        message = f"An image of {where} has no source of type base64 or url."
+        raise unsupported(where, message, hint="send it as base64")
+    if source.type == "url":
+        return required(source.url, f"{where}.source.url")
+    return data_url(required(source.data, f"{where}.source.data"), source.media_type or "image/*")
+
+
 def _text(content: str | Sequence[ContentBlock], where: str) -> str:
     if isinstance(content, str):
         return content
     for block in content:
         if block.type != "text":
-            message = f"Content of type {block.type!r} is not supported."
-            raise unsupported(where, message, hint="send text only")
+            raise refused_part(block.type, where)
         if block.text is None:
             raise RequestError(f"A block of {where} has no text.", param=where, code="invalid_value")
     return "\n".join(block.text or "" for block in content)

@@ -11,11 +11,22 @@ from shardcompute.api.generation.schemas import MAX_MESSAGES, MAX_TOOLS, Count, 
 from shardcompute.api.reasoning import Effort
 
 
+class ImageSource(RequestPart):
+    type: str = Field(description="`base64`, or `url` where the operator allows it.")
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+
+
 class ContentBlock(RequestPart):
     """A content block, as loose as its many kinds: which fields it needs depends on `type`."""
 
-    type: str = Field(description="`text`, `thinking`, `tool_use` or `tool_result`; media are refused.")
+    type: str = Field(
+        description="`text`, `image` for models that see, `thinking`, `tool_use` or `tool_result`; other media are "
+        "refused."
+    )
     text: str | None = None
+    source: ImageSource | None = None
     thinking: str | None = None
     id: str | None = None
     name: str | None = None

@@ -8,11 +8,21 @@ from typing import Any
 
 from shardcompute.api.body import required
 from shardcompute.api.errors import RequestError, unsupported
-from shardcompute.api.generation.schemas import ChatMessage, ContentPart, ToolCall
+from shardcompute.api.generation.schemas import ChatMessage, ContentPart, ImageUrl, ToolCall
+from shardcompute.api.images.sources import ImagePart
 from shardcompute.api.offload import PIECE_COST, offload
 from shardcompute.api.tools import Tool, encode_with_tools
 from shardcompute.core.errors import PromptTooLongError, UsageError
 from shardcompute.node.service import TextCodec
+
+_INSTEAD = {
+    "audio": "send what is said in it, as text",
+    "video": "send some of its frames, as images",
+    "file": "send its text",
+    "document": "send its text",
+    "image": "send text only; images belong into the messages of a chat",
+}
+"""What to send instead of content that is refused, by what its type's name has in it."""
 
 
 async def encode_messages(
@@ -24,15 +34,20 @@ async def encode_messages(
     context_length: int | None = None,
     is_continued: bool = False,
     variables: Mapping[str, Any] | None = None,
+    shows_images: bool = False,
 ) -> list[int]:
     """The prompt for the messages, of a model that is told of `tools` (see `TextCodec.encode`); a last one that
-    `is_continued` stays open. `variables` are the request's own, for the template."""
+    `is_continued` stays open. `variables` are the request's own, for the template. Without `shows_images`, as with a
+    codec that knows none, images are refused."""
     begun = begun_text(messages) if is_continued else ""
     told = messages[:-1] if is_continued else messages
 
     def encode() -> list[int]:
         _check(messages)
-        plain = [_plain(message, f"messages[{index}]") for index, message in enumerate(told)]
+        plain = [
+            _plain(message, f"messages[{index}]", shows_images=shows_images)
+            for index, message in enumerate(told)
+        ]
         prompt = encode_with_tools(
             codec,
             plain,
@@ -62,7 +77,7 @@ def size_of(message: ChatMessage) -> int:
     if isinstance(message.content, str):
         size += len(message.content)
     for part in () if isinstance(message.content, str) else message.content or ():
-        size += PIECE_COST + len(part.text or "")
+        size += PIECE_COST + len(part.text or "") + len(_url_of(part) or "")
     size += len(message.refusal or "") + len(message.thought or "")
     for call in message.tool_calls or ():
         size += PIECE_COST + len(call.function.arguments)
@@ -109,11 +124,29 @@ def unknown_call(call_id: str, param: str) -> RequestError:
     return RequestError(message, hint=hint, param=param, code="invalid_value")
 
 
-def _plain(message: ChatMessage, where: str) -> dict[str, Any]:
-    """The message as chat templates expect it: text content, `system` for `developer`, parsed arguments."""
+def image_parts(messages: Sequence[ChatMessage]) -> list[ImagePart]:
+    """The images of a conversation, in its order."""
+    found = []
+    for index, message in enumerate(messages):
+        for number, part in enumerate(() if isinstance(message.content, str) else message.content or ()):
+            if part.is_image:
+                param = f"messages[{index}].content[{number}]"
+                found.append(ImagePart(param, required(_url_of(part), f"{param}.image_url")))
+    return found
+
+
+def _url_of(part: ContentPart) -> str | None:
+    return part.image_url.url if isinstance(part.image_url, ImageUrl) else part.image_url
+
+
+def _plain(message: ChatMessage, where: str, *, shows_images: bool = False) -> dict[str, Any]:
+    """The message as chat templates expect it: text content, or a list of parts where there are images, `system` for
+    `developer`, parsed arguments."""
+    given = message.refusal if message.content is None else message.content
+    has_images = shows_images and isinstance(given, list) and any(part.is_image for part in given)
     plain: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": _text(message.refusal if message.content is None else message.content, where),
+        "content": _shown(given, where) if has_images and isinstance(given, list) else _text(given, where),
     }
     if thought := message.thought:
         plain["reasoning_content"] = thought
@@ -146,9 +179,25 @@ def _text(content: str | list[ContentPart] | None, where: str) -> str:
     return "\n".join(_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
 
 
+def _shown(content: list[ContentPart], where: str) -> list[dict[str, Any]]:
+    """Images and texts as templates of models that see expect them."""
+    return [
+        {"type": "image"}
+        if part.is_image
+        else {"type": "text", "text": _part(part, f"{where}.content[{index}]")}
+        for index, part in enumerate(content)
+    ]
+
+
+def refused_part(kind: str, param: str) -> RequestError:
+    """The refusal of content that no model here takes."""
+    hint = next((hint for name, hint in _INSTEAD.items() if name in kind), "send text only")
+    return unsupported(param, f"Content of type {kind[:64]!r} is not supported.", hint=hint)
+
+
 def _part(part: ContentPart, param: str) -> str:
     if part.type not in ("text", "refusal"):
-        raise unsupported(param, f"Content of type {part.type!r} is not supported.", hint="send text only")
+        raise refused_part(part.type, param)
     text = part.text if part.type == "text" else part.refusal
     if text is None:
         raise RequestError(f"{param} has no {part.type}.", param=param, code="invalid_value")

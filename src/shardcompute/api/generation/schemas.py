@@ -111,12 +111,24 @@ class GenerationBody(SamplingBody):
     user: str | None = Field(None, description="Accepted and not used.")
 
 
+class ImageUrl(RequestPart):
+    url: str = Field(description="A data: URL; others are fetched only where the operator allows it.")
+    detail: str | None = Field(None, description="Accepted and not used.")
+
+
 class ContentPart(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
-    type: str = Field(description="`text`, or `refusal` of the assistant's; other kinds are refused.")
+    type: str = Field(
+        description="`text`, `image_url` for models that see, or `refusal` of the assistant's; other kinds are refused."
+    )
     text: str | None = None
     refusal: str | None = None
+    image_url: ImageUrl | str | None = None
+
+    @property
+    def is_image(self) -> bool:
+        return self.type == "image_url"
 
 
 class FunctionCall(RequestPart):

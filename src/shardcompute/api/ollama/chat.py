@@ -35,6 +35,7 @@ from shardcompute.api.generation.replies import (
     ChatChunkChoice,
     ChatLogprobs,
 )
+from shardcompute.api.images.sources import data_url
 from shardcompute.api.ollama.models import written_time
 from shardcompute.api.ollama.schemas import (
     OllamaChatReply,
@@ -71,13 +72,16 @@ async def ollama_chat(request: Request) -> Response:
 async def ollama_generate(request: Request) -> Response:
     context = context_of(request)
     body = await read_body(request, OllamaGenerateRequest, context.limits, needs_json_type=False)
-    for name in ("suffix", "template", "images", "context"):
+    for name in ("suffix", "template", "context"):
         if getattr(body, name):
             raise unsupported(name, f"{name} is not supported.")
+    if body.images and body.raw:
+        message = "A raw prompt has no place for images."
+        raise unsupported("images", message, hint="leave raw out: the model's template has such a place")
     created_at = written_time(context.wall_clock())
     if not body.prompt:
         return _loaded(request, body, created_at, is_chat=False)
-    messages = [{"role": "user", "content": body.prompt}]
+    messages = [{"role": "user", "content": _with_images(body.prompt, body.images)}]
     if body.system:
         messages.insert(0, {"role": "system", "content": body.system})
     fields = _fields(body) | {"messages": messages}
@@ -253,10 +257,10 @@ def _chat_messages(messages: Sequence[OllamaMessage]) -> Iterator[dict[str, Any]
     waiting: dict[str, str] = {}
     """Names of functions by calls that have no result yet."""
     for index, message in enumerate(messages):
-        if message.images:
-            param = f"messages[{index}].images"
-            raise unsupported(param, "Images are not supported.", hint="send text only")
-        plain: dict[str, Any] = {"role": message.role, "content": message.content}
+        plain: dict[str, Any] = {
+            "role": message.role,
+            "content": _with_images(message.content, message.images),
+        }
         if message.thinking:
             plain["reasoning_content"] = message.thinking
         if message.role == "tool":
@@ -272,6 +276,14 @@ def _chat_messages(messages: Sequence[OllamaMessage]) -> Iterator[dict[str, Any]
             waiting |= {call_id: call.function.name for call_id, call in named.items()}
             plain["tool_calls"] = [_chat_call(call_id, call.function) for call_id, call in named.items()]
         yield plain
+
+
+def _with_images(text: str, images: Sequence[str] | None) -> str | list[dict[str, Any]]:
+    """A message's content; its images come before its text, as Ollama has it."""
+    if not images:
+        return text
+    shown = [{"type": "image_url", "image_url": data_url(image)} for image in images]
+    return [*shown, {"type": "text", "text": text}]
 
 
 def _chat_call(call_id: str, function: OllamaFunction) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from shardcompute.api.generation.schemas import (
     StopText,
     StopTexts,
 )
+from shardcompute.api.images.sources import MAX_IMAGES
 
 
 class Options(BaseModel):
@@ -50,6 +51,9 @@ class OllamaRequest(RequestBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
 
+Images = Annotated[list[Annotated[str, Field(min_length=1)]], Field(fail_fast=True, max_length=MAX_IMAGES)]
+
+
 class OllamaFunction(RequestPart):
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -63,7 +67,7 @@ class OllamaCall(RequestPart):
 class OllamaMessage(RequestPart):
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
-    images: list[Any] | None = Field(None, description="Refused.")
+    images: Images | None = Field(None, description="As base64, for models that see.")
     thinking: str | None = None
     tool_calls: Annotated[list[OllamaCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_name: str | None = None
@@ -83,7 +87,7 @@ class OllamaGenerateRequest(OllamaRequest):
     system: str | None = None
     template: str | None = Field(None, description="Refused.")
     raw: bool | None = Field(None, description="Without the chat template.")
-    images: list[Any] | None = Field(None, description="Refused.")
+    images: Images | None = Field(None, description="As base64, for models that see.")
     thinking: str | None = None
     context: Any = Field(None, description="Refused: send the conversation to /api/chat.")
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from shardcompute.api.body import required
 from shardcompute.api.context import caller_of, context_of
 from shardcompute.api.errors import RequestError, unsupported
-from shardcompute.api.generation.chat_prompt import unknown_call
+from shardcompute.api.generation.chat_prompt import refused_part, unknown_call
 from shardcompute.api.openai.response_store import ResponseStore
 from shardcompute.api.openai.responses_schemas import InputItem, InputPart, ResponseReply
 
@@ -100,11 +100,11 @@ def to_messages(
             _add_call(messages, item, where, thought)
             called.add(item.call_id)
         elif kind == "function_call_output":
-            text = _text(item.output, f"{where}.output")
+            result = _content(item.output, f"{where}.output")
             call_id = required(item.call_id, f"{where}.call_id")
             if call_id not in called:
                 raise unknown_call(call_id, f"{where}.call_id")
-            messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": result})
         elif kind != "reasoning":
             raise unsupported(where, f"Items of type {kind!r} are not supported.")
         thought = _text(item.content or item.summary, where) if kind == "reasoning" else ""
@@ -116,7 +116,7 @@ def to_messages(
 def _message(item: InputItem, where: str, thought: str) -> dict[str, Any]:
     """A message, with what the assistant `thought` before it."""
     role = required(item.role, f"{where}.role")
-    message = {"role": role, "content": _text(item.content, f"{where}.content")}
+    message: dict[str, Any] = {"role": role, "content": _content(item.content, f"{where}.content")}
     return message | {"reasoning_content": thought} if thought else message
 
 
@@ -134,6 +134,24 @@ def _add_call(messages: list[dict[str, Any]], item: InputItem, where: str, thoug
     messages[-1].setdefault("tool_calls", []).append(call)
 
 
+def _content(content: str | list[InputPart] | None, where: str) -> str | list[dict[str, Any]]:
+    """Text alone, or the parts of a chat's message where there are images among it."""
+    if content is None or isinstance(content, str) or all(part.type != "input_image" for part in content):
+        return _text(content, where)
+    return [
+        {"type": "image_url", "image_url": _image_url(part, f"{where}[{index}]")}
+        if part.type == "input_image"
+        else {"type": "text", "text": _text([part], where)}
+        for index, part in enumerate(content)
+    ]
+
+
+def _image_url(part: InputPart, where: str) -> str:
+    if part.file_id is not None:
+        raise unsupported(f"{where}.file_id", "No files are kept here.", hint="send the image as a data: URL")
+    return required(part.image_url, f"{where}.image_url")
+
+
 def _text(content: str | list[InputPart] | None, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
@@ -144,8 +162,5 @@ def _text(content: str | list[InputPart] | None, where: str) -> str:
         elif part.type in _TEXTS:
             texts.append(required(part.text, f"{where}[{index}].text", may_be_empty=True))
         else:
-            param = f"{where}[{index}]"
-            raise unsupported(
-                param, f"Content of type {part.type!r} is not supported.", hint="send text only"
-            )
+            raise refused_part(part.type, f"{where}[{index}]")
     return "\n".join(texts)

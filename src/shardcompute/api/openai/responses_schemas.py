@@ -20,10 +20,15 @@ from shardcompute.api.reasoning import Effort
 
 class InputPart(RequestPart):
     type: str = Field(
-        description="`input_text`, `output_text` or, of thinking, `reasoning_text`; media are refused."
+        description="`input_text`, `input_image` for models that see, `output_text` or, of thinking, "
+        "`reasoning_text`; other media are refused."
     )
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = Field(
+        None, description="A data: URL; others are fetched only where the operator allows it."
+    )
+    file_id: str | None = Field(None, description="Refused: no files are kept here.")
 
 
 class InputItem(RequestPart):

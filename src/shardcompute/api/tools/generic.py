@@ -43,11 +43,8 @@ def explain(
     if plain[0]["role"] == "system" or not has_system_role:
         role = "user" if plain[0]["role"] == "system" and not has_system_role else plain[0]["role"]
         own = plain[0]["content"]
-        first = {
-            **plain[0],
-            "role": role,
-            "content": f"{own}\n\n{instruction}" if role == "system" else f"{instruction}\n\n{own}",
-        }
+        texts = [own, instruction] if role == "system" else [instruction, own]
+        first = {**plain[0], "role": role, "content": _joined(texts, "\n\n")}
         return [first, *plain[1:]]
     return [{"role": "system", "content": instruction}, *plain]
 
@@ -56,11 +53,24 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message of a role and text alone."""
     content = message.get("content") or ""
     if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+        told = _joined(["<tool_response>", content, "</tool_response>"], "\n")
+        return {"role": "user", "content": told}
     calls = message.get("tool_calls") or ()
     written = [
         f"{OPEN}\n{json.dumps({key: call['function'][key] for key in ('name', 'arguments')})}\n{CLOSE}"
         for call in calls
     ]
     kept = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
-    return {**kept, "content": "\n".join(filter(None, [content, *written]))}
+    return {**kept, "content": _joined([each for each in (content, *written) if each], "\n")}
+
+
+def _joined(contents: Sequence[Any], between: str) -> Any:
+    """One content of several: a text, or a list of parts where one of them has images."""
+    if all(isinstance(content, str) for content in contents):
+        return between.join(contents)
+    parts: list[Any] = []
+    for index, content in enumerate(contents):
+        if index:
+            parts.append({"type": "text", "text": between})
+        parts += [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return parts
