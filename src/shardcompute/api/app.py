@@ -26,6 +26,7 @@ from shardcompute.api.body import Limits
 from shardcompute.api.context import ApiContext, package_version, request_id_of
 from shardcompute.api.endpoints import OPERATIONAL_ROUTES
 from shardcompute.api.errors import error_response, status_of
+from shardcompute.api.images.fetching import FetchPolicy, ImageFetcher
 from shardcompute.api.metrics.collector import GenerationMetrics
 from shardcompute.api.middleware import RequestIdMiddleware
 from shardcompute.api.openai.response_store import ResponseStore
@@ -59,6 +60,7 @@ def create_app(
     admin: ClusterAdmin | None = None,
     limits: Limits | None = None,
     cors_origins: Sequence[str] = (),
+    image_urls: FetchPolicy = "off",
     page: Sequence[Route] = (),
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
@@ -68,6 +70,7 @@ def create_app(
     Requests need a key of `api_keys` (see `auth.ApiKeys`), one that `verify_key` knows, or the `local_secret`. Where
     `needs_key` is False (the default if there are neither keys nor a verifier), models may be used without. `hosts` are
     the names that the server goes by. `cors_origins` are the web origins whose pages may call it; none by default.
+    `image_urls` says which images are fetched that requests name by URL.
     `page` are routes to public files, which anybody may read without a key; `sessions` is how the page signs in.
     """
     counted = GenerationMetrics()
@@ -114,7 +117,12 @@ def create_app(
     )
     app.state.responses = ResponseStore(clock=clock)
     app.state.context = ApiContext(
-        service=service, limits=limits or Limits(), metrics=counted, clock=clock, wall_clock=wall_clock
+        service=service,
+        limits=limits or Limits(),
+        images=ImageFetcher(image_urls),
+        metrics=counted,
+        clock=clock,
+        wall_clock=wall_clock,
     )
     return app
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -25,6 +26,8 @@ class Limits:
     """Bounds on a request, and how often a silent stream shows that it lives."""
 
     max_body_bytes: int = 8 * 1024 * 1024
+    max_image_body_bytes: int = 48 * 1024 * 1024
+    """In the place of `max_body_bytes`, where a model that sees is served: images come in bodies."""
     max_body_values: int = 65_536
     """Texts, names, objects and lists of one body."""
     max_body_items: int = 524_288
@@ -164,6 +167,18 @@ def _check_values(raw: bytes, limits: Limits) -> None:
 
 def _opened(text: bytes) -> int:
     return text.count(b"{") + text.count(b"[")
+
+
+@contextmanager
+def holding_bytes(shared: State, limits: Limits, count: int) -> Iterator[None]:
+    """While a request holds so many bytes of what was sent, of all that requests may hold together; CapacityError
+    beyond that."""
+    held = _HeldBytes(shared, limits.max_held_bytes)
+    held.add(count)
+    try:
+        yield
+    finally:
+        held.release()
 
 
 class _HeldBytes:

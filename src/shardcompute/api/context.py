@@ -11,6 +11,7 @@ from importlib import metadata
 from starlette.requests import Request
 
 from shardcompute.api.body import Limits
+from shardcompute.api.images.fetching import ImageFetcher
 from shardcompute.api.metrics.collector import GenerationMetrics
 from shardcompute.node.service import Service
 from shardcompute.security.api_keys import KeySummary
@@ -20,9 +21,18 @@ from shardcompute.security.api_keys import KeySummary
 class ApiContext:
     service: Service
     limits: Limits = field(default_factory=Limits)
+    images: ImageFetcher = field(default_factory=ImageFetcher)
+    """How images are fetched that requests name by URL."""
     metrics: GenerationMetrics = field(default_factory=GenerationMetrics)
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
+
+    @property
+    def chat_limits(self) -> Limits:
+        """Of bodies that may have images, where a model could see them."""
+        if all(model.vision is None for model in self.service.models()):
+            return self.limits
+        return replace(self.limits, max_body_bytes=self.limits.max_image_body_bytes)
 
 
 def context_of(request: Request) -> ApiContext:

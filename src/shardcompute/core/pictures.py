@@ -19,6 +19,9 @@ MAX_GRID = 1 << 12
 MAX_PATCHES = 1 << 13
 """Of one picture: attention between them costs their square."""
 
+MAX_PICTURE_BYTES = 64 << 20
+"""Of the patches of all pictures in a prompt: they are kept until it is answered."""
+
 
 @dataclass(frozen=True, slots=True)
 class PictureSpan:

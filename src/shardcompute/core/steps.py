@@ -82,6 +82,12 @@ class Opening:
     """For the first stage, a picture's each; empty ones are of pictures whose rows are not computed (`prefix`). To
     other stages none are sent."""
 
+    @property
+    def patch_count(self) -> int:
+        """How many patches it has of pictures that are to be looked at."""
+        pairs = zip(self.spans, self.patches, strict=False)
+        return sum(span.patch_count for span, patches in pairs if patches)
+
 
 @dataclass(frozen=True, slots=True)
 class Picked:
@@ -108,3 +114,8 @@ class Frame:
     @property
     def rows(self) -> int:
         return sum(len(part.ids) for part in self.work)
+
+    @property
+    def patches(self) -> int:
+        """Of pictures that are to be looked at before it is computed."""
+        return sum(opening.patch_count for opening in self.openings)

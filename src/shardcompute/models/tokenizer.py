@@ -213,8 +213,11 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, context_length: int | None = None, **options: Any
     ) -> list[int]:
-        """`render_chat`, then `encode`: begins with BOS once if the model wants it, never ends with EOS."""
-        rendered = self.render_chat(messages, **options)
+        """`render_chat`, then `encode_rendered`."""
+        return self.encode_rendered(self.render_chat(messages, **options), context_length=context_length)
+
+    def encode_rendered(self, rendered: str, *, context_length: int | None = None) -> list[int]:
+        """What a chat template has written: begins with BOS once if the model wants it, never ends with EOS."""
         ids = self.encode(rendered, add_special=False, context_length=context_length)
         prefix = list(self._parts.prefix)
         return ids if ids[: len(prefix)] == prefix else prefix + ids

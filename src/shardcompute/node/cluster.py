@@ -324,6 +324,7 @@ class Cluster:
                 drafters,
                 has_draft_head=prepared.has_draft_head,
                 adapters=tuple(adapter.name for adapter in checkpoint.adapters),
+                vision=checkpoint.spec.vision,
             )
         )
         model = describe_card(
@@ -536,6 +537,7 @@ class Cluster:
                 speculation=model.speculation,
                 has_draft_head=model.has_draft_head,
                 adapters=model.adapters,
+                vision=model.vision,
             )
             for model in self.pool.all_models()
         ]

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from shardcompute.core.errors import CapacityError
 from shardcompute.core.generation import Delta, GenerationRequest
+from shardcompute.models.spec import VisionSpec
 from shardcompute.models.vocabulary import Vocabulary
 
 
@@ -24,6 +25,8 @@ class ServedModel:
     """Of the model's files."""
     base: str = ""
     """The model that this one is with an adapter; "": it is none of that kind."""
+    vision: VisionSpec | None = None
+    """How it sees; None: it takes text alone."""
 
 
 def with_adapters(models: Iterable[tuple[ServedModel, Sequence[str]]]) -> list[ServedModel]:
@@ -122,7 +125,11 @@ class TextCodec(Protocol):
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, context_length: int | None = None, **options: Any
     ) -> list[int]:
-        """`render_chat`, then `encode` without doubling special tokens."""
+        """`render_chat`, then `encode_rendered`."""
+        ...
+
+    def encode_rendered(self, rendered: str, *, context_length: int | None = None) -> list[int]:
+        """`encode` of what a chat template has written, without doubling special tokens."""
         ...
 
 

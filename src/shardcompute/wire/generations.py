@@ -8,6 +8,8 @@ the number that its `Generate` has on this link. Requests and deltas are the cor
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -15,6 +17,7 @@ import msgspec
 from shardcompute.core.errors import LinkError
 from shardcompute.core.fields import Name, Number, Text
 from shardcompute.core.generation import Delta, GenerationRequest
+from shardcompute.core.pictures import MAX_PICTURES
 
 MOST_TIMINGS_BYTES = 256 << 10
 MOST_MEASURES = 256
@@ -26,11 +29,13 @@ _deltas = msgspec.msgpack.Decoder(Delta)
 
 
 class Generate(msgspec.Struct, frozen=True, array_like=True, tag=40):
-    """Compute this request with the driver of a chain that the receiver hosts."""
+    """Compute this request with the driver of a chain that the receiver hosts. The patches of its pictures are the
+    body, one behind the other, in these sizes."""
 
     number: Number
     chain: Name
     request: bytes
+    patch_sizes: Annotated[list[Number], msgspec.Meta(max_length=MAX_PICTURES)] = []
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag=41):
@@ -85,8 +90,15 @@ GenerationMessage: TypeAlias = (
 )
 
 
+def patches_in(request: GenerationRequest) -> list[bytes]:
+    """What travels beside a request, as the body of its message."""
+    return [picture.patches for picture in request.pictures]
+
+
 def pack_request(request: GenerationRequest) -> bytes:
-    """Raises LinkError where it has parts that cannot travel."""
+    """All but `patches_in` it. Raises LinkError where it has parts that cannot travel."""
+    if request.pictures:
+        request = replace(request, pictures=tuple(replace(each, patches=b"") for each in request.pictures))
     try:
         return msgspec.msgpack.encode(request, enc_hook=_plain)
     except (TypeError, ValueError, OverflowError) as error:
@@ -100,12 +112,18 @@ def _plain(value: object) -> object:
     raise TypeError(f"no message can hold a {type(value).__name__}")
 
 
-def unpack_request(packed: bytes) -> GenerationRequest:
+def unpack_request(message: Generate, body: memoryview) -> GenerationRequest:
     """The request, as unchecked as it came: the driver judges it. Raises LinkError where it is none."""
     try:
-        return _requests.decode(packed)
+        request = _requests.decode(message.request)
+        edges = pairwise(accumulate(message.patch_sizes, initial=0))
+        pictures = tuple(
+            replace(picture, patches=bytes(body[start:stop]))
+            for picture, (start, stop) in zip(request.pictures, edges, strict=True)
+        )
     except (ValueError, RecursionError) as error:
         raise LinkError(f"a request cannot be read: {error}", hint="run one release on all nodes") from error
+    return replace(request, pictures=pictures) if pictures else request
 
 
 def pack_delta(delta: Delta) -> bytes:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from shardcompute.core.errors import LinkError
 from shardcompute.core.generation import MAX_GRAMMAR_BYTES
+from shardcompute.core.pictures import MAX_PICTURE_BYTES
 from shardcompute.wire.codecs import find_codec
 from shardcompute.wire.control import TensorBytes
+from shardcompute.wire.generations import Generate
 from shardcompute.wire.messages import ID_BYTES, Message, SessionClose, StepFailed, StepFrame, StepResult
 
 
@@ -26,6 +28,8 @@ class WireLimits:
     max_ids: int = 65536
     max_grammar_bytes: int = MAX_GRAMMAR_BYTES
     """Of one session, compressed."""
+    max_picture_bytes: int = 2 * MAX_PICTURE_BYTES
+    """Of the patches in one frame."""
 
 
 HANDSHAKE_LIMITS = WireLimits(max_header_bytes=8192, max_body_bytes=0, max_segments=0, max_rows=0, max_ids=0)
@@ -48,6 +52,13 @@ def check_message(message: Message, body_bytes: int, limits: WireLimits) -> None
     if isinstance(message, TensorBytes):
         if body_bytes != message.size:
             raise LinkError(f"{message.size} bytes of a tensor were announced and {body_bytes} came")
+        return
+    if isinstance(message, Generate):
+        _check_at_most("request", body_bytes, "bytes of pictures", limits.max_picture_bytes)
+        if body_bytes != sum(message.patch_sizes):
+            raise LinkError(
+                f"{sum(message.patch_sizes)} bytes of pictures were announced and {body_bytes} came"
+            )
         return
     if body_bytes:
         raise LinkError(f"{type(message).__name__} has no body, but {body_bytes} bytes came with it")
@@ -78,10 +89,12 @@ def _check_frame(frame: StepFrame, body_bytes: int, limits: WireLimits) -> None:
     for opened in frame.opens:
         _check_at_most("session", len(opened.logit_bias), "biases", limits.max_ids)
         _check_at_most("session", len(opened.grammar), "bytes of grammar", limits.max_grammar_bytes)
+    patch_bytes = sum(picture.size_bytes for opened in frame.opens for picture in opened.pictures)
+    _check_at_most("frame", patch_bytes, "bytes of pictures", 0 if frame.width else limits.max_picture_bytes)
     codec = find_codec(frame.codec) if frame.width else None
-    can_be = codec.can_be(body_bytes, frame.rows, frame.width) if codec else body_bytes == 0
+    can_be = codec.can_be(body_bytes, frame.rows, frame.width) if codec else body_bytes == patch_bytes
     if not can_be:
-        expected = codec.body_bytes(frame.rows, frame.width) if codec else 0
+        expected = codec.body_bytes(frame.rows, frame.width) if codec else patch_bytes
         raise LinkError(
             f"a frame of {frame.rows} × {frame.width} activations in {frame.codec!r} "
             f"has a body of {body_bytes} bytes instead of {expected}"

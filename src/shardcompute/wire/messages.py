@@ -3,7 +3,8 @@
 A link opens with `Hello` from the side that dialled and `Welcome` or `Refused` from the other. Then each
 `StepFrame` flows along the chain, and its result goes from the tail straight to the driver. Only a
 `StepFrame` has a body: activations `[rows, width]` in the form that `codec` names; on the way from the driver
-to the first stage there are none yet and the token ids say it all (`width` 0, `codec` "").
+to the first stage there are none yet and the token ids say it all (`width` 0, `codec` ""), but for the patches of
+pictures of sessions that begin, which are its body then.
 
 Structs travel as MessagePack arrays headed by their number, so fields are known by their place: a later
 version appends fields with defaults and never reorders or renumbers, and an older reader skips what it does
@@ -24,6 +25,7 @@ from shardcompute.core.batch import Segment
 from shardcompute.core.errors import LinkError
 from shardcompute.core.fields import Name, Number, Text
 from shardcompute.core.generation import MAX_GRAMMAR_CHARS, Grammar, GrammarKind, Sampling
+from shardcompute.core.pictures import MAX_PICTURES
 from shardcompute.wire.control import ControlMessage
 
 VERSION_MIN = 2
@@ -109,6 +111,21 @@ class SegmentHeader(msgspec.Struct, frozen=True, array_like=True):
         return Segment(self.session, self.start, self.count, self.logit_rows)
 
 
+class PictureHeader(msgspec.Struct, frozen=True, array_like=True):
+    """A `core.pictures.PictureSpan`, and how many bytes of patches the frame's body has of it: to the first stage, of
+    pictures whose rows it is to compute."""
+
+    start: Position
+    count: Count
+    frames: Count
+    rows: Count
+    columns: Count
+    size_bytes: Position = 0
+
+
+Pictures: TypeAlias = Annotated[list[PictureHeader], msgspec.Meta(max_length=MAX_PICTURES)]
+
+
 class SessionOpen(msgspec.Struct, frozen=True, array_like=True):
     """What the tail must know to choose tokens for a session; it travels with the session's first frame."""
 
@@ -135,6 +152,8 @@ class SessionOpen(msgspec.Struct, frozen=True, array_like=True):
     is_moved: bool = False
     adapter: Name = ""
     """What every stage computes the session with; "": the base alone."""
+    pictures: Pictures = []
+    """Those of its prompt, in order."""
 
     def sampling(self) -> Sampling:
         """The sampling parameters, as unchecked as they came: `decoding.validate_sampling` judges them."""

@@ -66,7 +66,7 @@ def interpret(message: Message, body: memoryview) -> None:
     elif isinstance(message, CardReply):
         decode_card(message.card)
     elif isinstance(message, Generate):
-        unpack_request(message.request)
+        unpack_request(message, memoryview(b""))
 
 
 def is_whole(content: bytes) -> bool:

@@ -21,6 +21,7 @@ def test_models_are_listed(app: Any, call: Any) -> None:
         "created": 1_700_000_000,
         "owned_by": "shardcompute",
         "max_model_len": 64,
+        "input_modalities": ["text"],
     }
     assert call(app, "GET", "/v1/models").json() == {"object": "list", "data": [card]}
     assert call(app, "GET", "/v1/models/org/tiny").json() == card

@@ -57,7 +57,7 @@ _REASONS: dict[str, StopReason] = {"stop": "end_turn", "length": "max_tokens", "
 
 
 async def create_message(request: Request) -> Response:
-    body = await read_body(request, MessagesRequest, context_of(request).limits)
+    body = await read_body(request, MessagesRequest, context_of(request).chat_limits)
     refuse_unsupported(body)
     chat = await open_conversation(
         request,
@@ -79,7 +79,7 @@ async def create_message(request: Request) -> Response:
 
 
 async def count_message_tokens(request: Request) -> Response:
-    body = await read_body(request, CountRequest, context_of(request).limits)
+    body = await read_body(request, CountRequest, context_of(request).chat_limits)
     chat = await open_conversation(request, _prompt_fields(body))
     return json_response(TokenCount(input_tokens=chat.plan.prompt_tokens))
 

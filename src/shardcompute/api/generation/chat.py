@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from shardcompute.api.body import holding_bytes
 from shardcompute.api.context import context_of
 from shardcompute.api.errors import RequestError, unsupported
 from shardcompute.api.generation.chat_choices import ChatChoices
-from shardcompute.api.generation.chat_prompt import begun_text, encode_messages
+from shardcompute.api.generation.chat_prompt import begun_text, encode_messages, forget_images, image_parts
 from shardcompute.api.generation.parameters import (
     Plan,
     choose_model,
@@ -24,13 +25,14 @@ from shardcompute.api.generation.parameters import (
 )
 from shardcompute.api.generation.schemas import ChatCompletionRequest, NamedTool, ToolDefinition
 from shardcompute.api.generation.structured import check_grammar, refused_grammar, requested_grammar
+from shardcompute.api.images.showing import PictureEncoder, show_images
 from shardcompute.api.offload import offload, run_sized
 from shardcompute.api.reasoning import ChannelPlan, ThinkingPlan, plan_thinking, template_variables
 from shardcompute.api.tools import Enforcement, Tool, ToolPlan, plan_tools
 from shardcompute.core.errors import UsageError
 from shardcompute.core.generation import Grammar
 from shardcompute.decoding import rule_of
-from shardcompute.node.service import TextCodec
+from shardcompute.node.service import ServedModel, TextCodec
 
 MAX_TOOLS_CHARS = 1 << 18
 """Of all tools of a request, as JSON: they are written into the prompt and made into a grammar."""
@@ -63,6 +65,7 @@ async def open_chat(
     held = await _plan_grammar(body, codec, tools)
     template = codec.chat_template_source(has_tools=tools is not None)
     variables = template_variables(template, body.chat_template_kwargs, body.reasoning_effort, body.thinks)
+    encoder = await _show_images(request, body, model)
     with naming_prompt(prompt_param):
         if text is not None:
             prompt = await run_sized(
@@ -77,6 +80,7 @@ async def open_chat(
                 context_length=model.context_length,
                 is_continued=bool(body.continue_final_message),
                 variables=variables,
+                encoder=encoder,
             )
     thinking = None
     if text is None:
@@ -95,10 +99,24 @@ async def open_chat(
         limits=context.limits,
         grammar=grammar,
         shown_ids=marks if thinking is None else marks | thinking.shown_ids,
+        pictures=() if encoder is None else encoder.pictures,
         unenforced=held.unenforced,
     )
     choices = ChatChoices(plan, tools, thinking, has_logprobs=bool(body.logprobs))
     return ChatPlan(body, plan, choices)
+
+
+async def _show_images(
+    request: Request, body: ChatCompletionRequest, model: ServedModel
+) -> PictureEncoder | None:
+    parts = image_parts(body.messages)
+    if not parts:
+        return None
+    context = context_of(request)
+    with holding_bytes(request.app.state, context.limits, sum(len(part.url) for part in parts)):
+        encoder = await show_images(context.service, model, parts, context.images)
+        forget_images(body.messages)
+    return encoder
 
 
 async def _plan_grammar(body: ChatCompletionRequest, codec: TextCodec, tools: ToolPlan | None) -> Enforcement:

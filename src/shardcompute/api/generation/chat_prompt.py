@@ -11,7 +11,7 @@ from shardcompute.api.errors import RequestError, unsupported
 from shardcompute.api.generation.schemas import ChatMessage, ContentPart, ImageUrl, ToolCall
 from shardcompute.api.images.sources import ImagePart
 from shardcompute.api.offload import PIECE_COST, offload
-from shardcompute.api.tools import Tool, encode_with_tools
+from shardcompute.api.tools import ChatEncoder, Tool, encode_with_tools
 from shardcompute.core.errors import PromptTooLongError, UsageError
 from shardcompute.node.service import TextCodec
 
@@ -34,22 +34,22 @@ async def encode_messages(
     context_length: int | None = None,
     is_continued: bool = False,
     variables: Mapping[str, Any] | None = None,
-    shows_images: bool = False,
+    encoder: ChatEncoder | None = None,
 ) -> list[int]:
     """The prompt for the messages, of a model that is told of `tools` (see `TextCodec.encode`); a last one that
-    `is_continued` stays open. `variables` are the request's own, for the template. Without `shows_images`, as with a
-    codec that knows none, images are refused."""
+    `is_continued` stays open. `variables` are the request's own, for the template. Without an
+    `encoder` that knows them, images are refused."""
     begun = begun_text(messages) if is_continued else ""
     told = messages[:-1] if is_continued else messages
 
     def encode() -> list[int]:
         _check(messages)
         plain = [
-            _plain(message, f"messages[{index}]", shows_images=shows_images)
+            _plain(message, f"messages[{index}]", shows_images=encoder is not None)
             for index, message in enumerate(told)
         ]
         prompt = encode_with_tools(
-            codec,
+            encoder or codec,
             plain,
             tools,
             add_generation_prompt=add_generation_prompt or is_continued,
@@ -133,6 +133,13 @@ def image_parts(messages: Sequence[ChatMessage]) -> list[ImagePart]:
                 param = f"messages[{index}].content[{number}]"
                 found.append(ImagePart(param, required(_url_of(part), f"{param}.image_url")))
     return found
+
+
+def forget_images(messages: Sequence[ChatMessage]) -> None:
+    """Drop the images of messages that have been read: they are large, and a request is kept until it is answered."""
+    for message in messages:
+        for part in () if isinstance(message.content, str) else message.content or ():
+            part.image_url = None
 
 
 def _url_of(part: ContentPart) -> str | None:

@@ -18,6 +18,7 @@ from shardcompute.api.generation.model_names import match_short_name
 from shardcompute.api.generation.schemas import GenerationBody
 from shardcompute.core.errors import PromptTooLongError, UnknownModelError, UsageError
 from shardcompute.core.generation import GenerationRequest, Grammar, Sampling, Speculation
+from shardcompute.core.pictures import Picture
 from shardcompute.decoding import derive_seed
 from shardcompute.node.service import ServedModel, Service, TextCodec
 
@@ -144,6 +145,7 @@ def plan_generations(
     grammar: Grammar | None = None,
     shown_ids: frozenset[int] = frozenset(),
     unenforced: tuple[str, ...] = (),
+    pictures: tuple[Picture, ...] = (),
 ) -> Plan:
     """`max_tokens` None means up to the end of the context."""
     choices = body.n or 1
@@ -170,6 +172,7 @@ def plan_generations(
                 speculation=_speculation(body),
                 cache_salt=body.cache_salt or "",
                 shown_ids=shown_ids,
+                pictures=pictures,
             )
             requests.append(request)
     return Plan(model, codec, tuple(requests), choices, unenforced)

@@ -57,7 +57,7 @@ _NEUTRAL = {"mirostat": 0, "typical_p": 1, "tfs_z": 1}
 
 async def ollama_chat(request: Request) -> Response:
     context = context_of(request)
-    body = await read_body(request, OllamaChatRequest, context.limits, needs_json_type=False)
+    body = await read_body(request, OllamaChatRequest, context.chat_limits, needs_json_type=False)
     created_at = written_time(context.wall_clock())
     if not body.messages:
         return _loaded(request, body, created_at, is_chat=True)
@@ -71,7 +71,7 @@ async def ollama_chat(request: Request) -> Response:
 
 async def ollama_generate(request: Request) -> Response:
     context = context_of(request)
-    body = await read_body(request, OllamaGenerateRequest, context.limits, needs_json_type=False)
+    body = await read_body(request, OllamaGenerateRequest, context.chat_limits, needs_json_type=False)
     for name in ("suffix", "template", "context"):
         if getattr(body, name):
             raise unsupported(name, f"{name} is not supported.")

@@ -70,7 +70,7 @@ async def ollama_show(request: Request) -> Response:
                 "general.basename": model.name,
                 f"{_FAMILY}.context_length": model.context_length,
             },
-            capabilities=["completion", "tools", "embedding"],
+            capabilities=["completion", "tools", "embedding", *(["vision"] if model.vision else [])],
             modified_at=written_time(model.created_s),
             digest=model.digest,
             size=model.size_bytes,

@@ -24,7 +24,7 @@ from shardcompute.core.generation import Delta, Interruption
 
 
 async def create_chat_completion(request: Request) -> Response:
-    body = await read_body(request, ChatCompletionRequest, context_of(request).limits)
+    body = await read_body(request, ChatCompletionRequest, context_of(request).chat_limits)
     chat = await open_chat(request, body)
     envelope = open_envelope(request, "chatcmpl", chat.plan)
     adapter = ChatCompletionsAdapter(chat, envelope, has_usage=wants_usage(body))

@@ -34,6 +34,7 @@ def _card(model: ServedModel) -> ModelObject:
         created=model.created_s,
         owned_by="shardcompute",
         max_model_len=model.context_length,
+        input_modalities=["text"] if model.vision is None else ["text", "image"],
     )
 
 

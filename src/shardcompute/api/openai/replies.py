@@ -16,6 +16,7 @@ class ModelObject(ReplyBody):
     created: int
     owned_by: str
     max_model_len: int
+    input_modalities: list[Literal["text", "image"]]
 
 
 class ModelList(ReplyBody):

@@ -52,7 +52,7 @@ _NEUTRAL = {"n": 1, "logprobs": False}
 
 async def create_response(request: Request) -> Response:
     context = context_of(request)
-    body = await read_body(request, ResponsesRequest, context.limits)
+    body = await read_body(request, ResponsesRequest, context.chat_limits)
     _refuse_what_responses_lack(body)
     has_logprobs = _LOGPROBS in (body.include or ())
     earlier, own = kept_items(request, body.previous_response_id), own_items(request, body.input)

@@ -16,7 +16,7 @@ from shardcompute.api.tools.events import (
     Event,
     ReasoningText,
 )
-from shardcompute.api.tools.planning import Enforcement, ToolPlan, encode_with_tools, plan_tools
+from shardcompute.api.tools.planning import ChatEncoder, Enforcement, ToolPlan, encode_with_tools, plan_tools
 
 __all__ = [
     "AnswerText",
@@ -24,6 +24,7 @@ __all__ = [
     "CallFormat",
     "CallReader",
     "CallStarted",
+    "ChatEncoder",
     "Enforcement",
     "Event",
     "ReasoningText",

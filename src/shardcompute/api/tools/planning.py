@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from shardcompute.api.tools.call_format import CallFormat, Marks, Tool, check_arguments
 from shardcompute.api.tools.detection import detect_format
@@ -141,8 +141,18 @@ def plan_tools(
     return ToolPlan(tuple(tools), choice, call_format, marks, is_parallel)
 
 
+class ChatEncoder(Protocol):
+    """What makes prompts of messages: a `TextCodec`, or something around one."""
+
+    def chat_template_source(self, *, has_tools: bool = False) -> str | None: ...
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, context_length: int | None = None, **options: Any
+    ) -> list[int]: ...
+
+
 def encode_with_tools(
-    codec: TextCodec,
+    codec: ChatEncoder,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Tool],
     *,
@@ -176,7 +186,7 @@ def encode_with_tools(
 
 
 def _encode(
-    codec: TextCodec,
+    codec: ChatEncoder,
     add_generation_prompt: bool,
     context_length: int | None,
     options: Mapping[str, Any],

@@ -18,13 +18,13 @@ from shardcompute.node.rpc.frames import (
     REPLAY,
     error_of,
     head_drafts_of,
+    patches_of,
     picked_of,
-    replay_frame,
     step_frame,
     timings_of,
 )
 from shardcompute.node.rpc.session_ids import namespace_of
-from shardcompute.wire import Link, LinkPump, Message, SessionClose, StageTiming, StepFailed, StepResult
+from shardcompute.wire import Body, Link, LinkPump, Message, SessionClose, StageTiming, StepFailed, StepResult
 from shardcompute.wire.control import StepOverdue
 
 log = logging.getLogger(__name__)
@@ -70,20 +70,21 @@ class RemoteChain:
         self._on_lost = on_lost
         self._is_closed = False
         self.is_lost = False
-        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[tuple[Message, Body] | None] = queue.SimpleQueue()
         self._pump = LinkPump(link, self._ignore, self._lost)
         self._pump.start()
         self._thread = threading.Thread(target=self._send_all, name=f"chain {address.chain}", daemon=True)
         self._thread.start()
 
     def send(self, frame: Frame) -> None:
-        self._outbox.put(step_frame(self.address.chain, self.address.epoch, frame))
+        message = step_frame(self.address.chain, self.address.epoch, frame)
+        self._outbox.put((message, patches_of(frame.openings)))
 
     def close_sessions(self, sessions: Sequence[int]) -> None:
-        self._outbox.put(SessionClose(self.address.chain, list(sessions), self.address.epoch))
+        self._outbox.put((SessionClose(self.address.chain, list(sessions), self.address.epoch), ()))
 
     def replay(self, work: SessionRows, opening: Opening | None) -> None:
-        self._outbox.put(replay_frame(self.address.chain, self.address.epoch, work, opening))
+        self.send(Frame(REPLAY, (work,), () if opening is None else (opening,)))
 
     def overdue(self, frame: Frame, waited_s: float, allowed_s: float) -> None:
         namespace = namespace_of(frame.work[0].session)
@@ -105,9 +106,9 @@ class RemoteChain:
         self._thread.join()
 
     def _send_all(self) -> None:
-        while (message := self._outbox.get()) is not None:
+        while (queued := self._outbox.get()) is not None:
             try:
-                self._pump.offer(message, timeout_s=None)
+                self._pump.offer(*queued, timeout_s=None)
             except LinkError:
                 return
 

@@ -105,5 +105,6 @@ class DriverCommandExecutor:
                 offered.speculation,
                 has_draft_head=offered.has_draft_head,
                 adapters=offered.adapters,
+                vision=offered.vision,
             )
         )

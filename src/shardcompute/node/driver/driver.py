@@ -27,6 +27,7 @@ from shardcompute.core.errors import (
     ShardComputeError,
 )
 from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
+from shardcompute.core.pictures import step_stop
 from shardcompute.core.steps import Draft, Frame, Opening, Picked, SessionRows
 from shardcompute.core.units import format_seconds
 from shardcompute.decoding.drafting import Drafter
@@ -34,7 +35,7 @@ from shardcompute.decoding.ngram import NgramDrafter
 from shardcompute.decoding.router import PipeLoad
 from shardcompute.node.driver.generation import Emit, Flight, Generation, GenerationText, Landing
 from shardcompute.node.driver.kv_budget import KvBudget
-from shardcompute.node.driver.limits import ChainShape, DriverLimits, DriverLoad, check_request
+from shardcompute.node.driver.limits import ChainShape, DriverLimits, DriverLoad, check_request, picture_bytes
 from shardcompute.node.driver.scheduler import PipeContext, Scheduler, SchedulerLimits
 from shardcompute.node.driver.session import Session
 from shardcompute.node.driver.speculator import RoutedSpeculator, TakeDraft
@@ -118,7 +119,13 @@ class Driver:
         )
         self._budget = KvBudget()
         self._scheduler = Scheduler(
-            SchedulerLimits(max_sessions=limits.max_sessions), first_session, self._speculator, self._budget
+            SchedulerLimits(
+                max_sessions=limits.max_sessions,
+                has_whole_pictures=limits.vision is not None and limits.vision.is_bidirectional,
+            ),
+            first_session,
+            self._speculator,
+            self._budget,
         )
         self._generations: dict[int, Generation] = {}
         self._in_flight: dict[int, Flight] = {}
@@ -167,6 +174,7 @@ class Driver:
                     f"{self._limits.max_waiting} requests are already waiting",
                     hint="try again in a few seconds",
                 )
+            self._check_picture_room(request)
             session = self._scheduler.add(request)
             answer = GenerationText(request, self._tokenizer)
             generation = Generation(session, answer, emit, self._clock())
@@ -399,6 +407,16 @@ class Driver:
         if not generation.is_cancelled:
             generation.emit(said)
 
+    def _check_picture_room(self, request: GenerationRequest) -> None:
+        if not request.pictures:
+            return
+        kept = sum(picture_bytes(each.session.request) for each in self._generations.values())
+        if kept + picture_bytes(request) > self._limits.max_picture_bytes:
+            raise QueueFullError(
+                "the pictures of other requests take all the memory that there is for pictures",
+                hint="try again in a few seconds, or send smaller ones",
+            )
+
     def _fail(self, generation: Generation, error: ShardComputeError) -> None:
         self._end(generation)
         self._deltas.put(partial(self._emit, generation, error))
@@ -468,7 +486,8 @@ class Driver:
                 generation = self._generations[opening.session]
                 generation.started_s = generation.started_s or now
             self._in_flight[frame.sequence] = Flight(frame, now)
-            self._deadlines.sent(frame.sequence, frame.rows, now)
+            # To look at a patch takes about as long as a row: what it takes more is allowed for many times over.
+            self._deadlines.sent(frame.sequence, frame.rows + frame.patches, now)
             self._last_sent = frame.sequence
             self._chain_effects.put(partial(self._send, self._port, frame))
 
@@ -590,7 +609,9 @@ class Driver:
         )
 
     def _note(self, frame: Frame, landing: Landing, timings: Sequence[StageTiming]) -> None:
-        """Learn from a frame that came back."""
+        """Learn from a frame that came back, unless its first stage looked at pictures too."""
+        if frame.patches:
+            return
         self._speculator.router.traversed(
             frame.rows,
             landing.seconds - landing.queue_s - landing.draft_s,
@@ -635,10 +656,14 @@ class Driver:
         if resumption is not None and resumption.has_new_first:
             # All of its rows are told, also those that it once began with: nobody else's are there.
             opening = replace(session.opening(), prefix=None)
-            for start in range(0, known, shape.max_rows):
-                ids = tuple(session.known[start : min(start + shape.max_rows, known)])
-                work = SessionRows(session.id, start, ids)
+            start = 0
+            while start < known:
+                stop = min(start + shape.max_rows, known)
+                if self._scheduler.limits.has_whole_pictures:
+                    stop = step_stop(session.spans, start, stop)
+                work = SessionRows(session.id, start, tuple(session.known[start:stop]))
                 self._chain_effects.put(partial(port.replay, work, opening if start == 0 else None))
+                start = stop
 
     def _extend(self, generation: Generation, choice: TokenChoice, now: float) -> None:
         session, request = generation.session, generation.session.request

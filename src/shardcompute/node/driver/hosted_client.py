@@ -31,6 +31,7 @@ from shardcompute.wire.generations import (
     HostLoad,
     StepTimed,
     pack_request,
+    patches_in,
     unpack_delta,
 )
 
@@ -75,14 +76,14 @@ class HostedDriverClient:
 
     def submit(self, chain: str, request: GenerationRequest, take: Take, on_session: OnSession) -> int:
         """Hand a request over; raises LinkError where the link has ended."""
-        packed = pack_request(request)
+        packed, patches = pack_request(request), patches_in(request)
         with self._lock:
             if self.is_lost:
                 raise LinkError(f"the link to the driver on {self.node} has ended")
             number = next(self._numbers)
             self._handed[number] = _Handed(chain, take, on_session)
             # Before anybody can cancel it.
-            self._outbox.put(Generate(number, chain, packed))
+            self._outbox.put(Generate(number, chain, packed, list(map(len, patches))), patches)
         return number
 
     def cancel(self, number: int) -> None:
@@ -115,7 +116,7 @@ class HostedDriverClient:
     def close(self) -> None:
         self._outbox.close()
 
-    def _heard(self, message: Message) -> None:
+    def _heard(self, message: Message, body: memoryview) -> None:
         if isinstance(message, Generated):
             delta = unpack_delta(message.delta)
             take = self._taker(message.number, is_last=delta.finish is not None)

@@ -118,9 +118,9 @@ class HostedDriverServer:
         self._outbox.close()
         self._ended.set()
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: Message, body: memoryview) -> None:
         if isinstance(message, Generate):
-            self._begin(message)
+            self._begin(message, body)
         elif isinstance(message, CancelGeneration):
             hosted = self._generations.pop(message.number, None)
             if hosted is not None:
@@ -129,11 +129,11 @@ class HostedDriverServer:
         else:
             raise LinkError(f"{type(message).__name__} came on a link for generations")
 
-    def _begin(self, message: Generate) -> None:
+    def _begin(self, message: Generate, body: memoryview) -> None:
         number = message.number
         try:
             hosted = _HostedGeneration(message.chain, self._find_driver(message.chain))
-            request = unpack_request(message.request)
+            request = unpack_request(message, body)
         except LinkError as error:
             # The coordinator knows what it asked for, and can compute it itself.
             self._outbox.put(GenerationFailed(number, RELEASED, shorten(error.message)))

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from shardcompute.core.errors import PromptTooLongError, UsageError
 from shardcompute.core.generation import MAX_STOP_CHARS, MAX_STOPS, GenerationRequest, Speculation
+from shardcompute.core.pictures import MAX_PICTURE_BYTES, check_spans
 from shardcompute.decoding import validate_sampling
+from shardcompute.models.spec import VisionSpec
+from shardcompute.models.vision.prepare import check_picture
 
 AUTO = Speculation()
 
@@ -21,6 +24,10 @@ class DriverLimits:
     """For requests that do not say."""
     has_draft_head: bool = False
     """Whether last stages draft."""
+    vision: VisionSpec | None = None
+    """How the model sees; None: it takes text alone."""
+    max_picture_bytes: int = 512 << 20
+    """What is kept of the pictures of all requests, also of those that wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +72,25 @@ def check_request(request: GenerationRequest, limits: DriverLimits) -> None:
             hint="use fewer or shorter stop strings",
         )
     validate_sampling(request.sampling, limits.vocab_size)
+    if request.pictures:
+        _check_pictures(request, limits.vision)
+
+
+def picture_bytes(request: GenerationRequest) -> int:
+    """What is kept of a request's pictures."""
+    return sum(len(picture.patches) for picture in request.pictures)
+
+
+def _check_pictures(request: GenerationRequest, vision: VisionSpec | None) -> None:
+    if vision is None:
+        raise UsageError("this model does not see pictures", hint="send text only")
+    if request.prompt_logprobs is not None:
+        raise UsageError("a prompt with pictures has no log-probabilities", hint="leave prompt_logprobs out")
+    check_spans([picture.span for picture in request.pictures], len(request.prompt))
+    if picture_bytes(request) > MAX_PICTURE_BYTES:
+        raise UsageError(
+            f"the pictures of a prompt have more than {MAX_PICTURE_BYTES >> 20} MiB together",
+            hint="send fewer, or smaller ones",
+        )
+    for picture in request.pictures:
+        check_picture(vision, picture.span, picture.patches)

@@ -32,6 +32,7 @@ from shardcompute.node.telemetry.traffic import WireTraffic
 from shardcompute.wire import Link, Message, StageTiming
 
 if TYPE_CHECKING:
+    from shardcompute.models.spec import VisionSpec
     from shardcompute.models.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ class PoolModel:
     """Whether last stages draft."""
     adapters: tuple[str, ...] = ()
     """Those that every stage has beside its weights."""
+    vision: VisionSpec | None = None
+    """How it sees; None: it takes text alone."""
 
 
 @dataclass(slots=True)
@@ -199,6 +202,7 @@ class DriverPool:
                     self._max_waiting,
                     model.speculation,
                     model.has_draft_head,
+                    model.vision,
                 )
                 first = first_session(self.session_namespace)
                 driver = Driver(
@@ -288,7 +292,14 @@ class DriverPool:
             models = list(self._models.values())
         return with_adapters(
             (
-                ServedModel(each.name, each.context_length, each.created_s, each.digest, each.size_bytes),
+                ServedModel(
+                    each.name,
+                    each.context_length,
+                    each.created_s,
+                    each.digest,
+                    each.size_bytes,
+                    vision=each.vision,
+                ),
                 each.adapters,
             )
             for each in models

@@ -2,7 +2,8 @@
 from its start. Pure bookkeeping: whoever keeps this tells the chain what to forget.
 
 Least recently used ones are given up first. Only whoever asks with the same scope shares: how fast an answer comes
-must not tell one user what another has asked.
+must not tell one user what another has asked. Placeholders of pictures are the same tokens whatever is seen, so that
+pictures are compared too.
 """
 
 from __future__ import annotations
@@ -10,22 +11,27 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
 
+from shardcompute.core.pictures import PictureSpan
 from shardcompute.core.steps import Prefix
 from shardcompute.node.driver.session import Session, round_to_pages
 
 SHORTEST = 32
 """Fewer tokens are computed as fast as they are copied."""
 Ids = npt.NDArray[np.int64]
+Seen = tuple[tuple[PictureSpan, str], ...]
+"""Where a prompt's pictures lie, and their digests."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Parked:
     scope: tuple[str, str, str]
     ids: Ids
+    pictures: Seen = ()
 
     @property
     def held_tokens(self) -> int:
@@ -50,18 +56,20 @@ class PrefixStore:
         length = min(session.sent, len(session.known))
         if length < SHORTEST or not session.is_opened:
             return False
-        self._parked[session.id] = _Parked(session.request.prefix_scope, _array(session.known[:length]))
+        self._parked[session.id] = _Parked(
+            session.request.prefix_scope, _array(session.known[:length]), _seen(session)
+        )
         return True
 
     def find(self, session: Session, running: Iterable[Session]) -> Prefix | None:
         """The longest beginning that the session shares with one that is kept, or that is running."""
         # The last known token is always computed: its row picks the next one.
-        wanted = _array(session.known[:-1])
+        wanted, seen = _array(session.known[:-1]), _seen(session)
         best: Prefix | None = None
         for number, parked in self._parked.items():
             if parked.scope == session.request.prefix_scope:
                 # One that is wholly used up can be taken over as it is.
-                length = _common(wanted, parked.ids)
+                length = _uncut(seen, parked.pictures, _common(wanted, parked.ids))
                 is_moved = length == len(parked.ids)
                 best = _longer(best, Prefix(number, length, is_moved))
         for other in running:
@@ -71,7 +79,8 @@ class PrefixStore:
                 and other.request.prefix_scope == session.request.prefix_scope
             ):
                 computed = _array(other.known[: min(other.sent, len(other.known))])
-                best = _longer(best, Prefix(other.id, _common(wanted, computed)))
+                length = _uncut(seen, _seen(other), _common(wanted, computed))
+                best = _longer(best, Prefix(other.id, length))
         if best is None:
             return None
         if best.is_moved:
@@ -95,6 +104,22 @@ def _longer(best: Prefix | None, other: Prefix) -> Prefix | None:
     if other.length < SHORTEST or (best is not None and best.length >= other.length):
         return best
     return other
+
+
+def _seen(session: Session) -> Seen:
+    return tuple((picture.span, picture.digest) for picture in session.request.pictures)
+
+
+def _uncut(mine: Seen, others: Seen, length: int) -> int:
+    """So many of the first `length` tokens, which are equal, stand for the same: placeholders of other pictures, or of
+    parts of one, do not."""
+    for own, other in zip_longest(mine, others):
+        if own != other:
+            length = min(length, *(each[0].start for each in (own, other) if each is not None))
+    for span, _ in mine:
+        if span.start < length < span.stop:
+            return span.start
+    return length
 
 
 def _array(ids: Sequence[int]) -> Ids:

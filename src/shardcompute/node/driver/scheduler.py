@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from shardcompute.core.generation import GenerationRequest
+from shardcompute.core.pictures import step_stop
 from shardcompute.core.steps import PICKED, Frame, Opening, Picked, SessionRows
 from shardcompute.decoding.router import PipeLoad
 from shardcompute.node.driver.kv_budget import KvBudget
@@ -38,6 +39,8 @@ class SchedulerLimits:
     max_sessions: int = 16
     max_logit_rows: int = 64
     can_continue: bool = False
+    has_whole_pictures: bool = False
+    """No step may end inside a picture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +147,17 @@ class Scheduler:
         work = self._answer(answering, context, room - reserved, limits.max_logit_rows - bool(reserved))
         room -= sum(len(part.ids) for part in work)
         logit_room = limits.max_logit_rows - sum(part.logit_rows for part in work)
+        most = limits.chunk_rows - sum(len(part.ids) for part in work)
+        shows_pictures = False
         for session in computing:
+            if shows_pictures and session.request.pictures and not session.is_opened:
+                continue  # patches are many bytes, and much work: one session's in a frame
             part = _next_work(session, room, logit_room)
+            if part is not None and limits.has_whole_pictures and session.request.pictures:
+                part = _with_whole_pictures(session, part, most, logit_room, is_alone=not work)
             if part is not None:
+                shows_pictures = shows_pictures or bool(session.request.pictures)
+                most -= len(part.ids)
                 work.append(part)
                 room -= len(part.ids)
                 logit_room -= part.logit_rows
@@ -346,3 +357,18 @@ def _next_work(session: Session, room: int, logit_room: int) -> SessionRows | No
     drafted = session.head_draft_tokens if logit_rows and start + count == session.length else 0
     ids = session.tokens(start, start + count)
     return SessionRows(session.id, start, ids, logit_rows, head_draft_tokens=drafted)
+
+
+def _with_whole_pictures(
+    session: Session, part: SessionRows, most: int, logit_room: int, *, is_alone: bool
+) -> SessionRows | None:
+    """These rows of a prompt, fewer or (up to `most`) more, so that no picture is cut. None: not in this frame."""
+    stop = step_stop(session.spans, part.start, part.start + len(part.ids))
+    count = stop - part.start
+    if count == len(part.ids):
+        return part
+    logit_rows = max(stop - len(session.known) + 1, 0)
+    # One that no frame has room for is for the chain to refuse.
+    if logit_rows > logit_room or (count > most and not is_alone):
+        return None
+    return SessionRows(session.id, part.start, session.tokens(part.start, stop), logit_rows)

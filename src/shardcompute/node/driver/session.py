@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.generation import GenerationRequest, TokenChoice
+from shardcompute.core.pictures import PictureSpan
 from shardcompute.core.steps import PICKED, Opening, Picked, Prefix
 
 
@@ -122,8 +123,14 @@ class Session:
         self.head_draft_tokens = 0
         self.awaits_head_draft = False
 
+    @property
+    def spans(self) -> tuple[PictureSpan, ...]:
+        """Those of its prompt's pictures."""
+        return tuple(picture.span for picture in self.request.pictures)
+
     def opening(self) -> Opening:
         request = self.request
+        shared = 0 if self.prefix is None else self.prefix.length
         return Opening(
             self.id,
             request.sampling,
@@ -131,6 +138,8 @@ class Session:
             request.prompt_logprobs or 0,
             self.prefix,
             request.adapter,
+            self.spans,
+            tuple(b"" if each.span.stop <= shared else each.patches for each in request.pictures),
         )
 
 

@@ -19,7 +19,7 @@ from shardcompute.core.errors import CapacityError, ShardComputeError, UnknownMo
 from shardcompute.core.generation import Delta, GenerationRequest
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.core.settings import Settings
-from shardcompute.models.spec import Stage, cut_layers
+from shardcompute.models.spec import Stage, VisionSpec, cut_layers
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.generation import DeltaStream
@@ -167,12 +167,13 @@ def open_model(
         stages = _open_stages(
             checkpoint.name, tokenizer, spec.layer_count, options.stages, executor_options, open_stage, names
         )
-        model = _served(files, content_of(checkpoint), executor_options)
+        model = _served(files, content_of(checkpoint), executor_options, spec.vision)
         limits = DriverLimits(
             spec.vocab_size,
             executor_options.context_length,
             max_sessions=options.max_sessions,
             speculation=speculation_for(spec, AUTO),
+            vision=spec.vision,
         )
         return _start(model, tokenizer, limits, stages, executor_options, fallback_remark(spec), names)
 
@@ -236,8 +237,12 @@ def _open_stages(
     return runtimes
 
 
-def _served(files: ModelFiles, digest: str, options: ExecutorOptions) -> ServedModel:
-    return ServedModel(files.name, options.context_length, int(time.time()), digest, files.total_bytes)
+def _served(
+    files: ModelFiles, digest: str, options: ExecutorOptions, vision: VisionSpec | None
+) -> ServedModel:
+    return ServedModel(
+        files.name, options.context_length, int(time.time()), digest, files.total_bytes, vision=vision
+    )
 
 
 def _start(

@@ -9,6 +9,7 @@ import msgspec
 from shardcompute.core.errors import LinkError
 from shardcompute.core.generation import Speculation
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
+from shardcompute.models.spec import VisionSpec
 from shardcompute.node.rpc.session_ids import Resumption
 
 _MOST_ROWS = 1 << 14
@@ -195,6 +196,8 @@ class OfferedModel(msgspec.Struct, frozen=True, kw_only=True):
     has_draft_head: bool = False
     adapters: tuple[str, ...] = ()
     """Those that every stage of it has beside its weights."""
+    vision: VisionSpec | None = None
+    """How it sees."""
 
 
 class Introduce(msgspec.Struct, frozen=True, tag=True, kw_only=True):

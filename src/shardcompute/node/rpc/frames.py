@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace as dataclass_replace
+from itertools import accumulate, pairwise
 
 from msgspec.structs import replace
 
 from shardcompute.core.errors import ShardComputeError, rebuild_error
 from shardcompute.core.fields import shorten
 from shardcompute.core.generation import TokenChoice
+from shardcompute.core.pictures import PictureSpan, check_spans
 from shardcompute.core.steps import PICKED, Draft, Frame, Opening, Picked, Prefix, SessionRows
 from shardcompute.wire import (
     ID_BYTES,
     HeadDraftIds,
+    PictureHeader,
     RowResult,
     SegmentHeader,
     SessionOpen,
@@ -32,7 +36,7 @@ REPLAY = 0
 
 
 def step_frame(chain: str, epoch: int, frame: Frame) -> StepFrame:
-    """A driver's frame for the first stage: token ids alone."""
+    """A driver's frame for the first stage: token ids, and beside it `patches_of` the pictures of new sessions."""
     return StepFrame(
         chain=chain,
         epoch=epoch,
@@ -46,9 +50,9 @@ def step_frame(chain: str, epoch: int, frame: Frame) -> StepFrame:
     )
 
 
-def replay_frame(chain: str, epoch: int, work: SessionRows, opening: Opening | None) -> StepFrame:
-    """Tokens that a new first stage computes for their KV alone."""
-    return step_frame(chain, epoch, Frame(REPLAY, (work,), () if opening is None else (opening,)))
+def patches_of(openings: Iterable[Opening]) -> list[memoryview]:
+    """The body of a frame with these openings, as their headers announce it."""
+    return [memoryview(patches) for opening in openings for patches in opening.patches if patches]
 
 
 def work_of(segment: SegmentHeader) -> SessionRows:
@@ -66,10 +70,49 @@ def opened_of(opening: Opening) -> SessionOpen:
     opened = open_session(opening.session, opening.sampling, opening.prompt_length, opening.prompt_logprobs)
     if opening.adapter:
         opened = replace(opened, adapter=opening.adapter)
+    if opening.spans:
+        opened = replace(opened, pictures=_headers(opening))
     prefix = opening.prefix
     if prefix is None:
         return opened
     return replace(opened, prefix_source=prefix.source, prefix_length=prefix.length, is_moved=prefix.is_moved)
+
+
+def _headers(opening: Opening) -> list[PictureHeader]:
+    sizes = [len(patches) for patches in opening.patches] or [0] * len(opening.spans)
+    return [
+        PictureHeader(span.start, span.count, *span.grid, size)
+        for span, size in zip(opening.spans, sizes, strict=True)
+    ]
+
+
+def without_patches(opened: SessionOpen) -> SessionOpen:
+    """As stages behind the first are told of a session."""
+    if not opened.pictures:
+        return opened
+    return replace(opened, pictures=[replace(picture, size_bytes=0) for picture in opened.pictures])
+
+
+def openings_of(frame: StepFrame, body: memoryview) -> list[Opening]:
+    """The openings of a frame, with the patches in its body where that has none but them. UsageError for pictures that
+    cannot be in a prompt."""
+    openings, end = [], 0
+    for opened in frame.opens:
+        opening = opening_of(opened)
+        if opened.pictures:
+            check_spans(opening.spans, opened.prompt_length)
+        if opened.pictures and not frame.width:
+            edges = list(accumulate((picture.size_bytes for picture in opened.pictures), initial=end))
+            patches = tuple(bytes(body[start:stop]) for start, stop in pairwise(edges))
+            opening, end = dataclass_replace(opening, patches=patches), edges[-1]
+        openings.append(opening)
+    return openings
+
+
+def rows_to_compute(frame: StepFrame) -> int:
+    """Rows of a frame, and patches that its stage looks at before: each takes about as long as a row."""
+    shown = (picture for opened in frame.opens for picture in opened.pictures if picture.size_bytes)
+    return frame.rows + sum(picture.frames * picture.rows * picture.columns for picture in shown)
 
 
 def opening_of(opened: SessionOpen) -> Opening:
@@ -81,6 +124,10 @@ def opening_of(opened: SessionOpen) -> Opening:
         opened.prompt_logprobs or 0,
         prefix if opened.prefix_length else None,
         opened.adapter,
+        tuple(
+            PictureSpan(each.start, each.count, (each.frames, each.rows, each.columns))
+            for each in opened.pictures
+        ),
     )
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 
 from shardcompute.core.errors import LinkError
-from shardcompute.wire import Link, LinkPump, Message
+from shardcompute.wire import Body, Link, LinkPump, Message
 
 
 class Outbox:
@@ -19,17 +19,17 @@ class Outbox:
     link's receiving thread."""
 
     def __init__(
-        self, link: Link, take: Callable[[Message], None], on_ended: Callable[[LinkError], None]
+        self, link: Link, take: Callable[[Message, memoryview], None], on_ended: Callable[[LinkError], None]
     ) -> None:
-        self._pump = LinkPump(link, lambda message, _: take(message), on_ended, capacity_frames=sys.maxsize)
+        self._pump = LinkPump(link, take, on_ended, capacity_frames=sys.maxsize)
 
     def start(self) -> None:
         self._pump.start()
 
-    def put(self, message: Message) -> None:
+    def put(self, message: Message, body: Body = ()) -> None:
         """Dropped once the link has ended, of which `on_ended` hears."""
         with contextlib.suppress(LinkError):
-            self._pump.offer(message)
+            self._pump.offer(message, body)
 
     def close(self) -> None:
         """End the link; what was not sent by now is not sent."""

@@ -15,6 +15,8 @@ from itertools import groupby
 
 import numpy as np
 
+from shardcompute.backends.executor import MAX_ROWS
+from shardcompute.core.pictures import PictureSpan, step_stop
 from shardcompute.core.steps import Opening, Prefix, SessionRows
 from shardcompute.node.rpc.commands import Wire
 from shardcompute.node.rpc.frames import REPLAY, opened_of, segment_of
@@ -92,6 +94,8 @@ class ActivationLog:
 
     def append(self, work: Sequence[SessionRows], openings: Sequence[Opening], sent: Chunk) -> None:
         """Remember a step's output; `sent` is kept and must not change afterwards."""
+        # Whoever is told of a session by this log is no first stage, and needs no patches.
+        openings = [replace(opening, patches=()) if opening.patches else opening for opening in openings]
         opened = {opening.session: opening for opening in openings}
         first = 0
         for opening in openings:
@@ -154,12 +158,22 @@ class ActivationLog:
         for session, track in self._tracks.items():
             track.merge()
             position = 0
+            spans = () if track.opening is None else track.opening.spans
             for chunk in track.chunks:
-                for start in range(0, len(chunk), most_rows):
-                    piece = chunk.part(start, start + most_rows)
+                before = position
+                while position < before + len(chunk):
+                    stop = _uncut(spans, position, min(position + most_rows, before + len(chunk)))
+                    piece = chunk.part(position - before, stop - before)
                     work = SessionRows(session, position, tuple(track.ids[position : position + len(piece)]))
                     yield work, track.opening if position == 0 else None, piece
                     position += len(piece)
+
+
+def _uncut(spans: Sequence[PictureSpan], start: int, stop: int) -> int:
+    """Where a piece of rows ends that was to end at `stop`. In some models a picture is computed in one step: none is
+    cut that was sent in one."""
+    whole = step_stop(spans, start, stop)
+    return whole if whole - start <= MAX_ROWS else stop
 
 
 def replay_frames(

@@ -15,7 +15,7 @@ import numpy as np
 from shardcompute.backends.matrix import Array
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.steps import Draft, Opening, Picked, SessionRows
-from shardcompute.node.rpc.frames import segment_of, step_failed, step_result
+from shardcompute.node.rpc.frames import segment_of, step_failed, step_result, without_patches
 from shardcompute.node.worker.activation_log import Chunk, replay_frames
 from shardcompute.node.worker.codec_choice import choose_codec
 from shardcompute.node.worker.peer_links import PeerLinks
@@ -101,7 +101,7 @@ class StageOutput:
             rows=rows,
             width=width,
             codec=codec.name,
-            opens=frame.opens,
+            opens=[without_patches(opened) for opened in frame.opens],
             timings=[*frame.timings, sent],
         )
         return lambda: self._links.send(slot.route.next, passed, body)

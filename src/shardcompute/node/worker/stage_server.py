@@ -25,7 +25,7 @@ from shardcompute.core.process_memory import return_freed_memory
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.steps import Draft, SessionRows
 from shardcompute.node.rpc.commands import Admit, Connect, Connected, Peer, Redial, StepTraced, TraceStep
-from shardcompute.node.rpc.frames import opening_of, work_of
+from shardcompute.node.rpc.frames import openings_of, rows_to_compute, work_of
 from shardcompute.node.rpc.step_times import STAGE_PATIENCE, Patience, StepTimes
 from shardcompute.node.worker.activation_log import ActivationLog
 from shardcompute.node.worker.peer_links import PeerLinks
@@ -342,7 +342,9 @@ class StageServer:
                 next_item(self._inbox, None)
                 if begun is None
                 else next_item(
-                    self._inbox, begun.pending, begun.slot.times.allowed_s(begun.arrived.frame.rows)
+                    self._inbox,
+                    begun.pending,
+                    begun.slot.times.allowed_s(rows_to_compute(begun.arrived.frame)),
                 )
             )
             try:
@@ -400,7 +402,7 @@ class StageServer:
         ):
             self._finish_begun()
         self._trace.place(frame, arrived.sender, "computing")
-        with self._trace.busy(slot.times.allowed_s(frame.rows)):
+        with self._trace.busy(slot.times.allowed_s(rows_to_compute(frame))):
             following = self._begin(slot, arrived)
         try:
             self._finish_begun()
@@ -416,7 +418,7 @@ class StageServer:
         try:
             slot.check_share(frame)
             work = [work_of(segment) for segment in frame.segments]
-            openings = [opening_of(opened) for opened in frame.opens]
+            openings = openings_of(frame, arrived.body)
             activations = self._decode(frame, arrived.body)
             decoded = time.perf_counter()
             for opening in openings:
@@ -434,7 +436,7 @@ class StageServer:
         """Finish the step that is under way, if there is one, and send what it brings."""
         begun, self._begun = self._begun, None
         if begun is not None:
-            with self._trace.busy(begun.slot.times.allowed_s(begun.arrived.frame.rows)):
+            with self._trace.busy(begun.slot.times.allowed_s(rows_to_compute(begun.arrived.frame))):
                 self._finish(begun)
 
     def _finish(self, begun: _Begun) -> None:
@@ -445,8 +447,9 @@ class StageServer:
         try:
             out = slot.runtime.finish(pending)
             self._done_s = computed = time.perf_counter()
-            slot.times.observe(frame.rows, computed - started)
-            self._observe_pace(slot, pending.work, computed - started)
+            if rows_to_compute(frame) == frame.rows:
+                slot.times.observe(frame.rows, computed - started)
+                self._observe_pace(slot, pending.work, computed - started)
             drafts: list[Draft] = []
             if isinstance(out, list) and not frame.replay:
                 drafts = slot.runtime.draft(pending.work, out)
