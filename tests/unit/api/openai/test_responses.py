@@ -189,7 +189,10 @@ def test_logprobs(post: Any, service: Any, fakes: Any) -> None:
         ({"conversation": "c"}, "conversation"),
         ({"input": []}, "input"),
         ({"input": [{"type": "reasoning"}]}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0].image_url",
+        ),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
         ({"input": [{"content": "x"}]}, "input[0].role"),
         ({"input": [{"type": "item_reference"}]}, "input[0].id"),
