@@ -41,6 +41,8 @@ def decode_image(content: bytes) -> Pixels:
         with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
             _check_size(*opened.size)
             upright = ImageOps.exif_transpose(opened)
+            if upright.mode == "P" and "transparency" in upright.info:
+                upright = upright.convert("RGBA")  # the same colours; Pillow warns of the straight way
             return np.asarray(upright.convert("RGB"))
     except UsageError:
         raise

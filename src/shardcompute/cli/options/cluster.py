@@ -42,6 +42,24 @@ CorsOrigin = Annotated[
         "None by default; * for any.",
     ),
 ]
+
+
+class ImageUrls(StrEnum):
+    """Which images are fetched that requests name by URL."""
+
+    OFF = "off"
+    PUBLIC = "public"
+    ANY = "any"
+
+
+ImageUrlsOption = Annotated[
+    ImageUrls,
+    typer.Option(
+        "--image-urls",
+        help="Fetch images that requests name by URL: from public addresses, or from any, also of this machine and its "
+        "network. By default none: clients send images themselves.",
+    ),
+]
 ClusterFolder = Annotated[
     Path | None,
     typer.Option(
@@ -228,6 +246,7 @@ class ServingArguments:
     require_key: RequireKey = False
     allowed_host: AllowedHost = None
     cors_origin: CorsOrigin = None
+    image_urls: ImageUrlsOption = ImageUrls.OFF
 
     def cors_origins(self, settings: Settings) -> tuple[str, ...]:
         """Those of the option, or else of the settings. UsageError for what is none."""

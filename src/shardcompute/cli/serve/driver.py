@@ -12,6 +12,7 @@ import typer
 
 from shardcompute.cli.console import Screen, open_screen
 from shardcompute.cli.failures import show_error
+from shardcompute.cli.options.cluster import ImageUrls, ImageUrlsOption
 from shardcompute.cli.options.keys import AllowedHost, RequireKey, ServerKeyFile, server_keys
 from shardcompute.cli.options.records import with_options
 from shardcompute.cli.options.worker import Host, Port, Shape, driver_folder
@@ -63,6 +64,7 @@ class DriverArguments:
     api_key_file: ServerKeyFile = None
     require_key: RequireKey = False
     allowed_host: AllowedHost = None
+    image_urls: ImageUrlsOption = ImageUrls.OFF
     host: Host = None
     port: Port = 0
     advertise: Annotated[
@@ -185,6 +187,7 @@ class _ForegroundDriver:
             needs_key=given.needs_key(self._keys),
             hosts=hosts_of(given.api_host, names),
             cors_origins=self._settings.cors_origins,
+            image_urls=given.image_urls.value,
         )
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(self._watch())

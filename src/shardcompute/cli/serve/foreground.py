@@ -226,6 +226,7 @@ def _run(
             hosts=_hosts(plan, settings),
             admin=admin,
             cors_origins=plan.serving.cors_origins(settings),
+            image_urls=plan.serving.image_urls.value,
             page=page_routes(),
         )
         welcome = _Welcome(invited, sessions, needs_key, new_key)

@@ -60,5 +60,12 @@ def _serve(
             screen.say(line)
         screen.say("Ctrl-C stops it.")
 
-    app = create_app(service, api_keys=keys or None, hosts=hosts, cors_origins=origins, page=page_routes())
+    app = create_app(
+        service,
+        api_keys=keys or None,
+        hosts=hosts,
+        cors_origins=origins,
+        image_urls=serving.image_urls.value,
+        page=page_routes(),
+    )
     asyncio.run(serve(app, serving.host, serving.port, on_listening=greet))
