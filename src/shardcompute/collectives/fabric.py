@@ -27,6 +27,7 @@ from shardcompute.collectives.frames import (
 )
 from shardcompute.collectives.group import Array
 from shardcompute.core.errors import LinkError
+from shardcompute.core.fields import shorten
 
 
 class PeerAbortedError(LinkError):
@@ -143,4 +144,4 @@ def bytes_of(array: Array) -> memoryview:
 
 
 def read_reason(text: bytes | bytearray | memoryview) -> str:
-    return bytes(text).decode("utf-8", "replace")
+    return shorten(bytes(text).decode("utf-8", "replace"), MOST_REASON_BYTES)

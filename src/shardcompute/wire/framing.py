@@ -111,6 +111,14 @@ class FrameReader:
         """The size of the frame at hand, as far as it has said."""
         return PREFIX_BYTES + sum(self._lengths or ())
 
+    def release(self) -> bytes:
+        """What has come of the stream after the last frame, for whoever reads on in another way."""
+        if self._lengths is not None:
+            raise LinkError("a stream cannot be left in the middle of a frame")
+        left = bytes(self._staging[self._start : self._stop])
+        self._start = self._stop = 0
+        return left
+
     def space(self) -> memoryview:
         """Where the next bytes of the stream belong; never empty once `next_frame` returned None."""
         if self._message is not None:

@@ -14,7 +14,15 @@ from shardcompute.core.pictures import MAX_PICTURE_BYTES
 from shardcompute.wire.codecs import find_codec
 from shardcompute.wire.control import TensorBytes
 from shardcompute.wire.generations import Generate
-from shardcompute.wire.messages import ID_BYTES, Message, SessionClose, StepFailed, StepFrame, StepResult
+from shardcompute.wire.messages import (
+    ID_BYTES,
+    CollectiveFrame,
+    Message,
+    SessionClose,
+    StepFailed,
+    StepFrame,
+    StepResult,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,10 @@ def check_message(message: Message, body_bytes: int, limits: WireLimits) -> None
             raise LinkError(
                 f"{sum(message.patch_sizes)} bytes of pictures were announced and {body_bytes} came"
             )
+        return
+    if isinstance(message, CollectiveFrame):
+        if body_bytes != message.size:
+            raise LinkError(f"{message.size} bytes of a collective were announced and {body_bytes} came")
         return
     if body_bytes:
         raise LinkError(f"{type(message).__name__} has no body, but {body_bytes} bytes came with it")

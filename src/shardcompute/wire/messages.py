@@ -1,10 +1,11 @@
 """Every message of the data plane, on one page (those of the control plane are in `wire.control`).
 
 A link opens with `Hello` from the side that dialled and `Welcome` or `Refused` from the other. Then each
-`StepFrame` flows along the chain, and its result goes from the tail straight to the driver. Only a
-`StepFrame` has a body: activations `[rows, width]` in the form that `codec` names; on the way from the driver
-to the first stage there are none yet and the token ids say it all (`width` 0, `codec` ""), but for the patches of
-pictures of sessions that begin, which are its body then.
+`StepFrame` flows along the chain, and its result goes from the tail straight to the driver. A `StepFrame`
+has a body: activations `[rows, width]` in the form that `codec` names; on the way from the driver to the
+first stage there are none yet and the token ids say it all (`width` 0, `codec` ""), but for the patches of
+pictures of sessions that begin, which are its body then. So has a `CollectiveFrame`, between ranks that
+compute a stage together.
 
 Structs travel as MessagePack arrays headed by their number, so fields are known by their place: a later
 version appends fields with defaults and never reorders or renumbers, and an older reader skips what it does
@@ -260,6 +261,21 @@ class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=12):
     message: Text
 
 
+class CollectiveFrame(msgspec.Struct, frozen=True, array_like=True, tag=13):
+    """A frame of a collective (`collectives.frames`), as the body, on a link whose socket is not theirs alone."""
+
+    size: Number
+
+
+class JoinWorld(msgspec.Struct, frozen=True, array_like=True, tag=14):
+    """The first word of a rank on a link to another, and the other's answer, which is `Refused` where it expects
+    somebody else: which world, which forming of it, and who speaks."""
+
+    world: Name
+    epoch: Number
+    rank: Number
+
+
 DataMessage: TypeAlias = (
     Hello
     | Welcome
@@ -273,6 +289,8 @@ DataMessage: TypeAlias = (
     | SessionClose
     | StepResult
     | StepFailed
+    | CollectiveFrame
+    | JoinWorld
 )
 Message: TypeAlias = DataMessage | ControlMessage
 

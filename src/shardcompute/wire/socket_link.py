@@ -64,6 +64,7 @@ class SocketLink(Closing):
         self._receiving = threading.Lock()
         self._ending = threading.Lock()
         self._end: tuple[str, str] | None = None
+        self._is_detached = False
         self._sent = (0, 0)
         self._received = (0, 0)
 
@@ -101,8 +102,22 @@ class SocketLink(Closing):
             self._received = (self._received[0] + 1, self._received[1] + self._reader.frame_bytes)
             return frame
 
+    def detach(self) -> tuple[socket.socket, bytes]:
+        """The connection itself, with what was already read of it, for whoever goes on without frames of ours. It is
+        non-blocking and the caller's to close. Of the link only `close` is left, which ends the connection for whoever
+        has it. Between frames only, by who sends and receives on it."""
+        with self._receiving, self._sending:
+            self._check_open()
+            left = self._reader.release()
+            self._is_detached = True
+            self._end = (f"the connection to {self._who()} was handed over", "")
+            return self._sock, left
+
     def close(self) -> None:
         self._end_with(LinkClosedError(f"the link to {self._who()} was closed here"))
+        if self._is_detached:
+            shut_down(self._sock)
+            return
         # The shutdown has woken whoever held these.
         with self._receiving, self._sending:
             self._sock.close()

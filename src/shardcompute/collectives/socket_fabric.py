@@ -1,0 +1,95 @@
+"""Collectives over sockets: the quick fabric, in the thread that computes.
+
+Links prove who is at the other end and leave their sockets to us (`SocketLink.detach`): TLS between machines, Unix
+sockets in the clear between processes of one machine. There is no other thread and no event loop between an array and
+the system. Whoever waits looks again and again for a short time, because a peer that computes the same is never far
+behind; then it sleeps until something comes. Where more ranks share a machine than it has cores, looking would keep a
+peer from computing: there is none of it.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from shardcompute.collectives.connection import PeerConnection
+from shardcompute.collectives.fabric import ExpectedFrame, OutgoingFrame, PeerFailedError
+
+SPIN_S = 100e-6
+"""Long enough for an exchange on one machine, short enough to cost little where a peer is late."""
+
+
+class SocketFabric:
+    def __init__(
+        self, rank: int, epoch: int, connections: Mapping[int, PeerConnection], spin_s: float = SPIN_S
+    ) -> None:
+        """A connection to every other rank; they are closed with the fabric."""
+        self.rank = rank
+        self.size = len(connections) + 1
+        self.epoch = epoch
+        self._connections = dict(connections)
+        self._spin_s = spin_s
+        self._is_over = False
+
+    @property
+    def refused_frames(self) -> int:
+        return sum(each.refused_frames for each in self._connections.values())
+
+    def exchange(
+        self, sends: Sequence[OutgoingFrame], receives: Sequence[ExpectedFrame], deadline: float
+    ) -> None:
+        active: dict[int, PeerConnection] = {}
+        for send in sends:
+            connection = active[send.peer] = self._connections[send.peer]
+            connection.send(send)
+            connection.push()
+        for receive in receives:
+            connection = active[receive.peer] = self._connections[receive.peer]
+            connection.waiting.append(receive)
+        spin_until_s = 0.0
+        while left := [each for each in active.values() if not _advance(each)]:
+            now_s = time.monotonic()
+            if now_s >= deadline:
+                raise PeerFailedError(
+                    left[0].peer,
+                    "it did not answer in time",
+                    hint="the rank may be stuck or cut off",
+                    is_late=True,
+                )
+            if not spin_until_s:
+                spin_until_s = now_s + self._spin_s
+            elif now_s > spin_until_s:
+                _wait(left, deadline - now_s)
+                spin_until_s = 0.0
+
+    def end(self, farewell: bytes) -> None:
+        if not self._is_over:
+            self._is_over = True
+            for connection in self._connections.values():
+                connection.end(farewell)
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+
+
+def _advance(connection: PeerConnection) -> bool:
+    """True once this connection has nothing more to do."""
+    is_out = not connection.sending or connection.push()
+    return (not connection.waiting or connection.pull()) and is_out
+
+
+def _wait(connections: Sequence[PeerConnection], timeout_s: float) -> None:
+    """Sleep until one of them can go on, or the time is up."""
+    if sys.platform == "win32":
+        reading = [each.sock for each in connections if each.events & select.POLLIN]
+        writing = [each.sock for each in connections if each.events & select.POLLOUT]
+        select.select(reading, writing, [], timeout_s)
+        return
+    poll = select.poll()
+    for each in connections:
+        poll.register(each.sock, each.events)
+    poll.poll(math.ceil(timeout_s * 1000))

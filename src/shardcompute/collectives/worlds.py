@@ -1,0 +1,172 @@
+"""Forming a world: who is which rank, under which epoch, and a connection between each two of them.
+
+Each rank dials those before it and says which world, epoch and rank it is; whoever answers refuses others, old epochs
+and wrong places. Who a peer is, is proven by the links (`wire`, certificates): `dial` and `accept` give such as were
+checked, and here it is seen to that the node is the one of its rank.
+
+A world that has failed is formed again under a higher epoch, over new connections; its members may have changed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardcompute.collectives.connection import PeerConnection
+from shardcompute.collectives.fabric import Fabric
+from shardcompute.collectives.fabric_group import FabricGroup, World
+from shardcompute.collectives.frames import MOST_RANKS
+from shardcompute.collectives.link_fabric import LinkFabric
+from shardcompute.collectives.measuring import measure_lines
+from shardcompute.collectives.socket_fabric import SPIN_S, SocketFabric
+from shardcompute.collectives.topology import AUTO, TopologyChoice
+from shardcompute.core.errors import CollectiveError, LinkError, UsageError
+from shardcompute.wire import JoinWorld, Link, Refused
+from shardcompute.wire.socket_link import SocketLink
+
+ROLE = "collective"
+"""In which ranks dial each other."""
+_RETRY_S = 0.05
+_WORD_S = 2.0
+"""A peer that has connected says who it is at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """One forming of a world, as one rank sees it: the nodes of all ranks, by rank. A node is a rank once."""
+
+    world: str
+    epoch: int
+    rank: int
+    nodes: Sequence[str]
+
+    def __post_init__(self) -> None:
+        is_sound = 0 <= self.rank < len(self.nodes) <= MOST_RANKS and len(set(self.nodes)) == len(self.nodes)
+        if not is_sound or not 0 < self.epoch < 1 << 32:
+            raise UsageError(
+                f"rank {self.rank} of {len(self.nodes)} cannot be, in epoch {self.epoch} of {self.world!r}",
+                hint="count ranks from 0 and epochs from 1, and give every rank a node of its own",
+            )
+
+    @property
+    def word(self) -> JoinWorld:
+        return JoinWorld(self.world, self.epoch, self.rank)
+
+    def judge(self, link: Link, word: JoinWorld) -> str | None:
+        """Why whoever dialled is not the rank that it says, or None."""
+        if word.world != self.world:
+            return f"rank {self.rank} is of {self.world!r}, not of {word.world!r}"
+        if word.epoch != self.epoch:
+            return f"{self.world!r} is being formed under epoch {self.epoch}, not {word.epoch}"
+        if not self.rank < word.rank < len(self.nodes) or self.nodes[word.rank] != link.peer:
+            return f"{link.peer!r} is not rank {word.rank} of {self.world!r}, or should not dial rank {self.rank}"
+        return None
+
+
+def connect_world(
+    membership: Membership,
+    dial: Callable[[int], Link],
+    accept: Callable[[float], Link],
+    *,
+    topology: TopologyChoice = AUTO,
+    timeout_s: float = 30.0,
+) -> FabricGroup:
+    """Meet all ranks of a world within `timeout_s`, and measure the lines between them.
+
+    `dial` connects to the node of a rank (`LinkError` if it does not answer: it is tried again), `accept` waits so
+    many seconds for a node that dials us (`TimeoutError`). `CollectiveError` names the first rank that did not come.
+    """
+    deadline = time.monotonic() + timeout_s
+    links: dict[int, Link] = {}
+    try:
+        for rank in range(membership.rank):
+            links[rank] = _dial(membership, rank, dial, deadline)
+        while len(links) < len(membership.nodes) - 1:
+            link = accept(max(0.0, deadline - time.monotonic()))
+            rank = _hear(membership, link)
+            if rank in links:
+                # It dialled again, because the first connection failed at its end.
+                links[rank].close()
+            if rank >= 0:
+                links[rank] = link
+    except (TimeoutError, LinkError) as error:
+        for link in links.values():
+            link.close()
+        missing = next(rank for rank in range(len(membership.nodes)) if rank not in {membership.rank, *links})
+        raise CollectiveError(
+            f"{membership.world!r} was not formed on rank {membership.rank}: rank {missing} did not come: {error}",
+            hint="check that every rank is running and forms the same epoch",
+            rank=missing,
+            operation="form",
+            sequence=0,
+        ) from error
+    return form_world(membership, links, topology)
+
+
+def form_world(
+    membership: Membership, links: Mapping[int, Link], topology: TopologyChoice = AUTO
+) -> FabricGroup:
+    """The group of all ranks over links to each of the others, which it takes over. Every rank calls it: the lines
+    are measured."""
+    group = FabricGroup(World(open_fabric(membership, links)), topology, name=membership.world)
+    try:
+        measure_lines(group)
+    except BaseException:
+        group.close()
+        raise
+    return group
+
+
+def open_fabric(membership: Membership, links: Mapping[int, Link]) -> Fabric:
+    """Over the links' sockets where all have one to give, else over the links."""
+    sockets = {rank: link for rank, link in links.items() if isinstance(link, SocketLink)}
+    if len(sockets) < len(links):
+        return LinkFabric(membership.rank, membership.epoch, links)
+    near = 1 + sum(link.is_local for link in sockets.values())
+    spin_s = SPIN_S if near <= (os.cpu_count() or 1) else 0.0
+    connections = {rank: PeerConnection(rank, *link.detach()) for rank, link in sockets.items()}
+    return SocketFabric(membership.rank, membership.epoch, connections, spin_s)
+
+
+def _dial(membership: Membership, rank: int, dial: Callable[[int], Link], deadline: float) -> Link:
+    """Until it answers as it should: ranks do not come to a new epoch at the same time."""
+    while True:
+        try:
+            return _introduce(membership, rank, dial(rank))
+        except (LinkError, TimeoutError):
+            if time.monotonic() + _RETRY_S > deadline:
+                raise
+            time.sleep(_RETRY_S)
+
+
+def _introduce(membership: Membership, rank: int, link: Link) -> Link:
+    try:
+        if link.peer != membership.nodes[rank]:
+            raise LinkError(f"{link.peer!r} answers where rank {rank} is {membership.nodes[rank]!r}")
+        link.send(membership.word)
+        answer, _ = link.receive(_WORD_S)
+        if isinstance(answer, Refused):
+            raise LinkError(f"rank {rank} refuses rank {membership.rank}: {answer.reason}")
+        if answer != JoinWorld(membership.world, membership.epoch, rank):
+            raise LinkError(f"{link.peer!r} does not answer as rank {rank}")
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def _hear(membership: Membership, link: Link) -> int:
+    """The rank that has dialled; -1 if it was refused or has nothing to say, which is no reason to give up."""
+    try:
+        word, _ = link.receive(_WORD_S)
+        reason = membership.judge(link, word) if isinstance(word, JoinWorld) else "here ranks of a world meet"
+        if reason is None and isinstance(word, JoinWorld):
+            link.send(membership.word)
+            return word.rank
+        link.send(Refused(reason or ""))
+    except (LinkError, TimeoutError):
+        pass
+    link.close()
+    return -1
