@@ -8,8 +8,8 @@ its connections from `wire`, with identities proven there, or leaves them to `to
 from __future__ import annotations
 
 from shardcompute.collectives.fabric_group import FabricGroup, World
+from shardcompute.collectives.fabrics.inproc import InprocHub
 from shardcompute.collectives.group import Array, Group, GroupStats, even_counts
-from shardcompute.collectives.inproc import InprocHub
 from shardcompute.collectives.threads import run_ranks, thread_groups
 from shardcompute.collectives.topology import AUTO, Algorithm, Grid, TopologyChoice, parse_topology
 

@@ -12,11 +12,12 @@ from typing import Self
 
 import numpy as np
 
-from shardcompute.collectives import gathers, reductions
+from shardcompute.collectives.algorithms import gathers, reductions
+from shardcompute.collectives.algorithms.rounds import Rounds, Traffic
 from shardcompute.collectives.deadlines import CallDeadlines
 from shardcompute.collectives.elements import code_of
-from shardcompute.collectives.fabric import Fabric, PeerAbortedError, PeerFailedError, farewell_frame
-from shardcompute.collectives.frames import MOST_BODY_BYTES, MOST_DIMENSIONS, SEQUENCE_SPAN, Operation
+from shardcompute.collectives.fabrics.fabric import Fabric, PeerAbortedError, PeerFailedError, farewell_frame
+from shardcompute.collectives.fabrics.frames import MOST_BODY_BYTES, MOST_DIMENSIONS, SEQUENCE_SPAN, Operation
 from shardcompute.collectives.group import Array, GroupStats, as_contiguous, even_counts
 from shardcompute.collectives.line_speeds import (
     LineSpeed,
@@ -25,7 +26,6 @@ from shardcompute.collectives.line_speeds import (
     choose_all_reduce,
     choose_broadcast,
 )
-from shardcompute.collectives.rounds import Rounds, Traffic
 from shardcompute.collectives.topology import AUTO, Algorithm, TopologyChoice
 from shardcompute.core.errors import CollectiveError, UsageError
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from shardcompute.collectives.fabric_group import FabricGroup, World
-from shardcompute.collectives.inproc import InprocHub
+from shardcompute.collectives.fabrics.inproc import InprocHub
 from shardcompute.collectives.topology import AUTO, TopologyChoice
 
 Outcome = TypeVar("Outcome")

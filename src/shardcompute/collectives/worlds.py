@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardcompute.collectives.connection import PeerConnection
-from shardcompute.collectives.fabric import Fabric
 from shardcompute.collectives.fabric_group import FabricGroup, World
-from shardcompute.collectives.frames import MOST_RANKS
-from shardcompute.collectives.link_fabric import LinkFabric
+from shardcompute.collectives.fabrics.connection import PeerConnection
+from shardcompute.collectives.fabrics.fabric import Fabric
+from shardcompute.collectives.fabrics.frames import MOST_RANKS
+from shardcompute.collectives.fabrics.link_fabric import LinkFabric
+from shardcompute.collectives.fabrics.socket_fabric import SPIN_S, SocketFabric
 from shardcompute.collectives.measuring import measure_lines
-from shardcompute.collectives.socket_fabric import SPIN_S, SocketFabric
 from shardcompute.collectives.topology import AUTO, TopologyChoice
 from shardcompute.core.errors import CollectiveError, LinkError, UsageError
 from shardcompute.wire import JoinWorld, Link, Refused

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from shardcompute.collectives import Algorithm, Array, FabricGroup, TopologyChoice, run_ranks, thread_groups
-from shardcompute.collectives.link_fabric import LinkFabric
-from shardcompute.collectives.socket_fabric import SocketFabric
+from shardcompute.collectives.fabrics.link_fabric import LinkFabric
+from shardcompute.collectives.fabrics.socket_fabric import SocketFabric
 from shardcompute.core.errors import CollectiveError
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from shardcompute.collectives import FabricGroup, InprocHub, World, run_ranks, thread_groups
-from shardcompute.collectives.connection import PeerConnection
 from shardcompute.collectives.deadlines import CallDeadlines
-from shardcompute.collectives.fabric import farewell_frame
-from shardcompute.collectives.frames import HEAD_BYTES, FrameKind, Operation, pack_head, unpack_head
-from shardcompute.collectives.socket_fabric import SocketFabric
+from shardcompute.collectives.fabrics.connection import PeerConnection
+from shardcompute.collectives.fabrics.fabric import farewell_frame
+from shardcompute.collectives.fabrics.frames import HEAD_BYTES, FrameKind, Operation, pack_head, unpack_head
+from shardcompute.collectives.fabrics.socket_fabric import SocketFabric
 from shardcompute.core.errors import CollectiveError, LinkError
 
 FLOAT = np.dtype("float32")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from shardcompute.collectives.fabric import ExpectedFrame, OutgoingFrame, PeerFailedError
-from shardcompute.collectives.inbox import Inbox
+from shardcompute.collectives.fabrics.fabric import ExpectedFrame, OutgoingFrame, PeerFailedError
+from shardcompute.collectives.fabrics.inbox import Inbox
 from shardcompute.core.errors import LinkError
 from shardcompute.wire import CollectiveFrame, Link, LinkPump, Message
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardcompute.collectives.algorithms.reductions import doubling_partners, tree_kin
+from shardcompute.collectives.algorithms.rounds import Rounds
 from shardcompute.collectives.elements import code_of
 from shardcompute.collectives.group import Array
-from shardcompute.collectives.reductions import doubling_partners, tree_kin
-from shardcompute.collectives.rounds import Rounds
 from shardcompute.collectives.topology import Algorithm, Grid
 
 _ANY_TYPE = 0

@@ -15,8 +15,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from shardcompute.collectives.connection import PeerConnection
-from shardcompute.collectives.fabric import ExpectedFrame, OutgoingFrame, PeerFailedError
+from shardcompute.collectives.fabrics.connection import PeerConnection
+from shardcompute.collectives.fabrics.fabric import ExpectedFrame, OutgoingFrame, PeerFailedError
 
 SPIN_S = 100e-6
 """Long enough for an exchange on one machine, short enough to cost little where a peer is late."""

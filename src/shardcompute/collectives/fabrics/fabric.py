@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from shardcompute.collectives.elements import DTYPES
-from shardcompute.collectives.frames import (
+from shardcompute.collectives.fabrics.frames import (
     MOST_REASON_BYTES,
     SIGNALS,
     FrameKind,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardcompute.collectives.elements import code_of
-from shardcompute.collectives.fabric import ExpectedFrame, Fabric, OutgoingFrame, bytes_of
-from shardcompute.collectives.frames import FrameKind, pack_head
+from shardcompute.collectives.fabrics.fabric import ExpectedFrame, Fabric, OutgoingFrame, bytes_of
+from shardcompute.collectives.fabrics.frames import FrameKind, pack_head
 from shardcompute.collectives.group import Array
 
 

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from shardcompute.collectives.fabric import (
+from shardcompute.collectives.fabrics.fabric import (
     ExpectedFrame,
     PeerAbortedError,
     PeerFailedError,
@@ -18,7 +18,7 @@ from shardcompute.collectives.fabric import (
     judge_head,
     read_reason,
 )
-from shardcompute.collectives.frames import HEAD_BYTES, FrameKind
+from shardcompute.collectives.fabrics.frames import HEAD_BYTES, FrameKind
 
 _MOST_FRAMES = 256
 

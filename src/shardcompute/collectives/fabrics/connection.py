@@ -14,7 +14,7 @@ import ssl
 import sys
 from collections import deque
 
-from shardcompute.collectives.fabric import (
+from shardcompute.collectives.fabrics.fabric import (
     ExpectedFrame,
     OutgoingFrame,
     PeerAbortedError,
@@ -23,7 +23,7 @@ from shardcompute.collectives.fabric import (
     judge_head,
     read_reason,
 )
-from shardcompute.collectives.frames import HEAD_BYTES, FrameKind
+from shardcompute.collectives.fabrics.frames import HEAD_BYTES, FrameKind
 from shardcompute.wire.framing import Part
 from shardcompute.wire.streams import PlainStream, TlsStream, drop_bytes
 
