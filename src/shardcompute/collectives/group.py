@@ -2,7 +2,7 @@
 
 A group is one rank's view of it. All ranks call the same collectives in the same order, from one thread at a time;
 each call is numbered, and whoever is at another call, type or shape than its peers is told so instead of being given
-wrong numbers. Sums are made in one fixed order (`collectives.algorithms.order`): every rank has the same bits, whichever algorithm
+wrong numbers. Sums are made in one fixed order (`algorithms.order`): every rank has the same bits, whichever algorithm
 carried them, however long the array is that a number stands in.
 
 Arrays are numpy's, of the types in `collectives.elements`; `uint16` holds bfloat16. What goes in is left unchanged,

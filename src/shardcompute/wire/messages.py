@@ -262,7 +262,7 @@ class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=12):
 
 
 class CollectiveFrame(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """A frame of a collective (`collectives.fabrics.frames`), as the body, on a link whose socket is not theirs alone."""
+    """A frame of a collective (`collectives.fabrics`), as the body, on a link whose socket is not theirs alone."""
 
     size: Number
 

@@ -10,7 +10,7 @@ For n ranks and an array of s bytes, what each rank sends and how many rounds fo
 
 A ring that hands sums from neighbour to neighbour begins at another rank for each piece, so that bits would depend on
 the place of a number in its array. Ours moves the same bytes in as many rounds, but each part goes straight to the rank
-that owns its piece, which adds them in the tree's order (`collectives.algorithms.order`). A mesh whose rows are not a power of two
+that owns its piece, which adds them in the tree's order (`algorithms.order`). A mesh whose rows are not a power of two
 sends more than one node of the tree in its second round.
 """
 
