@@ -6,6 +6,7 @@ second rounding; `to_dense` is the definition of what each form means.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]
+_LEAST_BLOCK = 16
+"""The smallest block that kernels take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class MixedMatrix:
 Matrix = DenseMatrix | BlockMatrix | MixedMatrix
 
 
-def rows_of(matrix: Matrix, rows: Array) -> Matrix:
+def rows_of(matrix: Matrix, rows: Array | slice) -> Matrix:
     """These rows of a matrix, in its own form."""
     if isinstance(matrix, DenseMatrix):
         return DenseMatrix(matrix.values[rows])
@@ -102,7 +105,37 @@ def rows_of(matrix: Matrix, rows: Array) -> Matrix:
     return _block_rows(matrix, rows)
 
 
-def _block_rows(matrix: BlockMatrix, rows: Array) -> BlockMatrix:
+def columns_of(matrix: Matrix, start: int, stop: int) -> Matrix:
+    """Columns `[start, stop)` of a matrix, with the numbers that it has: nothing is rounded again.
+
+    A cut through blocks makes them smaller ones of the same scale; where they would be too small for kernels, the part
+    is dense.
+    """
+    if isinstance(matrix, DenseMatrix):
+        return DenseMatrix(np.ascontiguousarray(matrix.values[:, start:stop]))
+    if isinstance(matrix, MixedMatrix):
+        blocks = columns_of(matrix.blocks, start, stop)
+        if not isinstance(blocks, BlockMatrix):
+            return DenseMatrix(matrix.to_dense()[:, start:stop])
+        here = (start <= matrix.columns) & (matrix.columns < stop)
+        if not here.any():
+            return blocks
+        values = np.ascontiguousarray(matrix.values[:, here])
+        return MixedMatrix(blocks, matrix.columns[here] - start, values)
+    size = math.gcd(matrix.block_size, start, stop)
+    if size < _LEAST_BLOCK:
+        return DenseMatrix(np.ascontiguousarray(matrix.to_dense()[:, start:stop]))
+    kept, parts = slice(start // size, stop // size), matrix.block_size // size
+
+    def spread(values: Float32) -> Float32:
+        return np.ascontiguousarray(np.repeat(values, parts, axis=1)[:, kept])
+
+    codes = matrix.codes.reshape(len(matrix.codes), -1, size * matrix.bits // 8)[:, kept]
+    shifts = None if matrix.shifts is None else spread(matrix.shifts)
+    return BlockMatrix(matrix.bits, size, np.ascontiguousarray(codes), spread(matrix.scales), shifts)
+
+
+def _block_rows(matrix: BlockMatrix, rows: Array | slice) -> BlockMatrix:
     shifts = None if matrix.shifts is None else matrix.shifts[rows]
     return BlockMatrix(matrix.bits, matrix.block_size, matrix.codes[rows], matrix.scales[rows], shifts)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from shardcompute.backends.host.low_rank import LowRank
-from shardcompute.backends.matrix import Float32, Matrix
+from shardcompute.backends.matrix import Array, Float32, Matrix
 from shardcompute.core.expert_routing import PLAIN_ROUTING, Routing
 from shardcompute.core.kv_types import KvShape, latent_kv
 
@@ -78,6 +78,26 @@ class ExpertBlock:
     choice_bias: Handle | None = None
 
 
+class RankGroup(Protocol):
+    """The ranks that share a stage's tensors. Every rank calls the same functions in the same order with arrays of
+    equal shapes, which may differ in `all_gather` along the last axis, and all get the same bits."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_reduce(self, array: Array, out: Array | None = None, /) -> Array:
+        """The sum over all ranks, made in an order that does not depend on timing or on what else is summed; in `out`
+        where that is given."""
+        ...
+
+    def all_gather(self, array: Array, /) -> Sequence[Array]:
+        """What each rank gave, in the order of their numbers."""
+        ...
+
+
 class Ops(Protocol):
     """See the module's contract. A handle may only be given to the Ops that made it."""
 
@@ -91,8 +111,8 @@ class Ops(Protocol):
 
     def vector(self, values: Float32) -> Handle: ...
 
-    def table(self, matrix: Matrix) -> Handle:
-        """An embedding table."""
+    def table(self, matrix: Matrix, first: int | None = None) -> Handle:
+        """An embedding table. Where it has only the ids from `first` on, other ids are rows of zeros."""
         ...
 
     def head_maps(self, weights: Float32) -> Handle:
@@ -157,4 +177,12 @@ class Ops(Protocol):
 
     def logit_rows(self, x: Tensor) -> Tensor:
         """Only the rows whose logits are wanted."""
+        ...
+
+    def all_reduce(self, x: Tensor, group: RankGroup) -> Tensor:
+        """The sum of what all ranks have of x."""
+        ...
+
+    def all_gather(self, x: Tensor, group: RankGroup, widths: Sequence[int]) -> Tensor:
+        """What all ranks have of x, of these widths, side by side."""
         ...

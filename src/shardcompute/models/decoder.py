@@ -1,7 +1,8 @@
 """One decoder for every family, written once against Ops.
 
 A `Decoder` is a slice of a model. It is told what differs between families by `ModelSpec` alone, asks for its
-tensors by our names (see `layout`), and computes with whatever Ops it is given.
+tensors by our names (see `layout`), and computes with whatever Ops it is given. Where several ranks share the slice
+(see `tensor_rank`), it is one of them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from shardcompute.backends.ops import Attention, ExpertBlock, Gate, Handle, Ops,
 from shardcompute.models.latent_attention import LatentWeights, attend_latent, load_latent
 from shardcompute.models.rotation import rope_tables
 from shardcompute.models.spec import ModelSpec, Stage
+from shardcompute.models.tensor_rank import Inner, TensorRank
+from shardcompute.models.tensor_share import rank_spec
 
 _QKV = ("attention.q", "attention.k", "attention.v")
 
@@ -74,12 +77,19 @@ class HeadWeights:
 
 class Decoder:
     """Layers `[stage.start, stage.stop)` of a model, with embedding and head at its ends, and what `adapters` add to
-    its layers."""
+    its layers. As a tensor `rank` it has the tensors of its share, which `source` and `adapters` give cut already, and
+    logits of its own part of the vocabulary."""
 
     def __init__(
-        self, spec: ModelSpec, stage: Stage, source: TensorSource, adapters: AdapterLayers = NO_ADAPTERS
+        self,
+        spec: ModelSpec,
+        stage: Stage,
+        source: TensorSource,
+        adapters: AdapterLayers = NO_ADAPTERS,
+        rank: TensorRank | None = None,
     ) -> None:
-        self.spec = spec
+        self.rank = rank
+        self.spec = spec = spec if rank is None else rank_spec(spec, rank.share)
         self.stage = stage
         self._source = source
         self._adapters = adapters
@@ -98,7 +108,8 @@ class Decoder:
         return [ops.rotation(partial(rope_tables, rope)) for rope in self.spec.ropes]
 
     def load_embedding(self, ops: Ops) -> Handle:
-        return ops.table(self._source.matrix("embedding"))
+        first = None if self.rank is None else self.rank.share.vocabulary[0]
+        return ops.table(self._source.matrix("embedding"), first)
 
     def load_head(self, ops: Ops) -> HeadWeights:
         norm = _TensorReader(ops, self._source, None).norm("norm", self.spec.has_norm_bias)
@@ -169,6 +180,8 @@ class Decoder:
 
     def embed(self, ops: Ops, embedding: Handle, ids: Tensor) -> Tensor:
         x = ops.embed(embedding, ids)
+        if self.rank is not None:
+            x = self.rank.reduce(ops, x)
         return _scaled(ops, x, self.spec.embedding_scale)
 
     def layer(
@@ -208,11 +221,8 @@ class Decoder:
         kind = spec.layers[self.stage.start + layer]
         if spec.latent is not None and weights.latent is not None and kind.rope is not None:
             mixed = attend_latent(ops, spec, spec.latent, weights.latent, shared[kind.rope], layer, x)
-            return ops.linear(mixed, weights.out)
-        q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        q, k, v = ops.split(ops.linear(x, weights.qkv), [q_width, kv_width, kv_width])
-        if not spec.norms_turned:
-            q, k = self._norm_heads(ops, weights, q, k)
+            return self._answer(ops, mixed, weights.out, "heads")
+        q, k, v = self._heads(ops, weights, x)
         query_rope = kind.rope if kind.query_rope is None else kind.query_rope
         if query_rope is not None:
             q = ops.rotate(q, spec.head_dim, shared[query_rope])
@@ -230,7 +240,24 @@ class Decoder:
             softcap=spec.attention_softcap,
             sinks=weights.sinks,
         )
-        return ops.linear(ops.attend(q, k, v, layer, attention), weights.out)
+        return self._answer(ops, ops.attend(q, k, v, layer, attention), weights.out, "heads")
+
+    def _heads(self, ops: Ops, weights: LayerWeights, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the heads that are attended with here, normed where that comes before turning."""
+        spec, rank = self.spec, self.rank
+        has_all = rank is not None and spec.qk_norm == "width"
+        normed = rank.spec if rank is not None and has_all else spec
+        widths = [n * spec.head_dim for n in (normed.heads, normed.kv_heads, spec.kv_heads)]
+        q, k, v = ops.split(ops.linear(x, weights.qkv), widths)
+        if not spec.norms_turned:
+            q, k = self._norm_heads(ops, weights, q, k)
+        if rank is not None and has_all:
+            q, k = rank.own_heads(ops, q, k)
+        return q, k, v
+
+    def _answer(self, ops: Ops, x: Tensor, matrix: Handle, inner: Inner) -> Tensor:
+        """A block's last linear map; all ranks' where there are several."""
+        return ops.linear(x, matrix) if self.rank is None else self.rank.project(ops, x, matrix, inner)
 
     def _norm_heads(self, ops: Ops, weights: LayerWeights, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if weights.q_norm is None:
@@ -240,22 +267,26 @@ class Decoder:
 
     def _feed_forward(self, ops: Ops, weights: LayerWeights, x: Tensor) -> Tensor:
         if weights.experts is None:
-            compute = self._gated if self.spec.has_gate else self._ungated
-            return compute(ops, weights.gate_up, weights.down, x)
+            inner = ops.linear(x, weights.gate_up)
+            if self.spec.has_gate:
+                inner = ops.gated(inner, Gate(self.spec.activation))
+            else:
+                inner = ops.activate(inner, self.spec.activation)
+            return self._answer(ops, inner, weights.down, "columns")
+        answer = self._sparse(ops, weights, weights.experts, x)
+        return answer if self.rank is None else self.rank.reduce(ops, answer)
+
+    def _sparse(self, ops: Ops, weights: LayerWeights, experts: ExpertBlock, x: Tensor) -> Tensor:
+        """The answer of experts, this rank's part of it, and of what every row goes through besides."""
         shared = weights.shared
         if shared is None:
-            return ops.experts(x, weights.experts)
+            return ops.experts(x, experts)
         # First, so that a backend that runs graphs between experts has it in the graph of the router.
-        common = self._gated(ops, shared.gate_up, shared.down, x)
+        inner = ops.gated(ops.linear(x, shared.gate_up), Gate(self.spec.activation))
+        common = ops.linear(inner, shared.down)
         if shared.score is not None:
             common = ops.weigh(common, ops.linear(x, shared.score))
-        return ops.add(ops.experts(x, weights.experts), common)
-
-    def _gated(self, ops: Ops, gate_up: Handle, down: Handle, x: Tensor) -> Tensor:
-        return ops.linear(ops.gated(ops.linear(x, gate_up), Gate(self.spec.activation)), down)
-
-    def _ungated(self, ops: Ops, up: Handle, down: Handle, x: Tensor) -> Tensor:
-        return ops.linear(ops.activate(ops.linear(x, up), self.spec.activation), down)
+        return ops.add(ops.experts(x, experts), common)
 
 
 def _scaled(ops: Ops, x: Tensor, factor: float) -> Tensor:

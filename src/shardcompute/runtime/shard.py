@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shardcompute.backends.executor import Executor, ExecutorOptions, Network
@@ -17,16 +18,22 @@ from shardcompute.core.phases import phase
 from shardcompute.models.decoder import Decoder, TensorSource
 from shardcompute.models.draft_head import DraftHeadNetwork, DraftHeadWeights
 from shardcompute.models.families import is_fallback, refuse_foreign
+from shardcompute.models.rank_tensors import RankTensors, rank_adapters
 from shardcompute.models.spec import ModelSpec, Stage, whole
+from shardcompute.models.tensor_rank import TensorRank
+from shardcompute.models.tensor_share import Exchange, ExpertCut, TensorSplit, split_tensors
 from shardcompute.runtime.fallback import open_local_fallback
 from shardcompute.runtime.head_drafter import HeadDrafter, HeadDraftLimits
 from shardcompute.runtime.llamacpp import open_local_stage
 from shardcompute.weights.adapters import stage_adapters
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.formats.quantise import WEIGHT_FORMS
+from shardcompute.weights.held import column_block
 
 BACKENDS: tuple[str, ...] = ("onnx", "torch", "mlx", "llamacpp", "numpy", "transformers")
 """The last one runs models that have no spec of ours, see `runtime.fallback`."""
+RANKED_BACKENDS: tuple[str, ...] = ("onnx", "torch", "mlx", "numpy")
+"""Those that can run a tensor rank."""
 
 
 def open_shard(
@@ -36,13 +43,17 @@ def open_shard(
     backend: str = "onnx",
     form: str = "native",
     options: ExecutorOptions,
+    rank: TensorRank | None = None,
 ) -> Executor:
-    """Load a stage (by default the whole model); the checkpoint may be closed afterwards."""
+    """Load a stage (by default the whole model), or a tensor rank's share of it; the checkpoint may be closed
+    afterwards."""
     if form not in WEIGHT_FORMS:
         raise UsageError(f"there is no weight form {form!r}", hint=f"use one of {', '.join(WEIGHT_FORMS)}")
     stage = stage or whole(checkpoint.spec)
     if checkpoint.adapters:
         refuse_adapters("transformers" if is_fallback(checkpoint.spec) else backend, options.device)
+    if rank is not None:
+        refuse_ranks("transformers" if is_fallback(checkpoint.spec) else backend)
     if is_fallback(checkpoint.spec):
         return open_local_fallback(checkpoint, stage, form, options)
     if backend == "llamacpp":
@@ -54,6 +65,7 @@ def open_shard(
         backend=backend,
         options=options,
         adapters=stage_adapters(checkpoint.adapters, stage),
+        rank=rank,
     )
 
 
@@ -65,12 +77,43 @@ def build_executor(
     backend: str,
     options: ExecutorOptions,
     adapters: AdapterLayers = NO_ADAPTERS,
+    rank: TensorRank | None = None,
 ) -> Executor:
-    """Load a stage from wherever `source` reads, with adapters beside it; neither is needed afterwards."""
+    """Load a stage from wherever `source` reads, with adapters beside it; neither is needed afterwards. A tensor rank
+    loads its share of both, and gives logits of its part of the vocabulary."""
     refuse_foreign(spec)
     if adapters.names:
         refuse_adapters(backend, options.device)
-    return _run_by(backend, Decoder(spec, stage, source, adapters), options)
+    if rank is not None:
+        refuse_ranks(backend)
+        number = rank.group.rank
+        source = RankTensors(source, spec, rank.split, number)
+        adapters = rank_adapters(adapters, spec, rank.split, number)
+        # A captured or compiled step cannot wait for other ranks.
+        options = replace(options, use_graphs=False)
+    return _run_by(backend, Decoder(spec, stage, source, adapters, rank), options)
+
+
+def split_checkpoint(
+    checkpoint: Checkpoint,
+    weights: Sequence[float],
+    *,
+    form: str = "native",
+    exchange: Exchange = "reduce",
+    experts_by: ExpertCut = "columns",
+) -> TensorSplit:
+    """The shares of tensor ranks of these weights (speeds), cut where the matrices' blocks end."""
+    block = column_block(checkpoint.layout, checkpoint.tensors.entries, form)
+    return split_tensors(checkpoint.spec, weights, block=block, exchange=exchange, experts_by=experts_by)
+
+
+def refuse_ranks(backend: str) -> None:
+    """UnsupportedModelError where a backend cannot stop within a layer, to meet other ranks."""
+    if backend not in RANKED_BACKENDS:
+        raise UnsupportedModelError(
+            f"{backend} computes layers whole: tensor ranks cannot meet within one",
+            hint=f"use --backend {' or '.join(RANKED_BACKENDS)}, or cut the model into stages only",
+        )
 
 
 def refuse_adapters(backend: str, device: str) -> None:

@@ -124,6 +124,16 @@ def loaded_form(name: str, place: TensorPlace, stored: MatrixForm, form: str) ->
     return MatrixForm(8, stored.block_size, stored.has_shifts) if is_block else MatrixForm(8, size)
 
 
+def column_block(layout: Layout, entries: Mapping[str, TensorEntry], form: str) -> int:
+    """By what the inner columns of feed-forward blocks are cut, so that no quantised block of any layer is."""
+    sizes = {1}
+    for places in layout.layers:
+        for name, place in places.items():
+            if name.endswith(".down"):
+                sizes.add(loaded_form(name, place, stored_form(entries, place.stored), form).block_size or 1)
+    return math.lcm(*sizes)
+
+
 def held_in_words(form: MatrixForm) -> dict[str, str]:
     """As what matrices that read as `form` are held, by holder, where they are loaded as the file has them. Codes and
     scales are the file's own; only GPUs round scales, shifts and plain numbers, to 16 bits."""

@@ -14,7 +14,7 @@ from shardcompute.backends.host.low_rank import LowRank
 from shardcompute.backends.host.routing import choose_experts, sigmoid, softmax
 from shardcompute.backends.kv import HostKv, KvSessions
 from shardcompute.backends.matrix import Array, Float32, Matrix
-from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RotationTables
+from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RankGroup, RotationTables
 from shardcompute.core.batch import Segment, logit_row_indices, row_adapters
 
 GPT_OSS_ALPHA = QUICK_GELU_ALPHA = 1.702
@@ -25,6 +25,12 @@ class _Linear:
     weight: Float32
     bias: Float32 | None
     low_rank: LowRank | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    rows: Float32
+    first: int | None
 
 
 class NumpyOps:
@@ -46,14 +52,18 @@ class NumpyOps:
     def vector(self, values: Float32) -> Float32:
         return values
 
-    def table(self, matrix: Matrix) -> Float32:
-        return matrix.to_dense()
+    def table(self, matrix: Matrix, first: int | None = None) -> _Table:
+        return _Table(matrix.to_dense(), first)
 
     def rotation(self, tables: RotationTables) -> tuple[Float32, Float32]:
         return tables(self._context_length)
 
-    def embed(self, table: Float32, ids: Array) -> Float32:
-        return table[ids]
+    def embed(self, table: _Table, ids: Array) -> Float32:
+        if table.first is None:
+            return table.rows[ids]
+        own = (table.first <= ids) & (ids < table.first + len(table.rows))
+        rows: Float32 = np.where(own[:, None], table.rows[np.where(own, ids - table.first, 0)], np.float32(0))
+        return rows
 
     def linear(self, x: Float32, matrix: _Linear) -> Float32:
         y: Float32 = x @ matrix.weight.T
@@ -155,6 +165,12 @@ class NumpyOps:
 
     def logit_rows(self, x: Float32) -> Float32:
         return x[logit_row_indices(self._segments)]
+
+    def all_reduce(self, x: Float32, group: RankGroup) -> Float32:
+        return group.all_reduce(x)
+
+    def all_gather(self, x: Float32, group: RankGroup, widths: Sequence[int]) -> Float32:
+        return np.concatenate(group.all_gather(x), axis=-1)
 
 
 def _attend_one(

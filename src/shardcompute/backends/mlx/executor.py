@@ -128,6 +128,7 @@ class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
     def _run(self, step: PaddedStep, inputs: Array) -> tuple[Any, Any]:
         """The result and the hidden rows that logits were made of, padded, float32, not yet computed."""
         functions, arrays, kv = self._functions_for(step.shape), step_arrays(step), self._kv
+        self._ops.row_count = step.row_count
         padded = np.zeros(
             (len(step.positions), *inputs.shape[1:]), dtype=np.int32 if inputs.ndim == 1 else np.float32
         )

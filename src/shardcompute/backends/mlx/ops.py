@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from shardcompute.backends.host.low_rank import LowRank
 from shardcompute.backends.matrix import Float32, Matrix
@@ -26,7 +27,7 @@ from shardcompute.backends.mlx.weights import (
     load_table,
     stack_experts,
 )
-from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RotationTables
+from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RankGroup, RotationTables
 
 GPT_OSS_ALPHA = QUICK_GELU_ALPHA = 1.702
 StepArrays = tuple[Any, ...]
@@ -48,6 +49,19 @@ class LayerKv:
     values: Any
 
 
+@dataclass(frozen=True, slots=True)
+class PartialRows:
+    """Rows of an embedding table from id `first` on; other ids are rows of zeros."""
+
+    part: Any
+    first: int
+    count: int
+
+    def rows(self, ids: Any) -> Any:
+        own = (ids >= self.first) & (ids < self.first + self.count)
+        return mx.where(own[:, None], self.part.rows(mx.where(own, ids - self.first, 0)), 0)
+
+
 class MlxOps:
     """`begin` says which step, and which layer's KV, the next calls are about."""
 
@@ -55,6 +69,8 @@ class MlxOps:
         self._context_length = context_length
         self._dtype = dtype
         self._experts: dict[int, tuple[ExpertMap, ExpertMap]] = {}
+        self.row_count = 0
+        """Rows of the step that are no padding: those that ranks exchange."""
 
     def begin(self, step: StepArrays, kv: LayerKv | None = None) -> None:
         (self._positions, self._places, self._logit_rows, self._order), self._groups = step
@@ -76,8 +92,9 @@ class MlxOps:
     def vector(self, values: Float32) -> Any:
         return mx.array(values)
 
-    def table(self, matrix: Matrix) -> Part:
-        return load_table(matrix, self._dtype)
+    def table(self, matrix: Matrix, first: int | None = None) -> Part | PartialRows:
+        rows = load_table(matrix, self._dtype)
+        return rows if first is None else PartialRows(rows, first, matrix.shape[0])
 
     def rotation(self, tables: RotationTables) -> tuple[Any, Any]:
         cosines, sines = tables(self._context_length)
@@ -178,6 +195,21 @@ class MlxOps:
         y = self.gated(gate_up.apply(inputs, chosen), block.gate)
         y = down.apply(y, chosen).squeeze(2).astype(mx.float32)
         return (y * weights[:, :, None]).sum(axis=1).astype(self._dtype)
+
+    def all_reduce(self, x: Any, group: RankGroup) -> Any:
+        return self._received(x, group.all_reduce(self._sent(x)))
+
+    def all_gather(self, x: Any, group: RankGroup, widths: Sequence[int]) -> Any:
+        return self._received(x, np.concatenate(group.all_gather(self._sent(x)), axis=-1))
+
+    def _sent(self, x: Any) -> Float32:
+        """Computed now, so that this cannot be part of a compiled function."""
+        return np.array(x.astype(mx.float32))[: self.row_count]
+
+    def _received(self, x: Any, values: Float32) -> Any:
+        padded = np.zeros((len(x), values.shape[1]), dtype=np.float32)
+        padded[: len(values)] = values
+        return mx.array(padded).astype(self._dtype)
 
     def logit_rows(self, x: Any) -> Any:
         return x[self._logit_rows]

@@ -9,14 +9,14 @@ import numpy as np
 
 from shardcompute.backends.host.low_rank import LowRank
 from shardcompute.backends.matrix import Array, Float32, Matrix
-from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RotationTables
+from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RankGroup, RotationTables
 from shardcompute.backends.ort.activation import write_activation, write_gated
 from shardcompute.backends.ort.attention import AttentionKernel
 from shardcompute.backends.ort.experts import open_experts
 from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
 from shardcompute.backends.ort.linear import Linear, describe_form, stack, write_linear, write_low_rank
 from shardcompute.backends.ort.model_bytes import INT64
-from shardcompute.backends.ort.program import Attend, Graph, ProgramStep, TakeWanted, Value
+from shardcompute.backends.ort.program import Attend, Graph, ProgramStep, RankExchange, TakeWanted, Value
 from shardcompute.backends.ort.table import EmbeddingTable
 from shardcompute.core.kv_types import KvType
 
@@ -37,10 +37,10 @@ class _Piece:
 
 
 class OrtOps:
-    """Records nodes into the open piece; attention, experts and the choice of rows close it.
+    """Records nodes into the open piece; attention, experts, the choice of rows and exchanges of ranks close it.
 
     A value may be used in the piece that makes it and up to the end of the next one; then the first is opened as
-    a session and its weights are let go.
+    a session and its weights are let go. A piece that ends in an exchange does not count: the residual goes past it.
     """
 
     def __init__(self, context_length: int, positions: Array, adapters: Array, kv_type: KvType) -> None:
@@ -51,7 +51,7 @@ class OrtOps:
         self._kv_type = kv_type
         self._is_narrow = False
         self.steps: list[ProgramStep] = []
-        self._pending: tuple[int, _Piece] | None = None
+        self._pending: list[tuple[int, _Piece]] = []
         self._piece = _Piece()
         self._kernels: dict[Any, AttentionKernel] = {}
         self._names = 0
@@ -70,8 +70,8 @@ class OrtOps:
     def vector(self, values: Float32) -> Float32:
         return values
 
-    def table(self, matrix: Matrix) -> EmbeddingTable:
-        return EmbeddingTable(matrix)
+    def table(self, matrix: Matrix, first: int | None = None) -> EmbeddingTable:
+        return EmbeddingTable(matrix, first)
 
     def rotation(self, tables: RotationTables) -> tuple[Float32, Float32]:
         return tables(self._context_length)
@@ -215,6 +215,19 @@ class OrtOps:
         self.steps.append(TakeWanted(x, out, 1))
         return out
 
+    def all_reduce(self, x: Value, group: RankGroup) -> Value:
+        return self._exchange(x, x.width, group, is_sum=True)
+
+    def all_gather(self, x: Value, group: RankGroup, widths: Sequence[int]) -> Value:
+        return self._exchange(x, sum(widths), group, is_sum=False)
+
+    def _exchange(self, x: Value, width: int, group: RankGroup, *, is_sum: bool) -> Value:
+        self._export(x)
+        self._end_piece()
+        out = Value(self._name("x"), width, None, is_narrow=self._is_narrow)
+        self.steps.append(RankExchange(x, out, group, is_sum))
+        return out
+
     def keep(self, value: Value) -> None:
         """Make a value readable when the program has run."""
         self._export(value)
@@ -277,18 +290,22 @@ class OrtOps:
         return piece.choices
 
     def _close(self) -> None:
-        """End the open piece and turn the one before it into a session."""
-        if self._piece.graph.is_empty:
-            return
-        self._open_pending()
-        self._pending = (len(self.steps), self._piece)
-        self._piece = _Piece()
+        """End the open piece and turn those before it into sessions."""
+        if not self._piece.graph.is_empty:
+            self._open_pending()
+            self._end_piece()
+
+    def _end_piece(self) -> None:
+        if not self._piece.graph.is_empty:
+            self._pending.append((len(self.steps), self._piece))
+            self._piece = _Piece()
 
     def _open_pending(self) -> None:
-        if self._pending is None:
-            return
-        index, piece = self._pending
-        self._pending = None
+        while self._pending:
+            # The last first, so that the others' places among the steps stay right.
+            self._open(*self._pending.pop())
+
+    def _open(self, index: int, piece: _Piece) -> None:
         piece.is_open = False
         step = Graph(
             session=piece.graph.open(),

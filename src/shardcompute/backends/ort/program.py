@@ -1,7 +1,8 @@
 """A shard as a straight list of steps over shared buffers.
 
-Graphs hold what works row by row; attention, experts and the choice of rows stand between them. A value that
-crosses from one step to a later one has a buffer `[max_rows, width]`; buffers are reused once a value is dead.
+Graphs hold what works row by row; attention, experts, exchanges between ranks and the choice of rows stand between
+them. A value that crosses from one step to a later one has a buffer `[max_rows, width]`; buffers are reused once a
+value is dead.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import onnxruntime
 
 from shardcompute.backends.kv import HostKv, KvRows
 from shardcompute.backends.matrix import Array, Float32
+from shardcompute.backends.ops import RankGroup
 from shardcompute.backends.ort.attention import AttentionKernel, KeyRange
 from shardcompute.core.batch import Segment, count_rows, logit_row_indices
 
@@ -158,6 +160,32 @@ class TakeWanted:
         logit_rows = logit_row_indices(run.segments)
         self.out.buffer[: len(logit_rows)] = self.x.buffer[logit_rows]
         run.rows = round_up(len(logit_rows), self.row_multiple)
+
+
+@dataclass(slots=True, eq=False)
+class RankExchange:
+    """Puts together what all ranks have of a value: its sum, or their parts side by side. Of the batch's own rows:
+    ranks may pad their steps differently."""
+
+    x: Value
+    out: Value
+    group: RankGroup
+    is_sum: bool
+
+    def inputs(self) -> Iterable[Value]:
+        return (self.x,)
+
+    def outputs(self) -> Iterable[Value]:
+        return (self.out,)
+
+    def run(self, run: Run) -> None:
+        segments = run.segments
+        rows = sum(each.logit_rows for each in segments) if self.x.is_narrow else count_rows(segments)
+        own = self.x.buffer[:rows]
+        if self.is_sum:
+            self.group.all_reduce(own, self.out.buffer[:rows])
+        else:
+            np.concatenate(self.group.all_gather(own), axis=-1, out=self.out.buffer[:rows])
 
 
 def round_up(rows: int, multiple: int) -> int:

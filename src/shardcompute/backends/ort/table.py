@@ -13,10 +13,12 @@ from shardcompute.backends.matrix import Array, BlockMatrix, Float32, Matrix, ro
 class EmbeddingTable:
     """The rows of a matrix, exactly, with scales and shifts in 16 bits where that loses nothing.
 
-    Files keep most of them so; spread to 32 bits, a table would take a ninth to a fifth more than its file.
+    Files keep most of them so; spread to 32 bits, a table would take a ninth to a fifth more than its file. Where it
+    has only the ids from `first` on, other ids are rows of zeros.
     """
 
-    def __init__(self, matrix: Matrix) -> None:
+    def __init__(self, matrix: Matrix, first: int | None = None) -> None:
+        self._first, self._count = first, matrix.shape[0]
         self._matrix = matrix
         self._scales: NDArray[np.float16] | None = None
         self._shifts: NDArray[np.float16] | None = None
@@ -36,6 +38,14 @@ class EmbeddingTable:
         return self._matrix.size_bytes + sum(narrow)
 
     def rows(self, ids: Array) -> Float32:
+        if self._first is None:
+            return self._rows(ids)
+        own = (self._first <= ids) & (ids < self._first + self._count)
+        rows = self._rows(np.where(own, ids - self._first, 0))
+        rows[~own] = 0
+        return rows
+
+    def _rows(self, ids: Array) -> Float32:
         matrix = self._matrix
         if not isinstance(matrix, BlockMatrix):
             return rows_of(matrix, ids).to_dense()

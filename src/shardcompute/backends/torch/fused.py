@@ -29,7 +29,7 @@ from shardcompute.backends.torch.kernels.sparse import (
 from shardcompute.backends.torch.kernels.tiling import MAX_ROWS
 from shardcompute.backends.torch.kernels.tokens import TokenKernels
 from shardcompute.backends.torch.kv import PagedKv
-from shardcompute.backends.torch.ops import Rotation, TorchOps
+from shardcompute.backends.torch.ops import PartialTable, Rotation, TorchOps
 from shardcompute.backends.torch.plan import StepPlan, cut_blocks
 from shardcompute.backends.torch.weights import BlockLinear, DenseLinear, DeviceLinear, StackedLinear
 from shardcompute.core.batch import PAGE_TOKENS
@@ -103,7 +103,9 @@ class FusedOps(TorchOps):
             return self._apply(x, torch.float32)
         return self._value(x).float()
 
-    def embed(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, table: torch.Tensor | PartialTable, ids: torch.Tensor) -> torch.Tensor:
+        if isinstance(table, PartialTable):
+            return super().embed(table, ids)
         return self.token_kernels.embed(table, ids, self.picked)
 
     def linear(self, x: Any, matrix: DeviceLinear) -> Any:

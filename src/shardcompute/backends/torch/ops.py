@@ -6,14 +6,16 @@ Activations are in the executor's number format; norms, attention scores and rou
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from shardcompute.backends.host.low_rank import LowRank
 from shardcompute.backends.matrix import Float32, Matrix
-from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RotationTables
+from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RankGroup, RotationTables
 from shardcompute.backends.torch.attention import attend_one
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.plan import StepPlan
@@ -30,6 +32,19 @@ from shardcompute.core.batch import PAGE_TOKENS, row_adapters
 
 GPT_OSS_ALPHA = QUICK_GELU_ALPHA = 1.702
 Rotation = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class PartialTable:
+    """Rows of an embedding table from id `first` on; other ids are rows of zeros."""
+
+    rows: torch.Tensor
+    first: int
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        own = (self.first <= ids) & (ids < self.first + len(self.rows))
+        found = functional.embedding(torch.where(own, ids - self.first, 0), self.rows)
+        return torch.where(own[:, None], found, 0)
 
 
 class TorchOps:
@@ -80,8 +95,9 @@ class TorchOps:
     def vector(self, values: Float32) -> torch.Tensor:
         return to_tensor(values, self._device, torch.float32)
 
-    def table(self, matrix: Matrix) -> torch.Tensor:
-        return load_dense(matrix, self._device, self._dtype)
+    def table(self, matrix: Matrix, first: int | None = None) -> torch.Tensor | PartialTable:
+        rows = load_dense(matrix, self._device, self._dtype)
+        return rows if first is None else PartialTable(rows, first)
 
     def rotation(self, tables: RotationTables) -> Rotation:
         cosines, sines = tables(self._context_length)
@@ -89,8 +105,8 @@ class TorchOps:
 
     # Computing
 
-    def embed(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        return functional.embedding(ids, table)
+    def embed(self, table: torch.Tensor | PartialTable, ids: torch.Tensor) -> torch.Tensor:
+        return table.embed(ids) if isinstance(table, PartialTable) else functional.embedding(ids, table)
 
     def linear(self, x: Any, matrix: DeviceLinear) -> Any:
         if isinstance(matrix, AdaptedLinear) and self._adapters is not None:
@@ -202,6 +218,20 @@ class TorchOps:
 
     def logit_rows(self, x: Any) -> torch.Tensor:
         return self._value(x).index_select(0, self._logit_rows)
+
+    def all_reduce(self, x: Any, group: RankGroup) -> torch.Tensor:
+        return self._received(group.all_reduce(self._sent(x)))
+
+    def all_gather(self, x: Any, group: RankGroup, widths: Sequence[int]) -> torch.Tensor:
+        return self._received(np.concatenate(group.all_gather(self._sent(x)), axis=-1))
+
+    def _sent(self, x: Any) -> Float32:
+        """A value for other ranks, on the host and in float32: sums are rounded once."""
+        values: Float32 = self.finish(x).contiguous().cpu().numpy()
+        return values
+
+    def _received(self, values: Float32) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._device, self._dtype)
 
     def _value(self, x: Any) -> torch.Tensor:
         tensor: torch.Tensor = x

@@ -1,0 +1,56 @@
+"""Tensors of one tensor rank, cut from those of a stage. Cut after they have their form, which is so the whole model's:
+nothing is rounded again, and all ranks together have exactly the weights of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from shardcompute.backends.host.low_rank import AdapterLayers, AdapterMatrix
+from shardcompute.backends.matrix import Float32, Matrix, columns_of, rows_of
+from shardcompute.models.decoder import TensorSource
+from shardcompute.models.spec import ModelSpec
+from shardcompute.models.tensor_share import TensorCut, TensorSplit, cut_of, tensor_cuts
+
+
+class RankTensors:
+    """Gives a rank's decoder its tensors (see `models.decoder.TensorSource`)."""
+
+    def __init__(self, source: TensorSource, spec: ModelSpec, split: TensorSplit, rank: int) -> None:
+        self._source = source
+        self._rank = rank
+        self._cuts = tensor_cuts(spec, split.shares[rank], split.exchange)
+
+    def matrix(self, name: str, layer: int | None = None) -> Matrix:
+        cut, matrix = cut_of(self._cuts, name), self._source.matrix(name, layer)
+        if cut.rows is not None:
+            matrix = rows_of(matrix, slice(*cut.rows))
+        return matrix if cut.columns is None else columns_of(matrix, *cut.columns)
+
+    def vector(self, name: str, layer: int | None = None) -> Float32:
+        cut, values = cut_of(self._cuts, name), self._source.vector(name, layer)
+        if cut.is_once and self._rank:
+            return np.zeros_like(values)
+        return values if cut.rows is None else values[slice(*cut.rows)]
+
+
+def rank_adapters(adapters: AdapterLayers, spec: ModelSpec, split: TensorSplit, rank: int) -> AdapterLayers:
+    """What adapters add to a rank's tensors: outputs are cut with their rows, inputs with their columns."""
+    cuts = tensor_cuts(spec, split.shares[rank], split.exchange)
+    layers = {
+        layer: [_cut_matrices(matrices, cuts) for matrices in each] for layer, each in adapters.layers.items()
+    }
+    return AdapterLayers(adapters.names, layers)
+
+
+def _cut_matrices(
+    matrices: Mapping[str, AdapterMatrix], cuts: Mapping[str, TensorCut]
+) -> dict[str, AdapterMatrix]:
+    found = {}
+    for name, matrix in matrices.items():
+        cut = cut_of(cuts, name)
+        up = matrix.up if cut.rows is None else matrix.up[slice(*cut.rows)]
+        down = matrix.down if cut.columns is None else matrix.down[:, slice(*cut.columns)]
+        found[name] = AdapterMatrix(down, up)
+    return found

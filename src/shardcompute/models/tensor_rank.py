@@ -1,0 +1,74 @@
+"""A decoder's part in a tensor-parallel stage: its rank's share of the tensors, and where it meets the other ranks.
+
+Column → row: a rank's heads and inner columns need nothing of other ranks, and what it makes of them is its part of a
+sum, so that attention and feed-forward block meet once each. Or each rank computes some outputs from all inputs, which
+are gathered before and behind: more to exchange, and the sums of one process. See `tensor_share`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shardcompute.backends.ops import Handle, Ops, RankGroup, Tensor
+from shardcompute.models.spec import ModelSpec
+from shardcompute.models.tensor_share import Span, TensorShare, TensorSplit
+
+Inner = Literal["heads", "columns"]
+"""Along what a block's inner values are cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRank:
+    """One rank among those of `split`, which meet in `group`."""
+
+    spec: ModelSpec
+    """Of the whole model."""
+    split: TensorSplit
+    group: RankGroup
+
+    def __post_init__(self) -> None:
+        if self.group.size != self.split.size:
+            raise ValueError(f"{self.split.size} shares cannot be held by {self.group.size} ranks")
+
+    @property
+    def share(self) -> TensorShare:
+        return self.split.shares[self.group.rank]
+
+    @property
+    def sums(self) -> bool:
+        return self.split.exchange == "reduce"
+
+    def project(self, ops: Ops, x: Tensor, matrix: Handle, inner: Inner) -> Tensor:
+        """The last linear map of a block: from this rank's inner values to all ranks' answer."""
+        if self.sums:
+            return self.reduce(ops, ops.linear(x, matrix))
+        inputs = ops.all_gather(x, self.group, self._widths(inner))
+        return ops.all_gather(ops.linear(inputs, matrix), self.group, self._widths("hidden"))
+
+    def reduce(self, ops: Ops, x: Tensor) -> Tensor:
+        return ops.all_reduce(x, self.group)
+
+    def own_heads(self, ops: Ops, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """This rank's heads of queries and keys of the whole model."""
+        spec, share = self.spec, self.share
+        return (
+            _part(ops, q, spec.heads, share.heads, spec.head_dim),
+            _part(ops, k, spec.kv_heads, share.kv_heads, spec.head_dim),
+        )
+
+    def _widths(self, inner: str) -> list[int]:
+        unit = 1
+        if inner == "heads":
+            unit = self.spec.head_dim if self.spec.latent is None else self.spec.latent.value
+        spans = [getattr(share, inner) for share in self.split.shares]
+        return [unit * (stop - start) for start, stop in spans]
+
+
+def _part(ops: Ops, x: Tensor, count: int, span: Span, unit: int) -> Tensor:
+    start, stop = span
+    sizes = [unit * start, unit * (stop - start), unit * (count - stop)]
+    parts = iter(ops.split(x, [size for size in sizes if size]))
+    if start:
+        next(parts)
+    return next(parts)
