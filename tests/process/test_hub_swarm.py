@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from shardcompute.security.local_secret import read_local_secret
 from support.models.tiny_checkpoint import save_tiny_llama
-from support.network.fake_hub import FakeHub, serving
+from support.network.fake_hub import FakeHub, Fault, serving
 from support.swarm import processes
 from support.swarm.processes import Swarm, memory_for, started, swarm_of
 
@@ -124,6 +125,55 @@ def serve_and_lose_one(
 def test_three_workers_read_their_parts_at_the_hub(hub: FakeHub, tmp_path: Path) -> None:
     serve_and_lose_one(hub, tmp_path, MODEL_BYTES, 6, is_answering=True)
     assert kept_bytes(tmp_path / "home") < KEPT_BYTES
+
+
+def single_answer(model: Path) -> str:
+    with started("up", model, "--local", "--port", "0", "--threads", "1") as single:
+        return answer(single.wait_for(r"is ready at (http://\S+)")[1], model.name)
+
+
+def test_in_a_closed_network_the_coordinator_alone_reads_at_the_hub(hub: FakeHub, tmp_path: Path) -> None:
+    """`--via-coordinator`: once, from a hub that is busy and breaks off; a machine that lost all asks nobody else."""
+    model = save_tiny_llama(tmp_path / "plain", layers=6, intermediate=2048)
+    hub.put_folder(REPO, model)
+    [weights] = [path.name for path in model.glob("*.safetensors")]
+    cut_bytes = 2 << 20
+    hub.fail(
+        f"/storage/{REPO}/{weights}",
+        Fault(status=429, headers={"Retry-After": "0"}),
+        Fault(cut_after=cut_bytes),
+    )
+    limits = ("--workers", "3", "--kv-tokens", "2048", "--threads", "1", *memory_for(model, 3))
+    with swarm_of(Path(REPO), tmp_path / "cluster", "--via-coordinator", *limits) as swarm:
+        swarm.wait_until(lambda: len(swarm.stage_names()) == 3)
+        asked = hub.requests("/storage/")
+        assert [each.headers.get("range") for each in asked] == [None, None, f"bytes={cut_bytes}-"]
+        name = swarm.stage_names()[1]
+        expected = answer(swarm.url, REPO)
+
+        def lose_machine() -> None:
+            swarm.worker(name).kill()
+            shutil.rmtree(tmp_path / "cluster" / "workers" / name / "shards", ignore_errors=True)
+
+        assert answer(swarm.url, REPO, 8, lose_machine) == expected == single_answer(model)
+        assert len(hub.requests("/storage/")) == len(asked)
+
+
+def test_a_coordinator_starts_again_while_its_hub_is_out_of_reach(hub: FakeHub, tmp_path: Path) -> None:
+    """It has kept what it knows of the model, and its workers have their weights."""
+    model = save_tiny_llama(tmp_path / "plain", layers=6)
+    hub.put_folder(REPO, model)
+    limits = ("--workers", "2", "--kv-tokens", "2048", "--threads", "1", *memory_for(model, 2))
+    with swarm_of(Path(REPO), tmp_path / "cluster", *limits) as swarm:
+        swarm.wait_until(lambda: len(swarm.stage_names()) == 2)
+        expected = answer(swarm.url, REPO)
+        assert swarm.started.signal(signal.SIGTERM) == 0
+    hub.every["/"] = Fault(status=503, headers={"Retry-After": "0"})
+    asked = len(hub.requests("/storage/"))
+    with swarm_of(Path(REPO), tmp_path / "cluster", *limits) as swarm:
+        swarm.wait_until(lambda: len(swarm.stage_names()) == 2)
+        assert answer(swarm.url, REPO) == expected
+    assert len(hub.requests("/storage/")) == asked
 
 
 @pytest.mark.long

@@ -310,6 +310,7 @@ class Cluster:
         self._served[checkpoint.name] = served
         self._notes[checkpoint.name] = note_original(served.card, served.origin)
         self._checkpoints[checkpoint.name] = checkpoint
+        checkpoint.files.keep()
         context = min(options.context_length, checkpoint.spec.context_length)
         self.pool.add_model(
             PoolModel(

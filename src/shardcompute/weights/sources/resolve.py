@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from shardcompute.core.closing import Closing
-from shardcompute.core.errors import CorruptModelError, UnknownModelError
+from shardcompute.core.errors import CorruptModelError, SourceError, UnknownModelError
 from shardcompute.core.settings import Settings
 from shardcompute.weights.formats.bytes import ByteSource, LocalBytes, check_range
 from shardcompute.weights.formats.gguf_parts import parse_part_name
@@ -23,6 +24,13 @@ from shardcompute.weights.sources.cache import CachedReference, CacheEntry, File
 from shardcompute.weights.sources.choice import FileChoice, WeightKind, choose_files, choose_gguf
 from shardcompute.weights.sources.disk import disk_errors
 from shardcompute.weights.sources.hub_files import HubListing
+from shardcompute.weights.sources.outlines import (
+    OutlinedBytes,
+    OutlineStore,
+    RangeRecorder,
+    RecordedBytes,
+    RemoteOutline,
+)
 from shardcompute.weights.sources.progress import NullProgress, Progress
 from shardcompute.weights.sources.reference import (
     EmbeddedReference,
@@ -38,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Fetch", "MemoryBytes", "ModelFiles", "NullProgress", "Progress", "resolve"]
 
+log = logging.getLogger(__name__)
 Fetch = Literal["full", "lazy"]
 _TEXT_LIMIT_BYTES = 128 << 20
 
@@ -84,6 +93,7 @@ class ModelFiles(Closing):
     listing: HubListing | None = None
     """What the hub says of files that stay remote."""
     on_close: Callable[[], None] = _nothing
+    on_keep: Callable[[], None] = _nothing
 
     def open(self, filename: str) -> ByteSource:
         """The bytes of one file; the caller closes it."""
@@ -112,6 +122,10 @@ class ModelFiles(Closing):
             raise CorruptModelError(
                 f"{filename} of {self.name} is not text", hint="fetch the model again"
             ) from error
+
+    def keep(self) -> None:
+        """The model is served: have what opening it took at hand the next time, also without its hub."""
+        self.on_keep()
 
     def close(self) -> None:
         self.on_close()
@@ -208,29 +222,89 @@ def _pull(reference: HubReference, hub: Hub, cache: ModelCache, progress: Progre
 
 
 def _from_remote(reference: HubReference, settings: Settings) -> ModelFiles:
+    store = OutlineStore(settings.data_dir, settings.hub_url)
+    try:
+        return _from_reachable(reference, settings, store)
+    except SourceError as error:
+        outline = store.find(reference)
+        if outline is None:
+            raise
+        log.warning("%s is opened from what is kept of it: %s", reference, error.message)
+        return _from_outline(reference, settings, outline)
+
+
+def _from_reachable(reference: HubReference, settings: Settings, store: OutlineStore) -> ModelFiles:
     from shardcompute.weights.sources.hub import Hub
 
     with contextlib.ExitStack() as stack:
         hub = stack.enter_context(Hub(settings))
         listing, choice = _list_and_choose(reference, hub)
-        files: dict[str, Callable[[], ByteSource]] = {}
-        for name in choice.text_files:
-            content = hub.read(listing, name, _TEXT_LIMIT_BYTES)
-            files[name] = functools.partial(MemoryBytes, f"{reference.repo}/{name}", content)
-        for name in choice.weight_files:
-            files[name] = functools.partial(hub.open, listing, name)
-        return ModelFiles(
-            reference=reference,
-            name=reference.repo,
-            kind=choice.kind,
-            main_file=choice.main_file,
-            weight_files=choice.weight_files,
-            files=files,
-            total_bytes=sum(listing.files[name].size for name in files),
-            commit=listing.commit,
-            listing=listing,
-            on_close=stack.pop_all().close,
+        texts = {name: hub.read(listing, name, _TEXT_LIMIT_BYTES) for name in choice.text_files}
+        recorder = RangeRecorder()
+
+        def keep() -> None:
+            ranges = recorder.take()
+            if ranges is not None:
+                store.keep(reference, listing, texts, ranges)
+
+        def open_weights(name: str) -> ByteSource:
+            return RecordedBytes(hub.open(listing, name), name, recorder)
+
+        files = _remote_files(reference, listing, choice, texts, open_weights)
+        return replace(files, on_close=stack.pop_all().close, on_keep=keep)
+
+
+def _from_outline(reference: HubReference, settings: Settings, outline: RemoteOutline) -> ModelFiles:
+    """The hub is asked only for what nobody has read before."""
+    from shardcompute.weights.sources.hub import Hub
+
+    listing, texts = outline.listing, outline.texts
+    opened = contextlib.ExitStack()
+
+    def open_remote(name: str) -> ByteSource:
+        return opened.enter_context(Hub(settings)).open(listing, name)
+
+    def open_weights(name: str) -> ByteSource:
+        ranges, size = outline.ranges.get(name, ()), listing.files[name].size
+        return OutlinedBytes(f"{reference.repo}/{name}", size, ranges, lambda: open_remote(name))
+
+    def read_index(name: str) -> str:
+        return texts.get(name, b"").decode("utf-8", "replace")
+
+    choice = choose_files(reference.repo, listing.files, read_index, quant=reference.quant)
+    missing = [name for name in choice.text_files if name not in texts]
+    if missing:
+        raise CorruptModelError(
+            f"what is kept of {reference} lacks {missing[0]}",
+            hint="open it again when its hub can be reached",
         )
+    files = _remote_files(reference, listing, choice, texts, open_weights)
+    return replace(files, on_close=opened.close)
+
+
+def _remote_files(
+    reference: HubReference,
+    listing: HubListing,
+    choice: FileChoice,
+    texts: Mapping[str, bytes],
+    open_weights: Callable[[str], ByteSource],
+) -> ModelFiles:
+    files: dict[str, Callable[[], ByteSource]] = {
+        name: functools.partial(MemoryBytes, f"{reference.repo}/{name}", texts[name])
+        for name in choice.text_files
+    }
+    files |= {name: functools.partial(open_weights, name) for name in choice.weight_files}
+    return ModelFiles(
+        reference=reference,
+        name=reference.repo,
+        kind=choice.kind,
+        main_file=choice.main_file,
+        weight_files=choice.weight_files,
+        files=files,
+        total_bytes=sum(listing.files[name].size for name in files),
+        commit=listing.commit,
+        listing=listing,
+    )
 
 
 def _list_and_choose(reference: HubReference, hub: Hub) -> tuple[HubListing, FileChoice]:

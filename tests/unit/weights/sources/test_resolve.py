@@ -20,9 +20,10 @@ from shardcompute.core.errors import (
     UsageError,
 )
 from shardcompute.core.settings import Settings
+from shardcompute.weights.sources import outlines
 from shardcompute.weights.sources import resolve as sources
 from shardcompute.weights.sources.cache import CacheEntry, FileRecord, ModelCache
-from shardcompute.weights.sources.hub import HubBytes
+from shardcompute.weights.sources.outlines import RangeRecorder
 from shardcompute.weights.sources.progress import NullProgress
 from shardcompute.weights.sources.reference import (
     EmbeddedReference,
@@ -32,6 +33,7 @@ from shardcompute.weights.sources.reference import (
     parse_reference,
 )
 from shardcompute.weights.sources.resolve import ModelFiles, resolve
+from support.network.fake_hub import Fault
 
 Usage = namedtuple("Usage", "total used free")
 WEIGHTS = bytes(range(200))
@@ -210,12 +212,63 @@ def test_lazy_leaves_the_weights_where_they_are(model: Any, hub_settings: Settin
         assert files.read_text("config.json") == '{"a": 1}'
         assert files.read_text("config.json") == '{"a": 1}'
         source = files.open("model.safetensors")
-        assert isinstance(source, HubBytes)
         assert bytes(source.read(50, 10)) == WEIGHTS[50:60]
         source.close()
     assert [one.headers["range"] for one in model.requests("/storage/")] == ["bytes=50-59"]
     assert len(model.requests("config.json")) == 1
     assert not hub_settings.data_dir.exists()
+
+
+@pytest.mark.parametrize("is_offline", [False, True], ids=["unreachable", "offline"])
+def test_a_model_that_was_kept_opens_without_its_hub(
+    model: Any, hub_settings: Settings, is_offline: bool
+) -> None:
+    with resolve(HubReference("org/repo"), hub_settings, fetch="lazy") as files:
+        with contextlib.closing(files.open("model.safetensors")) as source:
+            source.read(0, 20)
+            files.keep()
+            source.read(100, 50)
+        commit, listing = files.commit, files.listing
+    assert commit is not None
+    model.every["/"] = Fault(status=503, headers={"Retry-After": "0"})
+    settings = dataclasses.replace(hub_settings, offline=is_offline)
+    for reference in (HubReference("org/repo"), HubReference("org/repo", commit)):
+        with resolve(reference, settings, fetch="lazy") as files:
+            assert (files.commit, files.listing, files.total_bytes) == (commit, listing, 210)
+            assert files.read_text("config.json") == '{"a": 1}'
+            with contextlib.closing(files.open("model.safetensors")) as source:
+                assert bytes(source.read(0, 20)) == WEIGHTS[:20]
+                assert bytes(source.read(5, 10)) == WEIGHTS[5:15]
+                with pytest.raises(SourceError):
+                    source.read(100, 50)
+    with pytest.raises(SourceError):
+        resolve(HubReference("org/repo", "other"), settings, fetch="lazy")
+    model.every.clear()
+    if not is_offline:
+        with resolve(HubReference("org/repo"), settings, fetch="lazy") as files:
+            assert _bytes(files, "model.safetensors") == WEIGHTS, "the hub is back"
+
+
+def test_an_outline_that_cannot_be_read_is_none(model: Any, hub_settings: Settings) -> None:
+    with resolve(HubReference("org/repo"), hub_settings, fetch="lazy") as files:
+        files.keep()
+    [path] = (hub_settings.data_dir / "outlines").iterdir()
+    whole = path.read_bytes()
+    settings = dataclasses.replace(hub_settings, offline=True)
+    with resolve(HubReference("org/repo"), settings, fetch="lazy") as files:
+        assert files.read_text("config.json") == '{"a": 1}'
+    for damaged in (whole[:-5], b"", b"\xc1" * 50):
+        path.write_bytes(damaged)
+        with pytest.raises(SourceError, match="offline"):
+            resolve(HubReference("org/repo"), settings, fetch="lazy")
+
+
+def test_what_is_too_much_to_keep_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlines, "_MOST_BYTES", 100)
+    recorder = RangeRecorder()
+    recorder.note("a", 0, memoryview(bytes(60)))
+    recorder.note("a", 60, memoryview(bytes(60)))
+    assert recorder.take() is None
 
 
 def test_lazy_with_an_index(model: Any, hub_settings: Settings) -> None:
