@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from shardcompute.backends.matrix import Array
-from shardcompute.backends.ops import Handle, Ops, Tensor
+from shardcompute.backends.matrix import Array, Float32
+from shardcompute.backends.ops import Handle, Ops, PatchOps, Tensor
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import UnsupportedModelError
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvShape, KvType
@@ -24,6 +24,58 @@ MAX_ROWS, MAX_LOGIT_ROWS = 512, 64
 """Of one step, unless somebody knows better."""
 _GPU_ROWS, _GPU_LOGIT_ROWS = 2048, 256
 """Prompts fill a large GPU from about so many rows on; more sessions than that share steps of one graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class PatchRows:
+    """A picture on its way into a tower, a row for each patch: `numbers`; what is added to the embedded rows, or None;
+    cosines and sines by which patches turn, or None; blocks of rows that see each other in windowed layers."""
+
+    numbers: Float32
+    added: Float32 | None
+    turning: tuple[Float32, Float32] | None
+    windows: Sequence[tuple[int, int]]
+    order: Array | None
+    """Where each merged row belongs in the picture; None: they are in order."""
+
+
+class PictureNetwork(Protocol):
+    """How a model sees. Every slice is asked what pictures do to rows; the first one also encodes them.
+
+    `patch_width` is that of the numbers, `hidden` of rows in the tower, `turned` the pairs of entries that turn."""
+
+    is_bidirectional: bool
+    """Rows of a picture see each other in both directions."""
+    has_axes: bool
+    """Rows of a picture have positions on three axes, and those behind it go on from the largest."""
+    merge: int
+    """Patches along the edge of a row's."""
+    row_scale: float
+    """Embedded tokens are multiplied by it, rows of pictures are not."""
+    layer_count: int
+    patch_width: int
+    hidden: int
+    turned: int
+
+    def check(self, span: PictureSpan, patches: bytes | None) -> None:
+        """UsageError for a picture that is none of the model's."""
+        ...
+
+    def patch_rows(self, span: PictureSpan, patches: bytes) -> PatchRows: ...
+
+    def load_front(self, ops: PatchOps) -> Any: ...
+
+    def load_layer(self, ops: PatchOps, layer: int) -> Any: ...
+
+    def load_back(self, ops: PatchOps) -> Any: ...
+
+    def front(self, ops: PatchOps, weights: Any, numbers: Tensor, added: Tensor | None) -> Tensor: ...
+
+    def layer(self, ops: PatchOps, weights: Any, layer: int, x: Tensor) -> Tensor: ...
+
+    def back(self, ops: PatchOps, weights: Any, x: Tensor) -> Tensor:
+        """Merged rows of the text's width."""
+        ...
 
 
 class Network(Protocol):
@@ -36,6 +88,8 @@ class Network(Protocol):
     vocab_size: int
     kv_shape: KvShape
     context_length: int
+    pictures: PictureNetwork | None
+    """None: it takes text alone."""
 
     def load_shared(self, ops: Ops) -> Any: ...
 

@@ -27,6 +27,11 @@ HOLDERS = (
 )
 ADAPTING_HOLDERS = ("onnx/cpu", "numpy/cpu", "torch/cpu")
 """Those that add what adapters add (`backends.host.low_rank`)."""
+SEEING_HOLDERS = ("onnx/cpu", "numpy/cpu", "torch/cpu", "torch/mps")
+"""Those that take pictures: they hold a model's tower with its embedding."""
+_PATCH_BUFFERS = 10
+_PATCH_SCORE_BYTES = 32 * (1 << 20)
+"""Rows of a tower's width that are kept at once, and scores (`backends.ort.tower`)."""
 _ADAPTER_SHARE = 4
 _MIB = 1 << 20
 STATE_SESSIONS = 32
@@ -212,6 +217,13 @@ def scratch_bytes(holder: str, shape: StepShape, layer_bytes: int) -> int:
         parts = 4 * _GRAPH_ROWS * _KV_PARTS * (query + 32 * shape.kv_heads)
     step = element * (rows * kept + at_once * working) + 3 * scores + spread + masks + parts
     return _EXECUTOR_BYTES + tables + max(step, _LAYER_LOADING * layer_bytes // 10)
+
+
+def tower_scratch_bytes(patches: int, hidden: int, intermediate: int, heads: int) -> int:
+    """What a tower needs besides its weights while it encodes a picture of so many patches."""
+    rows = 4 * patches * _PATCH_BUFFERS * hidden
+    inner = 4 * _PROMPT_GROUP_ROWS * 3 * intermediate
+    return rows + inner + 2 * max(_PATCH_SCORE_BYTES, 4 * heads * patches)
 
 
 def head_scratch_bytes(holder: str, shape: StepShape, head_bytes: int, scratch: int) -> int:

@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from shardcompute.backends.executor import KvUsage, refuse_pictures
+from shardcompute.backends.host.pictures import SessionPictures
 from shardcompute.backends.matrix import Array, Float32
 from shardcompute.core.batch import PAGE_TOKENS, Segment
 from shardcompute.core.errors import CapacityError, PromptTooLongError, RowGapError, UsageError
@@ -125,17 +126,27 @@ class KvSessions(Generic[Kv]):
     """What an `Executor` does with sessions that concerns their KV alone."""
 
     _kv: Kv
+    _pictures: SessionPictures | None = None
+    """None: this backend takes none."""
 
     def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
         self._kv.adopt(source, target, length, is_moved=is_moved)
+        if self._pictures is not None:
+            self._pictures.forget(target)
+            if is_moved:
+                self._pictures.forget(source)
 
     def open_pictures(
         self, session: int, spans: Sequence[PictureSpan], patches: Sequence[bytes] | None
     ) -> None:
-        raise refuse_pictures("this backend")
+        if self._pictures is None:
+            raise refuse_pictures("this backend")
+        self._pictures.open(session, spans, patches)
 
     def close_session(self, session: int) -> None:
         self._kv.release(session)
+        if self._pictures is not None:
+            self._pictures.forget(session)
 
     def session_length(self, session: int) -> int:
         return self._kv.budget.lengths.get(session, 0)

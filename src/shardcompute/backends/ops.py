@@ -25,6 +25,8 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu2"]
 
 
 RotationTables = Callable[[int], tuple[Float32, Float32]]
+Axes = Sequence[int]
+"""By which axis of a picture each pair of entries turns inside it; empty: all by the row's position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,19 @@ class Attention:
         if self.value_dim is None:
             return KvShape(self.kv_heads, self.head_dim)
         return latent_kv(self.value_dim, self.head_dim - self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class PatchAttention:
+    """How patches of a picture attend: all of a block to all of it. Blocks are the picture, or its windows."""
+
+    heads: int
+    head_dim: int
+    is_windowed: bool = False
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_dim**-0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +134,7 @@ class Ops(Protocol):
         """Linear maps `[heads, out, in]`, one for each head, for `per_head`."""
         ...
 
-    def rotation(self, tables: RotationTables) -> Handle:
+    def rotation(self, tables: RotationTables, axes: Axes = ()) -> Handle:
         """The cosines and sines that `tables` makes for so many positions as the context has."""
         ...
 
@@ -185,4 +200,23 @@ class Ops(Protocol):
 
     def all_gather(self, x: Tensor, group: RankGroup, widths: Sequence[int]) -> Tensor:
         """What all ranks have of x, of these widths, side by side."""
+        ...
+
+
+class PatchOps(Ops, Protocol):
+    """What a tower is written against besides: rows are the patches of one picture, then what they are merged to. Which
+    picture it is, the backend knows while it is encoded; rows are turned by `rotate` with `turning()`."""
+
+    def turning(self) -> Handle:
+        """Cosines and sines that each patch has of its own."""
+        ...
+
+    def attend_patches(self, q: Tensor, k: Tensor, v: Tensor, attention: PatchAttention) -> Tensor: ...
+
+    def merge_rows(self, x: Tensor, count: int) -> Tensor:
+        """`count` neighbouring rows side by side as one."""
+        ...
+
+    def mean_rows(self, x: Tensor, count: int) -> Tensor:
+        """The mean of `count` neighbouring rows."""
         ...

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from shardcompute.backends.executor import PictureNetwork
 from shardcompute.backends.host.low_rank import NO_ADAPTERS, AdapterLayers
 from shardcompute.backends.matrix import Float32, Matrix
 from shardcompute.backends.ops import Attention, ExpertBlock, Gate, Handle, Ops, Tensor
@@ -87,6 +88,7 @@ class Decoder:
         source: TensorSource,
         adapters: AdapterLayers = NO_ADAPTERS,
         rank: TensorRank | None = None,
+        pictures: PictureNetwork | None = None,
     ) -> None:
         self.rank = rank
         self.spec = spec = spec if rank is None else rank_spec(spec, rank.share)
@@ -100,12 +102,13 @@ class Decoder:
         self.vocab_size = spec.vocab_size
         self.kv_shape = spec.kv_shape
         self.context_length = spec.context_length
+        self.pictures = pictures
 
     # Loading
 
     def load_shared(self, ops: Ops) -> list[Handle]:
         """What all layers share: the rotations."""
-        return [ops.rotation(partial(rope_tables, rope)) for rope in self.spec.ropes]
+        return [ops.rotation(partial(rope_tables, rope), rope.axes) for rope in self.spec.ropes]
 
     def load_embedding(self, ops: Ops) -> Handle:
         first = None if self.rank is None else self.rank.share.vocabulary[0]

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardcompute.backends.executor import PictureNetwork
 from shardcompute.backends.matrix import BlockMatrix, Float32, Matrix
 from shardcompute.backends.ops import Gate, Handle, Ops, Tensor
 from shardcompute.core.errors import CorruptModelError
@@ -64,6 +65,7 @@ class DraftHeadNetwork:
     is_first = False
     is_last = True
     layer_count = 0
+    pictures: PictureNetwork | None = None
 
     def __init__(self, spec: ModelSpec, weights: DraftHeadWeights, head: Matrix) -> None:
         self._weights = weights

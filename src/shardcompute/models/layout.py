@@ -17,6 +17,10 @@ from typing import Literal
 
 from shardcompute.models.spec import Stage
 
+EMBEDDING = "embedding"
+"""Begins the names of what the first stage reads before its layers: the table, further ones, and what sees."""
+TOWER = "embedding.vision."
+"""Begins the names of tensors that see (`models.vision`): they belong to the stage that embeds."""
 Split = Literal["none", "rows", "columns"]
 """How tensor ranks share a tensor: each has all of it, a range of its rows, or of its columns."""
 
@@ -31,8 +35,9 @@ class TensorPlace:
     counted after both. `interleaved_head_dim` undoes a row order in which entries that turn together lie side by
     side, in the first `interleaved_dim` rows of a head (None: in all). `plus_one` adds 1 (Gemma stores
     `weight − 1`). `stored_shape` is the stored tensor's, where that has the same numbers on other axes (heads' matrices
-    stacked, one row as a vector). `shape` is what the decoder expects after all that; `unit` is the number of rows or
-    columns that tensor ranks may not cut through (a head, or the query heads that share one).
+    stacked, one row as a vector, a convolution over patches). `shape` is what the decoder expects after all that;
+    `unit` is the number of rows or columns that tensor ranks may not cut through (a head, or the query heads that share
+    one).
     """
 
     stored: str

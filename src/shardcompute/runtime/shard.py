@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardcompute.backends.executor import Executor, ExecutorOptions, Network
+from shardcompute.backends.executor import Executor, ExecutorOptions, Network, PictureNetwork
 from shardcompute.backends.footprint import ADAPTING_HOLDERS, holding_of
 from shardcompute.backends.host.low_rank import NO_ADAPTERS, AdapterLayers
 from shardcompute.backends.matrix import rows_of
@@ -84,6 +84,8 @@ def build_executor(
     refuse_foreign(spec)
     if adapters.names:
         refuse_adapters(backend, options.device)
+    # Ranks have parts of the embedding each, and none has the rows that a picture replaces.
+    pictures = None if rank is not None else _pictures(spec, source)
     if rank is not None:
         refuse_ranks(backend)
         number = rank.group.rank
@@ -91,7 +93,7 @@ def build_executor(
         adapters = rank_adapters(adapters, spec, rank.split, number)
         # A captured or compiled step cannot wait for other ranks.
         options = replace(options, use_graphs=False)
-    return _run_by(backend, Decoder(spec, stage, source, adapters, rank), options)
+    return _run_by(backend, Decoder(spec, stage, source, adapters, rank, pictures), options)
 
 
 def split_checkpoint(
@@ -114,6 +116,14 @@ def refuse_ranks(backend: str) -> None:
             f"{backend} computes layers whole: tensor ranks cannot meet within one",
             hint=f"use --backend {' or '.join(RANKED_BACKENDS)}, or cut the model into stages only",
         )
+
+
+def _pictures(spec: ModelSpec, source: TensorSource) -> PictureNetwork | None:
+    if spec.vision is None:
+        return None
+    from shardcompute.models.vision.tower import VisionTower
+
+    return VisionTower(spec, spec.vision, source)
 
 
 def refuse_adapters(backend: str, device: str) -> None:

@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from shardcompute.core.errors import CorruptModelError
-from shardcompute.models.layout import Layout, TensorPlace
+from shardcompute.models.layout import EMBEDDING, Layout, TensorPlace
 from shardcompute.models.spec import ModelSpec, Stage
 from shardcompute.weights.adapter_pack import adapter_tensors
 from shardcompute.weights.attached import is_attachment
@@ -82,7 +82,9 @@ class Card:
 
     @property
     def embedding_bytes(self) -> int:
-        return self._size(self.stored_names(self.layout.model["embedding"]))
+        """What the first stage has before its layers: the table, and what sees."""
+        places = [place for name, place in self.layout.model.items() if name.startswith(EMBEDDING)]
+        return self._size(dict.fromkeys(name for place in places for name in self.stored_names(place)))
 
     @property
     def head_bytes(self) -> int:

@@ -23,13 +23,13 @@ from shardcompute.models.families import (
     rope_factors_tensor,
 )
 from shardcompute.models.families import is_fallback as is_fallback_spec
-from shardcompute.models.layout import Layout
+from shardcompute.models.layout import EMBEDDING, Layout
 from shardcompute.models.spec import ModelSpec, Stage
 from shardcompute.weights.adapters import Adapter, open_adapter, open_adapters
 from shardcompute.weights.formats.gguf_parts import open_gguf_files
 from shardcompute.weights.formats.mlx_file import open_mlx, without_mlx
 from shardcompute.weights.formats.safetensors_file import open_safetensors, open_sharded
-from shardcompute.weights.formats.tensor_file import TensorFile, read_vector
+from shardcompute.weights.formats.tensor_file import TensorFile, find_entry, read_vector
 from shardcompute.weights.loader import (
     Rank,
     ShardTensors,
@@ -45,6 +45,7 @@ from shardcompute.weights.sources.resolve import ModelFiles
 if TYPE_CHECKING:
     from shardcompute.models.tokenizer import Tokenizer
 
+PROCESSOR_FILE = "preprocessor_config.json"
 ReadText = Callable[[str], str | None]
 """The text of a file by its name, None where there is no such file."""
 _PLAIN = ("F32", "F16", "BF16", "I64", "I32")
@@ -122,7 +123,7 @@ class Checkpoint(Closing):
         """File bytes of a stage, with the embedding at the first and the head at the last."""
         total = stage_bytes(self.tensors, self.layout, stage.start, stage.stop)
         for name, place in self.layout.model.items():
-            if stage.is_first if name == "embedding" else stage.is_last:
+            if stage.is_first if name.startswith(EMBEDDING) else stage.is_last:
                 total += place_bytes(self.tensors, place)
         return total
 
@@ -158,6 +159,8 @@ def open_checkpoint(files: ModelFiles, *, is_fallback: bool = False) -> Checkpoi
             tensors = open_quantised(tensors, scheme)
             spare = spare_biases(stored_file(tensors).entries, scheme)
             spec, layout = _read_hf(plain, tensors, spare, is_quantised=bool(scheme), is_fallback=is_fallback)
+            if not is_fallback_spec(spec):
+                spec, layout = _with_vision(spec, layout, plain, tensors, files)
             used = {place.stored for part in (layout.model, *layout.layers) for place in part.values()}
             empty = tuple(name for name in spare if name not in used)
         on_error.pop_all()
@@ -202,6 +205,17 @@ def _read_hf(
         with contextlib.suppress(UnsupportedModelError):
             return from_fallback_config(config, _shapes(tensors))
         raise error
+
+
+def _with_vision(
+    spec: ModelSpec, layout: Layout, config: Mapping[str, Any], tensors: TensorFile, files: ModelFiles
+) -> tuple[ModelSpec, Layout]:
+    from shardcompute.models.vision.families import with_vision
+
+    def shape_of(name: str) -> tuple[int, ...]:
+        return find_entry(tensors, name).shape
+
+    return with_vision(spec, layout, config, set(tensors.entries), shape_of, lambda: read_processor(files))
 
 
 def _shapes(tensors: TensorFile) -> dict[str, tuple[int, ...]]:
@@ -264,6 +278,13 @@ def read_config(files: ModelFiles) -> dict[str, Any]:
     if config is None:
         raise CorruptModelError(f"{files.name} has no config.json", hint="fetch the model again")
     return config
+
+
+def read_processor(files: ModelFiles) -> Mapping[str, Any] | None:
+    """The settings of a model's image processor; None where there is no file of them."""
+    processor = _read_json(files.name, files.read_text, "processor_config.json") or {}
+    inner = processor.get("image_processor")
+    return inner if isinstance(inner, dict) else _read_json(files.name, files.read_text, PROCESSOR_FILE)
 
 
 def open_tensors(files: ModelFiles) -> TensorFile:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from shardcompute.backends.footprint import (
     FLOAT32,
     HOLDERS,
+    SEEING_HOLDERS,
     STATE_SESSIONS,
     MatrixForm,
     StepShape,
@@ -26,10 +27,11 @@ from shardcompute.backends.footprint import (
     matrix_bytes,
     scratch_bytes,
     table_bytes,
+    tower_scratch_bytes,
 )
 from shardcompute.core.kv_types import KV_TYPES, KvType
 from shardcompute.models.families import EMBEDDING, SHARED, is_fallback
-from shardcompute.models.layout import Layout, TensorPlace
+from shardcompute.models.layout import TOWER, Layout, TensorPlace
 from shardcompute.models.spec import ModelSpec
 from shardcompute.weights.card import Card
 from shardcompute.weights.formats.quantise import INT8_BLOCK_SIZES, OUTLIERS_PER_COLUMN
@@ -108,6 +110,8 @@ def loaded_form(name: str, place: TensorPlace, stored: MatrixForm, form: str) ->
     width = place.shape[-1]
     if name in NEVER_ROUNDED or form == "float32":
         return FLOAT32
+    if name.startswith(TOWER):
+        return stored
     is_block = stored.block_size > 0
     if form == "int4" and name.endswith(NEVER_INT4) and not (is_block and stored.bits == 4):
         form = "int8"
@@ -188,7 +192,9 @@ def _held_sizes(
     # Experts of a layer are alike: each kind of matrix is measured once.
     layers = [Counter(_forms(each, form_of).values()) for each in layout.layers]
     ends = _forms({name: layout.model[name] for name in ("embedding", "head", "norm")}, form_of)
-    return tuple(_held_by(holder, spec, shape, layers, ends) for holder in HOLDERS)
+    seeing = {name: place for name, place in layout.model.items() if name.startswith(TOWER)}
+    tower = Counter(_forms(seeing, form_of).values())
+    return tuple(_held_by(holder, spec, shape, layers, ends, tower) for holder in HOLDERS)
 
 
 _Part = tuple[tuple[int, ...], MatrixForm, int]
@@ -200,6 +206,7 @@ def _held_by(
     shape: StepShape,
     layers: Sequence[Mapping[_Part, int]],
     ends: Mapping[str, _Part],
+    tower: Mapping[_Part, int],
 ) -> HeldSizes:
     layer_bytes = tuple(
         sum(count * _part_bytes(holder, part) for part, count in layer.items()) for layer in layers
@@ -209,12 +216,22 @@ def _held_by(
     return HeldSizes(
         holder,
         layer_bytes=layer_bytes,
-        embedding_bytes=_table_bytes(holder, ends["embedding"]),
+        embedding_bytes=_table_bytes(holder, ends["embedding"]) + _tower_bytes(holder, spec, tower),
         head_bytes=head_bytes,
         kv_bytes=tuple((kv, held_kv_bytes(holder, kv, spec.kv_shape)) for kv in KV_TYPES),
         scratch_bytes=scratch,
         head_scratch_bytes=head_scratch_bytes(holder, shape, head_bytes, scratch),
     )
+
+
+def _tower_bytes(holder: str, spec: ModelSpec, tower: Mapping[_Part, int]) -> int:
+    """What a tower takes, with what it needs while it encodes the largest picture."""
+    vision = spec.vision
+    if vision is None or holder not in SEEING_HOLDERS:
+        return 0
+    most = vision.positions or -(-vision.size.most_pixels // vision.patch**2)
+    weights = sum(count * _part_bytes(holder, part) for part, count in tower.items())
+    return weights + tower_scratch_bytes(most, vision.hidden, vision.intermediate, vision.heads)
 
 
 def _held_by_fallback(holder: str, spec: ModelSpec, shape: StepShape, layout: Layout) -> HeldSizes:

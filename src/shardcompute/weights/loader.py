@@ -13,13 +13,14 @@ import numpy as np
 
 from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
-from shardcompute.models.layout import Layout, TensorPlace
+from shardcompute.models.layout import TOWER, Layout, TensorPlace
 from shardcompute.weights.formats.quantise import convert
 from shardcompute.weights.formats.tensor_file import (
     Span,
     TensorFile,
     find_entry,
     read_expert_matrix,
+    read_flat,
     read_matrix,
     read_vector,
 )
@@ -54,6 +55,9 @@ class ShardTensors:
         matrix = read_place(self._file, place, self._rank)
         if name in NEVER_ROUNDED:
             return DenseMatrix(matrix.to_dense())
+        if name.startswith(TOWER):
+            # Nobody has measured what rounding costs there: a tower stays as its file has it.
+            return matrix
         is_in_4_bits = isinstance(matrix, BlockMatrix) and matrix.bits == 4
         is_kept = self._form == "int4" and name.endswith(NEVER_INT4) and not is_in_4_bits
         return convert(matrix, "int8" if is_kept else self._form)
@@ -185,8 +189,8 @@ def _read_rearranged(file: TensorFile, place: TensorPlace, rows: Span, columns: 
 
 def _read_reshaped(file: TensorFile, place: TensorPlace, rows: Span) -> Matrix:
     """Rows of a matrix that is stored as a vector, or as one matrix for each unit of it."""
-    if place.stored_shape is not None and len(place.stored_shape) == 1:
-        return DenseMatrix(read_vector(file, place.stored).reshape(place.shape)[rows[0] : rows[1]])
+    if place.stored_shape is not None and len(place.stored_shape) != 3:
+        return DenseMatrix(read_flat(file, place.stored).reshape(place.shape)[rows[0] : rows[1]])
     units = range(rows[0] // place.unit, rows[1] // place.unit)
     parts = [read_expert_matrix(file, place.stored, unit).to_dense() for unit in units]
     return DenseMatrix(np.concatenate(parts))

@@ -9,15 +9,42 @@ from typing import Any
 
 import numpy as np
 
-from shardcompute.backends.executor import ExecutorOptions, Network, SynchronousSteps
+from shardcompute.backends.executor import ExecutorOptions, Network, PatchRows, SynchronousSteps
+from shardcompute.backends.host.eager_tower import EagerTower
 from shardcompute.backends.host.low_rank import LowRank
+from shardcompute.backends.host.pictures import SessionPictures
 from shardcompute.backends.host.routing import choose_experts, sigmoid, softmax
 from shardcompute.backends.kv import HostKv, KvSessions
 from shardcompute.backends.matrix import Array, Float32, Matrix
-from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RankGroup, RotationTables
+from shardcompute.backends.ops import (
+    Activation,
+    Attention,
+    Axes,
+    ExpertBlock,
+    Gate,
+    PatchAttention,
+    RankGroup,
+    RotationTables,
+)
 from shardcompute.core.batch import Segment, logit_row_indices, row_adapters
 
 GPT_OSS_ALPHA = QUICK_GELU_ALPHA = 1.702
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Cosines and sines by position, and the axis that each pair of entries takes its position from."""
+
+    cosines: Float32
+    sines: Float32
+    axes: Axes = ()
+
+    def at(self, positions: Array) -> tuple[Float32, Float32]:
+        """For rows at positions `[3, rows]`."""
+        if not self.axes:
+            return self.cosines[positions[0]], self.sines[positions[0]]
+        places, pairs = positions[list(self.axes)].T, np.arange(len(self.axes))
+        return self.cosines[places, pairs], self.sines[places, pairs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +67,20 @@ class NumpyOps:
         self._kv = kv
         self._context_length = context_length
         self._segments: Sequence[Segment] = ()
+        self._positions: Array = np.empty((3, 0), dtype=np.int64)
+        self._ends: Sequence[Array | None] = ()
+        self._patches: PatchRows | None = None
 
-    def begin(self, segments: Sequence[Segment]) -> None:
+    def begin(self, segments: Sequence[Segment], pictures: SessionPictures) -> None:
         self._segments = segments
+        self._positions = pictures.positions(segments)
+        self._ends = [pictures.ends(segment) for segment in segments]
+
+    def begin_patches(self, patches: PatchRows) -> None:
+        """The next calls are about a picture."""
+        self._patches = patches
+        self._segments = (Segment(0, 0, len(patches.numbers)),)
+        self._positions = np.broadcast_to(np.arange(len(patches.numbers)), (3, len(patches.numbers)))
 
     def matrix(
         self, parts: Sequence[Matrix], bias: Float32 | None, low_rank: LowRank | None = None
@@ -55,8 +93,13 @@ class NumpyOps:
     def table(self, matrix: Matrix, first: int | None = None) -> _Table:
         return _Table(matrix.to_dense(), first)
 
-    def rotation(self, tables: RotationTables) -> tuple[Float32, Float32]:
-        return tables(self._context_length)
+    def rotation(self, tables: RotationTables, axes: Axes = ()) -> Rotation:
+        return Rotation(*tables(self._context_length), axes)
+
+    def turning(self) -> Rotation:
+        assert self._patches is not None
+        assert self._patches.turning is not None
+        return Rotation(*self._patches.turning)
 
     def embed(self, table: _Table, ids: Array) -> Float32:
         if table.first is None:
@@ -113,9 +156,8 @@ class NumpyOps:
     def weigh(self, x: Float32, score: Float32) -> Float32:
         return x * sigmoid(score)
 
-    def rotate(self, x: Float32, head_dim: int, rotation: tuple[Float32, Float32]) -> Float32:
-        positions = np.concatenate([np.arange(s.start, s.stop) for s in self._segments])
-        cosines, sines = (table[positions][:, None, :] for table in rotation)
+    def rotate(self, x: Float32, head_dim: int, rotation: Rotation) -> Float32:
+        cosines, sines = (table[:, None, :] for table in rotation.at(self._positions))
         half = cosines.shape[-1]
         heads = x.reshape(len(x), -1, head_dim)
         left, right, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
@@ -137,7 +179,7 @@ class NumpyOps:
     def attend(self, q: Float32, k: Float32, v: Float32 | None, layer: int, attention: Attention) -> Float32:
         out = np.empty((len(q), attention.width_out), dtype=np.float32)
         row = 0
-        for segment in self._segments:
+        for index, segment in enumerate(self._segments):
             rows = slice(row, row + segment.count)
             shape = (segment.count, *attention.kept.grouped)
             keys = self._kv.round(k[rows].reshape(shape))
@@ -146,9 +188,34 @@ class NumpyOps:
             past = self._kv.read(segment.session, layer, segment.stop)
             past = past.reshape(len(past), segment.stop, attention.kv_heads, attention.head_dim)
             seen = past[0][..., : attention.value_dim] if v is None else past[1]
-            out[rows] = _attend_one(q[rows], past[0], seen, segment, attention)
+            ends = self._ends[index]
+            out[rows] = _attend_one(q[rows], past[0], seen, segment, attention, ends)
             row += segment.count
         return out
+
+    def attend_patches(self, q: Float32, k: Float32, v: Float32, attention: PatchAttention) -> Float32:
+        assert self._patches is not None
+        out = np.empty_like(q)
+        windows = self._patches.windows if attention.is_windowed else [(0, len(q))]
+        for start, stop in windows:
+            shape = (stop - start, attention.heads, attention.head_dim)
+            queries, keys, values = (each[start:stop].reshape(shape).transpose(1, 0, 2) for each in (q, k, v))
+            weights = softmax(queries @ keys.transpose(0, 2, 1) * np.float32(attention.scale))
+            out[start:stop] = (weights @ values).transpose(1, 0, 2).reshape(stop - start, -1)
+        return out
+
+    def upload(self, values: Float32) -> Float32:
+        return values
+
+    def download(self, x: Float32) -> Float32:
+        return x
+
+    def merge_rows(self, x: Float32, count: int) -> Float32:
+        return x.reshape(len(x) // count, -1)
+
+    def mean_rows(self, x: Float32, count: int) -> Float32:
+        mean: Float32 = x.reshape(len(x) // count, count, -1).mean(axis=1)
+        return mean
 
     def experts(self, x: Float32, block: ExpertBlock) -> Float32:
         logits = self.linear(x, block.router)
@@ -174,7 +241,7 @@ class NumpyOps:
 
 
 def _attend_one(
-    q: Float32, keys: Float32, values: Float32, segment: Segment, attention: Attention
+    q: Float32, keys: Float32, values: Float32, segment: Segment, attention: Attention, ends: Array | None
 ) -> Float32:
     group = attention.heads // attention.kv_heads
     heads = q.reshape(segment.count, attention.heads, attention.head_dim).transpose(1, 0, 2)
@@ -183,7 +250,7 @@ def _attend_one(
         scores = np.tanh(scores / np.float32(attention.softcap)) * np.float32(attention.softcap)
     here = np.arange(segment.start, segment.stop)[:, None]
     there = np.arange(segment.stop)[None, :]
-    hidden = there > here
+    hidden = there > here if ends is None else there >= ends[:, None]
     if attention.window is not None:
         hidden |= there <= here - attention.window
     if attention.chunk is not None:
@@ -248,12 +315,19 @@ class NumpyExecutor(KvSessions[HostKv], SynchronousSteps):
         self._layers: list[Any] = [network.load_layer(self._ops, i) for i in range(network.layer_count)]
         self._head = network.load_head(self._ops) if network.is_last else None
         self._hidden: Array = np.empty((0, network.hidden), dtype=np.float32)
+        encode = None
+        if network.pictures is not None and network.is_first:
+            encode = EagerTower(network.pictures, self._ops).encode
+        self._pictures: SessionPictures = SessionPictures(network.pictures, encode, max_rows=options.max_rows)
 
     def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
         network, ops = self._network, self._ops
+        self._pictures.check(segments)
         self._kv.take(segments)
-        ops.begin(segments)
+        ops.begin(segments, self._pictures)
         x = network.embed(ops, self._embedding, inputs) if network.is_first else inputs
+        for place, rows in self._pictures.rows(segments):
+            x[place] = rows
         for i, weights in enumerate(self._layers):
             x = network.layer(ops, self._shared, weights, i, x)
         if not network.is_last:

@@ -27,7 +27,15 @@ from shardcompute.backends.mlx.weights import (
     load_table,
     stack_experts,
 )
-from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RankGroup, RotationTables
+from shardcompute.backends.ops import (
+    Activation,
+    Attention,
+    Axes,
+    ExpertBlock,
+    Gate,
+    RankGroup,
+    RotationTables,
+)
 
 GPT_OSS_ALPHA = QUICK_GELU_ALPHA = 1.702
 StepArrays = tuple[Any, ...]
@@ -96,7 +104,7 @@ class MlxOps:
         rows = load_table(matrix, self._dtype)
         return rows if first is None else PartialRows(rows, first, matrix.shape[0])
 
-    def rotation(self, tables: RotationTables) -> tuple[Any, Any]:
+    def rotation(self, tables: RotationTables, axes: Axes = ()) -> tuple[Any, Any]:
         cosines, sines = tables(self._context_length)
         return mx.array(cosines), mx.array(sines)
 

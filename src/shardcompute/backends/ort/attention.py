@@ -19,7 +19,7 @@ import numpy as np
 import onnxruntime
 
 from shardcompute.backends.kv import KvRows
-from shardcompute.backends.matrix import Float32
+from shardcompute.backends.matrix import Array, Float32
 from shardcompute.backends.ops import Attention
 from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
 from shardcompute.backends.ort.model_bytes import FLOAT, FLOAT16, INT8
@@ -43,15 +43,18 @@ class KeyRange:
     mask: Float32
 
 
-def key_range(start: int, count: int, window: int | None, chunk: int | None = None) -> KeyRange:
-    """For rows at positions `[start, start + count)`."""
+def key_range(
+    start: int, count: int, window: int | None, chunk: int | None = None, ends: Array | None = None
+) -> KeyRange:
+    """For rows at positions `[start, start + count)`, which see up to themselves or, with `ends`, up to those."""
     first = 0 if window is None else max(0, (start - window + 1) // SPAN * SPAN)
     if chunk is not None:
         first = start // chunk * chunk // SPAN * SPAN
-    stop = -(-(start + count) // PAGE_TOKENS) * PAGE_TOKENS
+    end = start + count if ends is None else int(ends.max())
+    stop = -(-end // PAGE_TOKENS) * PAGE_TOKENS
     here = np.arange(start, start + count)[:, None, None]
     there = np.arange(first, stop)
-    hidden = there > here
+    hidden = there > here if ends is None else there >= ends[:, None, None]
     if window is not None:
         hidden |= there <= here - window
     if chunk is not None:
@@ -88,7 +91,7 @@ class AttentionKernel:
         self._doubled: Float32 = np.zeros((2, self._width), dtype=np.float32)
         self._answer: Float32 = np.zeros((2, self._width_out), dtype=np.float32)
 
-    def ranges(self, segment: Segment) -> list[tuple[int, int, KeyRange]]:
+    def ranges(self, segment: Segment, ends: Array | None = None) -> list[tuple[int, int, KeyRange]]:
         """The segment's rows in groups `(first row, rows, keys)` whose scores fit the cache."""
         keys = segment.stop
         most = max(2, min(_ROWS, _SCORE_BYTES // (4 * self._heads * keys)))
@@ -97,7 +100,8 @@ class AttentionKernel:
             count = min(most, segment.count - first)
             # A single row without shared heads is doubled, see `run`.
             rows = 2 if count == 1 and self._one is None else count
-            span = key_range(segment.start + first, count, self._window, self._chunk)
+            seen = None if ends is None else ends[first : first + count]
+            span = key_range(segment.start + first, count, self._window, self._chunk, seen)
             mask = span.mask if rows == count else np.repeat(span.mask, rows, axis=0)
             if segment.count <= min(most, _SMALL_ROWS):
                 mask = self._keep_in_place(segment.session, mask)

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from shardcompute.backends.executor import ExecutorOptions, Network, SynchronousSteps
+from shardcompute.backends.host.pictures import SessionPictures
 from shardcompute.backends.kv import HostKv, KvSessions
 from shardcompute.backends.matrix import Array, Float32
 from shardcompute.backends.ort.graph import LOADING_ROOM, shrink_scratch_memory, use_threads
 from shardcompute.backends.ort.ops import OrtOps
 from shardcompute.backends.ort.program import Graph, Run, TakeWanted, Value, assign_buffers, round_up
 from shardcompute.backends.ort.table import EmbeddingTable
+from shardcompute.backends.ort.tower import OrtTower
 from shardcompute.core.batch import Segment, count_rows
 from shardcompute.core.errors import BackendError, UsageError
 from shardcompute.core.process_memory import give_back_large_blocks, return_freed_memory
@@ -45,6 +47,7 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         self._positions = np.zeros((1, capacity), dtype=np.int64)
         self._adapters = np.zeros((1, capacity), dtype=np.int64)
         self._ops = OrtOps(options.context_length, self._positions, self._adapters, options.kv_type)
+        self._pictures: SessionPictures = self._open_pictures()
         self._table: EmbeddingTable | None = network.load_embedding(self._ops) if network.is_first else None
         self._input = self._ops.source(network.hidden)
         self._normed: Value | None = None
@@ -70,6 +73,7 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
                 f"a step gives at most {self._options.max_logit_rows} rows of logits, not {logit_rows}"
             )
         self._check_inputs(inputs, rows)
+        self._pictures.check(segments)
         self._kv.take(segments)
         self._input.buffer[:rows] = inputs if self._table is None else self._table.rows(inputs)
         row = 0
@@ -81,6 +85,8 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         self._positions[0, rows:padded] = self._adapters[0, rows:padded] = 0
         self._fit_scratch(rows)
         run = Run(segments, padded, self._kv)
+        if self._pictures.are_in(segments):
+            self._place_pictures(run, rows)
         for step in self._steps:
             if run.rows:
                 step.run(run)
@@ -107,6 +113,25 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
     def close(self) -> None:
         self._steps.clear()
         return_freed_memory()
+
+    def _open_pictures(self) -> SessionPictures:
+        network, pictures, encode, scale = self._network, self._network.pictures, None, 1.0
+        if pictures is not None and network.is_first:
+            # Rows are multiplied by it in the program, as embedded tokens are.
+            encode, scale = OrtTower(pictures).encode, pictures.row_scale
+        return SessionPictures(pictures, encode, max_rows=self._options.max_rows, scale=scale)
+
+    def _place_pictures(self, run: Run, rows: int) -> None:
+        """Rows, positions and sights of a step that has pictures."""
+        for place, values in self._pictures.rows(run.segments):
+            self._input.buffer[place] = values
+        run.ends = [self._pictures.ends(segment) for segment in run.segments]
+        turns = self._pictures.positions(run.segments)
+        self._positions[0, :rows] = turns[0]
+        mixed = np.nonzero((turns != turns[0]).any(axis=0))[0]
+        for tables in self._ops.mixed_turns:
+            tables.place(turns, mixed)
+            self._positions[0, mixed] = tables.first + mixed
 
     def _fit_scratch(self, rows: int) -> None:
         """Once a prompt is done and its answer begins; not between the pieces of a prompt."""

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from shardcompute.backends.host.low_rank import LowRank
 from shardcompute.backends.matrix import Array, Float32, Matrix
-from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RankGroup, RotationTables
+from shardcompute.backends.ops import (
+    Activation,
+    Attention,
+    Axes,
+    ExpertBlock,
+    Gate,
+    RankGroup,
+    RotationTables,
+)
 from shardcompute.backends.ort.activation import write_activation, write_gated
 from shardcompute.backends.ort.attention import AttentionKernel
 from shardcompute.backends.ort.experts import open_experts
@@ -36,6 +45,22 @@ class _Piece:
         self.forms: set[str] = set()
 
 
+@dataclass(frozen=True, slots=True)
+class MixedTurns:
+    """Cosines and sines of positions, and behind `first` those of rows that turn by several (`axes`)."""
+
+    cosines: Float32
+    sines: Float32
+    axes: Sequence[int]
+    first: int
+
+    def place(self, positions: Array, rows: Array) -> None:
+        """Lay down those of `rows` of a step at `positions` `[3, rows of the step]`."""
+        where, pairs = positions[list(self.axes)][:, rows].T, np.arange(len(self.axes))
+        for table in (self.cosines, self.sines):
+            table[self.first + rows] = table[where, pairs]
+
+
 class OrtOps:
     """Records nodes into the open piece; attention, experts, the choice of rows and exchanges of ranks close it.
 
@@ -55,6 +80,7 @@ class OrtOps:
         self._piece = _Piece()
         self._kernels: dict[Any, AttentionKernel] = {}
         self._names = 0
+        self.mixed_turns: list[MixedTurns] = []
 
     @property
     def kernels(self) -> Sequence[AttentionKernel]:
@@ -73,8 +99,15 @@ class OrtOps:
     def table(self, matrix: Matrix, first: int | None = None) -> EmbeddingTable:
         return EmbeddingTable(matrix, first)
 
-    def rotation(self, tables: RotationTables) -> tuple[Float32, Float32]:
-        return tables(self._context_length)
+    def rotation(self, tables: RotationTables, axes: Axes = ()) -> tuple[Float32, Float32]:
+        cosines, sines = tables(self._context_length)
+        if not axes:
+            return cosines, sines
+        # Behind the positions there is a place for each row of a step that is at several at once.
+        places = ((0, self._positions.shape[1]), (0, 0))
+        mixed = MixedTurns(np.pad(cosines, places), np.pad(sines, places), list(axes), self._context_length)
+        self.mixed_turns.append(mixed)
+        return mixed.cosines, mixed.sines
 
     # Computing
 

@@ -45,6 +45,10 @@ class Run:
     rows: int
     kv: HostKv
     ranges: dict[AttentionKernel, list[list[tuple[int, int, KeyRange]]]] = field(default_factory=dict)
+    ends: Sequence[Array | None] = ()
+    """Where what each row of a segment sees ends (`SessionPictures.ends`); empty: behind itself."""
+    windows: Sequence[tuple[int, int]] = ()
+    """Blocks of patches, while a picture is encoded."""
 
     @property
     def own_rows(self) -> int:
@@ -125,7 +129,8 @@ class Attend:
 
     def run(self, run: Run) -> None:
         if self.kernel not in run.ranges:
-            run.ranges[self.kernel] = [self.kernel.ranges(segment) for segment in run.segments]
+            ends = run.ends or [None] * len(run.segments)
+            run.ranges[self.kernel] = list(map(self.kernel.ranges, run.segments, ends))
         kv, layer, q, out = run.kv, self.layer, self.q.buffer, self.out.buffer
         shape = (-1, *self.kv_shape)
         rows = count_rows(run.segments)

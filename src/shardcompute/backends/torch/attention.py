@@ -9,7 +9,12 @@ from shardcompute.core.batch import Segment
 
 
 def attend_one(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, segment: Segment, attention: Attention
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    segment: Segment,
+    attention: Attention,
+    ends: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Queries `[count, heads · head_dim]` over `[kv_heads, stop, head_dim]`; scores and softmax in float32."""
     group = attention.heads // attention.kv_heads
@@ -19,7 +24,7 @@ def attend_one(
     scores = scores.view(attention.kv_heads, group, segment.count, segment.stop)
     if attention.softcap is not None:
         scores = torch.tanh(scores / attention.softcap) * attention.softcap
-    scores = scores.masked_fill(_hidden(segment, attention, q.device), -torch.inf)
+    scores = scores.masked_fill(_hidden(segment, attention, q.device, ends), -torch.inf)
     if attention.sinks is not None:
         sinks = attention.sinks.view(attention.kv_heads, group, 1, 1).expand(-1, -1, segment.count, 1)
         weights = torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
@@ -31,10 +36,12 @@ def attend_one(
     return mixed.permute(2, 0, 1, 3).reshape(segment.count, -1).to(q.dtype)
 
 
-def _hidden(segment: Segment, attention: Attention, device: torch.device) -> torch.Tensor:
+def _hidden(
+    segment: Segment, attention: Attention, device: torch.device, ends: torch.Tensor | None
+) -> torch.Tensor:
     here = torch.arange(segment.start, segment.stop, device=device)[:, None]
     there = torch.arange(segment.stop, device=device)[None, :]
-    hidden = there > here
+    hidden = there > here if ends is None else there >= ends[:, None]
     if attention.window is not None:
         hidden = hidden | (there <= here - attention.window)
     if attention.chunk is not None:

@@ -21,8 +21,10 @@ from shardcompute.backends.executor import (
     PendingStep,
     PickRule,
 )
+from shardcompute.backends.host.eager_tower import EagerTower
+from shardcompute.backends.host.pictures import Encode, SessionPictures
 from shardcompute.backends.kv import KvSessions
-from shardcompute.backends.matrix import Array
+from shardcompute.backends.matrix import Array, Float32
 from shardcompute.backends.torch.device import can_fuse, choose_device, choose_dtype
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.ops import TorchOps
@@ -34,6 +36,7 @@ from shardcompute.backends.torch.transfers import Download, upload
 from shardcompute.core.batch import Segment, count_rows
 from shardcompute.core.errors import UsageError
 from shardcompute.core.phases import phase
+from shardcompute.core.pictures import PictureSpan
 from shardcompute.core.steps import PICKED
 
 
@@ -59,8 +62,12 @@ class TorchExecutor(KvSessions[PagedKv]):
             self._ops: TorchOps
             self._ops, self._last, self._graphs = self._choose_ops(options, use_library)
         self._normed: torch.Tensor | None = None
+        self._rows: Sequence[tuple[slice, torch.Tensor]] = ()
+        """Of pictures, in the step that is computed."""
         with torch.inference_mode():
             self._load_weights(network)
+            if not can_fuse(self._device):
+                self._pictures = self._open_pictures(network)
             if self._graphs is not None:
                 self._graphs.capture(self._max_rows)
 
@@ -79,6 +86,17 @@ class TorchExecutor(KvSessions[PagedKv]):
                     self._graphs.compile_ahead(
                         partial(self._forward, layers=tuple(self._layers)), self._max_rows
                     )
+
+    def _open_pictures(self, network: Network) -> SessionPictures:
+        encode: Encode | None = None
+        if network.pictures is not None and network.is_first:
+            tower = EagerTower(network.pictures, self._ops)
+
+            def encode(span: PictureSpan, patches: bytes) -> Float32:
+                with torch.inference_mode():
+                    return tower.encode(span, patches)
+
+        return SessionPictures(network.pictures, encode, max_rows=self._max_rows)
 
     @property
     def is_asynchronous(self) -> bool:
@@ -171,6 +189,8 @@ class TorchExecutor(KvSessions[PagedKv]):
 
     def _plan(self, segments: Sequence[Segment]) -> StepPlan:
         """Make room for a step. What cannot be done is refused here, before anything changes."""
+        if self._pictures is not None:
+            self._pictures.check(segments)
         self._kv.take(segments)
         return plan_step(segments, self._kv)
 
@@ -183,12 +203,24 @@ class TorchExecutor(KvSessions[PagedKv]):
             computed = None if self._graphs is None else self._graphs.run(plan, inputs, slots)
             if computed is None:
                 self._ops.begin(plan)
+                self._see(plan)
                 computed = self._last.note(self._forward(upload(inputs, self._device), None), slots)
             computed = computed.first(len(plan.logit_rows) if self._network.is_last else plan.rows)
             self._normed = computed.normed if keeps_hidden else None
             if plan.order is None or self._network.is_last:
                 return computed
             return computed.reordered(plan.order)
+
+    def _see(self, plan: StepPlan) -> None:
+        """Rows, positions and sights of a step that has pictures."""
+        pictures = self._pictures
+        if pictures is None or not pictures.are_in(plan.segments):
+            self._rows = ()
+            self._ops.see(None, ())
+            return
+        self._rows = [(place, self._ops.upload(rows)) for place, rows in pictures.rows(plan.segments)]
+        ends = [pictures.ends(segment) for segment in plan.segments]
+        self._ops.see(pictures.positions(plan.segments), ends)
 
     def _choose_ops(self, options: ExecutorOptions, use_library: bool) -> tuple[TorchOps, LastPicks, Any]:
         sessions = self._kv.budget.total_pages
@@ -215,6 +247,8 @@ class TorchExecutor(KvSessions[PagedKv]):
         x = ops.accept(inputs)
         if network.is_first:
             x = network.embed(ops, self._embedding, self._last.filled(x))
+            for place, rows in self._rows:
+                x[place] = rows
         for i, weights in enumerate(self._layers if layers is None else layers):
             x = network.layer(ops, self._shared, weights, i, x)
         if not network.is_last:

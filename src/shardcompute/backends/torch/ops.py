@@ -13,9 +13,19 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from shardcompute.backends.executor import PatchRows
 from shardcompute.backends.host.low_rank import LowRank
-from shardcompute.backends.matrix import Float32, Matrix
-from shardcompute.backends.ops import Activation, Attention, ExpertBlock, Gate, RankGroup, RotationTables
+from shardcompute.backends.matrix import Array, Float32, Matrix
+from shardcompute.backends.ops import (
+    Activation,
+    Attention,
+    Axes,
+    ExpertBlock,
+    Gate,
+    PatchAttention,
+    RankGroup,
+    RotationTables,
+)
 from shardcompute.backends.torch.attention import attend_one
 from shardcompute.backends.torch.kv import PagedKv
 from shardcompute.backends.torch.plan import StepPlan
@@ -56,6 +66,17 @@ class TorchOps:
         self._device = device
         self._dtype = dtype
         self._plan: StepPlan | None = None
+        self._axes: dict[int, torch.Tensor] = {}
+        """By rotation, of those that turn rows of pictures by several axes."""
+        self._turns: torch.Tensor | None = None
+        self._ends: Sequence[torch.Tensor | None] = ()
+        self._patches: PatchRows | None = None
+
+    def see(self, turns: Array | None, ends: Sequence[Array | None]) -> None:
+        """What pictures do to the rows of the step that begins: positions `[3, rows]` by which they turn, and where
+        what they see ends. None, and nothing, where there are none."""
+        self._turns = None if turns is None else torch.from_numpy(turns).to(self._device)
+        self._ends = [None if each is None else torch.from_numpy(each).to(self._device) for each in ends]
 
     def begin(self, plan: StepPlan) -> None:
         self._plan = plan
@@ -99,9 +120,12 @@ class TorchOps:
         rows = load_dense(matrix, self._device, self._dtype)
         return rows if first is None else PartialTable(rows, first)
 
-    def rotation(self, tables: RotationTables) -> Rotation:
+    def rotation(self, tables: RotationTables, axes: Axes = ()) -> Rotation:
         cosines, sines = tables(self._context_length)
-        return to_tensor(cosines, self._device), to_tensor(sines, self._device)
+        rotation = to_tensor(cosines, self._device), to_tensor(sines, self._device)
+        if axes:
+            self._axes[id(rotation[0])] = torch.tensor(list(axes), device=self._device)
+        return rotation
 
     # Computing
 
@@ -157,12 +181,60 @@ class TorchOps:
         return (self._value(x) * torch.sigmoid(self.finish(score))).to(self._dtype)
 
     def rotate(self, x: Any, head_dim: int, rotation: Rotation) -> Any:
-        cosines, sines = (table[self._positions][:, None, :] for table in rotation)
+        cosines, sines = (table[:, None, :] for table in self._row_turns(rotation))
         half = cosines.shape[-1]
         heads = self._value(x).float().unflatten(-1, (-1, head_dim))
         left, right, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
         turned = [left * cosines - right * sines, right * cosines + left * sines, rest]
         return torch.cat(turned, dim=-1).flatten(-2).to(self._dtype)
+
+    def _row_turns(self, rotation: Rotation) -> Rotation:
+        """Cosines and sines of the step's rows."""
+        if self._turns is None:
+            return rotation[0][self._positions], rotation[1][self._positions]
+        axes = self._axes.get(id(rotation[0]))
+        if axes is None:
+            return rotation[0][self._turns[0]], rotation[1][self._turns[0]]
+        places, pairs = self._turns[axes].T, torch.arange(len(axes), device=self._device)
+        return rotation[0][places, pairs], rotation[1][places, pairs]
+
+    # Patches of a picture
+
+    def begin_patches(self, patches: PatchRows) -> None:
+        self._patches = patches
+        self._turns, self._adapters = None, None
+        self._positions = torch.arange(len(patches.numbers), device=self._device)
+
+    def upload(self, values: Float32) -> torch.Tensor:
+        return to_tensor(values, self._device, self._dtype)
+
+    def download(self, x: Any) -> Float32:
+        rows: Float32 = self.finish(x).cpu().numpy()
+        return rows
+
+    def turning(self) -> Rotation:
+        assert self._patches is not None
+        assert self._patches.turning is not None
+        cosines, sines = self._patches.turning
+        return to_tensor(cosines, self._device), to_tensor(sines, self._device)
+
+    def attend_patches(self, q: Any, k: Any, v: Any, attention: PatchAttention) -> torch.Tensor:
+        assert self._patches is not None
+        parts = [self._value(each).unflatten(-1, (attention.heads, -1)).transpose(0, 1) for each in (q, k, v)]
+        blocks = self._patches.windows if attention.is_windowed else [(0, parts[0].shape[1])]
+        out = [
+            functional.scaled_dot_product_attention(*(part[:, start:stop] for part in parts))
+            for start, stop in blocks
+        ]
+        return torch.cat(out, dim=1).transpose(0, 1).flatten(1)
+
+    def merge_rows(self, x: Any, count: int) -> torch.Tensor:
+        rows = self._value(x)
+        return rows.reshape(len(rows) // count, -1)
+
+    def mean_rows(self, x: Any, count: int) -> torch.Tensor:
+        rows = self._value(x)
+        return rows.float().unflatten(0, (-1, count)).mean(dim=1).to(self._dtype)
 
     def head_maps(self, weights: Float32) -> torch.Tensor:
         return to_tensor(weights, self._device, self._dtype)
@@ -197,7 +269,8 @@ class TorchOps:
             pages = tables[index, : -(-segment.stop // PAGE_TOKENS)]
             keys, values = self._kv.read(layer, pages, segment.stop)
             part = q[rows : rows + segment.count].contiguous()
-            out.append(attend_one(part, keys, values, segment, attention))
+            ends = self._ends[index] if self._ends else None
+            out.append(attend_one(part, keys, values, segment, attention, ends))
             rows += segment.count
         return out[0] if len(out) == 1 else torch.cat(out)
 

@@ -7,7 +7,7 @@ what is silently overlooked would change tokens. May call `models.spec`, `models
 from shardcompute.models.families.gguf import LONG_FACTORS, from_gguf, rope_factors_tensor
 from shardcompute.models.families.gguf_architectures import GGUF_ARCHITECTURES
 from shardcompute.models.families.gguf_foreign import from_foreign_gguf, is_foreign, refuse_foreign
-from shardcompute.models.families.hf import from_hf_config, outline_of_config
+from shardcompute.models.families.hf import HARMLESS, from_hf_config, outline_of_config
 from shardcompute.models.families.hf_fallback import (
     EMBEDDING,
     SHARED,
@@ -22,6 +22,7 @@ from shardcompute.models.families.places import UnknownTensorsError
 __all__ = [
     "EMBEDDING",
     "GGUF_ARCHITECTURES",
+    "HARMLESS",
     "HF_FALLBACKS",
     "HF_FAMILIES",
     "HF_SEEING",

@@ -58,7 +58,7 @@ _SEEING_TENSORS = tuple(
 )
 
 # Written by trainers, tokenizers, generation settings and tools; none of them changes a logit.
-_HARMLESS = frozenset(
+HARMLESS = frozenset(
     {
         "_attn_implementation_autoset",
         "_flash_attn_2_enabled",
@@ -141,7 +141,7 @@ def from_hf_config(
     spec = _spec(name, family, fields, len(stored))
     # Layers behind the last, which predict further tokens and which we do not run.
     ahead = fields.integer("num_nextn_predict_layers", family.predicts, low=0, high=MAX_LAYERS)
-    fields.refuse_unread(_HARMLESS | family.harmless)
+    fields.refuse_unread(HARMLESS | family.harmless)
     ignored = [f"model.layers.{spec.layer_count + i}.*" for i in range(ahead)]
     return spec, hf_layout(spec, family, stored, [*ignored, *spare, *(_SEEING_TENSORS if sees else ())])
 
@@ -152,7 +152,7 @@ def outline_of_config(config: Mapping[str, Any]) -> tuple[ModelSpec, Layout]:
     fields = Fields({**family.defaults, **config}, _WHERE)
     fields.text("model_type")
     spec = _spec(name, family, fields, MAX_LAYERS)
-    fields.refuse_unread(_HARMLESS | family.harmless)
+    fields.refuse_unread(HARMLESS | family.harmless)
     layers = [[(slot, f"{i}.{slot.name}") for slot in layer_slots(spec, i)] for i in range(spec.layer_count)]
     return spec, Layout(
         model={

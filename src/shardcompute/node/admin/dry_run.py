@@ -22,7 +22,7 @@ from shardcompute.control.state import ClusterState, Model
 from shardcompute.control.transitions.state_updates import claimed_bytes
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.core.settings import Settings
-from shardcompute.models.layout import TensorPlace
+from shardcompute.models.layout import EMBEDDING, TOWER, TensorPlace
 from shardcompute.node.admin.view_builder import held_usually, view_parts
 from shardcompute.node.admin.views import LeftOut, PlannedChain, PlannedStage, PlanView
 from shardcompute.weights.adapters import adapter_bytes
@@ -89,7 +89,11 @@ def size_up(
         name=checkpoint.name,
         layer_bytes=layer_bytes,
         work_bytes=layer_work(spec, layer_bytes),
-        embedding_bytes=size_of(layout.model["embedding"]),
+        embedding_bytes=sum(
+            (stored if name.startswith(TOWER) else size_of)(place)
+            for name, place in layout.model.items()
+            if name.startswith(EMBEDDING)
+        ),
         head_bytes=size_of(layout.model["head"]) + size_of(layout.model["norm"]),
         kv_bytes_per_token_and_layer=spec.kv_bytes_per_token_and_layer(kv_type),
         kv_type=kv_type,

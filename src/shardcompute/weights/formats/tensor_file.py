@@ -186,6 +186,15 @@ def read_vector(file: TensorFile, name: str, start: int = 0, stop: int | None = 
     return widen(_as_float(file, entry, np.frombuffer(file.read_rows(name, start, stop), dtype)))
 
 
+def read_flat(file: TensorFile, name: str) -> Float32:
+    """All elements of a tensor of plain numbers, whatever axes it has, as float32."""
+    entry = find_entry(file, name)
+    dtype = _PLAIN_TYPES.get(entry.dtype)
+    if dtype is None:
+        raise _unsupported_type(file, entry)
+    return widen(_as_float(file, entry, np.frombuffer(file.read_rows(name), dtype)))
+
+
 def _read_part(
     file: TensorFile, entry: TensorEntry, first_row: int, rows: Span | None, columns: Span | None
 ) -> Matrix:

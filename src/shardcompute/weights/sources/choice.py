@@ -30,6 +30,8 @@ _TEXT_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
 )
 # What an older repository has in place of tokenizer.json.
 _OLD_TOKENIZER_FILES = ("tokenizer.model", "vocab.json", "merges.txt")

@@ -1,0 +1,209 @@
+"""Models that see, on every backend that takes pictures: features and logits of `transformers`, whole, cut and in
+pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from shardcompute.backends.executor import Executor, ExecutorOptions
+from shardcompute.backends.matrix import Float32
+from shardcompute.core.batch import Segment
+from shardcompute.core.pictures import Picture, step_stop
+from shardcompute.core.settings import Settings
+from shardcompute.models.spec import ModelSpec, cut
+from shardcompute.models.vision.prepare import PreparedPicture, place_pictures, prepare_picture, size_of
+from shardcompute.models.vision.resample import resize
+from shardcompute.runtime.shard import open_shard
+from shardcompute.weights.checkpoint import open_checkpoint
+from shardcompute.weights.sources.reference import parse_reference
+from shardcompute.weights.sources.resolve import resolve
+from support.models.tiny import VOCABULARY
+from support.seeing.tiny_seeing import (
+    BEGIN_ID,
+    END_ID,
+    ROW_ID,
+    SEEING_PICTURES,
+    Reference,
+    pixels_of,
+    processed,
+    save_seeing,
+)
+
+BACKENDS = ("numpy", "onnx", "torch")
+SIZES = ((75, 133), (121, 40))
+OPTIONS = ExecutorOptions(kv_bytes=1 << 24, max_rows=128, context_length=192)
+Ids = NDArray[np.int64]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def provide(name: str) -> Path:
+        if name not in made:
+            made[name] = save_seeing(name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return provide
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Callable[[str], Path]) -> Callable[[str], Reference]:
+    made: dict[str, Reference] = {}
+
+    def provide(name: str) -> Reference:
+        if name not in made:
+            made[name] = Reference(folder(name))
+        return made[name]
+
+    return provide
+
+
+class Chain:
+    """A model in stages, one behind the other."""
+
+    def __init__(self, spec: ModelSpec, executors: Sequence[Executor]) -> None:
+        self.spec = spec
+        self.executors = executors
+
+    def open(self, session: int, pictures: Sequence[Picture]) -> None:
+        spans = [picture.span for picture in pictures]
+        for index, executor in enumerate(self.executors):
+            patches = [picture.patches for picture in pictures] if index == 0 else None
+            executor.open_pictures(session, spans, patches)
+
+    def step(self, segments: Sequence[Segment], ids: Ids) -> Float32:
+        x: NDArray[np.generic] = ids
+        for executor in self.executors:
+            x = np.array(executor.step(segments, x))
+        return x.astype(np.float32)
+
+
+@contextmanager
+def chain(path: Path, backend: str, stages: int = 1, options: ExecutorOptions = OPTIONS) -> Iterator[Chain]:
+    with ExitStack() as stack:
+        files = resolve(parse_reference(str(path)), Settings(data_dir=path.parent))
+        with open_checkpoint(files) as checkpoint:
+            yield Chain(
+                checkpoint.spec,
+                [
+                    stack.enter_context(
+                        closing(open_shard(checkpoint, stage=s, backend=backend, options=options))
+                    )
+                    for s in cut(checkpoint.spec, stages)
+                ],
+            )
+
+
+def _prepare(spec: ModelSpec, count: int) -> list[PreparedPicture]:
+    assert spec.vision is not None
+    return [prepare_picture(spec.vision, pixels_of(*SIZES[i], seed=i)) for i in range(count)]
+
+
+def _prompt(prepared: Sequence[PreparedPicture]) -> Ids:
+    """Text, and each picture with text behind it."""
+    noise = np.random.default_rng(3)
+    parts = [noise.integers(3, ROW_ID, 7)]
+    for each in prepared:
+        parts += [np.array([BEGIN_ID] + [ROW_ID] * each.rows + [END_ID]), noise.integers(3, ROW_ID, 6)]
+    return np.concatenate(parts).astype(np.int64)
+
+
+def _pictures(spec: ModelSpec, ids: Ids, prepared: Sequence[PreparedPicture]) -> tuple[Picture, ...]:
+    assert spec.vision is not None
+    return place_pictures(spec.vision, ids.tolist(), prepared)
+
+
+def _expected(reference: Reference, spec: ModelSpec, ids: Ids, count: int) -> Float32:
+    return reference.logits(ids.tolist(), processed(reference.name, _resized(spec, count)))
+
+
+def _resized(spec: ModelSpec, count: int) -> list[NDArray[np.uint8]]:
+    """Pictures of the size that they are given to towers in; how they get there is tested with preprocessing."""
+    vision = spec.vision
+    assert vision is not None
+    pictures = [pixels_of(*SIZES[i], seed=i) for i in range(count)]
+    return [resize(each, *size_of(vision, *each.shape[:2]), vision.resampling) for each in pictures]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", SEEING_PICTURES)
+@pytest.mark.parametrize(("count", "stages"), [(1, 1), (2, 1), (2, 2), (2, 3)])
+def test_logits_of_transformers_with_pictures(
+    name: str,
+    backend: str,
+    count: int,
+    stages: int,
+    folder: Callable[[str], Path],
+    reference: Callable[[str], Reference],
+) -> None:
+    with chain(folder(name), backend, stages) as model:
+        prepared = _prepare(model.spec, count)
+        ids = _prompt(prepared)
+        model.open(1, _pictures(model.spec, ids, prepared))
+        # All at once; then the last text, token by token.
+        whole = model.step([Segment(1, 0, len(ids), len(ids))], ids)
+        single = [
+            model.step([Segment(1, at, 1, 1)], ids[at : at + 1]) for at in range(len(ids) - 5, len(ids))
+        ]
+    expected = _expected(reference(name), model.spec, ids, count)
+    np.testing.assert_allclose(whole, expected, atol=2e-4)
+    np.testing.assert_allclose(np.concatenate(single), expected[-5:], atol=2e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", SEEING_PICTURES)
+def test_features_of_transformers(
+    name: str, backend: str, folder: Callable[[str], Path], reference: Callable[[str], Reference]
+) -> None:
+    with chain(folder(name), backend) as model:
+        prepared = _prepare(model.spec, 2)
+        ids = _prompt(prepared)
+        placed = _pictures(model.spec, ids, prepared)
+        encode = model.executors[0]._pictures._encode  # type: ignore[attr-defined]
+        found = np.concatenate([encode(each.span, each.patches) for each in placed])
+    expected = reference(name).features(processed(name, _resized(model.spec, 2)))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", SEEING_PICTURES)
+def test_a_prompt_in_pieces_beside_text_gives_the_same_bits(
+    name: str, backend: str, folder: Callable[[str], Path]
+) -> None:
+    text = np.random.default_rng(5).integers(3, ROW_ID, 40)
+    with chain(folder(name), backend, 2) as model:
+        prepared = _prepare(model.spec, 2)
+        ids = _prompt(prepared)
+        pictures = _pictures(model.spec, ids, prepared)
+        assert model.spec.vision is not None
+        spans = [each.span for each in pictures] if model.spec.vision.is_bidirectional else []
+        model.open(1, pictures)
+        whole = model.step([Segment(1, 0, len(ids), len(ids))], ids)
+        alone = model.step([Segment(2, 0, len(text), len(text))], text)
+        model.open(3, pictures)
+        pieces, beside, start = [], [], 0
+        for number in range(len(ids)):
+            if start == len(ids):
+                break
+            stop = step_stop(spans, start, min(len(ids), start + 9))
+            segments = [Segment(4, number, 1, 1), Segment(3, start, stop - start, stop - start)]
+            found = model.step(segments, np.concatenate([text[number : number + 1], ids[start:stop]]))
+            beside.append(found[:1])
+            pieces.append(found[1:])
+            start = stop
+    if backend == "onnx":
+        np.testing.assert_array_equal(np.concatenate(pieces), whole)
+        np.testing.assert_array_equal(np.concatenate(beside), alone[: len(beside)])
+    np.testing.assert_allclose(np.concatenate(pieces), whole, atol=2e-4)
+    np.testing.assert_allclose(np.concatenate(beside), alone[: len(beside)], atol=2e-4)
+
+
+def test_vocabulary_has_the_marks() -> None:
+    assert max(ROW_ID, BEGIN_ID, END_ID) < VOCABULARY
