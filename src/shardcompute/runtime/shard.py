@@ -80,7 +80,7 @@ def build_executor(
     rank: TensorRank | None = None,
 ) -> Executor:
     """Load a stage from wherever `source` reads, with adapters beside it; neither is needed afterwards. A tensor rank
-    loads its share of both, and gives logits of its part of the vocabulary."""
+    loads its share of both, and gives logits of its part of the vocabulary (see `tensor_stage`)."""
     refuse_foreign(spec)
     if adapters.names:
         refuse_adapters(backend, options.device)

@@ -1,0 +1,368 @@
+"""Tensor ranks as one executor: the first rank leads, the others do as it does.
+
+A `TensorLeader` is an `Executor` like any other. It sends what it is asked to do to the other ranks, in one broadcast
+each, where `follow_leader` runs, and all compute it together. What could be refused is refused before anything is sent:
+the leader counts KV for all ranks by the one that holds least. A step that fails further on ends the group.
+
+Tokens are picked once, by whoever drives the leader. Of logits, a rank sends only what may be picked: the best of a
+row, or the tokens near enough to it to be drawn; whole rows only where somebody wants to see them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from shardcompute.backends.executor import Executor, ExecutorOptions, KvUsage, PickRule, SynchronousSteps
+from shardcompute.backends.kv import PageBudget
+from shardcompute.backends.matrix import Array, Float32
+from shardcompute.collectives import Group
+from shardcompute.core.batch import PAGE_TOKENS, Segment, count_rows
+from shardcompute.core.errors import LinkError, UsageError
+from shardcompute.models.spec import Stage
+from shardcompute.models.tensor_rank import TensorRank
+
+_HEAD_BYTES = 4
+_INPUTS: dict[str, Any] = {"int64": np.int64, "float32": np.float32}
+IDLE_S = 600.0
+"""How long a rank waits for its leader's next command before it takes it for lost."""
+
+
+class RankStep(msgspec.Struct, frozen=True, tag=True):
+    """A step whose inputs come with it. `kinds` say, for each logit row, what is wanted of it."""
+
+    segments: list[Segment]
+    shape: list[int]
+    dtype: str
+    kinds: list[RowKind] | None
+    keeps_hidden: bool
+
+
+class RowKind(msgspec.Struct, frozen=True, array_like=True):
+    """What ranks send of a row of logits: all (`reach` is None), or at most `top` (0: any number) that are no more than
+    `reach` below their best."""
+
+    reach: float | None = None
+    top: int = 0
+
+
+class RankAdopt(msgspec.Struct, frozen=True, tag=True):
+    source: int
+    target: int
+    length: int
+    is_moved: bool
+
+
+class RankClose(msgspec.Struct, frozen=True, tag=True):
+    """Close a session; None: close the executor, and follow no more."""
+
+    session: int | None
+
+
+class RankWait(msgspec.Struct, frozen=True, tag=True):
+    """Nothing to do yet."""
+
+
+Command = RankStep | RankAdopt | RankClose | RankWait
+_WHOLE_ROW = RowKind()
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+
+
+class TensorLeader(SynchronousSteps):
+    """See `Executor`, and `PickingExecutor` where the stage is the last one."""
+
+    def __init__(
+        self, executor: Executor, rank: TensorRank, group: Group, stage: Stage, options: ExecutorOptions
+    ) -> None:
+        """The executor of this rank of a stage. All ranks come here or to `follow_leader` at once."""
+        self._ranked = _RankedExecutor(executor, rank, stage.is_last)
+        self._group = group
+        self._is_first = stage.is_first
+        self._options = options
+        self._hidden, self._vocabulary = rank.spec.hidden, rank.spec.vocab_size
+        pages, page_bytes = _agree(executor, group)
+        self._budget = PageBudget(page_bytes, pages, options.context_length)
+
+    @property
+    def can_pick(self) -> bool:
+        return self._ranked.is_last
+
+    def can_continue(self, session: int, position: int) -> bool:
+        return False
+
+    def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
+        return self._run(segments, inputs, None, keeps_hidden=keeps_hidden).array
+
+    def launch_picks(
+        self,
+        segments: Sequence[Segment],
+        inputs: Array,
+        rules: Sequence[PickRule | None],
+        *,
+        keeps_hidden: bool = False,
+    ) -> PickedStep:
+        kinds = [_kind_of(rule) for rule in rules]
+        return PickedStep(self._run(segments, inputs, kinds, keeps_hidden=keeps_hidden))
+
+    def hidden_rows(self) -> Array:
+        return self._ranked.executor.hidden_rows()
+
+    def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
+        self._budget.adopt(source, target, length, is_moved=is_moved)
+        self._command(RankAdopt(source, target, length, is_moved))
+
+    def close_session(self, session: int) -> None:
+        if session in self._budget.lengths:
+            self._budget.release(session)
+            self._command(RankClose(session))
+
+    def session_length(self, session: int) -> int:
+        return self._budget.lengths.get(session, 0)
+
+    def sessions(self) -> list[int]:
+        return list(self._budget.lengths)
+
+    def kv_usage(self) -> KvUsage:
+        """Of all ranks together."""
+        return self._budget.usage()
+
+    def keep_waiting(self) -> None:
+        """Tell the other ranks that there is nothing to do: they do not wait longer than `IDLE_S` without a word."""
+        self._command(RankWait())
+
+    def close(self) -> None:
+        self._command(RankClose(None))
+
+    def _run(
+        self,
+        segments: Sequence[Segment],
+        inputs: Array,
+        kinds: list[RowKind] | None,
+        *,
+        keeps_hidden: bool,
+    ) -> RowParts:
+        self._check(segments, inputs)
+        inputs = np.ascontiguousarray(inputs, dtype=np.int64 if self._is_first else np.float32)
+        step = RankStep(list(segments), list(inputs.shape), str(inputs.dtype), kinds, keeps_hidden)
+        parts = self._command(step, inputs)
+        for segment in segments:
+            self._budget.take(segment)
+        assert parts is not None
+        return parts
+
+    def _check(self, segments: Sequence[Segment], inputs: Array) -> None:
+        rows, logit_rows = count_rows(segments), sum(segment.logit_rows for segment in segments)
+        most, most_logits = self._options.max_rows, self._options.max_logit_rows
+        if rows > most or logit_rows > most_logits:
+            raise UsageError(
+                f"a step takes at most {most} rows and gives logits of {most_logits}, not {rows} and {logit_rows}"
+            )
+        expected = (rows,) if self._is_first else (rows, self._hidden)
+        if inputs.shape != expected:
+            raise UsageError(f"this step's input must have the shape {expected}, not {inputs.shape}")
+        if self._is_first and rows and not 0 <= inputs.min() <= inputs.max() < self._vocabulary:
+            raise UsageError(f"a token id is outside the vocabulary of {self._vocabulary}")
+        self._budget.check(segments)
+
+    def _command(self, command: Command, body: Array | None = None) -> RowParts | None:
+        try:
+            self._group.broadcast(_pack(command, body))
+            return self._ranked.do(command, body)
+        except LinkError:
+            raise
+        except Exception as error:
+            self._group.abort(f"rank {self._group.rank} failed: {error}")
+            raise
+
+
+def follow_leader(executor: Executor, rank: TensorRank, group: Group, stage: Stage) -> None:
+    """Do what the leader does until it closes. Raises what ended the group otherwise."""
+    _agree(executor, group)
+    ranked = _RankedExecutor(executor, rank, stage.is_last)
+    is_open = True
+    while is_open:
+        command, body = _unpack(group.broadcast(None, 0, IDLE_S))
+        try:
+            ranked.do(command, body)
+        except LinkError:
+            raise
+        except Exception as error:
+            group.abort(f"rank {group.rank} failed: {error}")
+            raise
+        is_open = command != RankClose(None)
+
+
+@dataclass(frozen=True, slots=True)
+class RowParts:
+    """What a step brings: hidden states, all logits, or of each logit row what ranks have sent of it."""
+
+    array: Array
+    kinds: Sequence[RowKind] = ()
+    whole: Mapping[int, Float32] = field(default_factory=dict)
+    """Rows of which all logits were wanted."""
+    candidates: Mapping[int, tuple[Array, Float32]] = field(default_factory=dict)
+    """Of the others the ids and logits of tokens that may be picked."""
+    vocabulary: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PickedStep:
+    """A step with tokens to be picked, computed (see `PendingPicks` and `PickedRows`)."""
+
+    parts: RowParts
+
+    def is_ready(self) -> bool:
+        return True
+
+    def wait(self) -> PickedStep:
+        return self
+
+    def token(self, row: int) -> int | None:
+        """The best token, where that is what is wanted and logits are numbers. The lowest of several."""
+        if self.parts.kinds[row] != _GREEDY:
+            return None
+        ids, logits = self.parts.candidates[row]
+        best = int(np.argmax(logits))
+        return int(ids[best]) if math.isfinite(logits[best]) else None
+
+    def guess(self, row: int) -> int:
+        return self.token(row) or 0
+
+    def logits(self, row: int) -> Array:
+        """Tokens that were not sent cannot be picked: they are left out as forbidden ones are."""
+        if row in self.parts.whole:
+            return self.parts.whole[row]
+        ids, logits = self.parts.candidates[row]
+        sparse: Float32 = np.full(self.parts.vocabulary, -np.inf, dtype=np.float32)
+        sparse[ids] = logits
+        return sparse
+
+
+_GREEDY = RowKind(0.0, 1)
+
+
+def _kind_of(rule: PickRule | None) -> RowKind:
+    if rule is None:
+        return _WHOLE_ROW
+    return RowKind(rule.reach, rule.top_k) if rule.temperature else _GREEDY
+
+
+class _RankedExecutor:
+    """One rank's executor, and what it gives of its part of the logits."""
+
+    def __init__(self, executor: Executor, rank: TensorRank, is_last: bool) -> None:
+        self.executor = executor
+        self.is_last = is_last
+        self._group = rank.group
+        self._vocabulary = rank.spec.vocab_size
+        self._first_id = rank.share.vocabulary[0]
+
+    def do(self, command: Command, body: Array | None) -> RowParts | None:
+        if isinstance(command, RankStep):
+            assert body is not None
+            return self._step(command, body)
+        if isinstance(command, RankAdopt):
+            self.executor.adopt(command.source, command.target, command.length, is_moved=command.is_moved)
+        elif isinstance(command, RankClose):
+            if command.session is None:
+                self.executor.close()
+            else:
+                self.executor.close_session(command.session)
+        return None
+
+    def _step(self, command: RankStep, inputs: Array) -> RowParts:
+        out = self.executor.step(command.segments, inputs, keeps_hidden=command.keeps_hidden)
+        if not self.is_last:
+            return RowParts(out)
+        if command.kinds is None:
+            return RowParts(np.concatenate(self._group.all_gather(np.ascontiguousarray(out)), axis=-1))
+        whole = [row for row, kind in enumerate(command.kinds) if kind.reach is None]
+        others = [row for row, kind in enumerate(command.kinds) if kind.reach is not None]
+        logits = np.concatenate(self._group.all_gather(out[whole]), axis=-1) if whole else ()
+        found = self._gather([self._candidates(out[row], command.kinds[row]) for row in others])
+        return RowParts(
+            out,
+            command.kinds,
+            dict(zip(whole, logits, strict=True)),
+            dict(zip(others, found, strict=True)),
+            self._vocabulary,
+        )
+
+    def _candidates(self, logits: Float32, kind: RowKind) -> tuple[Array, Float32]:
+        """Ascending ids, and logits, of what may be picked of this rank's part of a row."""
+        if kind == _GREEDY:
+            ids = np.array([np.argmax(logits)])
+        else:
+            assert kind.reach is not None
+            # A little further than the sampler looks, whose best may be another rank's.
+            floor = np.float32(logits.max() - kind.reach * (1 + 1e-5) - 1e-5)
+            near = logits if not np.isfinite(floor) else np.where(logits >= floor, logits, -np.inf)
+            ids = np.flatnonzero(~(near == -np.inf))
+            if 0 < kind.top < len(ids):
+                order = np.argsort(-logits[ids], kind="stable")[: kind.top]
+                ids = np.sort(ids[order])
+        return ids + self._first_id, logits[ids]
+
+    def _gather(self, own: Sequence[tuple[Array, Float32]]) -> list[tuple[Array, Float32]]:
+        """Candidates of all ranks by row, ids ascending: ranks hold the vocabulary in their order."""
+        if not own:
+            return []
+        counts = np.array([len(ids) for ids, _ in own], dtype=np.int32)
+        ids = np.concatenate([ids for ids, _ in own]).astype(np.int32)
+        values = np.concatenate([values for _, values in own]).astype(np.float32)
+        packed = np.concatenate([counts, ids, values.view(np.int32)])
+        rows: list[list[tuple[Array, Float32]]] = [[] for _ in own]
+        for part in self._group.all_gather(packed):
+            for row, each in zip(rows, _unpack_rows(part, len(own)), strict=True):
+                row.append(each)
+        return [
+            (np.concatenate([ids for ids, _ in row]), np.concatenate([values for _, values in row]))
+            for row in rows
+        ]
+
+
+def _unpack_rows(packed: Array, rows: int) -> list[tuple[Array, Float32]]:
+    counts = packed[:rows]
+    total = int(counts.sum())
+    if counts.min() < 0 or len(packed) != rows + 2 * total:
+        raise UsageError("a rank sent candidates that do not add up")
+    edges = np.cumsum(counts)[:-1]
+    ids = np.split(packed[rows : rows + total], edges)
+    values = np.split(packed[rows + total :].view(np.float32), edges)
+    return list(zip(ids, values, strict=True))
+
+
+def _agree(executor: Executor, group: Group) -> tuple[int, int]:
+    """How many pages of KV every rank can hold, and what a page takes on all of them together."""
+    usage = executor.kv_usage()
+    pages = usage.free_tokens // PAGE_TOKENS
+    own = np.array([pages, usage.total_bytes // max(1, pages)], dtype=np.int64)
+    told = np.stack(group.all_gather(own))
+    return int(told[:, 0].min()), int(told[:, 1].sum())
+
+
+def _pack(command: Command, body: Array | None) -> Array:
+    head = _encoder.encode(command)
+    raw = b"" if body is None else body.tobytes()
+    return np.frombuffer(len(head).to_bytes(_HEAD_BYTES, "little") + head + raw, dtype=np.uint8)
+
+
+def _unpack(packed: Array) -> tuple[Command, Array | None]:
+    raw = packed.tobytes()
+    stop = _HEAD_BYTES + int.from_bytes(raw[:_HEAD_BYTES], "little")
+    try:
+        command = _decoder.decode(raw[_HEAD_BYTES:stop])
+        if not isinstance(command, RankStep):
+            return command, None
+        return command, np.frombuffer(raw[stop:], _INPUTS[command.dtype]).reshape(command.shape)
+    except (msgspec.MsgspecError, KeyError, ValueError) as error:
+        raise LinkError(
+            f"the first rank sent a command that cannot be read: {error}",
+            hint="run the same release on every node",
+        ) from None
