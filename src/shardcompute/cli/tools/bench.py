@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from shardcompute.cli.tools.bench_collectives import collectives
 from shardcompute.cli.tools.bench_faults import faults
 from shardcompute.cli.tools.bench_run import BenchProgress, JsonFile, Model, WeightsName, finish, model_path
 from shardcompute.cli.tools.bench_serve import serve
@@ -183,6 +184,7 @@ app.command()(soak)
 app.command()(prefix)
 app.command()(faults)
 app.command()(serve)
+app.command()(collectives)
 
 
 @app.command()

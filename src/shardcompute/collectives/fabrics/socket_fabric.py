@@ -3,8 +3,9 @@
 Links prove who is at the other end and leave their sockets to us (`SocketLink.detach`): TLS between machines, Unix
 sockets in the clear between processes of one machine. There is no other thread and no event loop between an array and
 the system. Whoever waits looks again and again for a short time, because a peer that computes the same is never far
-behind; then it sleeps until something comes. Where more ranks share a machine than it has cores, looking would keep a
-peer from computing: there is none of it.
+behind; then it sleeps until something comes. Looking in vain takes a core from others, perhaps from the very peer that
+is waited for: each time the next look is half as long, and twice as long after one that paid. Where more ranks share a
+machine than it has cores there is none of it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ SPIN_S = 100e-6
 """Long enough for an exchange on one machine, short enough to cost little where a peer is late."""
 
 
+_LEAST_SPIN = 16
+"""The shortest look, as a part of the longest: how it is found out that looking pays again."""
+
+
 class SocketFabric:
     def __init__(
         self, rank: int, epoch: int, connections: Mapping[int, PeerConnection], spin_s: float = SPIN_S
@@ -31,7 +36,7 @@ class SocketFabric:
         self.size = len(connections) + 1
         self.epoch = epoch
         self._connections = dict(connections)
-        self._spin_s = spin_s
+        self._most_spin_s = self._spin_s = spin_s
         self._is_over = False
 
     @property
@@ -50,6 +55,7 @@ class SocketFabric:
             connection = active[receive.peer] = self._connections[receive.peer]
             connection.waiting.append(receive)
         spin_until_s = 0.0
+        has_slept = False
         while left := [each for each in active.values() if not _advance(each)]:
             now_s = time.monotonic()
             if now_s >= deadline:
@@ -63,7 +69,10 @@ class SocketFabric:
                 spin_until_s = now_s + self._spin_s
             elif now_s > spin_until_s:
                 _wait(left, deadline - now_s)
-                spin_until_s = 0.0
+                has_slept = True
+        if spin_until_s:
+            self._spin_s = self._spin_s / 2 if has_slept else min(2 * self._spin_s, self._most_spin_s)
+            self._spin_s = max(self._spin_s, self._most_spin_s / _LEAST_SPIN)
 
     def end(self, farewell: bytes) -> None:
         if not self._is_over:
