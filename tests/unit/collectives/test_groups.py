@@ -127,3 +127,13 @@ def test_topologies_are_named() -> None:
     assert nearest_grid(8) == Grid(2, 4)
     assert nearest_grid(6) == Grid(3, 2)
     assert nearest_grid(7) == Grid(7, 1)
+
+
+def test_rows_of_three_send_the_nodes_that_cover_them() -> None:
+    def work(group: FabricGroup) -> int:
+        group.all_reduce(np.ones(840, FLOAT))
+        return group.stats.bytes_sent
+
+    size = 840 * FLOAT.itemsize
+    assert run_ranks(thread_groups(6, parse_topology("mesh=2x3")), work) == [11 * size // 6] * 6
+    assert run_ranks(thread_groups(6, parse_topology("mesh=3x2")), work) == [10 * size // 6] * 6
