@@ -79,20 +79,6 @@ class Gate:
     limit: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertBlock:
-    """Handles of a sparse feed-forward block; `gate_up` and `down` hold one linear handle per expert, `choice_bias`
-    is a vector of `routing`'s biases or None."""
-
-    router: Handle
-    gate_up: Sequence[Handle]
-    down: Sequence[Handle]
-    per_token: int
-    gate: Gate
-    routing: Routing = PLAIN_ROUTING
-    choice_bias: Handle | None = None
-
-
 class RankGroup(Protocol):
     """The ranks that share a stage's tensors. Every rank calls the same functions in the same order with arrays of
     equal shapes, which may differ in `all_gather` along the last axis, and all get the same bits."""
@@ -111,6 +97,26 @@ class RankGroup(Protocol):
     def all_gather(self, array: Array, /) -> Sequence[Array]:
         """What each rank gave, in the order of their numbers."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBlock:
+    """Handles of a sparse feed-forward block; `gate_up` and `down` hold one linear handle per expert, `choice_bias`
+    is a vector of `routing`'s biases or None.
+
+    A tensor rank may have some of the experts only, `owned` from the first number up to the second: its answer is what
+    these add. With a `group` it is the whole answer, put together by ranks that each have some.
+    """
+
+    router: Handle
+    gate_up: Sequence[Handle]
+    down: Sequence[Handle]
+    per_token: int
+    gate: Gate
+    routing: Routing = PLAIN_ROUTING
+    choice_bias: Handle | None = None
+    owned: tuple[int, int] | None = None
+    group: RankGroup | None = None
 
 
 class Ops(Protocol):

@@ -156,17 +156,18 @@ class Decoder:
         if experts is None:
             raise ValueError("a sparse layer needs an Experts spec")
         expert = "experts.{}.{}".format
+        owned = None if self.rank is None else self.rank.owned_experts
+        numbers = range(*(owned or (0, experts.count)))
         return ExpertBlock(
             router=load.linear(["mlp.router"], experts.has_bias),
-            gate_up=[
-                load.linear([expert(e, "gate"), expert(e, "up")], experts.has_bias)
-                for e in range(experts.count)
-            ],
-            down=[load.linear([expert(e, "down")], experts.has_bias) for e in range(experts.count)],
+            gate_up=[load.linear([expert(e, "gate"), expert(e, "up")], experts.has_bias) for e in numbers],
+            down=[load.linear([expert(e, "down")], experts.has_bias) for e in numbers],
             per_token=experts.per_token,
             gate=Gate(self.spec.activation, experts.swiglu_limit),
             routing=experts.routing,
             choice_bias=load.vector("mlp.choice_bias", experts.routing.has_choice_bias),
+            owned=owned,
+            group=None if self.rank is None or self.rank.sums else self.rank.group,
         )
 
     def _load_shared(self, load: _TensorReader) -> SharedExperts | None:
@@ -277,16 +278,21 @@ class Decoder:
                 inner = ops.activate(inner, self.spec.activation)
             return self._answer(ops, inner, weights.down, "columns")
         answer = self._sparse(ops, weights, weights.experts, x)
-        return answer if self.rank is None else self.rank.reduce(ops, answer)
+        return self.rank.reduce(ops, answer) if self.rank is not None and self.rank.sums else answer
 
     def _sparse(self, ops: Ops, weights: LayerWeights, experts: ExpertBlock, x: Tensor) -> Tensor:
-        """The answer of experts, this rank's part of it, and of what every row goes through besides."""
+        """The answer of experts, and of what every row goes through besides; this rank's part of it where ranks sum."""
         shared = weights.shared
         if shared is None:
             return ops.experts(x, experts)
         # First, so that a backend that runs graphs between experts has it in the graph of the router.
         inner = ops.gated(ops.linear(x, shared.gate_up), Gate(self.spec.activation))
-        common = ops.linear(inner, shared.down)
+        gathers = self.rank is not None and not self.rank.sums
+        common = (
+            self._answer(ops, inner, shared.down, "shared_columns")
+            if gathers
+            else ops.linear(inner, shared.down)
+        )
         if shared.score is not None:
             common = ops.weigh(common, ops.linear(x, shared.score))
         return ops.add(ops.experts(x, experts), common)

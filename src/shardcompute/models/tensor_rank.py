@@ -14,7 +14,7 @@ from shardcompute.backends.ops import Handle, Ops, RankGroup, Tensor
 from shardcompute.models.spec import ModelSpec
 from shardcompute.models.tensor_share import Span, TensorShare, TensorSplit
 
-Inner = Literal["heads", "columns"]
+Inner = Literal["heads", "columns", "shared_columns"]
 """Along what a block's inner values are cut."""
 
 
@@ -38,6 +38,12 @@ class TensorRank:
     @property
     def sums(self) -> bool:
         return self.split.exchange == "reduce"
+
+    @property
+    def owned_experts(self) -> Span | None:
+        """The experts of this rank; None: all, or some columns of each."""
+        experts, owned = self.spec.experts, self.share.experts
+        return None if experts is None or owned == (0, experts.count) else owned
 
     def project(self, ops: Ops, x: Tensor, matrix: Handle, inner: Inner) -> Tensor:
         """The last linear map of a block: from this rank's inner values to all ranks' answer."""

@@ -75,11 +75,16 @@ def split_tensors(
     *,
     block: int = 1,
     exchange: Exchange = "reduce",
-    experts_by: ExpertCut = "columns",
+    experts_by: ExpertCut | None = None,
 ) -> TensorSplit:
     """Shares for ranks of these weights (speeds). `block` is what quantised inputs are cut by, where that divides them
-    into enough parts."""
-    _check_split(spec, weights, exchange, experts_by)
+    into enough parts. Unless told otherwise, experts are cut by columns where ranks sum, and whole where they gather.
+    """
+    if not weights or not all(0 < weight < float("inf") for weight in weights):
+        raise UsageError("tensor ranks need weights above 0, one for each rank")
+    if exchange == "gather" and experts_by == "columns":
+        raise UsageError("ranks that gather have whole experts", hint="cut by experts, or let ranks sum")
+    experts_by = experts_by or ("columns" if exchange == "reduce" else "experts")
     ranks = len(weights)
     heads, kv_heads = _split_heads(spec, weights)
     columns = _balanced_columns(spec, weights, list(zip(heads, kv_heads, strict=True)), block)
@@ -259,18 +264,6 @@ def apportion(what: str, units: int, weights: Sequence[float]) -> list[Span]:
         counts[max(able, key=lambda i: (errors[i], -i))] += step
     edges = [0, *itertools.accumulate(counts)]
     return list(itertools.pairwise(edges))
-
-
-def _check_split(
-    spec: ModelSpec, weights: Sequence[float], exchange: Exchange, experts_by: ExpertCut
-) -> None:
-    if not weights or not all(weight > 0 and weight < float("inf") for weight in weights):
-        raise UsageError("tensor ranks need weights above 0, one for each rank")
-    if exchange == "gather" and spec.experts is not None:
-        raise UnsupportedModelError(
-            "experts are cut along what is summed, so that their ranks cannot gather",
-            hint="use tensor ranks that reduce, or cut this model into stages only",
-        )
 
 
 def _too_few(what: str, units: int, ranks: int) -> UnsupportedModelError:

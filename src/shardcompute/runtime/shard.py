@@ -102,7 +102,7 @@ def split_checkpoint(
     *,
     form: str = "native",
     exchange: Exchange = "reduce",
-    experts_by: ExpertCut = "columns",
+    experts_by: ExpertCut | None = None,
 ) -> TensorSplit:
     """The shares of tensor ranks of these weights (speeds), cut where the matrices' blocks end."""
     block = column_block(checkpoint.layout, checkpoint.tensors.entries, form)

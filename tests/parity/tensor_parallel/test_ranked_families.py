@@ -20,7 +20,7 @@ from shardcompute.core.batch import Segment
 from shardcompute.core.errors import UnsupportedModelError
 from shardcompute.core.settings import Settings
 from shardcompute.models.spec import Stage, cut, whole
-from shardcompute.models.tensor_share import Exchange
+from shardcompute.models.tensor_share import Exchange, ExpertCut
 from shardcompute.runtime.shard import open_shard, split_checkpoint
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
@@ -46,6 +46,18 @@ SAMPLE = (
     "gpt-oss",
 )
 """Biases, one key head, norms around, norms over all heads, experts, shared ones, latents, sinks."""
+
+OTHER_BACKENDS = (
+    "numpy",
+    "torch",
+    pytest.param(
+        "mlx",
+        marks=pytest.mark.skipif(
+            importlib.util.find_spec("mlx") is None,
+            reason="mlx is not installed (pip install 'shardcompute[mlx]')",
+        ),
+    ),
+)
 
 Folder = Callable[[str], Path]
 
@@ -81,8 +93,9 @@ def _ranked(
     form: str = "native",
     exchange: Exchange = "reduce",
     stage: Stage | None = None,
+    experts_by: ExpertCut | None = None,
 ) -> RankedStage:
-    split = split_checkpoint(checkpoint, weights, form=form, exchange=exchange)
+    split = split_checkpoint(checkpoint, weights, form=form, exchange=exchange, experts_by=experts_by)
     stage = stage or whole(checkpoint.spec)
     return RankedStage(checkpoint, stage, split, backend=backend, options=OPTIONS, form=form)
 
@@ -115,32 +128,18 @@ def test_ranks_that_sum_give_the_logits_of_one(name: str, folder: Folder) -> Non
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ranks_that_gather_give_the_bits_of_one(name: str, folder: Folder) -> None:
     with _opened(folder(name)) as checkpoint:
-        if checkpoint.spec.experts is not None:
-            with pytest.raises(UnsupportedModelError, match="cannot gather"):
-                _ranked(checkpoint, [1.0, 1.0], exchange="gather")
-            return
-        expected = _alone(checkpoint, "onnx")
+        expected, spec = _alone(checkpoint, "onnx"), checkpoint.spec
+        sparse = sum(layer.is_sparse for layer in spec.layers)
+        shared = sparse if spec.experts is not None and spec.experts.shared_intermediate else 0
         with _ranked(checkpoint, [1.0, 2.0], exchange="gather") as stage:
             np.testing.assert_array_equal(_logits(stage), expected)
-            assert stage.calls("all_gather") == 4 * checkpoint.spec.layer_count
-            assert stage.calls("all_reduce") == 1
+            # Before and behind each last map of a block; experts answer with a sum of which one part is not zero.
+            assert stage.calls("all_gather") == 4 * spec.layer_count - 2 * sparse + 2 * shared
+            assert stage.calls("all_reduce") == 1 + sparse
             np.testing.assert_array_equal(_in_pieces(stage), expected)
 
 
-@pytest.mark.parametrize(
-    "backend",
-    [
-        "numpy",
-        "torch",
-        pytest.param(
-            "mlx",
-            marks=pytest.mark.skipif(
-                importlib.util.find_spec("mlx") is None,
-                reason="mlx is not installed (pip install 'shardcompute[mlx]')",
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("backend", OTHER_BACKENDS)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_other_backends(name: str, backend: str, folder: Folder) -> None:
     with _opened(folder(name)) as checkpoint:
@@ -149,6 +148,19 @@ def test_other_backends(name: str, backend: str, folder: Folder) -> None:
             with _ranked(checkpoint, weights, backend=backend) as stage:
                 np.testing.assert_allclose(_logits(stage), expected, atol=BOUND)
                 np.testing.assert_allclose(_in_pieces(stage), expected, atol=BOUND)
+
+
+@pytest.mark.parametrize("backend", ["onnx", *OTHER_BACKENDS])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe", "deepseek-v3", "gpt-oss", "llama4-scout"])
+def test_ranks_with_experts_of_their_own(name: str, backend: str, folder: Folder) -> None:
+    with _opened(folder(name)) as checkpoint:
+        expected = _alone(checkpoint, backend)
+        for weights in ([1.0, 1.0], [3.0, 1.0, 2.0]):
+            with _ranked(checkpoint, weights, backend=backend, experts_by="experts") as stage:
+                logits = _logits(stage)
+                np.testing.assert_allclose(logits, expected, atol=BOUND)
+                assert stage.calls("all_reduce") == 1 + 2 * checkpoint.spec.layer_count
+                np.testing.assert_allclose(_in_pieces(stage), logits, atol=0 if backend == "onnx" else BOUND)
 
 
 @pytest.mark.parametrize("form", ["int8", "int4", "mixed"])

@@ -221,14 +221,15 @@ class NumpyOps:
         logits = self.linear(x, block.router)
         chosen, weights = choose_experts(logits, block.per_token, block.routing, block.choice_bias)
         out = np.zeros_like(x)
-        for expert in np.unique(chosen):
+        first, stop = block.owned or (0, len(block.gate_up))
+        for expert in np.unique(chosen[(first <= chosen) & (chosen < stop)]):
             rows, ranks = np.nonzero(chosen == expert)
             weight = weights[rows, ranks][:, None]
             inputs = x[rows] * weight if block.routing.weighs_input else x[rows]
-            inner = self.gated(self.linear(inputs, block.gate_up[expert]), block.gate)
-            y = self.linear(inner, block.down[expert])
+            inner = self.gated(self.linear(inputs, block.gate_up[expert - first]), block.gate)
+            y = self.linear(inner, block.down[expert - first])
             out[rows] += y if block.routing.weighs_input else y * weight
-        return out
+        return out if block.group is None else block.group.all_reduce(out)
 
     def logit_rows(self, x: Float32) -> Float32:
         return x[logit_row_indices(self._segments)]

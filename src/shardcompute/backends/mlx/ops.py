@@ -200,9 +200,15 @@ class MlxOps:
         if block.routing.weighs_input:
             inputs = (inputs * weights[:, :, None, None]).astype(self._dtype)
             weights = mx.ones_like(weights)
+        if block.owned is not None:
+            # Where an expert is another rank's, one of ours is asked for nothing: what it says is not counted.
+            first, stop = block.owned
+            weights = mx.where((chosen >= first) & (chosen < stop), weights, 0)
+            chosen = mx.clip(chosen, first, stop - 1) - first
         y = self.gated(gate_up.apply(inputs, chosen), block.gate)
         y = down.apply(y, chosen).squeeze(2).astype(mx.float32)
-        return (y * weights[:, :, None]).sum(axis=1).astype(self._dtype)
+        answer = (y * weights[:, :, None]).sum(axis=1).astype(self._dtype)
+        return answer if block.group is None else self.all_reduce(answer, block.group)
 
     def all_reduce(self, x: Any, group: RankGroup) -> Any:
         return self._received(x, group.all_reduce(self._sent(x)))

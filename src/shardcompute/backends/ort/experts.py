@@ -57,12 +57,24 @@ class ExpertsStep:
             x = np.repeat(self.x.buffer[rows], block.per_token, axis=0)
             if routing.weighs_input:
                 x *= weights.reshape(-1, 1)
-            answers = self.experts.run(x, chosen.reshape(-1)).reshape(*chosen.shape, -1)
+            answers = self._ask(x, chosen.reshape(-1)).reshape(*chosen.shape, -1)
             out = self.out.buffer[rows]
             out[:] = 0
             for rank in range(block.per_token):
                 answer = answers[:, rank]
                 out += answer if routing.weighs_input else answer * weights[:, rank, None]
+
+    def _ask(self, x: Float32, chosen: NDArray[np.int64]) -> Float32:
+        """What each row's expert answers. A rank without that expert has nothing to say; where ranks are a group, the
+        one that has it answers for all, so that answers are weighed and added in the row's own order."""
+        if self.block.owned is None:
+            return self.experts.run(x, chosen)
+        first, stop = self.block.owned
+        own = np.nonzero((first <= chosen) & (chosen < stop))[0]
+        answers: Float32 = np.zeros((len(x), self.out.width), dtype=np.float32)
+        if len(own):
+            answers[own] = self.experts.run(x[own], chosen[own] - first)
+        return answers if self.block.group is None else self.block.group.all_reduce(answers)
 
 
 @dataclass(slots=True)

@@ -65,7 +65,8 @@ class OrtOps:
     """Records nodes into the open piece; attention, experts, the choice of rows and exchanges of ranks close it.
 
     A value may be used in the piece that makes it and up to the end of the next one; then the first is opened as
-    a session and its weights are let go. A piece that ends in an exchange does not count: the residual goes past it.
+    a session and its weights are let go. Pieces that end in an exchange count as one with the piece that follows: the
+    residual goes past them.
     """
 
     def __init__(self, context_length: int, positions: Array, adapters: Array, kv_type: KvType) -> None:
@@ -76,7 +77,9 @@ class OrtOps:
         self._kv_type = kv_type
         self._is_narrow = False
         self.steps: list[ProgramStep] = []
+        self._ended: list[tuple[int, _Piece]] = []
         self._pending: list[tuple[int, _Piece]] = []
+        """Pieces with their places among the steps: since the last that was closed, and up to it."""
         self._piece = _Piece()
         self._kernels: dict[Any, AttentionKernel] = {}
         self._names = 0
@@ -268,7 +271,8 @@ class OrtOps:
     def finish(self, result: Value) -> None:
         """No more nodes: open what is still being written."""
         self._export(result)
-        self._close()
+        self._end_piece()
+        self._open_before()
         self._open_pending()
 
     # The piece under way
@@ -325,18 +329,24 @@ class OrtOps:
     def _close(self) -> None:
         """End the open piece and turn those before it into sessions."""
         if not self._piece.graph.is_empty:
-            self._open_pending()
             self._end_piece()
+            self._open_before()
+
+    def _open_before(self) -> None:
+        self._open_pending()
+        self._pending, self._ended = self._ended, []
 
     def _end_piece(self) -> None:
         if not self._piece.graph.is_empty:
-            self._pending.append((len(self.steps), self._piece))
+            self._ended.append((len(self.steps), self._piece))
             self._piece = _Piece()
 
     def _open_pending(self) -> None:
+        opened = len(self._pending)
         while self._pending:
             # The last first, so that the others' places among the steps stay right.
             self._open(*self._pending.pop())
+        self._ended = [(place + opened, piece) for place, piece in self._ended]
 
     def _open(self, index: int, piece: _Piece) -> None:
         piece.is_open = False

@@ -278,15 +278,20 @@ class TorchOps:
         rows_in = self._value(x)
         chosen, weights = self._choose_experts(rows_in, block)
         out = torch.zeros_like(rows_in, dtype=torch.float32)
+        first, stop = block.owned or (0, len(block.gate_up))
         for expert in torch.unique(chosen).tolist():
+            if not first <= expert < stop:
+                continue
             rows, ranks = torch.nonzero(chosen == expert, as_tuple=True)
             weight = weights[rows, ranks][:, None]
             inputs = rows_in[rows]
             if block.routing.weighs_input:
                 inputs = (inputs * weight).to(self._dtype)
-            y = self.gated(self.linear(inputs, block.gate_up[expert]), block.gate)
-            y = self.finish(self.linear(y, block.down[expert]))
+            y = self.gated(self.linear(inputs, block.gate_up[expert - first]), block.gate)
+            y = self.finish(self.linear(y, block.down[expert - first]))
             out[rows] += y if block.routing.weighs_input else y * weight
+        if block.group is not None:
+            return self.all_reduce(out, block.group)
         return out.to(self._dtype)
 
     def logit_rows(self, x: Any) -> torch.Tensor:

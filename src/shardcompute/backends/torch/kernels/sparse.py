@@ -151,7 +151,7 @@ class SparseKernels:
 
 
 def can_run(block: ExpertBlock) -> bool:
-    return len(block.gate_up) <= 512
+    return len(block.gate_up) <= 512 and block.owned is None
 
 
 def _form(matrix: DeviceLinear) -> tuple[Any, ...]:
