@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 
 from shardcompute.collectives.algorithms import gathers, reductions
-from shardcompute.collectives.algorithms.rounds import Rounds, Traffic
+from shardcompute.collectives.algorithms.rounds import Place, Rounds, Scratch, Traffic
 from shardcompute.collectives.deadlines import CallDeadlines
 from shardcompute.collectives.elements import code_of
 from shardcompute.collectives.fabrics.fabric import Fabric, PeerAbortedError, PeerFailedError, farewell_frame
@@ -29,6 +29,8 @@ from shardcompute.collectives.line_speeds import (
 from shardcompute.collectives.topology import AUTO, Algorithm, TopologyChoice
 from shardcompute.core.errors import CollectiveError, UsageError
 
+_MOST_CHOICES = 256
+Outcome = TypeVar("Outcome")
 _FIXED: dict[Algorithm, reductions.AllReduce] = {
     Algorithm.DIRECT: reductions.all_reduce_direct,
     Algorithm.RING: reductions.all_reduce_ring,
@@ -46,6 +48,8 @@ class World:
     speeds: LineSpeeds | None = None
     failure: CollectiveError | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
+    scratch: Scratch = field(default_factory=Scratch)
+    quiet: Context = field(default_factory=lambda: _quiet_context())
 
     def fail(self, failure: CollectiveError) -> CollectiveError:
         """End the world for this reason, unless there was one before. Returns the first."""
@@ -79,17 +83,17 @@ class FabricGroup:
         self._sequence = 0
         self._pair_sequences: dict[tuple[int, bool], int] = {}
         self._traffic = Traffic()
-        self._calls: dict[str, int] = {}
+        self._place = Place(world.fabric, self.members, self.rank, self._id, self._traffic, world.scratch)
+        self._calls: dict[Operation, int] = {}
         self._busy_s = 0.0
-        self._choices: dict[int, Algorithm] = {}
+        self._choices: dict[int, tuple[reductions.AllReduce, float]] = {}
         self.measured(world.speeds)
 
     @property
     def stats(self) -> GroupStats:
         moved = self._traffic
-        return GroupStats(
-            moved.bytes_sent, moved.bytes_received, moved.frames_sent, dict(self._calls), self._busy_s
-        )
+        calls = {operation.name.lower(): count for operation, count in self._calls.items()}
+        return GroupStats(moved.bytes_sent, moved.bytes_received, moved.frames_sent, calls, self._busy_s)
 
     def measured(self, speeds: LineSpeeds | None) -> None:
         """Choose by these figures from now on, which every rank must have alike."""
@@ -98,25 +102,15 @@ class FabricGroup:
 
     def algorithm_for(self, size_bytes: int) -> Algorithm:
         """Which way an all-reduce of so many bytes goes."""
-        if self._topology.algorithm is not None:
-            return self._topology.algorithm
-        found = self._choices.get(size_bytes)
-        if found is None:
-            found = choose_all_reduce(size_bytes, self.size, self._grid, self.line)
-            if len(self._choices) >= 256:
-                self._choices.clear()
-            self._choices[size_bytes] = found
-        return found
+        named = self._topology.algorithm
+        return named or choose_all_reduce(size_bytes, self.size, self._grid, self.line)
 
     def all_reduce(self, array: Array, out: Array | None = None) -> Array:
         self._check(array)
         flat = as_contiguous(array).reshape(-1)
         result = np.empty_like(flat) if out is None else _flat_out(out, array)
-        algorithm = self.algorithm_for(flat.nbytes)
-        way = _FIXED.get(algorithm, self._mesh)
-        line_s = all_reduce_s(algorithm, flat.nbytes, self.size, self._grid, self.line)
-        with self._call(Operation.ALL_REDUCE, flat.nbytes, line_s) as rounds, _quiet():
-            way(rounds, flat, result)
+        way, line_s = self._choices.get(flat.nbytes) or self._choose(flat.nbytes)
+        self._run(Operation.ALL_REDUCE, flat.nbytes, line_s, lambda rounds: way(rounds, flat, result))
         return result.reshape(array.shape) if out is None else out
 
     def reduce_scatter(self, array: Array, counts: Sequence[int] | None = None) -> Array:
@@ -135,8 +129,7 @@ class FabricGroup:
         is_direct = self._topology.algorithm in (None, Algorithm.DIRECT)
         way = reductions.reduce_scatter_direct if is_direct else reductions.reduce_scatter_stepwise
         line_s = all_reduce_s(Algorithm.RING, flat.nbytes, self.size, self._grid, self.line)
-        with self._call(Operation.REDUCE_SCATTER, flat.nbytes, line_s) as rounds, _quiet():
-            mine = way(rounds, pieces)
+        mine = self._run(Operation.REDUCE_SCATTER, flat.nbytes, line_s, lambda rounds: way(rounds, pieces))
         return mine.reshape(rows[self.rank], *array.shape[1:])
 
     def all_gather(self, array: Array) -> list[Array]:
@@ -144,8 +137,12 @@ class FabricGroup:
         held = as_contiguous(array)
         algorithm = self._topology.algorithm or Algorithm.DIRECT
         line_s = all_reduce_s(Algorithm.RING, held.nbytes * self.size, self.size, self._grid, self.line)
-        with self._call(Operation.ALL_GATHER, held.nbytes, line_s) as rounds:
-            gathered = gathers.all_gather(rounds, held, algorithm, self._grid)
+        gathered = self._run(
+            Operation.ALL_GATHER,
+            held.nbytes,
+            line_s,
+            lambda rounds: gathers.all_gather(rounds, held, algorithm, self._grid),
+        )
         gathered[self.rank] = held.copy()
         return gathered
 
@@ -161,27 +158,42 @@ class FabricGroup:
         algorithm = self._topology.algorithm or choose_broadcast(self.size)
         size_bytes = 0 if held is None else held.nbytes
         line_s = all_reduce_s(Algorithm.TREE, size_bytes, self.size, self._grid, self.line)
-        with self._call(Operation.BROADCAST, size_bytes, line_s, timeout_s) as rounds:
-            result = gathers.broadcast(rounds, held, root, algorithm, self._grid)
+        result = self._run(
+            Operation.BROADCAST,
+            size_bytes,
+            line_s,
+            lambda rounds: gathers.broadcast(rounds, held, root, algorithm, self._grid),
+            timeout_s,
+        )
         return result.copy() if self.rank == root else result
 
     def barrier(self) -> None:
         line_s = all_reduce_s(Algorithm.DOUBLING, 0, self.size, self._grid, self.line)
-        with self._call(Operation.BARRIER, 0, line_s) as rounds:
-            gathers.barrier(rounds)
+        self._run(Operation.BARRIER, 0, line_s, gathers.barrier)
 
     def send(self, array: Array, to: int) -> None:
         self._check(array)
         self._check_rank(to, is_other=True)
         held = as_contiguous(array)
         line_s = self.line.latency_s + self.line.carry_s(held.nbytes)
-        with self._call(Operation.SEND, held.nbytes, line_s, pair=(to, True)) as rounds:
-            rounds.exchange_free(0, [(to, held)], [], 0)
+        self._run(
+            Operation.SEND,
+            held.nbytes,
+            line_s,
+            lambda rounds: rounds.exchange_free(0, [(to, held)], [], 0),
+            pair=(to, True),
+        )
 
     def receive(self, source: int, timeout_s: float | None = None) -> Array:
         self._check_rank(source, is_other=True)
-        with self._call(Operation.SEND, 0, self.line.latency_s, timeout_s, pair=(source, False)) as rounds:
-            (array,) = rounds.exchange_free(0, [], [source], 0)
+        (array,) = self._run(
+            Operation.SEND,
+            0,
+            self.line.latency_s,
+            lambda rounds: rounds.exchange_free(0, [], [source], 0),
+            timeout_s,
+            pair=(source, False),
+        )
         return array
 
     def split(self, ranks: Sequence[int]) -> Self:
@@ -210,15 +222,15 @@ class FabricGroup:
         self.abort("it leaves")
         self.world.fabric.close()
 
-    @contextmanager
-    def _call(
+    def _run(
         self,
         operation: Operation,
         size_bytes: int,
         line_s: float,
+        work: Callable[[Rounds], Outcome],
         timeout_s: float | None = None,
         pair: tuple[int, bool] | None = None,
-    ) -> Iterator[Rounds]:
+    ) -> Outcome:
         """One numbered call: counted, timed, and the end of the world if it fails."""
         world = self.world
         with world.lock:
@@ -227,18 +239,9 @@ class FabricGroup:
             sequence = self._next_sequence(pair)
             started_s = time.monotonic()
             allowed_s = world.deadlines.timeout_s(size_bytes, line_s) if timeout_s is None else timeout_s
-            rounds = Rounds(
-                world.fabric,
-                self.members,
-                self.rank,
-                self._id,
-                operation,
-                sequence,
-                started_s + allowed_s,
-                self._traffic,
-            )
+            rounds = Rounds(self._place, operation, sequence, started_s + allowed_s)
             try:
-                yield rounds
+                outcome = world.quiet.run(work, rounds)
             except (PeerFailedError, PeerAbortedError) as error:
                 raise self._failed(operation.name.lower(), sequence, error, allowed_s) from error
             except BaseException as error:
@@ -249,8 +252,17 @@ class FabricGroup:
             if timeout_s is None:
                 world.deadlines.took(size_bytes, seconds)
             self._busy_s += seconds
-            name = operation.name.lower()
-            self._calls[name] = self._calls.get(name, 0) + 1
+            self._calls[operation] = self._calls.get(operation, 0) + 1
+            return outcome
+
+    def _choose(self, size_bytes: int) -> tuple[reductions.AllReduce, float]:
+        """The way of an all-reduce of this size, and what the lines take for it."""
+        algorithm = self.algorithm_for(size_bytes)
+        line_s = all_reduce_s(algorithm, size_bytes, self.size, self._grid, self.line)
+        if len(self._choices) >= _MOST_CHOICES:
+            self._choices.clear()
+        found = self._choices[size_bytes] = (_FIXED.get(algorithm, self._mesh), line_s)
+        return found
 
     def _next_sequence(self, pair: tuple[int, bool] | None) -> int:
         """Sends between two ranks are numbered by themselves: the others take no part in them."""
@@ -310,9 +322,11 @@ def _flat_out(out: Array, array: Array) -> Array:
     return out.reshape(-1)
 
 
-def _quiet() -> np.errstate:
-    """Infinite activations are for whoever computes with them to judge, not for whoever adds."""
-    return np.errstate(over="ignore", invalid="ignore", under="ignore")
+def _quiet_context() -> Context:
+    """Where infinite sums raise no warnings: they are for whoever computes with them to judge, not for whoever adds."""
+    context = copy_context()
+    context.run(np.seterr, over="ignore", invalid="ignore", under="ignore")
+    return context
 
 
 def _again(failure: CollectiveError) -> CollectiveError:

@@ -35,27 +35,24 @@ def nodes_of(start: int, stop: int, size: int) -> list[Node]:
     return nodes
 
 
-def sum_ranks(parts: Sequence[Array], out: Array) -> Array:
-    """The sum of what neighbouring ranks gave, by rank; the first of them is where a node of the tree begins. `out` may
-    be one of the parts; the others are left unchanged."""
-    if len(parts) == 2:
-        return add(parts[0], parts[1], out)
+def sum_ranks(parts: Sequence[Array], out: Array, kept: int = -1) -> Array:
+    """The sum of what neighbouring ranks gave, by rank; the first of them is where a node of the tree begins. All parts
+    but the one at `kept` are used up. `out` may be one of them."""
+    if len(parts) == 1:
+        out[...] = parts[0]
+        return out
     level = list(parts)
-    # What was given is not ours to write to; sums that we made are.
-    is_own = [False] * len(level)
-    while len(level) > 1:
+    while len(level) > 2:
         sums: list[Array] = []
         for index in range(0, len(level) - 1, 2):
             low, high = level[index], level[index + 1]
-            into = low if is_own[index] else high if is_own[index + 1] else np.empty_like(low)
-            sums.append(add(low, high, into))
-        made = [True] * len(sums)
+            sums.append(add(low, high, high if index == kept else low))
         if len(level) % 2:
             sums.append(level[-1])
-            made.append(is_own[-1])
-        level, is_own = sums, made
-    out[...] = level[0]
-    return out
+        # A part without a neighbour is still the one that was given.
+        kept = len(sums) - 1 if len(level) % 2 and kept == len(level) - 1 else -1
+        level = sums
+    return add(level[0], level[1], out)
 
 
 def sum_nodes(nodes: Mapping[Node, Array], size: int) -> Array:

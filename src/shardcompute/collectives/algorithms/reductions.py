@@ -38,10 +38,10 @@ def cut(array: Array, counts: Sequence[int]) -> list[Array]:
 
 
 def all_reduce_direct(rounds: Rounds, array: Array, out: Array) -> None:
-    parts = [array if rank == rounds.rank else np.empty_like(array) for rank in range(rounds.size)]
-    others = [rank for rank in range(rounds.size) if rank != rounds.rank]
+    others = rounds.others
+    parts = [array if rank == rounds.rank else rounds.space(array) for rank in range(rounds.size)]
     rounds.exchange(0, [(rank, array) for rank in others], [(rank, parts[rank]) for rank in others])
-    sum_ranks(parts, out)
+    sum_ranks(parts, out, rounds.rank)
 
 
 def all_reduce_ring(rounds: Rounds, array: Array, out: Array) -> None:
@@ -57,7 +57,7 @@ def all_reduce_ring(rounds: Rounds, array: Array, out: Array) -> None:
 
 def all_reduce_doubling(rounds: Rounds, array: Array, out: Array) -> None:
     out[...] = array
-    theirs = np.empty_like(out)
+    theirs = rounds.space(out)
     for step, (source, targets) in enumerate(doubling_partners(rounds.rank, rounds.size)):
         comes = [] if source is None else [(source, theirs)]
         rounds.exchange(step, [(target, out) for target in targets], comes)
@@ -76,7 +76,7 @@ def all_reduce_tree(rounds: Rounds, array: Array, out: Array) -> None:
             rounds.exchange(step, [(rank - width, out)], [])
             break
         if rank + width < size:
-            theirs = np.empty_like(out) if theirs is None else theirs
+            theirs = rounds.space(out) if theirs is None else theirs
             rounds.exchange(step, [], [(rank + width, theirs)])
             add(out, theirs, out)
         step, width = step + 1, 2 * width
@@ -111,7 +111,7 @@ def _row_nodes(rounds: Rounds, grid: Grid, array: Array, counts: Sequence[int]) 
     row, column = grid.place(rounds.rank)
     mates = grid.row(row)
     pieces = cut(array, counts)
-    parts = [pieces[column] if mate == rounds.rank else np.empty_like(pieces[column]) for mate in mates]
+    parts = [pieces[column] if mate == rounds.rank else rounds.space(pieces[column]) for mate in mates]
     rounds.exchange(
         0,
         [(mate, pieces[index]) for index, mate in enumerate(mates) if mate != rounds.rank],
@@ -119,7 +119,9 @@ def _row_nodes(rounds: Rounds, grid: Grid, array: Array, counts: Sequence[int]) 
     )
     first = mates[0]
     return {
-        (start, stop): sum_ranks(parts[start - first : stop - first], np.empty_like(pieces[column]))
+        (start, stop): sum_ranks(
+            parts[start - first : stop - first], rounds.space(pieces[column]), rounds.rank - start
+        )
         for start, stop in nodes_of(first, first + grid.columns, rounds.size)
     }
 
@@ -141,7 +143,7 @@ def _column_sum(rounds: Rounds, grid: Grid, nodes: dict[Node, Array], counts: Se
         if index != row:
             first = index * grid.columns
             for node in nodes_of(first, first + grid.columns, rounds.size):
-                gathered[node] = np.empty_like(next(iter(nodes.values())), shape=counts[row])
+                gathered[node] = rounds.space(next(iter(nodes.values()))[: counts[row]])
                 comes.append((mate, gathered[node]))
     rounds.exchange(1, sends, comes)
     return sum_nodes(gathered, rounds.size)
@@ -160,21 +162,21 @@ def _gather(rounds: Rounds, step: int, mates: Sequence[int], pieces: Sequence[Ar
 def reduce_scatter_direct(rounds: Rounds, pieces: Sequence[Array]) -> Array:
     """The sum of this rank's piece; all parts travel at once."""
     mine = pieces[rounds.rank]
-    parts = [mine if rank == rounds.rank else np.empty_like(mine) for rank in range(rounds.size)]
-    others = [rank for rank in range(rounds.size) if rank != rounds.rank]
+    parts = [mine if rank == rounds.rank else rounds.space(mine) for rank in range(rounds.size)]
+    others = rounds.others
     rounds.exchange(0, [(rank, pieces[rank]) for rank in others], [(rank, parts[rank]) for rank in others])
-    return sum_ranks(parts, np.empty_like(mine))
+    return sum_ranks(parts, np.empty_like(mine), rounds.rank)
 
 
 def reduce_scatter_stepwise(rounds: Rounds, pieces: Sequence[Array]) -> Array:
     """The same, with one peer to send to and one to hear from at a time."""
     size, rank = rounds.size, rounds.rank
     mine = pieces[rank]
-    parts = [mine if other == rank else np.empty_like(mine) for other in range(size)]
+    parts = [mine if other == rank else rounds.space(mine) for other in range(size)]
     for step in range(1, size):
         to, source = (rank + step) % size, (rank - step) % size
         rounds.exchange(step, [(to, pieces[to])], [(source, parts[source])])
-    return sum_ranks(parts, np.empty_like(mine))
+    return sum_ranks(parts, np.empty_like(mine), rank)
 
 
 def doubling_partners(rank: int, size: int) -> list[tuple[int | None, list[int]]]:

@@ -4,8 +4,8 @@ Links prove who is at the other end and leave their sockets to us (`SocketLink.d
 sockets in the clear between processes of one machine. There is no other thread and no event loop between an array and
 the system. Whoever waits looks again and again for a short time, because a peer that computes the same is never far
 behind; then it sleeps until something comes. Looking in vain takes a core from others, perhaps from the very peer that
-is waited for: each time the next look is half as long, and twice as long after one that paid. Where more ranks share a
-machine than it has cores there is none of it.
+is waited for: after a wait that was longer than any look the next look is half as long, after a short one twice as
+long. Where more ranks share a machine than it has cores there is none of it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from collections.abc import Mapping, Sequence
 from shardcompute.collectives.fabrics.connection import PeerConnection
 from shardcompute.collectives.fabrics.fabric import ExpectedFrame, OutgoingFrame, PeerFailedError
 
-SPIN_S = 100e-6
+SPIN_S = 150e-6
 """Long enough for an exchange on one machine, short enough to cost little where a peer is late."""
 
 
 _LEAST_SPIN = 16
-"""The shortest look, as a part of the longest: how it is found out that looking pays again."""
+"""How many times shorter than the longest the shortest look is."""
 
 
 class SocketFabric:
@@ -54,8 +54,7 @@ class SocketFabric:
         for receive in receives:
             connection = active[receive.peer] = self._connections[receive.peer]
             connection.waiting.append(receive)
-        spin_until_s = 0.0
-        has_slept = False
+        started_s = 0.0
         while left := [each for each in active.values() if not _advance(each)]:
             now_s = time.monotonic()
             if now_s >= deadline:
@@ -65,14 +64,19 @@ class SocketFabric:
                     hint="the rank may be stuck or cut off",
                     is_late=True,
                 )
-            if not spin_until_s:
-                spin_until_s = now_s + self._spin_s
-            elif now_s > spin_until_s:
+            if not started_s:
+                started_s = now_s
+            elif now_s > started_s + self._spin_s:
                 _wait(left, deadline - now_s)
-                has_slept = True
-        if spin_until_s:
-            self._spin_s = self._spin_s / 2 if has_slept else min(2 * self._spin_s, self._most_spin_s)
-            self._spin_s = max(self._spin_s, self._most_spin_s / _LEAST_SPIN)
+        if started_s:
+            self._learn(time.monotonic() - started_s)
+
+    def _learn(self, waited_s: float) -> None:
+        most_s = self._most_spin_s
+        is_short = waited_s <= most_s
+        self._spin_s = (
+            min(2 * self._spin_s, most_s) if is_short else max(self._spin_s / 2, most_s / _LEAST_SPIN)
+        )
 
     def end(self, farewell: bytes) -> None:
         if not self._is_over:
