@@ -178,11 +178,23 @@ class ClusterClient(Client):
         body = {"model": model, "messages": list(messages)}
         return list(self._call("POST", "/tokenize", body)["tokens"])
 
-    def generate(self, model: str, request: GenerationRequest) -> Generator[Delta, None, None]:
-        """Deltas until one has a finish; closing the iterator cancels. Token ids are not told."""
+    def generate(
+        self,
+        model: str,
+        request: GenerationRequest,
+        messages: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Generator[Delta, None, None]:
+        """Deltas until one has a finish; closing the iterator cancels. Token ids are not told. With `messages` the
+        server makes the prompt of them, in the place of the request's."""
         finish: FinishReason | None = None
         timings = Timings()
-        for _, data in self._events("POST", "/v1/completions", _generation(model, request)):
+        body = _generation(model, request)
+        path = "/v1/completions"
+        if messages is not None:
+            path = "/v1/chat/completions"
+            body = {name: value for name, value in body.items() if name != "prompt"}
+            body["messages"] = list(messages)
+        for _, data in self._events("POST", path, body):
             if data == b"[DONE]":
                 break
             chunk = msgspec.json.decode(data)
@@ -194,8 +206,9 @@ class ClusterClient(Client):
                 yield Delta(interruption=msgspec.convert(told, Interruption))
             for choice in chunk["choices"]:
                 finish = choice["finish_reason"] or finish
-                if choice["text"]:
-                    yield Delta(choice["text"])
+                text = choice["text"] if messages is None else choice["delta"].get("content")
+                if text:
+                    yield Delta(text)
         if finish is None:
             raise LinkError("The server ended the answer in the middle.", hint="ask again")
         yield Delta(finish=finish, timings=timings)

@@ -8,6 +8,8 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
+from shardcompute.cli.chat.images import encode_images, has_images, with_images
+from shardcompute.cli.chat.remote import find_server
 from shardcompute.cli.format import format_rate
 from shardcompute.cli.options.cluster import Drafting
 from shardcompute.cli.options.generation import SamplingArguments, speculation_for
@@ -21,6 +23,7 @@ from shardcompute.core.generation import (
     Speculation,
     Timings,
 )
+from shardcompute.core.pictures import Picture
 from shardcompute.core.units import count_of
 
 if TYPE_CHECKING:
@@ -87,17 +90,24 @@ def check_chat_template(service: LocalService, options: AnswerOptions) -> None:
         )
 
 
-def as_messages(options: AnswerOptions, prompt: str) -> list[dict[str, str]]:
+def as_messages(options: AnswerOptions, prompt: str, images: Sequence[str] = ()) -> list[dict[str, Any]]:
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
-    return [*system, {"role": "user", "content": prompt}]
+    return [*system, {"role": "user", "content": with_images(prompt, images)}]
 
 
 def make_request(
     service: LocalService, options: AnswerOptions, messages: Sequence[Mapping[str, Any]]
 ) -> GenerationRequest:
-    """The request for a conversation or, with `is_raw`, for the text of its last message."""
+    """The request for a conversation or, with `is_raw`, for the text of its last message. Without a prompt, it is for
+    the messages themselves: a server makes the prompt where there are images."""
     tokenizer = service.tokenizer
-    ids = tokenizer.encode(messages[-1]["content"]) if options.is_raw else tokenizer.encode_chat(messages)
+    ids, pictures = list[int](), tuple[Picture, ...]()
+    if options.is_raw:
+        ids = tokenizer.encode(messages[-1]["content"])
+    elif not has_images(messages):
+        ids = tokenizer.encode_chat(messages)
+    elif find_server(service) is None:
+        ids, pictures = encode_images(service, messages)
     return GenerationRequest(
         prompt=tuple(ids),
         max_tokens=options.max_tokens,
@@ -106,19 +116,25 @@ def make_request(
         stop_ids=tokenizer.eos_ids,
         speculation=options.speculation,
         adapter=options.adapter,
+        pictures=pictures,
     )
 
 
 def take_answer(
-    service: LocalService, request: GenerationRequest, write: Callable[[str], None]
+    service: LocalService,
+    request: GenerationRequest,
+    write: Callable[[str], None],
+    messages: Sequence[Mapping[str, Any]],
 ) -> AnswerSummary:
     """Give every piece of text to `write`. Ctrl-C ends the answer early."""
+    server = None if request.prompt else find_server(service)
+    stream = service.stream(request) if server is None else server.stream_chat(request, messages)
     pieces: list[str] = []
     token_ids: list[int] = []
     interruptions: list[Interruption] = []
     last = Delta(finish="cancelled")
     # Closing the iterator is what cancels the generation.
-    with closing(cast("Generator[Delta]", service.stream(request))) as deltas:
+    with closing(cast("Generator[Delta]", stream)) as deltas:
         try:
             for delta in deltas:
                 token_ids.extend(token.id for token in delta.tokens)
@@ -142,7 +158,7 @@ def as_json(model: str, request: GenerationRequest, reply: AnswerSummary, load_s
         "model": model,
         "text": reply.text,
         "token_ids": list(reply.token_ids),
-        "prompt_tokens": len(request.prompt),
+        "prompt_tokens": len(request.prompt) or timings.prompt_tokens,
         "finish": reply.finish,
         "seed": request.sampling.seed,
         "timings": {

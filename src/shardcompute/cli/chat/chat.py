@@ -8,12 +8,13 @@ import typer
 
 from shardcompute.cli.chat.answer import answer_options_of
 from shardcompute.cli.chat.conversation import Conversation
+from shardcompute.cli.chat.images import read_images
 from shardcompute.cli.chat.remote import choose_model
 from shardcompute.cli.chat.terminal import read_terminal_line
 from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.cluster.completion import complete_served
 from shardcompute.cli.console import open_screen
-from shardcompute.cli.options.generation import SamplingArguments, Speculate, Verbose
+from shardcompute.cli.options.generation import Images, SamplingArguments, Speculate, Verbose
 from shardcompute.cli.options.records import with_options
 from shardcompute.core.settings import load_settings
 
@@ -29,6 +30,7 @@ def chat(
             autocompletion=complete_served,
         ),
     ] = "",
+    image: Images = None,
     sampling: SamplingArguments,
     speculate: Speculate = None,
     verbose: Verbose = False,
@@ -43,4 +45,7 @@ def chat(
     with at.connect() as client:
         service = choose_model(client, model).as_service()
         folder = load_settings().data_dir
-        Conversation(service, answer_options, screen, folder, is_verbose=verbose).hold(read_terminal_line)
+        talk = Conversation(
+            service, answer_options, screen, folder, read_images(image or ()), is_verbose=verbose
+        )
+        talk.hold(read_terminal_line)

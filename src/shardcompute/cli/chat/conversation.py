@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from shardcompute.cli.chat.answer import (
     AnswerOptions,
@@ -17,11 +19,13 @@ from shardcompute.cli.chat.answer import (
     take_answer,
     timing_rows,
 )
+from shardcompute.cli.chat.images import read_image, with_images
 from shardcompute.cli.chat.settings import change_setting, setting_rows
 from shardcompute.cli.chat.terminal import HISTORY_FILE, ReadLine, line_editing, read_message
 from shardcompute.cli.console import Screen, aligned, cut
 from shardcompute.cli.failures import show_error
 from shardcompute.core.errors import ShardComputeError, UsageError
+from shardcompute.core.units import count_of
 
 if TYPE_CHECKING:
     from shardcompute.node.local.service import LocalService
@@ -48,14 +52,23 @@ class Conversation:
     """A conversation with one model. Without a chat template (`--raw`) every message stands for itself."""
 
     def __init__(
-        self, service: LocalService, options: AnswerOptions, screen: Screen, folder: Path, *, is_verbose: bool
+        self,
+        service: LocalService,
+        options: AnswerOptions,
+        screen: Screen,
+        folder: Path,
+        images: Sequence[str] = (),
+        *,
+        is_verbose: bool,
     ) -> None:
+        """`images` belong to the first message."""
         self._service = service
         self._options = options
         self._screen = screen
         self._folder = folder
         self._is_verbose = is_verbose
-        self._messages: list[dict[str, str]] = []
+        self._messages: list[dict[str, Any]] = []
+        self._images = list(images)
         self._last: AnswerSummary | None = None
         self._has_left = False
 
@@ -101,17 +114,22 @@ class Conversation:
         return True
 
     def _answer(self, message: str) -> None:
-        self._messages.append({"role": "user", "content": message})
+        self._messages.append({"role": "user", "content": with_images(message, self._images)})
+        messages = [*self._system(), *self._messages]
         try:
-            request = make_request(self._service, self._options, [*self._system(), *self._messages])
-            reply = take_answer(self._service, request, self._screen.write)
+            request = make_request(self._service, self._options, messages)
+            reply = take_answer(self._service, request, self._screen.write, messages)
         except ShardComputeError as error:
             # The conversation goes on without the message that failed.
             self._messages.pop()
             show_error(self._screen, error)
+            if self._images:
+                self._images.clear()
+                self._screen.say("the images are left out from now on; /image shows others", "dim")
             if self._messages:
                 self._screen.say("/clear forgets the conversation so far", "dim")
             return
+        self._images.clear()
         self._screen.write("\n")
         self._messages.append({"role": "assistant", "content": reply.text})
         self._last = reply
@@ -127,6 +145,14 @@ class Conversation:
         return [] if system is None else [{"role": "system", "content": system}]
 
     # What the commands do
+
+    def show_image(self, rest: str) -> None:
+        if not rest:
+            raise UsageError("/image needs a file", hint="write for example: /image photo.jpg")
+        if self._options.is_raw:
+            raise UsageError("images need the chat template, which --raw leaves out")
+        self._images.append(read_image(Path(rest)))
+        self._screen.say(f"{count_of(len(self._images), 'image')} for your next message", "dim")
 
     def set_parameter(self, rest: str) -> None:
         name, _, text = rest.replace("=", " ", 1).partition(" ")
@@ -177,17 +203,15 @@ class Conversation:
             self._screen.say(f"saved: {', '.join(names)}" if names else "nothing has been saved yet", "dim")
             return
         messages = load_transcript(transcript_path(folder, rest)).messages
-        system = next((message.content for message in messages if message.role == "system"), None)
+        told = next((message.content for message in messages if message.role == "system"), None)
+        system = told if isinstance(told, str) else None
         self._options = replace(self._options, system=system)
-        self._messages = [
-            {"role": message.role, "content": message.content}
-            for message in messages
-            if message.role != "system"
-        ]
+        self._messages = [msgspec.to_builtins(message) for message in messages if message.role != "system"]
         self._screen.say(f"the conversation goes on after {len(self._messages)} messages", "dim")
 
     def clear(self, rest: str) -> None:
         self._messages = []
+        self._images.clear()
         self._screen.say("the conversation starts anew", "dim")
 
     def toggle_verbose(self, rest: str) -> None:
@@ -210,6 +234,7 @@ _COMMANDS: Mapping[str, _Command] = {
     "/set": _Command(
         "[NAME VALUE]", "change how answers are drawn; alone, show it", Conversation.set_parameter
     ),
+    "/image": _Command("FILE", "show an image with the next message", Conversation.show_image),
     "/system": _Command("[TEXT|off]", "set, show or take away the system message", Conversation.set_system),
     "/stats": _Command("", "how the last answer came to be", Conversation.show_stats),
     "/verbose": _Command("", "timings after every answer, or no longer", Conversation.toggle_verbose),

@@ -48,6 +48,12 @@ class RemoteModel:
     def stream(self, request: GenerationRequest) -> Iterator[Delta]:
         return self.client.generate(self.name, request)
 
+    def stream_chat(
+        self, request: GenerationRequest, messages: Sequence[Mapping[str, Any]]
+    ) -> Iterator[Delta]:
+        """The answer to messages that the server makes the prompt of, drawn as the request says."""
+        return self.client.generate(self.name, request, messages)
+
     def as_service(self) -> LocalService:
         return cast("LocalService", self)
 
@@ -56,6 +62,11 @@ class RemoteModel:
 
     def __exit__(self, *_: object) -> None:
         self.client.close()
+
+
+def find_server(service: object) -> RemoteModel | None:
+    """The model that answers, where a server does."""
+    return service if isinstance(service, RemoteModel) else None
 
 
 def choose_model(client: ClusterClient, wanted: str) -> RemoteModel:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +20,7 @@ from shardcompute.cli.chat.answer import (
     take_answer,
 )
 from shardcompute.cli.chat.conversation import Conversation
+from shardcompute.cli.chat.images import read_images
 from shardcompute.cli.chat.prompt import (
     join_prompt,
     read_piped,
@@ -32,7 +34,7 @@ from shardcompute.cli.console import Screen, has_terminal_input, open_screen, st
 from shardcompute.cli.models.opening import OpenModel, open_with_progress
 from shardcompute.cli.options.adapters import AdapterArguments
 from shardcompute.cli.options.engine import EngineArguments, Stages, check_device
-from shardcompute.cli.options.generation import Raw, SamplingArguments, Speculate, Verbose
+from shardcompute.cli.options.generation import Images, Raw, SamplingArguments, Speculate, Verbose
 from shardcompute.cli.options.keys import ClientKeyFile
 from shardcompute.cli.options.records import changed_options, with_options
 from shardcompute.core.errors import UsageError
@@ -52,6 +54,7 @@ def run(
     ] = None,
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to ask.")] = None,
     sampling: SamplingArguments,
+    image: Images = None,
     raw: Raw = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print one object with the answer, its tokens and timings.")
@@ -73,7 +76,8 @@ def run(
     --local or any engine option, this process does. With --adapter it answers with that adapter.
 
     The answer is streamed to stdout. What is piped into stdin is the prompt, or follows PROMPT after an empty
-    line. Without either, on a terminal, a conversation begins; /help in it tells more.
+    line. Without either, on a terminal, a conversation begins; /help in it tells more. Models that see are shown
+    what --image names.
 
     An argument that stands alone is taken for the model if it is an existing path, or one word that has a
     slash in it, ends in .gguf or is the default's name; otherwise it is the prompt for the default model. To be
@@ -82,6 +86,7 @@ def run(
     screen, settings = open_screen(), load_settings()
     reference, question = _read_question(screen, model, prompt, is_json=json)
     answer_options = answer_options_of(sampling, speculate, is_raw=raw, is_conversation=question is None)
+    images = read_images(image or (), is_raw=raw)
     check_device(engine.device, engine.backend)
     is_quiet = question is not None and not verbose
     remote = find_remote(
@@ -107,10 +112,13 @@ def run(
     with opened.service:
         check_chat_template(opened.service, answer_options)
         if question is None:
-            talk = Conversation(opened.service, answer_options, screen, settings.data_dir, is_verbose=verbose)
+            talk = Conversation(
+                opened.service, answer_options, screen, settings.data_dir, images, is_verbose=verbose
+            )
             talk.hold(read_terminal_line)
         else:
-            _answer(opened, answer_options, question, screen, is_json=json, is_verbose=verbose)
+            messages = as_messages(answer_options, question, images)
+            _answer(opened, answer_options, messages, screen, is_json=json, is_verbose=verbose)
 
 
 def _read_question(
@@ -129,15 +137,15 @@ def _read_question(
 def _answer(
     opened: OpenModel,
     answer_options: AnswerOptions,
-    question: str,
+    messages: Sequence[Mapping[str, Any]],
     screen: Screen,
     *,
     is_json: bool,
     is_verbose: bool,
 ) -> None:
     service = opened.service
-    request = make_request(service, answer_options, as_messages(answer_options, question))
-    reply = take_answer(service, request, _ignore if is_json else screen.write)
+    request = make_request(service, answer_options, messages)
+    reply = take_answer(service, request, _ignore if is_json else screen.write, messages)
     if not is_json and not reply.text.endswith("\n"):
         screen.write("\n")
     if reply.finish == "cancelled":

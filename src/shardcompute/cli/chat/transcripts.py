@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -19,9 +19,23 @@ FOLDER = "chats"
 _ENDING = ".json"
 
 
+class SaidText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    text: str
+
+
+class ShownUrl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    url: str
+
+
+class ShownImage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="image_url"):
+    """An image that was shown, whole: as a data: URL."""
+
+    image_url: ShownUrl
+
+
 class TranscriptMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: Literal["system", "user", "assistant"]
-    content: str
+    content: str | list[SaidText | ShownImage]
 
 
 class Transcript(msgspec.Struct, frozen=True, tag_field="kind", tag="shardcompute-chat"):
@@ -42,12 +56,12 @@ def transcript_path(folder: Path, name: str) -> Path:
     return folder / f"{name}{_ENDING}"
 
 
-def save_transcript(path: Path, model: str, messages: Sequence[dict[str, str]]) -> None:
+def save_transcript(path: Path, model: str, messages: Sequence[dict[str, Any]]) -> None:
     if path.exists() and not _is_transcript(path):
         raise UsageError(
             f"{path} exists and holds something else than a conversation", hint="choose another name"
         )
-    kept = Transcript(model, tuple(TranscriptMessage(**message) for message in messages))  # type: ignore[arg-type]
+    kept = Transcript(model, tuple(msgspec.convert(list(messages), list[TranscriptMessage])))
     replace_private(path, msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +14,14 @@ from shardcompute.core.generation import Sampling, Speculation
 _SAMPLING = "Sampling"
 
 MaxTokens = Annotated[int, typer.Option("--max-tokens", metavar="N", min=1, help="Longest answer.")]
+Images = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--image",
+        metavar="FILE",
+        help="Image to ask about (PNG, JPEG, WebP or GIF), for a model that sees; may be repeated.",
+    ),
+]
 CHAT_TEMPERATURE = 0.7
 """Of conversations, here and on the page."""
 Temperature = Annotated[
