@@ -27,6 +27,8 @@ MAX_SOURCE_CHARS = 1 << 20
 MAX_RENDERED_CHARS = 1 << 24
 MAX_STEPS = 1_000_000
 _MOST_WORDS = 1000
+IMAGE = {"type": "image"}
+"""The part of a message that stands for an image, to templates of models that see."""
 
 
 class ChatTemplate:
@@ -133,7 +135,8 @@ def _failed(why: str) -> UsageError:
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """`messages` as templates expect them: plain values, text as one string, tool arguments as objects."""
+    """`messages` as templates expect them: plain values, text as one string unless there are images among it, tool
+    arguments as objects."""
     if not messages:
         raise UsageError("there are no messages", hint="send at least one message")
     return [_plain_message(message, position) for position, message in enumerate(messages)]
@@ -145,7 +148,7 @@ def _plain_message(message: Mapping[str, Any], position: int) -> dict[str, Any]:
             f"message {position} has no role", hint='each message is an object with "role" and "content"'
         )
     plain: dict[str, Any] = _plain(message)
-    plain["content"] = _join_text(plain.get("content"), position)
+    plain["content"] = _plain_content(plain.get("content"), position)
     for call in plain.get("tool_calls") or []:
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict) and isinstance(function.get("arguments"), str):
@@ -158,6 +161,14 @@ def _plain_message(message: Mapping[str, Any], position: int) -> dict[str, Any]:
                     hint="send back the arguments as the model wrote them",
                 ) from error
     return plain
+
+
+def _plain_content(content: object, position: int) -> object:
+    """Text as one string; where there are images among it, parts as they are."""
+    if isinstance(content, list) and IMAGE in content:
+        _join_text([part for part in content if part != IMAGE], position)
+        return content
+    return _join_text(content, position)
 
 
 def _join_text(content: object, position: int) -> str | None:

@@ -77,9 +77,16 @@ def test_text_parts_are_joined() -> None:
     assert render("{{ messages[0].content }}", [{"role": "user", "content": parts}]) == "one\ntwo"
 
 
+def test_images_keep_their_places_among_texts() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "image"}, {"type": "text", "text": "two"}]
+    source = "{% for part in messages[0].content %}{{ part.text or '#' }}{% endfor %}"
+    assert render(source, [{"role": "user", "content": parts}]) == "one#two"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        ([{"type": "image"}, {"type": "audio"}], "'audio'"),
         ([{"type": "image_url", "image_url": {"url": "x"}}], "'image_url'"),
         ([{"type": "text"}], "'text'"),
         (["bare"], "'str'"),
