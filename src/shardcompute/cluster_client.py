@@ -111,14 +111,19 @@ class ClusterClient(Client):
         replace: bool = False,
         via_coordinator: bool = False,
         kv_type: KvType | None = None,
+        adapters: Mapping[str, str] | None = None,
     ) -> FetchView:
         """Have a model served; `watch` says how far that has come. WouldReplaceError where others would have to give
-        way, unless they may. `kv_type` None: as it is served, else what the cluster was started with."""
+        way, unless they may. `kv_type` None: as it is served, else what the cluster was started with. `adapters` are
+        folders on the coordinator's machine, by name, besides those that the model has."""
         order = _order(model, form, chains, kv_type)
+        if adapters:
+            order["adapters"] = dict(adapters)
         order |= {"replace": replace, "via_coordinator": via_coordinator}
         return self._ask("POST", "/cluster/models", FetchView, order)
 
     def unload_model(self, name: str) -> None:
+        """A model, or (`model:adapter`) an adapter beside one."""
         self._ask("DELETE", f"/cluster/models/{quote(name, safe='')}", dict[str, Any])
 
     def drain_node(self, node: str) -> NodeView:

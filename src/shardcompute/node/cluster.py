@@ -121,6 +121,8 @@ class ServedOrder(msgspec.Struct, frozen=True):
     via_coordinator: bool = False
     kv_type: KvType | None = None
     """None: what the cluster is started with."""
+    adapters: dict[str, str] = {}
+    """Folders of the adapters beside it, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +374,11 @@ class Cluster:
         with self._lock:
             self._orders[order.name] = order
             self._keep_note("models", msgspec.json.encode(list(self._orders.values())))
+
+    def files_of(self, model: str) -> Checkpoint | None:
+        """What a model that is served was opened from."""
+        with self._lock:
+            return self._checkpoints.get(model)
 
     def remembered(self) -> tuple[ServedOrder, ...]:
         with self._lock:

@@ -131,7 +131,8 @@ def refuse_adapters(backend: str, device: str) -> None:
     if holding_of(backend, device) not in ADAPTING_HOLDERS:
         raise UnsupportedModelError(
             f"adapters beside a model are computed by onnx, torch and numpy on CPUs, not by {backend} on {device}",
-            hint="use --backend onnx, or put one adapter into the weights with --merge-adapter",
+            hint="compute on the CPU with --device cpu --backend onnx, or put one adapter into 16-bit safetensors "
+            "weights with --merge-adapter, which every device and backend takes",
         )
 
 

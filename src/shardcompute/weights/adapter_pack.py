@@ -18,7 +18,7 @@ from shardcompute.core.errors import CorruptModelError
 from shardcompute.models.layout import Layout
 from shardcompute.models.spec import Stage
 from shardcompute.weights.adapters import ADAPTABLE, MAX_RANK, Adapter
-from shardcompute.weights.attached import find_attachment, read_attachment
+from shardcompute.weights.attached import find_attachment, read_attachment, stored_name
 from shardcompute.weights.formats.tensor_file import TensorFile
 
 _MARK = "@adapter/"
@@ -52,6 +52,15 @@ def adapters_key(stored: Iterable[str]) -> str:
     """What tells the adapters among stored tensors from others, by their contents; "" where there are none."""
     own = sorted(name for name in stored if name.startswith(_MARK))
     return hashlib.sha256("\n".join(own).encode()).hexdigest()[:32] if own else ""
+
+
+def key_of_adapters(adapters: Sequence[Adapter]) -> str:
+    """The same, of adapters that are not served yet."""
+    return adapters_key(stored_name(name, content) for name, content in adapter_attachments(adapters).items())
+
+
+def is_of_adapter(stored: str) -> bool:
+    return stored.startswith(_MARK)
 
 
 def adapter_tensors(stored: Iterable[str], layer: int) -> tuple[str, ...]:

@@ -83,6 +83,8 @@ class Adapter:
     name: str
     modules: Mapping[int, Sequence[AdaptedModule]]
     """By layer."""
+    folder: Path
+    """From where it was read."""
 
     def layer(self, index: int) -> dict[str, AdapterMatrix]:
         """What it adds to our matrices of a layer."""
@@ -157,7 +159,7 @@ def open_adapter(name: str, folder: Path, spec: ModelSpec, layout: Layout, *, is
             scale = np.float32(config.scale(tail, layer, rank))
             added = AdapterMatrix(_numbers(file, down), _numbers(file, up) * scale)
             modules.setdefault(layer, []).append(AdaptedModule(module.stored, module.places, added))
-    return Adapter(name, modules)
+    return Adapter(name, modules, folder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,11 @@ def is_attachment(stored: str) -> bool:
     return stored.startswith(_MARK)
 
 
+def stored_name(name: str, content: bytes) -> str:
+    """Under what name an attachment is stored."""
+    return f"{_MARK}{name}/{hashlib.sha256(content).hexdigest()[:32]}"
+
+
 def find_attachment(stored: Iterable[str], name: str) -> str | None:
     """The stored name of the attachment `name`."""
     return next((each for each in stored if each.startswith(f"{_MARK}{name}/")), None)
@@ -33,7 +38,7 @@ def read_attachment(tensors: TensorFile, name: str) -> bytes | None:
     if stored is None:
         return None
     content = bytes(tensors.read_bytes(stored, 0, tensors.entries[stored].size_bytes))
-    if stored != _stored_name(name, content):
+    if stored != stored_name(name, content):
         raise CorruptModelError(f"the {name} of {tensors.name} is damaged", hint="fetch the model again")
     return content
 
@@ -43,7 +48,7 @@ class AttachedTensors:
 
     def __init__(self, tensors: TensorFile, attachments: Mapping[str, bytes]) -> None:
         self._tensors = tensors
-        self._contents = {_stored_name(name, content): content for name, content in attachments.items()}
+        self._contents = {stored_name(name, content): content for name, content in attachments.items()}
         self.name = tensors.name
         self.metadata: Mapping[str, Any] = tensors.metadata
         self.entries: Mapping[str, TensorEntry] = {
@@ -70,7 +75,3 @@ class AttachedTensors:
 
     def close(self) -> None:
         self._tensors.close()
-
-
-def _stored_name(name: str, content: bytes) -> str:
-    return f"{_MARK}{name}/{hashlib.sha256(content).hexdigest()[:32]}"

@@ -22,7 +22,7 @@ import msgspec
 from shardcompute.core.errors import CorruptModelError
 from shardcompute.models.layout import EMBEDDING, Layout, TensorPlace
 from shardcompute.models.spec import ModelSpec, Stage
-from shardcompute.weights.adapter_pack import adapter_tensors
+from shardcompute.weights.adapter_pack import adapter_tensors, is_of_adapter
 from shardcompute.weights.attached import is_attachment
 from shardcompute.weights.formats.tensor_file import TensorEntry, block_layout
 from shardcompute.weights.quantised.schemes import fold_entries, scheme_of
@@ -38,8 +38,9 @@ _ELEMENT_BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One model in the form in which it is served. `content` identifies the weights themselves; `entries` have
-    no offsets, because where a tensor lies on the coordinator's disk is nobody else's business."""
+    """One model in the form in which it is served. `content` identifies the weights themselves, `fingerprint` all but
+    the adapters beside them; `entries` have no offsets, because where a tensor lies on the coordinator's disk is nobody
+    else's business."""
 
     model: str
     fingerprint: str
@@ -92,9 +93,12 @@ class Card:
         return self._size(self.stored_names(self.layout.model["head"]))
 
     def layer_tensors(self, layer: int) -> tuple[str, ...]:
+        return (*self.base_tensors(layer), *self.layer_adapters(layer))
+
+    def base_tensors(self, layer: int) -> tuple[str, ...]:
+        """What is stored of a layer without adapters."""
         places = self.layout.layers[layer].values()
-        stored = dict.fromkeys(name for place in places for name in self.stored_names(place))
-        return (*stored, *self.layer_adapters(layer))
+        return tuple(dict.fromkeys(name for place in places for name in self.stored_names(place)))
 
     def layer_adapters(self, layer: int) -> tuple[str, ...]:
         """What is stored of adapters of a layer."""
@@ -195,7 +199,8 @@ def _fingerprint(card: Card) -> str:
         card.content,
         card.spec,
         card.layout,
-        card.entries,
+        # What adapters add is fetched beside the same weights; the names of their tensors hold their hashes.
+        {name: entry for name, entry in card.entries.items() if not is_of_adapter(name)},
         card.quantization,
     )
     return hashlib.sha256(msgspec.json.encode(subject, order="deterministic")).hexdigest()

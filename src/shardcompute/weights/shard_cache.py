@@ -58,11 +58,12 @@ class ShardCache:
         self._open: dict[str, CachedShard] = {}
 
     def open(self, card: Card) -> CachedShard:
-        """The place of one model's tensors, with what is there already. Raises SourceError or DiskFullError."""
+        """The place of one model's tensors, with what is there already, also from when it had other adapters. Raises
+        SourceError or DiskFullError."""
         folder = self.folder / card.fingerprint
         with self._lock:
             shard = self._open.get(card.fingerprint)
-            if shard is None or not folder.is_dir():
+            if shard is None or shard.card.entries != card.entries or not folder.is_dir():
                 with disk_errors(folder):
                     self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                     folder.mkdir(mode=0o700, exist_ok=True)
@@ -202,11 +203,11 @@ class CachedShard:
             self._forget(name, span)
 
     def holdings(self) -> Iterator[Held]:
-        """Ranges of layers that are here whole."""
+        """Ranges of layers that are here whole, whatever adapters they have."""
         start = 0
         count = self.card.spec.layer_count
         for layer in range(count + 1):
-            if layer < count and all(map(self.is_verified, self.card.layer_tensors(layer))):
+            if layer < count and all(map(self.is_verified, self.card.base_tensors(layer))):
                 continue
             if start < layer:
                 yield Held(self.card.model, self.card.fingerprint, start, layer)

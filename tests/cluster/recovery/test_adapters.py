@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from shardcompute.core.errors import UnknownModelError, UsageError
+from shardcompute.core.errors import UnknownModelError, UsageError, WouldReplaceError
 from shardcompute.core.generation import GenerationRequest
+from shardcompute.core.settings import Settings
+from shardcompute.node.admin.admin import ClusterAdmin
 from support.models.requests import greedy, prompts, sampled
 from support.models.tiny_checkpoint import save_tiny_llama
-from support.swarm.lab import Alone, LabSwarm, Talk, open_alone, swarm
+from support.quantised.checkpoint import quantise_folder
+from support.swarm.lab import SPREAD, Alone, LabSwarm, Talk, open_alone, swarm
 from support.tiny_adapter import save_adapter
 
 CHOICES = ("", "calm", "wild")
@@ -100,3 +104,74 @@ def test_an_adapter_that_is_not_there_is_refused(alone: Alone) -> None:
     request = replace(greedy(prompts(alone.service.tokenizer)[0], 4), adapter="other")
     with pytest.raises(UsageError, match="no adapter 'other'"):
         list(alone.service.stream(request))
+
+
+def sent_bytes(lab: LabSwarm) -> int:
+    """Of weights and what travels beside them, by the coordinator."""
+    return sum(lab.cluster._weights._sent_bytes.values())
+
+
+def test_adapters_come_and_go_while_a_cluster_runs(
+    base: Path, adapters: dict[str, Path], alone: Alone, tmp_path: Path
+) -> None:
+    """Workers that have the weights fetch the adapters alone; what was asked for is remembered."""
+    folders = {name: str(folder) for name, folder in adapters.items()}
+    requests = questions(alone, 12)
+    settings = Settings(data_dir=tmp_path, offline=True)
+
+    def check(admin: ClusterAdmin, *names: str) -> None:
+        lab.wait_until(lambda: not admin.state().fetches, lab.describe)
+        known = ["tiny", *(f"tiny:{name}" for name in names)]
+        lab.wait_until(lambda: [each.name for each in lab.cluster.pool.models()] == known, lab.describe)
+        lab.wait_serving(stages=3)
+        chosen = [request for request in requests if request.adapter in ("", *names)]
+        talks = [start(lab, request) for request in chosen]
+        assert [talk.result() for talk in talks] == [alone.answer(request) for request in chosen]
+
+    with swarm(tmp_path, base, layers=(4, 4, 4), stages=3, placing=SPREAD) as lab:
+        with ClusterAdmin(lab.cluster, settings) as admin:
+            check(admin)
+            before_bytes, fingerprint = sent_bytes(lab), lab.cluster._served["tiny"].card.fingerprint
+            with pytest.raises(WouldReplaceError, match="tiny as it is served now"):
+                admin.load_model(str(base), adapters={"wild": folders["wild"]})
+            admin.load_model(str(base), adapters={"wild": folders["wild"]}, replaces=True)
+            check(admin, "wild")
+            card = lab.cluster._served["tiny"].card
+            added = [name for layer in range(6) for name in card.layer_adapters(layer)]
+            assert card.fingerprint == fingerprint
+            assert sent_bytes(lab) - before_bytes == sum(card.entries[name].size_bytes for name in added)
+            admin.load_model(str(base), adapters={"calm": folders["calm"]}, replaces=True)
+            check(admin, "calm", "wild")
+            admin.load_model(str(base))
+            check(admin, "calm", "wild")
+            after_bytes = sent_bytes(lab)
+            admin.unload_model("tiny:wild")
+            check(admin, "calm")
+            assert sent_bytes(lab) == after_bytes, "all of that was there"
+            with pytest.raises(UnknownModelError, match="not served here"):
+                admin.unload_model("tiny:wild")
+        lab.kill_cluster()
+        lab.open_cluster()
+        with ClusterAdmin(lab.cluster, settings) as admin:
+            admin.restore()
+            check(admin, "calm")
+
+
+@pytest.mark.parametrize("form", ["gptq4-asymmetric", "awq", "fp8-blocks", "nf4-nested"])
+def test_adapters_beside_a_quantised_base(
+    base: Path, adapters: dict[str, Path], form: str, tmp_path: Path
+) -> None:
+    model, dequantised = quantise_folder(base, tmp_path, form)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(base / name, dequantised)
+    with open_alone(model, adapters=adapters) as service, open_alone(dequantised, adapters=adapters) as plain:
+        alone = Alone(service)
+        requests = questions(alone, 12)
+        expected = [alone.answer(request) for request in requests]
+        assert len({answer.text for answer in expected[::2]}) == len(CHOICES), "adapters change answers"
+        # The first token has nothing to add up differently from: what is added is what is added to the plain base.
+        firsts = [answer.tokens[0].id for answer in expected[::2]]
+        assert firsts == [Alone(plain).answer(request).tokens[0].id for request in requests[::2]]
+        with swarm(tmp_path, model, layers=(2, 2, 2), stages=3, adapters=adapters) as lab:
+            talks = [start(lab, request) for request in requests]
+            assert [talk.result() for talk in talks] == expected

@@ -189,6 +189,7 @@ class Crowd:
         replaces: bool = False,
         via_coordinator: bool = False,
         kv_type: str | None = None,
+        adapters: object = None,
     ) -> FetchView:
         self.orders.append((model, replaces))
         if self.in_the_way and not replaces:

@@ -191,6 +191,9 @@ class FakeCluster:
     def remember(self, order: ServedOrder) -> None:
         self.orders.append(order)
 
+    def files_of(self, model: str) -> None:
+        """Nothing was opened here."""
+
     def remembered(self) -> tuple[ServedOrder, ...]:
         return tuple(self.orders)
 

@@ -25,9 +25,12 @@ CONTENT = {
 }
 
 
-def _card(model: str = "tiny", content: str = "weights") -> Card:
+def _card(model: str = "tiny", content: str = "weights", adapters: tuple[str, ...] = ()) -> Card:
     entries = {name: TensorEntry(name, "F32", (16, 4), 0, len(raw)) for name, raw in CONTENT.items()}
     places = {name: TensorPlace(name, (16, 4)) for name in entries}
+    for adapter in adapters:
+        stored = f"@adapter/{adapter}/0/{32 * '0'}"
+        entries[stored] = TensorEntry(stored, "U8", (3,), 0, 3)
     model_places = {
         "embedding": places["embedding"],
         "norm": places["norm"],
@@ -149,6 +152,24 @@ def test_holdings_are_contiguous_layers_found_right(cache: ShardCache, shard: Ca
     assert cache.holdings() == ShardCache(cache.folder).holdings() == expected
     shard.mark_verified("layers.2.q", hashlib.sha256(CONTENT["layers.2.q"]).digest())
     assert cache.holdings() == (Held("tiny", print_of, 0, 4),)
+
+
+def test_other_adapters_leave_what_is_here_of_the_weights(cache: ShardCache, shard: CachedShard) -> None:
+    _fill(shard, *CONTENT)
+    stored = f"@adapter/wild/0/{32 * '0'}"
+    for reopened in (cache, ShardCache(cache.folder)):
+        adapted = reopened.open(_card(adapters=("wild",)))
+        assert adapted.card.fingerprint == shard.card.fingerprint
+        assert all(adapted.is_verified(name) for name in CONTENT)
+        assert [(held.start, held.stop) for held in adapted.holdings()] == [(0, LAYERS)]
+        adapted.drop(stored)
+        assert adapted.missing(stored, 0, 3) == [(0, 3)]
+        adapted.write(stored, 0, b"abc")
+        adapted.mark_verified(stored, hashlib.sha256(b"abc").digest())
+        assert reopened.find(shard.card.fingerprint) is adapted
+    plain = cache.open(_card())
+    assert stored not in plain.card.entries
+    assert cache.open(_card(adapters=("wild",))).is_verified(stored), "it was taken away and is back"
 
 
 def test_models_do_not_mix_and_can_be_evicted(cache: ShardCache, shard: CachedShard) -> None:

@@ -122,6 +122,7 @@ async def load_model(request: Request) -> Response:
         replaces=order.replace,
         via_coordinator=order.via_coordinator,
         kv_type=order.kv_type,
+        adapters=order.adapters,
     )
     return _reply(await asyncio.to_thread(load, order.model, order.form, order.chains))
 

@@ -28,6 +28,10 @@ class EmptyRequest(ClusterRequest):
     """`{}`: asking for JSON keeps web pages from posting here without a CORS preflight."""
 
 
+AdapterName = Annotated[str, Field(max_length=64)]
+AdapterFolder = Annotated[str, Field(max_length=4096)]
+
+
 class LoadModelRequest(ClusterRequest):
     """For planning and loading alike."""
 
@@ -51,6 +55,12 @@ class ServeModelRequest(LoadModelRequest):
         False,
         description="Whether a model of the hub is fetched to the coordinator's disk and sent to workers from there; "
         "else each worker reads its own part from the hub.",
+    )
+    adapters: dict[AdapterName, AdapterFolder] = Field(
+        {},
+        max_length=64,
+        description="PEFT LoRA folders on the coordinator's machine to keep beside the model, by name, besides those "
+        "that it has; requests choose one as model:name.",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from shardcompute.cli.console import (
     open_screen,
     standard_input,
 )
+from shardcompute.cli.options.adapters import AdapterOption, parse_adapters
 from shardcompute.cli.options.cluster import ViaCoordinator
 from shardcompute.cli.options.engine import ModelKvType, WeightForm, Weights
 from shardcompute.cli.options.records import with_options
@@ -57,14 +59,15 @@ def load(
         ),
     ] = False,
     via_coordinator: ViaCoordinator = False,
+    adapter: AdapterOption = None,
     at: ClusterLocation,
 ) -> None:
     """Have a cluster serve another model, and wait until it does.
 
     The cluster fetches what it lacks. Ctrl-C stops the waiting, not the loading; unload takes it back. A model
-    that is served already can be given other weights, another KV type or another number of chains. What is served
-    stays where there is memory for both; where there is not, it is asked before anything is replaced, and answers
-    that run are finished first.
+    that is served already can be given other weights, another KV type, more adapters or another number of chains.
+    What is served stays where there is memory for both; where there is not, it is asked before anything is
+    replaced, and answers that run are finished first.
     """
     from shardcompute.cli.cluster.following import follow_load
 
@@ -78,6 +81,7 @@ def load(
             chains=chains,
             via_coordinator=via_coordinator,
             kv_type=kv_type.value if kv_type else None,
+            adapters=_adapters_for(address, adapter or ()),
         )
         try:
             order = load_it(replace=replace)
@@ -107,7 +111,8 @@ def unload(
 ) -> None:
     """Have a cluster stop serving a model, or fetching it.
 
-    Requests that it is answering end with an error; it is asked before that.
+    Requests that it is answering end with an error; it is asked before that. MODEL:ADAPTER takes one adapter away: the
+    model is loaded again without it, once its answers are finished.
     """
     screen = open_screen()
     with at.connect() as client:
@@ -122,6 +127,13 @@ def unload(
 def name_for(address: ClusterAddress, model: str) -> str:
     """A path means to a cluster on this machine what it means here."""
     return str(parse_reference(model)) if address.is_here else model
+
+
+def _adapters_for(address: ClusterAddress, given: Sequence[str]) -> dict[str, str]:
+    """Folders by name; as with models, a path of another machine is left as it is."""
+    if address.is_here:
+        return {name: str(folder) for name, folder in parse_adapters(given).items()}
+    return {name: each.partition("=")[2] for each, name in zip(given, parse_adapters(given), strict=True)}
 
 
 def _is_confirmed(screen: Screen, would: WouldReplaceError) -> bool:

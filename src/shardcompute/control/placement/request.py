@@ -12,7 +12,8 @@ from shardcompute.control.state import Chain, ClusterState, LayerTime, Model, No
 from shardcompute.control.transitions.state_updates import claimed_bytes
 
 _NO_ADAPTERS = (
-    "on a device or backend that computes no adapters: they need onnx or torch on a CPU, or --merge-adapter"
+    "on a device or backend that computes no adapters: start it with --device cpu --backend onnx (or torch), or merge "
+    "one adapter into the weights with --merge-adapter"
 )
 _NO_FALLBACK = (
     'without torch and transformers, which alone run this model: pip install "shardcompute[torch]" there'

@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ from shardcompute.core.errors import ShardComputeError, SourceError, UnknownMode
 from shardcompute.core.kv_types import KvType
 from shardcompute.core.settings import Settings
 from shardcompute.node.admin.catalogue import CatalogueEntry, list_catalogue
-from shardcompute.node.admin.downloads import Fetches, check_order
+from shardcompute.node.admin.downloads import Fetches, check_order, served_name
 from shardcompute.node.admin.dry_run import open_headers, plan_model, size_up
 from shardcompute.node.admin.feed import Feed, Subscription
 from shardcompute.node.admin.history import ClusterHistory
@@ -56,6 +56,7 @@ from shardcompute.security.api_keys import NO_LIMITS, KeyLimits, KeyRole, KeySum
 from shardcompute.security.names import Role
 from shardcompute.security.tokens import parse_token
 from shardcompute.version import VERSION
+from shardcompute.weights.adapter_pack import key_of_adapters
 from shardcompute.weights.checkpoint import Checkpoint
 from shardcompute.weights.sources.progress import Progress
 from shardcompute.weights.sources.reference import HubReference, parse_reference
@@ -183,16 +184,25 @@ class ClusterAdmin(Closing):
         plan = plan_model(self._state, sized, chains, self._clock())
         return dataclasses.replace(plan, replaces=replaces)
 
-    def _size_up(self, model: str, form: str, kv_type: KvType | None) -> Model:
+    def _size_up(
+        self, model: str, form: str, kv_type: KvType | None, adapters: Mapping[str, str] | None = None
+    ) -> Model:
+        """As it would be served, with these adapters beside it; None: with those that it has."""
         served = self._state.models.get(model)
         if (
             served is not None
+            and adapters is None
             and served.model.weight_form == form
             and kv_type in (None, served.model.kv_type)
         ):
             return served.model
-        with open_headers(parse_reference(model), self._settings) as checkpoint:
-            sized = self._size_of(checkpoint, form, kv_type)
+        reference = parse_reference(model)
+        if adapters is None:
+            adapters = self._adapters_of(served_name(reference))
+        folders = {name: Path(folder) for name, folder in adapters.items()}
+        with open_headers(reference, self._settings) as checkpoint:
+            adapted = checkpoint.with_adapters(folders) if folders else checkpoint
+            sized = self._size_of(adapted, form, kv_type)
         served = self._state.models.get(sized.name)
         if served is None or not served.is_wanted or served.model.weight_form != form:
             return sized
@@ -219,6 +229,11 @@ class ClusterAdmin(Closing):
             return served.model.kv_type
         return self._cluster.options.kv_type
 
+    def _adapters_of(self, name: str) -> dict[str, str]:
+        """The folders of the adapters that a model has beside it, by name."""
+        files = self._cluster.files_of(name)
+        return {} if files is None else {each.name: str(each.folder) for each in files.adapters}
+
     def _answering(self, model: str) -> int:
         return self._cluster.pool.answering(model)
 
@@ -237,19 +252,31 @@ class ClusterAdmin(Closing):
         replaces: bool = False,
         via_coordinator: bool = False,
         kv_type: KvType | None = None,
+        adapters: Mapping[str, str] | None = None,
     ) -> FetchView:
-        """Serve another model, or this one in another form, with another KV type or by another number of chains.
+        """Serve another model, or this one in another form, with another KV type, with more `adapters` beside it
+        (folders by name) or by another number of chains.
 
         Fetching it goes on behind the scenes; `state` says how far it has come. Where others would have to give way
         (see `swap`) and it is not said that it `replaces` them: WouldReplaceError, and nothing happens.
         """
         check_order(form, chains)
+        kept = self._adapters_of(served_name(parse_reference(model)))
+        beside = {**kept, **(adapters or {})}
         if not replaces:
             # What cannot be sized up yet is found out once it has been fetched.
             with contextlib.suppress(SourceError, UnknownModelError):
-                self._check_replaces_none(self._size_up(model, form, kv_type))
+                self._check_replaces_none(
+                    self._size_up(model, form, kv_type, None if beside == kept else beside)
+                )
         return self._fetches.start(
-            model, form, chains, replaces=replaces, via_coordinator=via_coordinator, kv_type=kv_type
+            model,
+            form,
+            chains,
+            replaces=replaces,
+            via_coordinator=via_coordinator,
+            kv_type=kv_type,
+            adapters=beside,
         )
 
     def catalogue(self) -> tuple[CatalogueEntry, ...]:
@@ -261,9 +288,12 @@ class ClusterAdmin(Closing):
         return self._fetches.pull(model)
 
     def unload_model(self, name: str) -> None:
-        """Stop serving a model, or fetching it. Requests that it is answering end with an error."""
+        """Stop serving a model, or fetching it: requests that it is answering end with an error. `model:adapter` takes
+        an adapter away from a model, which is loaded again without it once its answers are finished."""
         was_fetched = self._fetches.cancel(name)
         served = self._state.models.get(name)
+        if served is None and not was_fetched and self._unload_adapter(*name.rpartition(":")[::2]):
+            return
         if served is not None and served.is_wanted:
             self._cluster.drop(name)
         elif not was_fetched:
@@ -271,6 +301,25 @@ class ClusterAdmin(Closing):
             raise UnknownModelError(
                 f"the model {name!r} is not served here", hint=f"served here: {known or 'none'}"
             )
+
+    def _unload_adapter(self, name: str, adapter: str) -> bool:
+        """Whether there was such a one."""
+        files, served, left = (
+            self._cluster.files_of(name),
+            self._state.models.get(name),
+            self._adapters_of(name),
+        )
+        if files is None or served is None or left.pop(adapter, None) is None:
+            return False
+        self._fetches.start(
+            str(files.files.reference),
+            served.model.weight_form,
+            served.chain_count,
+            replaces=True,
+            via_coordinator=files.files.listing is None,
+            adapters=left,
+        )
+        return True
 
     def restore(self, *, without: str = "") -> None:
         """Serve again what people had asked for before the cluster was stopped, but for one model."""
@@ -285,6 +334,7 @@ class ClusterAdmin(Closing):
                     order.chains,
                     via_coordinator=order.via_coordinator,
                     kv_type=order.kv_type,
+                    adapters=order.adapters,
                 )
             except ShardComputeError as error:
                 log.warning("%s is not served again: %s", order.name, error)
@@ -295,7 +345,8 @@ class ClusterAdmin(Closing):
         served = self._state.models.get(name)
         given = next((view.kv_type for view in orders), None)
         kv_type = self._kv_type_of(name, given)
-        if served is None or not self._cluster.pool.serves(name) or not _is_served_as(served, form, kv_type):
+        form_of = (form, kv_type, key_of_adapters(checkpoint.adapters))
+        if served is None or not self._cluster.pool.serves(name) or not _is_served_as(served, form_of):
             replaces = any(view.replaces for view in orders)
             self._swap(checkpoint, form, chains, kv_type, progress, replaces=replaces)
         else:
@@ -307,7 +358,15 @@ class ClusterAdmin(Closing):
             before = [each.kv_type for each in self._cluster.remembered() if each.name == name]
             kept = given or next(iter(before), None)
             self._cluster.remember(
-                ServedOrder(name, reference, form, chains, order.via_coordinator, kv_type=kept)
+                ServedOrder(
+                    name,
+                    reference,
+                    form,
+                    chains,
+                    order.via_coordinator,
+                    kv_type=kept,
+                    adapters=order.adapters,
+                )
             )
 
     def _swap(
@@ -450,9 +509,10 @@ class ClusterAdmin(Closing):
         return self._cluster.coordinator.state
 
 
-def _is_served_as(served: RequestedModel, form: str, kv_type: KvType) -> bool:
+def _is_served_as(served: RequestedModel, form: tuple[str, KvType, str]) -> bool:
+    """With these weights, this KV type and these adapters."""
     model = served.model
-    return served.is_wanted and (model.weight_form, model.kv_type) == (form, kv_type)
+    return served.is_wanted and (model.weight_form, model.kv_type, model.adapters) == form
 
 
 def _at_commit(model: str, checkpoint: Checkpoint) -> str:

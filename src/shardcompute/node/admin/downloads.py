@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardcompute.core.errors import CancelledError, ShardComputeError, UsageError
@@ -113,6 +114,7 @@ class Fetches:
         replaces: bool = False,
         via_coordinator: bool = False,
         kv_type: KvType | None = None,
+        adapters: Mapping[str, str] | None = None,
     ) -> FetchView:
         """Begin, or say how far the same order has come. UsageError for an order that cannot be meant. What lies at a
         hub stays there, unless it is to be sent from here."""
@@ -125,6 +127,7 @@ class Fetches:
                 replaces=replaces,
                 via_coordinator=via_coordinator,
                 kv_type=kv_type,
+                adapters=dict(adapters or {}),
             ),
         )
 
@@ -197,6 +200,8 @@ class Fetches:
             on_error.callback(checkpoint.close)
             if fetch.view.chains == 0:
                 return
+            folders = {name: Path(folder) for name, folder in fetch.view.adapters.items()}
+            checkpoint = checkpoint.with_adapters(folders) if folders else checkpoint
             fetch.start(f"preparing {reference}", None)
             self._serve(checkpoint, fetch.view.form, fetch.view.chains, fetch)
             on_error.pop_all()
@@ -220,8 +225,14 @@ def _first_view(reference: ModelReference, form: str, chains: int) -> FetchView:
 
 
 def _check_same(known: FetchView, asked: FetchView) -> None:
-    if (known.form, known.chains, known.kv_type) != (asked.form, asked.chains, asked.kv_type):
+    if (known.form, known.chains, known.kv_type, known.adapters) != (
+        asked.form,
+        asked.chains,
+        asked.kv_type,
+        asked.adapters,
+    ):
         kept = f" with KV in {known.kv_type}" if known.kv_type else ""
+        kept += f" with adapters {', '.join(known.adapters)}" if known.adapters else ""
         raise UsageError(
             f"{known.model} is already being fetched as {known.form} for {known.chains} chains{kept}",
             hint="wait until it is served, or drop it first",

@@ -25,6 +25,7 @@ from shardcompute.core.settings import Settings
 from shardcompute.models.layout import EMBEDDING, TOWER, TensorPlace
 from shardcompute.node.admin.view_builder import held_usually, view_parts
 from shardcompute.node.admin.views import LeftOut, PlannedChain, PlannedStage, PlanView
+from shardcompute.weights.adapter_pack import key_of_adapters
 from shardcompute.weights.adapters import adapter_bytes
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.held import held_sizes_of_entries, with_held_adapters
@@ -104,7 +105,7 @@ def size_up(
         is_head_tied=spec.tied_head,
         runner=runner_of(spec),
         is_whole=spec.is_whole,
-        adapters=" ".join(adapter.name for adapter in checkpoint.adapters),
+        adapters=key_of_adapters(checkpoint.adapters),
         held=with_held_adapters(
             held_sizes_of_entries(
                 spec, layout, checkpoint.tensors.entries, form, context_length=context_length

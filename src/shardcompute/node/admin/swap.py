@@ -56,8 +56,8 @@ def models_in_the_way(
     return found
 
 
-def _form_of(model: Model) -> tuple[str, str]:
-    return model.weight_form, model.kv_type
+def _form_of(model: Model) -> tuple[str, str, str]:
+    return model.weight_form, model.kv_type, model.adapters
 
 
 def refusal(

@@ -308,6 +308,8 @@ class FetchView:
     """Whether a model of the hub is fetched to the coordinator's disk, and sent to workers from there."""
     kv_type: KvType | None = None
     """What CPUs are to round keys and values to; None: as it is served, else what the cluster was started with."""
+    adapters: dict[str, str] = field(default_factory=dict)
+    """Folders of the adapters that it is to have beside it, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -187,8 +187,8 @@ def test_load_shows_how_far_it_is_and_ends_when_served(
     order = FetchView(model="org/tiny", name="org/tiny", form="int8", chains=2, status="fetching")
     asked: list[Any] = []
 
-    def load_model(*arguments: Any, replaces: bool, via_coordinator: bool, kv_type: str | None) -> FetchView:
-        asked.append((*arguments, replaces, via_coordinator, kv_type))
+    def load_model(*arguments: Any, adapters: dict[str, str], **options: Any) -> FetchView:
+        asked.append((*arguments, *options.values(), adapters))
         return order
 
     monkeypatch.setattr(lab.admin, "load_model", load_model)
@@ -198,9 +198,11 @@ def test_load_shows_how_far_it_is_and_ends_when_served(
         lab.cluster.coordinator.settle,
     ]
     form = ("--weights", "int8", "--kv-type", "float16")
-    result = cli("load", "org/tiny", *form, "--chains", "2", "--via-coordinator", *HERE)
+    beside = ("--adapter", "calm=/tmp/calm", "--adapter", "wild=/tmp/a=b")
+    result = cli("load", "org/tiny", *form, "--chains", "2", "--via-coordinator", *beside, *HERE)
     assert result.exit_code == 0
-    assert asked == [("org/tiny", "int8", 2, False, True, "float16")]
+    adapters = {"calm": "/tmp/calm", "wild": "/tmp/a=b"}
+    assert asked == [("org/tiny", "int8", 2, False, True, "float16", adapters)]
     assert "loading org/tiny" in result.stderr
     assert result.stderr.endswith("org/tiny is served by 2 of 2 chains\n")
 

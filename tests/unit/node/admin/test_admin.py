@@ -462,7 +462,7 @@ def test_plan_of_a_model_of_the_catalogue_asks_nobody(
 
 def _checkpoint(name: str = "org/new") -> Any:
     closed: list[bool] = []
-    return SimpleNamespace(name=name, close=lambda: closed.append(True), closed=closed)
+    return SimpleNamespace(name=name, adapters=(), close=lambda: closed.append(True), closed=closed)
 
 
 def _fetches(settings: Settings, open: Any, served: list[Any]) -> Fetches:
