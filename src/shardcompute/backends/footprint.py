@@ -27,7 +27,7 @@ HOLDERS = (
 )
 ADAPTING_HOLDERS = ("onnx/cpu", "numpy/cpu", "torch/cpu")
 """Those that add what adapters add (`backends.host.low_rank`)."""
-SEEING_HOLDERS = ("onnx/cpu", "numpy/cpu", "torch/cpu", "torch/mps")
+SEEING_HOLDERS = ("onnx/cpu", "numpy/cpu", "torch/cpu", "torch/mps", "mlx/gpu", "mlx/cpu")
 """Those that take pictures: they hold a model's tower with its embedding."""
 _PATCH_BUFFERS = 10
 _PATCH_SCORE_BYTES = 32 * (1 << 20)

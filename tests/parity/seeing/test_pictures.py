@@ -3,8 +3,10 @@ pieces."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,8 @@ from numpy.typing import NDArray
 from shardcompute.backends.executor import Executor, ExecutorOptions
 from shardcompute.backends.matrix import Float32
 from shardcompute.core.batch import Segment
-from shardcompute.core.pictures import Picture, step_stop
+from shardcompute.core.errors import UnsupportedModelError, UsageError
+from shardcompute.core.pictures import Picture, PictureSpan, step_stop
 from shardcompute.core.settings import Settings
 from shardcompute.models.spec import ModelSpec, cut
 from shardcompute.models.vision.prepare import PreparedPicture, place_pictures, prepare_picture, size_of
@@ -35,7 +38,18 @@ from support.seeing.tiny_seeing import (
     save_seeing,
 )
 
-BACKENDS = ("numpy", "onnx", "torch")
+BACKENDS = (
+    "numpy",
+    "onnx",
+    pytest.param(
+        "mlx",
+        marks=pytest.mark.skipif(
+            importlib.util.find_spec("mlx") is None,
+            reason="mlx is not installed (pip install 'shardcompute[mlx]')",
+        ),
+    ),
+    "torch",
+)
 SIZES = ((75, 133), (121, 40))
 OPTIONS = ExecutorOptions(kv_bytes=1 << 24, max_rows=128, context_length=192)
 Ids = NDArray[np.int64]
@@ -203,6 +217,58 @@ def test_a_prompt_in_pieces_beside_text_gives_the_same_bits(
         np.testing.assert_array_equal(np.concatenate(beside), alone[: len(beside)])
     np.testing.assert_allclose(np.concatenate(pieces), whole, atol=2e-4)
     np.testing.assert_allclose(np.concatenate(beside), alone[: len(beside)], atol=2e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["gemma3", "qwen2_5_vl"])
+def test_a_session_goes_on_from_pictures_of_another(
+    name: str, backend: str, folder: Callable[[str], Path]
+) -> None:
+    with chain(folder(name), backend, 2) as model:
+        prepared = _prepare(model.spec, 2)
+        ids = _prompt(prepared)
+        pictures = _pictures(model.spec, ids, prepared)
+        model.open(1, pictures)
+        whole = model.step([Segment(1, 0, len(ids), 6)], ids)
+        shared = pictures[1].span.start
+        for index, executor in enumerate(model.executors):
+            executor.adopt(1, 2, shared)
+            # The first picture is known by its keys: only the second is sent.
+            patches = [b"", pictures[1].patches] if index == 0 else None
+            executor.open_pictures(2, [each.span for each in pictures], patches)
+        again = model.step([Segment(2, shared, len(ids) - shared, 6)], ids[shared:])
+        with pytest.raises(UsageError, match="was not sent"):
+            model.step([Segment(2, 0, len(ids), 1)], ids)
+        for executor in model.executors:
+            executor.close_session(2)
+        text = model.step([Segment(2, 0, len(ids), 6)], ids)
+    np.testing.assert_allclose(again, whole, atol=2e-4)
+    # A session of the same number is another one: placeholders are plain tokens in it.
+    assert np.abs(text - whole).max() > 0.01
+
+
+def test_a_seeing_model_whose_pictures_are_cut_refuses_the_step(folder: Callable[[str], Path]) -> None:
+    with chain(folder("gemma3"), "onnx") as model:
+        prepared = _prepare(model.spec, 1)
+        ids = _prompt(prepared)
+        pictures = _pictures(model.spec, ids, prepared)
+        model.open(1, pictures)
+        inside = pictures[0].span.start + 3
+        with pytest.raises(UsageError, match="inside a picture"):
+            model.step([Segment(1, 0, inside, 1)], ids[:inside])
+        assert model.executors[0].session_length(1) == 0
+
+
+def test_a_model_without_its_tower_refuses_pictures(folder: Callable[[str], Path]) -> None:
+    path = folder("qwen2_vl")
+    files = resolve(parse_reference(str(path)), Settings(data_dir=path.parent))
+    with open_checkpoint(files) as checkpoint:
+        blind = replace(checkpoint, spec=replace(checkpoint.spec, vision=None))
+        with (
+            closing(open_shard(blind, backend="onnx", options=OPTIONS)) as executor,
+            pytest.raises(UnsupportedModelError, match="takes no pictures"),
+        ):
+            executor.open_pictures(1, [PictureSpan(0, 4, (1, 4, 4))], [b"a"])
 
 
 def test_vocabulary_has_the_marks() -> None:

@@ -14,15 +14,17 @@ from shardcompute.backends.ops import Attention
 from shardcompute.core.batch import PAGE_TOKENS
 
 
-def attend_group(q: Any, positions: Any, keys: Any, values: Any, tables: Any, attention: Attention) -> Any:
+def attend_group(
+    q: Any, positions: Any, keys: Any, values: Any, tables: Any, attention: Attention, ends: Any | None = None
+) -> Any:
     """Queries `[segments, count, heads · head_dim]` at `positions [segments, count]` over the pages of `tables`.
-    Without `values`, they are the first entries of the keys."""
+    Without `values`, they are the first entries of the keys. With `ends`, rows see up to those."""
     segments, count = positions.shape
     heads = q.reshape(segments, count, attention.heads, attention.head_dim).transpose(0, 2, 1, 3)
     past = [_gather(pool, tables) for pool in ((keys,) if values is None else (keys, values))]
     if values is None:
         past.append(past[0][..., : attention.value_dim])
-    mask = _seen(positions, tables.shape[1] * PAGE_TOKENS, attention)
+    mask = _seen(positions, tables.shape[1] * PAGE_TOKENS, attention, ends)
     if attention.softcap is None:
         sinks = None if attention.sinks is None else attention.sinks.astype(q.dtype)
         mixed = mx.fast.scaled_dot_product_attention(
@@ -39,10 +41,10 @@ def _gather(pool: Any, tables: Any) -> Any:
     return pages.reshape(len(tables), -1, *pool.shape[1:]).transpose(0, 2, 1, 3)
 
 
-def _seen(positions: Any, length: int, attention: Attention) -> Any:
+def _seen(positions: Any, length: int, attention: Attention, ends: Any | None) -> Any:
     here = positions[:, None, :, None]
     there = mx.arange(length)[None, None, None, :]
-    seen = there <= here
+    seen = there <= here if ends is None else there < ends[:, None, :, None]
     if attention.window is not None:
         seen = seen & (there > here - attention.window)
     if attention.chunk is not None:

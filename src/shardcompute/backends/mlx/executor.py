@@ -16,15 +16,19 @@ import mlx.core as mx
 import numpy as np
 
 from shardcompute.backends.executor import ExecutorOptions, Network, SynchronousSteps
+from shardcompute.backends.host.eager_tower import EagerTower
+from shardcompute.backends.host.pictures import SessionPictures
 from shardcompute.backends.kv import KvSessions
 from shardcompute.backends.matrix import Array
 from shardcompute.backends.mlx.device import choose_format, is_gpu_stream, open_stream
 from shardcompute.backends.mlx.kv import MlxKv
 from shardcompute.backends.mlx.ops import LayerKv, MlxOps, StepArrays, step_arrays
 from shardcompute.backends.mlx.padded_step import PaddedStep, pad_step
+from shardcompute.backends.mlx.tower import MlxPatchOps
 from shardcompute.backends.ops import ExpertBlock
 from shardcompute.core.batch import Segment, count_rows
 from shardcompute.core.errors import UsageError
+from shardcompute.core.pictures import PictureSpan
 
 MAX_SHAPES = 64
 """Shapes of steps that stay compiled."""
@@ -67,6 +71,7 @@ class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
             )
             self._ops = MlxOps(options.context_length, dtype)
             self._load()
+            self._pictures: SessionPictures = self._open_pictures(dtype)
 
     def _load(self) -> None:
         network, ops = self._network, self._ops
@@ -82,13 +87,28 @@ class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
             self._layers.append(weights)
         self._head = network.load_head(ops) if network.is_last else None
 
+    def _open_pictures(self, dtype: Any) -> SessionPictures:
+        network, encode = self._network.pictures, None
+        if network is not None and self._network.is_first:
+            encode = EagerTower(network, MlxPatchOps(0, dtype)).encode
+        return SessionPictures(network, encode, max_rows=self._max_rows)
+
+    def open_pictures(
+        self, session: int, spans: Sequence[PictureSpan], patches: Sequence[bytes] | None
+    ) -> None:
+        with self._lock, mx.stream(self._stream):
+            super().open_pictures(session, spans, patches)
+
     def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
         self._check(segments, inputs)
+        self._pictures.check(segments)
         self._hidden = None
         with self._lock, mx.stream(self._stream):
             self._kv.take(segments)
             padded = pad_step(segments, self._kv.tables, self._kv.scratch)
-            result, hidden = self._run(padded, inputs)
+            if self._network.pictures is not None:
+                padded = self._see(padded, segments)
+            result, hidden = self._run(padded, inputs, segments)
             mx.eval(result, self._kv.keys, self._kv.values, *([hidden] if keeps_hidden else []))
         count = padded.logit_count if self._network.is_last else padded.row_count
         if keeps_hidden:
@@ -125,7 +145,19 @@ class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
         if self._network.is_first and not 0 <= inputs.min() <= inputs.max() < self._network.vocab_size:
             raise UsageError(f"token ids must lie in [0, {self._network.vocab_size})")
 
-    def _run(self, step: PaddedStep, inputs: Array) -> tuple[Any, Any]:
+    def _see(self, step: PaddedStep, segments: Sequence[Segment]) -> PaddedStep:
+        """With what pictures do to rows, in models that see: also where there are none, as steps are compiled once."""
+        turns = np.zeros((3, len(step.positions)), dtype=np.int32)
+        turns[:, : step.row_count] = self._pictures.positions(segments)
+        ends, row = step.positions + 1, 0
+        for segment in segments:
+            own = self._pictures.ends(segment)
+            if own is not None:
+                ends[row : row + segment.count] = own
+            row += segment.count
+        return dataclasses.replace(step, turns=turns, ends=ends)
+
+    def _run(self, step: PaddedStep, inputs: Array, segments: Sequence[Segment]) -> tuple[Any, Any]:
         """The result and the hidden rows that logits were made of, padded, float32, not yet computed."""
         functions, arrays, kv = self._functions_for(step.shape), step_arrays(step), self._kv
         self._ops.row_count = step.row_count
@@ -135,6 +167,8 @@ class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
         padded[: step.row_count] = inputs
         x = mx.array(padded)
         x = functions.embed(x, arrays) if functions.embed is not None else self._ops.accept(x)
+        for place, rows in self._pictures.rows(segments):
+            x[place] = self._ops.accept(mx.array(rows))
         for i, layer in enumerate(functions.layers):
             x, kv.keys[i], kv.values[i] = layer(x, kv.keys[i], kv.values[i], arrays)
         if functions.normed is None or functions.head is None:

@@ -39,14 +39,16 @@ from shardcompute.backends.ops import (
 
 GPT_OSS_ALPHA = QUICK_GELU_ALPHA = 1.702
 StepArrays = tuple[Any, ...]
+Rotation = tuple[Any, Any, Any | None]
+"""Cosines and sines by position, and the axis of a picture that each pair of entries turns by, or None."""
 
 
 def step_arrays(step: PaddedStep) -> StepArrays:
     """A padded step as a tree of device arrays, which compiled functions take."""
     groups = tuple((mx.array(group.rows), mx.array(group.tables)) for group in step.groups)
-    return tuple(
-        mx.array(each) for each in (step.positions, step.places, step.logit_rows, step.order)
-    ), groups
+    rows = (step.positions, step.places, step.logit_rows, step.order)
+    seen = tuple(mx.array(each) for each in (step.turns, step.ends) if each is not None)
+    return tuple(mx.array(each) for each in rows), groups, seen
 
 
 @dataclass(slots=True)
@@ -81,7 +83,7 @@ class MlxOps:
         """Rows of the step that are no padding: those that ranks exchange."""
 
     def begin(self, step: StepArrays, kv: LayerKv | None = None) -> None:
-        (self._positions, self._places, self._logit_rows, self._order), self._groups = step
+        (self._positions, self._places, self._logit_rows, self._order), self._groups, self._seen = step
         self._kv = kv
 
     def accept(self, inputs: Any) -> Any:
@@ -104,9 +106,9 @@ class MlxOps:
         rows = load_table(matrix, self._dtype)
         return rows if first is None else PartialRows(rows, first, matrix.shape[0])
 
-    def rotation(self, tables: RotationTables, axes: Axes = ()) -> tuple[Any, Any]:
+    def rotation(self, tables: RotationTables, axes: Axes = ()) -> Rotation:
         cosines, sines = tables(self._context_length)
-        return mx.array(cosines), mx.array(sines)
+        return mx.array(cosines), mx.array(sines), mx.array(list(axes)) if axes else None
 
     def stack(self, block: ExpertBlock) -> None:
         """Lay a block's experts one behind the other, which is how they are computed; single ones are let go."""
@@ -160,13 +162,20 @@ class MlxOps:
     def weigh(self, x: Any, score: Any) -> Any:
         return (x * mx.sigmoid(score.astype(mx.float32))).astype(self._dtype)
 
-    def rotate(self, x: Any, head_dim: int, rotation: tuple[Any, Any]) -> Any:
-        cosines, sines = (table[self._positions][:, None, :] for table in rotation)
+    def rotate(self, x: Any, head_dim: int, rotation: Rotation) -> Any:
+        cosines, sines = (table[:, None, :] for table in self._row_turns(rotation))
         half = cosines.shape[-1]
         heads = x.astype(mx.float32).reshape(len(x), -1, head_dim)
         left, right, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
         turned = [left * cosines - right * sines, right * cosines + left * sines, rest]
         return mx.concatenate(turned, axis=-1).reshape(x.shape).astype(self._dtype)
+
+    def _row_turns(self, rotation: Rotation) -> tuple[Any, Any]:
+        cosines, sines, axes = rotation
+        if not self._seen or axes is None:
+            return cosines[self._positions], sines[self._positions]
+        places, pairs = self._seen[0][axes].T, mx.arange(len(axes))
+        return cosines[places, pairs], sines[places, pairs]
 
     def head_maps(self, weights: Float32) -> Any:
         return mx.array(weights).astype(self._dtype)
@@ -189,7 +198,8 @@ class MlxOps:
         values = None if v is None else kv.values
         mixed = []
         for rows, tables in self._groups:
-            part = attend_group(q[rows], self._positions[rows], kv.keys, values, tables, attention)
+            ends = self._seen[1][rows] if self._seen else None
+            part = attend_group(q[rows], self._positions[rows], kv.keys, values, tables, attention, ends)
             mixed.append(part.reshape(-1, part.shape[-1]))
         return (mixed[0] if len(mixed) == 1 else mx.concatenate(mixed))[self._order]
 

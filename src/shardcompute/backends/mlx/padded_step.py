@@ -43,6 +43,10 @@ class PaddedStep:
     order: Indices
     row_count: int
     logit_count: int
+    turns: Indices | None = None
+    """Positions `[3, rows]` by which rows turn, in models that see."""
+    ends: Indices | None = None
+    """And where what rows see ends."""
 
     @property
     def shape(self) -> tuple[int, ...]:
