@@ -71,6 +71,7 @@ PROOFS = (
           "form"),
     Proof("test_quantised_checkpoints.py", "test_every_backend_gives_the_logits_of_transformers", "form", (), "form"),
     Proof("test_quantised_checkpoints.py", "test_gpt_oss_runs_whole_on_every_backend", "mxfp4"),
+    Proof("seeing/test_pictures.py", "test_logits_of_transformers_with_pictures", "pictures"),
     Proof("test_mlx_checkpoints.py", "test_every_backend_gives_the_logits_of_transformers", "mlx", (), "folders"),
 )  # fmt: skip
 
@@ -101,7 +102,7 @@ def collect_cases() -> list[Case]:
         )
     if code != 0:
         raise RuntimeError(f"the tests cannot be collected:\n{said.getvalue()}")
-    by_name = {(proof.file, proof.test): proof for proof in PROOFS}
+    by_name = {(Path(proof.file).name, proof.test): proof for proof in PROOFS}
     cases = []
     for item in found:
         proof = by_name.get((item.path.name, item.originalname))
@@ -193,6 +194,16 @@ def family_rows(evidence: Evidence) -> Iterator[tuple[str, ...]]:
                 proofs,
                 {"llamacpp": "as stored", "transformers": "refused"},
             )
+
+
+def picture_rows(evidence: Evidence) -> Iterator[tuple[str, ...]]:
+    """Of every model that also sees: whether its tower runs."""
+    from shardcompute.models.families.hf_families import HF_SEEING
+    from shardcompute.models.vision.families import VISION_FAMILIES
+
+    refused = dict.fromkeys(BACKENDS, "refused")
+    for kind in sorted(HF_SEEING):
+        yield _row(f"`{kind}`", "safetensors", evidence.of("pictures", [kind] * (kind in VISION_FAMILIES)), refused)
 
 
 def _row(
@@ -331,6 +342,10 @@ def render(collect: Callable[[], list[Case]] = collect_cases) -> str:
         table(("family", "our own backends", "transformers", "proven by (cases)"), fallback_rows(evidence)),
         "Any other causal model that `transformers` has is run the same way, cut where it can be "
         "([how](transformers.md)).",
+        "## Pictures",
+        table(head, picture_rows(evidence)),
+        "Where a tower is refused, the model takes text alone. `torch` takes pictures on CPUs and Apple GPUs, and "
+        "refuses them on CUDA; GGUF has towers in files of their own, which are refused.",
         "## Formats",
         "F32, F16 and BF16 are what families are proven in: float32 holds them all, GPUs convert into 16-bit numbers.",
         table(

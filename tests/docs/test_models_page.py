@@ -83,7 +83,7 @@ def test_every_format_and_every_fallback_is_listed(rows: list[list[str]]) -> Non
 
 
 def test_nothing_is_exact_without_a_test_that_exists(rows: list[list[str]]) -> None:
-    tests = "".join(path.read_text() for path in (ROOT / "tests" / "parity").glob("test_*.py"))
+    tests = "".join(path.read_text() for path in (ROOT / "tests" / "parity").rglob("test_*.py"))
     exact = [row for row in rows if any(cell.startswith("exact") for cell in row)]
     assert len(exact) > 100
     for row in exact:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
-from shardcompute.models.families import from_foreign_gguf, is_foreign, refuse_foreign
+from shardcompute.models.families import from_foreign_gguf, from_gguf, is_foreign, refuse_foreign
 
 METADATA = {
     "general.architecture": "starcoder2",
@@ -51,3 +51,14 @@ def test_a_file_that_lacks_layers_or_an_embedding_is_refused() -> None:
         from_foreign_gguf(METADATA, without)
     with pytest.raises(CorruptModelError):
         from_foreign_gguf(METADATA | {"starcoder2.block_count": -1}, SHAPES)
+
+
+def test_the_file_of_a_tower_says_what_to_serve_instead() -> None:
+    metadata = {"general.architecture": "clip", "clip.has_vision_encoder": True}
+    for read in (
+        lambda: from_gguf(metadata, ["v.patch_embd.weight"]),
+        lambda: from_foreign_gguf(metadata, {}),
+    ):
+        with pytest.raises(UnsupportedModelError, match="mmproj") as caught:
+            read()
+        assert "safetensors" in str(caught.value.hint)

@@ -15,7 +15,7 @@ from shardcompute.control.sizes import sizes_of
 from shardcompute.control.state import Model
 from shardcompute.core.errors import UnsupportedModelError
 from shardcompute.models.families import HF_SEEING, is_fallback, is_foreign, refuse_foreign
-from shardcompute.models.spec import ModelSpec, Rope, whole
+from shardcompute.models.spec import ModelSpec, Rope, VisionSpec, whole
 from shardcompute.node.admin.dry_run import size_up
 from shardcompute.runtime.fallback import fallback_remark
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint, open_tensors
@@ -283,8 +283,14 @@ def _memory_of(checkpoint: Checkpoint, model: Model) -> Memory:
 
 def _left_out(checkpoint: Checkpoint) -> list[str]:
     """What the files hold and we do not run."""
-    sees = checkpoint.config.get("model_type") in HF_SEEING
-    return ["images are not taken yet: what sees them is left out, text is answered"] if sees else []
+    is_blind = checkpoint.spec.vision is None and checkpoint.config.get("model_type") in HF_SEEING
+    return ["images are not taken: what sees them is left out, text is answered"] if is_blind else []
+
+
+def _describe_tower(vision: VisionSpec) -> str:
+    most = vision.positions or vision.size.most_pixels // vision.patch**2
+    rows = f"{'' if vision.size.edge else 'up to '}{most // vision.merge**2:,} tokens"
+    return f"takes images of {rows} each: a tower of {vision.layers} layers, on the first stage, as the file has it"
 
 
 def _notes(spec: ModelSpec) -> list[str]:
@@ -306,6 +312,8 @@ def _notes(spec: ModelSpec) -> list[str]:
     ]
     if any(rope.growth is not None for rope in spec.ropes):
         notes.append("queries grow with position")
+    if spec.vision is not None:
+        notes.append(_describe_tower(spec.vision))
     if spec.experts is not None:
         sparse = sum(layer.is_sparse for layer in spec.layers)
         notes.append(

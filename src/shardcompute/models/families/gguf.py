@@ -29,6 +29,7 @@ from shardcompute.models.families.gguf_architectures import (
     SAFETENSORS_ONLY,
     GgufArchitecture,
 )
+from shardcompute.models.families.gguf_foreign import refuse_projector
 from shardcompute.models.families.gguf_rope import gguf_ropes, yarn_log_multiplier
 from shardcompute.models.families.places import FUSED, Slot, fused_rows, make_layout
 from shardcompute.models.families.rope import check_head_dim, yarn_growth
@@ -86,6 +87,7 @@ def from_gguf(
 def _architecture(name: str) -> GgufArchitecture:
     if name in GGUF_ARCHITECTURES:
         return GGUF_ARCHITECTURES[name]
+    refuse_projector(name)
     near = difflib.get_close_matches(name[:64], GGUF_ARCHITECTURES, n=1, cutoff=0.0)[0]
     hint = f"the nearest supported architecture is {near}; for its original checkpoint, {FALLBACK_HINT}"
     if (family := SAFETENSORS_ONLY.get(name)) is not None:

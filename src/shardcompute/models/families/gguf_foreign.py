@@ -16,6 +16,8 @@ from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.models.spec import Layer, ModelSpec
 
 _FOREIGN = "gguf:"
+_PROJECTOR = "clip"
+"""The architecture of files with a tower, whatever model it is for."""
 _WHERE = "GGUF metadata"
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _EMBEDDING, _NORM, _HEAD = "token_embd.weight", "output_norm.weight", "output.weight"
@@ -35,12 +37,22 @@ def refuse_foreign(spec: ModelSpec) -> None:
         )
 
 
+def refuse_projector(architecture: str) -> None:
+    """UnsupportedModelError for the file of a tower alone, as llama.cpp has them beside models that see."""
+    if architecture == _PROJECTOR:
+        raise UnsupportedModelError(
+            f"{_WHERE}: this is what a model sees with (mmproj), and no model",
+            hint="serve Gemma 3, Qwen2-VL or Qwen2.5-VL from its original safetensors, which have their tower in them",
+        )
+
+
 def from_foreign_gguf(
     metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[ModelSpec, Layout]:
     """Spec and layout of a decoder of any architecture. CorruptModelError for what cannot be true,
     UnsupportedModelError for a file that lacks what every decoder has."""
     architecture = Fields(metadata, _WHERE).text("general.architecture")[:64]
+    refuse_projector(architecture)
     fields = Fields(metadata, _WHERE, f"{architecture}.")
     for name in (_EMBEDDING, _NORM):
         if name not in shapes:

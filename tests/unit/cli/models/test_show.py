@@ -9,13 +9,14 @@ from typing import Any
 
 import gguf
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tokenizers import pre_tokenizers
 
 from shardcompute.cli.models import description
 from shardcompute.models.spec import Experts, Layer, ModelSpec, Rope
 from support.gguf.parts import split_gguf
 from support.models.tiny_checkpoint import save_tiny_llama
+from support.seeing.tiny_seeing import save_seeing
 
 Cli = Callable[..., Any]
 TOKENS = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
@@ -184,6 +185,23 @@ def test_the_text_of_a_model_that_also_sees_is_described_and_images_are_not_prom
     shown = json.loads(cli("show", str(folder), "--json").stdout)
     assert (shown["problem"], shown["shape"]["family"]) == (None, "llama")
     assert any("images are not taken" in note for note in shown["shape"]["notes"])
+
+
+def test_a_model_that_sees_says_so_and_counts_its_tower(cli: Cli, tmp_path: Path) -> None:
+    folder, words = save_seeing("qwen2_5_vl", tmp_path / "seeing"), save_tiny_llama(tmp_path / "words")
+    (folder / "tokenizer.json").write_bytes((words / "tokenizer.json").read_bytes())
+    shown = json.loads(cli("show", str(folder), "--json").stdout)
+    assert any("takes images of up to 30 tokens each" in note for note in shown["shape"]["notes"])
+    stored = load_file(folder / "model.safetensors")
+    assert shown["memory"]["file_bytes"] == sum(values.nbytes for values in stored.values())
+    tower = sum(values.nbytes for name, values in stored.items() if "visual" in name)
+    blind = json.loads((folder / "config.json").read_text())
+    blind["vision_config"]["an_unknown_field"] = 3
+    (folder / "config.json").write_text(json.dumps(blind))
+    text = json.loads(cli("show", str(folder), "--json").stdout)
+    assert any("images are not taken" in note for note in text["shape"]["notes"])
+    assert shown["memory"]["file_bytes"] - text["memory"]["file_bytes"] == tower
+    assert shown["memory"]["held_weights_bytes"] - text["memory"]["held_weights_bytes"] > tower
 
 
 def test_number_format_that_no_kernel_takes_is_a_problem(
