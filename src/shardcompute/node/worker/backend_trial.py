@@ -1,8 +1,8 @@
 """Backend trial: how fast ONNX Runtime and llama.cpp are on this CPU with a model's own layers, and which is chosen.
 
-A few layers and the head are opened with both and measured in turns. What was measured is kept in `speeds.json` of the
-data folder and serves for a month, for every model of that shape and form; another release of a library is tried anew,
-and so is what was measured while the machine was busy with something else.
+The last layers and the head are opened with both, all layers of a small model, and measured in turns. What was measured
+is kept in `speeds.json` of the data folder and serves for a month, for every model of that shape and form; another
+release of a library is tried anew, and so is what was measured while the machine was busy with something else.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from shardcompute.weights.loader import place_bytes
 log = logging.getLogger(__name__)
 BOOK = "speeds.json"
 _LASTS_S = 30 * 86_400.0
-_TRIED_BYTES = 32 << 20
-_MOST_LAYERS = 4
+_TRIED_BYTES = 48 << 20
+"""Layers of about so much: fewer would stay in a processor's caches, and take less time than in a step of all."""
 _ROUNDS = 2
 _CONTEXT = 255
 """With room for one more, the shortest stream that llama.cpp makes."""
-_TOKENS = 16 * 256
+_TOKENS = 8 * 256
 
 _LONGEST_ROUND_S = 8.0
 _STEADY = 1.5
@@ -116,32 +116,41 @@ def remembered_choices(
 
 
 def try_backends(checkpoint: Checkpoint, threads: int) -> TriedSpeeds:
-    """A step of the whole model by either backend, reckoned from some layers within and the last with the head."""
-    spec, total = checkpoint.spec, checkpoint.spec.layer_count
-    layer_bytes = max(1, sum(_layer_bytes(checkpoint)) // total)
-    count = min(max(1, _TRIED_BYTES // layer_bytes), _MOST_LAYERS, max(1, total - 2))
-    parts = [(Stage(total - 1, total, total), 1.0)]
-    if total > 2:
-        parts.append((Stage(1, 1 + count, total), (total - 1) / count))
+    """A step of the whole model by either backend, reckoned from its last layers and its head.
+
+    From the last ones: llama.cpp computes others a little slower, and where one machine serves all there are none.
+    """
+    stage, times_layers = _tried_stage(checkpoint)
     with ExitStack() as stack:
         opened = [
-            (backend, stage, share, _open(checkpoint, backend, stage, threads, stack))
-            for stage, share in parts
-            for backend in (ONNX, LLAMACPP)
+            (backend, _open(checkpoint, backend, stage, threads, stack)) for backend in (ONNX, LLAMACPP)
         ]
-        best: dict[tuple[str, Stage], list[StageSpeed]] = {}
+        rounds: dict[str, list[StageSpeed]] = {ONNX: [], LLAMACPP: []}
         for _ in range(_ROUNDS):
             began_s = time.monotonic()
-            for backend, stage, _, runtime in opened:
-                speed = measure_stage(runtime, stage, spec.hidden, PROMPT_ROWS)
-                best.setdefault((backend, stage), []).append(speed)
+            for backend, runtime in opened:
+                rounds[backend].append(measure_stage(runtime, stage, checkpoint.spec.hidden, PROMPT_ROWS))
             if time.monotonic() - began_s > _LONGEST_ROUND_S:
                 break
-    speeds = {
-        backend: _sum([(best[backend, stage], share) for stage, share in parts])
-        for backend in (ONNX, LLAMACPP)
-    }
-    return TriedSpeeds(speeds, all(_agree([each.row_s for each in rounds]) for rounds in best.values()))
+    # A prompt's logits are made of one row: its time is that of the layers.
+    share = 1.0 if stage.is_first else _layers_share(checkpoint, stage)
+    times = share * times_layers + 1 - share
+    speeds = {backend: _fastest(each, times, times_layers) for backend, each in rounds.items()}
+    return TriedSpeeds(speeds, all(_agree([each.row_s for each in tried]) for tried in rounds.values()))
+
+
+def _tried_stage(checkpoint: Checkpoint) -> tuple[Stage, float]:
+    """The layers that are tried, and how many times as many the model has."""
+    sizes, total = _layer_bytes(checkpoint), checkpoint.spec.layer_count
+    count = min(total, max(1, _TRIED_BYTES * total // max(1, sum(sizes))))
+    return Stage(total - count, total, total), total / count
+
+
+def _layers_share(checkpoint: Checkpoint, stage: Stage) -> float:
+    """Which part of a row's time is that of the layers, by what they and the head read."""
+    layers = sum(_layer_bytes(checkpoint)[stage.start :])
+    head = place_bytes(checkpoint.tensors, checkpoint.layout.model["head"])
+    return layers / max(1, layers + head)
 
 
 def shape_of_checkpoint(checkpoint: Checkpoint, form: str) -> LayerShape:
@@ -198,8 +207,9 @@ def _agree(seconds: list[float]) -> bool:
     return len(seconds) == _ROUNDS and max(seconds) <= _STEADY * min(seconds)
 
 
-def _sum(parts: list[tuple[list[StageSpeed], float]]) -> CpuSpeed:
-    """The fastest of all rounds: what else the machine does only ever makes one slower."""
+def _fastest(rounds: list[StageSpeed], times: float, times_layers: float) -> CpuSpeed:
+    """The fastest of all rounds, of so many times a row and a prompt: what else the machine does only ever makes one
+    slower."""
 
     def least(values: list[float | None]) -> float:
         known = [value for value in values if value is not None]
@@ -208,9 +218,9 @@ def _sum(parts: list[tuple[list[StageSpeed], float]]) -> CpuSpeed:
         return min(known)
 
     return CpuSpeed(
-        sum(share * min(each.row_s for each in speeds) for speeds, share in parts),
-        sum(share * least([each.batch_s for each in speeds]) for speeds, share in parts),
-        sum(share * least([each.prompt_row_s for each in speeds]) for speeds, share in parts),
+        times * least([each.row_s for each in rounds]),
+        times * least([each.batch_s for each in rounds]),
+        times_layers * least([each.prompt_row_s for each in rounds]),
     )
 
 

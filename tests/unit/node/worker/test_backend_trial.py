@@ -14,6 +14,7 @@ from shardcompute.backends.llamacpp.library import installed_version
 from shardcompute.bench.engine.random_gguf import LlamaShape, write_random_gguf
 from shardcompute.core.errors import BackendError
 from shardcompute.core.settings import Settings, load_settings
+from shardcompute.models.spec import Stage
 from shardcompute.node.worker import backend_trial
 from shardcompute.node.worker.backend_trial import (
     TriedSpeeds,
@@ -21,6 +22,8 @@ from shardcompute.node.worker.backend_trial import (
     remembered_choices,
     try_backends,
 )
+from shardcompute.node.worker.speed_probe import StageSpeed
+from shardcompute.runtime.stage import StageRuntime
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
@@ -157,3 +160,28 @@ def test_a_real_trial_measures_both(
         assert speed.row_s > 0
         assert speed.batch_s > 0
         assert speed.prompt_row_s > 0
+
+
+@pytest.mark.skipif(installed_version() is None, reason="xllamacpp is not installed")
+@pytest.mark.parametrize(("tried_bytes", "start"), [(1 << 30, 0), (320_000, 3), (1, 4)])
+def test_a_small_model_is_tried_whole_and_a_larger_one_from_its_end(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tried_bytes: int, start: int
+) -> None:
+    """Never a stage from the middle, which llama.cpp computes slower than the same layers at the end."""
+    monkeypatch.setenv("SHARDCOMPUTE_HOME", str(tmp_path))
+    monkeypatch.setattr(backend_trial, "_TRIED_BYTES", tried_bytes)
+    stages = []
+
+    def fixed(runtime: StageRuntime, stage: Stage, hidden: int, rows: int) -> StageSpeed:
+        stages.append(stage)
+        return StageSpeed(1.0, 2.0, 0.5)
+
+    monkeypatch.setattr(backend_trial, "measure_stage", fixed)
+    speed = try_backends(checkpoint, 1).speeds["onnx"]
+    assert set(stages) == {Stage(start, 5, 5)}
+    times = 5 / (5 - start)
+    assert speed.prompt_row_s == pytest.approx(0.5 * times)
+    # The head is computed once, however many layers there are.
+    assert 1.0 <= speed.row_s <= times
+    assert (speed.row_s < times) == (start > 0)
+    assert speed.batch_s == pytest.approx(2 * speed.row_s)
