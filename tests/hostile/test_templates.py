@@ -68,6 +68,18 @@ ATTACKS = {
         "{% set n = namespace(x=[]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
         "{{ n.x | tojson }}"
     ),
+    "lists that grow": (
+        "{% set x = [] %}{% for i in range(99999) %}{% for j in range(999) %}{% set _ = x.append('x' * 999) %}"
+        "{% endfor %}{% endfor %}"
+    ),
+    "appended lists in lists": (
+        "{% set n = namespace(x=[]) %}{% for i in range(40) %}{% set y = [] %}{% set _ = y.append(n.x) %}"
+        "{% set _ = y.append(n.x) %}{% set n.x = y %}{% endfor %}{{ n.x | tojson }}"
+    ),
+    "a list that holds itself": "{% set x = [] %}{% set _ = x.append(x) %}{{ x | tojson }}{{ x | string }}{{ x == x }}",
+    "JSON of long generators": (
+        "{% for i in range(99999) %}{{ range(99999) | map('string') | tojson | length }}{% endfor %}"
+    ),
     "JSON with an indent": "{{ [1] | tojson(indent=2000000000) | length }}",
     "a sum": "{{ range(99999) | map('string') | list | map('length') | sum }}{{ [[0] * 9999999] | sum(start=[]) }}",
     "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",

@@ -47,6 +47,9 @@ def test_tokens_there_and_back(app: Any, call: Any) -> None:
     messages = [{"role": "user", "content": "x"}]
     body = {"messages": messages, "add_generation_prompt": False}
     assert bytes(call(app, "POST", "/tokenize", json=body).json()["tokens"]) == b"u:x;"
+    body["chat_template_kwargs"] = {"enable_thinking": False}
+    told = call(app, "POST", "/tokenize", json=body).json()["tokens"]
+    assert bytes(told) == b"enable_thinking=False;u:x;"
     assert call(app, "POST", "/detokenize", json={"tokens": [257, 104]}).json() == {"prompt": "<bos>h"}
 
 
@@ -55,6 +58,15 @@ def test_tokens_there_and_back(app: Any, call: Any) -> None:
     [
         ("/tokenize", {}),
         ("/tokenize", {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}),
+        ("/tokenize", {"prompt": "x", "chat_template_kwargs": {"enable_thinking": False}}),
+        (
+            "/tokenize",
+            {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"messages": []}},
+        ),
+        (
+            "/tokenize",
+            {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": "x" * 20_000}},
+        ),
         ("/detokenize", {"tokens": [9999]}),
         ("/detokenize", {"tokens": "abc"}),
     ],

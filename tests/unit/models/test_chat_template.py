@@ -105,6 +105,54 @@ def test_messages_without_a_role_are_refused(messages: Any) -> None:
         render(CHATML, messages)
 
 
+KIMI = """\
+{%- set earlier, latest = [], [] -%}
+{%- set ns = namespace(last=-1) -%}
+{%- for message in messages -%}
+  {%- if message.role == 'assistant' and not message.tool_calls -%}{%- set ns.last = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for message in messages -%}
+  {%- if loop.index0 <= ns.last -%}{%- set _ = earlier.append(message) -%}
+  {%- else -%}{%- set _ = latest.append(message) -%}{%- endif -%}
+{%- endfor -%}
+{%- for message in earlier -%}{{ '-' ~ message.content }}{%- endfor -%}
+{%- for message in latest -%}{{ '+' ~ message.content }}{%- endfor -%}
+"""
+
+
+def test_messages_gathered_in_lists_of_the_templates_own() -> None:
+    """As Kimi's templates tell what was thought about before from what is still thought about."""
+    chat = [{"role": role, "content": role[0]} for role in ("user", "assistant", "user", "tool")]
+    assert render(KIMI, chat) == "-u-a+u+t"
+    assert render("{% set x = messages[:1] %}{% set _ = x.append(messages[0]) %}{{ x | length }}") == "2"
+
+
+def test_what_a_template_is_given_does_not_grow() -> None:
+    for source in (
+        "{% set _ = messages.append(messages[0]) %}",
+        "{% set x = [messages] %}{% set _ = x[0].append(1) %}",
+        "{% for m in messages %}{% set _ = m.tool_calls.append(1) %}{% endfor %}",
+    ):
+        call = {"function": {"name": "f", "arguments": "{}"}}
+        with pytest.raises(UsageError, match="cannot change what they are given"):
+            render(source, [{"role": "assistant", "content": None, "tool_calls": [call]}])
+    for method in ("pop()", "clear()", "extend([1])", "insert(0, 1)"):
+        with pytest.raises(UsageError, match="chat template"):
+            render(f"{{% set x = [1] %}}{{% set _ = x.{method} %}}")
+
+
+def test_what_filters_give_is_a_list_to_json() -> None:
+    """As R1's templates write tools and calls down."""
+    tools = [{"type": "function", "function": {"name": name}} for name in ("one", "two")]
+    written = '[{"name": "one"}, {"name": "two"}]'
+    assert render("{{ tools | map(attribute='function') | tojson }}", tools=tools) == written
+    nested = "{{ {'tools': tools | map(attribute='function')} | tojson }}"
+    assert render(nested, tools=tools) == f'{{"tools": {written}}}'
+    assert render("{{ tools | selectattr('none') | tojson }}", tools=tools) == "[]"
+    with pytest.raises(UsageError, match="chat template"):
+        render("{{ namespace | tojson }}")
+
+
 def test_tool_arguments_reach_the_template_as_objects() -> None:
     call = {"function": {"name": "f", "arguments": '{"x": [1]}'}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}

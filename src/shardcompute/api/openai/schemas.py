@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -42,6 +42,10 @@ class TokenizeRequest(RequestBody):
     ) = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None,
+        description="Variables for the model's chat template, such as enable_thinking, as a chat has them.",
+    )
     return_token_strs: bool | None = None
 
 

@@ -15,6 +15,7 @@ from shardcompute.api.offload import run_sized
 from shardcompute.api.openai.replies import DetokenizeReply, TokenizeReply, TokenizerReply
 from shardcompute.api.openai.schemas import MAX_TOKENIZED, DetokenizeRequest, TokenizeRequest
 from shardcompute.api.openapi import BODY_ERRORS, ApiRoute
+from shardcompute.api.reasoning.variables import template_variables
 
 
 async def tokenizer_info(request: Request) -> Response:
@@ -41,6 +42,12 @@ async def tokenize(request: Request) -> Response:
     model = choose_model(context.service, body.model)
     codec = context.service.codec(model.name)
     prompt = body.prompt
+    if prompt is not None and body.chat_template_kwargs:
+        raise RequestError(
+            "chat_template_kwargs are for messages, and a prompt has no template.",
+            param="chat_template_kwargs",
+            code="invalid_value",
+        )
     if (prompt is None) == (body.messages is None):
         raise RequestError("The request needs either prompt or messages.", param="prompt")
     if prompt is not None:
@@ -51,7 +58,12 @@ async def tokenize(request: Request) -> Response:
     else:
         messages = body.messages or []
         _check_size(sum(map(size_of, messages)), "messages")
-        ids = await encode_messages(codec, messages, add_generation_prompt=body.add_generation_prompt)
+        ids = await encode_messages(
+            codec,
+            messages,
+            add_generation_prompt=body.add_generation_prompt,
+            variables=template_variables(codec.chat_template_source(), body.chat_template_kwargs, None),
+        )
 
     def word() -> Response:
         extra = {}

@@ -54,7 +54,7 @@ class TemplateEngine:
 
     def render(self, variables: Mapping[str, Any], limits: TemplateLimits, now: datetime) -> str:
         """Raises whatever the template does, UsageError beyond the limits."""
-        meter = _Meter(limits, now, self._strict)
+        meter = _Meter(limits, now, self._strict, variables)
         previous = _METER.set(meter)
         try:
             return "".join(self._pieces(variables, meter))
@@ -69,9 +69,13 @@ class TemplateEngine:
 
 
 class _Meter:
-    __slots__ = ("_limits", "_steps_left", "is_strict", "now")
+    __slots__ = ("_given", "_limits", "_steps_left", "_variables", "is_strict", "now")
 
-    def __init__(self, limits: TemplateLimits, now: datetime, is_strict: bool) -> None:
+    def __init__(
+        self, limits: TemplateLimits, now: datetime, is_strict: bool, variables: Mapping[str, Any]
+    ) -> None:
+        self._variables = variables
+        self._given: frozenset[int] | None = None
         self._limits = limits
         self._steps_left = limits.steps
         self.now = now
@@ -111,6 +115,13 @@ class _Meter:
             self.refuse()
         return value
 
+    def check_own(self, owner: list[Any]) -> None:
+        """SecurityError unless the template has made this list itself: what it was given stays as it is."""
+        if self._given is None:
+            self._given = frozenset(_lists_in(self._variables))
+        if id(owner) in self._given:
+            raise jinja2.exceptions.SecurityError("chat templates cannot change what they are given")
+
     def refuse(self) -> None:
         if self.is_strict:
             raise NotMeteredError
@@ -118,6 +129,17 @@ class _Meter:
 
 def _is_small(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | Undefined)
+
+
+def _lists_in(value: Any) -> Iterator[int]:
+    """Which lists there are in a value, whatever its depth."""
+    ahead = [value]
+    while ahead:
+        each = ahead.pop()
+        if isinstance(each, list):
+            yield id(each)
+        if isinstance(each, list | Mapping):
+            ahead.extend(each.values() if isinstance(each, Mapping) else each)
 
 
 # Templates are shared by all requests, a meter belongs to one rendering.
@@ -200,11 +222,18 @@ class _MeteredEnvironment(ImmutableSandboxedEnvironment):
     # Interception also keeps Jinja from computing these while compiling.
     intercepted_binops = frozenset(["*", "**", "+", "%"])
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Lists may grow, by an item for a step: templates gather messages in lists of their own."""
+        return (isinstance(obj, list) and attr == "append") or super().is_safe_attribute(obj, attr, value)
+
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         meter = _METER.get()
         meter.charge(1)
         owner = getattr(obj, "__self__", None)
-        if isinstance(owner, str | list | dict):
+        if isinstance(owner, list) and getattr(obj, "__name__", "") == "append":
+            meter.refuse()  # a list may come to hold itself, or another many times over
+            meter.check_own(owner)
+        elif isinstance(owner, str | list | dict):
             meter.charge_scan(owner)
             if len(owner) > _MOST_CUT and getattr(obj, "__name__", "") == "split":
                 meter.refuse()
@@ -281,8 +310,20 @@ def _to_json(
     meter = _METER.get()
     if indent is not None and not (isinstance(indent, int) and 0 <= indent <= 16):
         meter.refuse()
+
+    def listed(each: Any) -> list[Any]:
+        """What filters such as `map` and `select` give is a list to whoever wrote the template."""
+        if not isinstance(each, Iterator):
+            raise TypeError(f"{type(each).__name__} cannot be written as JSON")
+        return list(_charge_each(each, meter))
+
     text = json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=listed,
     )
     meter.charge(len(text) // _WRITTEN)
     return text
