@@ -22,12 +22,13 @@ from shardcompute.core.settings import Settings
 from shardcompute.models.spec import Stage, cut, whole
 from shardcompute.models.tensor_share import Exchange, ExpertCut
 from shardcompute.runtime.shard import open_shard, split_checkpoint
-from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
+from shardcompute.weights.checkpoint import Checkpoint, adapted, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 from support.models.tiny import FAMILIES, VOCABULARY, save_tiny
 from support.models.tiny_gguf import tiny_gguf, write_gguf
 from support.ranks import RankedStage
+from support.tiny_adapter import ALL, save_adapter
 
 IDS = np.random.default_rng(7).integers(3, VOCABULARY, 24)
 OPTIONS = ExecutorOptions(kv_bytes=1 << 24, max_rows=64, context_length=64)
@@ -195,6 +196,24 @@ def test_gguf_rows_in_their_own_order(name: str, folder: Folder, tmp_path: Path)
         expected = _alone(checkpoint, "onnx")
         with _ranked(checkpoint, [2.0, 1.0]) as stage:
             np.testing.assert_allclose(_logits(stage), expected, atol=BOUND)
+
+
+@pytest.mark.parametrize("exchange", ["reduce", "gather"])
+@pytest.mark.parametrize("backend", ["onnx", "numpy", "torch"])
+def test_adapters_are_cut_with_what_they_add_to(
+    backend: str, exchange: Exchange, folder: Folder, tmp_path: Path
+) -> None:
+    """A row with an adapter beside one without."""
+    adapter = save_adapter(folder("llama-biases"), tmp_path / "adapter", targets=ALL)
+    segments = [Segment(1, 0, len(IDS), len(IDS), adapter=1), Segment(2, 0, 8, 8)]
+    ids = np.concatenate([IDS, IDS[:8]])
+    with _opened(folder("llama-biases")) as opened:
+        checkpoint = adapted(opened, {"some": adapter}, None)
+        with closing(open_shard(checkpoint, backend=backend, options=OPTIONS)) as executor:
+            expected = np.array(executor.step(segments, ids))
+        assert np.abs(expected[:8] - expected[len(IDS) :]).max() > BOUND, "the adapter matters"
+        with _ranked(checkpoint, [1.0, 1.0], backend=backend, exchange=exchange) as stage:
+            np.testing.assert_allclose(stage.step(segments, ids), expected, atol=BOUND)
 
 
 @pytest.mark.parametrize("stages", [2, 3])
