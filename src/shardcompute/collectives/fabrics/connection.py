@@ -8,7 +8,6 @@ that what a peer sends ahead stays in the system's buffers, and slows it down th
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import ssl
 import sys
@@ -44,7 +43,7 @@ class PeerConnection:
         self.waiting: deque[ExpectedFrame] = deque()
         is_tls = isinstance(sock, ssl.SSLSocket)
         self._stream = TlsStream(sock) if isinstance(sock, ssl.SSLSocket) else PlainStream(sock)
-        self._can_scatter = not is_tls and sys.platform != "win32"
+        self._can_scatter = not is_tls
         self._early = bytearray(early)
         self._head = bytearray(HEAD_BYTES)
         self._head_view = memoryview(self._head)
@@ -97,10 +96,9 @@ class PeerConnection:
         self.sock.close()
 
     @property
-    def events(self) -> int:
-        """What to wait for before `push` or `pull` can go on, as `select.poll` names it."""
-        wants_write = bool(self.sending) or self.wants_write
-        return (select.POLLIN if self.waiting else 0) | (select.POLLOUT if wants_write else 0)
+    def needs(self) -> tuple[bool, bool]:
+        """Whether the socket must be readable, and writable, before `push` or `pull` can go on."""
+        return bool(self.waiting), bool(self.sending) or self.wants_write
 
     def _pull_frame(self, receive: ExpectedFrame) -> bool:
         """True once the frame has come. False: what came was to be skipped."""
@@ -123,7 +121,8 @@ class PeerConnection:
         """Read a head, with as much of what follows it as comes along; say where the rest belongs."""
         surplus = 0
         body = receive.body
-        if self._can_scatter and body is not None and not self._head_filled and not self._early:
+        is_fresh = not self._head_filled and not self._early
+        if sys.platform != "win32" and self._can_scatter and body is not None and is_fresh:
             count = self.sock.recvmsg_into((self._head_view, body))[0]
             if count == 0:
                 raise self._gone()
@@ -156,7 +155,7 @@ class PeerConnection:
             self._skip_bytes -= self._read(memoryview(bytearray(min(self._skip_bytes, _SKIPPED_BYTES))))
 
     def _write(self) -> int:
-        if self._can_scatter:
+        if sys.platform != "win32" and self._can_scatter:
             return self.sock.sendmsg(self.sending[:_MOST_PARTS])
         return self.sock.send(self.sending[0])
 

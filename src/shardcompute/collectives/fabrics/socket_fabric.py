@@ -97,12 +97,13 @@ def _advance(connection: PeerConnection) -> bool:
 
 def _wait(connections: Sequence[PeerConnection], timeout_s: float) -> None:
     """Sleep until one of them can go on, or the time is up."""
-    if sys.platform == "win32":
-        reading = [each.sock for each in connections if each.events & select.POLLIN]
-        writing = [each.sock for each in connections if each.events & select.POLLOUT]
+    if sys.platform != "win32":
+        poll = select.poll()
+        for each in connections:
+            reads, writes = each.needs
+            poll.register(each.sock, (select.POLLIN if reads else 0) | (select.POLLOUT if writes else 0))
+        poll.poll(math.ceil(timeout_s * 1000))
+    else:
+        reading = [each.sock for each in connections if each.needs[0]]
+        writing = [each.sock for each in connections if each.needs[1]]
         select.select(reading, writing, [], timeout_s)
-        return
-    poll = select.poll()
-    for each in connections:
-        poll.register(each.sock, each.events)
-    poll.poll(math.ceil(timeout_s * 1000))
