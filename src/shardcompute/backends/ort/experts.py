@@ -9,7 +9,7 @@ path for one row: so a pair has the same bits in any company.
 from __future__ import annotations
 
 from collections.abc import Iterable, MutableSequence, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from shardcompute.backends.matrix import Array, BlockMatrix, Float32
 from shardcompute.backends.ops import ExpertBlock, Gate
 from shardcompute.backends.ort.activation import GPT_OSS_ALPHA, write_gated
 from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
-from shardcompute.backends.ort.linear import INT8_ACTIVATIONS, Linear, write_linear
+from shardcompute.backends.ort.linear import INT8_ACTIVATIONS, Linear, describe_form, write_linear
 from shardcompute.backends.ort.program import Run, Value
 
 # Pairs that are computed at once: more are hardly faster, and take as much more memory.
@@ -105,28 +105,44 @@ class SingleExperts:
 
     sessions: Sequence[onnxruntime.InferenceSession]
     width: int
+    doubles: bool
+    """Whether a row alone takes another path, in any of them."""
+
+    bindings: dict[int, onnxruntime.IOBinding] = field(default_factory=dict)
+    """By expert, where it has been chosen: calls with arrays cost more than short products do."""
 
     def run(self, x: Float32, chosen: NDArray[np.int64]) -> Float32:
+        rows_of: dict[int, list[int]] = {}
+        for row, expert in enumerate(chosen.tolist()):
+            rows_of.setdefault(expert, []).append(row)
+        taken: list[int] = []
+        for rows in rows_of.values():
+            taken += rows * 2 if self.doubles and len(rows) == 1 else rows
+        inputs = x[taken]
+        outputs: Float32 = np.empty((len(taken), self.width), dtype=np.float32)
+        first = 0
+        for expert, rows in rows_of.items():
+            count = 2 if self.doubles and len(rows) == 1 else len(rows)
+            self._run_expert(expert, inputs[first : first + count], outputs[first : first + count])
+            first += count
         answers: Float32 = np.empty((len(x), self.width), dtype=np.float32)
-        for expert in np.unique(chosen):
-            rows = np.nonzero(chosen == expert)[0]
-            # Two rows at least: some kernels take another path for a single one.
-            padded = rows if len(rows) > 1 else np.repeat(rows, 2)
-            (y,) = self.sessions[expert].run(["y"], {"x": x[padded][None]})
-            answers[rows] = y[0][: len(rows)]
+        answers[taken] = outputs
         return answers
+
+    def _run_expert(self, expert: int, x: Float32, y: Float32) -> None:
+        session = self.sessions[expert]
+        binding = self.bindings.get(expert)
+        if binding is None:
+            binding = self.bindings[expert] = session.io_binding()
+        binding.bind_input("x", "cpu", 0, np.float32, (1, *x.shape), x.ctypes.data)
+        binding.bind_output("y", "cpu", 0, np.float32, (1, *y.shape), y.ctypes.data)
+        session.run_with_iobinding(binding)
 
 
 def open_experts(block: ExpertBlock, x: Value, scores: Value, out: Value) -> ExpertsStep:
     """The step of a block; its matrices are let go."""
     experts: GroupedExperts | SingleExperts
-    if can_group(block):
-        experts = _open_grouped(block, x.width)
-    else:
-        pairs = zip(block.gate_up, block.down, strict=True)
-        experts = SingleExperts(
-            [_open_single(up, down, x.width, block.gate) for up, down in pairs], out.width
-        )
+    experts = _open_grouped(block, x.width) if can_group(block) else _open_singles(block, x.width, out.width)
     return ExpertsStep(experts, replace(block, router=None, gate_up=(), down=()), x, scores, out)
 
 
@@ -197,12 +213,32 @@ def _stacked(graph: GraphWriter, maps: Sequence[Linear], *, is_gated: bool) -> l
     return [graph.constant(codes), graph.constant(scales), graph.constant(biases) if has_bias else ""]
 
 
-def _has_even_rows(experts: GroupedExperts, width: int) -> bool:
-    """Whether a row alone has the bits that it has among others."""
+def _has_even_rows(experts: GroupedExperts | SingleExperts, width: int, expert: int = 0) -> bool:
+    """Whether a row alone has the bits that it has among others, with this expert."""
     noise = np.random.default_rng(0).standard_normal((_PROBED_ROWS, width), dtype=np.float32)
-    chosen = np.zeros(_PROBED_ROWS, dtype=np.int64)
+    chosen = np.full(_PROBED_ROWS, expert, dtype=np.int64)
     together = experts.run(noise, chosen)
     return all(np.array_equal(experts.run(noise[i : i + 1], chosen[:1])[0], together[i]) for i in range(3))
+
+
+def _open_singles(block: ExpertBlock, width: int, width_out: int) -> SingleExperts:
+    first_of: dict[object, int] = {}
+    for expert, maps in enumerate(zip(block.gate_up, block.down, strict=True)):
+        first_of.setdefault(tuple(_kernels(linear) for linear in maps), expert)
+    sessions = []
+    for expert, (gate_up, down) in enumerate(zip(block.gate_up, block.down, strict=True)):
+        sessions.append(_open_single(gate_up, down, width, block.gate))
+        for maps in (block.gate_up, block.down):
+            if isinstance(maps, MutableSequence):
+                maps[expert] = None
+    experts = SingleExperts(sessions, width_out, doubles=False)
+    is_even = all(_has_even_rows(experts, width, expert) for expert in first_of.values())
+    return replace(experts, doubles=not is_even)
+
+
+def _kernels(linear: Linear) -> tuple[object, ...]:
+    """What decides how its rows are computed."""
+    return tuple((type(part), describe_form(part), part.shape) for part in linear.parts)
 
 
 def _open_single(gate_up: Linear, down: Linear, width: int, gate: Gate) -> onnxruntime.InferenceSession:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardcompute.backends.matrix import BlockMatrix
+from shardcompute.backends.matrix import BlockMatrix, MixedMatrix
 from shardcompute.backends.ops import ExpertBlock, Gate
 from shardcompute.backends.ort import experts as experts_module
 from shardcompute.backends.ort.experts import GroupedExperts, SingleExperts, can_group, open_experts
@@ -80,9 +80,35 @@ def test_one_kernel_answers_as_experts_one_by_one(
     np.testing.assert_allclose(_run(grouped), expected, atol=2e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_a_pair_has_the_same_bits_in_any_company(bits: int) -> None:
-    experts = _open(_block(bits, Gate("silu"))).experts
+def _with_outliers() -> ExpertBlock:
+    block = _block(8, Gate("silu"))
+    noise = np.random.default_rng(6)
+
+    def mixed(linear: Any) -> Linear:
+        (blocks,) = linear.parts
+        values = noise.standard_normal((blocks.shape[0], 2)).astype(np.float16)
+        return Linear((MixedMatrix(blocks, np.array([3, 40]), values),), None)
+
+    return replace(
+        block, gate_up=[mixed(each) for each in block.gate_up], down=[mixed(each) for each in block.down]
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _block(4, Gate("silu")),
+        lambda: _block(8, Gate("silu")),
+        lambda: _block(4, Gate("silu"), shifts=True),
+        lambda: _block(8, Gate("silu"), shifts=True),
+        lambda: _block(4, Gate("silu"), down_bits=8),
+        lambda: _block(8, Gate("gelu")),
+        _with_outliers,
+    ],
+    ids=["int4", "int8", "int4 with shifts", "int8 with shifts", "int4 and int8", "gelu", "mixed"],
+)
+def test_a_pair_has_the_same_bits_in_any_company(make: Callable[[], ExpertBlock]) -> None:
+    experts = _open(make()).experts
     noise = np.random.default_rng(5)
     x = noise.standard_normal((40, HIDDEN)).astype(np.float32)
     chosen = noise.integers(0, COUNT, 40)
@@ -102,8 +128,9 @@ def test_what_the_kernel_cannot_take_is_computed_one_by_one() -> None:
     assert not can_group(replace(plain, down=[*_block(8, Gate("silu")).down[:1], *plain.down[1:]]))
 
 
-def test_matrices_are_let_go_once_the_kernel_has_them() -> None:
-    block = _block(8, Gate("silu"))
+@pytest.mark.parametrize("shifts", [False, True])
+def test_matrices_are_let_go_once_the_kernel_has_them(shifts: bool) -> None:
+    block = _block(8, Gate("silu"), shifts=shifts)
     step = _open(block)
     assert not any(block.gate_up)
     assert not any(block.down)
@@ -122,3 +149,23 @@ def test_rows_that_only_fill_a_step_go_to_no_expert(monkeypatch: pytest.MonkeyPa
     assert asked == [(ROWS - 2) * PER_TOKEN]
     assert np.array_equal(step.out.buffer[:-2], whole[:-2])
     assert not step.out.buffer[-2:].any()
+
+
+def test_experts_one_by_one_get_a_row_twice_only_where_one_alone_differs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    run = SingleExperts._run_expert
+    monkeypatch.setattr(
+        SingleExperts,
+        "_run_expert",
+        lambda self, expert, x, y: asked.append(len(x)) or run(self, expert, x, y),
+    )
+    experts = _open(_block(8, Gate("silu"), shifts=True)).experts
+    row = np.random.default_rng(5).standard_normal((1, HIDDEN)).astype(np.float32)
+    answers = []
+    for doubles in (False, True):
+        asked.clear()
+        answers.append(replace(experts, doubles=doubles).run(row, np.array([2])))
+        assert asked == [1 + doubles]
+    assert experts.doubles or np.array_equal(*answers)
