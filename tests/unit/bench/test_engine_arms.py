@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +12,20 @@ import pytest
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.backends.llamacpp.library import installed_version
 from shardcompute.bench.engine import run
+from shardcompute.bench.engine.arm import TransformersEngine
 from shardcompute.bench.engine.plain_llamacpp import PlainLlamaEngine
-from shardcompute.bench.engine.random_gguf import LlamaShape, named_shape, write_random_gguf
+from shardcompute.bench.engine.random_gguf import (
+    LlamaShape,
+    named_shape,
+    transformers_config,
+    write_random_gguf,
+)
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import UsageError
 from shardcompute.core.settings import load_settings
 from shardcompute.runtime.shard import open_shard
 from shardcompute.weights.checkpoint import open_checkpoint
+from shardcompute.weights.formats.tensor_file import read_matrix
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 
@@ -50,3 +59,50 @@ def test_plain_llamacpp_computes_the_same_model(tmp_path: Path, dtype: str) -> N
     executor.close()
     assert np.isfinite(got).all()
     assert np.abs(got - wanted).max() < 0.05 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(
+    ("shape", "family"),
+    [
+        (LlamaShape(2, 64, 32, 4, 2, 320, has_head=False), "LlamaForCausalLM"),
+        (LlamaShape(1, 64, 32, 4, 2, 320, experts=4, per_token=2), "MixtralForCausalLM"),
+        (
+            LlamaShape(2, 64, 32, 4, 2, 320, architecture="qwen3moe", head_size=32, experts=4, per_token=2),
+            "Qwen3MoeForCausalLM",
+        ),
+    ],
+    ids=["dense", "mixtral", "qwen3-moe"],
+)
+def test_transformers_computes_the_same_shape(tmp_path: Path, shape: LlamaShape, family: str) -> None:
+    pytest.importorskip("transformers")
+    config = tmp_path / "shape.json"
+    config.write_text(json.dumps(transformers_config(shape)))
+    engine = TransformersEngine(str(config), threads=1)
+    assert type(engine._model).__name__ == family
+    path = write_random_gguf(tmp_path / "model.gguf", shape, "F32")
+    with open_checkpoint(resolve(parse_reference(str(path)), load_settings())) as checkpoint:
+        stored = sum(math.prod(entry.shape) for entry in checkpoint.tensors.entries.values())
+    assert sum(parameter.numel() for parameter in engine._model.parameters()) == stored
+    assert engine.prefill(8) > 0
+    assert engine.decode(2, 4, 2) > 0
+
+
+def test_a_benchmark_of_random_weights_says_how_much_of_the_model_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[run.EngineBench] = []
+    monkeypatch.setattr(run, "run_engine_bench", lambda bench, say: asked.append(bench) or [])
+    shape = LlamaShape(1, 64, 32, 4, 2, 320, experts=4, per_token=2, model_layers=32)
+    found = run.run_random_bench(run.EngineBench(""), shape, ["Q8_0"], tmp_path, lambda said: None)
+    depth = next(each for each in found if each.metric == "depth")
+    assert (depth.value, depth.unit) == (1, "layers of 32, each whole")
+    assert json.loads(Path(asked[0].config_path).read_text())["num_local_experts"] == 4
+
+
+@pytest.mark.parametrize("dtype", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"])
+def test_random_weights_keep_activations_about_as_they_are(tmp_path: Path, dtype: str) -> None:
+    path = write_random_gguf(tmp_path / "model.gguf", LlamaShape(1, 256, 512, 4, 2, 320), dtype)
+    with open_checkpoint(resolve(parse_reference(str(path)), load_settings())) as checkpoint:
+        weights = read_matrix(checkpoint.tensors, "blk.0.ffn_up.weight").to_dense()
+    assert 0.8 < weights.std() * 256**0.5 < 1.2
+    assert abs(weights.mean()) < 0.2 * weights.std()

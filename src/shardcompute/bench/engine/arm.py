@@ -129,30 +129,36 @@ class OurEngine:
 class TransformersEngine:
     def __init__(self, path: str, threads: int) -> None:
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
         from transformers.utils import logging
 
         logging.disable_progress_bar()
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
+        self._torch: Any = torch
         folder, file = os.path.split(path)
-        is_gguf = file.endswith(".gguf")
-        options: dict[str, Any] = {"gguf_file": file} if is_gguf else {"use_safetensors": True}
-        source = folder if is_gguf else path
-        self._torch = torch
-        self._model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch.float32, trust_remote_code=False, **options
-        )
+        if file.endswith(".json"):
+            # A shape: the library's own random weights.
+            with open(path, encoding="utf-8") as config:
+                self._model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**json.load(config)))
+        else:
+            is_gguf = file.endswith(".gguf")
+            options: dict[str, Any] = {"gguf_file": file} if is_gguf else {"use_safetensors": True}
+            source = folder if is_gguf else path
+            self._model = AutoModelForCausalLM.from_pretrained(
+                source, dtype=torch.float32, trust_remote_code=False, **options
+            )
         self._model.eval()
+        self._vocab_size = self._model.config.vocab_size
 
     def prefill(self, tokens: int) -> float:
-        ids = self._torch.tensor(_tokens(tokens)[None])
+        ids = self._torch.tensor(_tokens(tokens)[None] % self._vocab_size)
         started = time.perf_counter()
         self._model(ids, use_cache=True, logits_to_keep=1)
         return time.perf_counter() - started
 
     def decode(self, batch: int, past: int, steps: int, picks: bool = True) -> float:
-        ids = self._torch.tensor(np.repeat(_tokens(past)[None], batch, axis=0))
+        ids = self._torch.tensor(np.repeat(_tokens(past)[None] % self._vocab_size, batch, axis=0))
         out = self._model(ids, use_cache=True, logits_to_keep=1)
         cache, ids = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)
         started = time.perf_counter()

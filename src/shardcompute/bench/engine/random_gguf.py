@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +18,16 @@ from shardcompute.weights.formats.gguf_writer import (
     write_gguf,
 )
 
-# Where the float16 numbers of a block stand, its elements and its bytes.
-_BLOCKS = {"Q4_0": ((0,), 32, 18), "Q4_1": ((0, 2), 32, 20), "Q8_0": ((0,), 32, 34), "IQ4_NL": ((0,), 32, 18)}
+# Where the float16 numbers of a block stand, its elements and bytes, how many times the first number a weight's random
+# bytes spread over, and the second number by the first.
+_BLOCKS = {
+    "Q4_0": ((0,), 32, 18, 16 / 3.46, 0.0),  # a uniform code spreads over 0.29 of its range
+    "Q4_1": ((0, 2), 32, 20, 16 / 3.46, -7.5),
+    "Q8_0": ((0,), 32, 34, 256 / 3.46, 0.0),
+    "IQ4_NL": ((0,), 32, 18, 16 / 3.46, 0.0),
+    "Q4_K": ((0, 2), 256, 144, 280.0, 7.5),
+    "Q6_K": ((208,), 256, 210, 1365.0, 0.0),
+}
 _FLOATS = {"F32": np.float32, "F16": np.float16}
 _PIECE_ROWS = 1024
 
@@ -41,6 +50,8 @@ class LlamaShape:
     experts: int = 0
     """In every layer, each of width `intermediate`; 0: a plain block."""
     per_token: int = 0
+    model_layers: int = 0
+    """Of the model that the layers are taken from; 0: as many."""
 
     @property
     def head_dim(self) -> int:
@@ -51,9 +62,19 @@ SHAPES = {
     "default": LlamaShape(30, 576, 1536, 9, 3, 49_152, has_head=False),
     "1.1b": LlamaShape(22, 2048, 5632, 32, 4, 32_000),
     "qwen3-moe": LlamaShape(
-        4, 2048, 768, 32, 4, 32_000, architecture="qwen3moe", head_size=128, experts=128, per_token=8
+        2,
+        2048,
+        768,
+        32,
+        4,
+        32_000,
+        architecture="qwen3moe",
+        head_size=128,
+        experts=128,
+        per_token=8,
+        model_layers=48,
     ),
-    "mixtral": LlamaShape(2, 4096, 14_336, 32, 8, 32_000, experts=8, per_token=2),
+    "mixtral": LlamaShape(1, 4096, 14_336, 32, 8, 32_000, experts=8, per_token=2, model_layers=32),
 }
 """The default model's shape, one of 1.1 billion weights, and layers as Qwen3-30B-A3B and Mixtral 8x7B have them (few of
 them, and a smaller vocabulary)."""
@@ -63,6 +84,31 @@ def named_shape(name: str) -> LlamaShape:
     if name not in SHAPES:
         raise UsageError(f"there is no shape {name!r}", hint=f"use one of {', '.join(SHAPES)}")
     return SHAPES[name]
+
+
+def transformers_config(shape: LlamaShape) -> dict[str, Any]:
+    """The same shape as the config of a class that `transformers` has."""
+    fields: dict[str, Any] = {
+        "model_type": "llama",
+        "num_hidden_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.context_length,
+        "tie_word_embeddings": not shape.has_head,
+    }
+    if shape.experts and shape.architecture == "qwen3moe":
+        fields |= {
+            "model_type": "qwen3_moe",
+            "num_experts": shape.experts,
+            "moe_intermediate_size": shape.intermediate,
+        }
+    elif shape.experts:
+        fields |= {"model_type": "mixtral", "num_local_experts": shape.experts}
+    return fields | ({"num_experts_per_tok": shape.per_token} if shape.experts else {})
 
 
 def write_random_gguf(
@@ -156,10 +202,9 @@ def _pieces(dtype: str, shape: tuple[int, int], noise: np.random.Generator) -> I
             values = noise.standard_normal((rows, shape[1]), dtype=np.float32) * np.float32(spread)
             yield values.astype(_FLOATS[dtype]).tobytes()
             continue
-        places, elements, size = _BLOCKS[dtype]
+        places, elements, size, range_, second = _BLOCKS[dtype]
         blocks = noise.integers(0, 256, (rows * shape[1] // elements, size), dtype=np.uint8)
-        width = 256 if dtype == "Q8_0" else 16
-        scale = np.float16(spread * 3.46 / width)  # a uniform code spreads over 0.29 of its range
-        for place, value in zip(places, (scale, np.float16(-7.5 * float(scale))), strict=False):
+        scale = np.float16(spread / range_)
+        for place, value in zip(places, (scale, np.float16(second * float(scale))), strict=False):
             blocks[:, place : place + 2] = np.frombuffer(value.tobytes(), np.uint8)
         yield blocks.tobytes()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shardcompute.backends.llamacpp.library import INSTALL_HINT, is_installed
-from shardcompute.bench.engine.random_gguf import LlamaShape, write_random_gguf
+from shardcompute.bench.engine.random_gguf import LlamaShape, transformers_config, write_random_gguf
 from shardcompute.bench.report import Result, Say, median_ratio
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import BackendError
@@ -43,6 +43,8 @@ class EngineBench:
     rounds: int = 5
     with_transformers: bool = True
     with_llamacpp: bool = True
+    config_path: str = ""
+    """Of the same shape for `transformers`, where the model's weights are random."""
 
 
 class Arm(Closing):
@@ -84,8 +86,12 @@ def run_random_bench(
     for dtype in types:
         say(f"writing a model in {dtype}")
         path = write_random_gguf(folder / f"{dtype}.gguf", shape, dtype)
-        found = run_engine_bench(replace(bench, model_path=str(path)), say)
+        config = folder / f"{dtype}.json"
+        config.write_text(json.dumps(transformers_config(shape)), encoding="utf-8")
+        found = run_engine_bench(replace(bench, model_path=str(path), config_path=str(config)), say)
         found.append(Result("file", path.stat().st_size / 2**20, "MiB", {"engine": "all"}))
+        layers = f"layers of {shape.model_layers or shape.layers}, each whole"
+        found.append(Result("depth", shape.layers, layers, {"engine": "all"}))
         results += [replace(each, labels={"type": dtype, **each.labels}) for each in found]
         path.unlink()
     return results
@@ -111,7 +117,8 @@ def _open_arms(bench: EngineBench, threads: int, say: Say) -> list[Arm]:
     arms = []
     if bench.with_transformers and importlib.util.find_spec("transformers") is not None:
         say(f"loading {TRANSFORMERS}, {threads} threads")
-        arms.append(Arm(TRANSFORMERS, ["--engine", "transformers", *common]))
+        source = ["--model", bench.config_path] if bench.config_path else []
+        arms.append(Arm(TRANSFORMERS, ["--engine", "transformers", *common, *source]))
     elif bench.with_transformers:
         say("transformers is not installed and is left out: pip install 'shardcompute[torch]'")
     for form in bench.forms:

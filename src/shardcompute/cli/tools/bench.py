@@ -29,6 +29,8 @@ def engine(
     threads: Annotated[str, typer.Option(help="Thread counts, separated by commas.")] = "1,2",
     batches: Annotated[str, typer.Option(help="Sessions at once, separated by commas.")] = "1,2,4,8,16",
     rounds: Annotated[int, typer.Option(min=1, help="How often every arm takes its turn.")] = 5,
+    prompt: Annotated[int, typer.Option(min=1, max=640, help="Tokens of the prompt.")] = 512,
+    steps: Annotated[int, typer.Option(min=1, max=640, help="Tokens of each answer.")] = 16,
     transformers: Annotated[bool, typer.Option(help="Measure transformers (float32) beside.")] = True,
     llamacpp: Annotated[bool, typer.Option(help="Measure llama.cpp beside, where its wheel is.")] = True,
     shape: Annotated[
@@ -38,7 +40,11 @@ def engine(
     types: Annotated[str, typer.Option(help="GGUF types of random weights.")] = "Q4_0,Q4_1,Q8_0",
     json_file: JsonFile = None,
 ) -> None:
-    """Decode and prefill speed and memory of every weight form, next to transformers and llama.cpp."""
+    """Decode and prefill speed and memory of every weight form, next to transformers and llama.cpp.
+
+    With --shape, a made-up model: of qwen3-moe and mixtral a few whole layers, as Qwen3-30B-A3B and Mixtral 8x7B have
+    them; transformers computes the same shape in float32, the others the same file.
+    """
     from shardcompute.bench.engine.random_gguf import named_shape
     from shardcompute.bench.engine.run import EngineBench, run_engine_bench, run_random_bench
     from shardcompute.bench.tables import render_results
@@ -49,6 +55,8 @@ def engine(
         forms=forms.split(","),
         threads=[int(part) for part in threads.split(",")],
         batches=[int(part) for part in batches.split(",")],
+        prefill_tokens=prompt,
+        steps=steps,
         rounds=rounds,
         with_transformers=transformers,
         with_llamacpp=llamacpp,
@@ -60,7 +68,7 @@ def engine(
             finish(results, render_results(results, "engine", labels=labels), json_file)
             return
         with tempfile.TemporaryDirectory() as folder:
-            bench = replace(bench, forms=("native",), with_transformers=False)
+            bench = replace(bench, forms=("native",))
             results = run_random_bench(bench, named_shape(shape), types.split(","), Path(folder), say)
     finish(results, render_results(results, "engine", labels=labels, tables=("type",)), json_file)
 
