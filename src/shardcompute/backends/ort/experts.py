@@ -223,8 +223,8 @@ def _has_even_rows(experts: GroupedExperts | SingleExperts, width: int, expert: 
 
 def _open_singles(block: ExpertBlock, width: int, width_out: int) -> SingleExperts:
     first_of: dict[object, int] = {}
-    for expert, maps in enumerate(zip(block.gate_up, block.down, strict=True)):
-        first_of.setdefault(tuple(_kernels(linear) for linear in maps), expert)
+    for expert, pair in enumerate(zip(block.gate_up, block.down, strict=True)):
+        first_of.setdefault(tuple(_kernels(linear) for linear in pair), expert)
     sessions = []
     for expert, (gate_up, down) in enumerate(zip(block.gate_up, block.down, strict=True)):
         sessions.append(_open_single(gate_up, down, width, block.gate))
