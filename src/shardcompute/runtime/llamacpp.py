@@ -75,6 +75,7 @@ def _open(path: Path, spec: ModelSpec, stage: Stage, options: ExecutorOptions) -
             kv_entries=stage.count * spec.kv_shape.parts * spec.kv_heads * spec.head_dim,
             is_first=stage.is_first,
             is_last=stage.is_last,
+            has_experts=spec.experts is not None,
         ),
         options,
     )

@@ -164,6 +164,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_get_name": (c_void_p, [c_void_p]),
     "ggml_nelements": (ctypes.c_int64, [c_void_p]),
     "ggml_backend_tensor_get": (None, [c_void_p, c_void_p, c_size_t, c_size_t]),
+    "ggml_get_data": (c_void_p, [c_void_p]),
+    "ggml_is_contiguous": (c_bool, [c_void_p]),
     "ggml_backend_dev_count": (c_size_t, []),
     "ggml_backend_dev_get": (c_void_p, [c_size_t]),
     "ggml_backend_dev_name": (c_char_p, [c_void_p]),

@@ -29,6 +29,7 @@ from shardcompute.backends.llamacpp.library import (
     ModelParams,
     open_library,
 )
+from shardcompute.backends.llamacpp.routers import LOGITS, RouterRows
 from shardcompute.backends.matrix import Array, Float32
 from shardcompute.core.errors import BackendError, CapacityError, UnsupportedModelError
 
@@ -74,6 +75,7 @@ class StageFile:
     """Numbers that a token's keys and values take in all layers."""
     is_first: bool
     is_last: bool
+    has_experts: bool = False
 
     @property
     def token_bytes(self) -> int:
@@ -117,7 +119,10 @@ class StageContext:
         self._callback = EvalCallback(self._on_tensor)
         self._rows: Float32 = np.empty((ROWS_AT_ONCE, file.hidden), np.float32)
         self._got_rows = 0
-        self._target = f"l_out-{file.layers - 1}".encode() + b"\0"
+        self._routers = RouterRows(self._c, file.hidden) if file.has_experts and not on_gpu else None
+        hidden = () if file.is_last else (f"l_out-{file.layers - 1}".encode() + b"\0",)
+        self._wanted_names = hidden if self._routers is None else (*hidden, LOGITS)
+        self._name_bytes = max(map(len, self._wanted_names), default=0)
         if on_gpu and not self._c.llama_supports_gpu_offload():
             raise BackendError(
                 "the installed llama.cpp was built without any GPU",
@@ -170,7 +175,7 @@ class StageContext:
         params.flash_attn_type = _FLASH_ATTENTION_ON
         params.type_k, params.type_v = _F16, _BF16
         params.offload_kqv = params.op_offload = on_gpu
-        if not self._file.is_last:
+        if not self._file.is_last or self._routers is not None:
             params.cb_eval = self._callback
         self._context = self._c.llama_init_from_model(self._model, params)
         if not self._context:
@@ -278,11 +283,17 @@ class StageContext:
             self._keeps_hidden = is_wanted
 
     def _on_tensor(self, tensor: int, is_asked: bool, _: Any) -> bool:
-        """llama.cpp shows every tensor before it computes: True for the one that is wanted, which is then given."""
+        """llama.cpp shows every tensor before it computes: True for those that are wanted, which are then given."""
+        if not self._name_at:
+            self._name_at = self._c.ggml_get_name(tensor) - tensor
+        name, routers = ctypes.string_at(tensor + self._name_at, self._name_bytes), self._routers
         if is_asked:
-            if not self._name_at:
-                self._name_at = self._c.ggml_get_name(tensor) - tensor
-            return ctypes.string_at(tensor + self._name_at, len(self._target)) == self._target
+            if routers is not None and routers.seen is not None:
+                routers.seen.add(tensor)
+            return name.startswith(self._wanted_names)
+        if routers is not None and name.startswith(LOGITS):
+            routers.replace(tensor, self._name_at)
+            return True
         rows, odd = divmod(self._c.ggml_nelements(tensor), self._file.hidden)
         if not odd and self._got_rows + rows <= ROWS_AT_ONCE:
             target = self._rows[self._got_rows : self._got_rows + rows]
