@@ -17,6 +17,7 @@ from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 from support.models.draft_heads import random_draft_head
 from support.models.requests import greedy, mixture, prompts, sampled
+from support.models.tiny import save_tiny_talker
 from support.models.tiny_gguf import save_tiny_text_gguf
 from support.swarm.lab import SPREAD, Alone, open_alone, swarm
 
@@ -86,3 +87,20 @@ def test_a_lost_stage_goes_on_at_its_standby(tmp_path: Path, model: Path, answer
         for talk in talks:
             assert talk.result() == answers.answer(talk.request)
         lab.wait_quiet()
+
+
+def test_stages_of_a_sparse_model_answer_as_one_process_does(tmp_path: Path, tiny: Path) -> None:
+    """Rows alone and in company, in two stages and after one is lost, with the routers in float32."""
+    checkpoint = save_tiny_talker("mixtral", tmp_path / "mixtral", tiny)
+    sparse = save_tiny_text_gguf(tmp_path, "mixtral", checkpoint)
+    with (
+        open_alone(sparse, "llamacpp") as service,
+        swarm(tmp_path, sparse, layers=(3, 3, 3), stages=2, standbys=1, backend="llamacpp") as lab,
+    ):
+        alone = Alone(service)
+        requests = [kind(text) for kind in (greedy, sampled) for text in prompts(service.tokenizer)[:3]]
+        assert lab.ask(requests[0]) == alone.answer(requests[0])
+        talks = [lab.start(request) for request in requests]
+        lab.wait_until(lambda: all(len(talk.tokens) >= 3 for talk in talks), "tokens of all streams")
+        lab.kill(lab.stage(0))
+        assert [talk.result() for talk in talks] == [alone.answer(request) for request in requests]

@@ -196,9 +196,10 @@ _NORMAL, _CONTROL = 1, 3
 _TWO_SPACES = "ĠĠ"  # a list of merges must not be empty
 
 
-def save_tiny_text_gguf(folder: Path) -> Path:
-    """The tiny checkpoint with a tokenizer of bytes, its matrices in 8-bit blocks; the same in every run."""
-    metadata, tensors = tiny_gguf("llama", save_tiny_llama(folder / "checkpoint"))
+def save_tiny_text_gguf(folder: Path, name: str = "llama", checkpoint: Path | None = None) -> Path:
+    """The tiny checkpoint, or another one, with a tokenizer of bytes, its matrices but routers in 8-bit blocks; the
+    same in every run."""
+    metadata, tensors = tiny_gguf(name, checkpoint or save_tiny_llama(folder / "checkpoint"))
     path = folder / "tiny.gguf"
     writer = gguf.GGUFWriter(path, metadata.pop("general.architecture"))
     for key, value in metadata.items():
@@ -213,7 +214,7 @@ def save_tiny_text_gguf(folder: Path) -> Path:
     writer.add_chat_template("{% for m in messages %}{{ m.role }}: {{ m.content }}\\n{% endfor %}")
     kind = gguf.GGMLQuantizationType.Q8_0
     for name, values in tensors.items():
-        if values.ndim == 2:
+        if values.ndim > 1 and "ffn_gate_inp" not in name:
             writer.add_tensor(name, gguf.quants.quantize(values.astype(np.float32), kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, np.ascontiguousarray(values, np.float32))

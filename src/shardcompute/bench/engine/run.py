@@ -130,7 +130,11 @@ def _open_arms(bench: EngineBench, threads: int, say: Say) -> list[Arm]:
         say(f"llama.cpp is not installed and is left out: {INSTALL_HINT}")
     elif bench.with_llamacpp:
         say(f"loading llama.cpp, {threads} threads")
-        arms.append(Arm(OURS_BY_LLAMACPP, ["--engine", "ours", "--backend", "llamacpp", *common, *room]))
+        try:
+            arms.append(Arm(OURS_BY_LLAMACPP, ["--engine", "ours", "--backend", "llamacpp", *common, *room]))
+        except BackendError as error:
+            # It refuses types whose rows it cannot give equal bits; plain llama.cpp does not ask.
+            say(f"{OURS_BY_LLAMACPP} is left out: {error.message}")
         plain = ["--engine", "llama.cpp", "--sessions", str(sessions), "--context", str(_STREAM_TOKENS)]
         arms.append(Arm(PLAIN, [*plain, *common]))
     return arms

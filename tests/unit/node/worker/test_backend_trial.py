@@ -185,3 +185,16 @@ def test_a_small_model_is_tried_whole_and_a_larger_one_from_its_end(
     assert 1.0 <= speed.row_s <= times
     assert (speed.row_s < times) == (start > 0)
     assert speed.batch_s == pytest.approx(2 * speed.row_s)
+
+
+@pytest.mark.skipif(installed_version() is None, reason="xllamacpp is not installed")
+@pytest.mark.parametrize("architecture", ["qwen3moe", "llama"])
+def test_sparse_models_are_tried_as_any_other(tmp_path: Path, settings: Settings, architecture: str) -> None:
+    shape = replace(SHAPE, intermediate=64, experts=4, per_token=2, architecture=architecture, head_size=32)
+    path = write_random_gguf(tmp_path / "sparse.gguf", shape, "Q8_0")
+    with open_checkpoint(resolve(parse_reference(str(path)), load_settings())) as sparse:
+        speeds = try_backends(sparse, 1).speeds
+        assert all(each.row_s > 0 and each.prompt_row_s > 0 for each in speeds.values())
+        trial = FakeTrial(SLOW, FAST)
+        assert choose(sparse, settings, trial).backend == "llamacpp"
+        assert trial.calls == 1
