@@ -183,9 +183,13 @@ def matrix_bytes(holder: str, form: MatrixForm, rows: int, columns: int, file_by
     return form.code_bytes(rows, columns) + block_bytes * blocks + outliers * (4 if _is_wide(holder) else 2)
 
 
-def table_bytes(holder: str, form: MatrixForm, rows: int, columns: int, file_bytes: int) -> int:
-    """A matrix whose rows are looked up. On the host it stays as it comes; a GPU widens it."""
+def table_bytes(
+    holder: str, form: MatrixForm, rows: int, columns: int, file_bytes: int, *, stays_in_file: bool = False
+) -> int:
+    """A matrix whose rows are looked up. On the host it stays as it comes, or in its file; a GPU widens it."""
     if holder == "onnx/cpu":
+        if stays_in_file:
+            return 0
         # Two bytes each where files keep 16 bits, which is not known here.
         scales = 4 * (1 + form.has_shifts) * form.block_count(rows, columns)
         return form.code_bytes(rows, columns) + scales + int(2 * form.outliers * rows * columns)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,6 +94,19 @@ class MixedMatrix:
 
 
 Matrix = DenseMatrix | BlockMatrix | MixedMatrix
+
+
+class StoredRows(Protocol):
+    """A matrix that stays where it is stored: rows are read as they are asked for."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    def read(self, rows: Array) -> Matrix:
+        """These rows, in any order."""
+        ...
+
+    def close(self) -> None: ...
 
 
 def rows_of(matrix: Matrix, rows: Array | slice) -> Matrix:

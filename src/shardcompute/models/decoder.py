@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from shardcompute.backends.executor import PictureNetwork
 from shardcompute.backends.host.low_rank import NO_ADAPTERS, AdapterLayers
-from shardcompute.backends.matrix import Float32, Matrix
+from shardcompute.backends.matrix import Float32, Matrix, StoredRows
 from shardcompute.backends.ops import Attention, ExpertBlock, Gate, Handle, Ops, Tensor
 from shardcompute.models.latent_attention import LatentWeights, attend_latent, load_latent
 from shardcompute.models.rotation import rope_tables
@@ -33,6 +33,22 @@ class TensorSource(Protocol):
     def matrix(self, name: str, layer: int | None = None) -> Matrix: ...
 
     def vector(self, name: str, layer: int | None = None) -> Float32: ...
+
+
+@runtime_checkable
+class StoredTables(Protocol):
+    """A `TensorSource` that can leave a table in its file."""
+
+    def stored_rows(self, name: str) -> StoredRows | None:
+        """None where it has to be read."""
+        ...
+
+
+@runtime_checkable
+class StoredTableOps(Protocol):
+    """Ops that look rows up where they are stored."""
+
+    def stored_table(self, rows: StoredRows) -> Handle: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +127,10 @@ class Decoder:
         return [ops.rotation(partial(rope_tables, rope), rope.axes) for rope in self.spec.ropes]
 
     def load_embedding(self, ops: Ops) -> Handle:
+        if self.rank is None and isinstance(ops, StoredTableOps) and isinstance(self._source, StoredTables):
+            stored = self._source.stored_rows("embedding")
+            if stored is not None:
+                return ops.stored_table(stored)
         first = None if self.rank is None else self.rank.share.vocabulary[0]
         return ops.table(self._source.matrix("embedding"), first)
 

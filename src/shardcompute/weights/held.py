@@ -37,7 +37,7 @@ from shardcompute.weights.card import Card
 from shardcompute.weights.formats.quantise import INT8_BLOCK_SIZES, OUTLIERS_PER_COLUMN
 from shardcompute.weights.formats.quantise_int4 import BLOCK_SIZE
 from shardcompute.weights.formats.tensor_file import TensorEntry, block_layout
-from shardcompute.weights.loader import NEVER_INT4, NEVER_ROUNDED
+from shardcompute.weights.loader import NEVER_INT4, NEVER_ROUNDED, stays_in_file
 from shardcompute.weights.quantised.folded_file import FoldedEntries
 
 _DENSE_BITS = {"F32": 32, "F16": 16, "BF16": 16}
@@ -72,7 +72,8 @@ def held_sizes_of_card(card: Card, *, context_length: int) -> tuple[HeldSizes, .
         form = loaded_form(name, place, stored_form(entries, place.stored), wanted)
         return form, _share(entries[place.stored], place)
 
-    sizes = _held_sizes(card.spec, card.layout, form_of, context_length)
+    in_file = card.kind != "packed" and _has_table_in_file(card.spec, card.layout, entries, card.form)
+    sizes = _held_sizes(card.spec, card.layout, form_of, context_length, in_file)
     return with_held_adapters(
         sizes,
         [
@@ -102,7 +103,18 @@ def held_sizes_of_entries(
         found = loaded_form(name, place, stored_form(entries, place.stored), form)
         return found, _share(entries[place.stored], place)
 
-    return _held_sizes(spec, layout, form_of, context_length)
+    in_file = _has_table_in_file(spec, layout, entries, form)
+    return _held_sizes(spec, layout, form_of, context_length, in_file)
+
+
+def _has_table_in_file(
+    spec: ModelSpec, layout: Layout, entries: Mapping[str, TensorEntry], form: str
+) -> bool:
+    """Whether the loader leaves the embedding where it is stored, for what looks rows up there."""
+    if is_fallback(spec) or isinstance(entries, FoldedEntries):
+        return False
+    table = layout.model["embedding"]
+    return stays_in_file(table, entries[table.stored], form)
 
 
 def loaded_form(name: str, place: TensorPlace, stored: MatrixForm, form: str) -> MatrixForm:
@@ -173,7 +185,7 @@ def _share(entry: TensorEntry, place: TensorPlace) -> int:
 
 
 def _held_sizes(
-    spec: ModelSpec, layout: Layout, form_of: FormOf, context_length: int
+    spec: ModelSpec, layout: Layout, form_of: FormOf, context_length: int, is_table_in_file: bool
 ) -> tuple[HeldSizes, ...]:
     intermediate = spec.intermediate
     if spec.experts is not None:
@@ -194,7 +206,7 @@ def _held_sizes(
     ends = _forms({name: layout.model[name] for name in ("embedding", "head", "norm")}, form_of)
     seeing = {name: place for name, place in layout.model.items() if name.startswith(TOWER)}
     tower = Counter(_forms(seeing, form_of).values())
-    return tuple(_held_by(holder, spec, shape, layers, ends, tower) for holder in HOLDERS)
+    return tuple(_held_by(holder, spec, shape, layers, ends, tower, is_table_in_file) for holder in HOLDERS)
 
 
 _Part = tuple[tuple[int, ...], MatrixForm, int]
@@ -207,6 +219,7 @@ def _held_by(
     layers: Sequence[Mapping[_Part, int]],
     ends: Mapping[str, _Part],
     tower: Mapping[_Part, int],
+    is_table_in_file: bool,
 ) -> HeldSizes:
     layer_bytes = tuple(
         sum(count * _part_bytes(holder, part) for part, count in layer.items()) for layer in layers
@@ -216,7 +229,8 @@ def _held_by(
     return HeldSizes(
         holder,
         layer_bytes=layer_bytes,
-        embedding_bytes=_table_bytes(holder, ends["embedding"]) + _tower_bytes(holder, spec, tower),
+        embedding_bytes=_table_bytes(holder, ends["embedding"], is_table_in_file)
+        + _tower_bytes(holder, spec, tower),
         head_bytes=head_bytes,
         kv_bytes=tuple((kv, held_kv_bytes(holder, kv, spec.kv_shape)) for kv in KV_TYPES),
         scratch_bytes=scratch,
@@ -273,6 +287,6 @@ def _part_bytes(holder: str, part: _Part) -> int:
     return matrix_bytes(holder, form, shape[0], shape[1], file_bytes)
 
 
-def _table_bytes(holder: str, part: _Part) -> int:
+def _table_bytes(holder: str, part: _Part, stays_in_file: bool) -> int:
     shape, form, file_bytes = part
-    return table_bytes(holder, form, shape[0], shape[1], file_bytes)
+    return table_bytes(holder, form, shape[0], shape[1], file_bytes, stays_in_file=stays_in_file)

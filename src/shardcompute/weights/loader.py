@@ -14,9 +14,12 @@ import numpy as np
 from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
 from shardcompute.models.layout import TOWER, Layout, TensorPlace
+from shardcompute.weights.formats.file_rows import ROW_TYPES, FileRows, open_file_rows
 from shardcompute.weights.formats.quantise import convert
 from shardcompute.weights.formats.tensor_file import (
+    FoldedMatrices,
     Span,
+    TensorEntry,
     TensorFile,
     find_entry,
     read_expert_matrix,
@@ -62,12 +65,31 @@ class ShardTensors:
         is_kept = self._form == "int4" and name.endswith(NEVER_INT4) and not is_in_4_bits
         return convert(matrix, "int8" if is_kept else self._form)
 
+    def stored_rows(self, name: str) -> FileRows | None:
+        """A table that can stay in its file, see `stays_in_file`."""
+        place = self._place(name, None)
+        if self._rank.count > 1 or isinstance(self._file, FoldedMatrices):
+            return None
+        entry = find_entry(self._file, place.stored)
+        return open_file_rows(self._file, entry) if stays_in_file(place, entry, self._form) else None
+
     def vector(self, name: str, layer: int | None = None) -> Float32:
         return read_vector_place(self._file, self._place(name, layer), self._rank)
 
     def _place(self, name: str, layer: int | None) -> TensorPlace:
         places = self._layout.model if layer is None else self._layout.layers[layer]
         return places[name]
+
+
+def stays_in_file(place: TensorPlace, entry: TensorEntry, form: str) -> bool:
+    """Whether rows of a table can be looked up in the file that it comes in, and give what reading it all would."""
+    is_as_stored = TensorPlace(place.stored, place.shape, place.split, place.unit) == place
+    return (
+        is_as_stored
+        and entry.shape == place.shape
+        and entry.dtype in ROW_TYPES
+        and form in ("native", "float32")
+    )
 
 
 def stored_bytes(tensors: ShardTensors, layout: Layout) -> int:

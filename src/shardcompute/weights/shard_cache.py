@@ -26,7 +26,7 @@ from typing import Any
 from shardcompute.core.errors import CorruptModelError, SourceError, UsageError
 from shardcompute.security.private_files import close_to_others, private_opener
 from shardcompute.weights.card import Card, decode_card, encode_card, row_range
-from shardcompute.weights.formats.bytes import check_range
+from shardcompute.weights.formats.bytes import ByteSource, check_range
 from shardcompute.weights.formats.tensor_file import Span, TensorEntry
 from shardcompute.weights.sources.disk import check_room, disk_errors
 
@@ -115,6 +115,28 @@ class ShardCache:
         return freed
 
 
+class CachedTensor:
+    """A tensor in the cache, read for long after it was fetched (see `weights.formats.bytes.ByteSource`)."""
+
+    def __init__(self, shard: CachedShard, name: str) -> None:
+        self._shard = shard
+        self._tensor = name
+        self.name = f"{name} in {shard.folder}"
+        self.size = shard.card.entries[name].size_bytes
+
+    def read(self, offset: int, length: int) -> memoryview:
+        content = self._shard.read(self._tensor, offset, length)
+        if content is None:
+            raise CorruptModelError(
+                f"{self.name} was deleted or damaged while it was in use",
+                hint="leave the folder of a worker that runs as it is, and restart it",
+            )
+        return content
+
+    def close(self) -> None:
+        """No file is held open."""
+
+
 class CachedShard:
     """What is here of one model. Methods may be called from any thread."""
 
@@ -158,6 +180,10 @@ class CachedShard:
                 return None
             at = last
         return out
+
+    def lasting(self, name: str) -> ByteSource | None:
+        """The bytes of a tensor that was found whole and right; None where it was not."""
+        return CachedTensor(self, name) if self.is_verified(name) else None
 
     def write(self, name: str, start: int, content: bytes | memoryview) -> None:
         """Keep bytes of a tensor, from its byte `start` on. Raises DiskFullError before the disk is full."""

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import onnxruntime
 import pytest
 
+from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, Float32, Matrix, MixedMatrix
+from shardcompute.backends.ort import OrtExecutor
+from shardcompute.backends.ort.buffers import give_back_rows, reserve_rows
 from shardcompute.backends.ort.graph import LOADING_ROOM, GraphWriter, use_threads
 from shardcompute.backends.ort.linear import Linear, write_linear
 from shardcompute.backends.ort.table import EmbeddingTable
+from shardcompute.core.batch import Segment
+from shardcompute.models.decoder import Decoder
+from shardcompute.models.spec import whole
+from support.models.networks import SPECS, RandomTensors
 
 WIDTH, HEIGHT = 256, 96
 
@@ -153,3 +162,26 @@ print(large - anonymous_mib())
 def test_scratch_memory_of_a_prompt_is_given_back_when_its_answer_begins() -> None:
     """128 rows of 20,000 numbers are 10 MB, of which several are needed at once."""
     assert _measure(_SHRINK) > 20
+
+
+def test_an_executor_lets_its_network_go() -> None:
+    """With it go the files that weights were read from, and whatever of them it has."""
+    spec = SPECS["plain"]()
+    network = Decoder(spec, whole(spec), RandomTensors(spec))
+    seen = weakref.ref(network)
+    engine = OrtExecutor(network, ExecutorOptions(kv_bytes=1 << 20, context_length=64))
+    del network
+    gc.collect()
+    assert seen() is None
+    assert engine.step([Segment(1, 0, 1, 1)], np.zeros(1, np.int64)).shape == (1, spec.vocab_size)
+
+
+def test_rows_that_are_given_back_read_as_zeros_and_others_stay() -> None:
+    buffer = reserve_rows(512, 1024)
+    buffer[:] = 1
+    give_back_rows([buffer], 16)
+    assert (buffer[:16] == 1).all()
+    if sys.platform != "win32":
+        assert not buffer[17:].any()
+    buffer[300] = 2
+    assert (buffer[300] == 2).all()

@@ -10,10 +10,11 @@ from shardcompute.backends.executor import ExecutorOptions, Network, Synchronous
 from shardcompute.backends.host.pictures import SessionPictures
 from shardcompute.backends.kv import HostKv, KvSessions
 from shardcompute.backends.matrix import Array, Float32
+from shardcompute.backends.ort.buffers import give_back_rows
 from shardcompute.backends.ort.graph import LOADING_ROOM, shrink_scratch_memory, use_threads
 from shardcompute.backends.ort.ops import OrtOps
 from shardcompute.backends.ort.program import Graph, Run, TakeWanted, Value, assign_buffers, round_up
-from shardcompute.backends.ort.table import EmbeddingTable
+from shardcompute.backends.ort.table import EmbeddingTable, StoredTable
 from shardcompute.backends.ort.tower import OrtTower
 from shardcompute.core.batch import Segment, count_rows
 from shardcompute.core.errors import BackendError, UsageError
@@ -34,7 +35,9 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
     def __init__(self, network: Network, options: ExecutorOptions) -> None:
         use_threads(options.threads)
         give_back_large_blocks()
-        self._network = network
+        # Not the network itself: it has the files that its weights were read from, and perhaps the weights.
+        self._is_first, self._is_last = network.is_first, network.is_last
+        self._hidden, self._vocab_size = network.hidden, network.vocab_size
         self._options = options
         self._kv = HostKv(
             network.layer_count,
@@ -47,19 +50,24 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         self._positions = np.zeros((1, capacity), dtype=np.int64)
         self._adapters = np.zeros((1, capacity), dtype=np.int64)
         self._ops = OrtOps(options.context_length, self._positions, self._adapters, options.kv_type)
-        self._pictures: SessionPictures = self._open_pictures()
-        self._table: EmbeddingTable | None = network.load_embedding(self._ops) if network.is_first else None
+        self._pictures: SessionPictures = self._open_pictures(network)
+        self._table: EmbeddingTable | StoredTable | None = (
+            network.load_embedding(self._ops) if network.is_first else None
+        )
         self._input = self._ops.source(network.hidden)
         self._normed: Value | None = None
-        self._output = self._record(self._input)
+        self._output = self._record(network, self._input)
         self._logit_rows = 0
         kept = [self._input, self._output, *([] if self._normed is None else [self._normed])]
         narrow = options.max_logit_rows + _PROBED_ROWS
         assign_buffers(self._ops.steps, kept, capacity, narrow)
         self._steps = self._ops.steps
+        values = [self._input, *(value for step in self._steps for value in step.outputs())]
+        self._buffers = list({id(value.buffer): value.buffer for value in values}.values())
         self._has_grown = False
         """A step of many rows took scratch memory that steps of few do not need."""
         self.row_multiple = self._probe_rows()
+        give_back_rows(self._buffers, 0)
         LOADING_ROOM.release()
         return_freed_memory()
 
@@ -91,7 +99,7 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
             if run.rows:
                 step.run(run)
         self._logit_rows = logit_rows
-        return self._output.buffer[: logit_rows if self._network.is_last else rows]
+        return self._output.buffer[: logit_rows if self._is_last else rows]
 
     def hidden_rows(self) -> Array:
         if self._normed is None:
@@ -112,10 +120,12 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
 
     def close(self) -> None:
         self._steps.clear()
+        if self._table is not None:
+            self._table.close()
         return_freed_memory()
 
-    def _open_pictures(self) -> SessionPictures:
-        network, pictures, encode, scale = self._network, self._network.pictures, None, 1.0
+    def _open_pictures(self, network: Network) -> SessionPictures:
+        pictures, encode, scale = network.pictures, None, 1.0
         if pictures is not None and network.is_first:
             # Rows are multiplied by it in the program, as embedded tokens are.
             encode, scale = OrtTower(pictures).encode, pictures.row_scale
@@ -137,11 +147,12 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         """Once a prompt is done and its answer begins; not between the pieces of a prompt."""
         if rows <= _FEW_ROWS and self._has_grown:
             shrink_scratch_memory()
+            give_back_rows(self._buffers, _FEW_ROWS)
             return_freed_memory()
         self._has_grown = rows > _MANY_ROWS or (self._has_grown and rows > _FEW_ROWS)
 
-    def _record(self, x: Value) -> Value:
-        network, ops = self._network, self._ops
+    def _record(self, network: Network, x: Value) -> Value:
+        ops = self._ops
         shared = network.load_shared(ops)
         if network.is_first:
             x = network.embed(ops, self._table, x)
@@ -156,15 +167,11 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         return x
 
     def _check_inputs(self, inputs: Array, rows: int) -> None:
-        expected = (rows,) if self._network.is_first else (rows, self._network.hidden)
+        expected = (rows,) if self._is_first else (rows, self._hidden)
         if inputs.shape != expected:
             raise UsageError(f"this step's input must have the shape {expected}, not {inputs.shape}")
-        if (
-            self._network.is_first
-            and rows
-            and not 0 <= inputs.min() <= inputs.max() < self._network.vocab_size
-        ):
-            raise UsageError(f"a token id is outside the vocabulary of {self._network.vocab_size}")
+        if self._is_first and rows and not 0 <= inputs.min() <= inputs.max() < self._vocab_size:
+            raise UsageError(f"a token id is outside the vocabulary of {self._vocab_size}")
 
     def _probe_rows(self) -> int:
         """The smallest multiple to which steps must be padded for rows to be independent.

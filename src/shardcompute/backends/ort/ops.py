@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardcompute.backends.host.low_rank import LowRank
-from shardcompute.backends.matrix import Array, Float32, Matrix
+from shardcompute.backends.matrix import Array, Float32, Matrix, StoredRows
 from shardcompute.backends.ops import (
     Activation,
     Attention,
@@ -26,7 +26,7 @@ from shardcompute.backends.ort.graph import CONTRIB, GraphWriter
 from shardcompute.backends.ort.linear import Linear, describe_form, stack, write_linear, write_low_rank
 from shardcompute.backends.ort.model_bytes import INT64
 from shardcompute.backends.ort.program import Attend, Graph, ProgramStep, RankExchange, TakeWanted, Value
-from shardcompute.backends.ort.table import EmbeddingTable
+from shardcompute.backends.ort.table import EmbeddingTable, StoredTable
 from shardcompute.core.kv_types import KvType
 
 
@@ -102,6 +102,9 @@ class OrtOps:
     def table(self, matrix: Matrix, first: int | None = None) -> EmbeddingTable:
         return EmbeddingTable(matrix, first)
 
+    def stored_table(self, rows: StoredRows) -> StoredTable:
+        return StoredTable(rows)
+
     def rotation(self, tables: RotationTables, axes: Axes = ()) -> tuple[Float32, Float32]:
         cosines, sines = tables(self._context_length)
         if not axes:
@@ -118,7 +121,7 @@ class OrtOps:
         """A value that the executor fills before the program runs."""
         return Value(self._name("in"), width, None)
 
-    def embed(self, table: EmbeddingTable, ids: Value) -> Value:
+    def embed(self, table: EmbeddingTable | StoredTable, ids: Value) -> Value:
         """The executor looks rows of the table up itself and fills the source with them."""
         return ids
 

@@ -18,6 +18,7 @@ from shardcompute.backends.kv import HostKv, KvRows
 from shardcompute.backends.matrix import Array, Float32
 from shardcompute.backends.ops import RankGroup
 from shardcompute.backends.ort.attention import AttentionKernel, KeyRange
+from shardcompute.backends.ort.buffers import reserve_rows
 from shardcompute.core.batch import Segment, count_rows, logit_row_indices
 
 _KEPT_BINDINGS = 32
@@ -210,7 +211,7 @@ def assign_buffers(
 
     def allocate(value: Value) -> Float32:
         rows = narrow_rows if value.is_narrow else max_rows
-        return np.zeros((rows, value.width), dtype=np.float32)
+        return reserve_rows(rows, value.width)
 
     for value in kept:
         value.buffer = allocate(value)

@@ -1,4 +1,4 @@
-"""Embedding table in host memory: rows are looked up, never multiplied with."""
+"""Embedding table, in a file or in host memory: rows are looked up, never multiplied with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shardcompute.backends.matrix import Array, BlockMatrix, Float32, Matrix, rows_of
+from shardcompute.backends.matrix import Array, BlockMatrix, Float32, Matrix, StoredRows, rows_of
 
 
 class EmbeddingTable:
@@ -37,6 +37,9 @@ class EmbeddingTable:
         narrow = (each.nbytes for each in (self._scales, self._shifts) if each is not None)
         return self._matrix.size_bytes + sum(narrow)
 
+    def close(self) -> None:
+        """Its memory goes with it."""
+
     def rows(self, ids: Array) -> Float32:
         if self._first is None:
             return self._rows(ids)
@@ -57,6 +60,20 @@ class EmbeddingTable:
             (matrix.scales if self._scales is None else self._scales)[ids].astype(np.float32),
             None if shifts is None else shifts[ids].astype(np.float32),
         ).to_dense()
+
+
+class StoredTable:
+    """The rows of a matrix in a file."""
+
+    def __init__(self, stored: StoredRows) -> None:
+        self._stored = stored
+
+    def rows(self, ids: Array) -> Float32:
+        wanted, places = np.unique(ids, return_inverse=True)
+        return self._stored.read(wanted).to_dense()[places]
+
+    def close(self) -> None:
+        self._stored.close()
 
 
 def _narrowed(values: Float32) -> NDArray[np.float16] | None:

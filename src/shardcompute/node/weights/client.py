@@ -37,7 +37,7 @@ from shardcompute.runtime.llamacpp import open_served_stage
 from shardcompute.runtime.shard import build_executor, refuse_adapters
 from shardcompute.weights.adapter_pack import served_adapters
 from shardcompute.weights.card import Card, decode_card, row_range
-from shardcompute.weights.formats.bytes import check_range
+from shardcompute.weights.formats.bytes import ByteSource, check_range
 from shardcompute.weights.formats.tensor_file import Span, TensorEntry
 from shardcompute.weights.loader import Rank
 from shardcompute.weights.served import shard_source
@@ -196,6 +196,12 @@ class RemoteTensors(Closing):
 
     def read_rows(self, name: str, start: int = 0, stop: int | None = None) -> memoryview:
         return self.read_bytes(name, *row_range(self.entries[name], start, stop))
+
+    def lasting(self, name: str) -> ByteSource | None:
+        """A tensor that is on this machine's disk, in the original file or checked in the cache."""
+        if self._original is not None and self._has_original(name):
+            return self._original.lasting(name)
+        return None if self._cache is None else self._cache.lasting(name)
 
     def close(self) -> None:
         """End the links."""

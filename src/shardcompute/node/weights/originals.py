@@ -23,9 +23,9 @@ from shardcompute.core.errors import CorruptModelError, ShardComputeError
 from shardcompute.core.settings import load_settings
 from shardcompute.weights.card import Card
 from shardcompute.weights.checkpoint import open_checkpoint
-from shardcompute.weights.formats.bytes import LocalBytes
+from shardcompute.weights.formats.bytes import ByteSource, LocalBytes
 from shardcompute.weights.formats.safetensors_file import open_safetensors
-from shardcompute.weights.formats.tensor_file import TensorEntry, TensorFile
+from shardcompute.weights.formats.tensor_file import TensorEntry, TensorFile, lasting_bytes
 from shardcompute.weights.quantised.folded_file import stored_file
 from shardcompute.weights.served import Origin
 from shardcompute.weights.sources.reference import parse_reference
@@ -131,6 +131,9 @@ class Original(Closing):
 
     def read_bytes(self, name: str, offset: int, length: int) -> memoryview:
         return self._tensors.read_bytes(name, offset, length)
+
+    def lasting(self, name: str) -> ByteSource | None:
+        return lasting_bytes(self._tensors, name)
 
     def check(self) -> None:
         """CorruptModelError if a file has changed since it was noted."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
@@ -132,6 +133,53 @@ class LocalBytes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class LocalPart:
+    """A range of a file on this machine's disk, read for long after it was opened: it must not change meanwhile.
+
+    It is closed with its last user, if nobody closes it before.
+    """
+
+    def __init__(self, path: Path, offset: int, size: int) -> None:
+        self.name = str(path)
+        self.size = size
+        self._offset = offset
+        self._lock = threading.Lock()
+        try:
+            self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        except OSError as error:
+            raise SourceError(f"{self.name} cannot be opened: {error}", hint="check the disk") from error
+        self._close = weakref.finalize(self, os.close, self._file)
+        self._mark = self._look()
+
+    def read(self, offset: int, length: int) -> memoryview:
+        check_range(self.name, self.size, offset, length)
+        try:
+            with self._lock:
+                mark, content = self._look(), self._read(self._offset + offset, length)
+        except OSError as error:
+            raise SourceError(f"{self.name} cannot be read: {error}", hint="check the disk") from error
+        if mark != self._mark or len(content) != length:
+            raise CorruptModelError(
+                f"{self.name} was changed while it was in use", hint="leave a model that is served as it is"
+            )
+        return memoryview(content)
+
+    def close(self) -> None:
+        self._close()
+
+    def _look(self) -> tuple[int, int]:
+        """What tells that the file is as it was."""
+        found = os.fstat(self._file)
+        return found.st_size, found.st_mtime_ns
+
+    def _read(self, offset: int, length: int) -> bytes:
+        if sys.platform == "win32":
+            os.lseek(self._file, offset, os.SEEK_SET)
+            return os.read(self._file, length)
+        else:
+            return os.pread(self._file, length, offset)
 
 
 def _reader_count() -> int:

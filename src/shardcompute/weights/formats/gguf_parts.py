@@ -98,6 +98,9 @@ class GgufParts:
         find_entry(self, name)
         return self._holders[name].locate(name)
 
+    def lasting(self, name: str) -> ByteSource | None:
+        return self._holders[name].lasting(name)
+
     def close(self) -> None:
         for part in self._parts:
             part.close()

@@ -85,6 +85,9 @@ class ShardedTensorFile:
     def locate(self, name: str) -> tuple[Strand, ...]:
         return self._shard_with(name).locate(name)
 
+    def lasting(self, name: str) -> ByteSource | None:
+        return self._shard_with(name).lasting(name)
+
     def find_in_shard(self, name: str) -> TensorEntry:
         """The entry of `name` (KeyError if the index lacks it), whose offset counts within its shard."""
         return find_entry(self._open_shard(self.weight_map[name]), name)

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix, widen
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError
-from shardcompute.weights.formats.bytes import ByteSource
+from shardcompute.weights.formats.bytes import ByteSource, LocalBytes, LocalPart
 from shardcompute.weights.formats.gguf_blocks import BLOCK_LAYOUTS, BlockLayout
 from shardcompute.weights.formats.mlx_blocks import mlx_layout
 
@@ -28,7 +29,7 @@ Span = tuple[int, int]
 _PIECE_BYTES = 8 << 20
 _PIECE_WEIGHTS = 4 << 20
 
-_FLOAT_TYPES: dict[str, np.dtype[Any]] = {
+FLOAT_TYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
@@ -36,7 +37,7 @@ _FLOAT_TYPES: dict[str, np.dtype[Any]] = {
 # Beyond it a code times its scale may be infinite.
 _LARGEST_SCALE = np.float32(2.0**119)
 # Held as float32 where that loses nothing. Integers are no weights: what they stand for, nothing says.
-_PLAIN_TYPES = _FLOAT_TYPES | {"F64": np.dtype("<f8")}
+_PLAIN_TYPES = FLOAT_TYPES | {"F64": np.dtype("<f8")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,19 @@ class LocatedTensors(Protocol):
     def locate(self, name: str) -> tuple[Strand, ...]: ...
 
 
+@runtime_checkable
+class LastingTensors(Protocol):
+    """A `TensorFile` some of whose tensors lie on this machine's disk, and can be read when it is closed."""
+
+    def lasting(self, name: str) -> ByteSource | None:
+        """The bytes of one of them; None where they are only to be had from here."""
+        ...
+
+
+def lasting_bytes(file: TensorFile, name: str) -> ByteSource | None:
+    return file.lasting(name) if isinstance(file, LastingTensors) else None
+
+
 class SingleTensorFile:
     """A `TensorFile` whose tensors all lie in one source; parsers make it, closing it closes the source."""
 
@@ -133,6 +147,12 @@ class SingleTensorFile:
 
     def locate(self, name: str) -> tuple[Strand, ...]:
         return (Strand(self._source.name, find_entry(self, name).offset),)
+
+    def lasting(self, name: str) -> ByteSource | None:
+        if not isinstance(self._source, LocalBytes):
+            return None
+        entry = find_entry(self, name)
+        return LocalPart(self._source.path, entry.offset, entry.size_bytes)
 
     def close(self) -> None:
         self._source.close()
@@ -216,10 +236,10 @@ def _read_part(
 
 def _read_dense(file: TensorFile, entry: TensorEntry, rows: Span, columns: Span) -> DenseMatrix:
     dtype, width, count = _PLAIN_TYPES[entry.dtype], entry.shape[-1], rows[1] - rows[0]
-    if columns == (0, width) and entry.dtype in _FLOAT_TYPES:
+    if columns == (0, width) and entry.dtype in FLOAT_TYPES:
         raw = file.read_bytes(entry.name, rows[0] * entry.row_bytes, count * entry.row_bytes)
         return DenseMatrix(np.frombuffer(raw, dtype).reshape(count, width))
-    held = dtype if entry.dtype in _FLOAT_TYPES else np.dtype(np.float32)
+    held = dtype if entry.dtype in FLOAT_TYPES else np.dtype(np.float32)
     values = np.empty((count, columns[1] - columns[0]), held)
     for at, raw in _pieces(file, entry, rows):
         piece = _as_float(file, entry, np.frombuffer(raw, dtype).reshape(-1, width)[:, slice(*columns)])
@@ -229,7 +249,7 @@ def _read_dense(file: TensorFile, entry: TensorEntry, rows: Span, columns: Span)
 
 def _as_float(file: TensorFile, entry: TensorEntry, values: Array) -> Array:
     """64-bit numbers as float32; UnsupportedModelError where that would round them."""
-    if entry.dtype in _FLOAT_TYPES:
+    if entry.dtype in FLOAT_TYPES:
         return values
     with np.errstate(over="ignore"):
         narrow = values.astype(np.float32)
@@ -262,10 +282,27 @@ def _read_blocks(
         with np.errstate(invalid="ignore"):  # damaged scales are refused below, by name
             piece = layout.decode(np.frombuffer(raw, np.uint8).reshape(-1, layout.file_bytes))
         codes[target] = piece[0].reshape(count, -1, layout.code_bytes)[:, blocks]
-        scales[target] = _finite(file, entry, piece[1]).reshape(count, -1)[:, blocks]
+        scales[target] = _finite(file.name, entry, piece[1]).reshape(count, -1)[:, blocks]
         if shifts is not None and piece[2] is not None:
-            shifts[target] = _finite(file, entry, piece[2]).reshape(count, -1)[:, blocks]
+            shifts[target] = _finite(file.name, entry, piece[2]).reshape(count, -1)[:, blocks]
     return BlockMatrix(layout.bits, size, codes, scales, shifts)
+
+
+def decode_rows(name: str, entry: TensorEntry, raw: NDArray[np.uint8]) -> Matrix:
+    """Rows of a matrix from their bytes `[rows, row bytes]` in the file called `name`."""
+    if entry.dtype in FLOAT_TYPES:
+        return DenseMatrix(raw.view(FLOAT_TYPES[entry.dtype]))
+    layout = BLOCK_LAYOUTS[entry.dtype]
+    count = len(raw)
+    with np.errstate(invalid="ignore"):
+        codes, scales, shifts = layout.decode(raw.reshape(-1, layout.file_bytes))
+    return BlockMatrix(
+        layout.bits,
+        layout.block_size,
+        codes.reshape(count, -1, layout.code_bytes),
+        _finite(name, entry, scales).reshape(count, -1),
+        None if shifts is None else _finite(name, entry, shifts).reshape(count, -1),
+    )
 
 
 def _pieces(file: TensorFile, entry: TensorEntry, rows: Span) -> Iterator[tuple[int, memoryview]]:
@@ -310,10 +347,10 @@ def _unsupported_type(file: TensorFile, entry: TensorEntry) -> UnsupportedModelE
     )
 
 
-def _finite(file: TensorFile, entry: TensorEntry, values: Array) -> Array:
+def _finite(name: str, entry: TensorEntry, values: Array) -> Array:
     if not (np.abs(values) <= _LARGEST_SCALE).all():
         raise CorruptModelError(
-            f"{entry.name!r} in {file.name} has block scales that are infinite, far too large or not numbers",
+            f"{entry.name!r} in {name} has block scales that are infinite, far too large or not numbers",
             hint="fetch the file again; it is damaged",
         )
     return values
