@@ -124,7 +124,9 @@ class ClusterAdmin(Closing):
             driver=state.driver,
             nodes=view_nodes(state, now_s),
             links=view_links(state, self._cluster.url),
-            models=view_models(state, now_s),
+            models=view_models(
+                state, now_s, {each.name for each in swarm.models() if each.vision is not None}
+            ),
             chains=view_chains(state, now_s, swarm.timings()),
             fetches=self._fetches.views(),
             load=LoadView(

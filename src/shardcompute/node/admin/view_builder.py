@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import inf, isfinite
 from urllib.parse import urlsplit
@@ -196,7 +196,8 @@ def _host(url: str) -> str:
         return ""
 
 
-def view_models(state: ClusterState, now_s: float) -> tuple[ModelView, ...]:
+def view_models(state: ClusterState, now_s: float, seeing: Collection[str] = ()) -> tuple[ModelView, ...]:
+    """`seeing` are the names of those that take images."""
     reports = {report.model: report for report in report_models(state, now_s)}
     views = []
     for name in sorted(state.models):
@@ -213,7 +214,7 @@ def view_models(state: ClusterState, now_s: float) -> tuple[ModelView, ...]:
                 reasons=report.reasons,
             )
         )
-    return tuple(views)
+    return tuple(replace(view, sees=True) if view.name in seeing else view for view in views)
 
 
 def _view_model(

@@ -282,6 +282,8 @@ class ModelView:
     """What alone can run it: `transformers`; empty: every backend."""
     kv_type: KvType = DEFAULT_KV_TYPE
     """What CPUs round its keys and values to."""
+    sees: bool = False
+    """Whether it takes images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ function makeModel(model) {
   row.refresh = (now, view) => {
     say(state, now.status);
     mark(state, "data-tone", TONES[now.status] ?? "");
-    say(facts, [plural(now.layer_count, "layer"), now.weight_form, `${bytes(now.file_bytes)} file`, memoryParts(now.parts), `context of ${now.context_length.toLocaleString("en")}`, `${now.ready_chains} of ${plural(now.wanted_chains, "chain")} ready`].join(" · "));
+    say(facts, [plural(now.layer_count, "layer"), now.weight_form, `${bytes(now.file_bytes)} file`, memoryParts(now.parts), `context of ${now.context_length.toLocaleString("en")}`, ...(now.sees ? ["sees images"] : []), `${now.ready_chains} of ${plural(now.wanted_chains, "chain")} ready`].join(" · "));
     const stages = view.chains.filter((chain) => chain.model === now.name).flatMap((chain) => chain.stages);
     const total = stages.reduce((sum, stage) => sum + stage.memory_bytes, 0);
     const done = stages.reduce((sum, stage) => sum + stage.memory_bytes * stage.fraction, 0);
