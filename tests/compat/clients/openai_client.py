@@ -117,6 +117,11 @@ assert parsed.output_parsed.city in ("Rome", "Oslo")
 lost = {"model": MODEL, "input": "x", "previous_response_id": "resp_1"}
 error = refusal(openai.BadRequestError, lambda: client.responses.create(**lost))
 assert error.param == "previous_response_id"
+image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+shown = {"model": MODEL, "messages": [{"role": "user", "content": [image]}]}
+error = refusal(openai.BadRequestError, lambda: client.chat.completions.create(**shown))
+assert error.param == "messages[0].content[0]"
+assert "does not see images" in str(error)
 unknown = {"model": "no-such-model", "messages": MESSAGES}
 assert (
     refusal(openai.NotFoundError, lambda: client.chat.completions.create(**unknown)).code == "model_not_found"

@@ -12,7 +12,7 @@ the session ends with that token, what the row brings is dropped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -147,17 +147,9 @@ class Scheduler:
         work = self._answer(answering, context, room - reserved, limits.max_logit_rows - bool(reserved))
         room -= sum(len(part.ids) for part in work)
         logit_room = limits.max_logit_rows - sum(part.logit_rows for part in work)
-        most = limits.chunk_rows - sum(len(part.ids) for part in work)
-        shows_pictures = False
         for session in computing:
-            if shows_pictures and session.request.pictures and not session.is_opened:
-                continue  # patches are many bytes, and much work: one session's in a frame
-            part = _next_work(session, room, logit_room)
-            if part is not None and limits.has_whole_pictures and session.request.pictures:
-                part = _with_whole_pictures(session, part, most, logit_room, is_alone=not work)
+            part = self._next_part(session, work, room, logit_room)
             if part is not None:
-                shows_pictures = shows_pictures or bool(session.request.pictures)
-                most -= len(part.ids)
                 work.append(part)
                 room -= len(part.ids)
                 logit_room -= part.logit_rows
@@ -302,16 +294,37 @@ class Scheduler:
         for session in answering:
             if len(work) == share:
                 break
+            if self._waits_to_show(session, work):
+                continue
             if not self._may_continue(session, context):
                 self.speculator.extend(session, context)
             elif self.speculator.lets_continue(session, context):
                 session.assumed.append(PICKED)
-            part = None if session.is_drafting else _next_work(session, room, logit_room)
+            part = None if session.is_drafting else self._next_part(session, work, room, logit_room)
             if part is not None:
                 work.append(part)
                 room -= len(part.ids)
                 logit_room -= part.logit_rows
         return work
+
+    def _next_part(
+        self, session: Session, work: Sequence[SessionRows], room: int, logit_room: int
+    ) -> SessionRows | None:
+        """As many of the session's unsent tokens as fit a frame with this work; no part of a picture where the model
+        wants whole ones."""
+        part = None if self._waits_to_show(session, work) else _next_work(session, room, logit_room)
+        if part is None or not (self.limits.has_whole_pictures and session.request.pictures):
+            return part
+        most = self.limits.chunk_rows - sum(len(each.ids) for each in work)
+        return _with_whole_pictures(session, part, most, logit_room, is_alone=not work)
+
+    def _waits_to_show(self, session: Session, work: Sequence[SessionRows]) -> bool:
+        """Whether a session's pictures are for another frame: patches are many bytes, and much work, so that each frame
+        has those of one session."""
+        if session.is_opened or not session.request.pictures:
+            return False
+        others = [self.running[part.session] for part in work]
+        return any(other.request.pictures and not other.is_opened for other in others)
 
     def _is_new(self, session: int) -> bool:
         return not self.running[session].is_opened

@@ -159,17 +159,24 @@ def test_a_prefix_that_is_gone_is_computed_with_all_patches() -> None:
     assert openings(chain)[-1].patches == (picture(2, 1).patches,)
 
 
-def test_a_lost_chain_is_shown_pictures_again() -> None:
+@pytest.mark.parametrize("start", [2, 5, 9, 13, 14, 15, 30])
+def test_a_lost_chain_is_shown_whole_pictures_again_one_session_at_a_time(start: int) -> None:
     driver, chain = connected_to()
-    _, caller = submit(driver, seeing(picture(2, 1), max_tokens=20))
-    chain.run(driver, steps=8)
-    assert not caller.is_over
+    talks = [submit(driver, seeing(picture(start, shade), max_tokens=40)) for shade in range(3)]
+    while not all(caller.tokens for _, caller in talks):
+        chain.run(driver, steps=1)
+    assert not any(caller.is_over for _, caller in talks)
     driver.disconnect()
     other = FakeChain()
     driver.connect(other, PIPELINE)
     other.run(driver)
-    assert caller.tokens == continuation(seeing().prompt, 20)
-    assert openings(other)[0].patches == (picture(2, 1).patches,)
+    assert len(openings(other)) == 3
+    assert max(sum(bool(each.patches) for each in frame.openings) for frame in other.frames) == 1
+    for shade, (session, caller) in enumerate(talks):
+        assert caller.tokens == continuation(seeing().prompt, 40)
+        [opening] = [each for each in openings(other) if each.session == session]
+        assert opening.patches == (picture(start, shade).patches,)
+        assert not edges(other, session) & set(range(start + 1, start + 4))
 
 
 def test_a_new_first_stage_is_replayed_whole_pictures() -> None:
