@@ -48,7 +48,7 @@ from shardcompute.api.generation.generations import Outcome
 from shardcompute.api.generation.parameters import Plan, refuse_unsupported
 from shardcompute.api.generation.replies import ChatChoice, ChatChunkChoice
 from shardcompute.api.generation.schemas import SAMPLING_FIELDS
-from shardcompute.api.images.sources import data_url
+from shardcompute.api.images.sources import chat_part, data_url
 from shardcompute.api.openapi import BODY_ERRORS, GENERATION_ERRORS, ApiRoute
 from shardcompute.api.sse import MEDIA_TYPE, event
 
@@ -275,7 +275,7 @@ def _chat_messages(message: InputMessage, where: str, called: set[str]) -> list[
             thoughts.append(block.thinking or "")
         elif block.type != "redacted_thinking":
             texts.append(block)
-    own: dict[str, Any] = {"role": message.role, "content": _content(texts, where)}
+    own: dict[str, Any] = {"role": message.role, "content": _content(texts, f"{where}.content")}
     if thoughts and message.role == "assistant":
         own["reasoning_content"] = "\n".join(thoughts)
     if calls:
@@ -288,10 +288,10 @@ def _content(content: str | Sequence[ContentBlock], where: str) -> str | list[di
     if isinstance(content, str) or all(block.type != "image" for block in content):
         return _text(content, where)
     return [
-        {"type": "image_url", "image_url": _image_url(block.source, where)}
+        chat_part(_image_url(block.source, where), f"{where}[{index}]")
         if block.type == "image"
         else {"type": "text", "text": _text([block], where)}
-        for block in content
+        for index, block in enumerate(content)
     ]
 
 

@@ -131,7 +131,8 @@ def image_parts(messages: Sequence[ChatMessage]) -> list[ImagePart]:
         for number, part in enumerate(() if isinstance(message.content, str) else message.content or ()):
             if part.is_image:
                 param = f"messages[{index}].content[{number}]"
-                found.append(ImagePart(param, required(_url_of(part), f"{param}.image_url")))
+                url = required(_url_of(part), f"{param}.image_url")
+                found.append(ImagePart.named(param, url, part.model_extra))
     return found
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shardcompute.api.errors import RequestError
 from shardcompute.api.images.fetching import ImageFetcher
@@ -13,6 +14,8 @@ from shardcompute.api.offload import run_sized
 from shardcompute.core.errors import UsageError
 from shardcompute.models.image_files import MAX_IMAGE_BYTES, check_image_bytes
 
+NAMED = "shardcompute_param"
+_MAX_NAME = 200
 MAX_IMAGES = 16
 """Of one request: each is decoded, and seen, at a price of its own."""
 
@@ -23,6 +26,12 @@ class ImagePart:
 
     param: str
     url: str
+
+    @classmethod
+    def named(cls, param: str, url: str, extra: Mapping[str, Any] | None) -> ImagePart:
+        """Called by the name that another protocol has for it (`chat_part`), else by its own."""
+        told = (extra or {}).get(NAMED)
+        return cls(told[:_MAX_NAME] if isinstance(told, str) else param, url)
 
 
 def check_count(parts: Sequence[ImagePart]) -> None:
@@ -53,6 +62,11 @@ def refused_image(part: ImagePart, error: UsageError) -> RequestError:
     """The refusal of an image, by the name that the request has for it."""
     message = f"{part.param}: the image cannot be used: {error.message}."
     return RequestError(message, hint=error.hint, param=part.param, code="invalid_image")
+
+
+def chat_part(url: str, param: str) -> dict[str, Any]:
+    """The part of a chat's message that an image of another protocol becomes, with what that calls it."""
+    return {"type": "image_url", "image_url": url, NAMED: param}
 
 
 def data_url(encoded: str, media_type: str = "image/*") -> str:

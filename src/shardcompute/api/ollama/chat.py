@@ -35,7 +35,7 @@ from shardcompute.api.generation.replies import (
     ChatChunkChoice,
     ChatLogprobs,
 )
-from shardcompute.api.images.sources import data_url
+from shardcompute.api.images.sources import chat_part, data_url
 from shardcompute.api.ollama.models import written_time
 from shardcompute.api.ollama.schemas import (
     OllamaChatReply,
@@ -81,7 +81,7 @@ async def ollama_generate(request: Request) -> Response:
     created_at = written_time(context.wall_clock())
     if not body.prompt:
         return _loaded(request, body, created_at, is_chat=False)
-    messages = [{"role": "user", "content": _with_images(body.prompt, body.images)}]
+    messages = [{"role": "user", "content": _with_images(body.prompt, body.images, "images")}]
     if body.system:
         messages.insert(0, {"role": "system", "content": body.system})
     fields = _fields(body) | {"messages": messages}
@@ -259,7 +259,7 @@ def _chat_messages(messages: Sequence[OllamaMessage]) -> Iterator[dict[str, Any]
     for index, message in enumerate(messages):
         plain: dict[str, Any] = {
             "role": message.role,
-            "content": _with_images(message.content, message.images),
+            "content": _with_images(message.content, message.images, f"messages[{index}].images"),
         }
         if message.thinking:
             plain["reasoning_content"] = message.thinking
@@ -278,11 +278,11 @@ def _chat_messages(messages: Sequence[OllamaMessage]) -> Iterator[dict[str, Any]
         yield plain
 
 
-def _with_images(text: str, images: Sequence[str] | None) -> str | list[dict[str, Any]]:
+def _with_images(text: str, images: Sequence[str] | None, where: str) -> str | list[dict[str, Any]]:
     """A message's content; its images come before its text, as Ollama has it."""
     if not images:
         return text
-    shown = [{"type": "image_url", "image_url": data_url(image)} for image in images]
+    shown = [chat_part(data_url(image), f"{where}[{number}]") for number, image in enumerate(images)]
     return [*shown, {"type": "text", "text": text}]
 
 

@@ -12,6 +12,7 @@ from shardcompute.api.body import required
 from shardcompute.api.context import caller_of, context_of
 from shardcompute.api.errors import RequestError, unsupported
 from shardcompute.api.generation.chat_prompt import refused_part, unknown_call
+from shardcompute.api.images.sources import chat_part
 from shardcompute.api.openai.response_store import ResponseStore
 from shardcompute.api.openai.responses_schemas import InputItem, InputPart, ResponseReply
 
@@ -139,7 +140,7 @@ def _content(content: str | list[InputPart] | None, where: str) -> str | list[di
     if content is None or isinstance(content, str) or all(part.type != "input_image" for part in content):
         return _text(content, where)
     return [
-        {"type": "image_url", "image_url": _image_url(part, f"{where}[{index}]")}
+        chat_part(_image_url(part, f"{where}[{index}]"), f"{where}[{index}]")
         if part.type == "input_image"
         else {"type": "text", "text": _text([part], where)}
         for index, part in enumerate(content)

@@ -122,6 +122,24 @@ def test_a_model_that_does_not_see_says_so(call: Any, service: Any, name: str) -
     assert not service.requests
 
 
+@pytest.mark.parametrize(
+    ("name", "param"),
+    [
+        ("chat", "messages[0].content[0]"),
+        ("responses", "input[0].content[0]"),
+        ("messages", "messages[0].content[0]"),
+        ("ollama chat", "messages[0].images[0]"),
+        ("ollama generate", "images[0]"),
+    ],
+)
+def test_images_are_called_what_their_protocol_calls_them(
+    call: Any, service: Any, name: str, param: str
+) -> None:
+    path, body = REQUESTS[name]
+    system = {"messages": {"system": "Be brief."}, "responses": {"instructions": "Be brief."}}.get(name, {})
+    assert message_of(posted(call, service, path, {**body, **system})).startswith(f"{param}: the model")
+
+
 def test_the_refusal_names_a_model_that_sees(call: Any, fakes: Any, seeing: Any) -> None:
     seeing.served = (fakes.MODEL, *seeing.served)
     response = posted(call, seeing, "/v1/chat/completions", {"model": "org/tiny", **chat_body(image_part())})
