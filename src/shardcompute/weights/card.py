@@ -20,8 +20,9 @@ from typing import Literal
 import msgspec
 
 from shardcompute.core.errors import CorruptModelError
-from shardcompute.models.layout import EMBEDDING, Layout, TensorPlace
-from shardcompute.models.spec import ModelSpec, Stage
+from shardcompute.models.layout import EMBEDDING, TOWER, Layout, TensorPlace
+from shardcompute.models.spec import ModelSpec, Stage, VisionSpec
+from shardcompute.models.vision.slots import tower_slots
 from shardcompute.weights.adapter_pack import adapter_tensors, is_of_adapter
 from shardcompute.weights.attached import is_attachment
 from shardcompute.weights.formats.tensor_file import TensorEntry, block_layout
@@ -212,6 +213,8 @@ def _check(card: Card) -> None:
     for name in ("embedding", "norm", "head"):
         if name not in card.layout.model:
             raise _malformed(card.model, f"does not say where its {name} lies")
+    if card.spec.vision is not None:
+        _check_tower(card, card.spec.vision)
     for place in _places(card.layout):
         for name in card.stored_names(place):
             if name not in card.entries:
@@ -226,6 +229,16 @@ def _check(card: Card) -> None:
         check_source_map(card.source, card.entries)
     if card.fingerprint != _fingerprint(card):
         raise _malformed(card.model, "has a fingerprint that is not its own")
+
+
+def _check_tower(card: Card, vision: VisionSpec) -> None:
+    sizes = (vision.layers, vision.hidden, vision.heads, vision.intermediate, vision.merge, vision.frames)
+    if min(*sizes, vision.patch) < 1 or vision.hidden % vision.heads or vision.layers > len(card.entries):
+        raise _malformed(card.model, "describes a tower that cannot be")
+    for name, shape in tower_slots(vision, card.spec.hidden):
+        place = card.layout.model.get(f"{TOWER}{name}")
+        if place is None or place.shape != shape:
+            raise _malformed(card.model, f"does not say where its tower's {name} lies")
 
 
 def _expected_bytes(entry: TensorEntry) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import pytest
 from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, Matrix, MixedMatrix
 from shardcompute.core.errors import CorruptModelError, UnsupportedModelError, UsageError
 from shardcompute.core.settings import Settings
-from shardcompute.models.layout import Layout, TensorPlace
-from shardcompute.models.spec import whole
+from shardcompute.models.layout import TOWER, Layout, TensorPlace
+from shardcompute.models.spec import Stage, whole
 from shardcompute.weights import served as served_module
 from shardcompute.weights.card import decode_card, encode_card
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
@@ -28,6 +29,7 @@ from shardcompute.weights.served import prepare_served, shard_source
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 from support.models.tiny import save_tiny
+from support.seeing.tiny_seeing import save_seeing
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,44 @@ def test_what_was_packed_is_what_would_be_converted(
         _assert_same_source(source, local, checkpoint.layout)
         assert card.stage_bytes(whole(card.spec)) < 0.5 * checkpoint.stage_bytes(whole(card.spec))
         served.tensors.close()
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen2_5_vl"])
+def test_a_tower_is_packed_as_its_file_has_it(tmp_path: Path, name: str) -> None:
+    with _opened(save_seeing(name, tmp_path / "model")) as checkpoint:
+        served = prepare_served(checkpoint, "int8", tmp_path)
+        card = decode_card(encode_card(served.card))
+        assert (card.kind, card.spec) == ("packed", checkpoint.spec)
+        source = shard_source(card, served.tensors, whole(card.spec))
+        native = ShardTensors(checkpoint.tensors, checkpoint.layout)
+        tower = [each for each in checkpoint.layout.model if each.startswith(TOWER)]
+        for each in tower:
+            if len(checkpoint.layout.model[each].shape) == 2:
+                _assert_same(source.matrix(each), native.matrix(each))
+            else:
+                np.testing.assert_array_equal(source.vector(each), native.vector(each))
+        last = set(card.stage_tensors(Stage(1, 3, 3)))
+        assert set(tower) <= set(card.stage_tensors(Stage(0, 1, 3)))
+        assert not last & set(tower)
+        assert card.stage_bytes(Stage(0, 1, 3)) == card.layer_bytes(0) + card.embedding_bytes
+        served.tensors.close()
+
+
+def test_a_card_whose_tower_cannot_be_is_refused(tmp_path: Path) -> None:
+    with _opened(save_seeing("qwen2_vl", tmp_path / "model")) as checkpoint:
+        served = prepare_served(checkpoint, "native", tmp_path)
+        vision, spec, layout = served.card.spec.vision, served.card.spec, served.card.layout
+        assert vision is not None
+        wrong = [
+            replace(vision, **each)
+            for each in ({"patch": 0}, {"heads": 3}, {"layers": 1 << 40}, {"merge": 3})
+        ]
+        cards = [replace(served.card, spec=replace(spec, vision=each)) for each in wrong]
+        without = {name: place for name, place in layout.model.items() if name != f"{TOWER}patch"}
+        cards.append(replace(served.card, layout=replace(layout, model=without)))
+        for card in cards:
+            with pytest.raises(CorruptModelError, match="tower"):
+                decode_card(encode_card(card))
 
 
 @pytest.mark.parametrize("form", ["native", "float32"])

@@ -66,7 +66,7 @@ class TorchExecutor(KvSessions[PagedKv]):
         """Of pictures, in the step that is computed."""
         with torch.inference_mode():
             self._load_weights(network)
-            if not can_fuse(self._device):
+            if self._device.type != "cuda":
                 self._pictures = self._open_pictures(network)
             if self._graphs is not None:
                 self._graphs.capture(self._max_rows)
