@@ -33,9 +33,9 @@ from shardcompute.node.coordinator.coordinator import Coordinator
 from shardcompute.node.coordinator.driver_attachments import Brief
 from shardcompute.node.coordinator.journal import Journal, RecordStatus, bind_journal, open_journal
 from shardcompute.node.driver.command_executor import InProcessDriver
-from shardcompute.node.driver.driver import QUIET_S
 from shardcompute.node.driver.hosted_client import HostedDrivers
 from shardcompute.node.driver.pool import PATIENCE_S, DriverPool, PoolModel
+from shardcompute.node.driver.repair_wait import QUIET_S
 from shardcompute.node.enrolment.admission import Admission, Application, Companion
 from shardcompute.node.enrolment.certificate_issuer import CertificateIssuer
 from shardcompute.node.enrolment.join_server import JoinServer

@@ -66,7 +66,7 @@ def slow_source(monkeypatch: pytest.MonkeyPatch) -> Iterator[Source]:
 def waits_for(lab: LabSwarm) -> str:
     driver = lab.cluster.pool.find_driver(lab.chain().id)
     assert driver is not None
-    return driver._waits_for
+    return driver.waits_for()
 
 
 def test_an_answer_waits_longer_than_its_patience_while_weights_arrive(

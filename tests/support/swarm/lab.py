@@ -42,9 +42,9 @@ from shardcompute.node import cluster as cluster_room
 from shardcompute.node.admin.dry_run import size_up
 from shardcompute.node.cluster import Cluster, ClusterOptions
 from shardcompute.node.driver.chain_links import OnOverdue
-from shardcompute.node.driver.driver import QUIET_S
 from shardcompute.node.driver.hosted_server import DriverHost
 from shardcompute.node.driver.pool import DriverPool
+from shardcompute.node.driver.repair_wait import QUIET_S
 from shardcompute.node.driver.standalone import StandaloneDriver, StandaloneOptions
 from shardcompute.node.enrolment.join_client import join_cluster
 from shardcompute.node.local.service import EngineOptions, LocalService, open_model

@@ -29,29 +29,25 @@ from shardcompute.core.errors import (
 from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
 from shardcompute.core.pictures import step_stop
 from shardcompute.core.steps import Draft, Frame, Opening, Picked, SessionRows
-from shardcompute.core.units import format_seconds
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.decoding.ngram import NgramDrafter
 from shardcompute.decoding.router import PipeLoad
-from shardcompute.node.driver.generation import Emit, Flight, Generation, GenerationText, Landing
-from shardcompute.node.driver.kv_budget import KvBudget
+from shardcompute.node.driver.flights import Flights, Lookout
+from shardcompute.node.driver.generation import Emit, Generation, GenerationText, Landing
 from shardcompute.node.driver.limits import ChainShape, DriverLimits, DriverLoad, check_request, picture_bytes
+from shardcompute.node.driver.repair_wait import QUIET_S, RepairWait
 from shardcompute.node.driver.scheduler import PipeContext, Scheduler, SchedulerLimits
-from shardcompute.node.driver.session import Session
+from shardcompute.node.driver.sessions.kv_budget import KvBudget
+from shardcompute.node.driver.sessions.session import Session
 from shardcompute.node.driver.speculator import RoutedSpeculator, TakeDraft
 from shardcompute.node.rpc.commands import UNCHANGED, ShapeChange
 from shardcompute.node.rpc.session_ids import Resumption
-from shardcompute.node.rpc.step_times import ROUND_PATIENCE, Patience, StepDeadlines
+from shardcompute.node.rpc.step_times import ROUND_PATIENCE, Patience
 from shardcompute.wire import StageTiming
 
 if TYPE_CHECKING:
     from shardcompute.models.tokenizer import Tokenizer
 
-_LATE_S = 1.0
-QUIET_S = 1200.0
-"""So long a session waits for a chain whose repair comes no further: longer than the coordinator waits for layers that
-do not arrive before it has others load them. While weights arrive it waits for as long as that takes."""
-_NO_PROGRESS = (0, -1.0)
 _MOST_GAPS = 3
 """So often in a row a session is computed again because the chain lacks rows of it."""
 
@@ -100,16 +96,17 @@ class Driver:
     ) -> None:
         self._tokenizer = tokenizer
         self._clock = clock
-        self._deadlines = StepDeadlines(patience)
-        self._look: Countdown | None = None
-        self._look_s = 0.0
-        """When, and by which countdown, the frames under way are looked through."""
         self._limits = limits
         self._lock = threading.Lock()
         self._call_later = call_later
         self._chain_effects = EffectQueue()
         self._deltas = EffectQueue()
-        self._looks = EffectQueue()
+        self._timers = EffectQueue()
+        self._flights = Flights(patience)
+        self._lookout = Lookout(self._look_for_frames, self._timers, call_later)
+        self._repair_wait = RepairWait(
+            quiet_s, self._fail_all, self._deciding, self._timers, call_later, clock
+        )
         self._speculator = RoutedSpeculator(
             (NgramDrafter(), *drafters),
             limits.speculation,
@@ -128,21 +125,11 @@ class Driver:
             self._budget,
         )
         self._generations: dict[int, Generation] = {}
-        self._in_flight: dict[int, Flight] = {}
         self._port: ChainPort | None = None
         self._stages = 1
         self._is_closed = False
-        self._patience: Countdown | None = None
-        self._repair: Countdown | None = None
-        """Runs while the chain is lost."""
-        self._quiet_s = quiet_s
-        self._progress = _NO_PROGRESS
-        self._progress_s = 0.0
-        """How far the lost chain's repair is, and when it came there."""
-        self._waits_for = ""
         self._shortage: Countdown | None = None
         """Runs while nothing is sent because a device is full."""
-        self._last_sent = 0
         self._freed_after = 0
         """The last frame that was sent before memory was freed: it, and those before it, may have lacked that."""
         self._is_draining = False
@@ -206,7 +193,7 @@ class Driver:
     def awaits(self, sequence: int) -> bool:
         """Whether the results of a frame are still to come."""
         with self._lock:
-            return sequence in self._in_flight
+            return sequence in self._flights
 
     def load(self) -> DriverLoad:
         with self._lock:
@@ -232,8 +219,8 @@ class Driver:
         with self._deciding():
             self._is_closed = True
             self._wait_no_longer()
-            self._forget_flights()
-            self._look_no_more()
+            self._flights.clear()
+            self._lookout.stop()
             self._fail_all(CapacityError("the model is being shut down", hint="try again later"))
             self._close_sessions(self._budget.evict_all())
             self._port = None
@@ -256,7 +243,7 @@ class Driver:
             self._wait_no_longer()
             for generation in self._generations.values():
                 generation.interrupt(change)
-            self._forget_flights()
+            self._flights.clear()
             # Also those whose end was told to a chain that broke before all stages heard of it.
             held = resumption.held if resumption is not None else frozenset()
             kept = self._scheduler.connect(shape)
@@ -280,22 +267,22 @@ class Driver:
         """The chain is lost: keep the sessions and wait for the next `connect`."""
         with self._deciding():
             self._port = None
-            self._forget_flights()
+            self._flights.clear()
             self._budget.disconnect()
-            if self._repair is None and not self._is_closed:
-                self._progress_s = self._clock()
-                self._await_repair(self._quiet_s)
+            if not self._is_closed:
+                self._repair_wait.begin()
 
     def progressed(self, progress: tuple[int, float], waits_for: str) -> None:
         """The lost chain is being loaded: its epoch, which fraction is there, and what is missing in words. Whoever
         waits may go on waiting, where that is further than before."""
         with self._deciding():
-            if self._port is not None or self._is_closed:
-                return
-            self._waits_for = waits_for
-            if progress > self._progress:
-                self._progress, self._progress_s = progress, self._clock()
-                self._stop_patience()
+            if self._port is None and not self._is_closed:
+                self._repair_wait.progressed(progress, waits_for)
+
+    def waits_for(self) -> str:
+        """What the repair of a lost chain waits for, in words; empty where nothing is known of that."""
+        with self._lock:
+            return self._repair_wait.waits_for
 
     def fail_later(self, error: ShardComputeError, patience_s: float) -> None:
         """Unless a chain is connected by then, end every generation with this error."""
@@ -303,11 +290,8 @@ class Driver:
             self.fail_all(error)
             return
         with self._deciding():
-            if self._patience is None and self._port is None and not self._is_closed:
-                self._patience = Countdown(
-                    patience_s, lambda patience: self._lose_patience(patience, error), self._call_later
-                )
-                self._chain_effects.put(self._patience.start)
+            if self._port is None and not self._is_closed:
+                self._repair_wait.give_up_after(patience_s, error)
 
     def fail_all(self, error: ShardComputeError) -> None:
         """No chain will come soon: end every generation with this error."""
@@ -329,29 +313,26 @@ class Driver:
             )
             return
         with self._deciding():
-            flight = self._in_flight.pop(sequence, None)
-            if flight is None:
-                return
             now = self._clock()
-            landing = flight.landed(now, timings)
-            self._deadlines.landed(sequence, landing.seconds, landing.queue_s)
-            self._note(flight.frame, landing, timings)
+            landed = self._flights.land(sequence, timings, now)
+            if landed is None:
+                return
+            frame, landing = landed
+            self._note(frame, landing, timings)
             for session, result in self._scheduler.take_results(sequence, picked):
                 generation = self._generations.get(session.id)
                 if generation is not None:  # unless it has ended with the one before
                     self._extend(generation, result.choice, now)
-            self._take_head_drafts(flight.frame, head_drafts, timings)
+            self._take_head_drafts(frame, head_drafts, timings)
             self._fill()
 
     def step_failed(self, sequence: int, error: ShardComputeError) -> None:
         """A step could not be computed: make room, or give its sessions the error. Others go on."""
         with self._deciding():
-            flight = self._in_flight.pop(sequence, None)
-            if flight is None:
+            frame = self._flights.drop(sequence)
+            if frame is None:
                 return
-            self._deadlines.drop(sequence)
             self._is_draining = True
-            frame = flight.frame
             has_shared = any(opening.prefix is not None for opening in frame.openings)
             is_short = isinstance(error, DeviceMemoryError) and self._pause_for_memory(frame)
             if has_shared or self._scheduler.is_void(frame):
@@ -397,7 +378,7 @@ class Driver:
         finally:
             self._chain_effects.run()
             self._deltas.run()
-            self._looks.run()
+            self._timers.run()
 
     def _send(self, port: ChainPort, frame: Frame) -> None:
         if not self._is_closed:
@@ -425,47 +406,11 @@ class Driver:
         for generation in list(self._generations.values()):
             self._fail(generation, error)
 
-    def _lose_patience(self, patience: Countdown, error: ShardComputeError) -> None:
-        with self._deciding():
-            if self._patience is patience:
-                self._patience = None
-                self._fail_all(error)
-
-    def _give_up_repair(self, repair: Countdown) -> None:
-        with self._deciding():
-            if self._repair is not repair:
-                return
-            quiet_s = self._clock() - self._progress_s
-            if quiet_s < self._quiet_s:
-                self._await_repair(self._quiet_s - quiet_s)
-                return
-            # Whoever asks from now on waits as long.
-            self._progress_s = self._clock()
-            self._await_repair(self._quiet_s)
-            self._fail_all(
-                CapacityError(
-                    f"a machine was lost, and the repair of its chain has come no further for "
-                    f"{format_seconds(self._quiet_s)}: {self._waits_for or 'no machine loads what is missing'}",
-                    hint="`shardcompute status` says what it waits for; ask again when that is there",
-                )
-            )
-
-    def _await_repair(self, seconds: float) -> None:
-        self._repair = Countdown(seconds, self._give_up_repair, self._call_later)
-        self._looks.put(self._repair.start)
-
-    def _stop_patience(self) -> None:
-        if self._patience is not None:
-            self._chain_effects.put(self._patience.stop)
-            self._patience = None
-
     def _wait_no_longer(self) -> None:
-        self._stop_patience()
-        self._progress, self._waits_for = _NO_PROGRESS, ""
-        for countdown in (self._repair, self._shortage):
-            if countdown is not None:
-                self._looks.put(countdown.stop)
-        self._repair = self._shortage = None
+        self._repair_wait.end()
+        if self._shortage is not None:
+            self._timers.put(self._shortage.stop)
+            self._shortage = None
 
     def _fill(self) -> None:
         """Send frames while there is work and room in the pipe, and see to it that they are missed in time."""
@@ -473,10 +418,10 @@ class Driver:
         self._watch(self._clock())
 
     def _fill_pipe(self) -> None:
-        self._is_draining = self._is_draining and bool(self._in_flight)
+        self._is_draining = self._is_draining and bool(self._flights)
         if self._is_draining or self._shortage is not None:
             return
-        while self._port is not None and len(self._in_flight) < self._most_frames():
+        while self._port is not None and len(self._flights) < self._most_frames():
             self._close_sessions(self._scheduler.make_room())
             frame = self._scheduler.next_frame(self._context())
             if frame is None:
@@ -485,52 +430,27 @@ class Driver:
             for opening in frame.openings:
                 generation = self._generations[opening.session]
                 generation.started_s = generation.started_s or now
-            self._in_flight[frame.sequence] = Flight(frame, now)
-            # To look at a patch takes about as long as a row: what it takes more is allowed for many times over.
-            self._deadlines.sent(frame.sequence, frame.rows + frame.patches, now)
-            self._last_sent = frame.sequence
+            self._flights.depart(frame, now)
             self._chain_effects.put(partial(self._send, self._port, frame))
 
     def _watch(self, now: float) -> None:
-        """Look when the first of the frames under way is overdue. A timer lasts for many frames: it is set anew only
-        where it would come clearly too late."""
-        waits = (self._deadlines.next_look_s(now), self._speculator.next_overdue_s(now))
+        """Look when the first of the frames and drafts under way is overdue."""
+        waits = (self._flights.next_look_s(now), self._speculator.next_overdue_s(now))
         wait_s = min((each for each in waits if each is not None), default=None)
-        if (
-            wait_s is None
-            or self._is_closed
-            or (self._look is not None and self._look_s <= now + wait_s + _LATE_S)
-        ):
-            return
-        self._look_no_more()
-        self._look = Countdown(wait_s, self._look_for_frames, self._call_later)
-        self._look_s = now + wait_s
-        self._looks.put(self._look.start)
+        if wait_s is not None and not self._is_closed:
+            self._lookout.expect(wait_s, now)
 
-    def _look_no_more(self) -> None:
-        if self._look is not None:
-            self._looks.put(self._look.stop)
-            self._look = None
-
-    def _look_for_frames(self, look: Countdown) -> None:
+    def _look_for_frames(self, countdown: Countdown) -> None:
         with self._deciding():
-            if self._look is not look:
+            if not self._lookout.is_due(countdown):
                 return
-            self._look = None
             now = self._clock()
-            for overdue in self._deadlines.overdue(now):
-                flight = self._in_flight.get(overdue.sequence)
-                if flight is not None and self._port is not None:
-                    look_for = partial(self._port.overdue, flight.frame, overdue.waited_s, overdue.allowed_s)
-                    self._chain_effects.put(look_for)
+            for frame, waited_s, allowed_s in self._flights.overdue(now):
+                if self._port is not None:
+                    self._chain_effects.put(partial(self._port.overdue, frame, waited_s, allowed_s))
             for id in self._speculator.give_up_drafts(now):
                 self._generations[id].session.is_drafting = False
             self._fill()
-
-    def _forget_flights(self) -> None:
-        """Nothing that is under way counts any more."""
-        self._in_flight.clear()
-        self._deadlines.clear()
 
     def _undo(self, frame: Frame) -> None:
         """The frame was not computed by all: its rows are sent again."""
@@ -544,19 +464,14 @@ class Driver:
         Frames keep their order on the way: one before it that has not been answered is lost, or has failed.
         """
         sessions = {part.session for part in frame.work}
-        lost = [
-            flight.frame
-            for sequence, flight in self._in_flight.items()
-            if sequence < frame.sequence and any(part.session in sessions for part in flight.frame.work)
-        ]
+        lost = self._flights.before(frame)
         running = [self._scheduler.running[id] for id in sessions if id in self._scheduler.running]
         for session in running:
             session.gaps += 1
         if any(session.gaps > _MOST_GAPS for session in running):
             return False
         for each in (*lost, frame):
-            self._in_flight.pop(each.sequence, None)
-            self._deadlines.drop(each.sequence)
+            self._flights.drop(each.sequence)
             self._undo(each)
         if not lost:
             self._scheduler.start_again(sessions)
@@ -574,7 +489,7 @@ class Driver:
         if self._shortage is None:
             pause_s = _SHORTAGE_S * 2 ** (most - 1)
             self._shortage = Countdown(pause_s, self._end_pause, self._call_later)
-            self._looks.put(self._shortage.start)
+            self._timers.put(self._shortage.start)
         return True
 
     def _end_pause(self, shortage: Countdown) -> None:
@@ -600,7 +515,7 @@ class Driver:
         return PipeContext(
             PipeLoad(
                 self._scheduler.answering(),
-                len(self._in_flight),
+                len(self._flights),
                 self._stages,
                 self._scheduler.limits.can_continue,
             ),
@@ -693,7 +608,7 @@ class Driver:
         """Free what the chain holds of these."""
         if not sessions:
             return
-        self._freed_after = self._last_sent
+        self._freed_after = self._flights.last_sent
         if self._port is not None:
             self._chain_effects.put(partial(self._port.close_sessions, sessions))
         else:

@@ -23,7 +23,7 @@ from shardcompute.core.generation import (
 from shardcompute.core.steps import Frame
 from shardcompute.decoding import StopMatcher
 from shardcompute.models.detokenizer import StreamingDetokenizer
-from shardcompute.node.driver.session import Session
+from shardcompute.node.driver.sessions.session import Session
 from shardcompute.node.driver.speculator import DraftStats
 from shardcompute.node.rpc.commands import UNCHANGED, ShapeChange
 from shardcompute.wire import StageTiming

@@ -19,10 +19,11 @@ from shardcompute.core.generation import Delta, GenerationRequest, Speculation
 from shardcompute.core.units import format_bytes
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.node.driver.chain_links import ChainAddress, DriverLinks, OnOverdue, OnTimings
-from shardcompute.node.driver.driver import QUIET_S, Driver
+from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.generation import DeltaStream
 from shardcompute.node.driver.hosted_client import HostedDriverClient, HostedDrivers, ResumableGeneration
 from shardcompute.node.driver.limits import DriverLimits
+from shardcompute.node.driver.repair_wait import QUIET_S
 from shardcompute.node.rpc.commands import Attach, Peer, Unservable
 from shardcompute.node.rpc.frames import timings_of
 from shardcompute.node.rpc.session_ids import choose_namespace, first_session

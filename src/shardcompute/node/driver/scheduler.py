@@ -20,9 +20,9 @@ from shardcompute.core.generation import GenerationRequest
 from shardcompute.core.pictures import step_stop
 from shardcompute.core.steps import PICKED, Frame, Opening, Picked, SessionRows
 from shardcompute.decoding.router import PipeLoad
-from shardcompute.node.driver.kv_budget import KvBudget
 from shardcompute.node.driver.limits import ChainShape
-from shardcompute.node.driver.session import Session, round_to_pages
+from shardcompute.node.driver.sessions.kv_budget import KvBudget
+from shardcompute.node.driver.sessions.session import Session, round_to_pages
 
 _PROMPT_SHARE = 4
 """One row in so many is kept for prompts while others are answering."""

@@ -22,7 +22,7 @@ from shardcompute.decoding.drafting import HEAD_DRAFTER, Drafter
 from shardcompute.decoding.head_drafts import HeadDraftCache
 from shardcompute.decoding.router import DraftOffer, DraftPlan, Router
 from shardcompute.node.driver.scheduler import PipeContext
-from shardcompute.node.driver.session import Session
+from shardcompute.node.driver.sessions.session import Session
 
 log = logging.getLogger(__name__)
 MOST_TOKENS = 16

@@ -6,8 +6,8 @@ from typing import Any
 
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.generation import GenerationRequest
-from shardcompute.node.driver.kv_budget import KvBudget
-from shardcompute.node.driver.session import Session
+from shardcompute.node.driver.sessions.kv_budget import KvBudget
+from shardcompute.node.driver.sessions.session import Session
 
 PAGE = PAGE_TOKENS
 

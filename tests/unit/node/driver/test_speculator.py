@@ -19,7 +19,7 @@ from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.driver.driver import Driver
 from shardcompute.node.driver.limits import ChainShape, DriverLimits
 from shardcompute.node.driver.scheduler import PipeContext
-from shardcompute.node.driver.session import Session
+from shardcompute.node.driver.sessions.session import Session
 from shardcompute.node.driver.speculator import RoutedSpeculator
 from shardcompute.node.rpc.session_ids import Resumption
 from support.models.drafters import Oracle

@@ -6,8 +6,8 @@ In tokens of whole pages, and pure bookkeeping: whoever keeps this tells the cha
 from __future__ import annotations
 
 from shardcompute.core.batch import PAGE_TOKENS
-from shardcompute.node.driver.prefix_cache import PrefixStore
-from shardcompute.node.driver.session import Session, round_to_pages
+from shardcompute.node.driver.sessions.prefix_cache import PrefixStore
+from shardcompute.node.driver.sessions.session import Session, round_to_pages
 
 
 class KvBudget:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from shardcompute.core.pictures import PictureSpan
 from shardcompute.core.steps import Prefix
-from shardcompute.node.driver.session import Session, round_to_pages
+from shardcompute.node.driver.sessions.session import Session, round_to_pages
 
 SHORTEST = 32
 """Fewer tokens are computed as fast as they are copied."""
