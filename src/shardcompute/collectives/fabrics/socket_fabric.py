@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from shardcompute.collectives.fabrics.connection import PeerConnection
 from shardcompute.collectives.fabrics.fabric import ExpectedFrame, OutgoingFrame, PeerFailedError
 
-SPIN_S = 150e-6
+SPIN_S = 60e-6
 """Long enough for an exchange on one machine, short enough to cost little where a peer is late."""
 
 
