@@ -55,7 +55,8 @@ class World:
         """End the world for this reason, unless there was one before. Returns the first."""
         if self.failure is None:
             self.failure = failure
-            self.fabric.end(farewell_frame(self.fabric.epoch, self.fabric.rank, failure.message))
+            blamed = self.fabric.rank if failure.rank is None else failure.rank
+            self.fabric.end(farewell_frame(self.fabric.epoch, blamed, failure.message))
         return self.failure
 
 
@@ -220,7 +221,9 @@ class FabricGroup:
 
     def close(self) -> None:
         self.abort("it leaves")
-        self.world.fabric.close()
+        self.world.fabric.interrupt()
+        with self.world.lock:
+            self.world.fabric.close()
 
     def _run(
         self,
@@ -280,6 +283,7 @@ class FabricGroup:
             found = CollectiveError(
                 f"{operation} {sequence} was given up on rank {here}: {error.message}",
                 hint="form the group again without the rank that failed",
+                rank=error.rank if error.rank < self.world.fabric.size else None,
                 operation=operation,
                 sequence=sequence,
             )

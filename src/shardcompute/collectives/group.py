@@ -83,7 +83,8 @@ class Group(Protocol):
         """End the world of this group and tell the others why."""
 
     def close(self) -> None:
-        """Free what the world holds, for all groups of this rank; others that wait for it are told that it left."""
+        """Free what the world holds, for all groups of this rank; others that wait for it are told that it left. From
+        any thread: a call under way fails."""
 
 
 def even_counts(count: int, shares: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -101,3 +102,41 @@ def test_a_rank_whose_process_is_gone_is_named(connect: Any) -> None:
     assert caught.value.rank == 1
     assert caught.value.operation == "all_reduce"
     assert caught.value.sequence is not None
+
+
+def test_who_hears_of_a_failure_knows_whose_it_was(connect: Any) -> None:
+    groups = connect(3)
+
+    def work(group: FabricGroup) -> int | None:
+        if group.rank == 2:
+            group.world.fabric.close()
+            return 2
+        pair = group.split([0, 1])
+        # Rank 0 waits for rank 1 alone, which finds that rank 2 is gone.
+        with pytest.raises(CollectiveError) as caught:
+            pair.barrier() if group.rank == 0 else group.receive(2)
+        return caught.value.rank
+
+    assert run_ranks(groups, work) == [2, 2, 2]
+
+
+def test_closing_wakes_a_rank_that_waits_for_work(connect: Any) -> None:
+    groups = connect(2)
+    outcome: list[BaseException] = []
+    is_waiting = threading.Event()
+
+    def wait() -> None:
+        is_waiting.set()
+        try:
+            groups[1].broadcast(None, timeout_s=3600)
+        except CollectiveError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    is_waiting.wait(10)
+    groups[1].close()
+    thread.join(30)
+
+    assert not thread.is_alive()
+    assert "broadcast" in str(outcome[0]) or "it leaves" in str(outcome[0])

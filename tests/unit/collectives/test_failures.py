@@ -69,6 +69,7 @@ def test_a_silent_rank_is_given_up_and_all_others_hear_of_it() -> None:
 
     assert time.monotonic() - started_s < 10
     assert any(error.rank == 3 for error in errors if error)
+    assert all(error.rank is not None for error in errors if error)
     assert all(error.operation == "all_reduce" and error.sequence == 1 for error in errors if error)
 
 

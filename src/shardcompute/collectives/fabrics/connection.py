@@ -24,6 +24,7 @@ from shardcompute.collectives.fabrics.fabric import (
 )
 from shardcompute.collectives.fabrics.frames import HEAD_BYTES, FrameKind
 from shardcompute.wire.framing import Part
+from shardcompute.wire.socket_link import shut_down
 from shardcompute.wire.streams import PlainStream, TlsStream, drop_bytes
 
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -51,7 +52,7 @@ class PeerConnection:
         self._body: memoryview | None = None
         self._filled = 0
         self._skip_bytes = 0
-        self._is_farewell = False
+        self._blamed: int | None = None
 
     def send(self, frame: OutgoingFrame) -> None:
         """Begin to send; `push` goes on with it."""
@@ -92,6 +93,9 @@ class PeerConnection:
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self.sock, socket.SHUT_WR)
 
+    def interrupt(self) -> None:
+        shut_down(self.sock)
+
     def close(self) -> None:
         self.sock.close()
 
@@ -113,8 +117,8 @@ class PeerConnection:
         while self._filled < len(body):
             self._filled += self._read(body[self._filled :])
         self._head_filled, self._filled, self._body = 0, 0, None
-        if self._is_farewell:
-            raise PeerAbortedError(read_reason(body))
+        if self._blamed is not None:
+            raise PeerAbortedError(self._blamed, read_reason(body))
         return True
 
     def _pull_head(self, receive: ExpectedFrame) -> None:
@@ -144,10 +148,11 @@ class PeerConnection:
             self._skip_bytes = int.from_bytes(self._head[24:32], "little")
             self._head_filled = 0
             return
-        self._is_farewell = head.kind == FrameKind.ABORT
-        self._body = (
-            memoryview(bytearray(head.body_bytes)) if self._is_farewell else frame_space(head, receive)
-        )
+        if head.kind == FrameKind.ABORT:
+            self._blamed = head.rank
+            self._body = memoryview(bytearray(head.body_bytes))
+        else:
+            self._body = frame_space(head, receive)
         self._filled = 0
 
     def _skip(self) -> None:

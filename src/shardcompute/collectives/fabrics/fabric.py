@@ -31,7 +31,11 @@ from shardcompute.core.fields import shorten
 
 
 class PeerAbortedError(LinkError):
-    """A rank has said that the world is over; the message is its reason."""
+    """A rank has said that the world is over, because of `rank`; the message is its reason."""
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class PeerFailedError(LinkError):
@@ -82,11 +86,15 @@ class Fabric(Protocol):
     def end(self, farewell: bytes) -> None:
         """Tell all peers, without waiting for any, that the world is over; then carry nothing more."""
 
-    def close(self) -> None: ...
+    def interrupt(self) -> None:
+        """Wake whoever is in `exchange`, which then fails; from any thread."""
+
+    def close(self) -> None:
+        """Free what it holds. Nobody is in `exchange`."""
 
 
 def farewell_frame(epoch: int, rank: int, reason: str) -> bytes:
-    """What `Fabric.end` sends."""
+    """What `Fabric.end` sends: which rank is to blame, and why."""
     text = reason.encode()[:MOST_REASON_BYTES]
     return pack_head(FrameKind.ABORT, Operation.FORM, 0, 0, epoch, 0, 0, rank, (), len(text)) + text
 

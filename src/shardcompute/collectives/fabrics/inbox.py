@@ -104,7 +104,7 @@ class Inbox:
                     receive.peer, f"{head.body_bytes} bytes were announced and {len(body)} came"
                 )
             if head.kind == FrameKind.ABORT:
-                raise PeerAbortedError(read_reason(body))
+                raise PeerAbortedError(head.rank, read_reason(body))
             space = frame_space(head, receive)
         else:
             space = receive.body

@@ -54,6 +54,9 @@ class InprocFabric:
                 if peer != self.rank:
                     self._hub.inboxes[peer].put(self.rank, memoryview(farewell), time.monotonic())
 
+    def interrupt(self) -> None:
+        self._inbox.close()
+
     def close(self) -> None:
         for peer in range(self.size):
             if peer != self.rank:

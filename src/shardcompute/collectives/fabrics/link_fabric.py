@@ -61,6 +61,9 @@ class LinkFabric:
             except LinkError:
                 continue
 
+    def interrupt(self) -> None:
+        self._inbox.close()
+
     def close(self) -> None:
         self._inbox.close()
         for pump in self._pumps.values():

@@ -84,6 +84,10 @@ class SocketFabric:
             for connection in self._connections.values():
                 connection.end(farewell)
 
+    def interrupt(self) -> None:
+        for connection in self._connections.values():
+            connection.interrupt()
+
     def close(self) -> None:
         for connection in self._connections.values():
             connection.close()
