@@ -18,12 +18,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from shardcompute.backends.executor import Executor, ExecutorOptions, KvUsage, PickRule, SynchronousSteps
+from shardcompute.backends.executor import (
+    Executor,
+    ExecutorOptions,
+    KvUsage,
+    PickRule,
+    SynchronousSteps,
+    refuse_pictures,
+)
 from shardcompute.backends.kv import PageBudget
 from shardcompute.backends.matrix import Array, Float32
 from shardcompute.collectives import Group
 from shardcompute.core.batch import PAGE_TOKENS, Segment, count_rows
 from shardcompute.core.errors import LinkError, UsageError
+from shardcompute.core.pictures import PictureSpan
 from shardcompute.models.spec import Stage
 from shardcompute.models.tensor_rank import TensorRank
 
@@ -116,6 +124,11 @@ class TensorLeader(SynchronousSteps):
     def adopt(self, source: int, target: int, length: int, *, is_moved: bool = False) -> None:
         self._budget.adopt(source, target, length, is_moved=is_moved)
         self._command(RankAdopt(source, target, length, is_moved))
+
+    def open_pictures(
+        self, session: int, spans: Sequence[PictureSpan], patches: Sequence[bytes] | None
+    ) -> None:
+        raise refuse_pictures("a stage of tensor ranks")
 
     def close_session(self, session: int) -> None:
         if session in self._budget.lengths:

@@ -64,14 +64,14 @@ class ArmTimes:
 def main() -> None:
     task = RankTask(**json.loads(sys.stdin.readline()))
     if task.line == "gloo":
-        _say({"url": task.url})
-        _read()
+        say_line({"url": task.url})
+        hear_line()
         group = connect_torch(TorchMeeting(task.rank, task.ranks, int(task.url)))
         arms = _measure(task, {"gloo": group}, lambda _, size: "gather")
-        _say({"arms": [_summary(each) for each in arms]})
+        say_line({"arms": [_summary(each) for each in arms]})
         group.barrier()
         return
-    world = _connect(task)
+    world = connect_rank(task)
     groups = {
         name: world
         if name == AUTO_NAME
@@ -82,12 +82,13 @@ def main() -> None:
         name: (lambda size, group=group: group.algorithm_for(size).value) for name, group in groups.items()
     }
     arms = _measure(task, groups, lambda name, size: chosen[name](size))
-    _say({"arms": [_summary(each) for each in arms], "line": asdict(world.line)})
+    say_line({"arms": [_summary(each) for each in arms], "line": asdict(world.line)})
     world.barrier()
     world.close()
 
 
-def _connect(task: RankTask) -> FabricGroup:
+def connect_rank(task: RankTask) -> FabricGroup:
+    """Say where this rank listens, hear where all do, and meet them."""
     identity = NodeIdentity.open(Path(task.folder, f"n{task.rank}"))
     is_secure = task.line in ("local", "tls")
     credentials = Credentials(identity, task.certificate_pem, task.authority_pem)
@@ -102,8 +103,8 @@ def _connect(task: RankTask) -> FabricGroup:
     listener = transport.listen(
         task.url, hello, LinkOptions(tls=credentials.server_context() if is_secure else None)
     )
-    _say({"url": listener.address, "node": identity.node_id})
-    told = _read()
+    say_line({"url": listener.address, "node": identity.node_id})
+    told = hear_line()
     urls, nodes = told["urls"], told["nodes"]
     tls = credentials.client_context() if is_secure else None
 
@@ -160,11 +161,11 @@ def _summary(arm: ArmTimes) -> dict[str, Any]:
     }
 
 
-def _say(content: Mapping[str, Any]) -> None:
+def say_line(content: Mapping[str, Any]) -> None:
     print(json.dumps(content), flush=True)
 
 
-def _read() -> dict[str, Any]:
+def hear_line() -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(sys.stdin.readline())
     return answer
 

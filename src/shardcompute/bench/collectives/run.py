@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from shardcompute.bench.collectives import rank as rank_process
 from shardcompute.bench.collectives.rank import AUTO_NAME, RankTask
 from shardcompute.bench.report import Result, Say
 from shardcompute.collectives import Algorithm
@@ -81,16 +82,20 @@ def _run_world(bench: CollectivesBench, ranks: int, line: str, rtt_ms: float) ->
                 **papers,
             )
             for rank, ((url, shape), papers) in enumerate(
-                zip(_places(stack, ranks, line, rtt_ms, bench.mbit), _papers(folder, ranks), strict=True)
+                zip(
+                    rank_places(stack, ranks, line, rtt_ms, bench.mbit),
+                    rank_papers(folder, ranks),
+                    strict=True,
+                )
             )
         ]
-        processes = [stack.enter_context(_started(task)) for task in tasks]
-        met = [_read(each) for each in processes]
+        processes = [stack.enter_context(started_rank(task)) for task in tasks]
+        met = [read_line(each) for each in processes]
         for process in processes:
-            _write(
+            write_line(
                 process, {"urls": [each["url"] for each in met], "nodes": [each.get("node") for each in met]}
             )
-        told = [_read(each) for each in processes]
+        told = [read_line(each) for each in processes]
     labels = {"ranks": ranks, "line": line if not rtt_ms else f"lan {rtt_ms:g} ms"}
     return [result for arm in told[0]["arms"] for result in _results(arm, labels)]
 
@@ -112,7 +117,7 @@ def _size_name(size_bytes: int) -> str:
     return f"{size_bytes >> 10} KB" if size_bytes < 1 << 20 else f"{size_bytes >> 20} MB"
 
 
-def _places(
+def rank_places(
     stack: contextlib.ExitStack, ranks: int, line: str, rtt_ms: float, mbit: float
 ) -> list[tuple[str, str]]:
     """Where each rank listens, and how what it sends is shaped."""
@@ -132,7 +137,7 @@ def _places(
     ]
 
 
-def _papers(folder: Path, ranks: int) -> list[dict[str, str]]:
+def rank_papers(folder: Path, ranks: int) -> list[dict[str, str]]:
     """Certificates of a cluster that lives as long as the measurement."""
     authority = ClusterAuthority.create(folder / "authority", "bench", now_s=time.time())
     papers = []
@@ -146,16 +151,17 @@ def _papers(folder: Path, ranks: int) -> list[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def _started(task: RankTask) -> Iterator[subprocess.Popen[str]]:
+def started_rank(task: RankTask, module: str = rank_process.__name__) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs `module` and has been told its task."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "shardcompute.bench.collectives.rank"],
+        [sys.executable, "-m", module],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        _write(process, asdict(task))
+        write_line(process, asdict(task))
         yield process
         process.communicate(timeout=_END_S)
     finally:
@@ -163,14 +169,14 @@ def _started(task: RankTask) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def _write(process: subprocess.Popen[str], content: Mapping[str, Any]) -> None:
+def write_line(process: subprocess.Popen[str], content: Mapping[str, Any]) -> None:
     if process.stdin is not None:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(content) + "\n")
             process.stdin.flush()
 
 
-def _read(process: subprocess.Popen[str]) -> dict[str, Any]:
+def read_line(process: subprocess.Popen[str]) -> dict[str, Any]:
     line = process.stdout.readline() if process.stdout is not None else ""
     if not line:
         _, errors = process.communicate()

@@ -15,6 +15,7 @@ from shardcompute.cli.tools.bench_faults import faults
 from shardcompute.cli.tools.bench_run import BenchProgress, JsonFile, Model, WeightsName, finish, model_path
 from shardcompute.cli.tools.bench_serve import serve
 from shardcompute.cli.tools.bench_soak import prefix, soak
+from shardcompute.cli.tools.bench_tensor import tensor
 from shardcompute.cli.tools.bench_wan import wan
 
 app = typer.Typer(help="Measure, with raw results as JSON.", no_args_is_help=True)
@@ -193,6 +194,7 @@ app.command()(prefix)
 app.command()(faults)
 app.command()(serve)
 app.command()(collectives)
+app.command()(tensor)
 
 
 @app.command()

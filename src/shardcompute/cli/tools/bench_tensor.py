@@ -1,0 +1,50 @@
+"""`shardcompute bench tensor`: one stream on one rank, and on several that share every layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from shardcompute.cli.tools.bench_run import BenchProgress, JsonFile, Model, WeightsName, finish, model_path
+
+
+def tensor(
+    model: Model = "",
+    weights: WeightsName = "native",
+    shape: Annotated[
+        str, typer.Option(help="Measure random weights of a shape, such as 1.1b, instead of a model.")
+    ] = "",
+    types: Annotated[str, typer.Option(help="Number type of random weights, such as Q8_0.")] = "Q4_0",
+    ranks: Annotated[str, typer.Option(help="Numbers of ranks, separated by commas.")] = "2,3",
+    exchanges: Annotated[str, typer.Option(help="reduce, gather, separated by commas.")] = "reduce,gather",
+    rtt_ms: Annotated[
+        str, typer.Option(help="Round trips of emulated LANs in milliseconds, separated by commas.")
+    ] = "",
+    steps: Annotated[int, typer.Option(min=1, help="Tokens in a turn.")] = 32,
+    rounds: Annotated[int, typer.Option(min=1, help="How often every arm takes its turn.")] = 5,
+    json_file: JsonFile = None,
+) -> None:
+    """Speed of one stream with one thread, against ranks with a thread each on this machine."""
+    from shardcompute.bench.engine.random_gguf import named_shape, write_random_gguf
+    from shardcompute.bench.tables import render_results
+    from shardcompute.bench.tensor.run import TensorBench, parse_exchanges, run_tensor_bench
+
+    with TemporaryDirectory(prefix="sc-") as folder, BenchProgress() as say:
+        path = model_path(model) if not shape else ""
+        if shape:
+            say(f"writing random weights of {shape}")
+            path = str(write_random_gguf(Path(folder) / f"{shape}.gguf", named_shape(shape), types))
+        bench = TensorBench(
+            path,
+            weights,
+            ranks=[int(part) for part in ranks.split(",")],
+            exchanges=parse_exchanges(exchanges),
+            rtt_ms=[float(part) for part in rtt_ms.split(",") if part],
+            steps=steps,
+            rounds=rounds,
+        )
+        results = run_tensor_bench(bench, say)
+    finish(results, render_results(results, "arm"), json_file)
