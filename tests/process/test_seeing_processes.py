@@ -62,6 +62,7 @@ def test_a_killed_first_or_last_worker_is_not_noticed_in_the_answer(tmp_path: Pa
         swarm.wait_until(lambda: len(swarm.stage_names()) == 3)
         [card] = swarm.ask("GET", "/v1/models")["data"]
         assert card["input_modalities"] == ["text", "image"]
+        assert [model["sees"] for model in swarm.state()["models"]] == [True], "the page tells it"
         undisturbed = answer(swarm)
         for stage in (0, 2):
             victim = swarm.worker(swarm.stage_names()[stage])

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 
 from shardcompute.core.generation import GenerationRequest, Grammar, Speculation
+from shardcompute.node.rpc.session_ids import namespace_of
 from shardcompute.weights import held
 from support.models.requests import SAMPLED, greedy, prompts
 from support.seeing.talker import ask_about, save_seeing_talker
@@ -72,6 +73,23 @@ def test_three_stages_answer_as_one_process_does(seeing: Seeing, tmp_path: Path)
             answers = [talk.result() for talk in talks]
             assert answers == [seeing.alone.answer(talk.request) for talk in talks]
         lab.wait_quiet()
+
+
+def test_other_drivers_show_pictures_too(seeing: Seeing, tmp_path: Path) -> None:
+    """One on a machine of its own, and one that a worker hosts because the coordinator is far away."""
+    requests = seeing.questions(12)
+    with swarm(tmp_path / "near", seeing.model, layers=(2, 2, 2), stages=3) as lab:
+        driver = lab.add_driver()
+        lab.wait_driving(driver)
+        talks = [lab.start(request, driver=driver) for request in requests]
+        assert [talk.result() for talk in talks] == [seeing.alone.answer(request) for request in requests]
+        assert driver.pool.models()[0].vision == lab.cluster.pool.models()[0].vision
+    with swarm(tmp_path / "far", seeing.model, layers=(2, 2, 2), stages=3, home_rtt_s=0.1) as lab:
+        host = lab.wait_hosted()
+        talks = [lab.start(request) for request in requests]
+        assert [talk.result() for talk in talks] == [seeing.alone.answer(request) for request in requests]
+        sessions = [int(view.session) for view in lab.cluster.pool.requests.views()]
+        assert {namespace_of(each) for each in sessions} == {host.hosted.session_namespace}
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])

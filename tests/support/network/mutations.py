@@ -29,6 +29,7 @@ from shardcompute.wire.control import (
 from shardcompute.wire.framing import PREFIX_BYTES
 from shardcompute.wire.generations import Generate, GenerationFailed, HostLoad, StepTimed, pack_request
 from shardcompute.wire.limits import WireLimits
+from support.pictures import picture
 
 LIMITS = WireLimits(max_header_bytes=1 << 16, max_body_bytes=1 << 16)
 _PREFIX = struct.Struct("<3sBIQ")
@@ -104,7 +105,25 @@ def corpus(chain: str = "chain", epoch: int = 1) -> list[tuple[Message, bytes]]:
         ),
     ]
     steps = [frame(chain, epoch, codec) for codec in ("", *sorted(CODECS))]
-    return [*((message, b"") for message in plain), *steps, (TensorBytes(1, 64, bytes(32)), bytes(64))]
+    bodies = [*_shown(chain, epoch), (TensorBytes(1, 64, bytes(32)), bytes(64))]
+    return [*((message, b"") for message in plain), *steps, *bodies]
+
+
+def _shown(chain: str, epoch: int) -> list[tuple[Message, bytes]]:
+    """What a driver sends of a session with pictures, and what it is sent of a request with them."""
+    shown = picture(0), picture(5, 9)
+    step, _ = frame(chain, epoch)
+    headers = [
+        wire.PictureHeader(each.span.start, each.span.count, *each.span.grid, len(each.patches))
+        for each in shown
+    ]
+    opened = msgspec.structs.replace(step.opens[0], prompt_length=10, pictures=headers)
+    body = b"".join(each.patches for each in shown)
+    request = pack_request(GenerationRequest(tuple(range(10)), 8, pictures=shown))
+    return [
+        (msgspec.structs.replace(step, opens=[opened]), body),
+        (Generate(1, chain, request, [len(each.patches) for each in shown]), body),
+    ]
 
 
 class FrameMutator:

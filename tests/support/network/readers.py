@@ -9,7 +9,7 @@ from shardcompute.core.errors import ShardComputeError
 from shardcompute.decoding import validate_sampling
 from shardcompute.node.coordinator.validation import validate_join, validate_report
 from shardcompute.node.rpc.commands import decode_command, decode_connected
-from shardcompute.node.rpc.frames import error_of, head_drafts_of, opening_of, picked_of, work_of
+from shardcompute.node.rpc.frames import error_of, head_drafts_of, openings_of, picked_of, work_of
 from shardcompute.weights.card import decode_card
 from shardcompute.wire import Message, StepFailed, StepFrame, StepResult
 from shardcompute.wire.codecs import find_codec
@@ -42,8 +42,8 @@ def interpret(message: Message, body: memoryview) -> None:
     if isinstance(message, StepFrame):
         for segment in message.segments:
             work_of(segment)
-        for opened in message.opens:
-            validate_sampling(opening_of(opened).sampling, VOCABULARY)
+        for opening in openings_of(message, body):
+            validate_sampling(opening.sampling, VOCABULARY)
         if message.width:
             find_codec(message.codec).decode(body, message.rows, message.width)
     elif isinstance(message, StepResult):
@@ -66,7 +66,7 @@ def interpret(message: Message, body: memoryview) -> None:
     elif isinstance(message, CardReply):
         decode_card(message.card)
     elif isinstance(message, Generate):
-        unpack_request(message, memoryview(b""))
+        unpack_request(message, body)
 
 
 def is_whole(content: bytes) -> bool:
