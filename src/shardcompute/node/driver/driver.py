@@ -25,6 +25,8 @@ from shardcompute.core.errors import (
     QueueFullError,
     RowGapError,
     ShardComputeError,
+    UnsupportedModelError,
+    UsageError,
 )
 from shardcompute.core.generation import Delta, GenerationRequest, TokenChoice
 from shardcompute.core.pictures import step_stop
@@ -355,11 +357,20 @@ class Driver:
                 if sequence <= self._freed_after:
                     self._fill()
                     return
-            for part in frame.work:
-                generation = self._generations.get(part.session)
+            for session in self._blamed(frame, error):
+                generation = self._generations.get(session)
                 if generation is not None:
                     self._fail(generation, error)
             self._fill()
+
+    def _blamed(self, frame: Frame, error: ShardComputeError) -> list[int]:
+        """The sessions that a frame failed for: where a stage refuses pictures, those that show some. The others' rows
+        are sent again."""
+        shown = [opening.session for opening in frame.openings if opening.spans]
+        if shown and isinstance(error, UsageError | UnsupportedModelError):
+            self._scheduler.undo(frame)
+            return shown
+        return [part.session for part in frame.work]
 
     def replay_failed(self, sessions: Sequence[int]) -> None:
         """A new stage could not be told of these sessions: they start again."""

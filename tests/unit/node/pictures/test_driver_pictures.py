@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardcompute.core.errors import QueueFullError, UsageError
+from shardcompute.core.errors import QueueFullError, ShardComputeError, UnsupportedModelError, UsageError
 from shardcompute.core.generation import GenerationRequest
 from shardcompute.core.pictures import Picture, PictureSpan
 from shardcompute.core.steps import Opening
@@ -228,6 +228,27 @@ def test_pictures_that_wait_take_no_more_memory_than_there_is() -> None:
     driver.cancel(first)
     submit(driver, seeing(picture(2)))
     chain.run(driver)
+
+
+@pytest.mark.parametrize("kind", [UsageError, UnsupportedModelError])
+def test_a_stage_that_refuses_a_picture_disturbs_nobody_else(kind: type[ShardComputeError]) -> None:
+    driver, chain = connected_to(replace(PIPELINE, stages=1))
+    _, talking = submit(driver, seeing(length=4, max_tokens=30))
+    chain.run(driver, steps=3)
+    refused, shown = submit(driver, seeing(picture(2)))
+    while not shown.is_over:
+        while not chain.computed:
+            assert chain.compute()
+        sequence, _ = chain.computed[0]
+        frame = next(each for each in chain.frames if each.sequence == sequence)
+        if any(opening.session == refused for opening in frame.openings):
+            assert len(frame.work) == 2, "it goes along with the other one's row"
+            chain.forget(refused)
+            chain.computed[0] = sequence, kind("this backend takes no pictures")
+        chain.deliver(driver)
+    assert isinstance(shown.error, kind)
+    chain.run(driver)
+    assert talking.tokens == continuation(seeing(length=4).prompt, 30)
 
 
 def test_all_pictures_of_a_prompt_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
