@@ -11,7 +11,7 @@ import pytest
 
 from shardcompute.core.errors import CorruptModelError
 from shardcompute.core.pictures import MAX_PATCHES
-from shardcompute.models.families import from_hf_config
+from shardcompute.models.families import HF_SEEING, from_hf_config, outline_of_config
 from shardcompute.models.layout import TOWER, Layout
 from shardcompute.models.spec import ModelSpec, Stage
 from shardcompute.models.vision.families import VISION_FAMILIES, with_vision
@@ -175,3 +175,134 @@ def test_patches_in_another_order_are_left_out() -> None:
     config = _config("qwen2_vl")
     spec, layout = from_hf_config(config, shapes)
     assert with_vision(spec, layout, config, shapes, shapes.__getitem__)[0].vision is None
+
+
+class _Complete(frozenset[str]):
+    """The names of a checkpoint that has every tensor that is asked for, behind one stem."""
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.startswith(tuple(self))
+
+    def __len__(self) -> int:
+        return 1000
+
+
+_QWEN_TEXT = {
+    "hidden_size": 3584,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 28,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+}
+_QWEN_VISION = {
+    "depth": 32,
+    "num_heads": 16,
+    "in_chans": 3,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "spatial_patch_size": 14,
+    "temporal_patch_size": 2,
+}
+PUBLISHED: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]] = {
+    "gemma3": (
+        {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        {
+            "hidden_size": 1152,
+            "image_size": 896,
+            "intermediate_size": 4304,
+            "model_type": "siglip_vision_model",
+            "num_attention_heads": 16,
+            "num_hidden_layers": 27,
+            "patch_size": 14,
+            "vision_use_head": False,
+        },
+        {
+            "do_convert_rgb": None,
+            "do_normalize": True,
+            "do_pan_and_scan": None,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+            "image_seq_length": 256,
+            "resample": 2,
+            "rescale_factor": 0.00392156862745098,
+            "size": {"height": 896, "width": 896},
+        },
+    ),
+    "qwen2_vl": (
+        _QWEN_TEXT,
+        {**_QWEN_VISION, "embed_dim": 1280, "mlp_ratio": 4, "hidden_size": 3584},
+        {
+            "min_pixels": 3136,
+            "max_pixels": 12845056,
+            "patch_size": 14,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+        },
+    ),
+    "qwen2_5_vl": (
+        _QWEN_TEXT,
+        {
+            **_QWEN_VISION,
+            "hidden_act": "silu",
+            "hidden_size": 1280,
+            "intermediate_size": 3420,
+            "out_hidden_size": 3584,
+            "window_size": 112,
+            "fullatt_block_indexes": [7, 15, 23, 31],
+            "tokens_per_second": 2,
+        },
+        {
+            "min_pixels": 3136,
+            "max_pixels": 12845056,
+            "patch_size": 14,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+        },
+    ),
+}
+"""Text, tower and image processor, as files say it that were published."""
+
+
+@pytest.mark.parametrize("stem", ["", "model."])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_files_are_read(name: str, stem: str) -> None:
+    text, tower, processor = PUBLISHED[name]
+    spec, layout = outline_of_config({**text, "model_type": HF_SEEING[name]})
+    # Gemma sets the text apart; Qwen's files did not, at first.
+    config = {"text_config": text} if name == "gemma3" else dict(text)
+    config |= {"model_type": name, "vision_config": tower}
+    parts = ("vision_tower.vision_model.", "multi_modal_projector.") if name == "gemma3" else ("visual.",)
+    stored = _Complete(stem + part for part in parts)
+    frames = () if name == "gemma3" else (2,)
+    shape = (1152 if name == "gemma3" else 1280, 3, *frames, 14, 14)
+    spec, layout = with_vision(spec, layout, config, stored, lambda _: shape, lambda: processor)
+    vision = spec.vision
+    assert vision is not None
+    assert layout.model[f"{TOWER}patch"].stored.startswith(f"{stem}{parts[0]}")
+    if name == "gemma3":
+        assert (vision.positions, vision.merge, vision.size.edge) == (4096, 4, 896)
+        assert (
+            layout.model[f"{TOWER}merge.out"].stored
+            == f"{stem}multi_modal_projector.mm_input_projection_weight"
+        )
+    else:
+        assert spec.ropes[0].axes == (0,) * 16 + (1,) * 24 + (2,) * 24
+        assert (vision.hidden, vision.merge, vision.frames, vision.size.least_pixels) == (1280, 2, 2, 3136)
+        assert (
+            layout.model[f"{TOWER}layers.31.attention.qkv.bias"].stored
+            == f"{stem}visual.blocks.31.attn.qkv.bias"
+        )
+    assert (name != "qwen2_5_vl") or (vision.window, vision.whole_layers) == (4, (7, 15, 23, 31))
