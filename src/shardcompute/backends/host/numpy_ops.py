@@ -319,7 +319,9 @@ class NumpyExecutor(KvSessions[HostKv], SynchronousSteps):
         encode = None
         if network.pictures is not None and network.is_first:
             encode = EagerTower(network.pictures, self._ops).encode
-        self._pictures: SessionPictures = SessionPictures(network.pictures, encode, max_rows=options.max_rows)
+        self._pictures: SessionPictures = SessionPictures(
+            network.pictures, encode, max_rows=options.max_rows, context_length=options.context_length
+        )
 
     def step(self, segments: Sequence[Segment], inputs: Array, *, keeps_hidden: bool = False) -> Array:
         network, ops = self._network, self._ops

@@ -23,14 +23,22 @@ Encode = Callable[[PictureSpan, bytes], Float32]
 
 
 class SessionPictures:
-    """`encode` is the tower's, None in slices behind the first. `scale` is what rows are divided by beforehand."""
+    """`encode` is the tower's, None in slices behind the first. `max_rows` has a step, `context_length` a session;
+    `scale` is what rows are divided by beforehand."""
 
     def __init__(
-        self, network: PictureNetwork | None, encode: Encode | None, *, max_rows: int, scale: float = 1.0
+        self,
+        network: PictureNetwork | None,
+        encode: Encode | None,
+        *,
+        max_rows: int,
+        context_length: int,
+        scale: float = 1.0,
     ) -> None:
         self._network = network
         self._encode = encode
         self._max_rows = max_rows
+        self._context_length = context_length
         self._scale = np.float32(scale)
         self._spans: dict[int, tuple[PictureSpan, ...]] = {}
         self._rows: dict[int, tuple[Float32 | None, ...]] = {}
@@ -40,7 +48,7 @@ class SessionPictures:
         network = self._network
         if network is None:
             raise refuse_pictures("this model, as it was loaded,")
-        check_spans(spans)
+        check_spans(spans, self._context_length)
         if patches is not None and len(patches) != len(spans):
             raise UsageError(f"{len(spans)} pictures came with the patches of {len(patches)}")
         sent = [None] * len(spans) if patches is None else [each or None for each in patches]

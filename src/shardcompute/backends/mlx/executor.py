@@ -71,7 +71,7 @@ class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
             )
             self._ops = MlxOps(options.context_length, dtype)
             self._load()
-            self._pictures: SessionPictures = self._open_pictures(dtype)
+            self._pictures: SessionPictures = self._open_pictures(dtype, options.context_length)
 
     def _load(self) -> None:
         network, ops = self._network, self._ops
@@ -87,11 +87,11 @@ class MlxExecutor(KvSessions[MlxKv], SynchronousSteps):
             self._layers.append(weights)
         self._head = network.load_head(ops) if network.is_last else None
 
-    def _open_pictures(self, dtype: Any) -> SessionPictures:
+    def _open_pictures(self, dtype: Any, context_length: int) -> SessionPictures:
         network, encode = self._network.pictures, None
         if network is not None and self._network.is_first:
             encode = EagerTower(network, MlxPatchOps(0, dtype)).encode
-        return SessionPictures(network, encode, max_rows=self._max_rows)
+        return SessionPictures(network, encode, max_rows=self._max_rows, context_length=context_length)
 
     def open_pictures(
         self, session: int, spans: Sequence[PictureSpan], patches: Sequence[bytes] | None

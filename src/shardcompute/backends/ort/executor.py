@@ -129,7 +129,8 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         if pictures is not None and network.is_first:
             # Rows are multiplied by it in the program, as embedded tokens are.
             encode, scale = OrtTower(pictures).encode, pictures.row_scale
-        return SessionPictures(pictures, encode, max_rows=self._options.max_rows, scale=scale)
+        rows, context = self._options.max_rows, self._options.context_length
+        return SessionPictures(pictures, encode, max_rows=rows, context_length=context, scale=scale)
 
     def _place_pictures(self, run: Run, rows: int) -> None:
         """Rows, positions and sights of a step that has pictures."""

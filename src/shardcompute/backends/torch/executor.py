@@ -67,7 +67,7 @@ class TorchExecutor(KvSessions[PagedKv]):
         with torch.inference_mode():
             self._load_weights(network)
             if self._device.type != "cuda":
-                self._pictures = self._open_pictures(network)
+                self._pictures = self._open_pictures(network, options.context_length)
             if self._graphs is not None:
                 self._graphs.capture(self._max_rows)
 
@@ -87,7 +87,7 @@ class TorchExecutor(KvSessions[PagedKv]):
                         partial(self._forward, layers=tuple(self._layers)), self._max_rows
                     )
 
-    def _open_pictures(self, network: Network) -> SessionPictures:
+    def _open_pictures(self, network: Network, context_length: int) -> SessionPictures:
         encode: Encode | None = None
         if network.pictures is not None and network.is_first:
             tower = EagerTower(network.pictures, self._ops)
@@ -96,7 +96,9 @@ class TorchExecutor(KvSessions[PagedKv]):
                 with torch.inference_mode():
                     return tower.encode(span, patches)
 
-        return SessionPictures(network.pictures, encode, max_rows=self._max_rows)
+        return SessionPictures(
+            network.pictures, encode, max_rows=self._max_rows, context_length=context_length
+        )
 
     @property
     def is_asynchronous(self) -> bool:

@@ -36,7 +36,7 @@ def _pictures(*, is_first: bool = True, scale: float = 1.0, **sight: Any) -> Ses
         return np.repeat(rows, 3, axis=1)
 
     network = cast(PictureNetwork, Sight(**sight))
-    return SessionPictures(network, encode if is_first else None, max_rows=16, scale=scale)
+    return SessionPictures(network, encode if is_first else None, max_rows=16, context_length=40, scale=scale)
 
 
 def test_rows_of_pictures_are_found_in_a_ragged_step() -> None:
@@ -118,6 +118,7 @@ def test_what_cannot_be_opened_leaves_a_session_as_it_was() -> None:
         ([FIRST, FIRST], [b"a", b"b"]),
         ([FIRST], [b"wrong"]),
         ([PictureSpan(0, 17, (1, 2, 34))], [b"a"]),
+        ([PictureSpan(35, 6, (1, 4, 6))], [b"a"]),
     ]
     for spans, patches in wrong:
         with pytest.raises(UsageError):
@@ -126,7 +127,7 @@ def test_what_cannot_be_opened_leaves_a_session_as_it_was() -> None:
 
 
 def test_a_model_that_does_not_see_says_what_does() -> None:
-    blind = SessionPictures(None, None, max_rows=16)
+    blind = SessionPictures(None, None, max_rows=16, context_length=40)
     with pytest.raises(UnsupportedModelError, match="takes no pictures") as refusal:
         blind.open(1, [FIRST], [b"a"])
     assert "Qwen2-VL" in str(refusal.value.hint)
