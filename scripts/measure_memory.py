@@ -18,7 +18,7 @@ import numpy as np
 
 from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.backends.footprint import holding_of
-from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, Float32, Matrix
+from shardcompute.backends.matrix import Array, BlockMatrix, DenseMatrix, Float32, Matrix, rows_of
 from shardcompute.core.batch import Segment
 from shardcompute.core.process_memory import give_back_large_blocks
 from shardcompute.models.layout import Layout, TensorPlace
@@ -52,6 +52,20 @@ def make_spec() -> ModelSpec:
     )
 
 
+class NoiseRows:
+    """A table of noise that is in no memory: few rows stand for all (see `backends.matrix.StoredRows`)."""
+
+    def __init__(self, few: Matrix, height: int) -> None:
+        self._few = few
+        self.shape = (height, few.shape[1])
+
+    def read(self, rows: Array) -> Matrix:
+        return rows_of(self._few, rows % self._few.shape[0])
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
 class RandomTensors:
     """Gives a decoder tensors of noise in one form, each when it asks for it, as a file would."""
 
@@ -72,8 +86,17 @@ class RandomTensors:
             "mlp.down": (hidden, spec.intermediate),
         }
 
+    def stored_rows(self, name: str) -> NoiseRows | None:
+        """As a file would that is read in its own form."""
+        height, columns = self.shapes[name]
+        if self._form not in (*BLOCK_LAYOUTS, "F32", "F16", "BF16"):
+            return None
+        return NoiseRows(self._noisy(16, columns), height)
+
     def matrix(self, name: str, layer: int | None = None) -> Matrix:
-        rows, columns = self.shapes[name]
+        return self._noisy(*self.shapes[name])
+
+    def _noisy(self, rows: int, columns: int) -> Matrix:
         layout = BLOCK_LAYOUTS.get(self._form)
         if layout is not None:
             shape = (rows, columns // layout.block_size)
@@ -163,7 +186,14 @@ def main() -> None:
     if len(sys.argv) == 4 and sys.argv[1] == "--one":
         print(json.dumps(measure(sys.argv[2], sys.argv[3])))
         return
-    titles = ("file", "held weights", "held, measured", "peak while loading", "peak of a long prompt", "counted")
+    titles = (
+        "file",
+        "held weights",
+        "held, measured",
+        "peak while loading",
+        "peak of a long prompt",
+        "counted",
+    )
     print(f"| backend | form | {' | '.join(titles)} |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for backend in sys.argv[1:] or ["onnx"]:

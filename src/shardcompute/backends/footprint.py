@@ -45,12 +45,12 @@ _SCORE_BYTES: Mapping[str, int] = {"onnx/cpu": 4 * _MIB}
 _LARGEST_SCORE_BYTES = 32 * _MIB
 """Rows between attention, and its scores, are computed so many, or so many bytes, at a time (`backends.ort`)."""
 _GRAPH_ROWS, _KV_PARTS = 256, 16
-_EXECUTOR_BYTES = 22 * _MIB
+_EXECUTOR_BYTES = 24 * _MIB
 """Threads, sessions and small buffers of an executor, whatever it holds."""
 _LAYER_LOADING = 15
 _HEAD_LOADING = 25
 """Tenths of what is held of a matrix that loading it takes besides: as the file has it, widened, and the kernel's."""
-_PROCESS_BYTES: Mapping[str, int] = {"onnx": 158 * _MIB, "numpy": 158 * _MIB, "torch": 330 * _MIB}
+_PROCESS_BYTES: Mapping[str, int] = {"onnx": 128 * _MIB, "numpy": 128 * _MIB, "torch": 330 * _MIB}
 
 
 def held_adapter_bytes(stored_bytes: int) -> int:
