@@ -17,7 +17,7 @@ from shardcompute.control.events import (
 from shardcompute.control.health import next_health_events
 from shardcompute.control.placement.cost_model import NodeCapacity, Request
 from shardcompute.control.placement.place import Placement, Unplaceable, choose_standbys, place, place_chains
-from shardcompute.control.placement.replacement import Replacement, replace_stage
+from shardcompute.control.placement.replacement import Replacement, keep_layout, replace_stage
 from shardcompute.control.placement.request import placement_request
 from shardcompute.control.sizes import memory_of
 from shardcompute.control.state import Assignment, Chain, ClusterState, is_waiting, loaded_standbys
@@ -101,7 +101,11 @@ def which_chain_is_missing(state: ClusterState, now_s: float) -> Event | None:
             placement = place_next_chain(state, name, missing, now_s)
             if isinstance(placement, Placement):
                 id = f"{name}#{state.chains_planned + 1}"
-                return ChainPlanned(id, name, placement.assignments, placement.reasons[-1], now_s)
+                # With other adapters, or another number of KV tokens, the weights are where they were.
+                former = [each.stages for each in state.chains.values() if each.model == name]
+                request = placement_request(state, requested.model, now_s)
+                stages = keep_layout(request, placement.assignments, former)
+                return ChainPlanned(id, name, stages, placement.reasons[-1], now_s)
     return None
 
 

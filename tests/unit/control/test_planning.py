@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from shardcompute.control import Model, Record, next_actions, report_models
@@ -313,3 +314,31 @@ def test_a_draining_node_is_replaced_by_a_spare_where_others_would_have_to_stop(
     assert done.index("LoadStandby") < done.index("ChainReshaped")
     assert "LoadShard" not in done
     assert cluster.shape() == [before[0], ("c", before[1][1], before[1][2])]
+
+
+@pytest.mark.parametrize("speeds", [(1.0, 1.1), (1.1, 1.0)])
+def test_a_model_that_is_served_otherwise_stays_where_its_weights_are(
+    serving: Callable[..., Any], model: Model, speeds: tuple[float, float]
+) -> None:
+    """Whatever was measured meanwhile: to fetch it all again for a little speed does not pay."""
+    cluster = serving(500, 500)
+    before = cluster.shape()
+    for node, speed in zip("ab", speeds, strict=True):
+        life = cluster.state.nodes[node].incarnation
+        for _ in range(20):
+            cluster.tell(happened.NodeMeasured(node=node, incarnation=life, seconds_per_byte=speed))
+    cluster.tell(happened.ModelRequested(replace(model, context_length=model.context_length - 1)))
+    cluster.settle()
+    assert cluster.shape("m#2") == before
+    assert cluster.state.chains["m#2"].status == "ready"
+    assert "m#1" not in cluster.state.chains
+
+
+def test_a_model_that_is_served_otherwise_moves_where_that_pays(
+    serving: Callable[..., Any], model: Model
+) -> None:
+    cluster = serving(500, 500)
+    cluster.join("c", 1000, seconds_per_byte=1e-3)
+    cluster.tell(happened.ModelRequested(replace(model, context_length=model.context_length - 1)))
+    cluster.settle()
+    assert [node for node, *_ in cluster.shape("m#2")] == ["c"]

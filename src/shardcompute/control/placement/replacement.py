@@ -107,6 +107,26 @@ def is_possible(request: Request, stages: Sequence[Assignment]) -> bool:
     )
 
 
+def keep_layout(
+    request: Request, found: tuple[Assignment, ...], former: Iterable[tuple[Assignment, ...]]
+) -> tuple[Assignment, ...]:
+    """The layout that was found for a new chain or, unless that is clearly better, a former one of the same model of
+    which machines hold more: weights are not fetched for what noise promises (see `moves`)."""
+    if not is_possible(request, found):
+        return found
+    wanted, moved = score(request, found).score, move_seconds(request, found)
+    asked = request.stage_count
+    known = [
+        each
+        for each in former
+        if is_possible(request, each)
+        and (len(each) == asked or len(found) != asked)
+        and move_seconds(request, each) < moved
+        and wanted < score(request, each).score * (1 + request.policy.min_gain)
+    ]
+    return min(known, key=lambda each: (move_seconds(request, each), each), default=found)
+
+
 def _replacement(request: Request, stages: Sequence[Assignment], how: str) -> Replacement:
     moved, seconds = move_seconds(request, stages)
     return Replacement(tuple(stages), moved, seconds, how)
