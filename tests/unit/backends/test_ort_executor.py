@@ -73,8 +73,8 @@ def test_a_head_of_another_form_is_padded_for_itself_and_keeps_its_bits() -> Non
     spec = SPECS["plain"]()
     engine = OrtExecutor(Decoder(spec, whole(spec), HeadOfItsOwn(spec)), OPTIONS)
     (choice,) = (step for step in engine._steps if isinstance(step, TakeWanted))
-    assert engine.row_multiple == open_ort(spec, 4).row_multiple
-    assert choice.row_multiple == open_ort(spec, 8).row_multiple
+    assert engine.padding == open_ort(spec, 4).padding
+    assert choice.padding == open_ort(spec, 8).padding
     whole_run = engine.step([Segment(1, 0, 60, 60)], IDS[:60]).copy()
     for position, count in ((0, 1), (1, 3), (4, 2), (6, 1), (7, 53)):
         rows = engine.step([Segment(2, position, count, count)], IDS[position : position + count])

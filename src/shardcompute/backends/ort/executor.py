@@ -13,7 +13,7 @@ from shardcompute.backends.matrix import Array, Float32
 from shardcompute.backends.ort.buffers import give_back_rows
 from shardcompute.backends.ort.graph import LOADING_ROOM, shrink_scratch_memory, use_threads
 from shardcompute.backends.ort.ops import OrtOps
-from shardcompute.backends.ort.program import Graph, Run, TakeWanted, Value, assign_buffers, round_up
+from shardcompute.backends.ort.program import Graph, RowPadding, Run, TakeWanted, Value, assign_buffers
 from shardcompute.backends.ort.table import EmbeddingTable, StoredTable
 from shardcompute.backends.ort.tower import OrtTower
 from shardcompute.core.batch import Segment, count_rows
@@ -21,7 +21,10 @@ from shardcompute.core.errors import BackendError, UsageError
 from shardcompute.core.process_memory import give_back_large_blocks, return_freed_memory
 
 _PROBED_ROWS = 16
-_ROW_MULTIPLES = (1, 2, 4, 8, 16)
+# The cheapest first; the last is not tried.
+_PADDINGS = tuple(
+    RowPadding(least, multiple) for least, multiple in ((1, 1), (2, 1), (2, 2), (4, 4), (8, 8), (16, 16))
+)
 _FEW_ROWS, _MANY_ROWS = 16, 128
 
 
@@ -29,7 +32,7 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
     """A slice of a model as a program of graphs; embedding and KV live here, on the host.
 
     Rows come out with the same bits whatever other rows they are computed with. Where this machine's kernels treat
-    odd rows differently, a probe at start finds it out and steps are padded to a multiple of `row_multiple`.
+    a row alone or odd rows differently, a probe at start finds it out and steps are padded as `padding` says.
     """
 
     def __init__(self, network: Network, options: ExecutorOptions) -> None:
@@ -66,7 +69,7 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         self._buffers = list({id(value.buffer): value.buffer for value in values}.values())
         self._has_grown = False
         """A step of many rows took scratch memory that steps of few do not need."""
-        self.row_multiple = self._probe_rows()
+        self.padding = self._probe_rows()
         give_back_rows(self._buffers, 0)
         LOADING_ROOM.release()
         return_freed_memory()
@@ -89,7 +92,7 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
             self._positions[0, row : row + segment.count] = np.arange(segment.start, segment.stop)
             self._adapters[0, row : row + segment.count] = segment.adapter
             row += segment.count
-        padded = round_up(rows, self.row_multiple)
+        padded = self.padding.padded(rows)
         self._positions[0, rows:padded] = self._adapters[0, rows:padded] = 0
         self._fit_scratch(rows)
         run = Run(segments, padded, self._kv)
@@ -174,15 +177,15 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         if self._is_first and rows and not 0 <= inputs.min() <= inputs.max() < self._vocab_size:
             raise UsageError(f"a token id is outside the vocabulary of {self._vocab_size}")
 
-    def _probe_rows(self) -> int:
-        """The smallest multiple to which steps must be padded for rows to be independent.
+    def _probe_rows(self) -> RowPadding:
+        """The least to which steps must be padded for rows to be independent.
 
         Behind the choice of logit rows it is another one: a head of another form need not pay for the layers'.
         """
-        probed: dict[frozenset[str], int] = {}
+        probed: dict[frozenset[str], RowPadding] = {}
         # What adapters add is to be probed, too.
         self._adapters[0, :_PROBED_ROWS] = 1
-        multiple, choice = 1, None
+        padding, choice = RowPadding(), None
         for step in self._steps:
             if isinstance(step, TakeWanted):
                 choice = step
@@ -190,14 +193,14 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
                 if step.forms not in probed:
                     probed[step.forms] = _probe_graph(step)
                 if choice is None:
-                    multiple = max(multiple, probed[step.forms])
+                    padding = padding.joined(probed[step.forms])
                 else:
-                    choice.row_multiple = max(choice.row_multiple, probed[step.forms])
+                    choice.padding = choice.padding.joined(probed[step.forms])
         self._adapters[:] = 0
-        return multiple
+        return padding
 
 
-def _probe_graph(step: Graph) -> int:
+def _probe_graph(step: Graph) -> RowPadding:
     noise = np.random.default_rng(0)
     for value in step.takes:
         value.buffer[:_PROBED_ROWS] = noise.standard_normal((_PROBED_ROWS, value.width), dtype=np.float32)
@@ -215,12 +218,12 @@ def _probe_graph(step: Graph) -> int:
             "a graph on random input gives numbers that are none",
             hint="check the model's file; if it is right, report this with the model's name and the processor",
         )
-    for multiple in _ROW_MULTIPLES:
-        counts = range(multiple, _PROBED_ROWS, multiple)
-        if all(
-            np.array_equal(part, full[:rows])
-            for rows in counts
-            for part, full in zip(outputs(rows), whole, strict=True)
-        ):
-            return multiple
-    return _PROBED_ROWS
+    equal = {
+        rows
+        for rows in range(1, _PROBED_ROWS)
+        if all(np.array_equal(part, full[:rows]) for part, full in zip(outputs(rows), whole, strict=True))
+    }
+    for padding in _PADDINGS[:-1]:
+        if {padding.padded(rows) for rows in range(1, _PROBED_ROWS)} <= equal | {_PROBED_ROWS}:
+            return padding
+    return _PADDINGS[-1]

@@ -251,7 +251,7 @@ class OrtOps:
         self._close()
         self._is_narrow = True
         out = Value(self._name("r"), x.width, None, is_narrow=True)
-        self.steps.append(TakeWanted(x, out, 1))
+        self.steps.append(TakeWanted(x, out))
         return out
 
     def all_reduce(self, x: Value, group: RankGroup) -> Value:

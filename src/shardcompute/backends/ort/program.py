@@ -148,13 +148,31 @@ class Attend:
             row += segment.count
 
 
+@dataclass(frozen=True, slots=True)
+class RowPadding:
+    """To how many rows graphs are padded for rows to have the same bits in any number: some kernels treat a row alone,
+    or an odd one, in another way."""
+
+    least: int = 1
+    multiple: int = 1
+
+    def padded(self, rows: int) -> int:
+        """Also of the rows that are left where a graph runs `_GRAPH_ROWS` at a time."""
+        left = rows % _GRAPH_ROWS
+        return rows - left + max(self.least, -(-left // self.multiple) * self.multiple) if left else rows
+
+    def joined(self, other: RowPadding) -> RowPadding:
+        """What suits both; the numbers are powers of two."""
+        return RowPadding(max(self.least, other.least), max(self.multiple, other.multiple))
+
+
 @dataclass(slots=True, eq=False)
 class TakeWanted:
     """Keeps only the rows whose logits are wanted; the steps behind it see fewer rows."""
 
     x: Value
     out: Value
-    row_multiple: int
+    padding: RowPadding = field(default_factory=RowPadding)
 
     def inputs(self) -> Iterable[Value]:
         return (self.x,)
@@ -165,7 +183,7 @@ class TakeWanted:
     def run(self, run: Run) -> None:
         logit_rows = logit_row_indices(run.segments)
         self.out.buffer[: len(logit_rows)] = self.x.buffer[logit_rows]
-        run.rows = round_up(len(logit_rows), self.row_multiple)
+        run.rows = self.padding.padded(len(logit_rows))
 
 
 @dataclass(slots=True, eq=False)
@@ -192,10 +210,6 @@ class RankExchange:
             self.group.all_reduce(own, self.out.buffer[:rows])
         else:
             np.concatenate(self.group.all_gather(own), axis=-1, out=self.out.buffer[:rows])
-
-
-def round_up(rows: int, multiple: int) -> int:
-    return -(-rows // multiple) * multiple
 
 
 def assign_buffers(
