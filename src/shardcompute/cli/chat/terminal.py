@@ -113,33 +113,41 @@ def line_editing(history: Path, words: Sequence[str]) -> Iterator[None]:
 def _interrupts_seen() -> Iterator[None]:
     """Python's readline looks for signals, then sleeps until a key comes: a Ctrl-C between the two would wait for the
     next key. Each is followed by signals that mean nothing and only end that sleep."""
-    if not hasattr(signal, "pthread_kill") or threading.current_thread() is not threading.main_thread():
+    if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
+        with _nudges_after_interrupts():
+            yield
+    else:
         yield
-        return
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    ended, main = threading.Event(), threading.main_thread()
 
-    def nudge() -> None:
-        while came := os.read(reading, 64):
-            for _ in range(_NUDGES if signal.SIGINT in came else 0):
-                if ended.wait(_NUDGE_S) or main.ident is None:
-                    break
-                signal.pthread_kill(main.ident, signal.SIGURG)
 
-    earlier = signal.signal(signal.SIGURG, lambda *_: None)
-    earlier_fd = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    thread = threading.Thread(target=nudge, name="interrupts", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        signal.set_wakeup_fd(earlier_fd)
-        os.close(writing)
-        thread.join()
-        os.close(reading)
-        signal.signal(signal.SIGURG, earlier)
+if sys.platform != "win32":
+
+    @contextlib.contextmanager
+    def _nudges_after_interrupts() -> Iterator[None]:
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        ended, main = threading.Event(), threading.main_thread()
+
+        def nudge() -> None:
+            while came := os.read(reading, 64):
+                for _ in range(_NUDGES if signal.SIGINT in came else 0):
+                    if ended.wait(_NUDGE_S) or main.ident is None:
+                        break
+                    signal.pthread_kill(main.ident, signal.SIGURG)
+
+        earlier = signal.signal(signal.SIGURG, lambda *_: None)
+        earlier_fd = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        thread = threading.Thread(target=nudge, name="interrupts", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            signal.set_wakeup_fd(earlier_fd)
+            os.close(writing)
+            thread.join()
+            os.close(reading)
+            signal.signal(signal.SIGURG, earlier)
 
 
 def load_history(path: Path) -> list[str]:
