@@ -44,7 +44,7 @@ PROMISED = {
     "dots.llm1": ("dots1",),
     "Arcee": ("arcee",),
     "SmolLM3": ("smollm3",),
-    "(Gemma 3, Mistral 3, Llama 4, Qwen-VL)": ("gemma3", "mistral3", "llama4", "qwen2_5_vl", "qwen3_vl"),
+    "(Mistral 3, Llama 4, Qwen3-VL)": ("mistral3", "llama4", "qwen3_vl"),
 }
 CONNECTING = {"Any", "From", "What", "GGUF", "GPTQ", "AWQ", "FP8", "MXFP4", "MLX"}
 
