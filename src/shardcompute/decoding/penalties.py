@@ -14,6 +14,8 @@ import numpy.typing as npt
 from shardcompute.core.generation import Sampling
 
 Logits = npt.NDArray[np.float32]
+_LEAST_PENALTY = np.finfo(np.float32).tiny
+"""Smaller ones are zero in 32 bits, or as good as zero."""
 
 
 class TokenHistory:
@@ -107,9 +109,9 @@ def build_adjusters(sampling: Sampling) -> tuple[Adjuster, ...]:
 
 def penalise_repetition(logits: Logits, history: TokenHistory, penalty: float) -> None:
     """Scale down every token of prompt and answer: positive logits are divided, negative ones multiplied."""
-    seen = logits[history.ids]
+    seen, factor = logits[history.ids], max(np.float32(penalty), _LEAST_PENALTY)
     with np.errstate(over="ignore"):  # a logit too large to scale is as good as infinite
-        logits[history.ids] = np.where(seen > 0, seen / np.float32(penalty), seen * np.float32(penalty))
+        logits[history.ids] = np.where(seen > 0, seen / factor, seen * factor)
 
 
 def penalise_generated(logits: Logits, history: TokenHistory, presence: float, frequency: float) -> None:

@@ -24,7 +24,7 @@ from shardcompute.control.state import UnusedDevice
 from shardcompute.control.transitions.node_transitions import next_incarnation
 from shardcompute.node.cluster import ServedOrder
 from shardcompute.node.coordinator.journal import RecordStatus
-from shardcompute.node.service import ServiceLoad
+from shardcompute.node.service import ServedModel, ServiceLoad
 from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.security import KeyBook, KeySummary, Role, TokenBook, TokenSummary
 from shardcompute.wire import StageTiming
@@ -105,6 +105,10 @@ class FakeSwarm:
 
     def load(self) -> ServiceLoad:
         return self.busy
+
+    def models(self) -> Sequence[ServedModel]:
+        """Those that are open; nobody asks these for more than whether they see."""
+        return ()
 
     def serves(self, model: str) -> bool:
         return model not in self.unopened

@@ -356,9 +356,10 @@ class LabSwarm(Closing):
     def room_for(self, layers: int, backend: str = "") -> int:
         named = backend or self.backend
         held = sizes_of(self.sized()).on(holding_of("llamacpp" if named == "auto" else named, "cpu"))
+        layer = max(after - before for before, after in itertools.pairwise(held.memory_before))
         own = held.memory_bytes(0, held.layer_count) - held.memory_before[-1]
         drafting = 0 if self.options.draft_heads is None else held.memory_before[1] * 3 // 4
-        return layers * held.memory_before[1] + own + drafting
+        return layers * layer + own + drafting
 
     def sized(self) -> Model:
         with adapted(open_tiny(self.checkpoints[self.model]), self.adapters, None) as checkpoint:

@@ -92,3 +92,11 @@ def test_huge_logits_scale_without_a_warning() -> None:
 
 def test_neutral_sampling_needs_no_steps() -> None:
     assert build_adjusters(Sampling()) == ()
+
+
+def test_a_penalty_that_is_zero_in_32_bits_divides_nothing_by_it() -> None:
+    logits = np.array([0.0, 1.0, -1.0], dtype=np.float32)
+    penalise_repetition(logits, TokenHistory([0, 1, 2]), 5e-324)
+    assert logits[0] == 0.0
+    assert logits[1] > 1e37
+    assert -1e-37 < logits[2] <= 0.0

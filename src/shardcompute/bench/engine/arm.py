@@ -134,7 +134,6 @@ class TransformersEngine:
 
         logging.disable_progress_bar()
         torch.set_num_threads(threads)
-        torch.set_grad_enabled(False)
         self._torch: Any = torch
         folder, file = os.path.split(path)
         if file.endswith(".json"):
@@ -148,7 +147,7 @@ class TransformersEngine:
             self._model = AutoModelForCausalLM.from_pretrained(
                 source, dtype=torch.float32, trust_remote_code=False, **options
             )
-        self._model.eval()
+        self._model.eval().requires_grad_(False)
         self._vocab_size = self._model.config.vocab_size
 
     def prefill(self, tokens: int) -> float:

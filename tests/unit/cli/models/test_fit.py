@@ -48,7 +48,7 @@ def test_a_model_that_nobody_fetched_is_shown_offline(cli: Cli, machine: list[st
     assert rows["parameters"] == "1,720,574,976"
     assert rows["licence"] == "Apache-2.0"
     assert rows["made for"] == "thinking, tools"
-    assert rows["this machine"].startswith("fits now: takes 5.2 GiB of ")
+    assert rows["this machine"].startswith("fits now: takes 4.8 GiB of ")
     assert rows["this machine"].endswith("tok/s")
     assert "cluster" not in rows
     assert cli("show", "qwen3:4b").exit_code == 0

@@ -44,9 +44,10 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         api_keys: list[str] | None,
         hosts: Any,
         cors_origins: tuple[str, ...],
+        image_urls: str,
         page: object,
     ) -> str:
-        seen.update(keys=api_keys, hosts=hosts, origins=cors_origins)
+        seen.update(keys=api_keys, hosts=hosts, origins=cors_origins, images=image_urls)
         return "app"
 
     async def serve(app: object, host: str, port: int, *, on_listening: Callable[[str, int], None]) -> None:
@@ -64,6 +65,7 @@ def test_up_serves_and_says_where(cli: Cli, opened: Opening, served: dict[str, A
     assert (served["keys"], served["address"]) == (None, ("127.0.0.1", 0))
     assert not served["hosts"].admits("box.test")
     assert served["origins"] == ()
+    assert served["images"] == "off"
     assert opened.references == ["org/repo"]
     assert opened.options[0].stages == 2
     said = result.stderr
