@@ -18,7 +18,7 @@ def test_silence_is_told_and_what_comes_later_is_not_lost() -> None:
     async def run() -> list[object]:
         queue = DeltaQueue(2)
         heard: list[object] = [await queue.get(SILENCE_S), await queue.get(SILENCE_S)]
-        waiting = asyncio.ensure_future(queue.get(60))
+        waiting = asyncio.ensure_future(queue.get(50 * SILENCE_S))
         await asyncio.sleep(0)
         await queue.put(0, Delta("a"))
         heard.append(await waiting)
