@@ -32,7 +32,7 @@ setup: $(VENV)/.dev ## Make .venv with everything for development
 up: $(VENV)/.run ## Serve the embedded default model
 	@$(BIN)/shardcompute up
 
-test: $(VENV)/.dev ## Run the tests (about twelve minutes on two cores)
+test: $(VENV)/.dev ## Run the tests (up to half an hour on two cores)
 	@$(BIN)/python scripts/suite.py
 
 test-failed: $(VENV)/.dev ## Run once more what failed last time
