@@ -1,4 +1,4 @@
-"""`make test`: the test suite in two parts, what lives in its own process side by side, what starts others one by one.
+"""`make test`: the test suite in two parts, what lives in its own process and what starts others.
 
 A failure in one part does not hide the other; what failed is named at the end. `--ci` adds the long suites in a small
 form, and runs once more what failed for a cause that tests/known_flaky.txt lists; whatever else fails has failed.
@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 KNOWN_FLAKY = ROOT / "tests" / "known_flaky.txt"
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
-SIDE_BY_SIDE = (
+IN_PROCESS = (
     "tests/unit",
     "tests/property",
     "tests/parity",
@@ -26,7 +26,7 @@ SIDE_BY_SIDE = (
     "tests/hostile",
     "tests/compat",
 )
-ONE_BY_ONE = ("tests/docs", "tests/process", "tests/ui")
+STARTING_OTHERS = ("tests/docs", "tests/process", "tests/ui")
 MOST_JOBS = 4
 MOST_FLAKY = 3
 """More than these at once are no accident."""
@@ -39,11 +39,11 @@ def main() -> int:
     causes = read_causes(KNOWN_FLAKY.read_text())
     LAST_FAILED.unlink(missing_ok=True)
     wanted = [] if options.long else ["-m", "not long" if options.ci else "not long and not ci"]
-    jobs = str(max(2, min(MOST_JOBS, os.cpu_count() or 2)))
+    cores = os.cpu_count() or 2
     statuses = [
-        # By file: tests of a file share what it costs to open a model.
-        run([*SIDE_BY_SIDE, *wanted, "-n", jobs, "--dist", "loadfile"], ONE_THREAD),
-        run([*ONE_BY_ONE, *wanted]),
+        # One more than there are cores: some always wait for a clock or a socket.
+        run([*IN_PROCESS, *wanted, *side_by_side(min(MOST_JOBS, cores + 1))], ONE_THREAD),
+        run([*STARTING_OTHERS, *wanted, *side_by_side(2)]),
     ]
     if not any(statuses):
         return PASSED
@@ -57,6 +57,11 @@ def main() -> int:
     tell("failed once", failed)
     tell("failed again", read_failed() if status else [])
     return PASSED if status == PASSED else FAILED
+
+
+def side_by_side(jobs: int) -> list[str]:
+    """By file: tests of a file share what it costs to open a model or to start a cluster."""
+    return ["-n", str(jobs), "--dist", "loadfile"]
 
 
 def run(arguments: Sequence[str], surroundings: dict[str, str] | None = None) -> int:
