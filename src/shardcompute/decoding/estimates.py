@@ -6,6 +6,8 @@ observations, priors answer.
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +21,8 @@ _PRIOR_ACCEPTANCE: Mapping[str, tuple[float, ...]] = {
 _OTHER_ACCEPTANCE = (0.4, 0.5, 0.6, 0.8)
 _PRIOR_DRAFT_S: Mapping[str, float] = {"ngram": 2e-6, HEAD_DRAFTER: 2e-3}
 _OTHER_DRAFT_S = 4e-3
+_DRAFT_SAMPLES = 9
+_CLEARLY_QUICKER = 0.5
 _POSITIONS = (0, 1, 2, 3, 3, 4, 4, 4, 5)
 """Which bucket a position in a draft belongs to; what is beyond counts as the last."""
 _BUCKETS = 6
@@ -252,17 +256,28 @@ class RingTimes:
 
 
 class DraftTimes:
-    """Seconds per drafted token, by drafter."""
+    """Seconds per drafted token, by drafter: the median of the newest ones, as a single draft may have waited for
+    anything."""
 
     def __init__(self) -> None:
-        self._per_token_s: dict[str, float] = {}
+        self._newest: dict[str, deque[float]] = {}
 
     def observe(self, drafter: str, seconds: float, count: int) -> None:
         if count < 1 or seconds < 0.0:
             return
+        newest = self._newest.get(drafter)
+        if newest is None:
+            newest = self._newest[drafter] = deque([self.prior_s(drafter)], _DRAFT_SAMPLES)
         now = seconds / count
-        before = self._per_token_s.get(drafter)
-        self._per_token_s[drafter] = now if before is None else before + 0.15 * (now - before)
+        if now < _CLEARLY_QUICKER * min(newest):
+            # Nothing is quicker than it can be by accident: what was in the way is over.
+            newest.clear()
+        newest.append(now)
 
     def per_token_s(self, drafter: str) -> float:
-        return self._per_token_s.get(drafter, _PRIOR_DRAFT_S.get(drafter, _OTHER_DRAFT_S))
+        newest = self._newest.get(drafter)
+        return self.prior_s(drafter) if newest is None else statistics.median_low(newest)
+
+    def prior_s(self, drafter: str) -> float:
+        """What it takes where nothing is in its way, as far as anybody can know."""
+        return _PRIOR_DRAFT_S.get(drafter, _OTHER_DRAFT_S)

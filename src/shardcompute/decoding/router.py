@@ -37,6 +37,8 @@ _FIRST_TOKENS = 4
 _PROBE_TOKENS = 2
 _PROBE_ACCEPTANCE = 0.9
 _FIRST_WAIT, _LONGEST_WAIT = 8, 64
+_FIRST_COSTLY_WAIT, _LONGEST_COSTLY_WAIT = 64, 512
+"""Of a drafter that takes too long to draft: a try costs more than one that is only wrong."""
 _ROUNDS_PER_PLAN = 12
 _OFFER_FADE = 0.85
 _FIRST_OFFERS = (*[0.1] * GRADES, 0.0)
@@ -80,13 +82,14 @@ class _Patience:
     """How long to leave alone what does not pay: twice as long after each try."""
 
     wait: int = _FIRST_WAIT
+    longest: int = _LONGEST_WAIT
     passed: int = 0
 
     def is_due(self) -> bool:
         self.passed += 1
         if self.passed < self.wait:
             return False
-        self.passed, self.wait = 0, min(2 * self.wait, _LONGEST_WAIT)
+        self.passed, self.wait = 0, min(2 * self.wait, self.longest)
         return True
 
 
@@ -103,6 +106,8 @@ class _Prospectus:
     """By grade, how many tokens are worth sending."""
     can_pay: bool
     """Whether good drafts would pay at all."""
+    is_too_slow: bool = False
+    """They would if drafting took no longer than it needs to."""
 
 
 @dataclass(slots=True)
@@ -130,6 +135,16 @@ class _RoutedSession:
 
     def is_due(self, drafter: str, grade: int) -> bool:
         return self.patience.setdefault((drafter, grade), _Patience()).is_due()
+
+    def is_try_due(self, plan: _Prospectus) -> bool:
+        """Whether to see how a drafter fares that promises nothing now. Without that nobody would ever know better:
+        its machine may have been busy, its text unusual."""
+        if plan.can_pay:
+            return self.is_due(plan.drafter, GRADES)
+        if not plan.is_too_slow:
+            return False
+        costly = _Patience(_FIRST_COSTLY_WAIT, _LONGEST_COSTLY_WAIT)
+        return self.patience.setdefault((plan.drafter, GRADES + 1), costly).is_due()
 
     def plan_of(self, drafter: str) -> _Prospectus | None:
         return next((plan for plan in self.plans if plan.drafter == drafter), None)
@@ -207,7 +222,7 @@ class Router:
             return 0
         if wish.drafter == drafter or (plan.tokens and plan.rate >= _MARGIN * state.plain_rate):
             return max(plan.tokens, 1)
-        return _PROBE_TOKENS if plan.can_pay and state.is_due(drafter, GRADES) else 0
+        return _PROBE_TOKENS if state.is_try_due(plan) else 0
 
     def worth(self, session: int, drafter: str, grade: int, count: int, load: PipeLoad) -> int:
         """How many of a draft's `count` tokens to send, now that its grade is known. Asked once for each draft."""
@@ -313,7 +328,7 @@ class Router:
         gain = best.rate / state.plain_rate if state.plain_rate > 0.0 else 1.0
         if best.tokens and gain >= _MARGIN:
             return DraftPlan(best.drafter, best.tokens, best.frames, f"promises {gain:.2f} of plain")
-        if not any(plan.can_pay for plan in plans):
+        if not any(plan.can_pay or plan.is_too_slow for plan in plans):
             return _plain("others need the time")
         free = next((plan for plan in plans if plan.is_free and plan.can_pay), None)
         if free is not None:
@@ -321,7 +336,7 @@ class Router:
             tokens = max(_PROBE_TOKENS, *free.worth) if state.wish.tokens is None else state.wish.tokens
             return DraftPlan(free.drafter, tokens, 1, "only if the draft is good")
         for plan in plans:
-            if plan.can_pay and state.is_due(plan.drafter, GRADES):
+            if state.is_try_due(plan):
                 return DraftPlan(
                     plan.drafter, state.wish.tokens or _PROBE_TOKENS, 1, "to see whether it pays by now"
                 )
@@ -388,9 +403,10 @@ class Router:
             worth = tuple(_best_length(sending, lengths, promised, least, frames) for promised in by_grade)
         if wish.drafter == drafter and tokens == 0:
             tokens = min(lengths)
-        return _Prospectus(
-            drafter, is_free, tokens, wish.frames or frames, rate, worth, _can_pay(costs, lengths, least)
-        )
+        can_pay = _can_pay(costs, lengths, least)
+        prior_s = min(costs.draft_s, self._draft_times.prior_s(drafter))
+        is_too_slow = not can_pay and _can_pay(replace(costs, draft_s=prior_s), lengths, least)
+        return _Prospectus(drafter, is_free, tokens, wish.frames or frames, rate, worth, can_pay, is_too_slow)
 
     def _count_round(self, plan: DraftPlan) -> None:
         name = plan.drafter or "plain"
