@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 import sys
 import urllib.error
 import urllib.request
 
 from shardcompute.core.settings import load_settings
-from shardcompute.node.process.pidfile import CLUSTER_FILE, DRIVER_FILE, WORKER_FILE, read_running
+from shardcompute.node.process.pidfile import CLUSTER_FILE, DRIVER_FILE, WORKER_FILE, Running, read_running
+from shardcompute.security.https.clients import trusting
 
 
 def main() -> int:
@@ -17,13 +19,17 @@ def main() -> int:
     for folder, file in (("cluster", CLUSTER_FILE), ("driver", DRIVER_FILE)):
         running = read_running(home / folder / file)
         if running is not None and running.api_url:
-            return 0 if _answers(f"{running.api_url}/health") else 1
+            return 0 if _answers(running) else 1
     return 1
 
 
-def _answers(url: str) -> bool:
+def _answers(running: Running) -> bool:
+    trust: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if running.api_certificate:
+        context: ssl.SSLContext = trusting(running.api_certificate)
+        trust.append(urllib.request.HTTPSHandler(context=context))
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=4):
+        with urllib.request.build_opener(*trust).open(f"{running.api_url}/health", timeout=4):
             return True
     except urllib.error.HTTPError as error:
         return error.code == 503

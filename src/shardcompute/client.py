@@ -11,6 +11,7 @@ Errors are those of `core.errors`: what the server refused, or SourceError when 
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -64,10 +65,20 @@ class Client:
         api_key: str | None = None,
         timeout_s: float = 600.0,
         transport: httpx.BaseTransport | None = None,
+        tls_pin: str | None = None,
+        tls_certificate: str | None = None,
     ) -> None:
+        """Of an HTTPS server whose certificate no authority of the system has signed: `tls_pin` is what it says when
+        it starts (`sha256//…`), `tls_certificate` the certificate itself (PEM)."""
         headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         timeout = httpx.Timeout(timeout_s, connect=10.0)
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, transport=transport)
+        self._http = httpx.Client(
+            base_url=url,
+            headers=headers,
+            timeout=timeout,
+            transport=transport,
+            verify=_trust(url, tls_pin, tls_certificate),
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -197,6 +208,15 @@ class Client:
             response.close()
 
 
+def _trust(url: str, pin: str | None, certificate: str | None) -> ssl.SSLContext | bool:
+    """Whom to trust; the system's authorities unless more is known."""
+    if pin is None and certificate is None:
+        return True
+    from shardcompute.security.https.clients import pinned, trusting
+
+    return pinned(url, pin) if pin is not None else trusting(certificate or "")
+
+
 def _texts(choices: Generator[dict[str, Any], None, None]) -> Iterator[str]:
     with closing(choices):
         for choice in choices:
@@ -221,6 +241,12 @@ def _answer(reply: Mapping[str, Any], text: str) -> Answer:
 
 
 def _unreachable(url: httpx.URL, error: httpx.HTTPError) -> SourceError:
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return SourceError(
+            f"The certificate of the server at {url} is not trusted here: {error}.",
+            hint="give the pin that the server says when it starts (--tls-pin, in Python tls_pin), or have "
+            "SSL_CERT_FILE name the authority that has signed it",
+        )
     return SourceError(f"The server at {url} cannot be reached: {error}.", hint="check that it runs")
 
 

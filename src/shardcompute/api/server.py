@@ -19,10 +19,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardcompute.api.connections import BoundedConnection, ConnectionLimits
 from shardcompute.api.errors import error_response
+from shardcompute.api.tls_listener import TlsListener
 from shardcompute.core.errors import CapacityError, UsageError
+from shardcompute.security.https.server import ServerTls
+from shardcompute.security.https.sources import KeyedCertificate
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BACKLOG = 2048
+_HANDSHAKE_S = 10.0
+CERTIFICATE_EVERY_S = 5.0
 
 
 async def serve(
@@ -34,11 +39,16 @@ async def serve(
     stop: asyncio.Event | None = None,
     grace_s: int = 5,
     limits: ConnectionLimits | None = None,
+    tls: ServerTls | None = None,
+    on_certificate: Callable[[KeyedCertificate], None] = lambda certificate: None,
+    certificate_every_s: float = CERTIFICATE_EVERY_S,
 ) -> None:
     """Serves until SIGINT, SIGTERM, `stop` or cancellation; then open requests get `grace_s` to end.
 
     `on_listening` is told the address once connections are accepted (port 0 picks a free one). Signals are
     watched only in the main thread; a second one ends the grace. UsageError when the address cannot be used.
+    With `tls` it speaks HTTPS; every `certificate_every_s` it looks for another certificate, shows it, and tells
+    `on_certificate`.
     """
     listener = await bind(host, port)
     limits = limits or ConnectionLimits()
@@ -54,8 +64,9 @@ async def serve(
         # So many are accepted in one go, before any of them is counted.
         backlog=max(1, min(_BACKLOG, limits.most_connections // 4)),
     )
-    server = _UnsignalledServer(config)
+    server = _UnsignalledServer(config, tls, most_handshakes=max(1, limits.most_connections // 4))
     watcher = asyncio.create_task(_watch(server, listener, on_listening, stop))
+    renewing = asyncio.create_task(_renew(tls, on_certificate, certificate_every_s))
     try:
         with _signals(server):
             await server.serve(sockets=[listener])
@@ -68,7 +79,9 @@ async def serve(
         # uvicorn cancels what outlives the grace but does not wait for it.
         await asyncio.gather(*server.server_state.tasks, return_exceptions=True)
         watcher.cancel()
-        await asyncio.gather(watcher, return_exceptions=True)
+        renewing.cancel()
+        await asyncio.gather(watcher, renewing, return_exceptions=True)
+        await server.end_listening()
         listener.close()
     if watcher.done() and not watcher.cancelled():
         watcher.result()
@@ -110,12 +123,47 @@ def port_holder(port: int) -> str | None:
 
 
 class _UnsignalledServer(uvicorn.Server):
-    """uvicorn without its signal handling, which ends the process by raising the signal again."""
+    """uvicorn without its signal handling, which ends the process by raising the signal again; with `tls`, behind a
+    `TlsListener`."""
+
+    def __init__(self, config: uvicorn.Config, tls: ServerTls | None, *, most_handshakes: int) -> None:
+        super().__init__(config)
+        self._tls = tls
+        self._most_handshakes = most_handshakes
+        self._listeners: list[TlsListener] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup(sockets if self._tls is None else [])
         for listener in sockets or ():
             listener.listen(_BACKLOG)  # more than are accepted in one go may wait
+            if self._tls is not None:
+                self._listeners.append(
+                    TlsListener(
+                        listener,
+                        self._tls.context,
+                        self._make_connection,
+                        timeout_s=_HANDSHAKE_S,
+                        most_handshakes=self._most_handshakes,
+                    )
+                )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.end_listening()
+        await super().shutdown(sockets)
+
+    async def end_listening(self) -> None:
+        """Accept no more connections that need a handshake."""
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener.close()
+        for listener in listeners:
+            await listener.wait_closed()
+
+    def _make_connection(self) -> asyncio.Protocol:
+        made: asyncio.Protocol = self.config.http_protocol_class(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )  # type: ignore[call-arg]
+        return made
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -162,6 +210,17 @@ async def _watch(
     if stop is not None:
         await stop.wait()
         server.should_exit = True
+
+
+async def _renew(
+    tls: ServerTls | None, on_certificate: Callable[[KeyedCertificate], None], every_s: float
+) -> None:
+    while tls is not None:
+        await asyncio.sleep(every_s)
+        found = await asyncio.to_thread(tls.look)
+        if found is not None:
+            tls.show(found)
+            on_certificate(found)
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
         app = create_app(object(), admin=admin, local_secret=LOCAL_SECRET)  # type: ignore[arg-type]
 
         class Connected(ClusterClient):
-            def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
+            def __init__(self, url: str, *, api_key: str | None = None, **options: Any) -> None:
                 lab.addresses.append((url, api_key))
                 super().__init__("http://127.0.0.1", api_key=LOCAL_SECRET, transport=Bridge(app))
 
@@ -137,7 +137,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     server = Server()
 
     class Connected(ClusterClient):
-        def __init__(self, url: str, *, api_key: str | None = None) -> None:
+        def __init__(self, url: str, *, api_key: str | None = None, **options: Any) -> None:
             super().__init__(url, api_key=api_key, transport=httpx.MockTransport(server))
 
     monkeypatch.setattr("shardcompute.cluster_client.ClusterClient", Connected)

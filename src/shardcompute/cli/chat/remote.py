@@ -86,6 +86,7 @@ def find_remote(
     has_engine: bool,
     url: str | None,
     api_key_file: Path | None,
+    tls_pin: str | None,
     say: Callable[[str], None],
 ) -> RemoteModel | None:
     """The model as the cluster at `url`, or on this machine, serves it; None where this process must answer.
@@ -99,7 +100,7 @@ def find_remote(
                 hint="leave out one or the other",
             )
         return None
-    address = ClusterLocation(url, api_key_file).find()
+    address = ClusterLocation(url, api_key_file, tls_pin=tls_pin).find()
     if address is None:
         return None
     client = address.connect()

@@ -28,7 +28,7 @@ from shardcompute.cli.chat.prompt import (
 )
 from shardcompute.cli.chat.remote import find_remote
 from shardcompute.cli.chat.terminal import read_terminal_line
-from shardcompute.cli.cluster.access import Url
+from shardcompute.cli.cluster.access import TlsPin, Url
 from shardcompute.cli.cluster.completion import complete_fetched
 from shardcompute.cli.console import Screen, has_terminal_input, open_screen, standard_input
 from shardcompute.cli.models.opening import OpenModel, open_with_progress
@@ -69,6 +69,7 @@ def run(
     ] = False,
     url: Url = None,
     api_key_file: ClientKeyFile = None,
+    tls_pin: TlsPin = None,
 ) -> None:
     """Ask a model something, or talk to it.
 
@@ -95,6 +96,7 @@ def run(
         has_engine=bool(changed_options(engine) or changed_options(adapters)) or stages != 1,
         url=url,
         api_key_file=api_key_file,
+        tls_pin=tls_pin,
         say=lambda text: None if is_quiet else screen.say(text, "dim"),
     )
     if remote is None:

@@ -39,6 +39,17 @@ DataDir = Annotated[
 ]
 
 
+TlsPin = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-pin",
+        metavar="PIN",
+        help="Key of an HTTPS server that no known authority vouches for, as it says it when it starts: sha256//…",
+        rich_help_panel=_WHERE,
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
     """`is_here`: it runs on this machine, so that both mean the same by a path."""
@@ -46,11 +57,19 @@ class ClusterAddress:
     url: str
     api_key: str | None
     is_here: bool
+    tls_pin: str | None = None
+    tls_certificate: str | None = None
 
-    def connect(self) -> ClusterClient:
+    def connect(self, timeout_s: float = 600.0) -> ClusterClient:
         from shardcompute.cluster_client import ClusterClient
 
-        return ClusterClient(self.url, api_key=self.api_key)
+        return ClusterClient(
+            self.url,
+            api_key=self.api_key,
+            timeout_s=timeout_s,
+            tls_pin=self.tls_pin,
+            tls_certificate=self.tls_certificate,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +79,7 @@ class ClusterLocation:
     url: Url = None
     api_key_file: ClientKeyFile = None
     data_dir: DataDir = None
+    tls_pin: TlsPin = None
 
     def find(self) -> ClusterAddress | None:
         """None where no --url is given and no cluster answers from the folder.
@@ -73,16 +93,20 @@ class ClusterLocation:
         if self.url is not None:
             if self.data_dir is not None:
                 raise UsageError("--url and --data-dir name two clusters", hint="give one of them")
-            return ClusterAddress(
-                _check_url(self.url), client_key(self.api_key_file, settings), is_here=False
+            key = client_key(self.api_key_file, settings)
+            return ClusterAddress(_check_url(self.url), key, is_here=False, tls_pin=self.tls_pin)
+        if self.tls_pin is not None:
+            raise UsageError(
+                "--tls-pin is for a server at --url", hint="the cluster on this machine is known without it"
             )
         folder = cluster_folder(settings, self.data_dir)
         running = read_running(folder / CLUSTER_FILE)
         if running is None or not running.api_url:
             return None
-        if self.api_key_file is not None:
-            return ClusterAddress(running.api_url, client_key(self.api_key_file, settings), is_here=True)
-        return ClusterAddress(running.api_url, read_local_secret(folder), is_here=True)
+        given = self.api_key_file
+        key = read_local_secret(folder) if given is None else client_key(given, settings)
+        certificate = running.api_certificate or None
+        return ClusterAddress(running.api_url, key, is_here=True, tls_certificate=certificate)
 
     def require(self) -> ClusterAddress:
         address = self.find()

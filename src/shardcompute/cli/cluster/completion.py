@@ -63,8 +63,6 @@ def _fetched() -> list[str]:
 
 
 def _ask(ctx: typer.Context, question: Callable[[ClusterClient], list[str]]) -> list[str]:
-    from shardcompute.cluster_client import ClusterClient
-
     given: dict[str, Any] = ctx.params
     if given.get("url"):
         return []
@@ -72,5 +70,5 @@ def _ask(ctx: typer.Context, question: Callable[[ClusterClient], list[str]]) -> 
     address = ClusterLocation(None, given.get("api_key_file"), Path(folder) if folder else None).find()
     if address is None:
         return []
-    with ClusterClient(address.url, api_key=address.api_key, timeout_s=_PATIENCE_S) as client:
+    with address.connect(_PATIENCE_S) as client:
         return question(client)

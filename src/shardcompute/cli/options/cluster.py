@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from shardcompute.cli.options.https import Https, HttpsChoice, TlsCert, TlsKey
 from shardcompute.cli.options.keys import AllowedHost, RequireKey, ServerKeyFile
 from shardcompute.core.settings import Settings, check_origin
 
@@ -247,6 +248,13 @@ class ServingArguments:
     allowed_host: AllowedHost = None
     cors_origin: CorsOrigin = None
     image_urls: ImageUrlsOption = ImageUrls.OFF
+    https: Https = False
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
+
+    @property
+    def https_choice(self) -> HttpsChoice:
+        return HttpsChoice(self.https, self.tls_cert, self.tls_key)
 
     def cors_origins(self, settings: Settings) -> tuple[str, ...]:
         """Those of the option, or else of the settings. UsageError for what is none."""

@@ -13,6 +13,7 @@ import typer
 from shardcompute.cli.console import Screen, open_screen
 from shardcompute.cli.failures import show_error
 from shardcompute.cli.options.cluster import ImageUrls, ImageUrlsOption
+from shardcompute.cli.options.https import Https, HttpsChoice, TlsCert, TlsKey
 from shardcompute.cli.options.keys import AllowedHost, RequireKey, ServerKeyFile, server_keys
 from shardcompute.cli.options.records import with_options
 from shardcompute.cli.options.worker import Host, Port, Shape, driver_folder
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from shardcompute.node.driver.standalone import StandaloneDriver, StandaloneOptions
     from shardcompute.node.enrolment.stored import EnrolledNode
     from shardcompute.node.process.pidfile import PidLock
+    from shardcompute.security.https.server import ServerTls
+    from shardcompute.security.https.sources import KeyedCertificate
 
 _LOOK_S = 0.2
 
@@ -65,6 +68,9 @@ class DriverArguments:
     require_key: RequireKey = False
     allowed_host: AllowedHost = None
     image_urls: ImageUrlsOption = ImageUrls.OFF
+    https: Https = False
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
     host: Host = None
     port: Port = 0
     advertise: Annotated[
@@ -80,6 +86,18 @@ class DriverArguments:
         ),
     ] = None
     shape: Shape = None
+
+    @property
+    def https_choice(self) -> HttpsChoice:
+        return HttpsChoice(self.https, self.tls_cert, self.tls_key)
+
+    def names(self, settings: Settings) -> list[str]:
+        """By which clients may call the API, besides its address."""
+        return [*(self.allowed_host or ()), *settings.allowed_hosts, self.advertise or ""]
+
+    def open_tls(self, folder: Path, settings: Settings) -> ServerTls | None:
+        names = [self.api_host, reachable_host(self.api_host), *self.names(settings)]
+        return self.https_choice.open(folder, names)
 
     def needs_key(self, keys: list[str]) -> bool:
         return bool(keys) or self.require_key or not is_loopback(self.api_host)
@@ -122,17 +140,21 @@ def driver(
 
     screen = open_screen()
     folder = driver_folder(load_settings(), arguments.data_dir)
-    server_keys(arguments.api_key_file, load_settings())  # a wrong one is said before anything is started
+    # A wrong key or certificate is said before anything is started.
+    server_keys(arguments.api_key_file, load_settings())
     check_free(folder / DRIVER_FILE)
+    tls = arguments.open_tls(folder, load_settings())
     if token is None:
         member = open_enrolled(folder, Role.DRIVER)
     else:
         member = join_from(folder, parse_token(token), Role.DRIVER)
         screen.say(f"joined {member.credentials.own.cluster} as {member.credentials.identity.node_id}")
-    run_driver(folder, arguments, member, screen)
+    run_driver(folder, arguments, member, tls, screen)
 
 
-def run_driver(folder: Path, arguments: DriverArguments, member: EnrolledNode, screen: Screen) -> NoReturn:
+def run_driver(
+    folder: Path, arguments: DriverArguments, member: EnrolledNode, tls: ServerTls | None, screen: Screen
+) -> NoReturn:
     """Until a signal or the coordinator asks to stop."""
     from shardcompute.node.driver.standalone import StandaloneDriver
     from shardcompute.node.process.log_files import logging_to_file
@@ -147,7 +169,7 @@ def run_driver(folder: Path, arguments: DriverArguments, member: EnrolledNode, s
         serving = StandaloneDriver(member.credentials, list(member.control_urls), options)
         stack.enter_context(contextlib.closing(serving))
         stack.enter_context(tracing(load_settings(), serving.pool.requests))
-        foreground = _ForegroundDriver(arguments, serving, held, screen, load_settings())
+        foreground = _ForegroundDriver(arguments, serving, tls, held, screen, load_settings())
         asyncio.run(foreground.serve())
         serving.leave()
         code = foreground.exit_code()
@@ -161,6 +183,7 @@ class _ForegroundDriver:
         self,
         arguments: DriverArguments,
         driver: StandaloneDriver,
+        tls: ServerTls | None,
         held: PidLock,
         screen: Screen,
         settings: Settings,
@@ -169,9 +192,11 @@ class _ForegroundDriver:
         self._settings = settings
         self._keys = server_keys(arguments.api_key_file, settings)
         self._driver = driver
+        self._tls = tls
+        self._scheme = "http" if tls is None else "https"
         self._held = held
         self._screen = screen
-        self._host, self._port = arguments.api_host, arguments.api_port
+        self._url = ""
         self._stop = asyncio.Event()
 
     async def serve(self) -> None:
@@ -179,13 +204,12 @@ class _ForegroundDriver:
         from shardcompute.api.access.hosts import hosts_of
 
         given = self._given
-        names = [*(given.allowed_host or ()), *self._settings.allowed_hosts, given.advertise or ""]
         app = create_app(
             self._driver.pool,
             api_keys=self._keys or None,
             verify_key=self._driver.find_key,
             needs_key=given.needs_key(self._keys),
-            hosts=hosts_of(given.api_host, names),
+            hosts=hosts_of(given.api_host, given.names(self._settings)),
             cors_origins=self._settings.cors_origins,
             image_urls=given.image_urls.value,
         )
@@ -193,7 +217,13 @@ class _ForegroundDriver:
             watcher = group.create_task(self._watch())
             try:
                 await serve(
-                    app, given.api_host, given.api_port, on_listening=self._listening, stop=self._stop
+                    app,
+                    given.api_host,
+                    given.api_port,
+                    on_listening=self._listening,
+                    stop=self._stop,
+                    tls=self._tls,
+                    on_certificate=self._certified,
                 )
             finally:
                 watcher.cancel()
@@ -212,11 +242,15 @@ class _ForegroundDriver:
         return 0
 
     def _listening(self, host: str, port: int) -> None:
-        self._host, self._port = reachable_host(host), port
-        self._held.update(api_url=f"http://{near_host(host)}:{port}")
-        url = f"http://{self._host}:{port}"
-        self._screen.say(f"the API listens at {url}; Ctrl-C stops it")
-        self._driver.start(url)
+        self._url = f"{self._scheme}://{reachable_host(host)}:{port}"
+        if self._tls is not None:
+            self._certified(self._tls.shown)
+        self._held.update(api_url=f"{self._scheme}://{near_host(host)}:{port}")
+        self._screen.say(f"the API listens at {self._url}; Ctrl-C stops it")
+        self._driver.start(self._url)
+
+    def _certified(self, certificate: KeyedCertificate) -> None:
+        self._held.update(api_certificate=certificate.own_pem)
 
     async def _watch(self) -> None:
         has_greeted = False
@@ -229,7 +263,8 @@ class _ForegroundDriver:
 
     def _greet(self, model: str) -> None:
         needs_key = self._given.needs_key(self._keys)
-        for line in greeting(model, self._host, self._port, needs_key=needs_key):
+        tls = self._given.https_choice.examples(self._tls, self._held.path.parent)
+        for line in greeting(model, self._url, needs_key=needs_key, tls=tls):
             self._screen.say(line)
         if needs_key and not self._keys:
             self._screen.say("It is a key of the cluster, such as that which `up` has printed.")

@@ -30,6 +30,7 @@ from shardcompute.cli.options.cluster import (
     cluster_folder,
     draft_heads_folder,
 )
+from shardcompute.cli.options.https import TlsExamples
 from shardcompute.cli.options.keys import server_keys
 from shardcompute.cli.progress import status_line, waiting
 from shardcompute.cli.serve.addresses import check_ports, is_loopback, near_host, reachable_host
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
     from shardcompute.node.process.local_workers import LocalWorkers
     from shardcompute.node.process.pidfile import PidLock
     from shardcompute.node.telemetry.history_store import EventView
+    from shardcompute.security.https.server import ServerTls
+    from shardcompute.security.https.sources import KeyedCertificate
     from shardcompute.weights.checkpoint import Checkpoint
     from shardcompute.weights.sources.resolve import Fetch
 
@@ -119,19 +122,21 @@ def run_cluster(plan: ClusterPlan, screen: Screen, settings: Settings) -> None:
     serving, name = plan.serving, plan.cluster.name
     folder = cluster_folder(settings, plan.cluster.data_dir)
     keys = server_keys(serving.api_key_file, settings)
-    # A wrong name or origin is said before anything is started.
+    # A wrong name, origin or certificate is said before anything is started.
     serving.cors_origins(settings)
+    https = serving.https_choice
     parse_reference(serving.model)
     if name is not None:
         check_cluster_name_of(folder, name)
     with terminating_as_interrupt(), claim(folder / CLUSTER_FILE, name or "") as held:
         options = plan.cluster_options(settings)
         check_ports((serving.host, port) for port in (serving.port, options.port, options.join_port))
+        tls = https.open(folder, _names(plan, settings))
         with logging_to_file(folder, "coordinator"):
             log_phases()
             options = _with_a_journal(options, screen)
             checkpoint = _open(plan, screen, settings)
-            _run(plan, options, checkpoint, keys, held, screen, settings)
+            _run(plan, options, checkpoint, keys, tls, held, screen, settings)
     screen.say("stopped")
 
 
@@ -175,6 +180,7 @@ def _run(
     options: ClusterOptions,
     checkpoint: Checkpoint,
     keys: list[str],
+    tls: ServerTls | None,
     held: PidLock,
     screen: Screen,
     settings: Settings,
@@ -229,8 +235,9 @@ def _run(
             image_urls=plan.serving.image_urls.value,
             page=page_routes(),
         )
-        welcome = _Welcome(invited, sessions, needs_key, new_key)
-        asyncio.run(_Foreground(plan, cluster, admin, app, welcome, held, screen).serve())
+        examples = plan.serving.https_choice.examples(tls, options.folder)
+        welcome = _Welcome(invited, sessions, needs_key, new_key, examples)
+        asyncio.run(_Foreground(plan, cluster, admin, app, tls, welcome, held, screen).serve())
         screen.say("stopping")
 
 
@@ -241,6 +248,13 @@ def _hosts(plan: ClusterPlan, settings: Settings) -> AllowedHosts:
     return hosts_of(plan.serving.host, [*given, plan.cluster.advertise or ""])
 
 
+def _names(plan: ClusterPlan, settings: Settings) -> list[str]:
+    """By which clients may call the API, for its certificate."""
+    host = plan.serving.host
+    given = [*(plan.serving.allowed_host or ()), *settings.allowed_hosts]
+    return [host, reachable_host(host), *given, plan.cluster.advertise or ""]
+
+
 @dataclass(frozen=True, slots=True)
 class _Welcome:
     """What is said to whoever started the cluster: how to let others in."""
@@ -249,10 +263,11 @@ class _Welcome:
     sessions: PageSessions
     needs_key: bool
     new_key: str | None
+    tls: TlsExamples | None = None
 
-    def dashboard(self, host: str, port: int) -> list[str]:
+    def dashboard(self, url: str) -> list[str]:
         made = self.sessions.create_code()
-        return dashboard(host, port, made.code, made.life_s)
+        return dashboard(url, made.code, made.life_s)
 
 
 class _Foreground:
@@ -264,6 +279,7 @@ class _Foreground:
         cluster: Cluster,
         admin: ClusterAdmin,
         app: Starlette,
+        tls: ServerTls | None,
         welcome: _Welcome,
         held: PidLock,
         screen: Screen,
@@ -271,10 +287,12 @@ class _Foreground:
         self._plan = plan
         self._cluster = cluster
         self._app = app
+        self._tls = tls
+        self._scheme = "http" if tls is None else "https"
         self._welcome = welcome
         self._held = held
         self._screen = screen
-        self._host, self._port = plan.serving.host, plan.serving.port
+        self._url = ""
         self._has_greeted = False
         self._complaint: tuple[str, ...] = ()
         self._events: queue.SimpleQueue[EventView] = queue.SimpleQueue()
@@ -287,18 +305,29 @@ class _Foreground:
             watcher = group.create_task(self._watch())
             try:
                 await serve(
-                    self._app, self._plan.serving.host, self._plan.serving.port, on_listening=self._listening
+                    self._app,
+                    self._plan.serving.host,
+                    self._plan.serving.port,
+                    on_listening=self._listening,
+                    tls=self._tls,
+                    on_certificate=self._certified,
                 )
             finally:
                 watcher.cancel()
 
     def _listening(self, host: str, port: int) -> None:
-        self._host, self._port = self._plan.cluster.advertise or reachable_host(host), port
-        self._held.update(api_url=f"http://{near_host(host)}:{port}")
+        self._url = f"{self._scheme}://{self._plan.cluster.advertise or reachable_host(host)}:{port}"
+        if self._tls is not None:
+            self._certified(self._tls.shown)
+        self._held.update(api_url=f"{self._scheme}://{near_host(host)}:{port}")
         if self._welcome.new_key is not None:
             self._say_all(new_key(self._welcome.new_key))
         if self._plan.workers is None:
-            self._say_all([f"the API listens at http://{self._host}:{port}", *self._invitation()])
+            self._say_all([f"the API listens at {self._url}", *self._invitation()])
+
+    def _certified(self, certificate: KeyedCertificate) -> None:
+        """Commands on this machine trust what the API shows."""
+        self._held.update(api_certificate=certificate.own_pem)
 
     async def _watch(self) -> None:
         from shardcompute.cli.serve.story import activity, progress_lines
@@ -333,9 +362,10 @@ class _Foreground:
         if self._cluster.pool.is_ready():
             self._has_greeted = True
             name = self._cluster.pool.models()[0].name
-            self._say_all(greeting(name, self._host, self._port, needs_key=self._welcome.needs_key))
+            welcome = self._welcome
+            self._say_all(greeting(name, self._url, needs_key=welcome.needs_key, tls=welcome.tls))
             if any(getattr(route, "path", None) == "/" for route in self._app.routes):
-                self._say_all(self._welcome.dashboard(self._host, self._port))
+                self._say_all(self._welcome.dashboard(self._url))
             self._say_all([*self._invitation(), "Ctrl-C stops it."])
             return
         self._complain(state)

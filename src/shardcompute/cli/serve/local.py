@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shardcompute.cli.console import Screen
 from shardcompute.cli.models.opening import open_with_progress
 from shardcompute.cli.options.cluster import ServingArguments
+from shardcompute.cli.options.https import TlsExamples
 from shardcompute.cli.options.keys import server_keys
 from shardcompute.cli.serve.addresses import check_ports, is_loopback, reachable_host
 from shardcompute.cli.serve.greeting import greeting, new_key
@@ -17,6 +18,7 @@ from shardcompute.core.settings import Settings
 if TYPE_CHECKING:
     from shardcompute.api.access.hosts import AllowedHosts
     from shardcompute.node.local.service import EngineOptions, LocalService
+    from shardcompute.security.https.server import ServerTls
 
 
 def serve_locally(
@@ -31,16 +33,19 @@ def serve_locally(
     if is_made:
         keys = [f"sk-{secrets.token_urlsafe(24)}"]
     origins = serving.cors_origins(settings)
-    # A port that is taken is said before the model is fetched and loaded.
+    # A certificate or port that cannot be used is said before the model is fetched and loaded.
+    given = [*(serving.allowed_host or ()), *settings.allowed_hosts]
+    tls = serving.https_choice.open(settings.data_dir, [host, reachable_host(host), *given])
     check_ports([(host, port)])
     opened = open_with_progress(serving.model, settings, engine, screen, is_quiet=False)
     with opened.service:
         screen.say(f"loaded in {opened.load_s:.1f} s")
-        hosts = hosts_of(host, [*(serving.allowed_host or ()), *settings.allowed_hosts])
+        hosts = hosts_of(host, given)
         if is_made:
             for line in new_key(keys[0]):
                 screen.say(line)
-        _serve(opened.service, serving, keys, hosts, origins, screen)
+        examples = serving.https_choice.examples(tls, settings.data_dir)
+        _serve(opened.service, serving, keys, hosts, origins, tls, examples, screen)
     screen.say("stopped")
 
 
@@ -50,13 +55,16 @@ def _serve(
     keys: list[str],
     hosts: AllowedHosts,
     origins: tuple[str, ...],
+    tls: ServerTls | None,
+    examples: TlsExamples | None,
     screen: Screen,
 ) -> None:
     from shardcompute.api import create_app, serve
     from shardcompute.web import page_routes
 
     def greet(bound_host: str, bound_port: int) -> None:
-        for line in greeting(service.name, reachable_host(bound_host), bound_port, needs_key=bool(keys)):
+        url = f"{'http' if tls is None else 'https'}://{reachable_host(bound_host)}:{bound_port}"
+        for line in greeting(service.name, url, needs_key=bool(keys), tls=examples):
             screen.say(line)
         screen.say("Ctrl-C stops it.")
 
@@ -68,4 +76,4 @@ def _serve(
         image_urls=serving.image_urls.value,
         page=page_routes(),
     )
-    asyncio.run(serve(app, serving.host, serving.port, on_listening=greet))
+    asyncio.run(serve(app, serving.host, serving.port, on_listening=greet, tls=tls))

@@ -97,11 +97,12 @@ def _check_cluster(folder: Path) -> Iterator[Finding]:
     yield checks.Finding("cluster", f"{running.name} runs here, pid {running.pid}")
     if running.api_url:
         yield from checks.check_reachable([running.api_url])
-        yield from _check_api(running.api_url)
-        yield from _check_nodes(running.api_url, folder)
+        certificate = running.api_certificate or None
+        yield from _check_api(running.api_url, certificate)
+        yield from _check_nodes(running.api_url, certificate, folder)
 
 
-def _check_nodes(url: str, folder: Path) -> Iterator[Finding]:
+def _check_nodes(url: str, certificate: str | None, folder: Path) -> Iterator[Finding]:
     """Every address that the cluster gives to its nodes, from this machine, and the nodes' versions."""
     from shardcompute.cli.tools import checks
     from shardcompute.cluster_client import ClusterClient
@@ -110,7 +111,7 @@ def _check_nodes(url: str, folder: Path) -> Iterator[Finding]:
 
     try:
         secret = read_local_secret(folder)
-        with ClusterClient(url, api_key=secret, timeout_s=_TIMEOUT_S) as client:
+        with ClusterClient(url, api_key=secret, timeout_s=_TIMEOUT_S, tls_certificate=certificate) as client:
             view = client.state()
     except ShardComputeError as error:
         yield checks.Finding("nodes", error.message, error.hint or "see shardcompute logs coordinator")
@@ -123,13 +124,15 @@ def _check_nodes(url: str, folder: Path) -> Iterator[Finding]:
     yield from checks.check_node_versions(view.version, [(node.name, node.version) for node in there])
 
 
-def _check_api(url: str) -> Iterator[Finding]:
+def _check_api(url: str, certificate: str | None) -> Iterator[Finding]:
     import httpx
 
     from shardcompute.cli.tools import checks
+    from shardcompute.security.https.clients import trusting
 
+    trust = True if certificate is None else trusting(certificate)
     try:
-        answer = httpx.get(f"{url}/health", timeout=_TIMEOUT_S, trust_env=False)
+        answer = httpx.get(f"{url}/health", timeout=_TIMEOUT_S, trust_env=False, verify=trust)
     except httpx.HTTPError as error:
         yield checks.Finding(
             "HTTP API", f"{url} does not answer: {error}", "see shardcompute logs coordinator"

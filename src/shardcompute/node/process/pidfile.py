@@ -48,6 +48,8 @@ class Running(msgspec.Struct, frozen=True):
     api_url: str = ""
     cluster_port: int = 0
     join_port: int = 0
+    api_certificate: str = ""
+    """What its API shows where it speaks HTTPS (PEM): commands on this machine trust it and no other."""
 
     def find(self) -> Any | None:
         """The process as psutil knows it; None when it has ended, even if its id lives on in another."""

@@ -75,6 +75,15 @@ def test_an_address_for_openai_clients_is_understood(home: Path, monkeypatch: py
         ClusterLocation("http://box:8000", None, home).find()
 
 
+def test_the_cluster_on_this_machine_is_trusted_by_its_certificate(home: Path, recognised: None) -> None:
+    say_running(home / "cluster", api_url="https://127.0.0.1:9000", api_certificate="PEM")
+    address = ClusterLocation().find()
+    assert address is not None
+    assert (address.url, address.tls_certificate) == ("https://127.0.0.1:9000", "PEM")
+    with pytest.raises(UsageError, match="--tls-pin is for a server at --url"):
+        ClusterLocation(tls_pin="sha256//x").find()
+
+
 # What is shown
 
 

@@ -18,6 +18,7 @@ from shardcompute.cli.options.cluster import (
     ServingArguments,
     WireForm,
 )
+from shardcompute.cli.options.https import TlsExamples
 from shardcompute.cli.serve import foreground
 from shardcompute.cli.serve.addresses import address_towards, check_ports, is_loopback, reachable_host
 from shardcompute.cli.serve.foreground import ClusterPlan
@@ -50,7 +51,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen.update(keys=api_keys, hosts=hosts, origins=cors_origins, images=image_urls)
         return "app"
 
-    async def serve(app: object, host: str, port: int, *, on_listening: Callable[[str, int], None]) -> None:
+    async def serve(
+        app: object, host: str, port: int, *, on_listening: Callable[[str, int], None], tls: object
+    ) -> None:
         seen["address"] = (host, port)
         on_listening(host, port or 4321)
 
@@ -210,7 +213,7 @@ def test_reachable_host() -> None:
 
 
 def test_greeting_can_be_pasted() -> None:
-    lines = greeting("it's", "127.0.0.1", 8000, needs_key=True)
+    lines = greeting("it's", "http://127.0.0.1:8000", needs_key=True)
     [curl] = [shlex.split(line) for line in lines if "curl" in line]
     assert curl[:2] == ["curl", "http://127.0.0.1:8000/v1/chat/completions"]
     assert "Authorization: Bearer $SHARDCOMPUTE_API_KEY" in curl
@@ -219,7 +222,33 @@ def test_greeting_can_be_pasted() -> None:
     code = "\n".join(line[2:] for line in lines[start : start + 4])
     compile(code, "snippet", "exec")
     assert "api_key=os.environ['SHARDCOMPUTE_API_KEY']" in code
-    assert not any("Authorization" in line or "api_key" in line for line in greeting("m", "h", 1))
+    assert not any("Authorization" in line or "api_key" in line for line in greeting("m", "http://h:1"))
+
+
+def test_greeting_of_a_made_certificate_can_be_pasted() -> None:
+    made = TlsExamples("sha256//k=", "ab12", "/home/a b/certificate.pem")
+    lines = greeting("m", "https://box:8000", tls=made)
+    [curl] = [shlex.split(line) for line in lines if "curl" in line]
+    assert curl[:3] == ["curl", "--cacert", "/home/a b/certificate.pem"]
+    assert any("Client('https://box:8000', tls_pin='sha256//k=')" in line for line in lines)
+    assert any("ab12" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--https", "--tls-cert", "a.pem"), "one or the other"),
+        (("--tls-key", "a.pem"), "name it with --tls-cert"),
+        (("--tls-cert", "/nowhere/a.pem"), "cannot be read"),
+    ],
+)
+def test_wrong_certificates_are_said_before_anything_is_started(
+    cli: Cli, served: dict[str, Any], options: tuple[str, ...], said: str
+) -> None:
+    result = cli("up", "--local", "--port", "0", *options)
+    assert result.exit_code != 0
+    assert said in result.stderr
+    assert not served
 
 
 def test_help_names_every_codec() -> None:
