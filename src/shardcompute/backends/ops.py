@@ -98,6 +98,11 @@ class RankGroup(Protocol):
         """What each rank gave, in the order of their numbers."""
         ...
 
+    def gather_columns(self, array: Array, widths: Sequence[int], out: Array | None = None, /) -> Array:
+        """The same, side by side along the last axis, of which each rank has as much as `widths` say; in `out` where
+        that is given."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlock:

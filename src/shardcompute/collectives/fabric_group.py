@@ -18,7 +18,7 @@ from shardcompute.collectives.deadlines import CallDeadlines
 from shardcompute.collectives.elements import code_of
 from shardcompute.collectives.fabrics.fabric import Fabric, PeerAbortedError, PeerFailedError, farewell_frame
 from shardcompute.collectives.fabrics.frames import MOST_BODY_BYTES, MOST_DIMENSIONS, SEQUENCE_SPAN, Operation
-from shardcompute.collectives.group import Array, GroupStats, as_contiguous, even_counts
+from shardcompute.collectives.group import Array, GroupStats, as_contiguous, columns_space, even_counts
 from shardcompute.collectives.line_speeds import (
     LineSpeed,
     LineSpeeds,
@@ -146,6 +146,24 @@ class FabricGroup:
         )
         gathered[self.rank] = held.copy()
         return gathered
+
+    def gather_columns(self, array: Array, widths: Sequence[int], out: Array | None = None) -> Array:
+        self._check(array)
+        result = columns_space(array, widths, self.rank, out)
+        if not result.size:
+            return result
+        if self._topology.algorithm not in (None, Algorithm.DIRECT):
+            np.concatenate(self.all_gather(array), axis=-1, out=result)
+            return result
+        held = as_contiguous(array)
+        line_s = all_reduce_s(Algorithm.DIRECT, held.nbytes, self.size, self._grid, self.line)
+        self._run(
+            Operation.ALL_GATHER,
+            held.nbytes,
+            line_s,
+            lambda rounds: gathers.gather_columns(rounds, held, widths, result),
+        )
+        return result
 
     def broadcast(self, array: Array | None, root: int = 0, timeout_s: float | None = None) -> Array:
         self._check_rank(root)

@@ -21,6 +21,8 @@ from typing import Any, Protocol, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from shardcompute.core.errors import UsageError
+
 Array: TypeAlias = npt.NDArray[Any]
 
 
@@ -62,6 +64,10 @@ class Group(Protocol):
     def all_gather(self, array: Array) -> list[Array]:
         """The arrays of all ranks by rank, for all. Shapes may differ, the type may not."""
 
+    def gather_columns(self, array: Array, widths: Sequence[int], out: Array | None = None) -> Array:
+        """What all ranks have, side by side along the last axis, for all: `widths` of it by rank, which all know. An
+        all-gather whose shapes need not be said, so that nothing is copied twice. Written to `out` where given."""
+
     def broadcast(self, array: Array | None, root: int = 0, timeout_s: float | None = None) -> Array:
         """The root's array, for all; the others' `array` is not looked at. They wait `timeout_s` for it, where given,
         instead of the time that collectives have."""
@@ -91,6 +97,24 @@ def even_counts(count: int, shares: int) -> list[int]:
     """`count` things in as even shares as can be; the first have one more."""
     least, more = divmod(count, shares)
     return [least + (index < more) for index in range(shares)]
+
+
+def columns_space(array: Array, widths: Sequence[int], rank: int, out: Array | None) -> Array:
+    """Where `gather_columns` writes. `UsageError` where a rank's array or `out` is not as wide as `widths` say."""
+    if array.ndim == 0 or len(widths) <= rank or array.shape[-1] != widths[rank]:
+        raise UsageError(
+            f"rank {rank} has an array of shape {list(array.shape)} where widths are {list(widths)}",
+            hint="give the width of every rank's array, in the order of ranks",
+        )
+    shape = (*array.shape[:-1], sum(widths))
+    if out is None:
+        return np.empty(shape, dtype=array.dtype)
+    if out.shape != shape or out.dtype != array.dtype or not out.flags.c_contiguous:
+        raise UsageError(
+            f"{array.dtype}{list(shape)} cannot be written to {out.dtype}{list(out.shape)}",
+            hint="give `out` the shape and type of what is gathered, in one run of memory",
+        )
+    return out
 
 
 def as_contiguous(array: Array) -> Array:

@@ -27,7 +27,7 @@ from shardcompute.collectives.fabrics.frames import (
     Operation,
     pack_head,
 )
-from shardcompute.collectives.group import Array, GroupStats, as_contiguous, even_counts
+from shardcompute.collectives.group import Array, GroupStats, as_contiguous, columns_space, even_counts
 from shardcompute.core.errors import BackendError, CollectiveError, UsageError
 
 _PIECEWISE_BYTES = 256 << 10
@@ -129,6 +129,11 @@ class TorchGroup:
             .copy()
             for frame, (dtype, shape, size_bytes) in zip(frames, told, strict=True)
         ]
+
+    def gather_columns(self, array: Array, widths: Sequence[int], out: Array | None = None) -> Array:
+        result = columns_space(array, widths, self.rank, out)
+        np.concatenate(self.all_gather(array), axis=-1, out=result)
+        return result
 
     def broadcast(self, array: Array | None, root: int = 0, timeout_s: float | None = None) -> Array:
         """`timeout_s` is not looked at: torch's groups have one time for all that they do."""

@@ -22,6 +22,10 @@ def all_operations(group: FabricGroup) -> list[Array]:
     mine = numbers(group.rank, 1001)
     found = [group.all_reduce(mine), group.reduce_scatter(mine.reshape(77, 13)[: 70 + group.size])]
     found += group.all_gather(mine[: group.rank * 5])
+    widths = [7 + rank for rank in range(group.size)]
+    found += [
+        group.gather_columns(mine[: rows * widths[group.rank]].reshape(rows, -1), widths) for rows in (1, 3)
+    ]
     found += [group.broadcast(mine.astype(np.float16) if group.rank == 1 else None, 1)]
     if group.rank == 0:
         group.send(mine, 1)

@@ -89,9 +89,27 @@ def test_a_group_of_one_needs_nobody() -> None:
     assert group.all_reduce(array).tolist() == array.tolist()
     assert group.reduce_scatter(array).tolist() == array.tolist()
     assert group.all_gather(array)[0].tolist() == array.tolist()
+    assert group.gather_columns(array, [5]).tolist() == array.tolist()
     assert group.broadcast(array).tolist() == array.tolist()
     group.barrier()
     assert group.stats.frames_sent == 0
+
+
+def test_columns_are_sent_once_to_each_other_rank() -> None:
+    def work(group: FabricGroup) -> tuple[int, dict[str, int]]:
+        group.gather_columns(np.ones((2, 3 + group.rank), FLOAT), [3, 4, 5])
+        return group.stats.bytes_sent, dict(group.stats.calls)
+
+    found = run_ranks(thread_groups(3), work)
+    assert found == [(2 * 2 * width * FLOAT.itemsize, {"all_gather": 1}) for width in (3, 4, 5)]
+
+
+def test_columns_of_another_width_are_refused_before_anything_is_sent() -> None:
+    group = thread_groups(2)[0]
+    with pytest.raises(UsageError, match=r"shape \[1, 3\] where widths are \[4, 2\]"):
+        group.gather_columns(np.zeros((1, 3), FLOAT), [4, 2])
+    with pytest.raises(UsageError, match="cannot be written"):
+        group.gather_columns(np.zeros((1, 4), FLOAT), [4, 2], np.empty((1, 5), FLOAT))
 
 
 def test_what_cannot_be_done_is_refused_before_anything_is_sent() -> None:

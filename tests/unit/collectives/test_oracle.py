@@ -15,6 +15,8 @@ SIZES = (0, 1, 2, 3, 5, 7, 8, 13, 64, 257, 1003)
 RANKS = range(2, 9)
 WAYS = [None, *Algorithm]
 
+FLOAT = np.dtype("float32")
+
 
 def example(rank: int, size: int, dtype: np.dtype[np.generic]) -> Array:
     """Numbers of very different size, so that every order of sums has bits of its own."""
@@ -124,6 +126,28 @@ def test_gathered_arrays_keep_their_ragged_shapes(ranks: int, way: Algorithm | N
         for dtype, gathered in zip(CODES, found, strict=True):
             expected = [given(rank, dtype) for rank in range(ranks)]
             assert all(same_bits(a, b) for a, b in zip(gathered, expected, strict=True))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_columns_of_all_ranks_lie_side_by_side(ranks: int, way: Algorithm | None) -> None:
+    widths = [3 * rank % 5 for rank in range(ranks)]
+
+    def given(rank: int, rows: int, dtype: np.dtype[np.generic]) -> Array:
+        return example(rank, rows * widths[rank], dtype).reshape(rows, widths[rank])
+
+    def work(group: FabricGroup) -> list[Array]:
+        found = [group.gather_columns(given(group.rank, 1, dtype), widths) for dtype in CODES]
+        found += [group.gather_columns(given(group.rank, rows, FLOAT), widths) for rows in (0, 3)]
+        out = np.empty((2, sum(widths)), FLOAT)
+        assert group.gather_columns(given(group.rank, 2, FLOAT), widths, out) is out
+        return [*found, out]
+
+    for found in run_ranks(thread_groups(ranks, TopologyChoice(way)), work):
+        cases = [*((1, dtype) for dtype in CODES), (0, FLOAT), (3, FLOAT), (2, FLOAT)]
+        for gathered, (rows, dtype) in zip(found, cases, strict=True):
+            expected = np.concatenate([given(rank, rows, dtype) for rank in range(ranks)], axis=-1)
+            assert same_bits(gathered, expected)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -61,6 +61,9 @@ def operations(group: Any) -> list[np.ndarray]:
     found.append(group.all_reduce(example(group.rank, 100_003, np.dtype("float32")).reshape(1, -1)))
     found.append(group.reduce_scatter(example(group.rank, 33, np.dtype("float32")).reshape(11, 3)))
     found += group.all_gather(example(group.rank, 4 * group.rank, np.dtype("float16")).reshape(group.rank, 4))
+    widths = [4 * rank + 1 for rank in range(group.size)]
+    columns = example(group.rank, 2 * widths[group.rank], np.dtype("float32")).reshape(2, -1)
+    found.append(group.gather_columns(columns, widths))
     found.append(group.broadcast(np.arange(6.0).reshape(2, 3) if group.rank == 1 else None, 1))
     if group.rank == 0:
         group.send(np.arange(5, dtype=np.int8), 1)

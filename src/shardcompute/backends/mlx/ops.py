@@ -224,7 +224,7 @@ class MlxOps:
         return self._received(x, group.all_reduce(self._sent(x)))
 
     def all_gather(self, x: Any, group: RankGroup, widths: Sequence[int]) -> Any:
-        return self._received(x, np.concatenate(group.all_gather(self._sent(x)), axis=-1))
+        return self._received(x, group.gather_columns(self._sent(x), widths))
 
     def _sent(self, x: Any) -> Float32:
         """Computed now, so that this cannot be part of a compiled function."""

@@ -255,16 +255,16 @@ class OrtOps:
         return out
 
     def all_reduce(self, x: Value, group: RankGroup) -> Value:
-        return self._exchange(x, x.width, group, is_sum=True)
+        return self._exchange(x, x.width, group)
 
     def all_gather(self, x: Value, group: RankGroup, widths: Sequence[int]) -> Value:
-        return self._exchange(x, sum(widths), group, is_sum=False)
+        return self._exchange(x, sum(widths), group, widths)
 
-    def _exchange(self, x: Value, width: int, group: RankGroup, *, is_sum: bool) -> Value:
+    def _exchange(self, x: Value, width: int, group: RankGroup, widths: Sequence[int] | None = None) -> Value:
         self._export(x)
         self._end_piece()
         out = Value(self._name("x"), width, None, is_narrow=self._is_narrow)
-        self.steps.append(RankExchange(x, out, group, is_sum))
+        self.steps.append(RankExchange(x, out, group, widths))
         return out
 
     def keep(self, value: Value) -> None:

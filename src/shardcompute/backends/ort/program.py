@@ -194,7 +194,8 @@ class RankExchange:
     x: Value
     out: Value
     group: RankGroup
-    is_sum: bool
+    widths: Sequence[int] | None = None
+    """Of all ranks' parts; None where they are added up."""
 
     def inputs(self) -> Iterable[Value]:
         return (self.x,)
@@ -206,10 +207,10 @@ class RankExchange:
         segments = run.segments
         rows = sum(each.logit_rows for each in segments) if self.x.is_narrow else count_rows(segments)
         own = self.x.buffer[:rows]
-        if self.is_sum:
+        if self.widths is None:
             self.group.all_reduce(own, self.out.buffer[:rows])
         else:
-            np.concatenate(self.group.all_gather(own), axis=-1, out=self.out.buffer[:rows])
+            self.group.gather_columns(own, self.widths, self.out.buffer[:rows])
 
 
 def assign_buffers(

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional
 
@@ -301,7 +300,7 @@ class TorchOps:
         return self._received(group.all_reduce(self._sent(x)))
 
     def all_gather(self, x: Any, group: RankGroup, widths: Sequence[int]) -> torch.Tensor:
-        return self._received(np.concatenate(group.all_gather(self._sent(x)), axis=-1))
+        return self._received(group.gather_columns(self._sent(x), widths))
 
     def _sent(self, x: Any) -> Float32:
         """A value for other ranks, on the host and in float32: sums are rounded once."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardcompute.collectives.algorithms.reductions import doubling_partners, tree_kin
+import numpy as np
+
+from shardcompute.collectives.algorithms.reductions import cut, doubling_partners, tree_kin
 from shardcompute.collectives.algorithms.rounds import Rounds
 from shardcompute.collectives.elements import code_of
 from shardcompute.collectives.group import Array
@@ -33,6 +35,29 @@ def all_gather(rounds: Rounds, array: Array, algorithm: Algorithm, grid: Grid) -
         by_rows = _gather_lists(rounds, 1, grid.column(column), [each[0] for each in along_row])
         return [each for arrays in by_rows for each in arrays]
     return [each[0] for each in _gather_lists(rounds, 0, range(rounds.size), [array])]
+
+
+def gather_columns(rounds: Rounds, array: Array, widths: Sequence[int], out: Array) -> None:
+    """Directly, into `out`: a single row's parts arrive where they belong, several rows' are laid there."""
+    rows = out.size // max(1, sum(widths))
+    flat = out.reshape(-1)
+    if rows == 1:
+        parts = cut(flat, widths)
+        parts[rounds.rank][...] = array.reshape(-1)
+    else:
+        parts = [
+            array.reshape(-1) if rank == rounds.rank else rounds.space(flat[: rows * width])
+            for rank, width in enumerate(widths)
+        ]
+    own = array.reshape(-1)
+    others = rounds.others
+    rounds.exchange(0, [(rank, own) for rank in others], [(rank, parts[rank]) for rank in others])
+    if rows != 1:
+        np.concatenate(
+            [part.reshape(rows, width) for part, width in zip(parts, widths, strict=True)],
+            axis=-1,
+            out=out.reshape(rows, -1),
+        )
 
 
 def broadcast(rounds: Rounds, array: Array | None, root: int, algorithm: Algorithm, grid: Grid) -> Array:
