@@ -20,6 +20,7 @@ from shardcompute.collectives.fabrics.fabric import Fabric, PeerAbortedError, Pe
 from shardcompute.collectives.fabrics.frames import MOST_BODY_BYTES, MOST_DIMENSIONS, SEQUENCE_SPAN, Operation
 from shardcompute.collectives.group import Array, GroupStats, as_contiguous, columns_space, even_counts
 from shardcompute.collectives.line_speeds import (
+    FRAME_S,
     LineSpeed,
     LineSpeeds,
     all_reduce_s,
@@ -45,6 +46,8 @@ class World:
 
     fabric: Fabric
     deadlines: CallDeadlines = field(default_factory=CallDeadlines)
+    frame_s: float = FRAME_S
+    """What this rank takes for a frame besides the line."""
     speeds: LineSpeeds | None = None
     failure: CollectiveError | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)

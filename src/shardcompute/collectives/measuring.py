@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 
 import numpy as np
@@ -27,9 +28,10 @@ def measure_lines(group: FabricGroup) -> LineSpeeds:
                 latency_s[second], bytes_per_s[second] = _measure(group, second)
             elif group.rank == second:
                 _answer(group, first)
-    gathered = group.all_gather(np.stack([latency_s, bytes_per_s]))
+    frame_s = np.full(group.size, group.world.frame_s)
+    gathered = group.all_gather(np.stack([latency_s, bytes_per_s, frame_s]))
     for rank, figures in enumerate(gathered):
-        if figures.shape != (2, group.size) or not (figures >= 0).all():
+        if figures.shape != (3, group.size) or not (figures >= 0).all():
             group.abort(f"rank {rank} tells no speeds of its lines")
             raise CollectiveError(
                 f"rank {rank} tells no speeds of its lines",
@@ -38,17 +40,19 @@ def measure_lines(group: FabricGroup) -> LineSpeeds:
             )
     # Measured by the lower of two ranks, true for both.
     found_s, found_bytes = np.stack([each[0] for each in gathered]), np.stack([each[1] for each in gathered])
-    speeds = LineSpeeds(np.maximum(found_s, found_s.T), np.minimum(found_bytes, found_bytes.T))
+    frames_s = np.array([each[2][0] for each in gathered])
+    speeds = LineSpeeds(np.maximum(found_s, found_s.T), np.minimum(found_bytes, found_bytes.T), frames_s)
     group.world.speeds = speeds
     group.measured(speeds)
     return speeds
 
 
 def _measure(group: FabricGroup, other: int) -> tuple[float, float]:
-    """Latency one way without load, and bytes a second on top of it: the best of a few turns each, because whatever
-    else goes on only ever makes a line look slower."""
+    """Latency one way without load, and bytes a second on top of it: the middle of a few turns each. The best of them
+    would be a line that calls rarely meet, where its delays vary, and would make many rounds look cheap."""
     small_s, large_s = (
-        min(_round_trip_s(group, other, array) for _ in range(turns)) for array, turns in _PROBES
+        statistics.median(_round_trip_s(group, other, array) for _ in range(turns))
+        for array, turns in _PROBES
     )
     return small_s / 2, 2 * _LARGE.nbytes / max(large_s - small_s, _LEAST_S)
 

@@ -20,6 +20,7 @@ from shardcompute.collectives.fabrics.fabric import Fabric
 from shardcompute.collectives.fabrics.frames import MOST_RANKS
 from shardcompute.collectives.fabrics.link_fabric import LinkFabric
 from shardcompute.collectives.fabrics.socket_fabric import SPIN_S, SocketFabric
+from shardcompute.collectives.line_speeds import CROWDED_FRAME_S, FRAME_S
 from shardcompute.collectives.measuring import measure_lines
 from shardcompute.collectives.topology import AUTO, TopologyChoice
 from shardcompute.core.errors import CollectiveError, LinkError, UsageError
@@ -110,7 +111,10 @@ def form_world(
 ) -> FabricGroup:
     """The group of all ranks over links to each of the others, which it takes over. Every rank calls it: the lines
     are measured."""
-    group = FabricGroup(World(open_fabric(membership, links)), topology, name=membership.world)
+    is_crowded = 1 + sum(map(_is_here, links.values())) > _cores()
+    fabric = open_fabric(membership, links, spin_s=0.0 if is_crowded else SPIN_S)
+    world = World(fabric, frame_s=CROWDED_FRAME_S if is_crowded else FRAME_S)
+    group = FabricGroup(world, topology, name=membership.world)
     try:
         measure_lines(group)
     except BaseException:
@@ -119,15 +123,26 @@ def form_world(
     return group
 
 
-def open_fabric(membership: Membership, links: Mapping[int, Link]) -> Fabric:
+def open_fabric(membership: Membership, links: Mapping[int, Link], spin_s: float = SPIN_S) -> Fabric:
     """Over the links' sockets where all have one to give, else over the links."""
     sockets = {rank: link for rank, link in links.items() if isinstance(link, SocketLink)}
     if len(sockets) < len(links):
         return LinkFabric(membership.rank, membership.epoch, links)
-    near = 1 + sum(link.is_local for link in sockets.values())
-    spin_s = SPIN_S if near <= (os.cpu_count() or 1) else 0.0
     connections = {rank: PeerConnection(rank, *link.detach()) for rank, link in sockets.items()}
     return SocketFabric(membership.rank, membership.epoch, connections, spin_s)
+
+
+def _is_here(link: Link) -> bool:
+    """Whether the other end is a process of this machine."""
+    if not isinstance(link, SocketLink):
+        return False
+    return link.is_local or link.has_one_host
+
+
+def _cores() -> int:
+    """That this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed is not None else os.cpu_count() or 1
 
 
 def _dial(membership: Membership, rank: int, dial: Callable[[int], Link], deadline: float) -> Link:

@@ -77,6 +77,16 @@ class SocketLink(Closing):
     def stats(self) -> LinkStats:
         return LinkStats(*self._sent, *self._received, self._congestion, self._tls_version, self.is_local)
 
+    @property
+    def has_one_host(self) -> bool:
+        """Whether both ends have the same address."""
+        if self._sock.family not in (socket.AF_INET, socket.AF_INET6):
+            return False
+        try:
+            return bool(self._sock.getsockname()[0] == self._sock.getpeername()[0])
+        except OSError:
+            return False
+
     def send(self, message: Message, body: Body = ()) -> None:
         parts = pack_frame(message, body, self._limits)
         size_bytes = sum(map(len, parts))

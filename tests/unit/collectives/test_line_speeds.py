@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from shardcompute.collectives import Algorithm, FabricGroup, run_ranks, thread_groups
-from shardcompute.collectives.line_speeds import LineSpeed, LineSpeeds, all_reduce_s, choose_all_reduce
+from shardcompute.collectives.line_speeds import (
+    CROWDED_FRAME_S,
+    LineSpeed,
+    LineSpeeds,
+    all_reduce_s,
+    choose_all_reduce,
+)
 from shardcompute.collectives.measuring import measure_lines
 from shardcompute.collectives.topology import nearest_grid
 from shardcompute.core.errors import CollectiveError
@@ -30,6 +36,13 @@ def test_large_arrays_are_added_by_pieces(ranks: int) -> None:
     assert choose(16 << 20, ranks, LAN) in (Algorithm.MESH, Algorithm.RING)
 
 
+def test_ranks_that_share_cores_send_fewer_frames() -> None:
+    """Four ranks on two cores: partners in turn, where ranks with a core each send to all at once."""
+    crowded = LineSpeed(25e-6, 4e9, CROWDED_FRAME_S)
+    assert choose(8192, 4, crowded) is Algorithm.DOUBLING
+    assert choose(8192, 4, LineSpeed(25e-6, 4e9)) is Algorithm.DIRECT
+
+
 def test_latency_moves_the_border() -> None:
     """What is large for a near line is small for a far one."""
     assert choose(256 << 10, 8, LAN) is not choose(8 << 10, 8, FAR)
@@ -50,9 +63,11 @@ def test_the_choice_is_the_least_of_what_is_expected() -> None:
 
 def test_a_group_goes_by_its_slowest_line() -> None:
     latency_s = np.array([[0, 1, 5], [1, 0, 2], [5, 2, 0]]) * 1e-3
-    speeds = LineSpeeds(latency_s, 1e9 / (1 + latency_s))
+    speeds = LineSpeeds(latency_s, 1e9 / (1 + latency_s), np.array([1e-5, 2e-5, 1e-5]))
     assert speeds.among([0, 1]).latency_s == 1e-3
     assert speeds.among([0, 1, 2]).latency_s == 5e-3
+    assert speeds.among([0, 2]).frame_s == 1e-5
+    assert speeds.among([0, 1]).frame_s == 2e-5
     assert speeds.among([2]) == LineSpeed()
 
 
