@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from shardcompute.collectives import Algorithm, Array, FabricGroup, Group, TopologyChoice
+from shardcompute.bench.collectives.lan import LanFabric, LanNotes
+from shardcompute.collectives import Algorithm, Array, FabricGroup, Group, TopologyChoice, World
+from shardcompute.collectives.measuring import measure_lines
 from shardcompute.collectives.torch_group import TorchMeeting, connect_torch
 from shardcompute.collectives.worlds import ROLE, Membership, connect_world
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.identity import NodeIdentity
-from shardcompute.sim.shape_file import ShapeReader
-from shardcompute.sim.shaped_links import ShapedTransport
 from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, Link, LinkOptions, TcpTransport, Transport
 from shardcompute.wire.local_sockets import LocalSockets
 
@@ -34,7 +34,7 @@ _WORLD = "bench"
 
 @dataclass(frozen=True, slots=True)
 class RankTask:
-    """`line`: local, tls, tcp, gloo, or lan (emulated by the file `shape`)."""
+    """`line`: local, tls, tcp or gloo; `lan` is a file of `LanNotes` by which it is slowed down."""
 
     rank: int
     ranks: int
@@ -43,7 +43,7 @@ class RankTask:
     folder: str
     certificate_pem: str = ""
     authority_pem: str = ""
-    shape: str = ""
+    lan: str = ""
     sizes: Sequence[int] = ()
     algorithms: Sequence[str] = ()
     rounds: int = 3
@@ -96,9 +96,6 @@ def connect_rank(task: RankTask) -> FabricGroup:
     transport: Transport = TcpTransport(
         LocalSockets(Path(task.folder, "s")) if task.line == "local" else None
     )
-    if task.shape:
-        machine, _, file = task.shape.partition("@")
-        transport = ShapedTransport(transport, machine, ShapeReader(Path(file)))
     hello = Hello(VERSION_MIN, VERSION_MAX, identity.node_id, ROLE, cluster)
     listener = transport.listen(
         task.url, hello, LinkOptions(tls=credentials.server_context() if is_secure else None)
@@ -112,9 +109,18 @@ def connect_rank(task: RankTask) -> FabricGroup:
         return transport.dial(urls[rank], hello, LinkOptions(tls=tls, node=nodes[rank]))
 
     try:
-        return connect_world(Membership(_WORLD, 1, task.rank, nodes), dial, listener.accept)
+        group = connect_world(Membership(_WORLD, 1, task.rank, nodes), dial, listener.accept)
     finally:
         listener.close()
+    return _slowed(group, LanNotes.open(Path(task.lan), task.ranks)) if task.lan else group
+
+
+def _slowed(group: FabricGroup, notes: LanNotes) -> FabricGroup:
+    """The same ranks over an emulated LAN, which they measure anew."""
+    world = World(LanFabric(group.world.fabric, notes), frame_s=group.world.frame_s)
+    slowed = FabricGroup(world, name="lan")
+    measure_lines(slowed)
+    return slowed
 
 
 def _measure(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardcompute.bench.collectives import rank as rank_process
+from shardcompute.bench.collectives.lan import LanNotes
 from shardcompute.bench.collectives.rank import AUTO_NAME, RankTask
 from shardcompute.bench.report import Result, Say
 from shardcompute.collectives import Algorithm
@@ -22,10 +23,10 @@ from shardcompute.core.errors import BackendError, UsageError
 from shardcompute.security.authority import ClusterAuthority
 from shardcompute.security.identity import NodeIdentity
 from shardcompute.security.names import Role
-from shardcompute.sim import parse_topology
-from shardcompute.sim.loopback import LoopbackNetwork
 
 LINES = ("local", "tls", "tcp", "gloo")
+LAN_LINE = "tls"
+"""Over which emulated LANs go, as between machines."""
 _LOOPBACK = "tcp://127.0.0.1:0"
 _END_S = 10.0
 
@@ -60,20 +61,23 @@ def run_collectives_bench(bench: CollectivesBench, say: Say) -> list[Result]:
             results += _run_world(bench, ranks, line, 0.0)
         for rtt_ms in bench.rtt_ms:
             say(f"{ranks} ranks, emulated LAN of {rtt_ms:g} ms")
-            results += _run_world(bench, ranks, "lan", rtt_ms)
+            results += _run_world(bench, ranks, LAN_LINE, rtt_ms)
     return results
 
 
 def _run_world(bench: CollectivesBench, ranks: int, line: str, rtt_ms: float) -> list[Result]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sc-")))
+        url, lan = rank_url(line), folder / "lan"
+        if rtt_ms:
+            LanNotes.open(lan, ranks).become(rtt_ms, bench.mbit)
         tasks = [
             RankTask(
                 rank=rank,
                 ranks=ranks,
                 line=line,
                 url=url,
-                shape=shape,
+                lan=str(lan) if rtt_ms else "",
                 folder=str(folder),
                 sizes=bench.sizes,
                 algorithms=bench.algorithms,
@@ -81,13 +85,7 @@ def _run_world(bench: CollectivesBench, ranks: int, line: str, rtt_ms: float) ->
                 calls=bench.calls if not rtt_ms else max(10, bench.calls // 5),
                 **papers,
             )
-            for rank, ((url, shape), papers) in enumerate(
-                zip(
-                    rank_places(stack, ranks, line, rtt_ms, bench.mbit),
-                    rank_papers(folder, ranks),
-                    strict=True,
-                )
-            )
+            for rank, papers in enumerate(rank_papers(folder, ranks))
         ]
         processes = [stack.enter_context(started_rank(task)) for task in tasks]
         met = [read_line(each) for each in processes]
@@ -117,24 +115,12 @@ def _size_name(size_bytes: int) -> str:
     return f"{size_bytes >> 10} KB" if size_bytes < 1 << 20 else f"{size_bytes >> 20} MB"
 
 
-def rank_places(
-    stack: contextlib.ExitStack, ranks: int, line: str, rtt_ms: float, mbit: float
-) -> list[tuple[str, str]]:
-    """Where each rank listens, and how what it sends is shaped."""
-    if line == "gloo":
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            return [(str(probe.getsockname()[1]), "")] * ranks
-    if not rtt_ms:
-        return [(_LOOPBACK, "")] * ranks
-    topology = parse_topology(
-        "lan", f'regions = ["lan"]\nrtt_ms = [[{rtt_ms}]]\nuplink_mbit = {mbit}\ndownlink_mbit = {mbit}\n'
-    )
-    machines = [f"m{rank}" for rank in range(ranks)]
-    network = stack.enter_context(LoopbackNetwork(topology, machines))
-    return [
-        (f"tcp://{network.host(each)}:{network.new_port(each)}", network.options(each)[1])
-        for each in machines
-    ]
+def rank_url(line: str) -> str:
+    """Where ranks listen on this machine; for gloo a port."""
+    if line != "gloo":
+        return _LOOPBACK
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return str(probe.getsockname()[1])
 
 
 def rank_papers(folder: Path, ranks: int) -> list[dict[str, str]]:

@@ -1,1 +1,1 @@
-"""`bench tensor`: one stream on one rank with one thread, against several ranks with a thread each."""
+"""`bench tensor`: one stream on one rank with one thread, against ranks and against stages with a thread each."""

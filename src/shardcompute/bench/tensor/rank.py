@@ -1,6 +1,6 @@
-"""One rank of `bench tensor`, a process of its own with one computing thread.
+"""One process of `bench tensor`, with one computing thread: the whole model, a tensor rank of it, or a stage.
 
-Reads its task as a line of JSON, meets the other ranks, and loads its share. The first rank then decodes whenever it is
+Reads its task as a line of JSON, meets the others, loads its share and says so. The first then decodes whenever it is
 told to, and says how long steps took; the others follow it.
 """
 
@@ -12,26 +12,30 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import psutil
 
 from shardcompute.backends.executor import Executor, ExecutorOptions, PickRule
 from shardcompute.bench.collectives.rank import RankTask, connect_rank, hear_line, say_line
+from shardcompute.bench.tensor.chain import end_chain, follow_chain, pick_through_chain
 from shardcompute.collectives import FabricGroup
 from shardcompute.core.batch import Segment
 from shardcompute.core.settings import load_settings
-from shardcompute.models.spec import whole
+from shardcompute.models.spec import cut, whole
 from shardcompute.models.tensor_rank import TensorRank
 from shardcompute.models.tensor_share import Exchange
 from shardcompute.runtime.shard import open_shard, split_checkpoint
 from shardcompute.runtime.tensor_stage import TensorLeader, follow_leader
-from shardcompute.weights.checkpoint import open_checkpoint
+from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 
 _GREEDY = PickRule()
 Pick = Callable[[Sequence[Segment], Any], int]
+Share = Literal["ranks", "stages"]
+"""What several processes have of the model each: a part of every layer, or some layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,41 +44,65 @@ class TensorTask(RankTask):
 
     model: str = ""
     form: str = "native"
+    share: Share = "ranks"
     exchange: Exchange = "reduce"
     prompt: int = 32
     steps: int = 32
 
+    @property
+    def options(self) -> ExecutorOptions:
+        tokens = self.prompt + self.steps
+        return ExecutorOptions(
+            kv_bytes=1 << 30, context_length=max(256, tokens), max_rows=max(64, self.prompt)
+        )
+
 
 def main() -> None:
     task = TensorTask(**json.loads(sys.stdin.readline()))
-    options = ExecutorOptions(
-        kv_bytes=1 << 30, context_length=max(256, task.prompt + task.steps), max_rows=max(64, task.prompt)
-    )
     with open_checkpoint(resolve(parse_reference(task.model), load_settings())) as checkpoint:
-        stage = whole(checkpoint.spec)
         if task.ranks == 1:
-            executor: Executor = open_shard(checkpoint, form=task.form, options=options)
+            executor = open_shard(checkpoint, form=task.form, options=task.options)
             _serve(task, executor, lambda segments, ids: int(executor.step(segments, ids)[0].argmax()))
-            return
-        group = connect_rank(task)
-        split = split_checkpoint(checkpoint, [1.0] * task.ranks, form=task.form, exchange=task.exchange)
-        rank = TensorRank(checkpoint.spec, split, group)
-        executor = open_shard(checkpoint, form=task.form, options=options, rank=rank)
-    # Loading takes some ranks longer than others, and longer than collectives wait.
+        elif task.share == "stages":
+            _be_stage(task, checkpoint)
+        else:
+            _be_rank(task, checkpoint)
+
+
+def _be_stage(task: TensorTask, checkpoint: Checkpoint) -> None:
+    group = connect_rank(task)
+    stage = cut(checkpoint.spec, task.ranks)[task.rank]
+    executor = open_shard(checkpoint, stage=stage, form=task.form, options=task.options)
     _wait_for_all(group)
     if task.rank:
+        _say_ready()
+        follow_chain(executor, group)
+        return
+    _serve(task, executor, lambda segments, ids: pick_through_chain(executor, group, segments, ids), (group,))
+    end_chain(group)
+
+
+def _be_rank(task: TensorTask, checkpoint: Checkpoint) -> None:
+    group, stage = connect_rank(task), whole(checkpoint.spec)
+    split = split_checkpoint(checkpoint, [1.0] * task.ranks, form=task.form, exchange=task.exchange)
+    rank = TensorRank(checkpoint.spec, split, group)
+    executor = open_shard(checkpoint, form=task.form, options=task.options, rank=rank)
+    _wait_for_all(group)
+    if task.rank:
+        _say_ready()
         follow_leader(executor, rank, group, stage)
         return
-    leader = TensorLeader(executor, rank, group, stage, options)
+    leader = TensorLeader(executor, rank, group, stage, task.options)
 
     def pick(segments: Sequence[Segment], ids: Any) -> int:
         return leader.launch_picks(segments, ids, [_GREEDY]).token(0) or 0
 
-    _serve(task, leader, pick, group)
+    _serve(task, leader, pick, (group,))
     leader.close()
 
 
 def _wait_for_all(group: FabricGroup) -> None:
+    """Loading takes some ranks longer than others, and longer than collectives wait."""
     here = np.zeros(1, np.uint8)
     for other in range(1, group.size):
         if group.rank == 0:
@@ -84,33 +112,38 @@ def _wait_for_all(group: FabricGroup) -> None:
     group.broadcast(here if group.rank == 0 else None, 0, 600)
 
 
-def _serve(task: TensorTask, executor: Executor, pick: Pick, group: FabricGroup | None = None) -> None:
-    say_line({"ready": True})
+def _say_ready() -> None:
+    say_line({"held_bytes": psutil.Process().memory_full_info().uss})
+
+
+def _serve(task: TensorTask, executor: Executor, pick: Pick, groups: Sequence[FabricGroup] = ()) -> None:
+    _say_ready()
     while hear_line()["go"]:
-        say_line(_turn(task, executor, pick, group))
+        say_line(_turn(task, executor, pick, groups))
 
 
-def _turn(task: TensorTask, executor: Executor, pick: Pick, group: FabricGroup | None) -> dict[str, Any]:
+def _turn(task: TensorTask, executor: Executor, pick: Pick, groups: Sequence[FabricGroup]) -> dict[str, Any]:
     started_s = time.perf_counter()
     tokens = [pick([Segment(1, 0, task.prompt, 1)], np.arange(task.prompt) + 5)]
     prefill_s = time.perf_counter() - started_s
-    before = None if group is None else group.stats
+    before, worked_s = [group.stats for group in groups], time.process_time()
     seconds = []
     for position in range(task.prompt, task.prompt + task.steps):
         started_s = time.perf_counter()
         tokens.append(pick([Segment(1, position, 1, 1)], np.array(tokens[-1:])))
         seconds.append(time.perf_counter() - started_s)
+    pairs = list(zip((group.stats for group in groups), before, strict=True))
     turn = {
         "prefill_s": prefill_s,
         "step_s": statistics.median(seconds),
         "least_step_s": min(seconds),
+        "processor_s": (time.process_time() - worked_s) / task.steps,
         "tokens": tokens,
+        "exchange_s": sum(new.busy_s - old.busy_s for new, old in pairs) / task.steps,
+        "exchanges": sum(sum(new.calls.values()) - sum(old.calls.values()) for new, old in pairs)
+        / task.steps,
+        "sent_bytes": sum(new.bytes_sent - old.bytes_sent for new, old in pairs) / task.steps,
     }
-    if group is not None and before is not None:
-        after = group.stats
-        turn["exchange_s"] = (after.busy_s - before.busy_s) / task.steps
-        turn["exchanges"] = (sum(after.calls.values()) - sum(before.calls.values())) / task.steps
-        turn["sent_bytes"] = (after.bytes_sent - before.bytes_sent) / task.steps
     executor.close_session(1)
     return turn
 

@@ -1,29 +1,36 @@
-"""Runs `bench tensor`: arms of one, two and more ranks, all loaded at once, which take turns at decoding."""
+"""Runs `bench tensor`: one process, tensor ranks and stages, all loaded at once, which take turns at decoding.
+
+First over the machine's own lines, then, loaded anew over TLS, as if LANs of several round trips were between them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import statistics
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from shardcompute.bench.collectives.lan import LanNotes
 from shardcompute.bench.collectives.run import (
+    LAN_LINE,
     rank_papers,
-    rank_places,
+    rank_url,
     read_line,
     started_rank,
     write_line,
 )
 from shardcompute.bench.report import Result, Say
 from shardcompute.bench.tensor import rank as rank_process
+from shardcompute.bench.tensor.outcome import ArmTurns, TensorArm, arm_results, crossovers
 from shardcompute.bench.tensor.rank import TensorTask
 from shardcompute.core.errors import UsageError
 from shardcompute.models.tensor_share import Exchange
+
+_ALONE = TensorArm(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,7 @@ class TensorBench:
     form: str = "native"
     ranks: Sequence[int] = (2, 3)
     exchanges: Sequence[Exchange] = ("reduce", "gather")
+    stages: Sequence[int] = (2, 3)
     line: str = "local"
     rtt_ms: Sequence[float] = ()
     mbit: float = 1000.0
@@ -42,47 +50,26 @@ class TensorBench:
     steps: int = 32
     rounds: int = 5
 
-
-@dataclass(frozen=True, slots=True)
-class _Arm:
-    ranks: int
-    exchange: Exchange = "reduce"
-    rtt_ms: float = 0.0
-
     @property
-    def name(self) -> str:
-        if self.ranks == 1:
-            return "1 rank"
-        line = f", {self.rtt_ms:g} ms" if self.rtt_ms else ""
-        return f"{self.ranks} ranks, {self.exchange}{line}"
+    def arms(self) -> list[TensorArm]:
+        ranks = [TensorArm(ranks, exchange) for ranks in self.ranks for exchange in self.exchanges]
+        return [_ALONE, *ranks, *(TensorArm(stages, "stages") for stages in self.stages)]
 
 
 def run_tensor_bench(bench: TensorBench, say: Say) -> list[Result]:
-    """Also whether an arm said what one rank says, for as many tokens as it did."""
-    arms = [_Arm(1)] + [
-        _Arm(ranks, exchange, rtt_ms)
-        for rtt_ms in (0.0, *bench.rtt_ms)
-        for ranks in bench.ranks
-        for exchange in bench.exchanges
+    """Also whether an arm said what one process says, for as many tokens as it did."""
+    turns = _run_arms(bench, bench.line, (0.0,), say)
+    if bench.rtt_ms:
+        turns += _run_arms(bench, LAN_LINE, bench.rtt_ms, say)
+    labels = {"cores": os.cpu_count(), "steps": bench.steps}
+    alone = {each.rtt_ms: each for each in turns if each.arm == _ALONE}
+    results = [
+        result
+        for each in turns
+        if each.arm != _ALONE or not each.rtt_ms
+        for result in arm_results(each, alone[each.rtt_ms], labels)
     ]
-    turns: dict[_Arm, list[dict[str, Any]]] = {arm: [] for arm in arms}
-    with contextlib.ExitStack() as stack:
-        leaders = {}
-        for arm in arms:
-            say(f"loading {arm.name}")
-            leaders[arm] = _start(stack, bench, arm)
-        for turn in range(-1, bench.rounds):
-            say(f"turn {turn + 1} of {bench.rounds}")
-            for arm, leader in leaders.items():
-                write_line(leader, {"go": True})
-                told = read_line(leader)
-                if turn >= 0:
-                    # The first turn warms up.
-                    turns[arm].append(told)
-        for leader in leaders.values():
-            write_line(leader, {"go": False})
-    alone = turns[arms[0]]
-    return [result for arm in arms for result in _results(arm, turns[arm], alone)]
+    return results + crossovers(turns, labels)
 
 
 def parse_exchanges(names: str) -> list[Exchange]:
@@ -93,69 +80,69 @@ def parse_exchanges(names: str) -> list[Exchange]:
     return [each for each in known if each in wanted]
 
 
-def _start(stack: contextlib.ExitStack, bench: TensorBench, arm: _Arm) -> subprocess.Popen[str]:
-    """The first of an arm's processes, once all have loaded their shares."""
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sc-")))
-    places = rank_places(stack, arm.ranks, "lan" if arm.rtt_ms else bench.line, arm.rtt_ms, bench.mbit)
-    tasks = [
-        TensorTask(
-            rank=rank,
-            ranks=arm.ranks,
-            line="lan" if arm.rtt_ms else bench.line,
-            url=url,
-            shape=shape,
-            folder=str(folder),
-            model=bench.model,
-            form=bench.form,
-            exchange=arm.exchange,
-            prompt=bench.prompt,
-            steps=bench.steps,
-            certificate_pem=papers["certificate_pem"],
-            authority_pem=papers["authority_pem"],
-        )
-        for rank, ((url, shape), papers) in enumerate(
-            zip(places, rank_papers(folder, arm.ranks), strict=True)
-        )
-    ]
-    processes = [stack.enter_context(started_rank(task, rank_process.__name__)) for task in tasks]
-    if arm.ranks > 1:
-        met = [read_line(each) for each in processes]
-        told = {"urls": [each["url"] for each in met], "nodes": [each["node"] for each in met]}
-        for process in processes:
-            write_line(process, told)
-    read_line(processes[0])
-    return processes[0]
+def _run_arms(bench: TensorBench, line: str, rtts_ms: Sequence[float], say: Say) -> list[ArmTurns]:
+    """All arms in turns, by round trip; what else the machine does falls on all of them."""
+    with contextlib.ExitStack() as stack:
+        open_arms = [stack.enter_context(_started(bench, arm, line, say)) for arm in bench.arms]
+        turns = {(arm.arm, rtt_ms): ArmTurns(arm.arm, rtt_ms) for rtt_ms in rtts_ms for arm in open_arms}
+        for turn in range(-1, bench.rounds):
+            for rtt_ms in rtts_ms:
+                say(f"turn {turn + 1} of {bench.rounds}{f', {rtt_ms:g} ms' if rtt_ms else ''}")
+                for each in open_arms:
+                    each.lan.become(rtt_ms, bench.mbit)
+                    told = each.decode()
+                    if turn >= 0:
+                        # The first turn warms up.
+                        turns[each.arm, rtt_ms].add(told, each.held_bytes)
+        for each in open_arms:
+            write_line(each.leader, {"go": False})
+    return list(turns.values())
 
 
-def _results(
-    arm: _Arm, turns: Sequence[Mapping[str, Any]], alone: Sequence[Mapping[str, Any]]
-) -> list[Result]:
-    labels = {"arm": arm.name, "ranks": arm.ranks, "cores": os.cpu_count()}
+@dataclass(frozen=True, slots=True)
+class _OpenArm:
+    """An arm's processes, loaded: the first, and what each holds."""
 
-    def middle(name: str, of: Sequence[Mapping[str, Any]] = turns) -> float:
-        return float(statistics.median(turn[name] for turn in of))
+    arm: TensorArm
+    leader: subprocess.Popen[str]
+    lan: LanNotes
+    held_bytes: Sequence[int]
 
-    # Turns lie side by side: what else the machine does falls on both arms of a ratio.
-    ratios = [one["step_s"] / each["step_s"] for one, each in zip(alone, turns, strict=True)]
-    best = min(turn["least_step_s"] for turn in turns)
-    found = [
-        Result("decode", 1 / middle("step_s"), "tokens/s", labels),
-        Result("decode_best_step", 1 / best, "tokens/s", labels),
-        Result("against_one_rank", statistics.median(ratios), "×", labels),
-        Result("prefill", 1e3 * middle("prefill_s"), "ms", labels),
-        Result("equal_tokens", _equal(turns[0]["tokens"], alone[0]["tokens"]), "of the answer", labels),
-    ]
-    if arm.ranks > 1:
-        found += [
-            Result("exchanges", middle("exchanges"), "a token", labels),
-            Result("exchange_time", 1e3 * middle("exchange_s"), "ms a token", labels),
-            Result("sent", middle("sent_bytes") / 1e3, "KB a token", labels),
+    def decode(self) -> dict[str, Any]:
+        write_line(self.leader, {"go": True})
+        return read_line(self.leader)
+
+
+@contextlib.contextmanager
+def _started(bench: TensorBench, arm: TensorArm, line: str, say: Say) -> Iterator[_OpenArm]:
+    say(f"loading {arm.name}")
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sc-")))
+        tasks = [
+            TensorTask(
+                rank=rank,
+                ranks=arm.ranks,
+                line=line,
+                url=rank_url(line),
+                lan=str(folder / "lan") if line == LAN_LINE else "",
+                folder=str(folder),
+                model=bench.model,
+                form=bench.form,
+                share="stages" if arm.kind == "stages" else "ranks",
+                exchange="reduce" if arm.kind == "stages" else arm.kind,
+                prompt=bench.prompt,
+                steps=bench.steps,
+                certificate_pem=papers["certificate_pem"],
+                authority_pem=papers["authority_pem"],
+            )
+            for rank, papers in enumerate(rank_papers(folder, arm.ranks))
         ]
-    return found
-
-
-def _equal(tokens: Sequence[int], others: Sequence[int]) -> float:
-    """The part of an answer up to where it first differs."""
-    pairs = list(zip(tokens, others, strict=True))
-    same = next((index for index, (one, other) in enumerate(pairs) if one != other), len(pairs))
-    return same / len(pairs)
+        lan = LanNotes.open(folder / "lan", arm.ranks)
+        processes = [stack.enter_context(started_rank(task, rank_process.__name__)) for task in tasks]
+        if arm.ranks > 1:
+            met = [read_line(each) for each in processes]
+            told = {"urls": [each["url"] for each in met], "nodes": [each["node"] for each in met]}
+            for process in processes:
+                write_line(process, told)
+        held_bytes = [read_line(each)["held_bytes"] for each in processes]
+        yield _OpenArm(arm, processes[0], lan, held_bytes)
