@@ -22,7 +22,11 @@ def plot_wan(summaries: Sequence[Summary], folder: Path) -> list[Path]:
     """Speed-up by kind of work and distance, and where the time of a traversal goes."""
     check_plotting()
     folder.mkdir(parents=True, exist_ok=True)
-    single = [summary for summary in summaries if summary.streams == 1]
+    # Of several lengths and temperatures the first: a picture is for the distances.
+    first = next(((each.max_tokens, each.temperature) for each in summaries), None)
+    single = [
+        each for each in summaries if each.streams == 1 and (each.max_tokens, each.temperature) == first
+    ]
     paths = [_plot_speedups(single, ring_ms, folder) for ring_ms in dict.fromkeys(s.ring_ms for s in single)]
     means = [summary for summary in single if summary.category == MEAN]
     paths += _plot_parts(means, folder)
@@ -43,10 +47,13 @@ def _plot_speedups(summaries: Sequence[Summary], ring_ms: float, folder: Path) -
     for number, arm in enumerate(arms):
         heights = {s.category: s.speedup or 0.0 for s in here if s.arm == arm}
         places = [index for index, category in enumerate(categories) if category in heights]
+        spreads = {s.category: _spread(s) for s in here if s.arm == arm}
         axes.bar(
             [place - _WIDTH / 2 + (number + 0.5) * bar for place in places],
             [heights[categories[place]] for place in places],
             bar,
+            yerr=list(zip(*(spreads[categories[place]] for place in places), strict=True)),
+            error_kw={"elinewidth": 0.8},
             label=arm,
         )
     axes.axhline(1.0, color="black", linewidth=0.8)
@@ -57,6 +64,14 @@ def _plot_speedups(summaries: Sequence[Summary], ring_ms: float, folder: Path) -
     path = folder / f"speedup-{ring_ms:g}ms.png"
     figure.savefig(path, dpi=120)
     return path
+
+
+def _spread(summary: Summary) -> tuple[float, float]:
+    """How far the interval goes below and above the mean."""
+    mean, low, high = summary.speedup, summary.speedup_low, summary.speedup_high
+    if mean is None or low is None or high is None:
+        return 0.0, 0.0
+    return max(0.0, mean - low), max(0.0, high - mean)
 
 
 def _plot_parts(means: Sequence[Summary], folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,11 +42,15 @@ def read_prompts(path: Path, *, most_chars: int = 6000) -> list[BenchPrompt]:
     return prompts
 
 
-def pick_prompts(prompts: Sequence[BenchPrompt], per_category: int) -> list[BenchPrompt]:
-    """The first few of each category, the categories in turn: a run that ends early has seen all of them."""
+def sample_prompts(prompts: Sequence[BenchPrompt], per_category: int, seed: int) -> list[BenchPrompt]:
+    """Some of each category (0: all), drawn by this seed, the categories in turn: a run that ends early has seen all of
+    them."""
     by_category: dict[str, list[BenchPrompt]] = {}
     for prompt in prompts:
         by_category.setdefault(prompt.category, []).append(prompt)
-    return [
-        chosen[turn] for turn in range(per_category) for chosen in by_category.values() if turn < len(chosen)
-    ]
+    drawn = random.Random(seed)
+    for chosen in by_category.values():
+        drawn.shuffle(chosen)
+    most = max(map(len, by_category.values()))
+    turns = min(per_category, most) if per_category else most
+    return [chosen[turn] for turn in range(turns) for chosen in by_category.values() if turn < len(chosen)]

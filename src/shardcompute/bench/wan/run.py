@@ -15,7 +15,7 @@ from typing import Any
 
 from shardcompute.bench.report import Say
 from shardcompute.bench.wan.cluster import TimedAnswer, WanCluster, WanServing, wan_cluster
-from shardcompute.bench.wan.prompts import BenchPrompt, pick_prompts, read_prompts
+from shardcompute.bench.wan.prompts import BenchPrompt, read_prompts, sample_prompts
 from shardcompute.core.errors import UsageError
 from shardcompute.sim import (
     EmulatedNetwork,
@@ -44,8 +44,12 @@ class WanBench:
     data: Path
     ring_ms: Sequence[float] = (20.0, 80.0, 200.0)
     mbit: float = 100.0
-    per_category: int = 1
-    tokens: int = 64
+    per_category: int = 8
+    """Prompts of each category; 0: all that there are."""
+    seed: int = 1
+    """By which they are drawn, and what is sampled of answers."""
+    tokens: Sequence[int] = (128, 256)
+    temperatures: Sequence[float] = (0.0, 0.8)
     streams: Sequence[int] = (1, 4, 8, 16)
     arms: Sequence[str] = ("plain", "ngram", "head", "auto")
     workers: int = 3
@@ -56,10 +60,17 @@ class WanBench:
         unknown = [arm for arm in self.arms if arm not in ARMS]
         if unknown or not self.arms:
             raise UsageError(f"no arm is called {', '.join(unknown)!r}", hint=f"use {', '.join(ARMS)}")
-        if not self.ring_ms or not self.streams or min(self.streams) < 1:
+        counts = (*self.streams, *self.tokens)
+        if not (self.ring_ms and self.streams and self.tokens and self.temperatures) or min(counts) < 1:
             raise UsageError(
-                "there is nothing to measure", hint="give times to --ring-ms and counts to --streams"
+                "there is nothing to measure",
+                hint="give times to --ring-ms, temperatures to --temperatures, counts to --streams and --tokens",
             )
+
+    @property
+    def settings(self) -> list[tuple[int, float]]:
+        """Most tokens of an answer and temperature, of everything that is asked."""
+        return [(tokens, temperature) for temperature in self.temperatures for tokens in self.tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +80,8 @@ class Row:
     ring_ms: float
     arm: str
     streams: int
+    max_tokens: int
+    temperature: float
     category: str
     prompt: int
     group: int
@@ -106,6 +119,8 @@ class Mismatch:
     arm: str
     streams: int
     ring_ms: float
+    max_tokens: int
+    temperature: float
     text: str
     expected: str
 
@@ -119,7 +134,7 @@ class WanOutcome:
 
 
 def run_wan_bench(bench: WanBench, say: Say) -> WanOutcome:
-    prompts = pick_prompts(read_prompts(bench.data), bench.per_category)
+    prompts = sample_prompts(read_prompts(bench.data), bench.per_category, bench.seed)
     with emulated_homes(bench.workers, bench.emulator) as network:
         say(f"starting a cluster on {len(network.machines)} machines ({network.emulator})")
         with wan_cluster(network, _with_drafters(bench)) as cluster:
@@ -148,54 +163,100 @@ def emulated_homes(workers: int, emulator: Emulator) -> Iterator[EmulatedNetwork
 
 
 def find_mismatches(rows: Sequence[Row]) -> list[Mismatch]:
-    """Greedy answers to one prompt are equal whatever the arm, the company and the distance."""
-    expected: dict[int, str] = {}
+    """Answers to one prompt with one seed are equal whatever the arm, the company and the distance."""
+    expected: dict[tuple[int, int, float], str] = {}
     mismatches = []
     for row in rows:
-        text = expected.setdefault(row.prompt, row.text)
+        text = expected.setdefault((row.prompt, row.max_tokens, row.temperature), row.text)
         if text != row.text:
             mismatches.append(
-                Mismatch(row.prompt, row.category, row.arm, row.streams, row.ring_ms, row.text, text)
+                Mismatch(
+                    row.prompt,
+                    row.category,
+                    row.arm,
+                    row.streams,
+                    row.ring_ms,
+                    row.max_tokens,
+                    row.temperature,
+                    row.text,
+                    text,
+                )
             )
     return mismatches
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What is asked in one part of the bench: at this distance, so many at once, with these settings."""
+
+    ring_ms: float
+    streams: int
+    max_tokens: int
+    temperature: float
+    seed: int
+
+    def body(self, prompt: BenchPrompt, arm: str) -> dict[str, Any]:
+        return {
+            "messages": [{"role": "user", "content": prompt.text}],
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "speculation": {"drafter": ARMS[arm]},
+            "cache_salt": arm,
+        }
+
+    def __str__(self) -> str:
+        return f"{self.ring_ms:g} ms, {self.max_tokens} tokens, temperature {self.temperature:g}"
 
 
 def _measure_ring(
     bench: WanBench, cluster: WanCluster, prompts: Sequence[BenchPrompt], ring_ms: float, say: Say
 ) -> list[Row]:
     # The first frames after a change of the network pay for windows and estimates of before.
+    warm = _Round(ring_ms, 1, _WARM_TOKENS, 0.0, bench.seed)
     for arm in bench.arms:
-        cluster.ask(_body(prompts[0], arm, _WARM_TOKENS))
+        cluster.ask(warm.body(prompts[0], arm))
     rows: list[Row] = []
-    if 1 in bench.streams:
-        for turn, prompt in enumerate(prompts):
-            say(f"{ring_ms:g} ms: prompt {turn + 1} of {len(prompts)} ({prompt.category})")
-            for arm in _rotated(bench.arms, turn):
-                answers, elapsed_s = cluster.ask_all([_body(prompt, arm, bench.tokens)])
-                rows += _rows(ring_ms, arm, [prompt], answers, elapsed_s, group=turn)
-    for count in bench.streams:
-        if count > 1:
-            rows += _measure_streams(bench, cluster, prompts, ring_ms, count, say)
+    for streams in sorted(bench.streams):
+        for max_tokens, temperature in bench.settings:
+            asked = _Round(ring_ms, streams, max_tokens, temperature, bench.seed)
+            if streams == 1:
+                rows += _measure_prompts(bench, cluster, prompts, asked, say)
+            else:
+                rows += _measure_streams(bench, cluster, prompts, asked, say)
+    return rows
+
+
+def _measure_prompts(
+    bench: WanBench, cluster: WanCluster, prompts: Sequence[BenchPrompt], asked: _Round, say: Say
+) -> list[Row]:
+    rows: list[Row] = []
+    for turn, prompt in enumerate(prompts):
+        say(f"{asked}: prompt {turn + 1} of {len(prompts)} ({prompt.category})")
+        for arm in _rotated(bench.arms, turn):
+            answers, elapsed_s = cluster.ask_all([asked.body(prompt, arm)])
+            rows += _rows(asked, arm, [prompt], answers, elapsed_s, group=turn)
     return rows
 
 
 def _measure_streams(
-    bench: WanBench, cluster: WanCluster, prompts: Sequence[BenchPrompt], ring_ms: float, count: int, say: Say
+    bench: WanBench, cluster: WanCluster, prompts: Sequence[BenchPrompt], asked: _Round, say: Say
 ) -> list[Row]:
     """Every prompt once, so many at a time; the last group starts again from the beginning."""
     rows: list[Row] = []
+    count = asked.streams
     arms = [arm for arm in PARALLEL_ARMS if arm in bench.arms]
     for group in range(-(-len(prompts) // count)):
         chosen = [prompts[(group * count + index) % len(prompts)] for index in range(count)]
         for arm in _rotated(arms, group):
-            say(f"{ring_ms:g} ms: {count} streams, {arm}")
-            answers, elapsed_s = cluster.ask_all([_body(prompt, arm, bench.tokens) for prompt in chosen])
-            rows += _rows(ring_ms, arm, chosen, answers, elapsed_s, group=group)
+            say(f"{asked}: {count} streams, {arm}")
+            answers, elapsed_s = cluster.ask_all([asked.body(prompt, arm) for prompt in chosen])
+            rows += _rows(asked, arm, chosen, answers, elapsed_s, group=group)
     return rows
 
 
 def _rows(
-    ring_ms: float,
+    asked: _Round,
     arm: str,
     prompts: Sequence[BenchPrompt],
     answers: Sequence[TimedAnswer],
@@ -205,9 +266,11 @@ def _rows(
 ) -> list[Row]:
     return [
         Row(
-            ring_ms=ring_ms,
+            ring_ms=asked.ring_ms,
             arm=arm,
-            streams=len(prompts),
+            streams=asked.streams,
+            max_tokens=asked.max_tokens,
+            temperature=asked.temperature,
             category=prompt.category,
             prompt=prompt.id,
             group=group,
@@ -221,15 +284,6 @@ def _rows(
         )
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
-
-
-def _body(prompt: BenchPrompt, arm: str, tokens: int) -> dict[str, Any]:
-    return {
-        "messages": [{"role": "user", "content": prompt.text}],
-        "max_tokens": tokens,
-        "speculation": {"drafter": ARMS[arm]},
-        "cache_salt": arm,
-    }
 
 
 def _rotated(arms: Sequence[str], turn: int) -> list[str]:

@@ -39,8 +39,13 @@ def wan(
         str, typer.Option(help="Times once round the ring in ms, separated by commas.")
     ] = "20,80,200",
     mbit: Mbit = 100.0,
-    per_category: Annotated[int, typer.Option(min=1, help="Prompts of each category.")] = 1,
-    tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 64,
+    per_category: Annotated[int, typer.Option(min=0, help="Prompts of each category; 0: all.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="By which prompts are drawn, and answers sampled.")] = 1,
+    tokens: Annotated[str, typer.Option(help="Most tokens of an answer, separated by commas.")] = "128,256",
+    temperatures: Annotated[str, typer.Option(help="Temperatures, separated by commas.")] = "0,0.8",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One prompt of each category, 64 tokens, temperature 0: a glance.")
+    ] = False,
     streams: Annotated[str, typer.Option(help="Streams at once, separated by commas.")] = "1,4,8,16",
     arms: Annotated[
         str, typer.Option(help="Arms: plain, ngram, head, model, auto; several streams: plain, auto.")
@@ -74,14 +79,18 @@ def wan(
         return
     from shardcompute.bench.wan.run import WanBench, run_wan_bench
 
+    if quick:
+        per_category, tokens, temperatures = 1, "64", "0"
     bench = WanBench(
         serving,
         data,
         ring_ms=[float(part) for part in _numbers(ring_ms, "--ring-ms")],
         mbit=mbit,
         per_category=per_category,
-        tokens=tokens,
-        streams=[int(part) for part in _numbers(streams, "--streams")],
+        seed=seed,
+        tokens=[int(part) for part in _numbers(tokens, "--tokens", is_whole=True)],
+        temperatures=[float(part) for part in _numbers(temperatures, "--temperatures")],
+        streams=[int(part) for part in _numbers(streams, "--streams", is_whole=True)],
         arms=arms.split(","),
         workers=workers,
         draft_model=draft_model,
@@ -93,11 +102,17 @@ def wan(
         "model": model,
         "weights": weights,
         "mbit": mbit,
-        "tokens": tokens,
+        "tokens": bench.tokens,
+        "temperatures": bench.temperatures,
+        "per_category": per_category,
+        "seed": seed,
+        "is_quick": quick,
         "workers": workers,
         "draft_model": draft_model,
     }
     _show(outcome)
+    if quick:
+        typer.echo("\nA glance: one prompt of each category. Nothing to publish.")
     _keep(outcome, settings, plot, json_file)
     if outcome.mismatches:
         _complain(outcome.mismatches, len(outcome.rows))
@@ -126,11 +141,12 @@ def _serving(model: str, weights: str, max_memory: str) -> WanServing:
     return WanServing(model or EMBEDDED_NAMES[0], weights, max_memory_bytes=memory)
 
 
-def _numbers(text: str, option: str) -> list[str]:
+def _numbers(text: str, option: str, *, is_whole: bool = False) -> list[str]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     for part in parts:
-        if not part.replace(".", "", 1).isdigit() or (option == "--streams" and not part.isdigit()):
-            raise UsageError(f"{option} has {part!r}, which is no number", hint="write numbers with commas")
+        if not (part if is_whole else part.replace(".", "", 1)).isdigit():
+            what = "whole number" if is_whole else "number"
+            raise UsageError(f"{option} has {part!r}, which is no {what}", hint="write numbers with commas")
     return parts
 
 
@@ -159,7 +175,10 @@ def _complain(mismatches: Sequence[Mismatch], answers: int) -> None:
         f"{len(mismatches)} of {answers} answers DIFFER from the first one to their prompt:", style="red"
     )
     for wrong in mismatches[:_SHOWN_MISMATCHES]:
-        where = f"prompt {wrong.prompt} ({wrong.category}), {wrong.arm}, {wrong.streams} streams, {wrong.ring_ms:g} ms"
+        where = (
+            f"prompt {wrong.prompt} ({wrong.category}), {wrong.arm}, {wrong.streams} streams, {wrong.ring_ms:g} ms, "
+            f"temperature {wrong.temperature:g}, {wrong.max_tokens} tokens"
+        )
         said.print(f"  {where}", highlight=False, markup=False)
         said.print(f"    got      {wrong.text!r}", highlight=False, markup=False)
         said.print(f"    expected {wrong.expected!r}", highlight=False, markup=False)

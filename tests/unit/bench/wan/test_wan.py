@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from shardcompute.bench.wan.cluster import WanServing
-from shardcompute.bench.wan.prompts import pick_prompts, read_prompts
-from shardcompute.bench.wan.report import MEAN, measures_of, outcome_json, summarise
+from shardcompute.bench.wan.loops import is_looping, loop_share
+from shardcompute.bench.wan.prompts import read_prompts, sample_prompts
+from shardcompute.bench.wan.report import MEAN, mean_interval, measures_of, outcome_json, summarise
 from shardcompute.bench.wan.run import Row, WanBench, WanOutcome, find_mismatches
 from shardcompute.cli.main import build_app
 from shardcompute.cli.tools import bench_wan
@@ -24,6 +25,8 @@ def row(arm: str, prompt: int = 1, *, decode_s: float = 6.3, streams: int = 1, *
         "ring_ms": 80.0,
         "arm": arm,
         "streams": streams,
+        "max_tokens": 64,
+        "temperature": 0.0,
         "category": "qa" if prompt < 3 else "math",
         "prompt": prompt,
         "group": 0,
@@ -64,7 +67,9 @@ def test_speed_and_speedup_by_category_and_in_the_mean() -> None:
     assert fast.acceptance == pytest.approx(0.7)
     assert fast.traversal_s == pytest.approx(0.1)
     assert fast.parts == PARTS
-    assert [*measures_of(fast).values()] == ["20.0", "2.00", "3.00", "70%", "100", "0.50", "4,224"]
+    assert [*measures_of(fast).values()] == [
+        "20.0", "2.00", "", "2.00", "0%", "3.00", "70%", "100", "0.50", "4,224",
+    ]  # fmt: skip
 
 
 def test_streams_together_count_by_their_sum() -> None:
@@ -80,7 +85,50 @@ def test_servers_that_say_nothing_are_summarised_all_the_same() -> None:
     summary, _ = summarise([row("plain", timings={})])
     assert summary.tokens_per_s == pytest.approx(63 / 6.5)
     assert summary.traversal_s is summary.acceptance is summary.tokens_per_traversal is None
-    assert [*measures_of(summary).values()][2:5] == ["", "", ""]
+    assert [*measures_of(summary).values()][5:8] == ["", "", ""]
+
+
+def test_means_are_by_prompt_with_their_interval_and_without_loops() -> None:
+    loop = "and so on " * 20
+    rows = [row("plain", n, text=loop if n == 4 else "yes") for n in range(5)]
+    rows += [
+        row("auto", n, decode_s=6.3 / times, text=loop if n == 4 else "yes")
+        for n, times in enumerate([1.0, 2.0, 2.0, 3.0, 7.0])
+    ]
+    [auto] = [each for each in summarise(rows) if each.category == MEAN and each.arm == "auto"]
+    assert auto.speedup == pytest.approx(3.0)
+    assert auto.speedup_unlooped == pytest.approx(2.0)
+    assert auto.loop_share == pytest.approx(0.2)
+    assert auto.speedup_low is not None
+    assert auto.speedup_high is not None
+    assert 1.0 <= auto.speedup_low < 3.0 < auto.speedup_high <= 7.0
+    assert mean_interval([1.0, 2.0]) is None
+    assert mean_interval([2.0] * 9) == (2.0, 2.0)
+
+
+def test_lengths_and_temperatures_are_summed_up_apart() -> None:
+    rows = [row("plain"), row("plain", max_tokens=128), row("plain", temperature=0.8, text="no")]
+    assert [(s.max_tokens, s.temperature) for s in summarise(rows) if s.category == MEAN] == [
+        (64, 0.0), (128, 0.0), (64, 0.8),
+    ]  # fmt: skip
+    assert find_mismatches(rows) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("", 0.0),
+        ("The sky is blue because air scatters short waves more than long ones.", 0.0),
+        ("1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12", 0.0),
+        ("Well...", 0.0),
+        ("a" * 40, 1.0),
+        ("I see. " * 10, 1.0),
+        ("x" * 70 + "".join(map(chr, range(200, 270))), 0.5),
+    ],
+)
+def test_what_repeats_itself_is_a_loop(text: str, share: float) -> None:
+    assert loop_share(text) == pytest.approx(share)
+    assert is_looping(text) is (share >= 0.2)
 
 
 def test_answers_that_differ_are_found() -> None:
@@ -112,7 +160,16 @@ def test_raw_rows_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"arms": ["plain", "magic"]}, {"arms": []}, {"ring_ms": []}, {"streams": [0]}]
+    "changes",
+    [
+        {"arms": ["plain", "magic"]},
+        {"arms": []},
+        {"ring_ms": []},
+        {"streams": [0]},
+        {"tokens": []},
+        {"tokens": [0]},
+        {"temperatures": []},
+    ],
 )
 def test_what_cannot_be_measured_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(UsageError):
@@ -128,7 +185,12 @@ def test_prompts_take_turns_by_category(tmp_path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, lines)) + "\n\n", encoding="utf-8")
     prompts = read_prompts(path)
     assert [prompt.id for prompt in prompts] == [0, 1, 3, 4]
-    assert [prompt.id for prompt in pick_prompts(prompts, 2)] == [0, 3, 1]
+    drawn = [prompt.id for prompt in sample_prompts(prompts, 2, seed=1)]
+    assert drawn == [prompt.id for prompt in sample_prompts(prompts, 2, seed=1)]
+    assert [prompts[[p.id for p in prompts].index(id)].category for id in drawn] == ["a", "b", "a"]
+    assert sorted(prompt.id for prompt in sample_prompts(prompts, 0, seed=1)) == [0, 1, 3, 4]
+    firsts = {sample_prompts(prompts, 1, seed=seed)[0].id for seed in range(20)}
+    assert firsts == {0, 1, 4}
 
 
 def test_data_that_is_none(tmp_path: Path) -> None:
