@@ -36,6 +36,7 @@ from shardcompute.node.admin.views import (
     FetchView,
     KeyView,
     NewKey,
+    NewPairing,
     NewToken,
     NodeView,
     PlanView,
@@ -139,6 +140,10 @@ class ClusterClient(Client):
         """For machines that join as "worker" or "driver"; None: as either. `max_uses` None: for any number of them."""
         body = {"expires_s": expires_s, "max_uses": max_uses, "role": role}
         return self._ask("POST", "/cluster/tokens", NewToken, body)
+
+    def open_pairing(self) -> NewPairing:
+        """A code for one machine nearby; the one before is good for nothing any more."""
+        return self._ask("POST", "/cluster/pairing", NewPairing, {})
 
     def tokens(self) -> list[TokenView]:
         return self._list("/cluster/tokens", TokenView)

@@ -92,12 +92,15 @@ class Screen:
 
     def confirm(self, question: str) -> bool:
         """Ask a person who sits there; anything but yes is no."""
-        self._say(f"{without_controls(question)} [y/N] ", end="")
+        return self.ask(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+    def ask(self, question: str) -> str:
+        """What a person who sits there types; "" for nothing."""
+        self._say(without_controls(question), end="")
         try:
-            answer = input()
+            return input()
         except EOFError:
-            return False
-        return answer.strip().lower() in ("y", "yes")
+            return ""
 
     def write(self, text: str) -> None:
         """Part of an answer, at once."""

@@ -31,6 +31,7 @@ _COMMANDS = {
     "chat": "chat.chat:chat",
     "status": "cluster.status:status",
     "page": "cluster.page:page",
+    "pair": "cluster.token:pair",
     "nodes": "cluster.nodes:nodes",
     "ps": "cluster.ps:ps",
     "events": "tools.history:events",

@@ -39,6 +39,7 @@ from shardcompute.node.driver.repair_wait import QUIET_S
 from shardcompute.node.enrolment.admission import Admission, Application, Companion
 from shardcompute.node.enrolment.certificate_issuer import CertificateIssuer
 from shardcompute.node.enrolment.join_server import JoinServer
+from shardcompute.node.enrolment.pairing_server import PairingServer
 from shardcompute.node.rpc.commands import OfferedModel
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes
@@ -59,6 +60,7 @@ from shardcompute.security import (
     join_server_context,
 )
 from shardcompute.security.api_keys import NO_LIMITS
+from shardcompute.security.pairing.codes import PairingCode, PairingDesk
 from shardcompute.security.private_files import open_private_folder
 from shardcompute.security.revocations import load_revocations, save_revocations
 from shardcompute.security.token_book import TokenSummary
@@ -73,6 +75,7 @@ from shardcompute.wire.codecs.mode import EXACT, check_wire
 
 log = logging.getLogger(__name__)
 _CERTIFICATES_EVERY_S = 3600.0
+_PAIRED_LIFE_S = 600.0
 Book = TypeVar("Book")
 
 
@@ -152,6 +155,8 @@ class Cluster:
 
     def _open(self, options: ClusterOptions, on_error: contextlib.ExitStack) -> None:
         self._open_books()
+        self._pairing = PairingDesk()
+        self._on_pairing: Callable[[str, bool], None] = lambda machine, is_right: None
         self._issuer = CertificateIssuer(
             self._authority, options.folder / "coordinator", lambda: self._revocations
         )
@@ -204,7 +209,14 @@ class Cluster:
         )
         self._join_tls = join_server_context(credentials.identity, credentials.certificate_pem)
         self._join_server = JoinServer(
-            options.host, options.join_port, self._join_tls, self._authority.certificate_pem, self._admit
+            options.host,
+            options.join_port,
+            self._join_tls,
+            self._authority.certificate_pem,
+            self._admit,
+            pairing=PairingServer(
+                self._pairing, self._authority.fingerprint, self._pair, self._pairing_refused
+            ),
         )
         self.coordinator.start()
         self._endpoint.start()
@@ -431,6 +443,26 @@ class Cluster:
             self._write_note("tokens", tokens.to_bytes())
             self._tokens = tokens
         return token.encode()
+
+    def open_pairing(self) -> PairingCode:
+        """A code that lets one machine in, once and soon; the one before is good for nothing."""
+        return self._pairing.open()
+
+    def watch_pairing(self, listener: Callable[[str, bool], None]) -> None:
+        """Call `listener`, from any thread, with what a machine calls itself and whether its code was right."""
+        self._on_pairing = listener
+
+    def _pair(self, machine: str) -> str:
+        token = self.create_token(life_s=_PAIRED_LIFE_S, max_uses=1)
+        self._on_pairing(machine, True)
+        return token
+
+    def _pairing_refused(self, machine: str) -> None:
+        self._on_pairing(machine, False)
+
+    @property
+    def join_port(self) -> int:
+        return self._join_server.port
 
     def tokens(self) -> tuple[TokenSummary, ...]:
         return self._tokens.summaries(time.time())

@@ -17,11 +17,12 @@ import hmac
 import socket
 import ssl
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from cryptography import x509
+from cryptography.x509.oid import NameOID
 
-from shardcompute.core.errors import AuthError, LinkClosedError, LinkError
+from shardcompute.core.errors import AuthError, LinkClosedError, LinkError, UsageError
 from shardcompute.security.certificates import (
     PeerIdentity,
     certificate_der,
@@ -30,7 +31,7 @@ from shardcompute.security.certificates import (
     fingerprint_of,
     parse_certificate,
 )
-from shardcompute.security.names import Role
+from shardcompute.security.names import Role, check_cluster_name
 from shardcompute.security.revocations import Revocations
 from shardcompute.security.tls import join_client_context, peer_identity
 from shardcompute.security.tokens import JoinToken
@@ -59,13 +60,39 @@ def pinned_authority(der: bytes, token: JoinToken) -> str:
         raise AuthError("The join token names no certificate", hint="ask for a new token") from error
 
 
-def check_coordinator(peer: PeerIdentity, token: JoinToken) -> None:
-    """Raises unless the peer may hear the token's secret: any other node of the cluster may not."""
-    check_peer(peer, cluster=token.cluster, revocations=Revocations(), role=Role.COORDINATOR)
+def check_coordinator(peer: PeerIdentity, cluster: str) -> None:
+    """Raises unless the peer may hear a secret of those who join: any other node of the cluster may not."""
+    check_peer(peer, cluster=cluster, revocations=Revocations(), role=Role.COORDINATOR)
 
 
 def open_join(sock: socket.socket, token: JoinToken) -> tuple[ssl.SSLSocket, str]:
     """(a connection on which the secret may be sent, the authority's certificate as PEM)."""
+    return _greet(sock, lambda der: (pinned_authority(der, token), token.cluster))
+
+
+def open_pairing(sock: socket.socket) -> tuple[ssl.SSLSocket, str]:
+    """(a connection to the coordinator of *some* cluster, its authority's certificate as PEM).
+
+    Nobody vouches for that cluster yet: a code that both sides know has to (see `pairing`), before anything is
+    believed that comes over this connection.
+    """
+    return _greet(sock, _any_authority)
+
+
+def _any_authority(der: bytes) -> tuple[str, str]:
+    """The authority's certificate as PEM and its cluster's name."""
+    try:
+        certificate = x509.load_der_x509_certificate(der)
+        [name] = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        return certificate_pem(certificate), check_cluster_name(str(name.value))
+    except (ValueError, UsageError) as error:
+        raise LinkError(
+            "The machine that answered does not speak the join protocol", hint="check the address and port"
+        ) from error
+
+
+def _greet(sock: socket.socket, accept: Callable[[bytes], tuple[str, str]]) -> tuple[ssl.SSLSocket, str]:
+    """A connection to the coordinator of a cluster whose authority `accept` takes, and that authority."""
     with contextlib.ExitStack() as undo:
         undo.callback(sock.close)
         with _naming_failures():
@@ -76,10 +103,10 @@ def open_join(sock: socket.socket, token: JoinToken) -> tuple[ssl.SSLSocket, str
                     "The machine that answered does not speak the join protocol",
                     hint="check the address and port in the token",
                 )
-            authority_pem = pinned_authority(_receive(sock, size), token)
+            authority_pem, cluster = accept(_receive(sock, size))
             connection = join_client_context(authority_pem).wrap_socket(sock)
         undo.callback(connection.close)
-        check_coordinator(peer_identity(connection), token)
+        check_coordinator(peer_identity(connection), cluster)
         undo.pop_all()
         return connection, authority_pem
 

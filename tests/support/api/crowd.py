@@ -28,6 +28,7 @@ from shardcompute.node.admin.views import (
     MemoryParts,
     ModelView,
     NewKey,
+    NewPairing,
     NewToken,
     NodeView,
     PlannedChain,
@@ -200,6 +201,9 @@ class Crowd:
 
     def create_token(self, *, life_s: float, max_uses: int | None, role: object = None) -> NewToken:
         return NewToken(id="t1", token="sc1.secret", expires_at_s=START_S + life_s, max_uses=max_uses)
+
+    def open_pairing(self) -> NewPairing:
+        return NewPairing(code="1234 5678", life_s=300.0, join_port=7421)
 
     def tokens(self) -> tuple[TokenView, ...]:
         return ()

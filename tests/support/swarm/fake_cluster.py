@@ -27,6 +27,7 @@ from shardcompute.node.coordinator.journal import RecordStatus
 from shardcompute.node.service import ServedModel, ServiceLoad
 from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.security import KeyBook, KeySummary, Role, TokenBook, TokenSummary
+from shardcompute.security.pairing.codes import PairingCode, PairingDesk
 from shardcompute.wire import StageTiming
 from support.models.plain_model import plain_model
 from support.swarm.layout_searcher import search_layout
@@ -144,6 +145,7 @@ class FakeCluster:
     name = "home"
     node = "head"
     url = "tcp://127.0.0.1:7420"
+    join_port = 7421
 
     def __init__(self) -> None:
         self.options = SimpleNamespace(kv_tokens=10, kv_type="float32", context_length=64)
@@ -157,6 +159,7 @@ class FakeCluster:
         self.sent_bytes: dict[str, int] = {}
         self._tokens = TokenBook()
         self._keys = KeyBook()
+        self.pairing = PairingDesk()
 
     def watch_record(self, listener: Callable[[RecordStatus], None]) -> None:
         self.tell_of_record = listener
@@ -232,6 +235,12 @@ class FakeCluster:
             max_uses=max_uses,
         )
         return token.encode()
+
+    def watch_pairing(self, listener: Callable[[str, bool], None]) -> None:
+        self.paired = listener
+
+    def open_pairing(self) -> PairingCode:
+        return self.pairing.open()
 
     def tokens(self) -> tuple[TokenSummary, ...]:
         return self._tokens.summaries(0.0)

@@ -44,6 +44,7 @@ from shardcompute.node.admin.views import (
     ClusterView,
     FetchView,
     NewKey,
+    NewPairing,
     NewToken,
     NodeView,
     PlanView,
@@ -152,6 +153,11 @@ async def create_token(request: Request) -> Response:
             )
         )
     )
+
+
+async def open_pairing(request: Request) -> Response:
+    await read_body(request, EmptyRequest, context_of(request).limits)
+    return _reply(await asyncio.to_thread(_admin(request).open_pairing))
 
 
 async def list_tokens(request: Request) -> Response:
@@ -400,6 +406,16 @@ CLUSTER_ROUTES: tuple[ApiRoute, ...] = (
         body=CreateTokenRequest,
         reply=NewToken,
         statuses=_ORDER_ERRORS,
+    ),
+    ApiRoute(
+        "POST",
+        "/cluster/pairing",
+        open_pairing,
+        "A code that lets one machine nearby in, once and for five minutes. It is told this once.",
+        needs=Access.OPERATE,
+        body=EmptyRequest,
+        reply=NewPairing,
+        statuses=(*_ORDER_ERRORS, 429),
     ),
     ApiRoute(
         "GET",

@@ -1,4 +1,4 @@
-"""`shardcompute token …`: what machines join with."""
+"""`shardcompute token …` and `pair`: what machines join with."""
 
 from __future__ import annotations
 
@@ -86,6 +86,24 @@ def create(
     screen.say("")
     command = "driver" if role is TokenRole.DRIVER else "join"
     screen.write(f"shardcompute {command} {token.token}\n")
+
+
+@with_options
+def pair(*, json: Json = False, at: ClusterLocation) -> None:
+    """Show a code with which one machine nearby joins: run `shardcompute join` there and type it.
+
+    It is good once and for five minutes, and for nothing after a wrong one was tried or another was made.
+    """
+    screen = open_screen()
+    with at.connect() as client:
+        made = client.open_pairing()
+    if json:
+        screen.write_json(dataclasses.asdict(made))
+        return
+    life = format_duration(made.life_s)
+    screen.say(f"on the other machine run shardcompute join, and type this code there within {life}:")
+    screen.say("")
+    screen.write(f"{made.code}\n")
 
 
 @app.command("list")

@@ -185,6 +185,15 @@ Advertise = Annotated[
         rich_help_panel=_CLUSTER,
     ),
 ]
+Announce = Annotated[
+    bool | None,
+    typer.Option(
+        "--announce/--no-announce",
+        help="Whether machines of the same network find this cluster with `shardcompute join`; by default where it "
+        "listens to other machines. Says its name and address, nothing of models.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
 KvTokens = Annotated[
     int | None,
     typer.Option(
@@ -272,6 +281,7 @@ class ClusterArguments:
     cluster_port: ClusterPort = None
     join_port: JoinPort = None
     advertise: Advertise = None
+    announce: Announce = None
     chains: Chains = None
     prefer: Prefer = None
     driver_placement: DriverPlacement = None

@@ -20,6 +20,15 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+def is_address(host: str) -> bool:
+    """Whether `host` is an IP address and no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def is_any_address(host: str) -> bool:
     """Whether listening on `host` means listening on every address of this machine."""
     try:

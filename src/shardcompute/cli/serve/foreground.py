@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -33,11 +33,18 @@ from shardcompute.cli.options.cluster import (
 from shardcompute.cli.options.https import TlsExamples
 from shardcompute.cli.options.keys import server_keys
 from shardcompute.cli.progress import status_line, waiting
-from shardcompute.cli.serve.addresses import check_ports, is_loopback, near_host, reachable_host
+from shardcompute.cli.serve.addresses import (
+    check_ports,
+    is_address,
+    is_any_address,
+    is_loopback,
+    near_host,
+    reachable_host,
+)
 from shardcompute.cli.serve.greeting import dashboard, greeting, invitation, new_key
 from shardcompute.cli.serve.shaping import open_transports
 from shardcompute.cli.serve.stopping import terminating_as_interrupt
-from shardcompute.core.errors import JournalError
+from shardcompute.core.errors import JournalError, ShardComputeError
 from shardcompute.core.generation import Speculation
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.core.phases import log_phases, phase
@@ -200,6 +207,8 @@ def _run(
     with contextlib.ExitStack() as stack:
         with phase("opening the cluster"):
             cluster = stack.enter_context(Cluster(options))
+        if is_announced(plan.cluster.announce, plan.serving.host):
+            stack.enter_context(_announced(plan, cluster, screen))
         stack.enter_context(tracing(settings, cluster.pool.requests))
         admin = stack.enter_context(ClusterAdmin(cluster, settings, history=options.folder / HISTORY_FILE))
         for name in launch.prepare(cluster, served):
@@ -239,6 +248,34 @@ def _run(
         welcome = _Welcome(invited, sessions, needs_key, new_key, examples)
         asyncio.run(_Foreground(plan, cluster, admin, app, tls, welcome, held, screen).serve())
         screen.say("stopping")
+
+
+def is_announced(given: bool | None, host: str) -> bool:
+    """As asked for; else where anybody could come who hears of it."""
+    return not is_loopback(host) if given is None else given
+
+
+@contextlib.contextmanager
+def _announced(plan: ClusterPlan, cluster: Cluster, screen: Screen) -> Iterator[None]:
+    """Where nobody asked for it, a network in which it cannot be done is no reason not to serve."""
+    from shardcompute.node.discovery.nearby import NearbyCluster, announced, own_addresses
+    from shardcompute.node.process.launch import cluster_port
+
+    host = plan.serving.host
+    hosts = (host,) if is_address(host) and not is_any_address(host) else own_addresses()
+    shown = NearbyCluster(cluster.name, cluster.fingerprint, hosts, cluster.join_port, cluster_port(cluster))
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(announced(shown))
+        except ShardComputeError as error:
+            if plan.cluster.announce:
+                raise
+            screen.say(f"this cluster is not announced in its network: {error.message}", "dim")
+        else:
+            screen.say(
+                "announced in this network: `shardcompute join` finds it, and `shardcompute pair` shows a code"
+            )
+        yield
 
 
 def _hosts(plan: ClusterPlan, settings: Settings) -> AllowedHosts:

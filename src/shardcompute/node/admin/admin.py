@@ -41,6 +41,7 @@ from shardcompute.node.admin.views import (
     KeyView,
     LoadView,
     NewKey,
+    NewPairing,
     NewToken,
     NodeView,
     PlanView,
@@ -54,6 +55,7 @@ from shardcompute.node.telemetry.request_log import RequestView
 from shardcompute.node.telemetry.usage import UsageReport
 from shardcompute.security.api_keys import NO_LIMITS, KeyLimits, KeyRole, KeySummary
 from shardcompute.security.names import Role
+from shardcompute.security.pairing.codes import CODE_LIFE_S
 from shardcompute.security.tokens import parse_token
 from shardcompute.version import VERSION
 from shardcompute.weights.adapter_pack import key_of_adapters
@@ -96,6 +98,7 @@ class ClusterAdmin(Closing):
         cluster.coordinator.listen(lambda _: self._feed.poke())
         self.history.listen(lambda _: self._feed.poke())
         cluster.watch_record(self._record_changed)
+        cluster.watch_pairing(self._paired)
         self.history.start()
         self._feed.start()
 
@@ -111,6 +114,14 @@ class ClusterAdmin(Closing):
         else:
             text = "all that has happened is on record again"
             self.history.tell(EventView(kind="cluster", tone="good", text=text))
+
+    def _paired(self, machine: str, is_right: bool) -> None:
+        if is_right:
+            text = f"{machine} was paired by its code, and may join"
+            self.history.tell(EventView(kind="cluster", tone="good", text=text))
+        else:
+            text = f"somebody who says to be {machine} tried a wrong pairing code: it is good for nothing any more"
+            self.history.tell(EventView(kind="cluster", tone="warn", text=text))
 
     # To see
 
@@ -447,6 +458,11 @@ class ClusterAdmin(Closing):
         token_id = parse_token(token).token_id
         kept = next(view for view in self.tokens() if view.id == token_id)
         return NewToken(id=kept.id, token=token, expires_at_s=kept.expires_at_s, max_uses=kept.max_uses)
+
+    def open_pairing(self) -> NewPairing:
+        """A code for one machine that is nearby and has no token. QueueFullError after too many wrong ones."""
+        code = self._cluster.open_pairing()
+        return NewPairing(code=code.shown, life_s=CODE_LIFE_S, join_port=self._cluster.join_port)
 
     def tokens(self) -> tuple[TokenView, ...]:
         return tuple(

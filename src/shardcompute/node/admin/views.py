@@ -452,6 +452,15 @@ class TokenView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NewPairing:
+    """A pairing code, told once: it lets in one machine that is told it within `life_s`."""
+
+    code: str = field(repr=False)
+    life_s: float
+    join_port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewToken:
     """A join token, told once."""
 

@@ -21,7 +21,7 @@ class Companion(msgspec.Struct, frozen=True):
     request_pem: str
 
 
-class Application(msgspec.Struct, frozen=True):
+class Application(msgspec.Struct, frozen=True, tag="join"):
     """What an applicant says, once it knows whom it talks to."""
 
     token_id: str
@@ -40,6 +40,41 @@ class Admission(msgspec.Struct, frozen=True):
     companion_pems: list[str] = []
     error: str = ""
     code: str = ""
+
+
+class PairingStart(msgspec.Struct, frozen=True, tag="pair"):
+    """What a machine says that has no token: it wants one for a code (see `pairing`)."""
+
+    session: bytes
+    share: bytes
+    machine: str = ""
+
+
+class PairingAnswer(msgspec.Struct, frozen=True):
+    """The coordinator's share of the exchange, or why there is none."""
+
+    share: bytes = b""
+    error: str = ""
+    code: str = ""
+
+
+class PairingProof(msgspec.Struct, frozen=True):
+    """That the machine knows the code."""
+
+    proof: bytes
+
+
+class PairingGrant(msgspec.Struct, frozen=True):
+    """That the coordinator knows it, too, and a join token for this machine; or why not."""
+
+    proof: bytes = b""
+    token: str = ""
+    error: str = ""
+    code: str = ""
+
+
+FirstWords = Application | PairingStart
+"""What may come first over a connection."""
 
 
 def send(connection: ssl.SSLSocket, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Join server of the coordinator: it admits machines that show a join token.
+"""Join server of the coordinator: it admits machines that show a join token, and pairs those that have a code.
 
 It answers one applicant per connection, each in a thread with a deadline for all of it, and says nothing to anybody
 whose token is not good.
@@ -18,7 +18,16 @@ import msgspec
 
 from shardcompute.core.errors import LinkError, ShardComputeError
 from shardcompute.core.rate_limited_log import RateLimitedLog
-from shardcompute.node.enrolment.admission import TIMEOUT_S, Admission, Application, receive, send
+from shardcompute.node.enrolment.admission import (
+    TIMEOUT_S,
+    Admission,
+    Application,
+    FirstWords,
+    PairingStart,
+    receive,
+    send,
+)
+from shardcompute.node.enrolment.pairing_server import PairingServer
 from shardcompute.security.bootstrap import answer_join
 
 log = logging.getLogger(__name__)
@@ -37,12 +46,14 @@ class JoinServer:
         authority_pem: str,
         admit: Callable[[Application], Admission],
         *,
+        pairing: PairingServer | None = None,
         timeout_s: float = TIMEOUT_S,
         most_at_once: int = _MOST_AT_ONCE,
     ) -> None:
         self._context = context
         self._authority_pem = authority_pem
         self._admit = admit
+        self._pairing = pairing
         self._timeout_s = timeout_s
         self._most_at_once = most_at_once
         self._lock = threading.Lock()
@@ -119,7 +130,7 @@ class JoinServer:
         try:
             sock.settimeout(self._timeout_s)
             with answer_join(sock, self._context, self._authority_pem) as connection:
-                send(connection, msgspec.json.encode(self._judge(receive(connection), peer)))
+                self._hear(connection, peer)
         except (ShardComputeError, OSError) as error:
             self._limited_log.info(peer, "an applicant from %s gave up: %s", peer, error)
         except Exception:
@@ -129,11 +140,20 @@ class JoinServer:
             with self._lock:
                 del self._applicants[threading.current_thread()]
 
-    def _judge(self, content: bytes, peer: str) -> Admission:
+    def _hear(self, connection: ssl.SSLSocket, peer: str) -> None:
         try:
-            application = msgspec.json.decode(content, type=Application)
+            said = msgspec.json.decode(receive(connection), type=FirstWords)
         except (ValueError, RecursionError):
-            return Admission(error="The application cannot be understood", code="AuthError")
+            said = None
+        if isinstance(said, PairingStart) and self._pairing is not None:
+            self._pairing.answer(connection, said)
+            return
+        admission = Admission(error="The application cannot be understood", code="AuthError")
+        if isinstance(said, Application):
+            admission = self._judge(said, peer)
+        send(connection, msgspec.json.encode(admission))
+
+    def _judge(self, application: Application, peer: str) -> Admission:
         try:
             return self._admit(application)
         except ShardComputeError as error:

@@ -47,6 +47,7 @@ PATHS = {
     "/cluster/nodes/{node}",
     "/cluster/tokens",
     "/cluster/tokens/{token}",
+    "/cluster/pairing",
     "/cluster/keys",
     "/cluster/keys/{key}",
     "/cluster/sign-in",
@@ -176,6 +177,29 @@ def test_secrets_are_told_once(client: ClusterClient, ask: Any) -> None:
     assert client.keys()[0].is_revoked
 
 
+def test_a_pairing_code_is_told_to_those_who_operate(
+    client: ClusterClient, cluster: FakeCluster, ask: Any
+) -> None:
+    made = client.open_pairing()
+    assert cluster.pairing.begin().shown == made.code
+    assert (made.life_s, made.join_port) == (300.0, 7421)
+    assert made.code not in ask("GET", "/cluster/state").text
+    assert made.code not in repr(made)
+    for _ in range(5):
+        with pytest.raises(AuthError):
+            cluster.pairing.settle(cluster.pairing.open(), is_right=False)
+    assert ask("POST", "/cluster/pairing", json={}).status_code == 429
+
+
+def test_pairings_and_wrong_codes_are_in_the_history(cluster: FakeCluster, admin: ClusterAdmin) -> None:
+    cluster.paired("laptop", True)
+    cluster.paired("laptop", False)
+    told = [(event.tone, event.text) for event in admin.state().events[-2:]]
+    assert [tone for tone, _ in told] == ["good", "warn"]
+    assert "laptop was paired" in told[0][1]
+    assert "wrong pairing code" in told[1][1]
+
+
 # Refusals
 
 
@@ -209,6 +233,7 @@ def test_draining_nobody_is_404(ask: Any) -> None:
         ("/cluster/tokens", {"expires_s": 0}),
         ("/cluster/tokens", {"expires_s": 1e12}),
         ("/cluster/tokens", {"max_uses": 0}),
+        ("/cluster/pairing", {"code": "12345678"}),
         ("/cluster/keys", {"label": "two\nlines"}),
         ("/cluster/nodes/a/drain", {"force": True}),
     ],

@@ -379,6 +379,14 @@ def test_tokens_are_for_few_machines(cli: Cli, lab: Lab, uses: tuple[str, ...], 
         assert cli("token", "create", "--uses", wrong, *HERE).exit_code == 2
 
 
+def test_a_pairing_code_is_written_alone(cli: Cli, lab: Lab) -> None:
+    made = cli("pair", *HERE)
+    assert made.stdout == f"{lab.cluster.pairing.begin().shown}\n"
+    assert "run shardcompute join" in made.stderr
+    told = json.loads(cli("pair", "--json", *HERE).stdout)
+    assert (told["code"], told["join_port"]) == (lab.cluster.pairing.begin().shown, 7421)
+
+
 def test_throwing_a_machine_out_names_the_tokens_that_go_with_it(cli: Cli, lab: Lab) -> None:
     token = parse_token(lab.cluster.create_token())
     lab.cluster._tokens, _ = lab.cluster._tokens.use(

@@ -1,4 +1,5 @@
-// How another machine joins: a line to paste there. It holds a secret, so it is made when it is wanted and shown once.
+// How another machine joins: a line to paste there, or a code to type. Both are secret, so they are made when they are
+// wanted and shown once.
 
 import { call } from "../api.js";
 import { copyable, h, toast } from "../dom.js";
@@ -9,6 +10,7 @@ export function createJoin() {
   const life = h("select", { id: "join-life" }, LIVES.map(([text, value]) => h("option", { value, selected: value === 86_400 }, text)));
   const uses = h("select", { id: "join-uses" }, h("option", { value: "8" }, "eight"), h("option", { value: "1" }, "one"), h("option", { value: "" }, "any number"));
   const button = h("button", { type: "button", class: "primary", onclick: make }, "Make a join line");
+  const codeButton = h("button", { type: "button", onclick: makeCode }, "Show a pairing code");
   const place = h("div", { class: "stack" });
   const hint = h("p", { class: "muted small" });
   const element = h("section", { class: "card join", "aria-labelledby": "join-title" },
@@ -18,7 +20,7 @@ export function createJoin() {
       h("div", { class: "pair" },
         h("div", { class: "field" }, h("label", { for: "join-life" }, "Valid for"), life),
         h("div", { class: "field" }, h("label", { for: "join-uses" }, "Machines"), uses)),
-      button, place, hint));
+      h("div", { class: "row" }, button, codeButton), place, hint));
   let isNear = false;
 
   async function make() {
@@ -31,6 +33,19 @@ export function createJoin() {
       toast(error.message);
     } finally {
       button.disabled = false;
+    }
+  }
+
+  async function makeCode() {
+    codeButton.disabled = true;
+    try {
+      const made = await call("POST", "/cluster/pairing", {});
+      place.replaceChildren(copyable(made.code, "pairing code"), h("p", { class: "muted small" },
+        `On a machine of the same network run: shardcompute join. Where it does not find this cluster, add --at ${location.hostname}:${made.join_port}. The code is good for one machine and ${Math.round(made.life_s / 60)} minutes; after a wrong try, make another.`));
+    } catch (error) {
+      toast(error.message);
+    } finally {
+      codeButton.disabled = false;
     }
   }
 
