@@ -12,7 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shardcompute.control.events import Event
-from shardcompute.control.state import Assignment
+from shardcompute.control.state import Assignment, RankPlace, RankSeat
+from shardcompute.models.tensor_share import Exchange
 
 
 class Source(Struct, frozen=True):
@@ -24,11 +25,26 @@ class Source(Struct, frozen=True):
     stop: int
 
 
+class RankAddress(Struct, frozen=True):
+    node: str
+    address: str
+    weight: int
+
+
 class StageAddress(Struct, frozen=True):
+    """Where a stage is reached: its node or, with `ranks`, those that compute it together, the first of which leads."""
+
     node: str
     address: str
     start: int
     stop: int
+    ranks: tuple[RankAddress, ...] = ()
+    exchange: Exchange = "gather"
+
+    @property
+    def assignment(self) -> Assignment:
+        ranks = tuple(RankSeat(each.node, each.weight) for each in self.ranks)
+        return Assignment(self.node, self.start, self.stop, ranks, self.exchange)
 
 
 class Record(Struct, frozen=True, tag=True):
@@ -67,10 +83,12 @@ class UnloadShard(Struct, frozen=True, tag=True):
     chain: str
     start: int
     stop: int
+    tensor: RankPlace | None = None
 
 
 class LoadShard(Struct, frozen=True, tag=True, kw_only=True):
-    """Tell the node to load these layers; then `ShardLoaded` or `ShardFailed`. Without a standby's the chain serves."""
+    """Tell the node to load these layers, or its share of them; then `ShardLoaded` or `ShardFailed`. Without a
+    standby's the chain serves."""
 
     node: str
     incarnation: int
@@ -81,6 +99,7 @@ class LoadShard(Struct, frozen=True, tag=True, kw_only=True):
     size_bytes: int
     sources: tuple[Source, ...]
     is_standby: bool = False
+    tensor: RankPlace | None = None
 
 
 class ConnectChain(Struct, frozen=True, tag=True, kw_only=True):

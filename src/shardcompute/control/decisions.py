@@ -19,7 +19,7 @@ from shardcompute.control.placement.cost_model import NodeCapacity, Request
 from shardcompute.control.placement.place import Placement, Unplaceable, choose_standbys, place, place_chains
 from shardcompute.control.placement.replacement import Replacement, keep_layout, replace_stage
 from shardcompute.control.placement.request import placement_request
-from shardcompute.control.sizes import memory_of
+from shardcompute.control.sizes import needs_of
 from shardcompute.control.state import Assignment, Chain, ClusterState, is_waiting, loaded_standbys
 from shardcompute.control.transitions.state_updates import claimed_bytes
 from shardcompute.control.wording import failures_in_words, repair_in_words, standbys_in_words
@@ -40,7 +40,7 @@ def _is_worth_waiting_for(state: ClusterState, id: str, now_s: float) -> bool:
     node = state.nodes[id]
     if node.accusers or node.is_draining or now_s >= node.last_seen_s + state.health.given_up_after_s:
         return False
-    chains = [chain for chain in state.live_chains() if id in chain.nodes]
+    chains = [chain for chain in state.live_chains() if id in chain.members]
     return bool(chains) and all(isinstance(repair(state, chain, now_s), Unplaceable) for chain in chains)
 
 
@@ -144,9 +144,13 @@ def _wanted_standbys(state: ClusterState, now_s: float) -> dict[str, tuple[Assig
             standbys = choose_standbys(request, chain.stages, spares, chain.standbys)
         else:
             standbys = chain.standbys
-        standbys = tuple(each for each in standbys if memory_of(state, model, each) <= free[each.node])
+        needs = {each: needs_of(state, model, each) for each in standbys}
+        standbys = tuple(
+            each for each in standbys if all(size <= free[node] for node, size in needs[each].items())
+        )
         for standby in standbys:
-            free[standby.node] -= memory_of(state, model, standby)
+            for node, size in needs[standby].items():
+                free[node] -= size
         wanted[chain.id] = standbys
     return wanted
 
@@ -161,5 +165,5 @@ def _spares(request: Request, chain: Chain, free: dict[str, int]) -> list[NodeCa
             holding=offer.holding,
         )
         for offer in request.offers
-        if offer.node not in chain.nodes
+        if offer.node not in chain.members
     ]

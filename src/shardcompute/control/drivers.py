@@ -13,7 +13,14 @@ from math import inf
 
 from msgspec.structs import replace
 
-from shardcompute.control.actions import Action, AttachDriver, DetachDriver, ShareMemory, StageAddress
+from shardcompute.control.actions import (
+    Action,
+    AttachDriver,
+    DetachDriver,
+    RankAddress,
+    ShareMemory,
+    StageAddress,
+)
 from shardcompute.control.driver_placement import HOME, ring_s
 from shardcompute.control.state import Attachment, Chain, ClusterState, Node
 from shardcompute.control.transitions.state_updates import with_chain
@@ -67,7 +74,16 @@ def all_drivers(state: ClusterState) -> list[tuple[str, int]]:
 
 def stage_addresses(state: ClusterState, chain: Chain) -> tuple[StageAddress, ...]:
     return tuple(
-        StageAddress(stage.node, state.nodes[stage.node].address, stage.start, stage.stop)
+        StageAddress(
+            stage.node,
+            state.nodes[stage.node].address,
+            stage.start,
+            stage.stop,
+            tuple(
+                RankAddress(seat.node, state.nodes[seat.node].address, seat.weight) for seat in stage.ranks
+            ),
+            stage.exchange,
+        )
         for stage in chain.stages
     )
 

@@ -11,7 +11,15 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from shardcompute.control.state import Assignment, ClusterState, LayerShape, Model, NodeDescription
+from shardcompute.control.state import (
+    Assignment,
+    ClusterState,
+    LayerShape,
+    Model,
+    NodeDescription,
+    RankPlace,
+    ShardPlace,
+)
 
 
 class CoordinatorStarted(Struct, frozen=True, tag=True):
@@ -195,6 +203,11 @@ class ShardProgressed(Struct, frozen=True, tag=True):
     start: int
     stop: int
     fraction: float
+    tensor: RankPlace | None = None
+
+    @property
+    def place(self) -> ShardPlace:
+        return self.chain, self.start, self.stop, self.tensor
 
 
 class ShardLoaded(Struct, frozen=True, tag=True):
@@ -205,6 +218,11 @@ class ShardLoaded(Struct, frozen=True, tag=True):
     start: int
     stop: int
     size_bytes: int
+    tensor: RankPlace | None = None
+
+    @property
+    def place(self) -> ShardPlace:
+        return self.chain, self.start, self.stop, self.tensor
 
 
 class ShardFailed(Struct, frozen=True, tag=True):
@@ -218,6 +236,11 @@ class ShardFailed(Struct, frozen=True, tag=True):
     now_s: float
     memory_bytes: int | None = None
     """Where memory ran out: what the node offers from now on."""
+    tensor: RankPlace | None = None
+
+    @property
+    def place(self) -> ShardPlace:
+        return self.chain, self.start, self.stop, self.tensor
 
 
 class MemoryRegained(Struct, frozen=True, tag=True):
@@ -246,6 +269,11 @@ class ShardUnloaded(Struct, frozen=True, tag=True):
     chain: str
     start: int
     stop: int
+    tensor: RankPlace | None = None
+
+    @property
+    def place(self) -> ShardPlace:
+        return self.chain, self.start, self.stop, self.tensor
 
 
 class ChainConnected(Struct, frozen=True, tag=True):

@@ -29,6 +29,7 @@ from shardcompute.control.state import (
     Chain,
     ClusterState,
     MoveTarget,
+    holds,
     is_loaded,
     is_waiting,
     loaded_standbys,
@@ -60,12 +61,13 @@ def _why_not(state: ClusterState, chain: Chain, target: MoveTarget, now_s: float
     """Why a chain cannot move as planned any more; empty where it can."""
     request = placement_request(state, state.models[chain.model].model, now_s, chain=chain)
     offers = {offer.node: offer for offer in request.offers}
-    for stage in target.stages:
-        offer = offers.get(stage.node)
+    parts = [(node, stage) for stage in target.stages for node in stage.members]
+    for node, stage in parts:
+        offer = offers.get(node)
         if offer is None:
-            return f"{name_of(state, stage.node)} cannot take part now"
-        if memory_of(state, request.model, stage) > offer.memory_bytes:
-            return f"{name_of(state, stage.node)} has too little memory left"
+            return f"{name_of(state, node)} cannot take part now"
+        if memory_of(state, request.model, stage, node) > offer.memory_bytes:
+            return f"{name_of(state, node)} has too little memory left"
     if not isfinite(score(request, target.stages).latency_s):
         return "a link of it is closed"
     if is_draining(state, chain):
@@ -76,7 +78,7 @@ def _why_not(state: ClusterState, chain: Chain, target: MoveTarget, now_s: float
 
 def _conclude(state: ClusterState, chain: Chain, target: MoveTarget, now_s: float) -> Event:
     request = placement_request(state, state.models[chain.model].model, now_s, chain=chain)
-    if not target.is_urgent and {offer.node for offer in request.offers} >= set(chain.nodes):
+    if not target.is_urgent and {offer.node for offer in request.offers} >= set(chain.members):
         gain = score(request, target.stages).score / score(request, chain.stages).score - 1
         wanted = state.placing.min_gain * chain.unrest.factor(state.placing, now_s) / 2
         if gain < _KEPT_GAIN * wanted:
@@ -102,7 +104,7 @@ def choose_target(state: ClusterState, chain: Chain, now_s: float) -> MoveTarget
         return _relief(state, chain, request)
     if not chain.unrest.has_settled(state.placing, now_s):
         return None
-    if not set(chain.nodes) <= {offer.node for offer in request.offers}:
+    if not set(chain.members) <= {offer.node for offer in request.offers}:
         return None
     best = _best_known(chain, request)
     if best is None or best == chain.stages:
@@ -163,13 +165,13 @@ def _relief(state: ClusterState, chain: Chain, request: Request) -> MoveTarget |
         gentle = hand_over(request, chain.stages, standbys)
         if gentle and 2 * score(request, gentle.stages).score >= score(request, best.stages).score:
             best = gentle
-    names = ", ".join(name_of(state, node) for node in chain.nodes if state.nodes[node].is_draining)
+    names = ", ".join(name_of(state, node) for node in chain.members if state.nodes[node].is_draining)
     change = change_in_words(state, chain.stages, best.stages)
     return MoveTarget(best.stages, f"{names} is to be relieved: {change}", is_urgent=True)
 
 
 def is_draining(state: ClusterState, chain: Chain) -> bool:
-    return any(state.nodes[node].is_draining for node in chain.nodes)
+    return any(state.nodes[node].is_draining for node in chain.members)
 
 
 def _not_loaded(state: ClusterState, chain: Chain, stages: tuple[Assignment, ...]) -> tuple[Assignment, ...]:
@@ -180,7 +182,8 @@ def _fit_alongside(state: ClusterState, chain: Chain, missing: tuple[Assignment,
     """True when these shards can be loaded while the chain goes on serving as it is."""
     model = state.models[chain.model].model
     return all(
-        claimed_bytes(state, stage.node) + memory_of(state, model, stage)
-        <= state.nodes[stage.node].room_bytes
+        claimed_bytes(state, node) + memory_of(state, model, stage, node) <= state.nodes[node].room_bytes
         for stage in missing
+        for node in stage.members
+        if not holds(state, chain, stage, node)
     )

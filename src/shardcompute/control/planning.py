@@ -48,8 +48,11 @@ from shardcompute.control.state import (
     Chain,
     ClusterState,
     Node,
+    ShardPlace,
+    holds,
     is_loaded,
     loaded_fraction,
+    place_on,
 )
 from shardcompute.control.transitions.apply import apply
 from shardcompute.control.transitions.link_transitions import probe_commands, which_link_fails
@@ -124,21 +127,23 @@ def _fences(state: ClusterState) -> Iterator[Action]:
             yield FenceChain(id, chain.epoch_to_fence, tuple(sorted(holders)))
 
 
-def _is_claimed(state: ClusterState, node: Node, chain_id: str, start: int, stop: int) -> bool:
-    chain = state.chains.get(chain_id)
+def _is_claimed(state: ClusterState, node: Node, place: ShardPlace) -> bool:
+    chain = state.chains.get(place[0])
     if chain is None:
         return False
     # What frames of an old epoch may still reach is kept until they are fenced.
     if chain.fenced_epoch < chain.epoch_to_fence:
         return True
-    return chain.is_live and Assignment(node.id, start, stop) in chain.claims
+    return chain.is_live and any(
+        node.id in claim.members and place_on(chain, claim, node.id) == place for claim in chain.claims
+    )
 
 
 def _unloads(state: ClusterState) -> Iterator[Action]:
     for node in _answering(state):
         for shard in node.shards:
-            if not _is_claimed(state, node, shard.chain, shard.start, shard.stop):
-                yield UnloadShard(node.id, node.incarnation, shard.chain, shard.start, shard.stop)
+            if not _is_claimed(state, node, shard.place):
+                yield UnloadShard(node.id, node.incarnation, *shard.place)
 
 
 def _answering(state: ClusterState) -> list[Node]:
@@ -151,12 +156,10 @@ def _has_room(state: ClusterState, node: Node) -> bool:
     for chain in state.live_chains():
         model = state.models[chain.model].model
         for claim in chain.claims:
-            if claim.node == node.id:
-                claimed += memory_of(state, model, claim)
-                known.add((chain.id, claim.start, claim.stop))
-    stale = sum(
-        shard.size_bytes for shard in node.shards if (shard.chain, shard.start, shard.stop) not in known
-    )
+            if node.id in claim.members:
+                claimed += memory_of(state, model, claim, node.id)
+                known.add(place_on(chain, claim, node.id))
+    stale = sum(shard.size_bytes for shard in node.shards if shard.place not in known)
     return claimed + stale <= node.room_bytes
 
 
@@ -195,8 +198,10 @@ def _preparations(state: ClusterState) -> Iterator[Action]:
 def _load(
     state: ClusterState, chain: Chain, wanted: Assignment, *, is_standby: bool = False
 ) -> Iterator[Action]:
-    node = state.nodes[wanted.node]
-    if node.is_answering and not is_loaded(state, chain, wanted) and _has_room(state, node):
+    for member in wanted.members:
+        node = state.nodes[member]
+        if not node.is_answering or holds(state, chain, wanted, member) or not _has_room(state, node):
+            continue
         yield LoadShard(
             node=node.id,
             incarnation=node.incarnation,
@@ -204,18 +209,19 @@ def _load(
             model=chain.model,
             start=wanted.start,
             stop=wanted.stop,
-            size_bytes=memory_of(state, state.models[chain.model].model, wanted),
-            sources=_sources(state, chain.model, wanted),
+            size_bytes=memory_of(state, state.models[chain.model].model, wanted, member),
+            sources=_sources(state, chain.model, wanted, member),
             is_standby=is_standby,
+            tensor=wanted.place_of(member),
         )
 
 
-def _sources(state: ClusterState, model: str, wanted: Assignment) -> tuple[Source, ...]:
+def _sources(state: ClusterState, model: str, wanted: Assignment, loader: str) -> tuple[Source, ...]:
     """Peers that hold some of the wanted layers, those with most of them first."""
     sources = [
         Source(node.id, node.address, max(held.start, wanted.start), min(held.stop, wanted.stop))
         for node in _answering(state)
-        if node.id != wanted.node
+        if node.id != loader
         for held in node.cached
         if held.model == model and held.start < wanted.stop and wanted.start < held.stop
     ]
@@ -224,7 +230,8 @@ def _sources(state: ClusterState, model: str, wanted: Assignment) -> tuple[Sourc
 
 def _can_run(state: ClusterState, chain: Chain) -> bool:
     return not chain.is_interrupted and all(
-        is_loaded(state, chain, stage) and state.nodes[stage.node].is_answering for stage in chain.stages
+        is_loaded(state, chain, stage) and all(state.nodes[node].is_answering for node in stage.members)
+        for stage in chain.stages
     )
 
 
@@ -256,7 +263,7 @@ def _activations(state: ClusterState) -> Iterator[Action]:
 
 def _releases(state: ClusterState) -> Iterator[Action]:
     chains = state.live_chains()
-    busy = {claim.node for chain in chains for claim in chain.claims}
+    busy = {node for chain in chains for claim in chain.claims for node in claim.members}
     busy |= {attachment.driver for chain in chains for attachment in chain.drivers}
     for node in _answering(state):
         if node.is_draining and not node.shards and node.id not in busy:

@@ -6,19 +6,29 @@ Files, work and what is held are different sums, and what is held differs by who
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from math import ceil
 
 from shardcompute.backends.footprint import pooled_tokens
-from shardcompute.control.state import Assignment, ClusterState, LayerShape, Model
+from shardcompute.control.state import (
+    Assignment,
+    ClusterState,
+    LayerShape,
+    Model,
+    RankPlace,
+    ShardPlace,
+    TensorTerms,
+)
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.models.families import is_fallback
 from shardcompute.models.spec import Layer, ModelSpec
+from shardcompute.models.tensor_share import Exchange, TensorShare, TensorSplit, rank_spec, split_tensors
 from shardcompute.weights.adapter_pack import adapters_key
 from shardcompute.weights.card import Card
-from shardcompute.weights.held import HeldSizes, held_sizes_of_card
+from shardcompute.weights.held import HeldSizes, card_column_block, held_sizes_of_card
 
 LAYER_OVERHEAD_BYTES = 3_500_000
 """What a layer costs besides reading its weights (norms, attention, calls), as bytes read in the same time. Measured
@@ -206,15 +216,98 @@ def _densest(work: Sequence[int], layer_bytes: Sequence[int], kv_bytes: int) -> 
     )
 
 
-def memory_of(state: ClusterState, model: Model, assignment: Assignment) -> int:
-    """What a stage takes on its node, in the costs of what holds it there."""
-    return parts_of(state, model, assignment).total_bytes
+def memory_of(state: ClusterState, model: Model, assignment: Assignment, node: str = "") -> int:
+    """What a stage takes on its node, or on another member, in the costs of what holds it there."""
+    return parts_of(state, model, assignment, node).total_bytes
 
 
-def parts_of(state: ClusterState, model: Model, assignment: Assignment) -> StageBytes:
-    node = state.nodes.get(assignment.node)
-    held = sizes_of(model).on(node.holding_of(model) if node is not None else "")
-    return held.parts(assignment.start, assignment.stop)
+def needs_of(state: ClusterState, model: Model, assignment: Assignment) -> dict[str, int]:
+    """What a stage takes, by member."""
+    return {node: memory_of(state, model, assignment, node) for node in assignment.members}
+
+
+def parts_of(state: ClusterState, model: Model, assignment: Assignment, node: str = "") -> StageBytes:
+    id = node or assignment.node
+    known = state.nodes.get(id)
+    holding = known.holding_of(model) if known is not None else ""
+    return sums_of(model, holding, assignment.place_of(id)).parts(assignment.start, assignment.stop)
+
+
+def place_bytes(model: Model, holding: str, place: ShardPlace) -> int:
+    """What layers, or a rank's share of them, take where they are held in this way."""
+    _, start, stop, tensor = place
+    return sums_of(model, holding, tensor).memory_bytes(start, stop)
+
+
+def sums_of(model: Model, holding: str, tensor: RankPlace | None = None) -> HeldSums:
+    """What stages take where they are held in this way, or what a tensor rank's share of them does."""
+    if tensor is None or model.tensor is None:
+        return sizes_of(model).on(holding)
+    return _share_sums(model, holding, tensor)
+
+
+def split_of(terms: TensorTerms, weights: Sequence[int], exchange: Exchange) -> TensorSplit:
+    """The shares of all ranks: the same on every machine that knows the model. UnsupportedModelError where it has too
+    few heads or columns for so many."""
+    return _split(terms, tuple(weights), exchange)
+
+
+@lru_cache(maxsize=256)
+def _split(terms: TensorTerms, weights: tuple[int, ...], exchange: Exchange) -> TensorSplit:
+    return split_tensors(terms.spec, weights, block=terms.block, exchange=exchange)
+
+
+@lru_cache(maxsize=256)
+def _share_sums(model: Model, holding: str, tensor: RankPlace) -> HeldSums:
+    """A rank has its heads' keys and values, its rows of embedding and head, and its part of each layer's weights;
+    buffers are those of the whole stage."""
+    terms, whole = model.tensor, sizes_of(model).on(holding)
+    assert terms is not None
+    share = split_of(terms, tensor.weights, tensor.exchange).shares[tensor.rank]
+    kv_part = _kv_part(terms.spec, share)
+    parts = {
+        is_sparse: weights_part(terms.spec, share, is_sparse=is_sparse) for is_sparse in set(terms.sparse)
+    }
+    rows = (share.vocabulary[1] - share.vocabulary[0]) / terms.spec.vocab_size
+    layers = [b - a - whole.kv_bytes for a, b in pairwise(whole.memory_before)]
+    kv_bytes = ceil(whole.kv_bytes * kv_part)
+    return replace(
+        whole,
+        memory_before=_sums(
+            ceil(size * parts[is_sparse]) + kv_bytes
+            for size, is_sparse in zip(layers, terms.sparse, strict=True)
+        ),
+        embedding_bytes=ceil(whole.embedding_bytes * rows),
+        head_bytes=ceil((whole.head_bytes - whole.head_scratch_bytes) * rows) + whole.head_scratch_bytes,
+        shared_bytes=int(whole.shared_bytes * rows),
+        kv_bytes=kv_bytes,
+    )
+
+
+def weights_part(spec: ModelSpec, share: TensorShare, *, is_sparse: bool = False) -> float:
+    """Which part of a layer's weights a rank holds."""
+    layer, own = Layer(is_sparse=is_sparse), rank_spec(spec, share)
+    held, whole = layer_weights(own, layer)[0], layer_weights(spec, layer)[0]
+    if is_sparse and spec.experts is not None:
+        # Of experts that are not cut a rank holds some, of those that are cut a part of each.
+        count = share.experts[1] - share.experts[0]
+        one = 3 * spec.hidden * (share.expert_columns[1] - share.expert_columns[0])
+        held -= (spec.experts.count - count) * one
+    return min(1.0, held / whole)
+
+
+def _kv_part(spec: ModelSpec, share: TensorShare) -> float:
+    if spec.latent is not None:
+        return 1.0
+    return (share.kv_heads[1] - share.kv_heads[0]) / spec.kv_heads
+
+
+def tensor_terms(spec: ModelSpec, block: Callable[[], int]) -> TensorTerms | None:
+    """How ranks may cut a model, whose quantised blocks have so many columns; None where they cannot."""
+    if is_fallback(spec) or spec.is_whole:
+        return None
+    sparse = tuple(layer.is_sparse for layer in spec.layers)
+    return TensorTerms(replace(spec, layers=(), ropes=(), vision=None), sparse, block())
 
 
 def usual_holding(holdings: Iterable[str]) -> str:
@@ -289,4 +382,5 @@ def describe_card(
         is_whole=spec.is_whole,
         adapters=adapters_key(card.entries),
         held=held_sizes_of_card(card, context_length=context_length),
+        tensor=tensor_terms(spec, lambda: card_column_block(card)),
     )

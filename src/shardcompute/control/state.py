@@ -7,7 +7,7 @@ of one clock that comes in with events. All of it can be written as JSON or msgp
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Literal
 
 from msgspec import Struct
@@ -15,6 +15,8 @@ from msgspec import Struct
 from shardcompute.backends.footprint import ADAPTING_HOLDERS
 from shardcompute.control.policy import HealthPolicy, PlacementPolicy
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
+from shardcompute.models.spec import ModelSpec
+from shardcompute.models.tensor_share import Exchange
 from shardcompute.weights.held import HeldSizes
 
 NodeRole = Literal["worker", "driver"]
@@ -35,14 +37,32 @@ class Holding(Struct, frozen=True):
     stop: int
 
 
+class RankPlace(Struct, frozen=True):
+    """A machine's part in a stage that several compute together: which rank it is, by which weights the work is shared
+    out among all ranks, and how they exchange."""
+
+    rank: int
+    weights: tuple[int, ...]
+    exchange: Exchange = "gather"
+
+
+ShardPlace = tuple[str, int, int, RankPlace | None]
+"""(chain, first layer, layer behind the last, which share of them; None: all of them)"""
+
+
 class Shard(Struct, frozen=True):
-    """What a worker holds in memory for one chain."""
+    """What a worker holds in memory for one chain: layers, or a tensor rank's share of them."""
 
     chain: str
     model: str
     start: int
     stop: int
     size_bytes: int
+    tensor: RankPlace | None = None
+
+    @property
+    def place(self) -> ShardPlace:
+        return self.chain, self.start, self.stop, self.tensor
 
 
 class Loading(Struct, frozen=True):
@@ -52,6 +72,11 @@ class Loading(Struct, frozen=True):
     start: int
     stop: int
     fraction: float
+    tensor: RankPlace | None = None
+
+    @property
+    def place(self) -> ShardPlace:
+        return self.chain, self.start, self.stop, self.tensor
 
 
 class Refusal(Struct, frozen=True):
@@ -243,8 +268,8 @@ class Node(NodeDescription, frozen=True, kw_only=True):
             return False
         return not model.runner or bool(self.fallback)
 
-    def has_shard(self, chain: str, start: int, stop: int) -> bool:
-        return any((held.chain, held.start, held.stop) == (chain, start, stop) for held in self.shards)
+    def has_shard(self, chain: str, start: int, stop: int, tensor: RankPlace | None = None) -> bool:
+        return any(held.place == (chain, start, stop, tensor) for held in self.shards)
 
 
 class MeasuredLink(Struct, frozen=True):
@@ -270,6 +295,15 @@ class LinkBreaks(Struct, frozen=True):
     b: str
     count: int
     reporter: str
+
+
+class TensorTerms(Struct, frozen=True):
+    """By what tensor ranks cut a model: its widths and heads (`spec` without what does not matter for that), which of
+    its layers are sparse, and the columns of a quantised block."""
+
+    spec: ModelSpec
+    sparse: tuple[bool, ...]
+    block: int = 1
 
 
 class Model(Struct, frozen=True, kw_only=True):
@@ -303,6 +337,8 @@ class Model(Struct, frozen=True, kw_only=True):
     """What tells the adapters beside it from others, which not every backend adds; "": there are none."""
     held: tuple[HeldSizes, ...] = ()
     """What it takes in memory, by who holds it; the sizes above are those of the files that travel."""
+    tensor: TensorTerms | None = None
+    """None: tensor ranks cannot cut it."""
 
     @property
     def layer_count(self) -> int:
@@ -319,12 +355,42 @@ class RequestedModel(Struct, frozen=True):
     """How many stages a person asked for; 0: as many as pay."""
 
 
+class RankSeat(Struct, frozen=True):
+    """A machine of a stage that several compute together, and its part of the work beside the others'."""
+
+    node: str
+    weight: int
+
+
 class Assignment(Struct, frozen=True):
-    """Layers `[start, stop)` on one node."""
+    """Layers `[start, stop)` on one node or, where there are `ranks`, on several that compute each layer together: by
+    rank, of which the first is `node`, which leads."""
 
     node: str
     start: int
     stop: int
+    ranks: tuple[RankSeat, ...] = ()
+    exchange: Exchange = "gather"
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """All its nodes, by rank."""
+        return tuple(seat.node for seat in self.ranks) or (self.node,)
+
+    def place_of(self, node: str) -> RankPlace | None:
+        """Which share of the layers is this node's; None: all of them, where it is the only one."""
+        for rank, seat in enumerate(self.ranks):
+            if seat.node == node:
+                return RankPlace(rank, tuple(each.weight for each in self.ranks), self.exchange)
+        return None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the ranks are several, each with some of the work, and led by `node`."""
+        if not self.ranks:
+            return True
+        is_led = len(self.ranks) > 1 and self.ranks[0].node == self.node
+        return is_led and all(seat.weight > 0 for seat in self.ranks)
 
 
 class MoveTarget(Struct, frozen=True):
@@ -369,7 +435,7 @@ class Unrest(Struct, frozen=True):
 
 
 def _machines(stages: Iterable[Assignment]) -> tuple[str, ...]:
-    return tuple(sorted(stage.node for stage in stages))
+    return tuple(sorted(node for stage in stages for node in stage.members))
 
 
 class Attachment(Struct, frozen=True):
@@ -427,7 +493,13 @@ class Chain(Struct, frozen=True, kw_only=True):
 
     @property
     def nodes(self) -> tuple[str, ...]:
+        """The path of a row: of stages with ranks, those that lead."""
         return tuple(stage.node for stage in self.stages)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Everybody who computes."""
+        return tuple(node for stage in self.stages for node in stage.members)
 
     @property
     def claims(self) -> tuple[Assignment, ...]:
@@ -463,32 +535,50 @@ class ClusterState(Struct, frozen=True, kw_only=True):
 
 
 def covers(stages: tuple[Assignment, ...], layer_count: int) -> bool:
-    """True when the stages follow each other over exactly `[0, layer_count)`, one to a node."""
+    """True when the stages follow each other over exactly `[0, layer_count)`, and no node has a part in two."""
     edge = 0
     for stage in stages:
-        if stage.start != edge or stage.stop <= stage.start:
+        if stage.start != edge or stage.stop <= stage.start or not stage.is_sound:
             return False
         edge = stage.stop
-    return edge == layer_count and len({stage.node for stage in stages}) == len(stages) > 0
+    members = [node for stage in stages for node in stage.members]
+    return edge == layer_count and len(set(members)) == len(members) > 0
+
+
+def place_on(chain: Chain, assignment: Assignment, node: str) -> ShardPlace:
+    """What a member of a stage is to hold."""
+    return chain.id, assignment.start, assignment.stop, assignment.place_of(node)
+
+
+def holds(state: ClusterState, chain: Chain, assignment: Assignment, node_id: str) -> bool:
+    """Whether a member of a stage has its part of it in memory."""
+    node = state.nodes.get(node_id)
+    return node is not None and node.is_live and node.has_shard(*place_on(chain, assignment, node_id))
 
 
 def is_loaded(state: ClusterState, chain: Chain, assignment: Assignment) -> bool:
-    node = state.nodes.get(assignment.node)
-    return node is not None and node.is_live and node.has_shard(chain.id, assignment.start, assignment.stop)
+    """Whether every member has its part."""
+    return all(holds(state, chain, assignment, node) for node in assignment.members)
 
 
 def loaded_fraction(state: ClusterState, chain: Chain, assignment: Assignment) -> float:
     """How much of a stage's layers is there."""
-    if is_loaded(state, chain, assignment):
+    fractions = [_fraction_on(state, chain, assignment, node) for node in assignment.members]
+    return sum(fractions) / len(fractions)
+
+
+def _fraction_on(state: ClusterState, chain: Chain, assignment: Assignment, node_id: str) -> float:
+    if holds(state, chain, assignment, node_id):
         return 1.0
-    node, place = state.nodes.get(assignment.node), (chain.id, assignment.start, assignment.stop)
+    node, place = state.nodes.get(node_id), place_on(chain, assignment, node_id)
     loads = () if node is None else node.loading
-    return next((each.fraction for each in loads if (each.chain, each.start, each.stop) == place), 0.0)
+    return next((each.fraction for each in loads if each.place == place), 0.0)
 
 
 def is_waiting(state: ClusterState, stages: Iterable[Assignment]) -> bool:
     """A node in doubt will be either back or lost in a moment; until then moving bytes is premature."""
-    return any(state.nodes[stage.node].status in ("suspected", "joining") for stage in stages)
+    members = (node for stage in stages for node in stage.members)
+    return any(state.nodes[node].status in ("suspected", "joining") for node in members)
 
 
 def loaded_standbys(state: ClusterState, chain: Chain) -> list[Assignment]:
@@ -496,6 +586,7 @@ def loaded_standbys(state: ClusterState, chain: Chain) -> list[Assignment]:
 
 
 def hops(state: ClusterState, chain: Chain) -> list[tuple[str, str]]:
-    """The links a chain uses, from the driver round to the driver."""
+    """The links a chain uses: from the driver round to the driver, and between the ranks of a stage."""
     ring = [state.driver, *chain.nodes, state.driver]
-    return [(a, b) for a, b in pairwise(ring) if a != b]
+    inner = [pair for stage in chain.stages for pair in combinations(stage.members, 2)]
+    return [*((a, b) for a, b in pairwise(ring) if a != b), *inner]

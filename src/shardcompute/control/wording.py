@@ -15,8 +15,14 @@ def name_of(state: ClusterState, node: str) -> str:
 
 
 def layout_in_words(state: ClusterState, stages: Sequence[Assignment]) -> str:
-    """Such as "desk (0–13) → lap (14–29)"."""
-    return " → ".join(f"{name_of(state, stage.node)} ({stage.start}–{stage.stop - 1})" for stage in stages)
+    """Such as "desk (0–13) → lap + pi (14–29)", where lap and pi compute their layers together."""
+    return " → ".join(
+        f"{members_in_words(state, stage)} ({stage.start}–{stage.stop - 1})" for stage in stages
+    )
+
+
+def members_in_words(state: ClusterState, stage: Assignment) -> str:
+    return " + ".join(name_of(state, node) for node in stage.members)
 
 
 def change_in_words(state: ClusterState, before: Sequence[Assignment], after: Sequence[Assignment]) -> str:
@@ -46,7 +52,7 @@ def repair_in_words(state: ClusterState, chain: Chain, repair: Replacement) -> s
 def loading_in_words(state: ClusterState, chain: Chain, missing: Sequence[Assignment]) -> str:
     """What a chain waits for, such as "lap has 41 % of layers 14–29"."""
     return ", ".join(
-        f"{name_of(state, each.node)} has {loaded_fraction(state, chain, each):.0%} "
+        f"{members_in_words(state, each)} has {loaded_fraction(state, chain, each):.0%} "
         f"of {name_layers(each.start, each.stop)}"
         for each in missing
     )
@@ -66,13 +72,13 @@ def standbys_in_words(state: ClusterState, chain: Chain, standbys: Sequence[Assi
     """Who takes up layers to hold ready, and who lets go of them."""
     is_moving = chain.target is not None
     told = [
-        f"{name_of(state, each.node)} loads layers {each.start}–{each.stop - 1} "
+        f"{members_in_words(state, each)} loads layers {each.start}–{each.stop - 1} "
         + ("for the move" if is_moving else "to stand by")
         for each in standbys
         if each not in chain.standbys
     ]
     told += [
-        f"{name_of(state, each.node)} lets go of layers {each.start}–{each.stop - 1}"
+        f"{members_in_words(state, each)} lets go of layers {each.start}–{each.stop - 1}"
         for each in chain.standbys
         if each not in standbys
     ]

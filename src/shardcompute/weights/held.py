@@ -61,7 +61,19 @@ class HeldSizes:
 
 def held_sizes_of_card(card: Card, *, context_length: int) -> tuple[HeldSizes, ...]:
     """By every holder that is known."""
+    form_of, entries = _forms_of_card(card), card.folded_entries
+    in_file = card.kind != "packed" and _has_table_in_file(card.spec, card.layout, entries, card.form)
+    sizes = _held_sizes(card.spec, card.layout, form_of, context_length, in_file)
+    return with_held_adapters(
+        sizes,
+        [
+            sum(card.entries[name].size_bytes for name in card.layer_adapters(layer))
+            for layer in range(card.spec.layer_count)
+        ],
+    )
 
+
+def _forms_of_card(card: Card) -> FormOf:
     entries = card.folded_entries
 
     def form_of(name: str, place: TensorPlace) -> tuple[MatrixForm, int]:
@@ -72,15 +84,7 @@ def held_sizes_of_card(card: Card, *, context_length: int) -> tuple[HeldSizes, .
         form = loaded_form(name, place, stored_form(entries, place.stored), wanted)
         return form, _share(entries[place.stored], place)
 
-    in_file = card.kind != "packed" and _has_table_in_file(card.spec, card.layout, entries, card.form)
-    sizes = _held_sizes(card.spec, card.layout, form_of, context_length, in_file)
-    return with_held_adapters(
-        sizes,
-        [
-            sum(card.entries[name].size_bytes for name in card.layer_adapters(layer))
-            for layer in range(card.spec.layer_count)
-        ],
-    )
+    return form_of
 
 
 def with_held_adapters(sizes: tuple[HeldSizes, ...], stored_bytes: Sequence[int]) -> tuple[HeldSizes, ...]:
@@ -142,12 +146,21 @@ def loaded_form(name: str, place: TensorPlace, stored: MatrixForm, form: str) ->
 
 def column_block(layout: Layout, entries: Mapping[str, TensorEntry], form: str) -> int:
     """By what the inner columns of feed-forward blocks are cut, so that no quantised block of any layer is."""
-    sizes = {1}
-    for places in layout.layers:
-        for name, place in places.items():
-            if name.endswith(".down"):
-                sizes.add(loaded_form(name, place, stored_form(entries, place.stored), form).block_size or 1)
-    return math.lcm(*sizes)
+
+    def form_of(name: str, place: TensorPlace) -> tuple[MatrixForm, int]:
+        return loaded_form(name, place, stored_form(entries, place.stored), form), 0
+
+    return _column_block(layout, form_of)
+
+
+def card_column_block(card: Card) -> int:
+    """The same of a model as it is served."""
+    return _column_block(card.layout, _forms_of_card(card))
+
+
+def _column_block(layout: Layout, form_of: FormOf) -> int:
+    downs = (each for places in layout.layers for each in places.items() if each[0].endswith(".down"))
+    return math.lcm(1, *{form_of(name, place)[0].block_size or 1 for name, place in downs})
 
 
 def held_in_words(form: MatrixForm) -> dict[str, str]:

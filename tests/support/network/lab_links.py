@@ -23,7 +23,7 @@ from shardcompute.wire.framing import Body
 from shardcompute.wire.links import Admit
 from shardcompute.wire.tcp import TcpListener
 
-_DATA_ROLES = ("stage", "driver")
+_DATA_ROLES = ("stage", "driver", "collective")
 Watch = Callable[["LabLink", Message], None]
 Tamper = Callable[["LabLink", Message], int]
 """How often what arrived on a link is delivered: 0 swallows it."""

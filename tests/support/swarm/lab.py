@@ -30,7 +30,7 @@ from shardcompute.backends.devices import ComputeDevice, host_device
 from shardcompute.backends.footprint import holding_of
 from shardcompute.control import ClusterState, HealthPolicy, PlacementPolicy
 from shardcompute.control.sizes import sizes_of
-from shardcompute.control.state import Chain, Model
+from shardcompute.control.state import Chain, Model, is_loaded
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.generation import Delta, FinishReason, GenerationRequest, Timings, TokenChoice
@@ -163,7 +163,7 @@ class LabWorker(Worker):
         self.before_load(command)
         measured = super()._load_shard(command)
         if measured is not None:
-            self.loads.append((command.chain, command.start, command.stop))
+            self.loads.append(command.place)
         return measured
 
     def sessions(self) -> int:
@@ -295,8 +295,7 @@ class LabSwarm(Closing):
         )
 
     def ready_standbys(self, chain: Chain) -> list[str]:
-        nodes = self.state.nodes
-        return [s.node for s in chain.standbys if nodes[s.node].has_shard(chain.id, s.start, s.stop)]
+        return [standby.node for standby in chain.standbys if is_loaded(self.state, chain, standby)]
 
     def wait_serving(self, model: str | None = None, *, stages: int | None = None, standbys: int = 0) -> None:
         self.wait_until(

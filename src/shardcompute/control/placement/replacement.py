@@ -7,14 +7,16 @@ to move the missing weights, plus what they lose against the best one over the h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 
+from msgspec import structs
+
 from shardcompute.control.placement.cost_model import NodeCapacity, Request, score, stage_s
 from shardcompute.control.placement.place import Placement, Unplaceable, place
-from shardcompute.control.sizes import Sizes
-from shardcompute.control.state import Assignment, covers
+from shardcompute.control.sizes import Sizes, sums_of
+from shardcompute.control.state import Assignment, Model, covers
 
 _SHAPES_LIMIT = 64
 """Several gaps at once multiply; what is dropped here a re-split still finds."""
@@ -40,10 +42,11 @@ def replace_stage(
     `standbys` are those that are loaded. Stages of nodes that are not offered count as lost.
     """
     offered = {offer.node for offer in request.offers}
+    stages, asked = tuple(_without_ranks(stage, offered - set(lost)) for stage in stages), tuple(stages)
     gone = set(lost) | {stage.node for stage in stages if stage.node not in offered}
     kept = _promote(stages, gone, [each for each in standbys if each.node in offered - gone])
     if all(stage.node not in gone for stage in kept) and is_possible(request, kept):
-        return _replacement(request, kept, "same machines" if kept == tuple(stages) else "standby promoted")
+        return _replacement(request, kept, "same machines" if kept == asked else "standby promoted")
     usable = tuple(offer for offer in request.offers if offer.node not in gone)
     request = replace(request, offers=usable)
     shapes = [(shape, "gap filled") for shape in _fillings(request, kept, gone)]
@@ -62,6 +65,7 @@ def hand_over(
     """The cheapest shape in which spare machines take over from those that are not offered and all others stay as
     they are; None where there is none."""
     offered = {offer.node for offer in request.offers}
+    stages = tuple(_without_ranks(stage, offered) for stage in stages)
     gone = {stage.node for stage in stages if stage.node not in offered}
     kept = _promote(stages, gone, [each for each in standbys if each.node in offered])
     staying = {stage for stage in kept if stage.node not in gone}
@@ -70,11 +74,19 @@ def hand_over(
     return _cheapest(request, found) if found else None
 
 
+def _without_ranks(stage: Assignment, offered: Container[str]) -> Assignment:
+    """A stage of which a rank is missing has gone with it: the others may do something else."""
+    missing = next((node for node in stage.members if node not in offered), None)
+    return stage if missing is None else Assignment(missing, stage.start, stage.stop)
+
+
 def move_seconds(request: Request, stages: Iterable[Assignment]) -> tuple[int, float]:
     """Bytes that must travel before these stages can serve, and the time it takes on a shared line."""
     offers = {offer.node: offer for offer in request.offers}
     moved = sum(
-        request.sizes.bytes_to_move(stage.start, stage.stop, offers[stage.node].held) for stage in stages
+        request.sizes.bytes_to_move(stage.start, stage.stop, offers[node].held)
+        for stage in stages
+        for node in stage.members
     )
     return moved, moved / request.policy.source_bytes_per_s
 
@@ -82,27 +94,25 @@ def move_seconds(request: Request, stages: Iterable[Assignment]) -> tuple[int, f
 def _promote(
     stages: Sequence[Assignment], gone: set[str], standbys: list[Assignment]
 ) -> tuple[Assignment, ...]:
-    busy = {stage.node for stage in stages}
+    busy = {node for stage in stages for node in stage.members}
     kept = []
     for stage in stages:
         ready = [
             each
             for each in standbys
-            if (each.start, each.stop) == (stage.start, stage.stop) and each.node not in busy
+            if (each.start, each.stop) == (stage.start, stage.stop) and busy.isdisjoint(each.members)
         ]
         if stage.node in gone and ready:
             stage = min(ready, key=lambda each: each.node)
-            busy.add(stage.node)
+            busy.update(stage.members)
         kept.append(stage)
     return tuple(kept)
 
 
 def is_possible(request: Request, stages: Sequence[Assignment]) -> bool:
-    offers = {offer.node: offer for offer in request.offers}
-    sizes = request.sizes
     return (
-        covers(tuple(stages), sizes.layer_count)
-        and all(stage.node in offers and _fits_on(sizes, offers[stage.node], stage) for stage in stages)
+        covers(tuple(stages), request.sizes.layer_count)
+        and _fits(request, stages)
         and isfinite(score(request, stages).latency_s)
     )
 
@@ -140,7 +150,7 @@ def _cheapest(request: Request, candidates: list[Replacement]) -> Replacement:
     def price(each: Replacement) -> tuple[float, bool, tuple[str, ...]]:
         loss = best / score(request, each.stages).score - 1
         seconds = each.move_s + request.policy.horizon_s * loss
-        names = tuple(stage.node for stage in each.stages)
+        names = tuple(node for stage in each.stages for node in stage.members)
         return float(f"{seconds:.9e}"), each.how == "re-split", names
 
     local = min((each for each in candidates if each.how == "gap filled"), key=price, default=None)
@@ -183,7 +193,7 @@ def _relocations(
     request: Request, stages: Sequence[Assignment], gone: set[str]
 ) -> Iterator[tuple[Assignment, ...]]:
     """Where no machine is spare: shapes in which one of them fills a gap and leaves its own layers to others."""
-    survivors = {stage.node for stage in stages} - gone
+    survivors = {node for stage in stages for node in stage.members} - gone
     if any(offer.node not in survivors for offer in request.offers):
         return
     for node in sorted(survivors):
@@ -194,7 +204,7 @@ def _fill_gap(request: Request, shape: list[Assignment], start: int, stop: int) 
     before = [stage for stage in shape if stage.stop <= start]
     after = [stage for stage in shape if stage.start >= stop]
     for offer in request.offers:
-        if all(stage.node != offer.node for stage in shape):
+        if all(offer.node not in stage.members for stage in shape):
             yield [*before, Assignment(offer.node, start, stop), *after]
     divided = [shape for shape in _divide_gap(before, after, start, stop) if _fits(request, shape)]
     if divided:
@@ -206,8 +216,8 @@ def _divide_gap(
     before: list[Assignment], after: list[Assignment], start: int, stop: int
 ) -> Iterator[list[Assignment]]:
     for cut in range(start if after else stop, (stop if before else start) + 1):
-        head = [*before[:-1], Assignment(before[-1].node, before[-1].start, cut)] if before else []
-        tail = [Assignment(after[0].node, cut, after[0].stop), *after[1:]] if after else []
+        head = [*before[:-1], structs.replace(before[-1], stop=cut)] if before else []
+        tail = [structs.replace(after[0], start=cut), *after[1:]] if after else []
         yield [*head, *tail]
 
 
@@ -217,12 +227,17 @@ def _slowest_s(request: Request, shape: Iterable[Assignment]) -> float:
 
 
 def _fits(request: Request, shape: Iterable[Assignment]) -> bool:
-    offers, sizes = {offer.node: offer for offer in request.offers}, request.sizes
-    return all(stage.node in offers and _fits_on(sizes, offers[stage.node], stage) for stage in shape)
+    offers = {offer.node: offer for offer in request.offers}
+    return all(
+        node in offers and _fits_on(request.model, offers[node], stage)
+        for stage in shape
+        for node in stage.members
+    )
 
 
-def _fits_on(sizes: Sizes, offer: NodeCapacity, stage: Assignment) -> bool:
-    return sizes.on(offer.holding).memory_bytes(stage.start, stage.stop) <= offer.memory_bytes
+def _fits_on(model: Model, offer: NodeCapacity, stage: Assignment) -> bool:
+    held = sums_of(model, offer.holding, stage.place_of(offer.node))
+    return held.memory_bytes(stage.start, stage.stop) <= offer.memory_bytes
 
 
 def _resplits(
@@ -230,7 +245,7 @@ def _resplits(
 ) -> Iterator[tuple[Assignment, ...]]:
     """New cuts for the survivors in their old order, alone and with spare machines where the gap was."""
     offers = {offer.node: offer for offer in request.offers}
-    survivors = [offers[stage.node] for stage in stages if stage.node not in gone]
+    survivors = [offers[node] for stage in stages if stage.node not in gone for node in stage.members]
     used = {offer.node for offer in survivors}
     spares = [offer for offer in request.offers if offer.node not in used]
     position = next((i for i, stage in enumerate(stages) if stage.node in gone), len(survivors))

@@ -35,7 +35,7 @@ def placement_request(
     unless `has_shared`, draining ones unless `has_draining`.
     """
     own = None if chain is None else chain.id
-    taken = {node for other in state.live_chains(model.name) if other.id != own for node in other.nodes}
+    taken = {node for other in state.live_chains(model.name) if other.id != own for node in other.members}
     statuses = ("ready", "draining") if has_draining else ("ready",)
     corrections = _Corrections(_service_factor(state, model), _probe_factor(state, model))
     found = [
@@ -49,7 +49,7 @@ def placement_request(
     offers = tuple(_offer(state, node, model, own, corrections) for node in found if node.can_run(model))
     why = _NO_FALLBACK if model.runner else _NO_ADAPTERS
     unfit = tuple((node.id, why) for node in found if not node.can_run(model))
-    offers = _of_one_class(state, model, offers, () if chain is None else chain.nodes)
+    offers = _of_one_class(state, model, offers, () if chain is None else chain.members)
     named = {offer.node for offer in offers} | {state.driver}
     links = tuple(
         link

@@ -165,7 +165,7 @@ def _drop_move(state: ClusterState, event: happened.MoveDropped) -> ClusterState
 
 def _is_sound(state: ClusterState, chain: Chain) -> bool:
     layer_count = state.models[chain.model].model.layer_count
-    return covers(chain.stages, layer_count) and all(live_node(state, node) for node in chain.nodes)
+    return covers(chain.stages, layer_count) and all(live_node(state, node) for node in chain.members)
 
 
 def _choose_standbys(state: ClusterState, event: happened.StandbysChosen) -> ClusterState:
@@ -178,7 +178,8 @@ def _choose_standbys(state: ClusterState, event: happened.StandbysChosen) -> Clu
         for standby in event.standbys
         if 0 <= standby.start < standby.stop <= layer_count
         and standby not in chain.stages
-        and live_node(state, standby.node)
+        and standby.is_sound
+        and all(live_node(state, node) for node in standby.members)
     )
     return trim_standbys(with_chain(state, replace(chain, standbys=tuple(dict.fromkeys(standbys)))))
 

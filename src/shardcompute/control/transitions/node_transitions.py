@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from shardcompute.control import events as happened
 from shardcompute.control.samples import median, with_sample
-from shardcompute.control.state import ClusterState, LayerTime, Node, NodeDescription, NodeStatus, is_loaded
+from shardcompute.control.state import ClusterState, LayerTime, Node, NodeDescription, NodeStatus, holds
 from shardcompute.control.transitions.link_transitions import begin_links_anew
 from shardcompute.control.transitions.state_updates import (
     claimed_bytes,
@@ -90,8 +90,10 @@ def _interrupt_unheld(state: ClusterState, node_id: str) -> ClusterState:
     is_overfull = claimed_bytes(state, node_id) > state.nodes[node_id].room_bytes
     for chain in state.live_chains():
         for stage in chain.stages:
-            is_forgotten = chain.connected_epoch == chain.epoch and not is_loaded(state, chain, stage)
-            if stage.node == node_id and (is_overfull or is_forgotten):
+            if node_id not in stage.members:
+                continue
+            is_forgotten = chain.connected_epoch == chain.epoch and not holds(state, chain, stage, node_id)
+            if is_overfull or is_forgotten:
                 state = interrupt(state, chain, f"{node_id} came back without its shard", lost=node_id)
     return state
 
@@ -205,7 +207,7 @@ def _lose(state: ClusterState, event: happened.NodeLost) -> ClusterState:
 
 
 def _is_in_use(state: ClusterState, node_id: str) -> bool:
-    return any(node_id in chain.nodes for chain in state.live_chains())
+    return any(node_id in chain.members for chain in state.live_chains())
 
 
 def _leave(state: ClusterState, event: happened.NodeLeft) -> ClusterState:
@@ -221,7 +223,7 @@ def _part(
     parted = replace(node, status=status, status_reason=reason, shards=(), loading=(), accusers=())
     state = with_node(state, parted)
     for chain in state.live_chains():
-        if node_id in chain.nodes:
+        if node_id in chain.members:
             lost = node_id if status == "lost" else ""
             state = interrupt(state, chain, f"{node.name} is {status}: {reason}", lost=lost)
     state = _without_standbys_on(state, node_id)
@@ -230,7 +232,7 @@ def _part(
 
 def _without_standbys_on(state: ClusterState, node_id: str) -> ClusterState:
     chains = {
-        id: replace(chain, standbys=tuple(each for each in chain.standbys if each.node != node_id))
+        id: replace(chain, standbys=tuple(each for each in chain.standbys if node_id not in each.members))
         for id, chain in state.chains.items()
     }
     return replace(state, chains=chains)

@@ -9,16 +9,17 @@ from msgspec.structs import replace
 
 from shardcompute.control import events as happened
 from shardcompute.control.policy import HealthPolicy
-from shardcompute.control.sizes import memory_of
+from shardcompute.control.sizes import place_bytes
 from shardcompute.control.state import (
-    Assignment,
     ClusterState,
     Holding,
     Loading,
     Node,
     Refusal,
     Shard,
-    is_loaded,
+    ShardPlace,
+    holds,
+    place_on,
 )
 from shardcompute.control.transitions.state_updates import (
     claimed_bytes,
@@ -34,9 +35,9 @@ def _progress(state: ClusterState, event: happened.ShardProgressed) -> ClusterSt
     node = live_node(state, event.node, event.incarnation)
     if node is None:
         return state
-    node = _without_progress(node, event.chain, event.start, event.stop)
+    node = _without_progress(node, event.place)
     fraction = min(1.0, max(0.0, event.fraction))
-    loading = (*node.loading, Loading(event.chain, event.start, event.stop, fraction))
+    loading = (*node.loading, Loading(event.chain, event.start, event.stop, fraction, event.tensor))
     return _note_loading(with_node(state, replace(node, loading=loading)), event.chain)
 
 
@@ -44,9 +45,9 @@ def _load(state: ClusterState, event: happened.ShardLoaded) -> ClusterState:
     node = live_node(state, event.node, event.incarnation)
     if node is None or event.start >= event.stop:
         return state
-    node = _without_progress(node, event.chain, event.start, event.stop)
-    node = _without_shard(node, event.chain, event.start, event.stop)
-    shard = Shard(event.chain, event.model, event.start, event.stop, event.size_bytes)
+    node = _without_progress(node, event.place)
+    node = _without_shard(node, event.place)
+    shard = Shard(event.chain, event.model, event.start, event.stop, event.size_bytes, event.tensor)
     node = replace(
         node,
         shards=(*node.shards, shard),
@@ -60,13 +61,13 @@ def _fail(state: ClusterState, event: happened.ShardFailed) -> ClusterState:
     node = live_node(state, event.node, event.incarnation)
     if node is None:
         return state
-    node = _without_progress(node, event.chain, event.start, event.stop)
-    node = _without_shard(node, event.chain, event.start, event.stop)
+    node = _without_progress(node, event.place)
+    node = _without_shard(node, event.place)
     refused = _leave_alone(node, event.model, event.reason, state.health, event.now_s)
     if event.memory_bytes is not None:
         refused = _with_less_memory(state, refused, event, event.memory_bytes)
     state = trim_standbys(with_node(state, refused))
-    state = _interrupt_at(state, event.chain, event.node, event.start, event.stop, event.reason)
+    state = _interrupt_at(state, event.node, event.place, event.reason)
     return state if event.memory_bytes is None else _interrupt_unplaceable(state, event.node)
 
 
@@ -76,7 +77,7 @@ def _interrupt_unplaceable(state: ClusterState, node_id: str) -> ClusterState:
         return state
     for chain in state.live_chains():
         for stage in chain.stages:
-            if stage.node == node_id and not is_loaded(state, chain, stage):
+            if node_id in stage.members and not holds(state, chain, stage, node_id):
                 state = interrupt(state, chain, f"{node_id} has too little memory left", lost=node_id)
     return state
 
@@ -88,7 +89,7 @@ def _with_less_memory(
     enough for another plan, so that it is not left alone, unless it fails with what fits better, too."""
     requested = state.models.get(event.model)
     if requested is not None and event.stop <= requested.model.layer_count:
-        size_bytes = memory_of(state, requested.model, Assignment(node.id, event.start, event.stop))
+        size_bytes = place_bytes(requested.model, node.holding_of(requested.model), event.place)
         others_bytes = node.process_bytes + sum(shard.size_bytes for shard in node.shards)
         memory_bytes = min(memory_bytes, others_bytes + size_bytes * 15 // 16)
     refusals = tuple(
@@ -104,7 +105,7 @@ def _with_less_memory(
 def _stall(state: ClusterState, event: happened.StageStalled) -> ClusterState:
     """The shard stays where it is until it is unloaded, and nobody computes with it."""
     node, chain = live_node(state, event.node, event.incarnation), state.chains.get(event.chain)
-    if node is None or chain is None or not chain.is_live or node.id not in chain.nodes:
+    if node is None or chain is None or not chain.is_live or node.id not in chain.members:
         return state
     state = with_node(state, _leave_alone(node, chain.model, event.reason, state.health, event.now_s))
     return interrupt(state, chain, f"{node.name}: {event.reason}", lost=node.id)
@@ -122,19 +123,17 @@ def _leave_alone(node: Node, model: str, reason: str, health: HealthPolicy, now_
 
 def _unload(state: ClusterState, event: happened.ShardUnloaded) -> ClusterState:
     node = live_node(state, event.node, event.incarnation)
-    if node is None or not node.has_shard(event.chain, event.start, event.stop):
+    if node is None or not node.has_shard(*event.place):
         return state
-    state = with_node(state, _without_shard(node, event.chain, event.start, event.stop))
-    return _interrupt_at(state, event.chain, event.node, event.start, event.stop, "its shard was unloaded")
+    state = with_node(state, _without_shard(node, event.place))
+    return _interrupt_at(state, event.node, event.place, "its shard was unloaded")
 
 
-def _interrupt_at(
-    state: ClusterState, chain_id: str, node: str, start: int, stop: int, reason: str
-) -> ClusterState:
-    chain = state.chains.get(chain_id)
+def _interrupt_at(state: ClusterState, node: str, place: ShardPlace, reason: str) -> ClusterState:
+    chain = state.chains.get(place[0])
     if chain is None:
         return state
-    is_stage = any((each.node, each.start, each.stop) == (node, start, stop) for each in chain.stages)
+    is_stage = any(node in each.members and place_on(chain, each, node) == place for each in chain.stages)
     return interrupt(state, chain, f"{node}: {reason}", lost=node) if is_stage else state
 
 
@@ -145,14 +144,12 @@ def _note_loading(state: ClusterState, chain_id: str) -> ClusterState:
     return with_chain(state, replace(chain, status="loading"))
 
 
-def _without_shard(node: Node, chain: str, start: int, stop: int) -> Node:
-    kept = tuple(held for held in node.shards if (held.chain, held.start, held.stop) != (chain, start, stop))
-    return replace(node, shards=kept)
+def _without_shard(node: Node, place: ShardPlace) -> Node:
+    return replace(node, shards=tuple(held for held in node.shards if held.place != place))
 
 
-def _without_progress(node: Node, chain: str, start: int, stop: int) -> Node:
-    kept = tuple(each for each in node.loading if (each.chain, each.start, each.stop) != (chain, start, stop))
-    return replace(node, loading=kept)
+def _without_progress(node: Node, place: ShardPlace) -> Node:
+    return replace(node, loading=tuple(each for each in node.loading if each.place != place))
 
 
 def _with_holding(cached: tuple[Holding, ...], new: Holding) -> tuple[Holding, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from shardcompute.control.sizes import memory_of
+from shardcompute.control.sizes import memory_of, needs_of
 from shardcompute.control.state import Assignment, Chain, ClusterState, Node, Unrest
 
 
@@ -74,11 +74,11 @@ def forget_retired(state: ClusterState) -> ClusterState:
 def claimed_bytes(state: ClusterState, node_id: str, *, except_chain: str | None = None) -> int:
     """Memory of a node that stages (not standbys) of live chains lay claim to."""
     return sum(
-        memory_of(state, state.models[chain.model].model, stage)
+        memory_of(state, state.models[chain.model].model, stage, node_id)
         for chain in state.live_chains()
         if chain.id != except_chain
         for stage in chain.stages
-        if stage.node == node_id
+        if node_id in stage.members
     )
 
 
@@ -89,8 +89,10 @@ def trim_standbys(state: ClusterState) -> ClusterState:
         model = state.models[chain.model].model
         kept: list[Assignment] = []
         for standby in chain.standbys:
-            if memory_of(state, model, standby) <= free[standby.node]:
-                free[standby.node] -= memory_of(state, model, standby)
+            needs = needs_of(state, model, standby)
+            if all(size <= free[node] for node, size in needs.items()):
+                for node, size in needs.items():
+                    free[node] -= size
                 kept.append(standby)
         if len(kept) < len(chain.standbys):
             state = with_chain(state, replace(chain, standbys=tuple(kept)))

@@ -17,7 +17,7 @@ from shardcompute.control.explain import device_words, explain_bottleneck, expla
 from shardcompute.control.placement.cost_model import Request, first_token_s
 from shardcompute.control.placement.place import Placement, Unplaceable, place, place_chains
 from shardcompute.control.placement.request import placement_request, speed_source
-from shardcompute.control.sizes import StageBytes, layer_work, runner_of, sizes_of
+from shardcompute.control.sizes import StageBytes, layer_work, runner_of, sizes_of, tensor_terms
 from shardcompute.control.state import ClusterState, Model
 from shardcompute.control.transitions.state_updates import claimed_bytes
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
@@ -28,7 +28,7 @@ from shardcompute.node.admin.views import LeftOut, PlannedChain, PlannedStage, P
 from shardcompute.weights.adapter_pack import key_of_adapters
 from shardcompute.weights.adapters import adapter_bytes
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
-from shardcompute.weights.held import held_sizes_of_entries, with_held_adapters
+from shardcompute.weights.held import column_block, held_sizes_of_entries, with_held_adapters
 from shardcompute.weights.loader import place_bytes
 from shardcompute.weights.outline import outline
 from shardcompute.weights.sources.cache import ModelCache
@@ -112,6 +112,7 @@ def size_up(
             ),
             added,
         ),
+        tensor=tensor_terms(spec, lambda: column_block(layout, checkpoint.tensors.entries, form)),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardcompute.control.state import Chain, ClusterState, Node, RequestedModel
+from shardcompute.control.wording import layout_in_words
 from shardcompute.core.units import count_of, format_bytes, name_layers
 from shardcompute.node.telemetry.history_store import EventView
 
@@ -139,15 +140,13 @@ def _chain_events(old: Chain | None, chain: Chain, state: ClusterState) -> Itera
 
 
 def _way(chain: Chain, state: ClusterState) -> str:
-    return " → ".join(
-        f"{_name(stage.node, state)} ({stage.start}–{stage.stop - 1})" for stage in chain.stages
-    )
+    return layout_in_words(state, chain.stages)
 
 
 def _newcomers(old: Chain | None, chain: Chain, state: ClusterState) -> str:
     """Who serves it now and did not when it was last in use."""
-    former = set() if old is None else {stage.node for stage in old.used_stages}
-    names = [_name(node, state) for node in chain.nodes if former and node not in former]
+    former = set() if old is None else {node for stage in old.used_stages for node in stage.members}
+    names = [_name(node, state) for node in chain.members if former and node not in former]
     return f"; {', '.join(names)} took over" if names else ""
 
 

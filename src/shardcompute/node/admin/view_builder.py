@@ -20,7 +20,7 @@ from shardcompute.control.explain import (
 from shardcompute.control.placement.cost_model import hops_of, score, stage_s
 from shardcompute.control.placement.place import PlacedStage, Placement
 from shardcompute.control.placement.request import placement_request
-from shardcompute.control.sizes import HeldSums, StageBytes, parts_of, sizes_of, usual_holding
+from shardcompute.control.sizes import HeldSums, StageBytes, parts_of, sizes_of, sums_of, usual_holding
 from shardcompute.control.state import (
     Assignment,
     Chain,
@@ -30,6 +30,7 @@ from shardcompute.control.state import (
     RequestedModel,
     Shard,
     is_loaded,
+    loaded_fraction,
 )
 from shardcompute.node.admin.views import (
     CachedLayers,
@@ -132,7 +133,8 @@ def _parts_of_shard(state: ClusterState, node: Node, shard: Shard) -> StageBytes
     requested = state.models.get(shard.model)
     if requested is None:
         return StageBytes(shard.size_bytes, 0, 0)
-    parts = parts_of(state, requested.model, Assignment(node.id, shard.start, shard.stop))
+    held = sums_of(requested.model, node.holding_of(requested.model), shard.tensor)
+    parts = held.parts(shard.start, shard.stop)
     known = min(shard.size_bytes, parts.scratch_bytes + parts.kv_bytes)
     return StageBytes(
         shard.size_bytes - known, known - min(known, parts.kv_bytes), min(known, parts.kv_bytes)
@@ -231,7 +233,7 @@ def _view_model(
     parts = (
         [held_usually(state, model).parts(0, model.layer_count)]
         if chain is None
-        else [parts_of(state, model, stage) for stage in chain.stages]
+        else [parts_of(state, model, stage, node) for stage in chain.stages for node in stage.members]
     )
     memory = view_parts(*parts)
     return ModelView(
@@ -283,8 +285,8 @@ def _view_chain(state: ClusterState, chain: Chain, now_s: float, timings: Sequen
         drivers=_view_drivers(state, chain),
         driver_host=current_host(chain),
         driver_host_reason=_explain_driver_host(state, chain, now_s, names),
-        exactness=explain_exactness(state, chain.nodes, state.models[chain.model].model),
-        is_mixed=is_mixed(classes_of(state, chain.nodes, state.models[chain.model].model)),
+        exactness=explain_exactness(state, chain.members, state.models[chain.model].model),
+        is_mixed=is_mixed(classes_of(state, chain.members, state.models[chain.model].model)),
         last_move=chain.last_move,
         is_moving=chain.target is not None,
     )
@@ -354,19 +356,9 @@ def _view_timing(timing: StageTiming) -> StageTimes:
 
 
 def _loaded_fraction(state: ClusterState, chain: Chain, stage: Assignment) -> float:
-    if is_loaded(state, chain, stage):
-        return 1.0
-    node = state.nodes.get(stage.node)
-    place = (chain.id, stage.start, stage.stop)
     # Everything fetched is not everything loaded: 1 is said only of what answers.
-    return max(
-        (
-            min(each.fraction, 0.999)
-            for each in (node.loading if node else ())
-            if (each.chain, each.start, each.stop) == place
-        ),
-        default=0.0,
-    )
+    is_there = is_loaded(state, chain, stage)
+    return 1.0 if is_there else min(loaded_fraction(state, chain, stage), 0.999)
 
 
 def predict_chain(state: ClusterState, chain: Chain, now_s: float) -> Placement | None:
@@ -376,7 +368,7 @@ def predict_chain(state: ClusterState, chain: Chain, now_s: float) -> Placement 
     request = replace(request, driver=current_host(chain) or state.driver)
     offers = {offer.node: offer for offer in request.offers}
     hops_s = hops_of(request).ring_s(chain.nodes)
-    if not set(chain.nodes) <= offers.keys() or not isfinite(hops_s):
+    if not set(chain.members) <= offers.keys() or not isfinite(hops_s):
         return None
     worth = score(request, chain.stages)
     return Placement(

@@ -9,8 +9,10 @@ import queue
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shardcompute.control.actions import ActivateChain, AttachDriver, ConnectChain
-from shardcompute.control.state import ClusterState
+import msgspec
+
+from shardcompute.control.actions import ActivateChain, AttachDriver, ConnectChain, StageAddress
+from shardcompute.control.state import Assignment, ClusterState, RankPlace
 from shardcompute.core.errors import LinkError
 from shardcompute.node.coordinator.driver_port import OwnDriver
 from shardcompute.node.coordinator.node_registry import NoAnswerError, NodeRegistry, await_answer
@@ -88,13 +90,17 @@ def connect_epoch(
     commands = _commands(action, driver, plan, wire_of)
     answers: dict[int, Connected] = {}
     for replays in (False, True):
-        asked = {
-            index: registry.ask(action.stages[index].node, command)
+        # Ranks of a stage meet each other: all of them are told at once.
+        asked = [
+            (index, rank, node, registry.ask(node, told))
             for index, command in enumerate(commands)
             if command.replays is replays
-        }
-        for index, answer in asked.items():
-            answers[index] = _await_connected(registry, action.stages[index].node, answer)
+            for rank, (node, told) in enumerate(_by_member(action.stages[index], command))
+        ]
+        for index, rank, node, answer in asked:
+            connected = _await_connected(registry, node, answer)
+            if rank == 0:
+                answers[index] = connected
     driver.open_chain(attach_command(action))
     resumption = None if plan is None else plan.resumption([answers[i] for i in range(len(commands))])
     return ConnectedEpoch(action.epoch, resumption, change, joint_limits([*answers.values()]))
@@ -113,18 +119,19 @@ def joint_limits(answers: Sequence[Connected]) -> StepLimits:
 def change_of(state: ClusterState, action: ConnectChain) -> ShapeChange:
     """Whose stages an epoch does without, and who computes layers in it that others did, or that it had lost."""
     chain = state.chains.get(action.chain)
-    used = {(stage.node, stage.start, stage.stop) for stage in action.used_stages}
-    away = [stage.node for stage in action.used_stages if not _is_well(state, stage.node)]
+    used = {each for stage in action.used_stages for each in _parts_of(stage)}
+    away = [node for stage in action.used_stages for node in stage.members if not _is_well(state, node)]
     lost = dict.fromkeys([*(() if chain is None else chain.lost), *away])
-    new = [
-        stage.node
-        for stage in action.stages
-        if used and ((stage.node, stage.start, stage.stop) not in used or stage.node in lost)
-    ]
+    parts = [each for stage in action.stages for each in _parts_of(stage.assignment)]
+    new = [part[0] for part in parts if used and (part not in used or part[0] in lost)]
     called = {id: node.name for id, node in state.nodes.items()}
     return ShapeChange(
         tuple(called.get(node, node) for node in lost), tuple(called.get(node, node) for node in new)
     )
+
+
+def _parts_of(stage: Assignment) -> list[tuple[str, int, int, RankPlace | None]]:
+    return [(node, stage.start, stage.stop, stage.place_of(node)) for node in stage.members]
 
 
 def _is_well(state: ClusterState, node_id: str) -> bool:
@@ -201,6 +208,17 @@ def _commands(
             wire=wire_of(stage.node, ring[index + 1].node),
         )
         for index, stage in enumerate(action.stages)
+    ]
+
+
+def _by_member(stage: StageAddress, command: Connect) -> list[tuple[str, Connect]]:
+    """What each member of a stage is told, the one that leads first."""
+    if not stage.ranks:
+        return [(stage.node, command)]
+    assignment, ranks = stage.assignment, [Peer(each.node, each.address) for each in stage.ranks]
+    return [
+        (node, msgspec.structs.replace(command, tensor=assignment.place_of(node), ranks=ranks))
+        for node in assignment.members
     ]
 
 

@@ -120,9 +120,9 @@ class ActionExecutor:
         match action:
             case LoadShard():
                 self._load(action)
-            case UnloadShard(node, incarnation, chain, start, stop):
-                done = ShardUnloaded(node, incarnation, chain, start, stop)
-                self._command(action, node, UnloadLayers(chain, start, stop), done)
+            case UnloadShard(node, incarnation, chain, start, stop, tensor):
+                done = ShardUnloaded(node, incarnation, chain, start, stop, tensor)
+                self._command(action, node, UnloadLayers(chain, start, stop, tensor), done)
             case ConnectChain():
                 self._begin_to_connect(action)
             case ActivateChain():
@@ -161,6 +161,7 @@ class ActionExecutor:
             backend=model.backend,
             context_length=model.context_length,
             sources=[*sources, self._origin],
+            tensor=action.tensor,
         )
         self._command(action, action.node, command)
         self._coordinator.after(_LOAD_QUIET_S, lambda: self._check_load(action, -1.0))
@@ -172,10 +173,8 @@ class ActionExecutor:
             return
         if identity(action) not in self._under_way:
             return  # it is done, or nobody wants it any more
-        place = (action.chain, action.start, action.stop)
-        now = next(
-            (each.fraction for each in node.loading if (each.chain, each.start, each.stop) == place), 0.0
-        )
+        place = (action.chain, action.start, action.stop, action.tensor)
+        now = next((each.fraction for each in node.loading if each.place == place), 0.0)
         if now > fraction:
             self._coordinator.after(_LOAD_QUIET_S, lambda: self._check_load(action, now))
             return
@@ -191,6 +190,7 @@ class ActionExecutor:
                 action.stop,
                 reason,
                 self._coordinator.now_s(),
+                tensor=action.tensor,
             )
         )
 
@@ -309,7 +309,7 @@ class ActionExecutor:
         the sessions."""
         known = self._coordinator.state.chains.get(chain)
         holds = any(shard.chain == chain for shard in node.shards)
-        if known is not None and holds and node.is_live and node.id not in known.nodes:
+        if known is not None and holds and node.is_live and node.id not in known.members:
             command = FenceOff(chain, known.epoch - 1, forgets=True)
             self._registry.command(node.id, command, lambda _: None)
 

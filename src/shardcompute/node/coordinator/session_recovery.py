@@ -42,7 +42,9 @@ def plan_recovery(before: Sequence[Assignment], after: Sequence[StageAddress]) -
     """How to go on from one shape to the next; None: everything must be computed again."""
     if [(s.start, s.stop) for s in before] != [(s.start, s.stop) for s in after] or not before:
         return None
-    new = frozenset(i for i, (old, now) in enumerate(zip(before, after, strict=True)) if old.node != now.node)
+    # Of ranks that are others, or have other shares, none can go on with what it holds.
+    pairs = enumerate(zip(before, after, strict=True))
+    new = frozenset(index for index, (old, now) in pairs if old != now.assignment)
     if any(index - 1 in new for index in new):
         return None
     return RecoveryPlan(new)

@@ -25,7 +25,7 @@ from shardcompute.control.events import (
     ShardLoaded,
     ShardProgressed,
 )
-from shardcompute.control.state import LayerShape, LayerTime, Node, NodeRole, UnusedDevice
+from shardcompute.control.state import LayerShape, LayerTime, Node, NodeRole, RankPlace, UnusedDevice
 from shardcompute.core.errors import UsageError
 from shardcompute.core.fields import shorten
 from shardcompute.node.rpc.session_ids import MOST_NAMESPACES
@@ -35,6 +35,8 @@ _MOST_BYTES = 1 << 50
 _MOST_THREADS = 1 << 16
 _MOST_LAYERS = 1 << 14
 _MOST_RANGES = 4096
+_MOST_RANKS = 256
+_MOST_WEIGHT = 1 << 20
 _MOST_OF_A_KIND = 256
 """Shards, loads, refusals and measured models of one node."""
 _MOST_CHARACTERS = 300
@@ -108,6 +110,7 @@ def validate_join(event: NodeJoined) -> str | None:
         *(_no_range(held.model, held.start, held.stop) for held in event.shards[:_MOST_RANGES]),
         *(_unwordly("chain", held.chain) for held in event.shards[:_MOST_RANGES]),
         *(_out_of("shard", held.size_bytes, 0, _MOST_BYTES) for held in event.shards[:_MOST_RANGES]),
+        *(_no_rank(held.tensor) for held in event.shards[:_MOST_RANGES]),
         _out_of("number of codecs", len(event.codecs), 0, _MOST_CODECS),
         *(_unwordly("codec", codec) for codec in event.codecs[:_MOST_CODECS]),
     ]
@@ -150,11 +153,9 @@ def validate_count(event: Event, node: Node) -> str | None:
     """A reason to ignore what a node reports besides all that is known of it, or None. It has few shards, and few
     models that it failed to load or was measured with: names that it makes up must not fill the state."""
     if isinstance(event, ShardLoaded):
-        names = {(held.chain, held.start, held.stop) for held in node.shards}
-        return _one_more("shards", names, (event.chain, event.start, event.stop))
+        return _one_more("shards", {held.place for held in node.shards}, event.place)
     if isinstance(event, ShardProgressed):
-        loads = {(each.chain, each.start, each.stop) for each in node.loading}
-        return _one_more("loads", loads, (event.chain, event.start, event.stop))
+        return _one_more("loads", {each.place for each in node.loading}, event.place)
     if isinstance(event, ShardFailed):
         return _one_more("failures", {each.model for each in node.refusals}, event.model)
     if isinstance(event, NodeMeasured) and event.model is not None:
@@ -174,7 +175,11 @@ def report_problem(event: Event) -> str | None:
             _unwordly("model", event.model or "-"),
         ]
     elif isinstance(event, ShardLoaded | ShardFailed):
-        problems = [_unwordly("chain", event.chain), _no_range(event.model, event.start, event.stop)]
+        problems = [
+            _unwordly("chain", event.chain),
+            _no_range(event.model, event.start, event.stop),
+            _no_rank(event.tensor),
+        ]
         if isinstance(event, ShardFailed):
             problems.append(_out_of("memory", event.memory_bytes, 0, _MOST_BYTES))
         if isinstance(event, ShardLoaded):
@@ -182,7 +187,7 @@ def report_problem(event: Event) -> str | None:
     elif isinstance(event, MemoryRegained):
         problems = [_out_of("memory", event.memory_bytes, 0, _MOST_BYTES)]
     elif isinstance(event, ShardProgressed):
-        problems = [_no_range(event.chain, event.start, event.stop)]
+        problems = [_no_range(event.chain, event.start, event.stop), _no_rank(event.tensor)]
     elif isinstance(event, LinkMeasured):
         problems = [
             _unwordly("node", event.a),
@@ -244,6 +249,14 @@ def _no_range(name: str, start: int, stop: int) -> str | None:
     if 0 <= start < stop <= _MOST_LAYERS:
         return _unwordly("model", name)
     return "it names layers that no model has"
+
+
+def _no_rank(tensor: RankPlace | None) -> str | None:
+    if tensor is None:
+        return None
+    is_some = 0 <= tensor.rank < len(tensor.weights) <= _MOST_RANKS
+    is_bounded = is_some and all(0 < weight <= _MOST_WEIGHT for weight in tensor.weights)
+    return None if is_bounded else "it names a share of layers that no stage has"
 
 
 def _no_driver(event: NodeJoined) -> str | None:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from shardcompute.control.state import RankPlace, ShardPlace
 from shardcompute.core.errors import LinkError
 from shardcompute.core.generation import Speculation
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
@@ -35,12 +36,23 @@ class LoadLayers(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """What computes them, where the worker leaves that open; "": its own backend."""
     context_length: int
     sources: list[Peer]
+    tensor: RankPlace | None = None
+    """Which share of them; None: all of them."""
+
+    @property
+    def place(self) -> ShardPlace:
+        return self.chain, self.start, self.stop, self.tensor
 
 
 class UnloadLayers(msgspec.Struct, frozen=True, tag=True):
     chain: str
     start: int
     stop: int
+    tensor: RankPlace | None = None
+
+    @property
+    def place(self) -> ShardPlace:
+        return self.chain, self.start, self.stop, self.tensor
 
 
 class Wire(msgspec.Struct, frozen=True):
@@ -74,6 +86,14 @@ class Connect(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     keeps_sessions: bool = False
     replays: bool = False
     wire: Wire = Wire()
+    tensor: RankPlace | None = None
+    """Of a stage that several compute: which rank this node is."""
+    ranks: list[Peer] = []
+    """All of them, by rank; empty: this node computes the stage alone."""
+
+    @property
+    def place(self) -> ShardPlace:
+        return self.chain, self.start, self.stop, self.tensor
 
 
 class StepLimits(msgspec.Struct, frozen=True):

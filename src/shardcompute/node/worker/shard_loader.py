@@ -22,7 +22,7 @@ from shardcompute.backends.device_memory import (
 )
 from shardcompute.backends.executor import ExecutorOptions, rows_of_step
 from shardcompute.backends.footprint import holding_of
-from shardcompute.control.sizes import StageBytes, describe_card, sizes_of
+from shardcompute.control.sizes import StageBytes, describe_card, sums_of
 from shardcompute.control.state import LayerShape, Shard
 from shardcompute.core.errors import (
     CapacityError,
@@ -151,7 +151,7 @@ class ShardLoader:
         DeviceMemoryError says that less fits than was thought: all of this load is freed, and `memory_bytes` is less
         until memory has been free for a while (`measured`).
         """
-        key = (command.chain, command.start, command.stop)
+        key = command.place
         with self._loading:
             if key in self._held:
                 return None
@@ -261,7 +261,7 @@ class ShardLoader:
         pace = ServicePace(speed.stage, speed.stage.row_s * kv_token_bytes / read_bytes)
         self._stages.add(key, runtime, pace)
         with self._lock:
-            shard = Shard(command.chain, command.model, command.start, command.stop, size)
+            shard = Shard(command.chain, command.model, command.start, command.stop, size, command.tensor)
             self._held[key] = _Held(shard, parts.log_bytes)
         if stage.is_last and draft_head_bytes(card):
             # Not before the stage is there: a chain that waits for it can do without.
@@ -304,7 +304,7 @@ class ShardLoader:
             context_length=command.context_length,
         )
         holding = self.holding(self._backend_of(command))
-        return sizes_of(model).on(holding).parts(command.start, command.stop)
+        return sums_of(model, holding, command.tensor).parts(command.start, command.stop)
 
     def holding(self, backend: str) -> str:
         """What holds shards here that this backend computes, see `backends.footprint`."""

@@ -20,6 +20,7 @@ from functools import partial
 import msgspec
 
 from shardcompute.backends.matrix import Array
+from shardcompute.control.state import ShardPlace
 from shardcompute.core.errors import BackendError, DeviceMemoryError, LinkError
 from shardcompute.core.process_memory import return_freed_memory
 from shardcompute.core.rate_limited_log import RateLimitedLog
@@ -50,8 +51,8 @@ _WATCH_S = 1.0
 _ERRAND_S = 60.0
 """So long the computing thread may be at anything but a step: freeing memory, putting in a drafter."""
 _CLOSE_S = 10.0
-ShardKey = tuple[str, int, int]
-"""(chain, first layer, layer behind the last)"""
+ShardKey = ShardPlace
+"""(chain, first layer, layer behind the last, which share of them)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,7 @@ class StageServer:
 
     def _take_slot(self, command: Connect) -> tuple[StageSlot, bool]:
         """The shard with its new route, and whether it goes on with its sessions."""
-        chain, epoch, key = command.chain, command.epoch, (command.chain, command.start, command.stop)
+        chain, epoch, key = command.chain, command.epoch, command.place
         with self._lock:
             runtime = self._runtimes.get(key)
             if runtime is None:

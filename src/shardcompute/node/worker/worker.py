@@ -7,6 +7,7 @@ import platform
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +25,7 @@ from shardcompute.control.events import (
     ShardLoaded,
     ShardProgressed,
 )
-from shardcompute.control.state import AlternativeBackend, Holding, UnusedDevice
+from shardcompute.control.state import AlternativeBackend, Holding, RankPlace, UnusedDevice
 from shardcompute.core.errors import BackendError, DeviceMemoryError, LinkError, ShardComputeError
 from shardcompute.core.fields import shorten
 from shardcompute.core.process_memory import give_back_large_blocks, resident_bytes
@@ -115,6 +116,8 @@ class WorkerShard:
     model: str
     start: int
     stop: int
+    tensor: RankPlace | None = None
+    """Which share of them; None: all of them."""
     fraction: float = 1.0
     """How much of them has been fetched."""
     is_at_work: bool = False
@@ -122,7 +125,7 @@ class WorkerShard:
 
     @property
     def place(self) -> ShardKey:
-        return self.chain, self.start, self.stop
+        return self.chain, self.start, self.stop, self.tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +290,8 @@ class Worker:
                     shard.model,
                     shard.start,
                     shard.stop,
-                    is_at_work=(shard.chain, shard.start, shard.stop) in self._connected,
+                    shard.tensor,
+                    is_at_work=shard.place in self._connected,
                 )
                 for shard in sorted(shards, key=lambda shard: (shard.model, shard.start, shard.chain))
             )
@@ -392,9 +396,8 @@ class Worker:
         if isinstance(command, LoadLayers):
             self._load(command)
         elif isinstance(command, UnloadLayers):
-            key = (command.chain, command.start, command.stop)
-            self._loader.unload(key)
-            self._speeds.unloaded(key)
+            self._loader.unload(command.place)
+            self._speeds.unloaded(command.place)
         elif isinstance(command, Connect):
             return encode_answer(self._connect(command))
         elif isinstance(command, FenceOff):
@@ -416,7 +419,7 @@ class Worker:
         return b""
 
     def _connect(self, command: Connect) -> Connected:
-        key = (command.chain, command.start, command.stop)
+        key = command.place
         if key not in self._stages.shards():
             # Unloaded while the coordinator was away: it must hear that, and of no model that failed to load.
             self._tell_failed(key, "-", BackendError("it is not loaded here"))
@@ -425,13 +428,13 @@ class Worker:
         return connected
 
     def _load(self, command: LoadLayers) -> None:
-        key = (command.chain, command.start, command.stop)
+        key = command.place
         try:
             # What is loaded could not be used.
             self._stages.check_not_stuck()
             measured = self._load_shard(command)
         except ShardComputeError as error:
-            log.warning("layers %d to %d of %s could not be loaded: %s", *key[1:], command.model, error)
+            log.warning("layers %d to %d of %s could not be loaded: %s", *key[1:3], command.model, error)
             self._problem = (
                 f"layers {key[1]}–{key[2] - 1} of {command.model} could not be loaded: {error.message}"
             )
@@ -444,20 +447,20 @@ class Worker:
         self._tell_held()
 
     def _load_shard(self, command: LoadLayers) -> MeasuredShard | None:
-        key, place = (command.chain, command.start, command.stop), (command.chain, command.model)
+        key = command.place
+        loading = WorkerShard(command.chain, command.model, command.start, command.stop, command.tensor)
 
         def progressed(fraction: float) -> None:
-            self._loading[key] = WorkerShard(*place, *key[1:], fraction=fraction)
-            life = self._control.incarnation
-            self._control.tell(
-                ShardProgressed(self.node, life, command.chain, command.start, command.stop, fraction)
-            )
+            self._loading[key] = replace_fields(loading, fraction=fraction)
+            life, (chain, start, stop, tensor) = self._control.incarnation, key
+            self._control.tell(ShardProgressed(self.node, life, chain, start, stop, fraction, tensor))
 
         return self._loader.load(command, progressed)
 
     def _tell_failed(self, key: ShardKey, model: str, error: ShardComputeError) -> None:
-        life, (chain, start, stop) = self._control.incarnation, key
-        failed = ShardFailed(self.node, life, chain, model, start, stop, shorten(str(error)), 0.0)
+        life, (chain, start, stop, tensor) = self._control.incarnation, key
+        told = shorten(str(error))
+        failed = ShardFailed(self.node, life, chain, model, start, stop, told, 0.0, tensor=tensor)
         if not isinstance(error, DeviceMemoryError):
             self._control.tell(failed)
             return
@@ -492,11 +495,9 @@ class Worker:
         # Inside the block, so that nothing is unloaded, and that answered, between looking and saying.
         with self._loader.held() as shards:
             for shard in shards:
-                life = self._control.incarnation
+                life, (chain, start, stop, tensor) = self._control.incarnation, shard.place
                 self._control.tell(
-                    ShardLoaded(
-                        self.node, life, shard.chain, shard.model, shard.start, shard.stop, shard.size_bytes
-                    )
+                    ShardLoaded(self.node, life, chain, shard.model, start, stop, shard.size_bytes, tensor)
                 )
 
     def _tell_pace(self, key: ShardKey, pace: ShardPace) -> None:

@@ -21,7 +21,7 @@ from support.models.full_device import OutOfMemoryError
 CARD = DeviceKey("NVIDIA H200", "torch", "cuda:0", 2)
 HOST = DeviceKey("AMD EPYC", "onnx", "cpu", 2)
 SPEED = BackendSpeed(1e-12, 1e-14, 1e-4)
-KEY = ("m#1", 0, 2)
+KEY = ("m#1", 0, 2, None)
 MEASURED = MeasuredShard(
     LayerShape(64, 1000, "native"), ShardSpeed(StageSpeed(0.02, 0.03, 0.002), 0.01, 0.015, 0.001)
 )

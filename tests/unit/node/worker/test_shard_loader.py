@@ -115,8 +115,8 @@ def test_layers_are_loaded_once(served: ServedWeights, tmp_path: Path, on_exit: 
     assert heard[-1] == 1.0
     assert lab.load("m#1") is None, "it is there already"
     assert [(shard.chain, shard.start, shard.stop) for shard in lab.held()] == [("m#1", 0, 1)]
-    assert list(lab.stages.shards()) == [("m#1", 0, 1)]
-    lab.loader.unload(("m#1", 0, 1))
+    assert list(lab.stages.shards()) == [("m#1", 0, 1, None)]
+    lab.loader.unload(("m#1", 0, 1, None))
     assert lab.held() == ()
     assert lab.stages.shards() == {}
 
@@ -139,7 +139,7 @@ def test_a_shard_waits_for_another_to_go(
     lab.load("m#1")
     thread = threading.Thread(target=lab.load, args=("m#2",))
     thread.start()
-    lab.loader.unload(("m#1", 0, 1))
+    lab.loader.unload(("m#1", 0, 1, None))
     thread.join(PATIENCE_S)
     assert [shard.chain for shard in lab.held()] == ["m#2"]
 
@@ -167,7 +167,7 @@ def test_memory_that_runs_out_while_loading_is_freed_and_no_longer_offered(
         lab.load("m#2")
     assert device.closed == len(device.loads) == 2, "it is tried once more after caches were freed"
     assert [shard.chain for shard in lab.held()] == ["m#1"], "nothing of it stays"
-    assert list(lab.stages.shards()) == [("m#1", 0, 1)]
+    assert list(lab.stages.shards()) == [("m#1", 0, 1, None)]
     assert size_bytes <= lab.loader.memory_bytes < 2 * size_bytes
     with pytest.raises(CapacityError, match="do not fit"):
         lab.load("m#2")
@@ -190,12 +190,12 @@ def test_each_shortage_takes_more_of_what_is_offered(
     offered = []
     for _ in range(3):
         lab.load("m#1")
-        given_up = lab.loader.give_up(("m#1", 0, 1))
+        given_up = lab.loader.give_up(("m#1", 0, 1, None))
         assert given_up is not None
         offered.append(lab.loader.memory_bytes / size_bytes)
         lab.recover(spare_bytes=OPTIONS.memory_bytes)
         assert lab.loader.is_offering_all
-    assert lab.loader.give_up(("m#1", 0, 1)) is None
+    assert lab.loader.give_up(("m#1", 0, 1, None)) is None
     assert lab.held() == ()
     assert offered == pytest.approx([0.85, 0.7225, 0.614125], rel=1e-3)
 
