@@ -204,6 +204,7 @@ class ShardProgressed(Struct, frozen=True, tag=True):
     stop: int
     fraction: float
     tensor: RankPlace | None = None
+    """Which share of the layers; None: all of them."""
 
     @property
     def place(self) -> ShardPlace:
@@ -219,6 +220,7 @@ class ShardLoaded(Struct, frozen=True, tag=True):
     stop: int
     size_bytes: int
     tensor: RankPlace | None = None
+    """Which share of the layers; None: all of them."""
 
     @property
     def place(self) -> ShardPlace:
@@ -237,6 +239,7 @@ class ShardFailed(Struct, frozen=True, tag=True):
     memory_bytes: int | None = None
     """Where memory ran out: what the node offers from now on."""
     tensor: RankPlace | None = None
+    """Which share of the layers; None: all of them."""
 
     @property
     def place(self) -> ShardPlace:
@@ -270,6 +273,7 @@ class ShardUnloaded(Struct, frozen=True, tag=True):
     start: int
     stop: int
     tensor: RankPlace | None = None
+    """Which share of the layers; None: all of them."""
 
     @property
     def place(self) -> ShardPlace:
