@@ -206,10 +206,6 @@ class ShardProgressed(Struct, frozen=True, tag=True):
     tensor: RankPlace | None = None
     """Which share of the layers; None: all of them."""
 
-    @property
-    def place(self) -> ShardPlace:
-        return self.chain, self.start, self.stop, self.tensor
-
 
 class ShardLoaded(Struct, frozen=True, tag=True):
     node: str
@@ -221,10 +217,6 @@ class ShardLoaded(Struct, frozen=True, tag=True):
     size_bytes: int
     tensor: RankPlace | None = None
     """Which share of the layers; None: all of them."""
-
-    @property
-    def place(self) -> ShardPlace:
-        return self.chain, self.start, self.stop, self.tensor
 
 
 class ShardFailed(Struct, frozen=True, tag=True):
@@ -240,10 +232,6 @@ class ShardFailed(Struct, frozen=True, tag=True):
     """Where memory ran out: what the node offers from now on."""
     tensor: RankPlace | None = None
     """Which share of the layers; None: all of them."""
-
-    @property
-    def place(self) -> ShardPlace:
-        return self.chain, self.start, self.stop, self.tensor
 
 
 class MemoryRegained(Struct, frozen=True, tag=True):
@@ -275,9 +263,10 @@ class ShardUnloaded(Struct, frozen=True, tag=True):
     tensor: RankPlace | None = None
     """Which share of the layers; None: all of them."""
 
-    @property
-    def place(self) -> ShardPlace:
-        return self.chain, self.start, self.stop, self.tensor
+
+def place_in(event: ShardProgressed | ShardLoaded | ShardFailed | ShardUnloaded) -> ShardPlace:
+    """Of which shard an event tells."""
+    return event.chain, event.start, event.stop, event.tensor
 
 
 class ChainConnected(Struct, frozen=True, tag=True):

@@ -35,7 +35,7 @@ def _progress(state: ClusterState, event: happened.ShardProgressed) -> ClusterSt
     node = live_node(state, event.node, event.incarnation)
     if node is None:
         return state
-    node = _without_progress(node, event.place)
+    node = _without_progress(node, happened.place_in(event))
     fraction = min(1.0, max(0.0, event.fraction))
     loading = (*node.loading, Loading(event.chain, event.start, event.stop, fraction, event.tensor))
     return _note_loading(with_node(state, replace(node, loading=loading)), event.chain)
@@ -45,8 +45,8 @@ def _load(state: ClusterState, event: happened.ShardLoaded) -> ClusterState:
     node = live_node(state, event.node, event.incarnation)
     if node is None or event.start >= event.stop:
         return state
-    node = _without_progress(node, event.place)
-    node = _without_shard(node, event.place)
+    node = _without_progress(node, happened.place_in(event))
+    node = _without_shard(node, happened.place_in(event))
     shard = Shard(event.chain, event.model, event.start, event.stop, event.size_bytes, event.tensor)
     node = replace(
         node,
@@ -61,13 +61,13 @@ def _fail(state: ClusterState, event: happened.ShardFailed) -> ClusterState:
     node = live_node(state, event.node, event.incarnation)
     if node is None:
         return state
-    node = _without_progress(node, event.place)
-    node = _without_shard(node, event.place)
+    node = _without_progress(node, happened.place_in(event))
+    node = _without_shard(node, happened.place_in(event))
     refused = _leave_alone(node, event.model, event.reason, state.health, event.now_s)
     if event.memory_bytes is not None:
         refused = _with_less_memory(state, refused, event, event.memory_bytes)
     state = trim_standbys(with_node(state, refused))
-    state = _interrupt_at(state, event.node, event.place, event.reason)
+    state = _interrupt_at(state, event.node, happened.place_in(event), event.reason)
     return state if event.memory_bytes is None else _interrupt_unplaceable(state, event.node)
 
 
@@ -89,7 +89,7 @@ def _with_less_memory(
     enough for another plan, so that it is not left alone, unless it fails with what fits better, too."""
     requested = state.models.get(event.model)
     if requested is not None and event.stop <= requested.model.layer_count:
-        size_bytes = place_bytes(requested.model, node.holding_of(requested.model), event.place)
+        size_bytes = place_bytes(requested.model, node.holding_of(requested.model), happened.place_in(event))
         others_bytes = node.process_bytes + sum(shard.size_bytes for shard in node.shards)
         memory_bytes = min(memory_bytes, others_bytes + size_bytes * 15 // 16)
     refusals = tuple(
@@ -123,10 +123,10 @@ def _leave_alone(node: Node, model: str, reason: str, health: HealthPolicy, now_
 
 def _unload(state: ClusterState, event: happened.ShardUnloaded) -> ClusterState:
     node = live_node(state, event.node, event.incarnation)
-    if node is None or not node.has_shard(*event.place):
+    if node is None or not node.has_shard(*happened.place_in(event)):
         return state
-    state = with_node(state, _without_shard(node, event.place))
-    return _interrupt_at(state, event.node, event.place, "its shard was unloaded")
+    state = with_node(state, _without_shard(node, happened.place_in(event)))
+    return _interrupt_at(state, event.node, happened.place_in(event), "its shard was unloaded")
 
 
 def _interrupt_at(state: ClusterState, node: str, place: ShardPlace, reason: str) -> ClusterState:

@@ -24,6 +24,7 @@ from shardcompute.control.events import (
     ShardFailed,
     ShardLoaded,
     ShardProgressed,
+    place_in,
 )
 from shardcompute.control.state import LayerShape, LayerTime, Node, NodeRole, RankPlace, UnusedDevice
 from shardcompute.core.errors import UsageError
@@ -153,9 +154,9 @@ def validate_count(event: Event, node: Node) -> str | None:
     """A reason to ignore what a node reports besides all that is known of it, or None. It has few shards, and few
     models that it failed to load or was measured with: names that it makes up must not fill the state."""
     if isinstance(event, ShardLoaded):
-        return _one_more("shards", {held.place for held in node.shards}, event.place)
+        return _one_more("shards", {held.place for held in node.shards}, place_in(event))
     if isinstance(event, ShardProgressed):
-        return _one_more("loads", {each.place for each in node.loading}, event.place)
+        return _one_more("loads", {each.place for each in node.loading}, place_in(event))
     if isinstance(event, ShardFailed):
         return _one_more("failures", {each.model for each in node.refusals}, event.model)
     if isinstance(event, NodeMeasured) and event.model is not None:
