@@ -29,7 +29,7 @@ ALONE = ("--local",)
 SHORT = (*ALONE, "--context", "96")
 SERVERS: dict[str, tuple[str, ...]] = {
     "alone": ALONE,
-    "three stages": (*ALONE, "--stages", "3"),
+    "three stages": (*ALONE, "--parallel", "pp=3"),
     "swarm": ("--workers", "3", "--cluster-port", "0", "--join-port", "0"),
 }
 _MINUTES_S = 900.0

@@ -98,10 +98,16 @@ class ClusterClient(Client):
         return self._ask("GET", f"{_range_path('usage', wanted)}&span={span_s}", HistoryPage[UsageView])
 
     def plan(
-        self, model: str, *, form: str = "native", chains: int = 1, kv_type: KvType | None = None
+        self,
+        model: str,
+        *,
+        form: str = "native",
+        chains: int = 1,
+        kv_type: KvType | None = None,
+        parallel: str | None = None,
     ) -> PlanView:
-        """What loading `model` would lead to."""
-        return self._ask("POST", "/cluster/plan", PlanView, _order(model, form, chains, kv_type))
+        """What loading `model` would lead to; cut as `parallel` says, such as tp=2,pp=3 (None: as asked for before)."""
+        return self._ask("POST", "/cluster/plan", PlanView, _order(model, form, chains, kv_type, parallel))
 
     def load_model(
         self,
@@ -113,11 +119,12 @@ class ClusterClient(Client):
         via_coordinator: bool = False,
         kv_type: KvType | None = None,
         adapters: Mapping[str, str] | None = None,
+        parallel: str | None = None,
     ) -> FetchView:
         """Have a model served; `watch` says how far that has come. WouldReplaceError where others would have to give
         way, unless they may. `kv_type` None: as it is served, else what the cluster was started with. `adapters` are
         folders on the coordinator's machine, by name, besides those that the model has."""
-        order = _order(model, form, chains, kv_type)
+        order = _order(model, form, chains, kv_type, parallel)
         if adapters:
             order["adapters"] = dict(adapters)
         order |= {"replace": replace, "via_coordinator": via_coordinator}
@@ -263,8 +270,10 @@ def _range_path(kind: str, wanted: HistoryRange | None) -> str:
     )
 
 
-def _order(model: str, form: str, chains: int, kv_type: KvType | None) -> dict[str, Any]:
-    return {"model": model, "form": form, "chains": chains, "kv_type": kv_type}
+def _order(
+    model: str, form: str, chains: int, kv_type: KvType | None, parallel: str | None
+) -> dict[str, Any]:
+    return {"model": model, "form": form, "chains": chains, "kv_type": kv_type, "parallel": parallel}
 
 
 def _generation(model: str, request: GenerationRequest) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def test_a_killed_stage_is_not_noticed_in_the_answer(name: str, tmp_path: Path) 
         asked = [replace(greedy(PROMPT, TOKENS), adapter=each) for each in ("", *kind.adapters)]
         expected = [Alone(service).answer(each).text for each in asked]
         served = service.name
-    options = ["--workers", "3", "--stages", "3", "--backend", "onnx", "--threads", "1"]
+    options = ["--workers", "3", "--parallel", "pp=3", "--backend", "onnx", "--threads", "1"]
     options += ["--kv-tokens", "2048", "--speculate", "off"]
     for each, folder in kind.adapters.items():
         options += ["--adapter", f"{each}={folder}"]

@@ -27,6 +27,8 @@ HOLDERS = (
 )
 ADAPTING_HOLDERS = ("onnx/cpu", "numpy/cpu", "torch/cpu")
 """Those that add what adapters add (`backends.host.low_rank`)."""
+RANK_BACKENDS = ("onnx", "torch", "mlx", "numpy")
+"""Those that can be a tensor rank: llama.cpp and `transformers` compute layers whole."""
 SEEING_HOLDERS = ("onnx/cpu", "numpy/cpu", "torch/cpu", "torch/mps", "mlx/gpu", "mlx/cpu")
 """Those that take pictures: they hold a model's tower with its embedding."""
 _PATCH_BUFFERS = 10

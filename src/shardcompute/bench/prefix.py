@@ -92,7 +92,7 @@ def run_prefix_bench(bench: PrefixBench, say: Say) -> PrefixOutcome:
     )
     say(f"starting {bench.workers} workers")
     room = ["--kv-tokens", str(bench.kv_tokens), "--context", str(bench.context), "--max-memory", str(memory)]
-    room += ["--stages", str(bench.workers)]
+    room += ["--parallel", f"pp={bench.workers}"]
     arguments = cluster_arguments(bench.workers, bench.form, *room)
     with serving("cluster", bench.model_path, arguments) as server:
         system = system_prompt(bench.prompt_tokens, server.count_tokens)

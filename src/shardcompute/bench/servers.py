@@ -131,7 +131,7 @@ def find_errors(lines: Sequence[str]) -> list[str]:
 def cluster_arguments(workers: int, form: str, *more: str) -> list[str]:
     """Options of `up` for a local cluster of workers with one thread each, on any free ports."""
     alone = ["--threads", "1", "--cluster-port", "0", "--join-port", "0"]
-    return ["--workers", str(workers), "--stages", "0", "--weights", form, *alone, *more]
+    return ["--workers", str(workers), "--parallel", "tp=1", "--weights", form, *alone, *more]
 
 
 @contextlib.contextmanager

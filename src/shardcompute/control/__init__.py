@@ -12,7 +12,7 @@ from shardcompute.control.actions import Action, Record
 from shardcompute.control.events import Event, decode_event, encode_event, is_journalled
 from shardcompute.control.explain import explain_plan, report_models
 from shardcompute.control.health import needs_rejoin
-from shardcompute.control.placement.cost_model import NodeCapacity, Request
+from shardcompute.control.placement.capacities import NodeCapacity, Request
 from shardcompute.control.placement.place import Placement, Unplaceable, place, place_chains
 from shardcompute.control.placement.replacement import Replacement, replace_stage
 from shardcompute.control.planning import next_actions

@@ -15,7 +15,7 @@ from shardcompute.control.events import (
     StandbysChosen,
 )
 from shardcompute.control.health import next_health_events
-from shardcompute.control.placement.cost_model import NodeCapacity, Request
+from shardcompute.control.placement.capacities import NodeCapacity, Request
 from shardcompute.control.placement.place import Placement, Unplaceable, choose_standbys, place, place_chains
 from shardcompute.control.placement.replacement import Replacement, keep_layout, replace_stage
 from shardcompute.control.placement.request import placement_request

@@ -12,8 +12,10 @@ from itertools import pairwise
 from math import inf
 
 from shardcompute.control.events import DriverPlaced, Event
-from shardcompute.control.placement.cost_model import Request, hops_of, stage_s
+from shardcompute.control.placement.capacities import Request
+from shardcompute.control.placement.cost_model import hops_of, stage_s
 from shardcompute.control.placement.place import Placement
+from shardcompute.control.placement.rank_groups import offers_of
 from shardcompute.control.placement.request import placement_request
 from shardcompute.control.policy import PlacementPolicy
 from shardcompute.control.state import Chain, ClusterState, RequestedModel
@@ -168,7 +170,9 @@ def _compute_s(state: ClusterState, chain: Chain, now_s: float) -> float:
     """Of one token, on all stages; 0 where a machine is not to be judged just now."""
     model = state.models[chain.model].model
     request = placement_request(state, model, now_s, chain=chain, has_draining=True, has_shared=True)
-    offers = {offer.node: offer for offer in request.offers}
-    if not set(chain.nodes) <= offers.keys():
-        return 0.0
-    return sum(stage_s(request.sizes, offers[each.node], each.start, each.stop) for each in chain.stages)
+    offers = [offers_of(request).find(stage) for stage in chain.stages]
+    return sum(
+        stage_s(request.sizes, offer, each.start, each.stop)
+        for offer, each in zip(offers, chain.stages, strict=True)
+        if offer is not None and None not in offers
+    )

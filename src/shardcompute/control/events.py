@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
+from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.state import (
     Assignment,
     ClusterState,
@@ -133,8 +134,8 @@ class ModelRequested(Struct, frozen=True, tag=True):
     model: Model
     chain_count: int = 1
     has_draft_model: bool = False
-    stage_count: int | None = None
-    """How many stages a person asked for; 0: as many as pay. None: as before."""
+    parallel: Parallelism | None = None
+    """How a person asked for it to be cut; None: as before."""
 
 
 class ModelDropped(Struct, frozen=True, tag=True):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from shardcompute.backends.exactness import describe_exactness, with_kv
 from shardcompute.control.decisions import place_next_chain
-from shardcompute.control.placement.place import Placement, Unplaceable
+from shardcompute.control.placement.place import PlacedStage, Placement, Unplaceable
 from shardcompute.control.state import ClusterState, Model, Node
 from shardcompute.core.units import count_of, format_bytes, format_rate, format_seconds
 
@@ -73,8 +73,8 @@ def explain_plan(
         f"plan for {model.name} ({model.weight_form}, {model.layer_count} layers{through}):",
     ]
     lines += [
-        f"  {called.get(stage.node, stage.node)}{_on(on.get(stage.node))}: layers {stage.start} to {stage.stop - 1} "
-        f"({stage.stop - stage.start}), {format_bytes(stage.memory_bytes)}, "
+        f"  {_who(stage, called, on)}: layers {stage.start} to {stage.stop - 1} "
+        f"({stage.stop - stage.start}), {_together(stage)}{format_bytes(stage.memory_bytes)}, "
         f"{format_seconds(stage.step_s)} a token{_on((sources or {}).get(stage.node))}"
         for stage in plan.stages
     ]
@@ -95,6 +95,19 @@ def explain_plan(
         )
     lines.append(explain_bottleneck(plan, called))
     return "\n".join(lines)
+
+
+def _who(stage: PlacedStage, names: Mapping[str, str], devices: Mapping[str, str]) -> str:
+    members = stage.assignment.members
+    return " + ".join(f"{names.get(node, node)}{_on(devices.get(node))}" for node in members)
+
+
+def _together(stage: PlacedStage) -> str:
+    """How several share the work of a stage."""
+    if not stage.ranks:
+        return ""
+    weights = ":".join(str(seat.weight) for seat in stage.ranks)
+    return f"each computed by all {len(stage.ranks)} ({weights}, {stage.exchange}), "
 
 
 def _on(device: str | None) -> str:

@@ -13,8 +13,9 @@ from math import isfinite
 
 from shardcompute.control.actions import Action, SearchLayout
 from shardcompute.control.events import ChainReshaped, Event, MoveDropped, MovePlanned
-from shardcompute.control.placement.cost_model import Request, score
-from shardcompute.control.placement.place import Placement, Unplaceable, place
+from shardcompute.control.placement.capacities import Request
+from shardcompute.control.placement.cost_model import score
+from shardcompute.control.placement.place import Placement, Unplaceable, asked_in_words, place
 from shardcompute.control.placement.replacement import (
     Replacement,
     hand_over,
@@ -113,11 +114,10 @@ def choose_target(state: ClusterState, chain: Chain, now_s: float) -> MoveTarget
         return None
     now, then = score(request, chain.stages), score(request, best)
     move = Replacement(best, *move_seconds(request, best), "improved")
-    asked = request.stage_count
-    if asked and len(best) == asked != len(chain.stages):
-        reason = move_in_words(state, chain, move, f"{asked} stages were asked for", now, then)
-        return MoveTarget(best, reason, is_urgent=True)
-    if asked and len(chain.stages) == asked != len(best):
+    if request.suits(best) and not request.suits(chain.stages):
+        asked = f"{asked_in_words(request.parallel)} were asked for"
+        return MoveTarget(best, move_in_words(state, chain, move, asked, now, then), is_urgent=True)
+    if request.suits(chain.stages) and not request.suits(best):
         return None
     if chain.unrest.has_left(state.placing, now_s, best):
         return None
@@ -134,7 +134,7 @@ def _best_known(chain: Chain, request: Request) -> tuple[Assignment, ...] | None
     quick = place(request)
     if isinstance(quick, Unplaceable):
         return None
-    if chain.found and len(chain.found) == (request.stage_count or len(chain.found)):
+    if chain.found and request.suits(chain.found):
         is_better = is_possible(request, chain.found) and score(request, chain.found).score > quick.score
         return chain.found if is_better else quick.assignments
     return quick.assignments

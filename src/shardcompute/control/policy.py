@@ -56,6 +56,9 @@ class PlacementPolicy(Struct, frozen=True):
     """Of a machine that nobody has measured yet: it reads 10 GB of weights a second."""
     usual_service_factor: float = 1.25
     """So much slower than just after loading steps may be in service on a machine that has no trouble."""
+    tensor_min_gain: float = 0.05
+    """Machines compute a stage together only for at least this much more worth than without: exchanges are predicted,
+    and nobody has tried them yet."""
     source_bytes_per_s: float = 5e7
     """How fast weights are expected to arrive."""
     horizon_s: float = 600.0

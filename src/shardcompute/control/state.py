@@ -13,6 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from shardcompute.backends.footprint import ADAPTING_HOLDERS
+from shardcompute.control.placement.parallelism import PIPELINE, Parallelism
 from shardcompute.control.policy import HealthPolicy, PlacementPolicy
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.models.spec import ModelSpec
@@ -351,8 +352,8 @@ class RequestedModel(Struct, frozen=True):
     is_wanted: bool = True
     has_draft_model: bool = False
     """A small model drafts for it in the coordinator's process, and nowhere else."""
-    stage_count: int = 0
-    """How many stages a person asked for; 0: as many as pay."""
+    parallel: Parallelism = PIPELINE
+    """How a person asked for it to be cut."""
 
 
 class RankSeat(Struct, frozen=True):

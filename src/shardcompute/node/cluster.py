@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from shardcompute.backends.cpu_choice import ONNX, CpuBackendChoice
 from shardcompute.control import ClusterState, PlacementPolicy
 from shardcompute.control.events import ModelDropped, ModelRequested, NodeDrained
+from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.sizes import describe_card
 from shardcompute.core.errors import JournalError, LinkError, SourceError, UsageError
 from shardcompute.core.fields import shorten
@@ -126,6 +127,8 @@ class ServedOrder(msgspec.Struct, frozen=True):
     """None: what the cluster is started with."""
     adapters: dict[str, str] = {}
     """Folders of the adapters beside it, by name."""
+    parallel: Parallelism | None = None
+    """How it is to be cut; None: nobody has said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,14 +278,14 @@ class Cluster:
         *,
         form: str,
         chains: int = 1,
-        stages: int | None = None,
+        parallel: Parallelism | None = None,
         kv_type: KvType | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Serve a model from whatever workers there are and will be, in so many stages (0: as many as pay; None: as
-        was asked for before), with KV of this type (None: the cluster's)."""
+        """Serve a model from whatever workers there are and will be, cut like this (None: as was asked for before),
+        with KV of this type (None: the cluster's)."""
         prepared = self.prepare(checkpoint, form, progress)
-        self.serve_prepared(prepared, chains=chains, stages=stages, kv_type=kv_type)
+        self.serve_prepared(prepared, chains=chains, parallel=parallel, kv_type=kv_type)
 
     def prepare(self, checkpoint: Checkpoint, form: str, progress: Progress | None = None) -> PreparedModel:
         """Make ready what serving a model takes; nobody hears of it yet."""
@@ -313,7 +316,7 @@ class Cluster:
         prepared: PreparedModel,
         *,
         chains: int = 1,
-        stages: int | None = None,
+        parallel: Parallelism | None = None,
         kv_type: KvType | None = None,
     ) -> None:
         """See `serve`."""
@@ -352,7 +355,7 @@ class Cluster:
         model = replace(model, backend=choice.backend, backend_reason=shorten(choice.reason))
         self.coordinator.introduce()
         self.coordinator.post(
-            ModelRequested(model, chains, has_draft_model=bool(drafters), stage_count=stages)
+            ModelRequested(model, chains, has_draft_model=bool(drafters), parallel=parallel)
         )
 
     def _choose_backend(self, checkpoint: Checkpoint, form: str) -> CpuBackendChoice:

@@ -1,10 +1,14 @@
-"""A model of round numbers, for tests that only count its bytes."""
+"""Models for tests that only count bytes: one of round numbers, and one that tensor ranks can divide."""
 
 from __future__ import annotations
+
+from dataclasses import replace as replace_fields
 
 from msgspec.structs import replace
 
 from shardcompute.control import Model
+from shardcompute.control.sizes import layer_work, tensor_terms
+from shardcompute.models.spec import Layer, ModelSpec
 
 _PLAIN = Model(
     name="m",
@@ -21,3 +25,40 @@ _PLAIN = Model(
 
 def plain_model(**changes: object) -> Model:
     return replace(_PLAIN, **changes)
+
+
+LAYERS = 22
+SPEC = ModelSpec(
+    family="llama",
+    layers=(Layer(),) * LAYERS,
+    hidden=2048,
+    heads=32,
+    kv_heads=4,
+    head_dim=64,
+    intermediate=5632,
+    vocab_size=32000,
+    context_length=2048,
+    ropes=(),
+    norm_eps=1e-5,
+    attention_scale=0.125,
+)
+_LAYER_BYTES = (28_000_000,) * LAYERS
+
+
+def ranked_model(heads: int = 32, kv_heads: int = 4, **changes: object) -> Model:
+    """Layers of width 2048 in 4-bit blocks, as `bench tensor --shape 1.1b` has them."""
+    spec = replace_fields(SPEC, heads=heads, kv_heads=kv_heads)
+    found = Model(
+        name="m",
+        layer_bytes=_LAYER_BYTES,
+        work_bytes=layer_work(spec, _LAYER_BYTES),
+        embedding_bytes=40_000_000,
+        head_bytes=40_000_000,
+        kv_bytes_per_token_and_layer=spec.kv_bytes_per_token_and_layer(),
+        kv_tokens=2048,
+        hidden=spec.hidden,
+        context_length=2048,
+        weight_form="int4",
+        tensor=tensor_terms(spec, lambda: 32),
+    )
+    return replace(found, **changes)

@@ -20,6 +20,7 @@ from shardcompute.control import (
 )
 from shardcompute.control import actions as to_do
 from shardcompute.control import events as happened
+from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.state import UnusedDevice
 from shardcompute.control.transitions.node_transitions import next_incarnation
 from shardcompute.node.cluster import ServedOrder
@@ -155,6 +156,7 @@ class FakeCluster:
         self.record_status = RecordStatus()
         self.served: list[tuple[str, str, int]] = []
         self.kv_types: list[str | None] = []
+        self.shapes: list[Parallelism | None] = []
         self.orders: list[ServedOrder] = []
         self.sent_bytes: dict[str, int] = {}
         self._tokens = TokenBook()
@@ -190,10 +192,12 @@ class FakeCluster:
         form: str,
         chains: int = 1,
         kv_type: str | None = None,
+        parallel: Parallelism | None = None,
         progress: object = None,
     ) -> None:
         self.served.append((checkpoint.name, form, chains))
         self.kv_types.append(kv_type)
+        self.shapes.append(parallel)
 
     def remember(self, order: ServedOrder) -> None:
         self.orders.append(order)

@@ -6,6 +6,7 @@ import pytest
 
 from shardcompute.control import Event, PlacementPolicy, apply, decode_event, encode_event, next_actions
 from shardcompute.control import events as happened
+from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.state import Assignment, Unrest
 from support.swarm.noisy_cluster import MIB, SMALL, Machine, NoisyCluster
 
@@ -163,7 +164,7 @@ def test_a_newcomer_makes_a_move_cheap_again() -> None:
 @pytest.mark.parametrize("asked", [1, 2, 3])
 def test_as_many_stages_as_a_person_asked_for(asked: int) -> None:
     cluster = NoisyCluster({name: Machine() for name in "abc"}, seed=asked)
-    cluster.request(stage_count=asked)
+    cluster.request(parallel=Parallelism(pp=asked))
     cluster.run(HOUR_S, 10, remeasured_s=120)
     assert len(cluster.shape) == asked
     cluster.restart()
@@ -173,7 +174,7 @@ def test_as_many_stages_as_a_person_asked_for(asked: int) -> None:
 
 def test_what_was_asked_for_gives_way_to_a_loss_and_comes_back() -> None:
     cluster = NoisyCluster({name: Machine() for name in "abc"})
-    cluster.request(stage_count=3)
+    cluster.request(parallel=Parallelism(pp=3))
     cluster.run(30)
     lost = cluster.shape[1]
     cluster.lose(lost)

@@ -37,6 +37,7 @@ from shardcompute.api.cluster.schemas import (
 from shardcompute.api.context import caller_of, context_of
 from shardcompute.api.errors import RequestError
 from shardcompute.api.openapi import ApiRoute
+from shardcompute.control.placement.parallelism import Parallelism, parse_parallelism
 from shardcompute.core.errors import UnknownModelError, UsageError
 from shardcompute.node.admin.history import HistoryPage
 from shardcompute.node.admin.views import (
@@ -112,7 +113,7 @@ async def pull_model(request: Request) -> Response:
 
 async def plan_model(request: Request) -> Response:
     order = await read_body(request, LoadModelRequest, context_of(request).limits)
-    plan = partial(_admin(request).plan, kv_type=order.kv_type)
+    plan = partial(_admin(request).plan, kv_type=order.kv_type, parallel=_parallelism(order))
     return _reply(await asyncio.to_thread(plan, order.model, order.form, order.chains))
 
 
@@ -124,8 +125,13 @@ async def load_model(request: Request) -> Response:
         via_coordinator=order.via_coordinator,
         kv_type=order.kv_type,
         adapters=order.adapters,
+        parallel=_parallelism(order),
     )
     return _reply(await asyncio.to_thread(load, order.model, order.form, order.chains))
+
+
+def _parallelism(order: LoadModelRequest) -> Parallelism | None:
+    return None if order.parallel is None else parse_parallelism(order.parallel)
 
 
 async def unload_model(request: Request) -> Response:

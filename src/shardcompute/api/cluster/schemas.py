@@ -43,6 +43,12 @@ class LoadModelRequest(ClusterRequest):
         description="What CPUs round keys and values to; null: as the model is served, else what the cluster was "
         "started with.",
     )
+    parallel: str | None = Field(
+        None,
+        max_length=64,
+        description="How to cut it: auto, or tp=2,pp=3 or a part of that (tp=2:reduce); null: as was asked for before, "
+        "else stages, as many as pay.",
+    )
 
 
 class ServeModelRequest(LoadModelRequest):

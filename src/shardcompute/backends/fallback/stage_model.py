@@ -253,7 +253,7 @@ class StageModel:
         if not torch.equal(whole, other):
             raise refusal(
                 "its layers need more of those before them than their rows",
-                "serve it from one machine that holds all of it (`run`, or `load --stages 1`)",
+                "serve it from one machine that holds all of it (`run`, or `load --parallel pp=1`)",
             )
         session = self.open_session()
         parts = [self._probe(session, inputs, 0, _PROBE_CUT)]

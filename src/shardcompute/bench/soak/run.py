@@ -80,7 +80,7 @@ def run_soak_bench(bench: SoakBench, say: Say) -> SoakOutcome:
     )
     say(f"starting {bench.workers} workers")
     room = ["--kv-tokens", str(bench.kv_tokens), "--context", str(bench.context), "--max-memory", str(memory)]
-    room += ["--stages", str(bench.workers)]
+    room += ["--parallel", f"pp={bench.workers}"]
     arguments = cluster_arguments(bench.workers, bench.form, "--prefer", "throughput", *room)
     with serving("cluster", bench.model_path, arguments) as server:
         text = "\n".join(texts)

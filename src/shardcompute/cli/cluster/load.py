@@ -17,7 +17,7 @@ from shardcompute.cli.console import (
     standard_input,
 )
 from shardcompute.cli.options.adapters import AdapterOption, parse_adapters
-from shardcompute.cli.options.cluster import ViaCoordinator
+from shardcompute.cli.options.cluster import Parallel, ViaCoordinator
 from shardcompute.cli.options.engine import ModelKvType, WeightForm, Weights
 from shardcompute.cli.options.records import with_options
 from shardcompute.cli.progress import waiting
@@ -60,6 +60,7 @@ def load(
     ] = False,
     via_coordinator: ViaCoordinator = False,
     adapter: AdapterOption = None,
+    parallel: Parallel = None,
     at: ClusterLocation,
 ) -> None:
     """Have a cluster serve another model, and wait until it does.
@@ -82,6 +83,7 @@ def load(
             via_coordinator=via_coordinator,
             kv_type=kv_type.value if kv_type else None,
             adapters=_adapters_for(address, adapter or ()),
+            parallel=parallel,
         )
         try:
             order = load_it(replace=replace)

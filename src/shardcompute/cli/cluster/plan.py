@@ -11,6 +11,7 @@ from shardcompute.cli.cluster.access import ClusterLocation
 from shardcompute.cli.cluster.load import Chains, Model, name_for
 from shardcompute.cli.console import open_screen
 from shardcompute.cli.format import parse_size
+from shardcompute.cli.options.cluster import Parallel
 from shardcompute.cli.options.engine import ModelKvType, WeightForm, Weights
 from shardcompute.cli.options.output import Json
 from shardcompute.cli.options.records import with_options
@@ -29,6 +30,7 @@ def plan(
     weights: Weights = WeightForm.NATIVE,
     kv_type: ModelKvType = None,
     chains: Chains = 1,
+    parallel: Parallel = None,
     machines: Annotated[
         str,
         typer.Option(
@@ -78,6 +80,7 @@ def plan(
             form=weights.value,
             chains=chains,
             kv_type=kv_type.value if kv_type else None,
+            parallel=parallel,
         )
     if json:
         screen.write_json(dataclasses.asdict(planned))

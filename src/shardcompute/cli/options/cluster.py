@@ -204,14 +204,14 @@ KvTokens = Annotated[
         rich_help_panel=_CLUSTER,
     ),
 ]
-Stages = Annotated[
-    int | None,
+Parallel = Annotated[
+    str | None,
     typer.Option(
-        "--stages",
-        metavar="N",
-        min=0,
-        help="Cut the model into this many stages, where the machines allow it; 0: as many as pay. By default as many "
-        "as workers were asked for here, or as were asked for the last time.",
+        "--parallel",
+        metavar="SHAPE",
+        help="How to cut the model, where the machines allow it: pp=3 into stages one after the other, tp=2 with so "
+        "many machines computing each stage together, tp=2,pp=3 both; tp=1: stages, as many as pay; auto: whatever "
+        "measurement says is quickest. By default as was asked for the last time, else tp=1.",
         rich_help_panel=_CLUSTER,
     ),
 ]

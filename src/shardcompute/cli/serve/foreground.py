@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from shardcompute.api.access.hosts import AllowedHosts
     from shardcompute.api.access.sign_in import PageSessions
     from shardcompute.backends.cpu_choice import CpuBackendChoice
+    from shardcompute.control.placement.parallelism import Parallelism
     from shardcompute.control.state import ClusterState
     from shardcompute.node.admin.admin import ClusterAdmin
     from shardcompute.node.cluster import Cluster, ClusterOptions
@@ -85,8 +86,8 @@ class ClusterPlan:
     shape: str | None = None
     choose_backend: Callable[[Checkpoint, str], CpuBackendChoice] | None = None
     """What computes a model on CPUs whose owners left that open, see `ClusterOptions`."""
-    stages: int | None = None
-    """As many as were asked for; None: as many as the last time."""
+    parallel: Parallelism | None = None
+    """How it is to be cut; None: as was asked for the last time."""
     adapters: AdapterArguments = field(default_factory=AdapterArguments)
 
     def cluster_options(self, settings: Settings) -> ClusterOptions:
@@ -203,7 +204,7 @@ def _run(
         from shardcompute.security.tokens import parse_token
         from shardcompute.web import page_routes
 
-    served = launch.Served(checkpoint, plan.form, plan.cluster.chains or 1, plan.stages)
+    served = launch.Served(checkpoint, plan.form, plan.cluster.chains or 1, plan.parallel)
     with contextlib.ExitStack() as stack:
         with phase("opening the cluster"):
             cluster = stack.enter_context(Cluster(options))

@@ -9,7 +9,7 @@ import typer
 
 from shardcompute.cli.console import open_screen
 from shardcompute.cli.options.adapters import AdapterArguments
-from shardcompute.cli.options.cluster import ClusterArguments, ServingArguments, Stages
+from shardcompute.cli.options.cluster import ClusterArguments, Parallel, ServingArguments
 from shardcompute.cli.options.engine import EngineArguments, check_device
 from shardcompute.cli.options.records import changed_options, with_options
 from shardcompute.cli.options.worker import MaxMemory
@@ -19,6 +19,7 @@ from shardcompute.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from shardcompute.backends.cpu_choice import CpuBackendChoice
+    from shardcompute.control.placement.parallelism import Parallelism
     from shardcompute.node.process.local_workers import LocalWorkers
     from shardcompute.weights.checkpoint import Checkpoint
 
@@ -48,7 +49,7 @@ def up(
     max_memory: MaxMemory = None,
     engine: EngineArguments,
     adapters: AdapterArguments,
-    stages: Stages = None,
+    parallel: Parallel = None,
 ) -> None:
     """Serve a model over HTTP until Ctrl-C.
 
@@ -62,6 +63,7 @@ def up(
             "--workers 0 asks for no workers on this machine",
             hint="say so with --no-workers; others will join",
         )
+    asked = _parsed(parallel)
     screen, settings = open_screen(), load_settings()
     own = {"--workers": workers, "--max-memory": max_memory}
     if local:
@@ -69,7 +71,8 @@ def up(
 
         useless = [*_given({**own, "--no-workers": no_workers or None}), *changed_options(cluster)]
         _refuse(useless, "a cluster", "leave out --local")
-        serve_locally(serving, engine.engine_options(stages or 1, screen.say, adapters), screen, settings)
+        stages = _local_stages(asked)
+        serve_locally(serving, engine.engine_options(stages, screen.say, adapters), screen, settings)
         return
     from shardcompute.cli.serve.foreground import ClusterPlan, run_cluster
 
@@ -79,7 +82,6 @@ def up(
         useless = _given({**own, "--threads": engine.threads})
         _refuse(useless, "workers on this machine", "leave out --no-workers")
     shared = None if no_workers else _own_workers(workers, max_memory, engine, settings, screen.say)
-    asked = asked_stages(stages, workers, cluster.chains)
     plan = ClusterPlan(
         serving,
         cluster,
@@ -87,16 +89,32 @@ def up(
         engine.context,
         engine.kv_type.value,
         workers=shared,
-        stages=asked,
+        parallel=asked_parallelism(asked, workers, cluster.chains),
         adapters=adapters,
         choose_backend=_backend_choice(shared, engine, screen.say),
     )
     run_cluster(plan, screen, settings)
 
 
-def asked_stages(stages: int | None, workers: int | None, chains: int | None) -> int | None:
+def _parsed(parallel: str | None) -> Parallelism | None:
+    from shardcompute.control.placement.parallelism import parse_parallelism
+
+    return None if parallel is None else parse_parallelism(parallel)
+
+
+def asked_parallelism(
+    asked: Parallelism | None, workers: int | None, chains: int | None
+) -> Parallelism | None:
     """Whoever asks for three workers, and for no more than one chain, wants to see three at work."""
-    return stages if stages is not None or (chains or 1) > 1 else workers
+    if asked is not None or workers is None or (chains or 1) > 1:
+        return asked
+    return _parsed(f"pp={workers}")
+
+
+def _local_stages(asked: Parallelism | None) -> int:
+    if asked is not None and asked.tp > 1:
+        raise UsageError("one process has no tensor ranks", hint="leave out --local, or use pp=… for stages")
+    return max(1, asked.pp) if asked is not None else 1
 
 
 def _own_workers(

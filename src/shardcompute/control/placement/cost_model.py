@@ -1,4 +1,4 @@
-"""The plain terms of a placement: what machines offer, what hops cost, what a placement is worth."""
+"""What a placement costs: hops from machine to machine, stages on them, and what all of it is worth."""
 
 from __future__ import annotations
 
@@ -8,50 +8,11 @@ from functools import lru_cache
 from itertools import pairwise
 from math import inf
 
+from shardcompute.control.placement.capacities import NodeCapacity, Request
+from shardcompute.control.placement.rank_groups import offers_of
 from shardcompute.control.policy import PlacementPolicy
-from shardcompute.control.sizes import Sizes, sizes_of
-from shardcompute.control.state import Assignment, MeasuredLink, Model
-
-_DEFAULT_POLICY = PlacementPolicy()
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCapacity:
-    """What one machine can give to a chain."""
-
-    node: str
-    memory_bytes: int
-    seconds_per_byte: float
-    """Time to read a byte of weights for one row."""
-    overhead_s: float = 0.0
-    """Time per frame whatever it holds."""
-    held: tuple[tuple[int, int], ...] = ()
-    """Layer ranges of this model whose bytes are already there."""
-    is_standby: bool = False
-    """To be used for stages only where nothing else serves."""
-    holding: str = ""
-    """By whose costs its memory is counted, see `Sizes.on`."""
-    prefill_seconds_per_byte: float | None = None
-    """As `seconds_per_byte`, for each row of a prompt; None: nobody knows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Everything a placement depends on; equal requests have equal placements."""
-
-    model: Model
-    offers: tuple[NodeCapacity, ...]
-    links: tuple[MeasuredLink, ...] = ()
-    driver: str = "driver"
-    policy: PlacementPolicy = _DEFAULT_POLICY
-    stage_count: int = 0
-    """How many stages a person asked for, to be had where that can be; 0: as many as pay."""
-    unfit: tuple[tuple[str, str], ...] = ()
-    """(node, why nothing of this model can be there)"""
-
-    @property
-    def sizes(self) -> Sizes:
-        return sizes_of(self.model)
+from shardcompute.control.sizes import Sizes
+from shardcompute.control.state import Assignment, MeasuredLink
 
 
 class Hops:
@@ -130,6 +91,10 @@ class Score:
         return 1 / self.bottleneck_s
 
 
+def count_machines(offers: Iterable[NodeCapacity]) -> int:
+    return sum(offer.machines for offer in offers)
+
+
 def score_of(latency_s: float, bottleneck_s: float, machines: int, policy: PlacementPolicy) -> Score:
     # A clock cannot tell less than this, and zero would make everything else worthless.
     latency_s, bottleneck_s = max(latency_s, 1e-9), max(bottleneck_s, 1e-9)
@@ -146,10 +111,10 @@ def stage_s(sizes: Sizes, offer: NodeCapacity, start: int, stop: int) -> float:
 def first_token_s(request: Request, stages: Sequence[Assignment], prompt_tokens: int) -> float | None:
     """Seconds until a prompt of so many tokens is through these stages, one after the other; None where the speed of
     one with prompts is not known."""
-    offers, sizes = {offer.node: offer for offer in request.offers}, request.sizes
+    offers, sizes = offers_of(request), request.sizes
     total_s = hops_of(request).ring_s([stage.node for stage in stages])
     for stage in stages:
-        offer = offers[stage.node]
+        offer = offers[stage]
         if offer.prefill_seconds_per_byte is None:
             return None
         layers_bytes = sizes.work_before[stage.stop] - sizes.work_before[stage.start]
@@ -160,10 +125,15 @@ def first_token_s(request: Request, stages: Sequence[Assignment], prompt_tokens:
 
 
 def score(request: Request, stages: Sequence[Assignment]) -> Score:
-    """The worth of given stages; every node must be among the offers."""
-    offers = {offer.node: offer for offer in request.offers}
-    times = [stage_s(request.sizes, offers[each.node], each.start, each.stop) for each in stages]
+    """The worth of given stages; all their members must be among the offers. Ranks that cannot reach each other are
+    worth nothing."""
+    table = offers_of(request)
+    offers = [table[stage] for stage in stages]
+    times = [
+        stage_s(request.sizes, offer, each.start, each.stop)
+        for offer, each in zip(offers, stages, strict=True)
+    ]
     order = [stage.node for stage in stages]
     hops = hops_of(request)
     bottleneck_s = max(*times, hops.busiest_s(order))
-    return score_of(sum(times) + hops.ring_s(order), bottleneck_s, len(stages), request.policy)
+    return score_of(sum(times) + hops.ring_s(order), bottleneck_s, count_machines(offers), request.policy)

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from math import inf
 
-from shardcompute.control.placement.cost_model import NodeCapacity, stage_s
+from shardcompute.control.placement.capacities import NodeCapacity
+from shardcompute.control.placement.cost_model import stage_s
 from shardcompute.control.sizes import Sizes
 
 _SLACK = 1 + 1e-9

@@ -12,12 +12,17 @@ from functools import lru_cache
 from itertools import pairwise
 from math import inf
 
-from shardcompute.control.placement.cost_model import NodeCapacity, Request, hops_of, stage_s
+from shardcompute.control.placement.capacities import NodeCapacity, Request
+from shardcompute.control.placement.cost_model import hops_of, stage_s
 from shardcompute.control.placement.cuts import fill
-from shardcompute.control.placement.search import Found, Search, best_cut, filling_orders
-from shardcompute.control.sizes import HeldSums, StageBytes, usual_holding
-from shardcompute.control.state import Assignment
+from shardcompute.control.placement.islands import asked_groups, ways_to_group
+from shardcompute.control.placement.parallelism import Parallelism
+from shardcompute.control.placement.rank_groups import offers_of
+from shardcompute.control.placement.search import QUICK_WORK, Found, Search, best_cut, filling_orders
+from shardcompute.control.sizes import HeldSums, StageBytes, sums_of, usual_holding
+from shardcompute.control.state import Assignment, RankSeat
 from shardcompute.core.units import count_of, format_bytes, format_rate
+from shardcompute.models.tensor_share import Exchange
 
 _EXPLAINED = 8
 """Of so many machines that are left out it is computed what would be with them."""
@@ -29,12 +34,20 @@ class PlacedStage:
     start: int
     stop: int
     held: StageBytes
+    """Of all that compute it, together."""
     step_s: float
     """Predicted time of one row."""
+    ranks: tuple[RankSeat, ...] = ()
+    """Where several compute it together: who, the leading one first."""
+    exchange: Exchange = "gather"
 
     @property
     def memory_bytes(self) -> int:
         return self.held.total_bytes
+
+    @property
+    def assignment(self) -> Assignment:
+        return Assignment(self.node, self.start, self.stop, self.ranks, self.exchange)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +67,11 @@ class Placement:
 
     @property
     def assignments(self) -> tuple[Assignment, ...]:
-        return tuple(Assignment(stage.node, stage.start, stage.stop) for stage in self.stages)
+        return tuple(stage.assignment for stage in self.stages)
 
     @property
     def nodes(self) -> frozenset[str]:
-        return frozenset(stage.node for stage in self.stages)
+        return frozenset(node for stage in self.stages for node in stage.assignment.members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +106,62 @@ def _place(
     able, refused = _filter(request)
     regulars = tuple(offer for offer in able if not offer.is_standby)
     max_machines = 1 if request.model.is_whole else max_machines
+    passes = (regulars, able) if len(regulars) < len(able) else (able,)
+
+    def search(
+        offers: tuple[NodeCapacity, ...], exactly: int | None, quick_work: int = QUICK_WORK
+    ) -> Search | None:
+        if not offers:
+            return None
+        found = Search(
+            replace(request, offers=offers),
+            exactly or max_machines,
+            exactly or 1,
+            is_quick=is_quick,
+            quick_work=quick_work,
+            should_stop=should_stop,
+        )
+        return found if found.run() is not None else None
+
+    asked = request.parallel
+    for offers in passes if asked.tp > 1 else ():
+        ways = asked_groups(request, offers, asked.tp, asked.exchange)
+        done = [done for way in ways if (done := search(way, asked.pp or None)) is not None]
+        if done:
+            return _describe(request, min(done, key=_rank_of), able, refused)
     most = max_machines or len(able)
-    asked = [request.stage_count] if 0 < request.stage_count <= most else []
-    for exactly in (*asked, None):
-        for offers in (regulars, able) if len(regulars) < len(able) else (able,):
-            search = Search(
-                replace(request, offers=offers),
-                exactly or max_machines,
-                exactly or 1,
-                is_quick=is_quick,
-                should_stop=should_stop,
-            )
-            found = search.run() if offers else None
-            if found is not None:
-                return _describe(request, search, found, able, refused)
+    for exactly in (*([asked.pp] if 0 < asked.pp <= most else []), None):
+        for offers in passes:
+            plain = search(offers, exactly)
+            if plain is None:
+                continue
+            if asked.tp == 0:
+                plain = _with_islands(request, plain, search, offers)
+            return _describe(request, plain, able, refused)
     return _explain_failure(request, able, refused, max_machines)
+
+
+def _rank_of(search: Search) -> tuple[float, int, tuple[str, ...]]:
+    assert search.best is not None
+    return search.best.rank
+
+
+def _with_islands(
+    request: Request,
+    plain: Search,
+    search: Callable[[tuple[NodeCapacity, ...], int | None, int], Search | None],
+    offers: tuple[NodeCapacity, ...],
+) -> Search:
+    """The best with groups of machines that compute together, where that is clearly better than without."""
+    assert plain.best is not None
+    best, least = plain, plain.best.worth.score * (1 + request.policy.tensor_min_gain)
+    for way in ways_to_group(replace(request, offers=offers), offers):
+        found = search(way, None, QUICK_WORK // 4)
+        if found is None or found.best is None:
+            continue
+        if found.best.worth.score >= least and found.best.rank < _rank_of(best):
+            best = found
+    return best
 
 
 def _filter(request: Request) -> tuple[tuple[NodeCapacity, ...], list[tuple[str, str]]]:
@@ -134,23 +188,24 @@ def _smallest_layer(held: HeldSums) -> int:
 def _describe(
     request: Request,
     search: Search,
-    found: Found,
     able: tuple[NodeCapacity, ...],
     refused: list[tuple[str, str]],
 ) -> Placement:
-    sizes = request.sizes
-    offers = {offer.node: offer for offer in able}
+    found, offers = search.best, offers_of(request)
+    assert found is not None
     stages = tuple(
         PlacedStage(
             each.node,
             each.start,
             each.stop,
-            sizes.on(offers[each.node].holding).parts(each.start, each.stop),
-            stage_s(sizes, offers[each.node], each.start, each.stop),
+            held_by_members(request, each),
+            stage_s(request.sizes, offers[each], each.start, each.stop),
+            each.ranks,
+            each.exchange,
         )
         for each in found.stages
     )
-    used = {stage.node for stage in stages}
+    used = {node for each in found.stages for node in each.members}
     spare = [offer for offer in able if offer.node not in used]
     unused = [(offer.node, _why_left_out(request, found, offer)) for offer in spare[:_EXPLAINED]]
     unused += [(offer.node, "the machines that were chosen do without it") for offer in spare[_EXPLAINED:]]
@@ -167,12 +222,36 @@ def _describe(
     )
 
 
+def held_by_members(request: Request, stage: Assignment) -> StageBytes:
+    """What a stage takes on all that compute it."""
+    machines = {offer.node: offer for offer in request.offers}
+    parts = [
+        sums_of(request.model, machines[node].holding, stage.place_of(node)).parts(stage.start, stage.stop)
+        for node in stage.members
+    ]
+    return StageBytes(
+        sum(each.weights_bytes for each in parts),
+        sum(each.scratch_bytes for each in parts),
+        sum(each.kv_bytes for each in parts),
+        sum(each.log_bytes for each in parts),
+    )
+
+
+def asked_in_words(asked: Parallelism) -> str:
+    """Such as "3 stages", or "2 ranks in each of 3 stages"."""
+    stages = count_of(asked.pp, "stage")
+    if asked.tp == 1:
+        return stages if asked.pp else "machines that compute alone"
+    ranks = count_of(asked.tp, "rank")
+    return f"{ranks} in each of {stages}" if asked.pp else f"{ranks} in each stage"
+
+
 def _filter_words(
     request: Request, able: tuple[NodeCapacity, ...], refused: list[tuple[str, str]]
 ) -> tuple[str, ...]:
     need = _whole_bytes(request, able)
     room = sum(offer.memory_bytes for offer in able)
-    asked = (f"asked for: {count_of(request.stage_count, 'stage')}",) if request.stage_count else ()
+    asked = (f"asked for: {asked_in_words(request.parallel)}",) if request.parallel.is_shaped else ()
     first = (
         f"filter: {request.model.name} needs {format_bytes(need)}, "
         f"{count_of(len(able), 'machine')} offer {format_bytes(room)}"
@@ -191,8 +270,10 @@ def _score_words(search: Search, found: Found) -> list[str]:
     for count in sorted(search.best_by_count):
         best = search.best_by_count[count]
         mark = " ← chosen" if best.stages == found.stages else ""
+        machines = sum(len(stage.members) for stage in best.stages)
+        together = f" as {count_of(count, 'stage')}" if machines > count else ""
         words.append(
-            f"score: {count_of(count, 'machine')}: {format_rate(best.worth.one_stream)} for one stream, "
+            f"score: {count_of(machines, 'machine')}{together}: {format_rate(best.worth.one_stream)} for one stream, "
             f"{format_rate(best.worth.many_streams)} for many{mark}"
         )
     return words
@@ -200,15 +281,15 @@ def _score_words(search: Search, found: Found) -> list[str]:
 
 def _why_left_out(request: Request, found: Found, extra: NodeCapacity) -> str:
     """What the chosen placement would become with this machine where it is nearest."""
-    offers = {offer.node: offer for offer in request.offers}
-    order = [offers[stage.node] for stage in found.stages]
+    table = offers_of(request)
+    order = [table[stage] for stage in found.stages]
     if len(order) >= request.sizes.layer_count:
         return "every layer has a machine of its own already"
     hops = hops_of(request)
     orders = [[*order[:i], extra, *order[i:]] for i in range(len(order) + 1)]
     nearest = min(orders, key=lambda order: hops.ring_s([each.node for each in order]))
     is_open = hops.ring_s([each.node for each in nearest]) < inf
-    with_it = best_cut(request, nearest) if is_open else None
+    with_it = best_cut(replace(request, offers=tuple(nearest)), nearest) if is_open else None
     if with_it is None:
         return "it cannot be reached from the others, or no cut fits with it"
     if extra.is_standby:

@@ -13,8 +13,10 @@ from math import inf, isfinite
 
 from msgspec import structs
 
-from shardcompute.control.placement.cost_model import NodeCapacity, Request, score, stage_s
+from shardcompute.control.placement.capacities import NodeCapacity, Request
+from shardcompute.control.placement.cost_model import score, stage_s
 from shardcompute.control.placement.place import Placement, Unplaceable, place
+from shardcompute.control.placement.rank_groups import offers_of
 from shardcompute.control.sizes import Sizes, sums_of
 from shardcompute.control.state import Assignment, Model, covers
 
@@ -125,12 +127,11 @@ def keep_layout(
     if not is_possible(request, found):
         return found
     wanted, moved = score(request, found).score, move_seconds(request, found)
-    asked = request.stage_count
     known = [
         each
         for each in former
         if is_possible(request, each)
-        and (len(each) == asked or len(found) != asked)
+        and (request.suits(each) or not request.suits(found))
         and move_seconds(request, each) < moved
         and wanted < score(request, each).score * (1 + request.policy.min_gain)
     ]
@@ -144,7 +145,7 @@ def _replacement(request: Request, stages: Sequence[Assignment], how: str) -> Re
 
 def _cheapest(request: Request, candidates: list[Replacement]) -> Replacement:
     # What a person asked for, where that is to be had.
-    candidates = [each for each in candidates if len(each.stages) == request.stage_count] or candidates
+    candidates = [each for each in candidates if request.suits(each.stages)] or candidates
     best = max(score(request, each.stages).score for each in candidates)
 
     def price(each: Replacement) -> tuple[float, bool, tuple[str, ...]]:
@@ -222,8 +223,8 @@ def _divide_gap(
 
 
 def _slowest_s(request: Request, shape: Iterable[Assignment]) -> float:
-    offers = {offer.node: offer for offer in request.offers}
-    return max(stage_s(request.sizes, offers[each.node], each.start, each.stop) for each in shape)
+    offers = offers_of(request)
+    return max(stage_s(request.sizes, offers[each], each.start, each.stop) for each in shape)
 
 
 def _fits(request: Request, shape: Iterable[Assignment]) -> bool:
@@ -244,9 +245,10 @@ def _resplits(
     request: Request, stages: Sequence[Assignment], gone: set[str]
 ) -> Iterator[tuple[Assignment, ...]]:
     """New cuts for the survivors in their old order, alone and with spare machines where the gap was."""
-    offers = {offer.node: offer for offer in request.offers}
-    survivors = [offers[node] for stage in stages if stage.node not in gone for node in stage.members]
-    used = {offer.node for offer in survivors}
+    offers = offers_of(request)
+    kept = [offers.find(stage) for stage in stages if stage.node not in gone]
+    survivors = [offer for offer in kept if offer is not None]
+    used = {node for offer in survivors for node in offer.members}
     spares = [offer for offer in request.offers if offer.node not in used]
     position = next((i for i, stage in enumerate(stages) if stage.node in gone), len(survivors))
     for extra in ([], *([spare] for spare in spares), spares):
@@ -289,7 +291,7 @@ def cut_for_price(request: Request, order: Sequence[NodeCapacity]) -> tuple[Assi
     shape, stop = [], layers
     for offer, origin in zip(reversed(order), reversed(origins), strict=True):
         if origin[stop] < stop:
-            shape.append(Assignment(offer.node, origin[stop], stop))
+            shape.append(offer.take(origin[stop], stop))
         stop = origin[stop]
     return tuple(reversed(shape))
 

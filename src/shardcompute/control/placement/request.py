@@ -6,7 +6,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardcompute.control.placement.cost_model import NodeCapacity, Request
+from shardcompute.backends.exactness import parse_class
+from shardcompute.backends.footprint import RANK_BACKENDS
+from shardcompute.control.placement.capacities import NodeCapacity, Request
+from shardcompute.control.placement.parallelism import PIPELINE
 from shardcompute.control.sizes import shape_of, sizes_of
 from shardcompute.control.state import Chain, ClusterState, LayerTime, Model, Node
 from shardcompute.control.transitions.state_updates import claimed_bytes
@@ -59,8 +62,8 @@ def placement_request(
     )
     driver = _driver_of(state, model, chain, [offer.node for offer in offers])
     requested = state.models.get(model.name)
-    stage_count = requested.stage_count if requested is not None else 0
-    return Request(model, offers, links, driver, state.placing, stage_count, unfit)
+    parallel = requested.parallel if requested is not None else PIPELINE
+    return Request(model, offers, links, driver, state.placing, parallel, unfit)
 
 
 def _of_one_class(
@@ -129,7 +132,17 @@ def _offer(
         held=tuple(sorted(held)),
         is_standby=node.is_standby,
         holding=node.holding_of(model),
+        rank_class=_rank_class(node, model),
+        is_measured=layer_time(node, model) is not None,
     )
+
+
+def _rank_class(node: Node, model: Model) -> str:
+    """Its exactness class, where it can be one of several that compute a stage together."""
+    known = parse_class(node.exactness_of(model))
+    if known is None or model.tensor is None or model.adapters or known.backend not in RANK_BACKENDS:
+        return ""
+    return known.name
 
 
 @dataclass(frozen=True, slots=True)

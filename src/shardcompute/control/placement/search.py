@@ -17,15 +17,8 @@ from functools import partial
 from itertools import permutations
 from math import exp, inf, log
 
-from shardcompute.control.placement.cost_model import (
-    NodeCapacity,
-    Request,
-    Score,
-    hops_of,
-    score,
-    score_of,
-    stage_s,
-)
+from shardcompute.control.placement.capacities import NodeCapacity, Request
+from shardcompute.control.placement.cost_model import Score, count_machines, hops_of, score, score_of, stage_s
 from shardcompute.control.placement.cuts import (
     cut_for_latency,
     cut_for_throughput,
@@ -78,6 +71,7 @@ class Search:
         min_machines: int = 1,
         *,
         is_quick: bool = False,
+        quick_work: int = QUICK_WORK,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """`should_stop` is asked before every step, and ends a search that has found something."""
@@ -93,6 +87,7 @@ class Search:
         self.was_cut_short = False
         """There was more to look at; or this was a quick search, and a thorough one looks at more."""
         self._is_quick = is_quick
+        self._quick_work = quick_work
         self._should_stop = should_stop
 
     def run(self) -> Found | None:
@@ -130,7 +125,7 @@ class Search:
         return is_over
 
     def _has_done_enough(self) -> bool:
-        return self._is_quick and self.work >= QUICK_WORK
+        return self._is_quick and self.work >= self._quick_work
 
     def _try(self, order: Sequence[NodeCapacity]) -> None:
         self.work += len(order)
@@ -254,14 +249,14 @@ def best_cut(request: Request, order: Sequence[NodeCapacity], floor: float = 0.0
 
     None when memory does not suffice, or when no cut can be worth as much as `floor`.
     """
-    sizes = request.sizes
+    sizes, machines = request.sizes, count_machines(order)
     ring_s = hops_of(request).ring_s([offer.node for offer in order])
 
     def is_hopeless(stages_s: float, bottleneck_s: float) -> bool:
-        bound = score_of(stages_s + ring_s, bottleneck_s, len(order), request.policy).score
+        bound = score_of(stages_s + ring_s, bottleneck_s, machines, request.policy).score
         return bound < floor * (1 - 1e-9)
 
-    tolerable_s = _tolerable_s(ring_s + _least_stages_s(sizes, order), len(order), request.policy, floor)
+    tolerable_s = _tolerable_s(ring_s + _least_stages_s(sizes, order), machines, request.policy, floor)
     if cut_within(order, sizes, tolerable_s) is None:
         return None
     fastest = cut_for_throughput(order, sizes)
@@ -307,7 +302,7 @@ def _least_stages_s(sizes: Sizes, order: Sequence[NodeCapacity]) -> float:
 
 
 def _assign(order: Sequence[NodeCapacity], edges: Sequence[int]) -> tuple[Assignment, ...]:
-    return tuple(Assignment(offer.node, edges[i], edges[i + 1]) for i, offer in enumerate(order))
+    return tuple(offer.take(edges[i], edges[i + 1]) for i, offer in enumerate(order))
 
 
 def _has_room(request: Request, order: Sequence[NodeCapacity]) -> bool:
@@ -333,7 +328,7 @@ def _bound(request: Request, order: Sequence[NodeCapacity], ring_s: float) -> fl
     speed = sum(1 / offer.seconds_per_byte for offer in order)
     spent = sum(offer.overhead_s / offer.seconds_per_byte for offer in order)
     bottleneck_s = (layers_work + sizes.head_bytes + spent) / speed
-    return score_of(latency_s, bottleneck_s, len(order), request.policy).score
+    return score_of(latency_s, bottleneck_s, count_machines(order), request.policy).score
 
 
 def _spread(limit: int) -> list[int]:

@@ -57,20 +57,12 @@ def _request(state: ClusterState, event: happened.ModelRequested) -> ClusterStat
         # Its shards have the wrong sizes or the wrong form: nothing of the old chains can be kept.
         for chain in state.live_chains(model.name):
             state = retire(state, chain, "the model was requested in another form")
-    requested = RequestedModel(
-        model,
-        event.chain_count,
-        has_draft_model=event.has_draft_model,
-        stage_count=_stage_count(old, event.stage_count),
-    )
-    return forget_moves(replace(state, models={**state.models, model.name: requested}))
-
-
-def _stage_count(old: RequestedModel | None, asked: int | None) -> int:
-    """What a person asked for once holds until they ask for something else."""
+    requested = RequestedModel(model, event.chain_count, has_draft_model=event.has_draft_model)
+    # What a person asked for once holds until they ask for something else.
+    asked = event.parallel or (None if old is None else old.parallel)
     if asked is not None:
-        return max(0, asked)
-    return 0 if old is None else old.stage_count
+        requested = replace(requested, parallel=asked)
+    return forget_moves(replace(state, models={**state.models, model.name: requested}))
 
 
 def _drop(state: ClusterState, event: happened.ModelDropped) -> ClusterState:

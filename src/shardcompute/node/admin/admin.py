@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from shardcompute.control.events import ModelRequested
+from shardcompute.control.placement.parallelism import Parallelism, parse_parallelism
 from shardcompute.control.state import ClusterState, Model, Node, RequestedModel
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import ShardComputeError, SourceError, UnknownModelError, UsageError
@@ -188,13 +189,19 @@ class ClusterAdmin(Closing):
     # Models
 
     def plan(
-        self, model: str, form: str = "native", chains: int = 1, *, kv_type: KvType | None = None
+        self,
+        model: str,
+        form: str = "native",
+        chains: int = 1,
+        *,
+        kv_type: KvType | None = None,
+        parallel: Parallelism | None = None,
     ) -> PlanView:
         """What loading `model` would lead to. Reads headers at most."""
         check_order(form, chains)
         sized = self._size_up(model, form, kv_type)
         replaces = models_in_the_way(self._state, sized, self._clock(), self._answering)
-        plan = plan_model(self._state, sized, chains, self._clock())
+        plan = plan_model(self._state, sized, chains, self._clock(), parallel)
         return dataclasses.replace(plan, replaces=replaces)
 
     def _size_up(
@@ -266,6 +273,7 @@ class ClusterAdmin(Closing):
         via_coordinator: bool = False,
         kv_type: KvType | None = None,
         adapters: Mapping[str, str] | None = None,
+        parallel: Parallelism | None = None,
     ) -> FetchView:
         """Serve another model, or this one in another form, with another KV type, with more `adapters` beside it
         (folders by name) or by another number of chains.
@@ -290,6 +298,7 @@ class ClusterAdmin(Closing):
             via_coordinator=via_coordinator,
             kv_type=kv_type,
             adapters=beside,
+            parallel=parallel,
         )
 
     def catalogue(self) -> tuple[CatalogueEntry, ...]:
@@ -348,6 +357,7 @@ class ClusterAdmin(Closing):
                     via_coordinator=order.via_coordinator,
                     kv_type=order.kv_type,
                     adapters=order.adapters,
+                    parallel=order.parallel,
                 )
             except ShardComputeError as error:
                 log.warning("%s is not served again: %s", order.name, error)
@@ -358,18 +368,19 @@ class ClusterAdmin(Closing):
         served = self._state.models.get(name)
         given = next((view.kv_type for view in orders), None)
         kv_type = self._kv_type_of(name, given)
+        asked = next((parse_parallelism(view.parallel) for view in orders if view.parallel), None)
         form_of = (form, kv_type, key_of_adapters(checkpoint.adapters))
         if served is None or not self._cluster.pool.serves(name) or not _is_served_as(served, form_of):
             replaces = any(view.replaces for view in orders)
-            self._swap(checkpoint, form, chains, kv_type, progress, replaces=replaces)
+            self._swap(checkpoint, form, chains, kv_type, asked, progress, replaces=replaces)
         else:
-            request = ModelRequested(served.model, chains, served.has_draft_model)
+            request = ModelRequested(served.model, chains, served.has_draft_model, asked)
             self._cluster.coordinator.post(request)
             checkpoint.close()
         for order in orders[:1]:
             reference = _at_commit(order.model, checkpoint)
-            before = [each.kv_type for each in self._cluster.remembered() if each.name == name]
-            kept = given or next(iter(before), None)
+            before = [each for each in self._cluster.remembered() if each.name == name]
+            kept = given or next((each.kv_type for each in before), None)
             self._cluster.remember(
                 ServedOrder(
                     name,
@@ -379,6 +390,7 @@ class ClusterAdmin(Closing):
                     order.via_coordinator,
                     kv_type=kept,
                     adapters=order.adapters,
+                    parallel=asked or next((each.parallel for each in before), None),
                 )
             )
 
@@ -388,6 +400,7 @@ class ClusterAdmin(Closing):
         form: str,
         chains: int,
         kv_type: KvType,
+        parallel: Parallelism | None,
         progress: Progress,
         *,
         replaces: bool,
@@ -402,7 +415,14 @@ class ClusterAdmin(Closing):
                 self._check_replaces_none(model)
             names = models_in_the_way(self._state, model, self._clock(), self._answering)
         with given_way(self._cluster, names, checkpoint.name, progress):
-            self._cluster.serve(checkpoint, form=form, chains=chains, kv_type=kv_type, progress=progress)
+            self._cluster.serve(
+                checkpoint,
+                form=form,
+                chains=chains,
+                kv_type=kv_type,
+                parallel=parallel,
+                progress=progress,
+            )
 
     # Nodes
 

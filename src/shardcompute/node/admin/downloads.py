@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.core.errors import CancelledError, ShardComputeError, UsageError
 from shardcompute.core.kv_types import KvType
 from shardcompute.core.settings import Settings
@@ -115,6 +116,7 @@ class Fetches:
         via_coordinator: bool = False,
         kv_type: KvType | None = None,
         adapters: Mapping[str, str] | None = None,
+        parallel: Parallelism | None = None,
     ) -> FetchView:
         """Begin, or say how far the same order has come. UsageError for an order that cannot be meant. What lies at a
         hub stays there, unless it is to be sent from here."""
@@ -128,6 +130,7 @@ class Fetches:
                 via_coordinator=via_coordinator,
                 kv_type=kv_type,
                 adapters=dict(adapters or {}),
+                parallel="" if parallel is None else str(parallel),
             ),
         )
 
@@ -225,14 +228,16 @@ def _first_view(reference: ModelReference, form: str, chains: int) -> FetchView:
 
 
 def _check_same(known: FetchView, asked: FetchView) -> None:
-    if (known.form, known.chains, known.kv_type, known.adapters) != (
+    if (known.form, known.chains, known.kv_type, known.adapters, known.parallel) != (
         asked.form,
         asked.chains,
         asked.kv_type,
         asked.adapters,
+        asked.parallel,
     ):
         kept = f" with KV in {known.kv_type}" if known.kv_type else ""
         kept += f" with adapters {', '.join(known.adapters)}" if known.adapters else ""
+        kept += f" cut as {known.parallel}" if known.parallel else ""
         raise UsageError(
             f"{known.model} is already being fetched as {known.form} for {known.chains} chains{kept}",
             hint="wait until it is served, or drop it first",

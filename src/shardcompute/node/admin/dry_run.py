@@ -14,11 +14,13 @@ from msgspec.structs import replace
 
 from shardcompute.control.driver_placement import DriverPlacement, choose_driver_placement, with_driver_on
 from shardcompute.control.explain import device_words, explain_bottleneck, explain_exactness, explain_plan
-from shardcompute.control.placement.cost_model import Request, first_token_s
-from shardcompute.control.placement.place import Placement, Unplaceable, place, place_chains
+from shardcompute.control.placement.capacities import Request
+from shardcompute.control.placement.cost_model import first_token_s
+from shardcompute.control.placement.parallelism import Parallelism
+from shardcompute.control.placement.place import PlacedStage, Placement, Unplaceable, place, place_chains
 from shardcompute.control.placement.request import placement_request, speed_source
-from shardcompute.control.sizes import StageBytes, layer_work, runner_of, sizes_of, tensor_terms
-from shardcompute.control.state import ClusterState, Model
+from shardcompute.control.sizes import StageBytes, layer_work, parts_of, runner_of, sizes_of, tensor_terms
+from shardcompute.control.state import ClusterState, Model, RequestedModel
 from shardcompute.control.transitions.state_updates import claimed_bytes
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.core.settings import Settings
@@ -116,10 +118,12 @@ def size_up(
     )
 
 
-def plan_model(state: ClusterState, model: Model, chains: int, now_s: float) -> PlanView:
-    """Where `chains` chains of `model` would go if none of it were there yet."""
+def plan_model(
+    state: ClusterState, model: Model, chains: int, now_s: float, parallel: Parallelism | None = None
+) -> PlanView:
+    """Where `chains` chains of `model` would go if none of it were there yet, cut so (None: as was asked for)."""
     others = {id: chain for id, chain in state.chains.items() if chain.model != model.name}
-    state = replace(state, chains=others)
+    state = _asking(replace(state, chains=others), model, parallel)
     request = placement_request(state, model, now_s)
     plans = place_chains(request, chains)
     if isinstance(plans[0], Unplaceable):
@@ -157,12 +161,21 @@ def plan_model(state: ClusterState, model: Model, chains: int, now_s: float) -> 
         ),
         chains=tuple(
             replace_fields(
-                _planned(state, plan, driver, _exactness(state, plan, model), sources),
+                _planned(state, model, plan, driver, _exactness(state, plan, model), sources),
                 predicted_first_token_s=first_s,
             )
             for plan, driver, first_s in zip(plans, drivers, first_tokens_s, strict=True)
         ),
     )
+
+
+def _asking(state: ClusterState, model: Model, parallel: Parallelism | None) -> ClusterState:
+    """As if somebody had asked for the model to be cut so."""
+    if parallel is None:
+        return state
+    known = state.models.get(model.name)
+    asked = RequestedModel(model, 1) if known is None else known
+    return replace(state, models={**state.models, model.name: replace(asked, parallel=parallel)})
 
 
 def _first_token_s(request: Request, plan: Placement | Unplaceable) -> float | None:
@@ -173,7 +186,8 @@ def _exactness(state: ClusterState, plan: Placement | Unplaceable, model: Model)
     """What the classes of a plan's stages promise."""
     if isinstance(plan, Unplaceable):
         return ""
-    return explain_exactness(state, [stage.node for stage in plan.stages], model)
+    members = [node for stage in plan.stages for node in stage.assignment.members]
+    return explain_exactness(state, members, model)
 
 
 def _parts(state: ClusterState, model: Model, plan: Placement | Unplaceable) -> list[StageBytes]:
@@ -197,6 +211,7 @@ def _driver_of(state: ClusterState, plan: Placement | Unplaceable, model: str) -
 
 def _planned(
     state: ClusterState,
+    model: Model,
     plan: Placement | Unplaceable,
     driver: DriverPlacement | None,
     exactness: str,
@@ -209,23 +224,9 @@ def _planned(
         is_possible=True,
         reasons=plan.reasons,
         stages=tuple(
-            PlannedStage(
-                node=stage.node,
-                name=names.get(stage.node, stage.node),
-                start=stage.start,
-                stop=stage.stop,
-                memory_bytes=stage.memory_bytes,
-                predicted_s=stage.step_s,
-                speed_source=sources.get(stage.node, ""),
-                parts=view_parts(stage.held),
-                process_bytes=state.nodes[stage.node].process_bytes,
-                used_bytes=claimed_bytes(state, stage.node),
-                offered_bytes=state.nodes[stage.node].memory_bytes,
-                device=state.nodes[stage.node].device,
-                device_label=state.nodes[stage.node].device_label,
-                device_bytes=state.nodes[stage.node].device_bytes,
-            )
+            _planned_stage(state, model, stage, node, sources)
             for stage in plan.stages
+            for node in stage.assignment.members
         ),
         left_out=tuple(LeftOut(node=node, name=names.get(node, node), why=why) for node, why in plan.unused),
         predicted_tokens_per_s_one_stream=plan.predicted_tokens_per_s_one_stream,
@@ -234,4 +235,32 @@ def _planned(
         exactness=exactness,
         driver_host="" if driver is None else driver.node,
         driver_host_reason="" if driver is None else driver.told(names),
+    )
+
+
+def _planned_stage(
+    state: ClusterState, model: Model, stage: PlacedStage, id: str, sources: Mapping[str, str]
+) -> PlannedStage:
+    """What one of those who compute a stage would have of it."""
+    node, place = state.nodes[id], stage.assignment.place_of(id)
+    parts = parts_of(state, model, stage.assignment, id)
+    return PlannedStage(
+        node=id,
+        name=node.name,
+        start=stage.start,
+        stop=stage.stop,
+        memory_bytes=parts.total_bytes,
+        predicted_s=stage.step_s,
+        rank=0 if place is None else place.rank,
+        ranks=len(stage.assignment.members),
+        weight=1 if place is None else place.weights[place.rank],
+        exchange="" if place is None else place.exchange,
+        speed_source=sources.get(id, ""),
+        parts=view_parts(parts),
+        process_bytes=node.process_bytes,
+        used_bytes=claimed_bytes(state, id),
+        offered_bytes=node.memory_bytes,
+        device=node.device,
+        device_label=node.device_label,
+        device_bytes=node.device_bytes,
     )

@@ -19,6 +19,7 @@ from shardcompute.control.explain import (
 )
 from shardcompute.control.placement.cost_model import hops_of, score, stage_s
 from shardcompute.control.placement.place import PlacedStage, Placement
+from shardcompute.control.placement.rank_groups import offers_of
 from shardcompute.control.placement.request import placement_request
 from shardcompute.control.sizes import HeldSums, StageBytes, parts_of, sizes_of, sums_of, usual_holding
 from shardcompute.control.state import (
@@ -366,9 +367,9 @@ def predict_chain(state: ClusterState, chain: Chain, now_s: float) -> Placement 
     model = state.models[chain.model].model
     request = placement_request(state, model, now_s, chain=chain, has_draining=True, has_shared=True)
     request = replace(request, driver=current_host(chain) or state.driver)
-    offers = {offer.node: offer for offer in request.offers}
+    offers = offers_of(request)
     hops_s = hops_of(request).ring_s(chain.nodes)
-    if not set(chain.members) <= offers.keys() or not isfinite(hops_s):
+    if any(offers.find(stage) is None for stage in chain.stages) or not isfinite(hops_s):
         return None
     worth = score(request, chain.stages)
     return Placement(
@@ -378,7 +379,9 @@ def predict_chain(state: ClusterState, chain: Chain, now_s: float) -> Placement 
                 stage.start,
                 stage.stop,
                 parts_of(state, model, stage),
-                stage_s(request.sizes, offers[stage.node], stage.start, stage.stop),
+                stage_s(request.sizes, offers[stage], stage.start, stage.stop),
+                stage.ranks,
+                stage.exchange,
             )
             for stage in chain.stages
         ),

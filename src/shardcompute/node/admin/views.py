@@ -312,6 +312,8 @@ class FetchView:
     """What CPUs are to round keys and values to; None: as it is served, else what the cluster was started with."""
     adapters: dict[str, str] = field(default_factory=dict)
     """Folders of the adapters that it is to have beside it, by name."""
+    parallel: str = ""
+    """How it is to be cut, see `control.placement.parallelism`; "": as was asked for before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,12 +366,22 @@ class ClusterChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStage:
+    """A machine's part of a chain. Several with the same layers compute them together, as ranks."""
+
     node: str
     name: str
     start: int
     stop: int
     memory_bytes: int
     predicted_s: float
+    """Of one token through these layers, whoever computes them."""
+    rank: int = 0
+    """Of those who compute these layers together; the first leads."""
+    ranks: int = 1
+    weight: int = 1
+    """Its part of the work beside the other ranks'."""
+    exchange: str = ""
+    """How ranks put their results together: gather or reduce."""
     speed_source: str = ""
     """What that is predicted from: measured in service, when it was loaded, probed without a model, or guessed."""
     parts: MemoryParts = MemoryParts()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from shardcompute.control.actions import SearchLayout
 from shardcompute.control.events import LayoutFound
-from shardcompute.control.placement.cost_model import Request
+from shardcompute.control.placement.capacities import Request
 from shardcompute.control.placement.place import Placement, place_thoroughly
 from shardcompute.control.placement.request import placement_request
 from shardcompute.node.coordinator.coordinator_port import CoordinatorPort

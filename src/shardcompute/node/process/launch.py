@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.state import ClusterState
 from shardcompute.core.errors import UsageError
 from shardcompute.core.phases import phase
@@ -44,8 +45,8 @@ class Served:
     checkpoint: Checkpoint
     form: str = "native"
     chains: int = 1
-    stages: int | None = None
-    """So many were asked for; 0: as many as pay. None: what was asked for before."""
+    parallel: Parallelism | None = None
+    """How it is to be cut; None: as was asked for before."""
 
 
 def check_cluster_name_of(folder: Path, name: str) -> None:
@@ -103,11 +104,11 @@ def serve_from_workers(cluster: Cluster, served: Served, count: int) -> None:
     look(cluster.coordinator.state)
     with phase("waiting for workers"):
         are_there.wait(_WORKERS_WITHIN_S)
-    cluster.serve_prepared(prepared, chains=served.chains, stages=served.stages)
+    cluster.serve_prepared(prepared, chains=served.chains, parallel=served.parallel)
 
 
 def _serve(cluster: Cluster, served: Served) -> None:
-    cluster.serve(served.checkpoint, form=served.form, chains=served.chains, stages=served.stages)
+    cluster.serve(served.checkpoint, form=served.form, chains=served.chains, parallel=served.parallel)
 
 
 @contextmanager

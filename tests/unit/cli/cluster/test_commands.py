@@ -18,6 +18,7 @@ from shardcompute.cli.cluster.text import draw_stages
 from shardcompute.cli.format import format_duration, parse_duration
 from shardcompute.cluster_client import ClusterClient
 from shardcompute.control import events as happened
+from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.core.errors import CancelledError, CapacityError, SourceError, UsageError, WouldReplaceError
 from shardcompute.core.generation import GenerationRequest
 from shardcompute.node.admin.views import FetchView
@@ -206,12 +207,13 @@ def test_load_shows_how_far_it_is_and_ends_when_served(
         lambda: lab.cluster.coordinator.post(happened.ModelRequested(MODEL, 2)),
         lab.cluster.coordinator.settle,
     ]
-    form = ("--weights", "int8", "--kv-type", "float16")
+    form = ("--weights", "int8", "--kv-type", "float16", "--parallel", "tp=2:reduce,pp=3")
     beside = ("--adapter", "calm=/tmp/calm", "--adapter", "wild=/tmp/a=b")
     result = cli("load", "org/tiny", *form, "--chains", "2", "--via-coordinator", *beside, *HERE)
     assert result.exit_code == 0
     adapters = {"calm": "/tmp/calm", "wild": "/tmp/a=b"}
-    assert asked == [("org/tiny", "int8", 2, False, True, "float16", adapters)]
+    shape = Parallelism(2, 3, "reduce")
+    assert asked == [("org/tiny", "int8", 2, False, True, "float16", shape, adapters)]
     assert "loading org/tiny" in result.stderr
     assert result.stderr.endswith("org/tiny is served by 2 of 2 chains\n")
 

@@ -23,7 +23,8 @@ from shardcompute.cli.serve import foreground
 from shardcompute.cli.serve.addresses import address_towards, check_ports, is_loopback, reachable_host
 from shardcompute.cli.serve.foreground import ClusterPlan
 from shardcompute.cli.serve.greeting import greeting, invitation
-from shardcompute.cli.serve.up import asked_stages
+from shardcompute.cli.serve.up import asked_parallelism
+from shardcompute.control.placement.parallelism import parse_parallelism
 from shardcompute.core.errors import LinkError, UsageError
 from shardcompute.core.settings import load_settings
 from shardcompute.node.cluster import Cluster, ClusterOptions
@@ -63,7 +64,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_up_serves_and_says_where(cli: Cli, opened: Opening, served: dict[str, Any]) -> None:
-    result = cli("up", "--local", "org/repo", "--port", "0", "--stages", "2")
+    result = cli("up", "--local", "org/repo", "--port", "0", "--parallel", "pp=2")
     assert (result.exit_code, result.stdout) == (0, "")
     assert (served["keys"], served["address"]) == (None, ("127.0.0.1", 0))
     assert not served["hosts"].admits("box.test")
@@ -273,20 +274,31 @@ def test_a_single_process_has_nowhere_else_to_drive_from(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stages", "workers", "chains", "asked"),
+    ("given", "workers", "chains", "asked"),
     [
         (None, None, None, None),
-        (None, 3, None, 3),
-        (None, 3, 1, 3),
+        (None, 3, None, "pp=3"),
+        (None, 3, 1, "pp=3"),
         (None, 3, 3, None),
-        (0, 3, None, 0),
-        (2, 3, 2, 2),
+        ("tp=1", 3, None, "tp=1"),
+        ("auto", 3, None, "auto"),
+        ("tp=3", 3, None, "tp=3"),
+        ("pp=2", 3, 2, "pp=2"),
     ],
 )
 def test_who_asks_for_workers_asks_for_stages(
-    stages: int | None, workers: int | None, chains: int | None, asked: int | None
+    given: str | None, workers: int | None, chains: int | None, asked: str | None
 ) -> None:
-    assert asked_stages(stages, workers, chains) == asked
+    parsed = None if given is None else parse_parallelism(given)
+    found = asked_parallelism(parsed, workers, chains)
+    assert (None if found is None else str(found)) == asked
+
+
+def test_one_process_has_no_ranks(cli: Cli) -> None:
+    result = cli("up", "--local", "--parallel", "tp=2")
+    assert result.exit_code == 2
+    assert "one process has no tensor ranks" in result.stderr
+    assert cli("up", "--parallel", "tp=two").exit_code == 2
 
 
 ANY_PORTS = ("--port", "0", "--cluster-port", "0", "--join-port", "0")

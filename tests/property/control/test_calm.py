@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcompute.control import events as happened
+from shardcompute.control.placement.parallelism import Parallelism
 from support.swarm.noisy_cluster import MIB, Machine, NoisyCluster
 
 MOST_MOVES = 3
@@ -31,7 +32,7 @@ def test_noise_moves_next_to_nothing_and_nothing_back(
     found: list[Machine], troubles: list[str], seed: int, asked: int
 ) -> None:
     cluster = NoisyCluster(dict(zip("abc", found, strict=False)), seed=seed)
-    cluster.request(stage_count=asked)
+    cluster.request(parallel=Parallelism(pp=asked))
     for trouble in troubles:
         befall(cluster, trouble)
         cluster.run(20, 5)
