@@ -285,6 +285,15 @@ class PickingExecutor(Protocol):
         ...
 
 
+@runtime_checkable
+class RestingExecutor(Protocol):
+    """What an `Executor` has besides that keeps memory between steps which the next one could take anew."""
+
+    def rest(self) -> None:
+        """Nobody has asked for a while: give back what is not needed to hold the slice and its sessions."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ComputedStep:
     """A `PendingStep` that pends no more."""

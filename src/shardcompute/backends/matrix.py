@@ -109,6 +109,41 @@ class StoredRows(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class HeldRows:
+    """`StoredRows` of a matrix in memory."""
+
+    matrix: Matrix
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.matrix.shape
+
+    def read(self, rows: Array) -> Matrix:
+        return rows_of(self.matrix, rows)
+
+    def close(self) -> None:
+        """Its memory goes with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenRows:
+    """Some rows of a stored matrix as a matrix of their own, which takes no memory."""
+
+    stored: StoredRows
+    chosen: Array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (len(self.chosen), self.stored.shape[1])
+
+    def read(self, rows: Array) -> Matrix:
+        return self.stored.read(self.chosen[rows])
+
+    def close(self) -> None:
+        self.stored.close()
+
+
 def rows_of(matrix: Matrix, rows: Array | slice) -> Matrix:
     """These rows of a matrix, in its own form."""
     if isinstance(matrix, DenseMatrix):

@@ -5,7 +5,9 @@ That is what grammar masks need, and little enough to travel to the machine at t
 
 from __future__ import annotations
 
+import functools
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -44,6 +46,22 @@ def encode_vocabulary(vocabulary: Vocabulary) -> bytes:
 
 def decode_vocabulary(encoded: bytes | memoryview) -> Vocabulary:
     """`CorruptModelError` for anything that `encode_vocabulary` did not write."""
+    packed = _unpack(encoded)
+    tokens, at = [], 0
+    for length in packed.lengths:
+        tokens.append(packed.content[at : at + length])
+        at += length
+    return Vocabulary(tuple(tokens), frozenset(packed.special_ids), frozenset(packed.eos_ids))
+
+
+def lazy_vocabulary(encoded: bytes) -> Callable[[], Vocabulary]:
+    """Checked now, made when it is first asked for, and then kept: a token is an object of its own, and most stages
+    never have a grammar. Raises like `decode_vocabulary`."""
+    _unpack(encoded)
+    return functools.cache(lambda: decode_vocabulary(encoded))
+
+
+def _unpack(encoded: bytes | memoryview) -> _PackedVocabulary:
     try:
         unpacker = zlib.decompressobj()
         text = unpacker.decompress(encoded, _MAX_PACKED_BYTES)
@@ -57,11 +75,7 @@ def decode_vocabulary(encoded: bytes | memoryview) -> Vocabulary:
         raise _malformed("its tokens do not add up")
     if any(not 0 <= token < count for token in (*packed.special_ids, *packed.eos_ids)):
         raise _malformed("it marks tokens that do not exist")
-    tokens, at = [], 0
-    for length in packed.lengths:
-        tokens.append(packed.content[at : at + length])
-        at += length
-    return Vocabulary(tuple(tokens), frozenset(packed.special_ids), frozenset(packed.eos_ids))
+    return packed
 
 
 def _malformed(fault: str) -> CorruptModelError:

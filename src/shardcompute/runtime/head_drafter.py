@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardcompute.backends.executor import Executor
-from shardcompute.backends.matrix import Array, Float32, Matrix, rows_of
+from shardcompute.backends.matrix import Array, Float32, StoredRows
 from shardcompute.core.batch import Segment
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.core.steps import Draft, Picked, SessionRows
@@ -60,7 +60,7 @@ class HeadDrafter:
         self,
         network: Executor,
         ids: Array,
-        embedding: Matrix,
+        embedding: StoredRows,
         limits: HeadDraftLimits,
         *,
         vocab_size: int,
@@ -90,6 +90,7 @@ class HeadDrafter:
 
     def close(self) -> None:
         self._network.close()
+        self._embedding.close()
 
     def _begin(self, work: Sequence[SessionRows], picked: Sequence[Picked], states: Array) -> list[_Growth]:
         begun: list[_Growth] = []
@@ -132,7 +133,7 @@ class HeadDrafter:
 
     def _step(self, growing: Sequence[_Growth]) -> tuple[Float32, Float32]:
         places = np.array([self._places[each.token] for each in growing])
-        embedded = rows_of(self._embedding, places).to_dense() * self._scale
+        embedded = self._embedding.read(places).to_dense() * self._scale
         rows = np.concatenate([np.stack([each.state for each in growing]), embedded], axis=1)
         segments = [Segment(index, 0, 1, 1) for index in range(len(growing))]
         logits = self._network.step(segments, rows, keeps_hidden=True)

@@ -11,11 +11,11 @@ from dataclasses import replace
 from shardcompute.backends.executor import Executor, ExecutorOptions, Network, PictureNetwork
 from shardcompute.backends.footprint import ADAPTING_HOLDERS, holding_of
 from shardcompute.backends.host.low_rank import NO_ADAPTERS, AdapterLayers
-from shardcompute.backends.matrix import rows_of
+from shardcompute.backends.matrix import ChosenRows, HeldRows, StoredRows, rows_of
 from shardcompute.core.batch import PAGE_TOKENS
 from shardcompute.core.errors import BackendError, UnsupportedModelError, UsageError
 from shardcompute.core.phases import phase
-from shardcompute.models.decoder import Decoder, TensorSource
+from shardcompute.models.decoder import Decoder, StoredTables, TensorSource
 from shardcompute.models.draft_head import DraftHeadNetwork, DraftHeadWeights
 from shardcompute.models.families import is_fallback, refuse_foreign
 from shardcompute.models.rank_tensors import RankTensors, rank_adapters
@@ -144,8 +144,15 @@ def build_head_drafter(
     backend: str,
     options: ExecutorOptions,
 ) -> HeadDrafter:
-    """What drafts on from the final states of a last stage; `source` has the model's head and embedding."""
-    head, embedding = (rows_of(source.matrix(name), weights.ids) for name in ("head", "embedding"))
+    """What drafts on from the final states of a last stage; `source` has the model's head and embedding. Rows of the
+    embedding are read where they are stored, if they can be: few are, one for each drafted token."""
+    head = rows_of(source.matrix("head"), weights.ids)
+    stored = source.stored_rows("embedding") if isinstance(source, StoredTables) else None
+    embedding: StoredRows
+    if stored is not None:
+        embedding = ChosenRows(stored, weights.ids)
+    else:
+        embedding = HeldRows(rows_of(source.matrix("embedding"), weights.ids))
     limits = HeadDraftLimits(context_length=options.context_length, max_rows=options.max_logit_rows)
     # It keeps nothing between steps: every row is the first of a session of its own.
     options = replace(options, kv_bytes=1 << 20, max_rows=options.max_logit_rows, context_length=PAGE_TOKENS)

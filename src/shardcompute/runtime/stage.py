@@ -28,6 +28,7 @@ from shardcompute.backends.executor import (
     PendingStep,
     PickedRows,
     PickingExecutor,
+    RestingExecutor,
 )
 from shardcompute.backends.matrix import Array
 from shardcompute.core.batch import Segment
@@ -168,6 +169,11 @@ class StageRuntime:
         former, self._drafter = self._drafter, drafter
         if former is not None:
             former.close()
+
+    def rest(self) -> None:
+        """Nobody has asked for a while: see `RestingExecutor`."""
+        if isinstance(self._executor, RestingExecutor):
+            self._executor.rest()
 
     def close_sessions(self, sessions: Iterable[int]) -> None:
         for session in sessions:

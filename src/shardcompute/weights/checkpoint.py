@@ -287,10 +287,11 @@ def read_processor(files: ModelFiles) -> Mapping[str, Any] | None:
     return inner if isinstance(inner, dict) else _read_json(files.name, files.read_text, PROCESSOR_FILE)
 
 
-def open_tensors(files: ModelFiles) -> TensorFile:
-    """The tensors as the files have them; headers are read, and no config."""
+def open_tensors(files: ModelFiles, *, with_tokenizer: bool = True) -> TensorFile:
+    """The tensors as the files have them; headers are read, and no config. Without the tokenizer that a GGUF file has
+    in its header, nothing is made of it."""
     if files.kind == "gguf":
-        return open_gguf_files(files.open, files.weight_files)
+        return open_gguf_files(files.open, files.weight_files, with_tokenizer=with_tokenizer)
     main = files.open(files.main_file)
     with contextlib.ExitStack() as on_error:
         on_error.callback(main.close)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from shardcompute.core.errors import CorruptModelError, UnknownModelError, Usage
 from shardcompute.models.decoder import TensorSource
 from shardcompute.models.layout import Layout, TensorPlace
 from shardcompute.models.spec import Stage, whole
-from shardcompute.models.vocabulary import Vocabulary, decode_vocabulary, encode_vocabulary
+from shardcompute.models.vocabulary import Vocabulary, encode_vocabulary, lazy_vocabulary
 from shardcompute.weights.attached import AttachedTensors, is_attachment, read_attachment
 from shardcompute.weights.card import Card, make_card
 from shardcompute.weights.checkpoint import Checkpoint
@@ -177,14 +177,14 @@ def attachments_of(tokenizer: Tokenizer) -> dict[str, bytes]:
     return {VOCABULARY: encode_vocabulary(tokenizer.vocabulary())}
 
 
-def served_vocabulary(tensors: TensorFile) -> Vocabulary:
-    """The vocabulary of a model that was served with the attachments of its tokenizer."""
+def served_vocabulary(tensors: TensorFile) -> Callable[[], Vocabulary]:
+    """Gives the vocabulary of a model that was served with the attachments of its tokenizer."""
     content = read_attachment(tensors, VOCABULARY)
     if content is None:
         raise CorruptModelError(
             f"{tensors.name} comes without its vocabulary", hint="run the same release on every node"
         )
-    return decode_vocabulary(content)
+    return lazy_vocabulary(content)
 
 
 def shard_source(card: Card, tensors: TensorFile, stage: Stage, rank: Rank | None = None) -> TensorSource:

@@ -164,6 +164,33 @@ def test_scratch_memory_of_a_prompt_is_given_back_when_its_answer_begins() -> No
     assert _measure(_SHRINK) > 20
 
 
+_SHORT_PROMPTS = (
+    _SHRINK.partition("ids = ")[0]
+    + """
+def chat(rows):
+    executor.step([Segment(1, 0, rows, 1)], np.arange(rows))
+    executor.step([Segment(1, rows, 1, 1)], np.zeros(1, np.int64))
+    executor.close_session(1)
+
+chat(20)
+executor.rest()
+before = anonymous_mib()
+for rows in range(30, 60, 3):
+    chat(rows)
+grown = anonymous_mib() - before
+executor.rest()
+rested = anonymous_mib() - before
+print(max(grown / 30, rested / 4))
+"""
+)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_short_prompts_of_many_lengths_do_not_add_up() -> None:
+    """Ten of them took 130 MiB beside each other; now some stay until the next few have come, and none at rest."""
+    assert _measure(_SHORT_PROMPTS) < 1
+
+
 def test_an_executor_lets_its_network_go() -> None:
     """With it go the files that weights were read from, and whatever of them it has."""
     spec = SPECS["plain"]()

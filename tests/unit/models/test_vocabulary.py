@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcompute.core.errors import CorruptModelError
-from shardcompute.models.vocabulary import Vocabulary, decode_vocabulary, encode_vocabulary
+from shardcompute.models.vocabulary import Vocabulary, decode_vocabulary, encode_vocabulary, lazy_vocabulary
 
 
 @given(st.lists(st.binary(max_size=5), min_size=1, max_size=20), st.data())
@@ -36,6 +36,15 @@ def test_comes_back_as_it_was(tokens: list[bytes], data: st.DataObject) -> None:
 def test_refuses_what_does_not_add_up(content: object) -> None:
     with pytest.raises(CorruptModelError):
         decode_vocabulary(zlib.compress(msgspec.msgpack.encode(content)))
+    with pytest.raises(CorruptModelError):
+        lazy_vocabulary(zlib.compress(msgspec.msgpack.encode(content)))
+
+
+def test_is_made_once_when_it_is_asked_for() -> None:
+    words = Vocabulary((b"a", b"b"), frozenset({1}), frozenset({1}))
+    vocabulary = lazy_vocabulary(encode_vocabulary(words))
+    assert vocabulary().tokens == words.tokens
+    assert vocabulary() is vocabulary()
 
 
 @given(st.binary(max_size=40))

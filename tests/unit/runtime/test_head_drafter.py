@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from shardcompute.backends.matrix import Array, DenseMatrix
+from shardcompute.backends.matrix import Array, DenseMatrix, HeldRows
 from shardcompute.core.batch import Segment
 from shardcompute.core.generation import Sampling, TokenChoice
 from shardcompute.core.steps import Draft, Opening, Picked, SessionRows
@@ -49,7 +49,7 @@ def drafter(network: CountingNetwork, **limits: float) -> HeadDrafter:
     return HeadDrafter(
         network,  # type: ignore[arg-type]
         KNOWN,
-        DenseMatrix(embedding),
+        HeldRows(DenseMatrix(embedding)),
         HeadDraftLimits(CONTEXT, **{"most": 8, **limits}),  # type: ignore[arg-type]
         vocab_size=VOCABULARY,
     )

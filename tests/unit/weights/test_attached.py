@@ -55,7 +55,7 @@ def test_content_that_is_not_what_the_name_says_is_refused(tensors: TensorFile) 
 
 def test_a_served_model_brings_its_vocabulary(tensors: TensorFile) -> None:
     words = Vocabulary((b"a", b"", b"</s>"), frozenset({2}), frozenset({2}))
-    served = served_vocabulary(AttachedTensors(tensors, {VOCABULARY: encode_vocabulary(words)}))
+    served = served_vocabulary(AttachedTensors(tensors, {VOCABULARY: encode_vocabulary(words)}))()
     assert (served.tokens, served.special_ids, served.eos_ids) == (words.tokens, {2}, {2})
     with pytest.raises(CorruptModelError, match="vocabulary"):
         served_vocabulary(tensors)

@@ -67,8 +67,8 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         self._steps = self._ops.steps
         values = [self._input, *(value for step in self._steps for value in step.outputs())]
         self._buffers = list({id(value.buffer): value.buffer for value in values}.values())
-        self._has_grown = False
-        """A step of many rows took scratch memory that steps of few do not need."""
+        self._grown_rows = 0
+        """Of prompts, since scratch memory was given back: each number of rows takes some that others cannot use."""
         self.padding = self._probe_rows()
         give_back_rows(self._buffers, 0)
         LOADING_ROOM.release()
@@ -121,6 +121,10 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
         for kernel in self._ops.kernels:
             kernel.forget(session)
 
+    def rest(self) -> None:
+        if self._grown_rows:
+            self._give_back_scratch()
+
     def close(self) -> None:
         self._steps.clear()
         if self._table is not None:
@@ -148,12 +152,20 @@ class OrtExecutor(KvSessions[HostKv], SynchronousSteps):
             self._positions[0, mixed] = tables.first + mixed
 
     def _fit_scratch(self, rows: int) -> None:
-        """Once a prompt is done and its answer begins; not between the pieces of a prompt."""
-        if rows <= _FEW_ROWS and self._has_grown:
-            shrink_scratch_memory()
-            give_back_rows(self._buffers, _FEW_ROWS)
-            return_freed_memory()
-        self._has_grown = rows > _MANY_ROWS or (self._has_grown and rows > _FEW_ROWS)
+        """Once prompts are done and their answers begin; not between the pieces of a prompt."""
+        if rows > _FEW_ROWS:
+            self._grown_rows += rows
+        elif self._grown_rows > _MANY_ROWS:
+            self._give_back_scratch()
+
+    def _give_back_scratch(self) -> None:
+        self._grown_rows = 0
+        shrink_scratch_memory()
+        give_back_rows(self._buffers, _FEW_ROWS)
+        for step in self._steps:
+            if isinstance(step, Graph):
+                step.forget_bindings(_FEW_ROWS)
+        return_freed_memory()
 
     def _record(self, network: Network, x: Value) -> Value:
         ops = self._ops

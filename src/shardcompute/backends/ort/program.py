@@ -95,6 +95,11 @@ class Graph:
                 binding = self.bindings[place] = self._bind(*place)
             self.session.run_with_iobinding(binding)
 
+    def forget_bindings(self, most_rows: int) -> None:
+        """Those of more rows than these, which hardly come again in the same number."""
+        for place in [each for each in self.bindings if sum(each) > most_rows]:
+            del self.bindings[place]
+
     def _bind(self, first: int, rows: int) -> onnxruntime.IOBinding:
         binding = self.session.io_binding()
         for name, value in zip(self.input_names, self.takes, strict=True):

@@ -22,11 +22,10 @@ from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CorruptModelError, ShardComputeError
 from shardcompute.core.settings import load_settings
 from shardcompute.weights.card import Card
-from shardcompute.weights.checkpoint import open_checkpoint
+from shardcompute.weights.checkpoint import open_tensors
 from shardcompute.weights.formats.bytes import ByteSource, LocalBytes
 from shardcompute.weights.formats.safetensors_file import open_safetensors
 from shardcompute.weights.formats.tensor_file import TensorEntry, TensorFile, lasting_bytes
-from shardcompute.weights.quantised.folded_file import stored_file
 from shardcompute.weights.served import Origin
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
@@ -160,7 +159,7 @@ def _open(note: OriginalNote) -> TensorFile:
     if note.is_packed:
         return open_safetensors(LocalBytes(note.path))
     # Nothing is fetched: the reference names a file or a folder.
-    return stored_file(open_checkpoint(resolve(parse_reference(note.path), load_settings())).tensors)
+    return open_tensors(resolve(parse_reference(note.path), load_settings()), with_tokenizer=False)
 
 
 def _is_alike(one: TensorEntry, other: TensorEntry) -> bool:

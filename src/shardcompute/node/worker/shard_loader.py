@@ -32,6 +32,7 @@ from shardcompute.core.errors import (
     SourceError,
 )
 from shardcompute.core.phases import phase
+from shardcompute.core.process_memory import release_code
 from shardcompute.core.settings import Settings
 from shardcompute.core.units import format_bytes
 from shardcompute.models.spec import Stage
@@ -259,6 +260,7 @@ class ShardLoader:
         read_bytes = shape.work_bytes * stage.count + (card.head_bytes if stage.is_last else 0)
         kv_token_bytes = card.spec.kv_bytes_per_token_and_layer(command.kv_type) * stage.count
         pace = ServicePace(speed.stage, speed.stage.row_s * kv_token_bytes / read_bytes)
+        release_code()
         self._stages.add(key, runtime, pace)
         with self._lock:
             shard = Shard(command.chain, command.model, command.start, command.stop, size, command.tensor)
@@ -334,7 +336,7 @@ class ShardLoader:
             executor,
             is_first=stage.is_first,
             is_last=stage.is_last,
-            vocabulary=None if vocabulary is None else lambda: vocabulary,
+            vocabulary=vocabulary,
             max_rows=options.max_rows,
             max_logit_rows=options.max_logit_rows,
             adapters=adapter_names(card.entries),
@@ -450,6 +452,7 @@ class ShardLoader:
                         self._held[key] = replace(held, draft_head_bytes=size_bytes)
                         self._share_rest(self._offer.size_bytes)
                 self._stages.draft_with(key, drafter)
+            release_code()
         except ShardComputeError as error:
             log.warning("no draft head of %s is used: %s", card.model, error)
         except Exception as error:

@@ -22,7 +22,7 @@ import msgspec
 from shardcompute.backends.matrix import Array
 from shardcompute.control.state import ShardPlace
 from shardcompute.core.errors import BackendError, DeviceMemoryError, LinkError
-from shardcompute.core.process_memory import return_freed_memory
+from shardcompute.core.process_memory import release_code, return_freed_memory
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.steps import Draft, SessionRows
 from shardcompute.node.rpc.commands import Admit, Connect, Connected, Peer, Redial, StepTraced, TraceStep
@@ -51,6 +51,7 @@ _WATCH_S = 1.0
 _ERRAND_S = 60.0
 """So long the computing thread may be at anything but a step: freeing memory, putting in a drafter."""
 _CLOSE_S = 10.0
+_REST_S = 2.0
 ShardKey = ShardPlace
 """(chain, first layer, layer behind the last, which share of them)"""
 
@@ -97,11 +98,15 @@ class StageServer:
         on_pace: Callable[[ShardKey, ShardPace], None] = lambda key, pace: None,
         log_bytes: int = MOST_LOG_BYTES,
         patience: Patience = STAGE_PATIENCE,
+        rest_s: float = _REST_S,
     ) -> None:
+        """Where nothing has come in for `rest_s`, memory is given back that only steps need."""
         self._node = node
         self._on_out_of_memory = on_out_of_memory
         self._on_pace = on_pace
         self._patience = patience
+        self._rest_s = rest_s
+        self._is_rested = True
         self._trace = StepTrace()
         self._links = PeerLinks(dial, on_link_broken)
         self._output = StageOutput(self._links)
@@ -338,16 +343,7 @@ class StageServer:
 
     def _serve(self) -> None:
         while True:
-            begun = self._begun
-            came = (
-                next_item(self._inbox, None)
-                if begun is None
-                else next_item(
-                    self._inbox,
-                    begun.pending,
-                    begun.slot.times.allowed_s(rows_to_compute(begun.arrived.frame)),
-                )
-            )
+            came = self._next_item()
             try:
                 if came is None:
                     self._finish_begun()
@@ -362,7 +358,30 @@ class StageServer:
                 # One bad message must not end the work of all shards.
                 log.exception("a message of the chain could not be served")
 
+    def _next_item(self) -> tuple[_Arrived | _Ended | Callable[[], None] | None] | None:
+        begun = self._begun
+        if begun is not None:
+            allowed_s = begun.slot.times.allowed_s(rows_to_compute(begun.arrived.frame))
+            return next_item(self._inbox, begun.pending, allowed_s)
+        if not self._is_rested:
+            try:
+                return (self._inbox.get(timeout=self._rest_s),)
+            except queue.Empty:
+                self._rest()
+        return next_item(self._inbox, None)
+
+    def _rest(self) -> None:
+        self._is_rested = True
+        try:
+            for runtime in self.shards().values():
+                runtime.rest()
+            return_freed_memory()
+            release_code()
+        except Exception:
+            log.exception("memory could not be given back")
+
     def _serve_item(self, item: _Arrived | _Ended | Callable[[], None]) -> None:
+        self._is_rested = False
         if isinstance(item, _Arrived):
             self._serve_frame(item)
             return

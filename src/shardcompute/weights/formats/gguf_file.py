@@ -77,9 +77,10 @@ class GgufFile(SingleTensorFile):
         self.metadata, self.stored = {}, {}
 
 
-def open_gguf(source: ByteSource) -> GgufFile:
-    """Read and check the header of a GGUF file that is a whole model; no tensor is read."""
-    file = read_gguf(source)
+def open_gguf(source: ByteSource, *, with_tokenizer: bool = True) -> GgufFile:
+    """Read and check the header of a GGUF file that is a whole model; no tensor is read. Without its tokenizer, a
+    hundred thousand texts are passed over that are most of what the header has."""
+    file = read_gguf(source, with_tokenizer=with_tokenizer)
     count = file.metadata.get("split.count", 0)
     if isinstance(count, int) and count > 1:
         raise UnsupportedModelError(
@@ -89,13 +90,13 @@ def open_gguf(source: ByteSource) -> GgufFile:
     return file
 
 
-def read_gguf(source: ByteSource) -> GgufFile:
+def read_gguf(source: ByteSource, *, with_tokenizer: bool = True) -> GgufFile:
     """The same of a file that may be a part of a model (see `gguf_parts`)."""
     cursor = _Cursor(source)
     _check_version(source, cursor)
     tensor_count = cursor.take_count("tensors", _SMALLEST_TENSOR_BYTES)
     pair_count = cursor.take_count("metadata values", _SMALLEST_PAIR_BYTES)
-    metadata, spans = _take_metadata(cursor, pair_count)
+    metadata, spans = _take_metadata(cursor, pair_count, with_tokenizer)
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise _corrupt(source.name, f"has general.alignment {alignment!r}, which is not a power of two")
@@ -123,13 +124,20 @@ class _Cursor:
     def bytes_left(self) -> int:
         return self._source.size - self.position
 
-    def take(self, length: int) -> bytes:
+    def skip(self, length: int) -> None:
+        self.position = self._end_of(length)
+
+    def _end_of(self, length: int) -> int:
         end = self.position + length
         if end > min(self._source.size, _MAX_HEADER_BYTES):
             fault = (
                 "is cut short inside its header" if end > self._source.size else "has an absurdly long header"
             )
             raise _corrupt(self.name, fault)
+        return end
+
+    def take(self, length: int) -> bytes:
+        end = self._end_of(length)
         if end > self._buffer_start + len(self._buffer):
             wanted = min(max(length, _CHUNK_BYTES), self._source.size - self.position)
             self._buffer = bytes(self._source.read(self.position, wanted))
@@ -185,15 +193,22 @@ def _check_version(source: ByteSource, cursor: _Cursor) -> None:
     )
 
 
-def _take_metadata(cursor: _Cursor, count: int) -> tuple[dict[str, Any], dict[str, Span]]:
+def _take_metadata(
+    cursor: _Cursor, count: int, with_tokenizer: bool
+) -> tuple[dict[str, Any], dict[str, Span]]:
     """Values by key, and where in the file those lie that are not the tokenizer's."""
     metadata: dict[str, Any] = {}
     spans: dict[str, Span] = {}
+    keys: set[str] = set()
     for _ in range(count):
         key = cursor.take_name("a metadata key")
-        if key in metadata:
+        if key in keys:
             raise _corrupt(cursor.name, f"has the metadata key {key!r} twice")
+        keys.add(key)
         start = cursor.position
+        if key.startswith(_TOKENIZER) and not with_tokenizer:
+            _skip_value(cursor, cursor.take_u32(), depth=0)
+            continue
         metadata[key] = _take_value(cursor, cursor.take_u32(), depth=0)
         if not key.startswith(_TOKENIZER) and cursor.position - start <= _MAX_STORED_BYTES:
             spans[key] = (start, cursor.position)
@@ -208,13 +223,40 @@ def _take_value(cursor: _Cursor, code: int, depth: int) -> Any:
     return _take_numbers(cursor, code, 1)[0]
 
 
-def _take_array(cursor: _Cursor, depth: int) -> list[Any]:
+def _skip_value(cursor: _Cursor, code: int, depth: int) -> None:
+    """Go past a value of which nothing is wanted: nothing of its size is made."""
+    if code == _STRING:
+        cursor.skip(cursor.take_u64())
+    elif code == _ARRAY:
+        inner, count = _array_head(cursor, depth + 1)
+        if inner in (_STRING, _ARRAY):
+            for _ in range(count):
+                _skip_value(cursor, inner, depth + 1)
+        else:
+            cursor.skip(count * _number_bytes(cursor, inner))
+    else:
+        cursor.skip(_number_bytes(cursor, code))
+
+
+def _number_bytes(cursor: _Cursor, code: int) -> int:
+    if code not in _SMALLEST_VALUE_BYTES:
+        raise _corrupt(cursor.name, f"has a metadata value of the unknown type {code}")
+    return _SMALLEST_VALUE_BYTES[code]
+
+
+def _array_head(cursor: _Cursor, depth: int) -> tuple[int, int]:
+    """Type and number of elements."""
     if depth > _MAX_ARRAY_DEPTH:
         raise _corrupt(cursor.name, f"nests arrays more than {_MAX_ARRAY_DEPTH} deep")
     code = cursor.take_u32()
     count = cursor.take_count("array elements", _SMALLEST_VALUE_BYTES.get(code, 1))
     if count > _MAX_ARRAY_LENGTH:
         raise _corrupt(cursor.name, f"has a metadata array of {count} elements")
+    return code, count
+
+
+def _take_array(cursor: _Cursor, depth: int) -> list[Any]:
+    code, count = _array_head(cursor, depth)
     if code == _STRING:
         return [cursor.take_text() for _ in range(count)]
     if code == _ARRAY:
@@ -228,10 +270,8 @@ def _take_numbers(cursor: _Cursor, code: int, count: int) -> list[Any]:
         if raw.strip(b"\0\1"):
             raise _corrupt(cursor.name, "has a truth value that is neither 0 nor 1")
         return [value == 1 for value in raw]
-    if code not in _NUMBER_TYPES:
-        raise _corrupt(cursor.name, f"has a metadata value of the unknown type {code}")
-    dtype = np.dtype(_NUMBER_TYPES[code])
-    values: list[Any] = np.frombuffer(cursor.take(count * dtype.itemsize), dtype).tolist()
+    raw = cursor.take(count * _number_bytes(cursor, code))
+    values: list[Any] = np.frombuffer(raw, np.dtype(_NUMBER_TYPES[code])).tolist()
     return values
 
 

@@ -106,7 +106,9 @@ class GgufParts:
             part.close()
 
 
-def open_gguf_files(open_source: Callable[[str], ByteSource], names: Sequence[str]) -> GgufFile | GgufParts:
+def open_gguf_files(
+    open_source: Callable[[str], ByteSource], names: Sequence[str], *, with_tokenizer: bool = True
+) -> GgufFile | GgufParts:
     """The model in these files: one, or all parts in order. Headers are read, and no tensor."""
     with contextlib.ExitStack() as on_error:
         sources = []
@@ -114,18 +116,21 @@ def open_gguf_files(open_source: Callable[[str], ByteSource], names: Sequence[st
             source = open_source(name)
             on_error.callback(source.close)
             sources.append(source)
-        opened = open_gguf(sources[0]) if len(sources) == 1 else _open_parts(sources)
+        if len(sources) == 1:
+            opened: GgufFile | GgufParts = open_gguf(sources[0], with_tokenizer=with_tokenizer)
+        else:
+            opened = _open_parts(sources, with_tokenizer)
         on_error.pop_all()
         return opened
 
 
-def _open_parts(sources: Sequence[ByteSource]) -> GgufParts:
-    first = read_gguf(sources[0])
+def _open_parts(sources: Sequence[ByteSource], with_tokenizer: bool) -> GgufParts:
+    first = read_gguf(sources[0], with_tokenizer=with_tokenizer)
     tensors = _split_number(first, first.metadata, _TENSORS)
     parts, holders = [first], dict.fromkeys(first.entries, first)
     _check_part(first, first.metadata, 0, len(sources), tensors)
     for number, source in enumerate(sources[1:], start=1):
-        part = read_gguf(source)
+        part = read_gguf(source, with_tokenizer=with_tokenizer)
         _check_part(part, part.metadata, number, len(sources), tensors)
         _check_metadata(first, part)
         for name in part.entries:

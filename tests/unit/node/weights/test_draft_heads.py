@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shardcompute.backends.executor import ExecutorOptions
-from shardcompute.core.generation import GenerationRequest, Sampling, Speculation
+from shardcompute.backends.matrix import ChosenRows
+from shardcompute.core.generation import GenerationRequest, Sampling, Speculation, TokenChoice
+from shardcompute.core.steps import Draft, Opening, Picked, SessionRows
 from shardcompute.models.draft_head import encode_draft_head
 from shardcompute.models.spec import cut, head_stage
 from shardcompute.node.driver.driver import Driver
@@ -17,9 +20,12 @@ from shardcompute.node.local.chain import LocalChain
 from shardcompute.node.local.service import LocalService
 from shardcompute.node.service import ServedModel
 from shardcompute.node.weights.draft_heads import DRAFT_HEAD, draft_head_attachments, save_draft_head
+from shardcompute.runtime.head_drafter import HeadDrafter
 from shardcompute.runtime.shard import build_head_drafter, open_shard
 from shardcompute.runtime.stage import StageRuntime
+from shardcompute.runtime.tail import Tail
 from shardcompute.weights.checkpoint import Checkpoint
+from shardcompute.weights.loader import ShardTensors
 from support.models.draft_heads import random_draft_head
 from support.models.tiny_checkpoint import save_tiny_llama
 from support.swarm.lab import open_tiny
@@ -63,6 +69,33 @@ def test_a_chain_in_this_process_drafts_too(checkpoint: Checkpoint) -> None:
         assert (timings.drafted_tokens > 0) == (wish.drafter == "head")
         answers.append([choice for delta in deltas for choice in delta.tokens])
     assert answers[0] == answers[1]
+
+
+def test_drafts_are_the_same_from_an_embedding_that_stays_in_its_file(checkpoint: Checkpoint) -> None:
+    spec, drafts = checkpoint.spec, []
+    for is_stored in (True, False):
+        source = checkpoint.source(head_stage(spec))
+        assert source.stored_rows("embedding") is not None
+        with pytest.MonkeyPatch.context() as patch:
+            if not is_stored:
+                patch.setattr(ShardTensors, "stored_rows", lambda self, name: None)
+            drafter = build_head_drafter(
+                spec, source, random_draft_head(spec), backend="onnx", options=OPTIONS
+            )
+        drafts.append(_draft(drafter, spec.hidden))
+        assert isinstance(drafter._embedding, ChosenRows) == is_stored
+        drafter.close()
+    assert drafts[0] == drafts[1]
+    assert drafts[0]
+
+
+def _draft(drafter: HeadDrafter, hidden: int) -> list[Draft]:
+    tail = Tail()
+    tail.open([Opening(1, Sampling(temperature=0.0), 3)])
+    work = SessionRows(1, 0, (7, 80, 3), 1, head_draft_tokens=4)
+    tail.follow(work)
+    states = np.random.default_rng(0).standard_normal((1, hidden), dtype=np.float32)
+    return drafter.draft([work], [Picked(1, 2, TokenChoice(80))], states, tail)
 
 
 def drafting_service(checkpoint: Checkpoint) -> LocalService:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from shardcompute.control.events import NodeSeen
 from shardcompute.core.batch import Segment
 from shardcompute.core.generation import Sampling
 from shardcompute.core.kv_types import KvShape
-from shardcompute.core.process_memory import give_back_large_blocks, resident_bytes
+from shardcompute.core.process_memory import give_back_large_blocks, release_code, resident_bytes
 from shardcompute.core.steps import Opening, SessionRows
 from shardcompute.node.admin.view_builder import view_nodes
 from shardcompute.node.worker.activation_log import ActivationLog, Chunk
@@ -60,3 +62,17 @@ def test_a_node_tells_what_its_process_takes() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the C library of Linux is told")
 def test_the_c_library_takes_the_advice() -> None:
     assert give_back_large_blocks()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_code_that_is_let_go_comes_back_as_it_is_run() -> None:
+    def file_bytes() -> int:
+        found = re.search(r"RssFile:\s+(\d+)", Path("/proc/self/status").read_text())
+        assert found is not None
+        return 1024 * int(found[1])
+
+    numbers = np.arange(64.0).reshape(8, 8)
+    before, product = file_bytes(), numbers @ numbers
+    release_code()
+    assert file_bytes() < before - (4 << 20)
+    assert np.array_equal(numbers @ numbers, product)

@@ -216,3 +216,21 @@ def test_what_is_held_counts_as_free_when_an_offer_recovers(
     lab.load("m#2")
     lab.load("m#3")
     assert len(lab.held()) == 3
+
+
+def test_stages_that_nobody_asks_give_memory_back(served: ServedWeights, on_exit: ExitStack) -> None:
+    rested = threading.Event()
+
+    class Resting:
+        def rest(self) -> None:
+            rested.set()
+
+        def close(self) -> None:
+            pass
+
+    stages = StageServer("worker", lambda peer: pytest.fail("dialled"), lambda node: None, rest_s=0.01)
+    on_exit.callback(stages.close)
+    stages.add(("m#0", 0, 1, None), Resting())  # type: ignore[arg-type]
+    assert not rested.wait(0.05), "before anything has come in there is nothing to give back"
+    stages.limit_logs(0)
+    assert rested.wait(PATIENCE_S)

@@ -191,6 +191,25 @@ def test_a_file_built_by_hand_is_read(opened: Open) -> None:
     assert {entry.offset % 64 for entry in file.entries.values()} == {0}
 
 
+def test_a_tokenizer_that_is_not_wanted_is_passed_over(opened: Open) -> None:
+    texts = array(8, 3, text("a") + text("") + text("longer"))
+    content = build(
+        [
+            pair("tokenizer.ggml.tokens", 9, texts),
+            pair("tokenizer.ggml.scores", 9, array(6, 3, bytes(12))),
+            pair("tokenizer.nested", 9, array(9, 1, texts)),
+            pair("tokenizer.model", 8, text("kind")),
+            pair("tokenizer.add_bos", 7, b"\1"),
+            pair("a", 8, text("kept")),
+        ],
+        [described()],
+    )
+    whole, bare = open_gguf(opened(content)), open_gguf(opened(content), with_tokenizer=False)
+    assert whole.metadata["tokenizer.ggml.tokens"] == ["a", "", "longer"]
+    assert bare.metadata == {"a": "kept"}
+    assert (bare.entries, bare.stored) == (whole.entries, whole.stored)
+
+
 NESTED = array(9, 1) * 10 + array(0, 1, b"\1")
 CORRUPT: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "does not start like"),
@@ -241,6 +260,24 @@ def test_lies_are_found(opened: Open, fault: str) -> None:
     assert message in caught.value.message
     assert source.name in caught.value.message
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (pair("tokenizer.a", 8, struct.pack("<Q", 1 << 62)), "cut short"),
+        (pair("tokenizer.a", 99, b"\1"), "unknown type 99"),
+        (pair("tokenizer.a", 9, array(99, 1)), "unknown type 99"),
+        (pair("tokenizer.a", 9, array(0, 1 << 60)), "array elements"),
+        (pair("tokenizer.a", 9, array(8, 1 << 60)), "array elements"),
+        (pair("tokenizer.a", 9, NESTED), "nests arrays"),
+        (pair("tokenizer.a", 0, b"\1") * 2, "twice"),
+    ],
+)
+def test_lies_are_found_in_what_is_passed_over(opened: Open, value: bytes, message: str) -> None:
+    count = 2 if message == "twice" else 1
+    with pytest.raises(CorruptModelError, match=message):
+        open_gguf(opened(build([value], data=b"", counts=(0, count))), with_tokenizer=False)
 
 
 def test_scales_that_are_not_numbers_are_refused(opened: Open) -> None:
