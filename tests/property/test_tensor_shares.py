@@ -6,13 +6,16 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from shardcompute.backends.executor import ExecutorOptions
 from shardcompute.backends.matrix import BlockMatrix, DenseMatrix, Matrix, MixedMatrix
+from shardcompute.collectives import FabricGroup, run_ranks, thread_groups
+from shardcompute.core.batch import Segment
 from shardcompute.models.families.places import layer_slots, model_slots
 from shardcompute.models.rank_tensors import RankTensors
-from shardcompute.models.spec import Experts, Layer, ModelSpec
+from shardcompute.models.spec import Experts, Layer, ModelSpec, whole
 from shardcompute.models.tensor_share import (
     ExpertCut,
     Span,
@@ -22,6 +25,8 @@ from shardcompute.models.tensor_share import (
     split_tensors,
     tensor_cuts,
 )
+from shardcompute.runtime.shard import build_executor
+from shardcompute.runtime.tensor_stage import join_ranks
 
 WEIGHTS = st.lists(st.floats(0.05, 20.0), min_size=1, max_size=6)
 
@@ -132,8 +137,9 @@ class _RandomTensors:
     def matrix(self, name: str, layer: int | None = None) -> Matrix:
         rows, columns = self._shapes[name]
         noise = np.random.default_rng(len(name))
-        if self._kind == "dense" or columns % 32:
-            return DenseMatrix(noise.standard_normal((rows, columns), dtype=np.float32))
+        if self._kind in ("dense", "small") or columns % 32:
+            scale = np.float32(1.0 if self._kind == "dense" else columns**-0.5)
+            return DenseMatrix(scale * noise.standard_normal((rows, columns), dtype=np.float32))
         bits = 4 if self._kind == "int4" else 8
         shape = (rows, columns // 32)
         blocks = BlockMatrix(
@@ -163,6 +169,55 @@ def test_ranks_together_compute_the_block_of_one(spec: ModelSpec, weights: list[
     parts = [_block(RankTensors(source, spec, split, rank), x, spec) for rank in range(split.size)]
     np.testing.assert_allclose(sum(parts), whole, rtol=1e-9, atol=1e-6)
     _check_heads(split, source, spec)
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> tuple[ModelSpec, TensorSplit]:
+    """Models of any numbers of heads, and ranks of any speeds, in a line or as a grid."""
+    kv_heads, group = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    spec = ModelSpec(
+        family="any",
+        layers=(Layer(rope=None), Layer(rope=None)),
+        hidden=32 * draw(st.integers(1, 3)),
+        heads=kv_heads * group,
+        kv_heads=kv_heads,
+        head_dim=16,
+        intermediate=16 * draw(st.integers(4, 9)),
+        vocab_size=draw(st.integers(8, 70)),
+        context_length=64,
+        ropes=(),
+        norm_eps=1e-5,
+        attention_scale=0.25,
+        has_qkv_bias=draw(st.booleans()),
+        has_out_bias=draw(st.booleans()),
+        has_mlp_bias=draw(st.booleans()),
+        qk_norm=draw(st.sampled_from(("none", "head", "width"))),
+        has_gate=draw(st.booleans()),
+    )
+    grid = draw(st.sampled_from((None, None, (2, 2), (1, 2), (2, 1))))
+    ranks = draw(st.integers(1, min(4, spec.heads))) if grid is None else grid[0] * grid[1]
+    assume(spec.heads >= (ranks if grid is None else grid[0]))
+    weights = draw(st.lists(st.floats(0.2, 5.0), min_size=ranks, max_size=ranks))
+    exchange = "reduce" if grid else draw(st.sampled_from(("reduce", "gather")))
+    return spec, split_tensors(spec, weights, block=16, exchange=exchange, grid=grid)
+
+
+@settings(max_examples=25, deadline=None)
+@given(model=splits())
+def test_ranks_together_have_the_logits_of_one(model: tuple[ModelSpec, TensorSplit]) -> None:
+    """The oracle, whole layers with attention: whatever the numbers of heads and the speeds of ranks."""
+    spec, split = model
+    source, stage = _RandomTensors(spec, "small"), whole(spec)
+    options = ExecutorOptions(kv_bytes=1 << 20, max_rows=8, context_length=64)
+    segments, ids = [Segment(1, 0, 5, 5)], np.arange(5) % spec.vocab_size
+
+    def logits(group: FabricGroup | None) -> np.ndarray:
+        rank = None if group is None else join_ranks(spec, split, group)
+        executor = build_executor(spec, stage, source, backend="numpy", options=options, rank=rank)
+        return np.array(executor.step(segments, ids))
+
+    parts = run_ranks(thread_groups(split.size), logits)
+    np.testing.assert_allclose(np.concatenate(parts, axis=-1), logits(None), atol=1e-5)
 
 
 def _block(source: _RandomTensors | RankTensors, x: np.ndarray, spec: ModelSpec) -> np.ndarray:

@@ -12,9 +12,9 @@ from shardcompute.backends.matrix import Array, Float32
 from shardcompute.collectives import run_ranks, thread_groups
 from shardcompute.core.batch import Segment
 from shardcompute.models.spec import Stage
-from shardcompute.models.tensor_rank import TensorRank
 from shardcompute.models.tensor_share import TensorSplit
 from shardcompute.runtime.shard import open_shard
+from shardcompute.runtime.tensor_stage import join_ranks
 from shardcompute.weights.checkpoint import Checkpoint
 
 
@@ -32,6 +32,7 @@ class RankedStage:
         form: str = "native",
     ) -> None:
         self.groups = thread_groups(split.size)
+        self.ranks = [join_ranks(checkpoint.spec, split, group) for group in self.groups]
         self.is_last = stage.is_last
         self.executors = [
             open_shard(
@@ -40,15 +41,24 @@ class RankedStage:
                 backend=backend,
                 form=form,
                 options=options,
-                rank=TensorRank(checkpoint.spec, split, group),
+                rank=rank,
             )
-            for group in self.groups
+            for rank in self.ranks
         ]
 
     def calls(self, operation: str) -> int:
         """How often ranks have met for this so far."""
         counts = {group.stats.calls.get(operation, 0) for group in self.groups}
         assert len(counts) == 1, "all ranks meet equally often"
+        return counts.pop()
+
+    def line_calls(self, operation: str) -> tuple[int, int]:
+        """The same for the rows and the columns of a block grid."""
+        counts = {
+            tuple(line.stats.calls.get(operation, 0) for line in (rank.row, rank.column))
+            for rank in self.ranks
+        }
+        assert len(counts) == 1, "all lines meet equally often"
         return counts.pop()
 
     def step(self, segments: Sequence[Segment], inputs: Array) -> Float32:

@@ -272,12 +272,16 @@ class Decoder:
         has_all = rank is not None and spec.qk_norm == "width"
         normed = rank.spec if rank is not None and has_all else spec
         widths = [n * spec.head_dim for n in (normed.heads, normed.kv_heads, spec.kv_heads)]
-        q, k, v = ops.split(ops.linear(x, weights.qkv), widths)
+        q, k, v = ops.split(self._inner(ops, x, weights.qkv), widths)
         if not spec.norms_turned:
             q, k = self._norm_heads(ops, weights, q, k)
         if rank is not None and has_all:
             q, k = rank.own_heads(ops, q, k)
         return q, k, v
+
+    def _inner(self, ops: Ops, x: Tensor, matrix: Handle) -> Tensor:
+        """A block's first linear map."""
+        return ops.linear(x, matrix) if self.rank is None else self.rank.enter(ops, x, matrix)
 
     def _answer(self, ops: Ops, x: Tensor, matrix: Handle, inner: Inner) -> Tensor:
         """A block's last linear map; all ranks' where there are several."""
@@ -291,7 +295,7 @@ class Decoder:
 
     def _feed_forward(self, ops: Ops, weights: LayerWeights, x: Tensor) -> Tensor:
         if weights.experts is None:
-            inner = ops.linear(x, weights.gate_up)
+            inner = self._inner(ops, x, weights.gate_up)
             if self.spec.has_gate:
                 inner = ops.gated(inner, Gate(self.spec.activation))
             else:

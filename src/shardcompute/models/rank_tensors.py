@@ -19,7 +19,6 @@ class RankTensors:
 
     def __init__(self, source: TensorSource, spec: ModelSpec, split: TensorSplit, rank: int) -> None:
         self._source = source
-        self._rank = rank
         self._cuts = tensor_cuts(spec, split.shares[rank], split.exchange)
 
     def matrix(self, name: str, layer: int | None = None) -> Matrix:
@@ -30,9 +29,8 @@ class RankTensors:
 
     def vector(self, name: str, layer: int | None = None) -> Float32:
         cut, values = cut_of(self._cuts, name), self._source.vector(name, layer)
-        if cut.is_once and self._rank:
-            return np.zeros_like(values)
-        return values if cut.rows is None else values[slice(*cut.rows)]
+        own = values if cut.rows is None else values[slice(*cut.rows)]
+        return np.zeros_like(own) if cut.is_others else own
 
 
 def rank_adapters(adapters: AdapterLayers, spec: ModelSpec, split: TensorSplit, rank: int) -> AdapterLayers:

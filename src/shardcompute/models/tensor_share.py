@@ -4,6 +4,10 @@ Every layer is cut the same way, along heads and along the inner columns of its 
 follow the ranks' weights: a rank of twice the speed gets twice the work, as nearly as whole units allow. Query heads
 go with the key head that they share; only where there are more ranks than key heads do several ranks keep the same
 one. Attention has few units, so columns make up for what it could not divide evenly.
+
+Or ranks are laid out as a grid, each with a block of every matrix: its row's heads and inner columns, of which it reads
+or makes its column's part of the hidden values. More is exchanged than where blocks are as long as the matrix, between
+fewer ranks at a time; sparse blocks, embedding and head stay cut over all ranks.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from shardcompute.core.errors import UnsupportedModelError, UsageError
 from shardcompute.models.spec import Experts, ModelSpec
 
 Span = tuple[int, int]
+GridShape = tuple[int, int]
+"""Rows and columns of a block grid."""
 Exchange = Literal["reduce", "gather"]
 """How ranks put a block's answer together: they add up what each makes of its own inputs (two all-reduces a layer), or
 each computes some outputs from all inputs (four all-gathers, and the bits of one process)."""
@@ -39,10 +45,12 @@ class TensorShare:
     """Inner columns of dense feed-forward blocks."""
     vocabulary: Span
     hidden: Span
-    """Outputs of a block that this rank computes where ranks gather."""
+    """Outputs of a block that this rank computes, where ranks gather or are a grid."""
     experts: Span = (0, 0)
     expert_columns: Span = (0, 0)
     shared_columns: Span = (0, 0)
+    inputs: Span | None = None
+    """Hidden values that a block's first matrices are multiplied with; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +59,32 @@ class TensorSplit:
 
     shares: tuple[TensorShare, ...]
     exchange: Exchange = "reduce"
+    grid: GridShape | None = None
+    """Ranks row by row, where they are a block grid."""
 
     @property
     def size(self) -> int:
         return len(self.shares)
 
+    def row_mates(self, rank: int) -> list[int]:
+        """The ranks of a rank's row, itself among them: they have the same heads and inner columns."""
+        columns = self.size if self.grid is None else self.grid[1]
+        first = rank // columns * columns
+        return list(range(first, first + columns))
+
+    def column_mates(self, rank: int) -> list[int]:
+        """The ranks of its column: they have the same hidden values."""
+        columns = self.size if self.grid is None else self.grid[1]
+        return list(range(rank % columns, self.size, columns))
+
 
 @dataclass(frozen=True, slots=True)
 class TensorCut:
-    """What a rank takes of one tensor: rows, columns (None: all), and whether only the first rank has it at all."""
+    """What a rank takes of one tensor: rows, columns (None: all), or nothing, because another rank adds it."""
 
     rows: Span | None = None
     columns: Span | None = None
-    is_once: bool = False
+    is_others: bool = False
 
 
 _WHOLE = TensorCut()
@@ -76,15 +97,19 @@ def split_tensors(
     block: int = 1,
     exchange: Exchange = "reduce",
     experts_by: ExpertCut | None = None,
+    grid: GridShape | None = None,
 ) -> TensorSplit:
     """Shares for ranks of these weights (speeds). `block` is what quantised inputs are cut by, where that divides them
     into enough parts. Unless told otherwise, experts are cut by columns where ranks sum, and whole where they gather.
+    Ranks of a `grid` sum.
     """
     if not weights or not all(0 < weight < float("inf") for weight in weights):
         raise UsageError("tensor ranks need weights above 0, one for each rank")
     if exchange == "gather" and experts_by == "columns":
         raise UsageError("ranks that gather have whole experts", hint="cut by experts, or let ranks sum")
     experts_by = experts_by or ("columns" if exchange == "reduce" else "experts")
+    if grid is not None:
+        return _split_grid(spec, weights, grid, block, exchange, experts_by)
     ranks = len(weights)
     heads, kv_heads = _split_heads(spec, weights)
     columns = _balanced_columns(spec, weights, list(zip(heads, kv_heads, strict=True)), block)
@@ -96,6 +121,49 @@ def split_tensors(
         shares = [replace(share, **each) for share, each in zip(shares, sparse, strict=True)]
     assert len(shares) == ranks
     return TensorSplit(tuple(shares), exchange)
+
+
+def _split_grid(
+    spec: ModelSpec,
+    weights: Sequence[float],
+    grid: GridShape,
+    block: int,
+    exchange: Exchange,
+    experts_by: ExpertCut,
+) -> TensorSplit:
+    rows, columns = grid
+    if rows < 1 or columns < 1 or rows * columns != len(weights):
+        raise UsageError(
+            f"a grid of {rows} × {columns} is not for {len(weights)} ranks",
+            hint="give it as many places as there are ranks",
+        )
+    if exchange != "reduce":
+        raise UsageError(
+            "ranks of a block grid sum what they make of their inputs", hint="leave them to reduce"
+        )
+    if spec.latent is not None:
+        raise UnsupportedModelError(
+            f"{spec.family} has latent attention, whose matrices are not cut into blocks",
+            hint="let ranks share heads and columns only, without a grid",
+        )
+    by_row = [sum(weights[row * columns : (row + 1) * columns]) for row in range(rows)]
+    by_column = [sum(weights[column::columns]) for column in range(columns)]
+    along_rows = split_tensors(replace(spec, experts=None), by_row, block=block).shares
+    hidden = _split_blocks("hidden columns", spec.hidden, by_column, block)
+    vocabulary = _split_rows("vocabulary rows", spec.vocab_size, weights)
+    shares = [
+        replace(
+            along_rows[rank // columns],
+            vocabulary=vocabulary[rank],
+            hidden=hidden[rank % columns],
+            inputs=hidden[rank % columns],
+        )
+        for rank in range(len(weights))
+    ]
+    if spec.experts is not None:
+        sparse = _split_experts(spec.experts, weights, block, experts_by)
+        shares = [replace(share, **each) for share, each in zip(shares, sparse, strict=True)]
+    return TensorSplit(tuple(shares), exchange, grid)
 
 
 def rank_spec(spec: ModelSpec, share: TensorShare) -> ModelSpec:
@@ -119,22 +187,30 @@ def rank_spec(spec: ModelSpec, share: TensorShare) -> ModelSpec:
 def tensor_cuts(spec: ModelSpec, share: TensorShare, exchange: Exchange) -> Mapping[str, TensorCut]:
     """By our name what a rank takes of each tensor that is cut (experts' without their number, biases as `.bias`)."""
     cuts = {"embedding": TensorCut(rows=share.vocabulary), "head": TensorCut(rows=share.vocabulary)}
-    outputs = TensorCut(rows=share.hidden) if exchange == "gather" else None
+    gathers, is_grid = exchange == "gather", share.inputs is not None
 
-    def block(inner: Span, down: str, *ups: str) -> None:
+    def block(inner: Span, down: str, *ups: str, is_sparse: bool = False) -> None:
         for name in ups:
-            cuts[name] = cuts[f"{name}.bias"] = TensorCut(rows=inner)
-        cuts[down] = outputs or TensorCut(columns=inner)
-        cuts[f"{down}.bias"] = outputs or TensorCut(is_once=True)
+            _cut_first(cuts, name, inner, None if is_sparse else share.inputs)
+        outputs = share.hidden if gathers or (is_grid and not is_sparse) else None
+        cuts[down] = TensorCut(rows=outputs, columns=None if gathers else inner)
+        # Of ranks that sum, the one with the first inputs adds what is added once.
+        cuts[f"{down}.bias"] = TensorCut(rows=outputs, is_others=not gathers and inner[0] > 0)
 
     _cut_attention(spec, share, cuts)
     value = spec.head_dim if spec.latent is None else spec.latent.value
     block(_scaled(share.heads, value), "attention.out")
     block(share.columns, "mlp.down", "mlp.gate", "mlp.up")
-    block(share.shared_columns, "shared.down", "shared.gate", "shared.up")
+    block(share.shared_columns, "shared.down", "shared.gate", "shared.up", is_sparse=True)
     if spec.experts is not None and share.experts == (0, spec.experts.count):
-        block(share.expert_columns, "experts.down", "experts.gate", "experts.up")
+        block(share.expert_columns, "experts.down", "experts.gate", "experts.up", is_sparse=True)
     return cuts
+
+
+def _cut_first(cuts: dict[str, TensorCut], name: str, rows: Span | None, inputs: Span | None) -> None:
+    """A block's first matrix, and what it adds once."""
+    cuts[name] = TensorCut(rows=rows, columns=inputs)
+    cuts[f"{name}.bias"] = TensorCut(rows=rows, is_others=inputs is not None and inputs[0] > 0)
 
 
 def cut_of(cuts: Mapping[str, TensorCut], name: str) -> TensorCut:
@@ -160,9 +236,9 @@ def _cut_attention(spec: ModelSpec, share: TensorShare, cuts: dict[str, TensorCu
         cuts["attention.sinks"] = TensorCut(rows=share.heads)
     for name, heads in (("q", share.heads), ("k", share.kv_heads), ("v", share.kv_heads)):
         # A norm over all heads needs them all, on every rank: no exchange is worth less than that.
-        if name == "v" or spec.qk_norm != "width":
-            cut = TensorCut(rows=_scaled(heads, spec.head_dim))
-            cuts[f"attention.{name}"] = cuts[f"attention.{name}.bias"] = cut
+        has_all = name != "v" and spec.qk_norm == "width"
+        rows = None if has_all else _scaled(heads, spec.head_dim)
+        _cut_first(cuts, f"attention.{name}", rows, share.inputs)
 
 
 def _split_heads(spec: ModelSpec, weights: Sequence[float]) -> tuple[list[Span], list[Span]]:

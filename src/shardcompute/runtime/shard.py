@@ -21,7 +21,7 @@ from shardcompute.models.families import is_fallback, refuse_foreign
 from shardcompute.models.rank_tensors import RankTensors, rank_adapters
 from shardcompute.models.spec import ModelSpec, Stage, whole
 from shardcompute.models.tensor_rank import TensorRank
-from shardcompute.models.tensor_share import Exchange, ExpertCut, TensorSplit, split_tensors
+from shardcompute.models.tensor_share import Exchange, ExpertCut, GridShape, TensorSplit, split_tensors
 from shardcompute.runtime.fallback import open_local_fallback
 from shardcompute.runtime.head_drafter import HeadDrafter, HeadDraftLimits
 from shardcompute.runtime.llamacpp import open_local_stage
@@ -103,10 +103,13 @@ def split_checkpoint(
     form: str = "native",
     exchange: Exchange = "reduce",
     experts_by: ExpertCut | None = None,
+    grid: GridShape | None = None,
 ) -> TensorSplit:
     """The shares of tensor ranks of these weights (speeds), cut where the matrices' blocks end."""
     block = column_block(checkpoint.layout, checkpoint.tensors.entries, form)
-    return split_tensors(checkpoint.spec, weights, block=block, exchange=exchange, experts_by=experts_by)
+    return split_tensors(
+        checkpoint.spec, weights, block=block, exchange=exchange, experts_by=experts_by, grid=grid
+    )
 
 
 def refuse_ranks(backend: str) -> None:

@@ -32,8 +32,9 @@ from shardcompute.collectives import Group
 from shardcompute.core.batch import PAGE_TOKENS, Segment, count_rows
 from shardcompute.core.errors import LinkError, UsageError
 from shardcompute.core.pictures import PictureSpan
-from shardcompute.models.spec import Stage
+from shardcompute.models.spec import ModelSpec, Stage
 from shardcompute.models.tensor_rank import TensorRank
+from shardcompute.models.tensor_share import TensorSplit
 
 _HEAD_BYTES = 4
 _INPUTS: dict[str, Any] = {"int64": np.int64, "float32": np.float32}
@@ -192,6 +193,14 @@ class TensorLeader(SynchronousSteps):
         except Exception as error:
             self._group.abort(f"rank {self._group.rank} failed: {error}")
             raise
+
+
+def join_ranks(spec: ModelSpec, split: TensorSplit, group: Group) -> TensorRank:
+    """This rank of a split, with the groups of its row and column where ranks are a block grid."""
+    if split.grid is None:
+        return TensorRank(spec, split, group)
+    row, column = split.row_mates(group.rank), split.column_mates(group.rank)
+    return TensorRank(spec, split, group, group.split(row), group.split(column))
 
 
 def follow_leader(executor: Executor, rank: TensorRank, group: Group, stage: Stage) -> None:

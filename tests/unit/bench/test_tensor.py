@@ -9,7 +9,7 @@ import pytest
 from shardcompute.bench.report import Result
 from shardcompute.bench.tensor.outcome import crossing
 from shardcompute.bench.tensor.plots import plot_crossover
-from shardcompute.bench.tensor.run import TensorBench, parse_exchanges, run_tensor_bench
+from shardcompute.bench.tensor.run import TensorBench, parse_exchanges, parse_grids, run_tensor_bench
 from shardcompute.core.errors import UsageError
 from support.models.tiny import save_tiny
 
@@ -60,6 +60,31 @@ def test_a_curve_is_drawn_of_every_arm(tmp_path: Path) -> None:
 
     assert drawn.count("<svg") == 1
     assert all(f">{arm}<" in drawn for arm in speeds)
+
+
+def test_quadrants_take_turns_with_a_line_of_ranks(tmp_path: Path) -> None:
+    model = save_tiny("llama", tmp_path / "tiny")
+    bench = TensorBench(
+        str(model), ranks=[4], exchanges=["reduce"], grids=[(2, 2)], stages=[], prompt=8, steps=2, rounds=1
+    )
+
+    found = {
+        (each.metric, each.labels["arm"]): each.value for each in run_tensor_bench(bench, lambda _: None)
+    }
+
+    assert found["equal_tokens", "grid 2×2"] == 1.0
+    # Three in each half of a layer, instead of one.
+    assert found["exchanges", "grid 2×2"] == 3 + 3 * 6
+    # 2 key heads: a rank in a line of four has one of them, as each rank of a row has.
+    assert found["kv", "grid 2×2"] == found["kv", "4 ranks, reduce"] == found["kv", "1 rank"] / 2
+
+
+def test_grids_are_rows_by_columns() -> None:
+    assert parse_grids("2x2,1x3") == [(2, 2), (1, 3)]
+    assert parse_grids("") == []
+    for wrong in ("2", "x2", "1x1", "2x2x2", "ax2"):
+        with pytest.raises(UsageError, match="no block grid"):
+            parse_grids(wrong)
 
 
 def test_ways_to_exchange() -> None:

@@ -9,21 +9,25 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shardcompute.bench.report import Result
+from shardcompute.models.tensor_share import GridShape
 
 Kind = Literal["reduce", "gather", "stages"]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorArm:
-    """One process, ranks that share every layer, or stages of some layers each."""
+    """One process, ranks that share every layer (in a line, or as a grid), or stages of some layers each."""
 
     ranks: int
     kind: Kind = "reduce"
+    grid: GridShape | None = None
 
     @property
     def name(self) -> str:
         if self.ranks == 1:
             return "1 rank"
+        if self.grid is not None:
+            return f"grid {self.grid[0]}×{self.grid[1]}"
         return f"{self.ranks} stages" if self.kind == "stages" else f"{self.ranks} ranks, {self.kind}"
 
 
@@ -34,11 +38,8 @@ class ArmTurns:
     arm: TensorArm
     rtt_ms: float
     turns: list[Mapping[str, Any]] = field(default_factory=list)
-    held_bytes: Sequence[int] = ()
-
-    def add(self, told: Mapping[str, Any], held_bytes: Sequence[int]) -> None:
-        self.turns.append(told)
-        self.held_bytes = held_bytes
+    loaded: Sequence[Mapping[str, float]] = ()
+    """What each process holds."""
 
     def middle(self, name: str) -> float:
         return float(statistics.median(turn[name] for turn in self.turns))
@@ -60,7 +61,8 @@ def arm_results(arm: ArmTurns, alone: ArmTurns, labels: Mapping[str, Any]) -> li
         Result(
             "equal_tokens", _equal(arm.turns[0]["tokens"], alone.turns[0]["tokens"]), "of the answer", labels
         ),
-        Result("memory", max(arm.held_bytes) / 1e6, "MB a rank", labels),
+        Result("memory", max(each["held_bytes"] for each in arm.loaded) / 1e6, "MB a rank", labels),
+        Result("kv", max(each["kv_bytes"] for each in arm.loaded) / 1e3, "KB a token", labels),
     ]
     if arm.arm.ranks > 1:
         found += [

@@ -24,10 +24,9 @@ from shardcompute.collectives import FabricGroup
 from shardcompute.core.batch import Segment
 from shardcompute.core.settings import load_settings
 from shardcompute.models.spec import cut, whole
-from shardcompute.models.tensor_rank import TensorRank
 from shardcompute.models.tensor_share import Exchange
 from shardcompute.runtime.shard import open_shard, split_checkpoint
-from shardcompute.runtime.tensor_stage import TensorLeader, follow_leader
+from shardcompute.runtime.tensor_stage import TensorLeader, follow_leader, join_ranks
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
@@ -46,6 +45,8 @@ class TensorTask(RankTask):
     form: str = "native"
     share: Share = "ranks"
     exchange: Exchange = "reduce"
+    grid: Sequence[int] = ()
+    """Rows and columns, where ranks are a block grid."""
     prompt: int = 32
     steps: int = 32
 
@@ -62,6 +63,7 @@ def main() -> None:
     with open_checkpoint(resolve(parse_reference(task.model), load_settings())) as checkpoint:
         if task.ranks == 1:
             executor = open_shard(checkpoint, form=task.form, options=task.options)
+            _say_ready(executor)
             _serve(task, executor, lambda segments, ids: int(executor.step(segments, ids)[0].argmax()))
         elif task.share == "stages":
             _be_stage(task, checkpoint)
@@ -74,8 +76,8 @@ def _be_stage(task: TensorTask, checkpoint: Checkpoint) -> None:
     stage = cut(checkpoint.spec, task.ranks)[task.rank]
     executor = open_shard(checkpoint, stage=stage, form=task.form, options=task.options)
     _wait_for_all(group)
+    _say_ready(executor)
     if task.rank:
-        _say_ready()
         follow_chain(executor, group)
         return
     _serve(task, executor, lambda segments, ids: pick_through_chain(executor, group, segments, ids), (group,))
@@ -84,12 +86,15 @@ def _be_stage(task: TensorTask, checkpoint: Checkpoint) -> None:
 
 def _be_rank(task: TensorTask, checkpoint: Checkpoint) -> None:
     group, stage = connect_rank(task), whole(checkpoint.spec)
-    split = split_checkpoint(checkpoint, [1.0] * task.ranks, form=task.form, exchange=task.exchange)
-    rank = TensorRank(checkpoint.spec, split, group)
+    grid = (task.grid[0], task.grid[1]) if task.grid else None
+    split = split_checkpoint(
+        checkpoint, [1.0] * task.ranks, form=task.form, exchange=task.exchange, grid=grid
+    )
+    rank = join_ranks(checkpoint.spec, split, group)
     executor = open_shard(checkpoint, form=task.form, options=task.options, rank=rank)
     _wait_for_all(group)
+    _say_ready(executor)
     if task.rank:
-        _say_ready()
         follow_leader(executor, rank, group, stage)
         return
     leader = TensorLeader(executor, rank, group, stage, task.options)
@@ -97,7 +102,9 @@ def _be_rank(task: TensorTask, checkpoint: Checkpoint) -> None:
     def pick(segments: Sequence[Segment], ids: Any) -> int:
         return leader.launch_picks(segments, ids, [_GREEDY]).token(0) or 0
 
-    _serve(task, leader, pick, (group,))
+    _serve(
+        task, leader, pick, [each for each in (group, rank.row, rank.column) if isinstance(each, FabricGroup)]
+    )
     leader.close()
 
 
@@ -112,12 +119,14 @@ def _wait_for_all(group: FabricGroup) -> None:
     group.broadcast(here if group.rank == 0 else None, 0, 600)
 
 
-def _say_ready() -> None:
-    say_line({"held_bytes": psutil.Process().memory_full_info().uss})
+def _say_ready(executor: Executor) -> None:
+    """With what this process holds, and what of it a token of context takes."""
+    usage = executor.kv_usage()
+    kv_bytes = usage.total_bytes / max(1, usage.free_tokens)
+    say_line({"held_bytes": psutil.Process().memory_full_info().uss, "kv_bytes": kv_bytes})
 
 
 def _serve(task: TensorTask, executor: Executor, pick: Pick, groups: Sequence[FabricGroup] = ()) -> None:
-    _say_ready()
     while hear_line()["go"]:
         say_line(_turn(task, executor, pick, groups))
 

@@ -28,7 +28,7 @@ from shardcompute.bench.tensor import rank as rank_process
 from shardcompute.bench.tensor.outcome import ArmTurns, TensorArm, arm_results, crossovers
 from shardcompute.bench.tensor.rank import TensorTask
 from shardcompute.core.errors import UsageError
-from shardcompute.models.tensor_share import Exchange
+from shardcompute.models.tensor_share import Exchange, GridShape
 
 _ALONE = TensorArm(1)
 
@@ -43,6 +43,7 @@ class TensorBench:
     ranks: Sequence[int] = (2, 3)
     exchanges: Sequence[Exchange] = ("reduce", "gather")
     stages: Sequence[int] = (2, 3)
+    grids: Sequence[GridShape] = ()
     line: str = "local"
     rtt_ms: Sequence[float] = ()
     mbit: float = 1000.0
@@ -53,7 +54,8 @@ class TensorBench:
     @property
     def arms(self) -> list[TensorArm]:
         ranks = [TensorArm(ranks, exchange) for ranks in self.ranks for exchange in self.exchanges]
-        return [_ALONE, *ranks, *(TensorArm(stages, "stages") for stages in self.stages)]
+        grids = [TensorArm(grid[0] * grid[1], "reduce", grid) for grid in self.grids]
+        return [_ALONE, *ranks, *grids, *(TensorArm(stages, "stages") for stages in self.stages)]
 
 
 def run_tensor_bench(bench: TensorBench, say: Say) -> list[Result]:
@@ -80,11 +82,26 @@ def parse_exchanges(names: str) -> list[Exchange]:
     return [each for each in known if each in wanted]
 
 
+def parse_grids(text: str) -> list[GridShape]:
+    """Block grids such as `2x2`, separated by commas."""
+    grids: list[GridShape] = []
+    for part in filter(None, text.split(",")):
+        rows, _, columns = part.partition("x")
+        if not (rows.isdecimal() and columns.isdecimal() and int(rows) * int(columns) > 1):
+            raise UsageError(f"{part!r} is no block grid", hint="say its rows and columns, such as 2x2")
+        grids.append((int(rows), int(columns)))
+    return grids
+
+
 def _run_arms(bench: TensorBench, line: str, rtts_ms: Sequence[float], say: Say) -> list[ArmTurns]:
     """All arms in turns, by round trip; what else the machine does falls on all of them."""
     with contextlib.ExitStack() as stack:
         open_arms = [stack.enter_context(_started(bench, arm, line, say)) for arm in bench.arms]
-        turns = {(arm.arm, rtt_ms): ArmTurns(arm.arm, rtt_ms) for rtt_ms in rtts_ms for arm in open_arms}
+        turns = {
+            (each.arm, rtt_ms): ArmTurns(each.arm, rtt_ms, loaded=each.loaded)
+            for rtt_ms in rtts_ms
+            for each in open_arms
+        }
         for turn in range(-1, bench.rounds):
             for rtt_ms in rtts_ms:
                 say(f"turn {turn + 1} of {bench.rounds}{f', {rtt_ms:g} ms' if rtt_ms else ''}")
@@ -93,7 +110,7 @@ def _run_arms(bench: TensorBench, line: str, rtts_ms: Sequence[float], say: Say)
                     told = each.decode()
                     if turn >= 0:
                         # The first turn warms up.
-                        turns[each.arm, rtt_ms].add(told, each.held_bytes)
+                        turns[each.arm, rtt_ms].turns.append(told)
         for each in open_arms:
             write_line(each.leader, {"go": False})
     return list(turns.values())
@@ -106,7 +123,7 @@ class _OpenArm:
     arm: TensorArm
     leader: subprocess.Popen[str]
     lan: LanNotes
-    held_bytes: Sequence[int]
+    loaded: Sequence[dict[str, float]]
 
     def decode(self) -> dict[str, Any]:
         write_line(self.leader, {"go": True})
@@ -130,6 +147,7 @@ def _started(bench: TensorBench, arm: TensorArm, line: str, say: Say) -> Iterato
                 form=bench.form,
                 share="stages" if arm.kind == "stages" else "ranks",
                 exchange="reduce" if arm.kind == "stages" else arm.kind,
+                grid=arm.grid or (),
                 prompt=bench.prompt,
                 steps=bench.steps,
                 certificate_pem=papers["certificate_pem"],
@@ -144,5 +162,4 @@ def _started(bench: TensorBench, arm: TensorArm, line: str, say: Say) -> Iterato
             told = {"urls": [each["url"] for each in met], "nodes": [each["node"] for each in met]}
             for process in processes:
                 write_line(process, told)
-        held_bytes = [read_line(each)["held_bytes"] for each in processes]
-        yield _OpenArm(arm, processes[0], lan, held_bytes)
+        yield _OpenArm(arm, processes[0], lan, [read_line(each) for each in processes])

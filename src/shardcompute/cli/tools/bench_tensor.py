@@ -20,6 +20,9 @@ def tensor(
     types: Annotated[str, typer.Option(help="Number type of random weights, such as Q8_0.")] = "Q4_0",
     ranks: Annotated[str, typer.Option(help="Numbers of ranks, separated by commas.")] = "2,3",
     exchanges: Annotated[str, typer.Option(help="reduce, gather, separated by commas.")] = "reduce,gather",
+    grid: Annotated[
+        str, typer.Option(help="Block grids of ranks such as 2x2, separated by commas; they reduce.")
+    ] = "",
     stages: Annotated[
         str, typer.Option(help="Numbers of stages to compare with, separated by commas; empty for none.")
     ] = "2,3",
@@ -37,7 +40,7 @@ def tensor(
     from shardcompute.bench.engine.random_gguf import named_shape, write_random_gguf
     from shardcompute.bench.tables import render_results
     from shardcompute.bench.tensor.plots import plot_crossover
-    from shardcompute.bench.tensor.run import TensorBench, parse_exchanges, run_tensor_bench
+    from shardcompute.bench.tensor.run import TensorBench, parse_exchanges, parse_grids, run_tensor_bench
     from shardcompute.bench.wan.plots import check_plotting
 
     if plot is not None:
@@ -52,6 +55,7 @@ def tensor(
             weights,
             ranks=[int(part) for part in ranks.split(",")],
             exchanges=parse_exchanges(exchanges),
+            grids=parse_grids(grid),
             stages=[int(part) for part in stages.split(",") if part],
             rtt_ms=[float(part) for part in rtt_ms.split(",") if part],
             steps=steps,

@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from shardcompute.collectives.fabrics.connection import PeerConnection
 from shardcompute.collectives.fabrics.fabric import ExpectedFrame, OutgoingFrame, PeerFailedError
 
-SPIN_S = 60e-6
-"""Long enough for an exchange on one machine, short enough to cost little where a peer is late."""
-
+SPIN_S = 250e-6
+"""Longer than ranks that compute the same are mostly apart; short beside a layer, so that it costs little where one is
+late."""
 
 _LEAST_SPIN = 16
 """How many times shorter than the longest the shortest look is."""
