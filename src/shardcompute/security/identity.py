@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import NameOID
 
 from shardcompute.core.errors import SourceError
@@ -79,7 +80,7 @@ def verify_signature(public_key: bytes, signature: bytes, message: bytes) -> boo
     return True
 
 
-def private_key_pem(key: Ed25519PrivateKey) -> bytes:
+def private_key_pem(key: PrivateKeyTypes) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
