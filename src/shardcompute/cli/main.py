@@ -25,6 +25,7 @@ _COMMANDS = {
     "worker": "serve.worker:worker",
     "coordinator": "serve.coordinator:coordinator",
     "driver": "serve.driver:driver",
+    "relay": "serve.relay:relay",
     "down": "serve.down:down",
     "logs": "tools.logs:logs",
     "doctor": "tools.doctor:doctor",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
@@ -33,6 +34,7 @@ from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.coordinator.coordinator import Coordinator
 from shardcompute.node.coordinator.driver_attachments import Brief
 from shardcompute.node.coordinator.journal import Journal, RecordStatus, bind_journal, open_journal
+from shardcompute.node.coordinator.node_registry import await_answer
 from shardcompute.node.driver.command_executor import InProcessDriver
 from shardcompute.node.driver.hosted_client import HostedDrivers
 from shardcompute.node.driver.pool import PATIENCE_S, DriverPool, PoolModel
@@ -41,13 +43,15 @@ from shardcompute.node.enrolment.admission import Admission, Application, Compan
 from shardcompute.node.enrolment.certificate_issuer import CertificateIssuer
 from shardcompute.node.enrolment.join_server import JoinServer
 from shardcompute.node.enrolment.pairing_server import PairingServer
-from shardcompute.node.rpc.commands import OfferedModel
-from shardcompute.node.rpc.endpoint import Endpoint, receive_all
+from shardcompute.node.reach.cluster_relays import ClusterRelays, RelayOptions
+from shardcompute.node.rpc.commands import MeetNode, OfferedModel
+from shardcompute.node.rpc.endpoint import NEAR_HOSTS, Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes
 from shardcompute.node.weights.draft_heads import draft_head_attachments
 from shardcompute.node.weights.originals import note_original
 from shardcompute.node.weights.pinned_hashes import PinnedHashes
 from shardcompute.node.weights.server import WeightsServer
+from shardcompute.relay.client import RelayPass
 from shardcompute.runtime.fallback import check_form, config_attachment, speculation_for
 from shardcompute.security import (
     ClusterAuthority,
@@ -77,6 +81,7 @@ from shardcompute.wire.codecs.mode import EXACT, check_wire
 log = logging.getLogger(__name__)
 _CERTIFICATES_EVERY_S = 3600.0
 _PAIRED_LIFE_S = 600.0
+_PASS_EVERY_S = 1800.0
 Book = TypeVar("Book")
 
 
@@ -111,6 +116,8 @@ class ClusterOptions:
     """Where draft heads lie, besides those that come with the package."""
     choose_backend: Callable[[Checkpoint, str], CpuBackendChoice] | None = None
     """What computes a model in a form on CPUs whose owners left that open; None: each by its own backend."""
+    relays: RelayOptions = field(default_factory=RelayOptions)
+    """Where nodes meet that cannot dial each other."""
     recovers_journal: bool = False
     """Go on with what is left of a journal that is missing or damaged."""
 
@@ -203,10 +210,12 @@ class Cluster:
             self._endpoint.url,
             self._journal,
             InProcessDriver(self.node, self.pool),
-            dial=lambda url, node: self._endpoint.dial(url, "probe", node),
+            dial=lambda url, node: self._endpoint.dial(url, "probe", node, only_direct=True),
             initial=ClusterState(driver=self.node, placing=options.placing or PlacementPolicy()),
             revocations=lambda: self._revocations.to_bytes(),
             sign=self._issuer.renew,
+            grant=lambda peer: self._relays.grant(peer),
+            answer=self._answer_meeting,
             brief=self._brief,
             wire=check_wire(options.wire),
         )
@@ -221,9 +230,45 @@ class Cluster:
                 self._pairing, self._authority.fingerprint, self._pair, self._pairing_refused
             ),
         )
+        on_error.callback(self._join_server.close)
+        self._relays = ClusterRelays(
+            self._authority,
+            options.relays,
+            host=options.host,
+            advertise=options.advertise,
+            entries=self._entries(),
+        )
+        if self._endpoint.reach is not None:
+            self._endpoint.reach.meet_through(self._meet)
         self.coordinator.start()
         self._endpoint.start()
+        self._renew_pass()
         self._check_certificates()
+
+    def _entries(self) -> dict[str, tuple[str, int]]:
+        """Servers of this process that the relay leads to, for networks that let only the web out."""
+        host = NEAR_HOSTS.get(self.options.host, self.options.host)
+        return {
+            "links": (host, urlsplit(self._endpoint.url).port or 0),
+            "join": (host, self._join_server.port),
+        }
+
+    def _renew_pass(self) -> None:
+        """This process is a member like others where it has to meet one."""
+        credentials, reach = self._endpoint.credentials, self._endpoint.reach
+        access = self._relays.grant(credentials.own)
+        if access is not None and reach is not None:
+            reach.learn(RelayPass(credentials.identity, access.ticket), access.relays)
+            self.coordinator.after(_PASS_EVERY_S, self._renew_pass)
+
+    def _meet(self, node: str, offer: bytes) -> bytes:
+        asked = self.coordinator.registry.ask(node, MeetNode(self.node, offer))
+        return await_answer(node, asked)
+
+    def _answer_meeting(self, caller: str, offer: bytes) -> bytes:
+        if self._endpoint.reach is None:
+            raise LinkError("the coordinator is reached by its address alone")
+        return self._endpoint.reach.answer(caller, offer)
 
     def _check_certificates(self) -> None:
         self.coordinator.after(_CERTIFICATES_EVERY_S, self._check_certificates)
@@ -537,6 +582,7 @@ class Cluster:
         return self.coordinator.record.keep(name, lambda: self._journal.write_note(name, content))
 
     def close(self) -> None:
+        self._relays.close()
         self._join_server.close()
         self.coordinator.close()
         self.pool.close()

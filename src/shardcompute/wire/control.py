@@ -21,6 +21,12 @@ MOST_REGISTER_BYTES = 512 << 10
 MOST_EVENT_BYTES = 16 << 10
 MOST_RESULT_BYTES = 4 << 20
 MOST_REQUEST_CHARACTERS = 16_384
+MOST_TICKET_BYTES = 1024
+MOST_OFFER_BYTES = 8192
+Doors: TypeAlias = Annotated[
+    tuple[Annotated[str, msgspec.Meta(max_length=300)], ...], msgspec.Meta(max_length=8)
+]
+"""URLs of one relay, the one to prefer first."""
 
 
 class Register(msgspec.Struct, frozen=True, array_like=True, tag=20):
@@ -92,6 +98,30 @@ class CertificateIssued(msgspec.Struct, frozen=True, array_like=True, tag=28):
     error: Text = ""
 
 
+class RelayAccess(msgspec.Struct, frozen=True, array_like=True, tag=35):
+    """Which relays a node may use, each by its doors, and the ticket to show there for the next hours."""
+
+    ticket: Annotated[bytes, msgspec.Meta(max_length=MOST_TICKET_BYTES)]
+    relays: Annotated[tuple[Doors, ...], msgspec.Meta(max_length=16)]
+
+
+class MeetPeer(msgspec.Struct, frozen=True, array_like=True, tag=36):
+    """A node wants a link with `peer`, whom it cannot dial: the coordinator carries the offer there. Answered with a
+    `PeerAnswered` of the same number."""
+
+    number: Number
+    peer: Name
+    offer: Annotated[bytes, msgspec.Meta(max_length=MOST_OFFER_BYTES)]
+
+
+class PeerAnswered(msgspec.Struct, frozen=True, array_like=True, tag=37):
+    """What the peer says to an offer or, where `error` says why, nothing."""
+
+    number: Number
+    error: Text = ""
+    answer: Annotated[bytes, msgspec.Meta(max_length=MOST_OFFER_BYTES)] = b""
+
+
 class FetchModel(msgspec.Struct, frozen=True, array_like=True, tag=30):
     number: Number
     model: Name
@@ -139,6 +169,9 @@ ControlMessage: TypeAlias = (
     | StepOverdue
     | RenewCertificate
     | CertificateIssued
+    | RelayAccess
+    | MeetPeer
+    | PeerAnswered
     | FetchModel
     | CardReply
     | FetchTensor

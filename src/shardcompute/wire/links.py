@@ -50,12 +50,14 @@ class LinkOptions:
 
 
 DEFAULT_OPTIONS = LinkOptions()
+DIRECT = "direct"
+LOCAL = "local"
 
 
 @dataclass(frozen=True, slots=True)
 class LinkStats:
     """What a link has moved so far, without TLS's own bytes; what congestion control and TLS are in force, and whether
-    it stays on this machine (see `local_sockets`)."""
+    it stays on this machine (see `local_sockets`). `rung` is the way on which it goes (`node.reach.rungs`)."""
 
     frames_sent: int = 0
     bytes_sent: int = 0
@@ -64,6 +66,7 @@ class LinkStats:
     congestion: str | None = None
     tls_version: str | None = None
     is_local: bool = False
+    rung: str = DIRECT
 
 
 class Link(Protocol):

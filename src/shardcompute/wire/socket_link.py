@@ -22,7 +22,7 @@ from shardcompute.core.errors import LinkClosedError, LinkError
 from shardcompute.wire.framing import Body, FrameReader, Part, pack_frame
 from shardcompute.wire.handshake import Introduction, answer, introduce
 from shardcompute.wire.limits import HANDSHAKE_LIMITS
-from shardcompute.wire.links import Admit, LinkOptions, LinkStats
+from shardcompute.wire.links import DIRECT, LOCAL, Admit, LinkOptions, LinkStats
 from shardcompute.wire.messages import Hello, Message
 from shardcompute.wire.streams import ByteStream, PlainStream, TlsStream
 
@@ -51,6 +51,7 @@ class SocketLink(Closing):
             sock.getpeercert(binary_form=True) if isinstance(sock, ssl.SSLSocket) else certificate
         )
         self.is_local = is_local
+        self.rung = LOCAL if is_local else DIRECT
         self._tls_version = sock.version() if isinstance(sock, ssl.SSLSocket) else None
         self._congestion = read_congestion(sock)
         self._sock = sock
@@ -75,7 +76,13 @@ class SocketLink(Closing):
 
     @property
     def stats(self) -> LinkStats:
-        return LinkStats(*self._sent, *self._received, self._congestion, self._tls_version, self.is_local)
+        return LinkStats(
+            *self._sent, *self._received, self._congestion, self._tls_version, self.is_local, self.rung
+        )
+
+    def turn_round(self, role: str, rung: str) -> None:
+        """We dialled because the peer asked us to: from now on it is as if it had dialled us, in this role."""
+        self.role, self.rung = role, rung
 
     @property
     def has_one_host(self) -> bool:

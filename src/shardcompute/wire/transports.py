@@ -26,6 +26,10 @@ class Transports:
     ) -> Listener:
         return self._find(url).listen(url, ours, options, admit)
 
+    def takes_sockets(self, url: str) -> bool:
+        """Whether links of this scheme are the system's own TCP: a connection made in another way is as good then."""
+        return isinstance(self._find(url), TcpTransport)
+
     def _find(self, url: str) -> Transport:
         scheme, separator, _ = url.partition("://")
         transport = self._by_scheme.get(scheme.lower()) if separator else None

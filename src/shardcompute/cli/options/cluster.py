@@ -15,6 +15,7 @@ from shardcompute.core.settings import Settings, check_origin
 
 CLUSTER_PORT = 7420
 JOIN_PORT = 7421
+RELAY_PORT = 7422
 KV_TOKENS = 16_384
 CONTEXT = 8192
 _CLUSTER = "Cluster"
@@ -176,6 +177,32 @@ JoinPort = Annotated[
         rich_help_panel=_CLUSTER,
     ),
 ]
+RelayPort = Annotated[
+    int | None,
+    typer.Option(
+        "--relay-port",
+        metavar="N",
+        min=0,
+        max=65535,
+        help="Port of the relay through which nodes reach each other that cannot be dialled, also by WebSocket; "
+        f"by default two above the cluster's, {RELAY_PORT}. 443 suits networks that let only the web out.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
+NoRelay = Annotated[
+    bool,
+    typer.Option("--no-relay", help="No relay in this process.", rich_help_panel=_CLUSTER),
+]
+Relay = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--relay",
+        metavar="URL",
+        help="Another relay (`shardcompute relay`) that nodes may use, such as tcp://relay.example:7422; several doors "
+        "of one are separated by commas. May be repeated.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
 Advertise = Annotated[
     str | None,
     typer.Option(
@@ -280,6 +307,9 @@ class ClusterArguments:
     name: ClusterName = None
     cluster_port: ClusterPort = None
     join_port: JoinPort = None
+    relay_port: RelayPort = None
+    no_relay: NoRelay = False
+    relay: Relay = None
     advertise: Advertise = None
     announce: Announce = None
     chains: Chains = None

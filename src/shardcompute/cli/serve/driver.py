@@ -26,7 +26,7 @@ from shardcompute.cli.serve.addresses import (
 )
 from shardcompute.cli.serve.greeting import greeting
 from shardcompute.cli.serve.shaping import open_transports
-from shardcompute.cli.serve.stopping import exit_at_once
+from shardcompute.cli.stopping import exit_at_once
 from shardcompute.core.errors import AuthError
 from shardcompute.core.settings import Settings, load_settings
 

@@ -23,6 +23,7 @@ from shardcompute.cli.options.cluster import (
     JOIN_PORT,
     KV_TOKENS,
     LATENCY_WEIGHTS,
+    RELAY_PORT,
     ClusterArguments,
     DriverPlacementOption,
     Preference,
@@ -43,7 +44,7 @@ from shardcompute.cli.serve.addresses import (
 )
 from shardcompute.cli.serve.greeting import dashboard, greeting, invitation, new_key
 from shardcompute.cli.serve.shaping import open_transports
-from shardcompute.cli.serve.stopping import terminating_as_interrupt
+from shardcompute.cli.stopping import terminating_as_interrupt
 from shardcompute.core.errors import JournalError, ShardComputeError
 from shardcompute.core.generation import Speculation
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
@@ -94,6 +95,7 @@ class ClusterPlan:
         from shardcompute.control import PlacementPolicy
         from shardcompute.node.cluster import ClusterOptions
         from shardcompute.node.driver.draft_model import drafters_from
+        from shardcompute.node.reach.cluster_relays import RelayOptions
         from shardcompute.wire.codecs.mode import EXACT, check_wire
 
         given, host, context = self.cluster, self.serving.host, _or(self.context, CONTEXT)
@@ -103,6 +105,9 @@ class ClusterPlan:
             host=host,
             port=_or(given.cluster_port, CLUSTER_PORT),
             join_port=_or(given.join_port, JOIN_PORT),
+            relays=RelayOptions(
+                relay_port(given), tuple(tuple(each.split(",")) for each in given.relay or ())
+            ),
             advertise=given.advertise or reachable_host(host),
             kv_tokens=_or(given.kv_tokens, KV_TOKENS),
             kv_type=self.kv_type,
@@ -119,6 +124,17 @@ class ClusterPlan:
             transports=open_transports(self.shape),
             recovers_journal=given.recover_journal,
         )
+
+
+def relay_port(given: ClusterArguments) -> int | None:
+    """Of the relay beside the coordinator; None: there is none. Whoever moves the cluster's port moves this one."""
+    if given.no_relay:
+        return None
+    if given.relay_port is not None:
+        return given.relay_port
+    if given.cluster_port is None:
+        return RELAY_PORT
+    return given.cluster_port and min(given.cluster_port + 2, 65535)
 
 
 def run_cluster(plan: ClusterPlan, screen: Screen, settings: Settings) -> None:
@@ -138,7 +154,8 @@ def run_cluster(plan: ClusterPlan, screen: Screen, settings: Settings) -> None:
         check_cluster_name_of(folder, name)
     with terminating_as_interrupt(), claim(folder / CLUSTER_FILE, name or "") as held:
         options = plan.cluster_options(settings)
-        check_ports((serving.host, port) for port in (serving.port, options.port, options.join_port))
+        ports = (serving.port, options.port, options.join_port, options.relays.port or 0)
+        check_ports((serving.host, port) for port in ports)
         tls = https.open(folder, _names(plan, settings))
         with logging_to_file(folder, "coordinator"):
             log_phases()

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shardcompute.cli.console import Screen
 from shardcompute.cli.options.worker import WorkerArguments
-from shardcompute.cli.serve.stopping import exit_at_once, stop_requested
 from shardcompute.cli.serve.worker_process import STORY, WorkerServing, run_worker
+from shardcompute.cli.stopping import exit_at_once, stop_requested
 from shardcompute.core.settings import load_settings
 from shardcompute.core.units import count_of
 

@@ -17,7 +17,7 @@ from shardcompute.cli.progress import status_line
 from shardcompute.cli.serve import story
 from shardcompute.cli.serve.addresses import check_ports, is_loopback, node_addresses
 from shardcompute.cli.serve.shaping import open_transports
-from shardcompute.cli.serve.stopping import exit_at_once, stop_requested, stop_with_parent
+from shardcompute.cli.stopping import exit_at_once, stop_requested, stop_with_parent
 from shardcompute.core.errors import AuthError
 from shardcompute.core.phases import log_phases, phase
 from shardcompute.core.settings import check_download_rate, load_settings

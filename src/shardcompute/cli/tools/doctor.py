@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardcompute.cli.console import Screen, open_screen
-from shardcompute.cli.options.cluster import CLUSTER_PORT, JOIN_PORT, cluster_folder
+from shardcompute.cli.options.cluster import CLUSTER_PORT, JOIN_PORT, RELAY_PORT, cluster_folder
 from shardcompute.cli.options.output import Json
 from shardcompute.cli.options.worker import driver_folder, worker_folder
 from shardcompute.core.settings import load_settings
@@ -91,6 +91,7 @@ def _check_cluster(folder: Path) -> Iterator[Finding]:
             ("HTTP API", _API_PORT, "--port"),
             ("links between nodes", CLUSTER_PORT, "--cluster-port"),
             ("joining", JOIN_PORT, "--join-port"),
+            ("the relay", RELAY_PORT, "--relay-port"),
         )
         yield from checks.check_ports_free(wanted, port_holder)
         return

@@ -38,7 +38,7 @@ from shardcompute.node.coordinator.validation import (
     validate_report,
     validate_role,
 )
-from shardcompute.node.rpc.commands import Peer, Probe
+from shardcompute.node.rpc.commands import MeetNode, Peer, Probe
 from shardcompute.node.rpc.member_budget import (
     MESSAGE_BYTES,
     REGISTRATION_BYTES,
@@ -48,12 +48,16 @@ from shardcompute.node.rpc.member_budget import (
 from shardcompute.security.certificates import PeerIdentity, read_peer
 from shardcompute.wire import Link, LinkPump, Message, Refused
 from shardcompute.wire.control import (
+    MOST_OFFER_BYTES,
     CertificateIssued,
     CommandReply,
     Heartbeat,
+    MeetPeer,
     NodeEvent,
+    PeerAnswered,
     Register,
     Registered,
+    RelayAccess,
     RenewCertificate,
     StepOverdue,
 )
@@ -68,6 +72,18 @@ SignRequest = Callable[[PeerIdentity, str], str]
 def refuse_to_sign(peer: PeerIdentity, request_pem: str) -> str:
     """A `SignRequest` of a coordinator without an authority."""
     raise AuthError("This coordinator signs no certificates", hint="join again with a token")
+
+
+GrantRelays = Callable[[PeerIdentity], RelayAccess | None]
+"""Which relays a member may use, and its ticket for them; None where there are none."""
+AnswerMeeting = Callable[[str, bytes], bytes]
+"""The coordinator's own answer to a node that wants a link with it. Raises LinkError."""
+_GRANT_EVERY_S = 1800.0
+
+
+def refuse_to_meet(caller: str, offer: bytes) -> bytes:
+    """An `AnswerMeeting` of a coordinator that is reached by its address alone."""
+    raise LinkError("the coordinator is reached by its address alone")
 
 
 class ControlServer:
@@ -85,7 +101,11 @@ class ControlServer:
         liveness: LivenessProbe,
         revocations: Callable[[], bytes],
         sign: SignRequest,
+        grant: GrantRelays = lambda peer: None,
+        answer: AnswerMeeting = refuse_to_meet,
     ) -> None:
+        self._grant = grant
+        self._answer = answer
         self._coordinator = coordinator
         self._origin = origin
         self._registry = registry
@@ -141,6 +161,40 @@ class ControlServer:
             self._coordinator.later(lambda: self._stalled.look_for(message, node))
         elif isinstance(message, RenewCertificate):
             self._renew(pump, message)
+        elif isinstance(message, MeetPeer):
+            self._introduce(node, pump, message)
+
+    def _introduce(self, caller: str, pump: LinkPump, message: MeetPeer) -> None:
+        """Carry a node's offer to the one that it wants to meet, and the answer back."""
+        number = message.number
+
+        def reply(error: str, answer: bytes = b"") -> None:
+            said = PeerAnswered(number, shorten(error), b"" if len(answer) > MOST_OFFER_BYTES else answer)
+            self._registry.offer(pump, said)
+
+        def answer_here() -> None:
+            try:
+                reply("", self._answer(caller, message.offer))
+            except LinkError as error:
+                reply(error.message)
+
+        if message.peer == self._origin.node:
+            self._coordinator.background(answer_here)
+        else:
+            command = MeetNode(caller, message.offer)
+            self._registry.command(message.peer, command, lambda heard: reply(heard.error, heard.result))
+
+    def grant_relays(self) -> None:
+        """Give every node that is here its next ticket, from time to time."""
+        for each in self._registry.all():
+            self._grant_to(each.pump)
+        self._coordinator.after(_GRANT_EVERY_S, self.grant_relays)
+
+    def _grant_to(self, pump: LinkPump) -> None:
+        certificate = pump.link.certificate
+        access = None if certificate is None else self._grant(read_peer(certificate))
+        if access is not None:
+            self._registry.offer(pump, access)
 
     def _renew(self, pump: LinkPump, message: RenewCertificate) -> None:
         """Sign a node's next certificate, where its present one entitles it to that."""
@@ -216,6 +270,7 @@ class ControlServer:
     def _tell_registered(self, pump: LinkPump, incarnation: int) -> None:
         interval_s = self._coordinator.state.health.heartbeat_interval_s
         self._registry.offer(pump, Registered(incarnation, interval_s, self._revocations()))
+        self._grant_to(pump)
 
     def revoke(self, node: str) -> None:
         """A node was revoked: tell it, forget it, and give the others the news. Returns once they were sent."""
@@ -271,4 +326,6 @@ def _cost(message: Message) -> int:
         return REGISTRATION_BYTES + len(message.event)
     if isinstance(message, RenewCertificate):
         return SIGNATURE_BYTES
+    if isinstance(message, MeetPeer):
+        return MESSAGE_BYTES + len(message.offer)
     return MESSAGE_BYTES + (len(message.event) if isinstance(message, NodeEvent) else 0)

@@ -35,7 +35,14 @@ from shardcompute.control.events import (
 from shardcompute.control.state import ClusterState
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.node.coordinator.clock import SteadyClock
-from shardcompute.node.coordinator.control_server import ControlServer, SignRequest, refuse_to_sign
+from shardcompute.node.coordinator.control_server import (
+    AnswerMeeting,
+    ControlServer,
+    GrantRelays,
+    SignRequest,
+    refuse_to_meet,
+    refuse_to_sign,
+)
 from shardcompute.node.coordinator.coordinator_port import Background, Task, start_thread
 from shardcompute.node.coordinator.driver_attachments import Brief, DriverAttachments
 from shardcompute.node.coordinator.driver_port import DriverPorts, OwnDriver
@@ -68,6 +75,8 @@ class Coordinator:
         initial: ClusterState,
         revocations: Callable[[], bytes] = lambda: b"",
         sign: SignRequest = refuse_to_sign,
+        grant: GrantRelays = lambda peer: None,
+        answer: AnswerMeeting = refuse_to_meet,
         brief: Callable[[], Brief] = lambda: Brief([], b""),
         wire: str = EXACT,
         clock: Callable[[], float] = time.monotonic,
@@ -108,6 +117,8 @@ class Coordinator:
             LivenessProbe(dial, background),
             revocations,
             sign,
+            grant,
+            answer,
         )
         self._listeners: list[Callable[[ClusterState], None]] = []
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
@@ -122,6 +133,7 @@ class Coordinator:
 
     def start(self) -> None:
         self.post(CoordinatorStarted(self._clock()))
+        self.later(self.control_server.grant_relays)
         self._thread.start()
 
     def post(self, event: Event) -> None:

@@ -199,6 +199,14 @@ class Probe(msgspec.Struct, frozen=True, tag=True):
     peers: list[Peer]
 
 
+class MeetNode(msgspec.Struct, frozen=True, tag=True):
+    """A node wants a link with you and cannot dial you: take part in every way that its offer opens (`reach.offers`).
+    Answered with a `MeetAnswer`."""
+
+    caller: str
+    offer: bytes
+
+
 class Leave(msgspec.Struct, frozen=True, tag=True):
     """Nothing of the cluster's is left here: the node may go."""
 
@@ -311,6 +319,7 @@ WorkerCommand: TypeAlias = (
     | ConfirmMissing
     | Redial
     | Probe
+    | MeetNode
     | Leave
     | HostDriver
     | Attach
@@ -329,6 +338,7 @@ DriverCommand: TypeAlias = (
     | ConfirmMissing
     | Redial
     | Probe
+    | MeetNode
     | Leave
 )
 NodeCommand: TypeAlias = WorkerCommand | DriverCommand

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
 
 from shardcompute.control.events import Event, NodeDrained, NodeJoined, NodeLeft, encode_event
 from shardcompute.core.errors import AuthError, LinkError, ShardComputeError
 from shardcompute.core.fields import shorten
-from shardcompute.node.rpc.commands import Leave, NodeCommand, decode_command
+from shardcompute.node.rpc.commands import Leave, MeetNode, NodeCommand, decode_command
 from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.node.rpc.renewal import CertificateRenewal
+from shardcompute.relay.client import RelayPass
 from shardcompute.security.names import Role
 from shardcompute.security.revocations import Revocations
 from shardcompute.wire import Link, LinkPump, Message, Refused
@@ -21,9 +25,12 @@ from shardcompute.wire.control import (
     Command,
     CommandReply,
     Heartbeat,
+    MeetPeer,
     NodeEvent,
+    PeerAnswered,
     Register,
     Registered,
+    RelayAccess,
     StepOverdue,
 )
 
@@ -31,6 +38,7 @@ log = logging.getLogger(__name__)
 _REGISTER_TIMEOUT_S = 10.0
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0)
 _GOODBYE_S = 1.0
+_MEET_TIMEOUT_S = 4.0
 
 
 class ControlClient:
@@ -66,6 +74,11 @@ class ControlClient:
         self._incarnation = 0
         self._heartbeat_s = 0.5
         self._refusal = ""
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, queue.SimpleQueue[PeerAnswered]] = {}
+        self._coordinator_host = ""
+        if endpoint.reach is not None:
+            endpoint.reach.meet_through(self._meet)
         self._thread = threading.Thread(target=self._keep, name="control", daemon=True)
 
     @property
@@ -101,6 +114,31 @@ class ControlClient:
             except LinkError as error:
                 log.info("the coordinator did not hear of %s: %s", what, error.message)
 
+    def _meet(self, node: str, offer: bytes) -> bytes:
+        """Have the coordinator carry an offer to a node; what that answers. Raises LinkError."""
+        pump, number = self._pump, next(self._numbers)
+        if pump is None or not self._registered.is_set():
+            raise LinkError("the coordinator, which would bring the two together, is away")
+        answers = self._answers[number] = queue.SimpleQueue()
+        try:
+            pump.offer(MeetPeer(number, node, offer), timeout_s=1.0)
+            answered = answers.get(timeout=_MEET_TIMEOUT_S)
+        except queue.Empty:
+            raise LinkError(f"{node} did not answer in time ({_MEET_TIMEOUT_S:g} s)") from None
+        finally:
+            del self._answers[number]
+        if answered.error:
+            raise LinkError(f"{node} cannot be met: {answered.error}")
+        return answered.answer
+
+    def _learn_relays(self, message: RelayAccess) -> None:
+        """A coordinator that listens everywhere names no host for its relay: the one that we dialled is it."""
+        host = self._coordinator_host
+        relays = [[url.replace("//0.0.0.0:", f"//{host}:") for url in doors] for doors in message.relays]
+        if self._endpoint.reach is not None:
+            identity = self._endpoint.credentials.identity
+            self._endpoint.reach.learn(RelayPass(identity, message.ticket), relays)
+
     def leave(self, node: str, patience_s: float = 0.0) -> None:
         """Leave in order: ask to be relieved of all work and go on with it until that is so, for `patience_s` at most;
         then say goodbye and wait a moment for that to be heard. The coordinator is not dialled again."""
@@ -124,6 +162,7 @@ class ControlClient:
         while not (self._closing.is_set() or self._is_leaving):
             try:
                 url = self._urls[attempt % len(self._urls)]
+                self._coordinator_host = urlsplit(url).hostname or ""
                 self._serve(self._endpoint.dial(url, "control", needs=Role.COORDINATOR))
                 attempt = 0
             except AuthError as error:
@@ -178,8 +217,19 @@ class ControlClient:
         elif isinstance(message, CertificateIssued):
             if self._renewal.take(message):
                 self._lost.set()  # the link is dialled again, with what was issued
+        elif isinstance(message, RelayAccess):
+            self._learn_relays(message)
+        elif isinstance(message, PeerAnswered):
+            waiting = self._answers.get(message.number)
+            if waiting is not None:
+                waiting.put(message)
         elif isinstance(message, Command):
             threading.Thread(target=self._obey, args=(message,), name="command", daemon=True).start()
+
+    def _answer_meeting(self, command: MeetNode) -> bytes:
+        if self._endpoint.reach is None:
+            raise LinkError("this node cannot be met: it has no links of its own to the network")
+        return self._endpoint.reach.answer(command.caller, command.offer)
 
     def _obey(self, message: Command) -> None:
         started = time.monotonic()
@@ -189,6 +239,8 @@ class ControlClient:
             if isinstance(command, Leave):
                 self.left.set()
                 self._has_no_more.set()
+            elif isinstance(command, MeetNode):
+                result = self._answer_meeting(command)
             else:
                 result = self._carry_out(command)
         except ShardComputeError as failure:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import threading
 import time
 import weakref
@@ -18,6 +19,9 @@ from urllib.parse import urlsplit
 
 from shardcompute.core.errors import LinkClosedError, LinkError, ShardComputeError
 from shardcompute.core.rate_limited_log import RateLimitedLog
+from shardcompute.node.reach.own_addresses import own_addresses
+from shardcompute.node.reach.reach import Reach
+from shardcompute.node.reach.rungs import CALLBACK
 from shardcompute.node.rpc.commands import Peer
 from shardcompute.security.certificates import check_peer, read_peer
 from shardcompute.security.credentials import Credentials
@@ -33,6 +37,8 @@ from shardcompute.wire import (
     Transports,
     join_address,
 )
+from shardcompute.wire.socket_link import SocketLink, answer_link, open_link, wrap_answering
+from shardcompute.wire.tcp import split_address, tune_socket
 
 log = logging.getLogger(__name__)
 OnLink = Callable[[Link], None]
@@ -40,7 +46,7 @@ OnLink = Callable[[Link], None]
 # Fills long, lossy paths that others give up on; where the system lacks it, its own choice stays.
 _CONGESTION = "bbr"
 _LOOK_S = 60.0
-_NEAR = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+NEAR_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class Endpoint:
@@ -69,6 +75,8 @@ class Endpoint:
         self._look_at_s = inf
         self._woken = threading.Event()
         self._is_closing = False
+        self.reach: Reach | None = None
+        """Ways to nodes that cannot be dialled; None on networks that are emulated, or within a process."""
         self.revocations = Revocations()
         self.node = credentials.identity.node_id
         self.cluster = credentials.own.cluster
@@ -80,7 +88,10 @@ class Endpoint:
             LinkOptions(tls=self._tls, congestion=_CONGESTION),
             self._judge,
         )
+        self._listen_url = listen_url
         self.url, self._near_url = _addresses(listen_url, self._listener.address, advertise)
+        if transports.takes_sockets(listen_url):
+            self.reach = Reach(self)
         self._thread = threading.Thread(target=self._accept_all, name="endpoint", daemon=True)
         self._expirer = threading.Thread(target=self._expire_all, name="endpoint expiry", daemon=True)
 
@@ -100,11 +111,36 @@ class Endpoint:
         self._thread.start()
         self._expirer.start()
 
-    def dial(self, url: str, role: str, node: str | None = None, *, needs: Role | None = None) -> Link:
-        """A link to the node at `url`; LinkError unless it is `node`, and may act as `needs`, where they are named."""
-        credentials = self.credentials
-        options = LinkOptions(tls=credentials.client_context(), congestion=_CONGESTION, node=node or "")
+    def dial(
+        self,
+        url: str,
+        role: str,
+        node: str | None = None,
+        *,
+        needs: Role | None = None,
+        only_direct: bool = False,
+    ) -> Link:
+        """A link to the node at `url`; LinkError unless it is `node`, and may act as `needs`, where they are named. A
+        node that is named is reached in whatever way it can be (see `reach`), unless `only_direct`."""
+        if node is None or only_direct or self.reach is None or url == self.url:
+            link = self._dial_address(url, role, node, needs)
+        else:
+            link = self.reach.dial(url, role, node)
+            self._check(link, node, needs)
+        expires_at_s = min(read_peer(link.certificate).expires_at_s, self.credentials.own.expires_at_s)
+        with self._lock:
+            self._dialled[link] = expires_at_s
+        self._look_at(expires_at_s)
+        return link
+
+    def _dial_address(self, url: str, role: str, node: str | None, needs: Role | None = None) -> Link:
+        options = LinkOptions(tls=self.credentials.client_context(), congestion=_CONGESTION, node=node or "")
         link = self._transports.dial(self._near_url if url == self.url else url, self._hello(role), options)
+        self._check(link, node, needs)
+        return link
+
+    def _check(self, link: Link, node: str | None, needs: Role | None = None) -> None:
+        """LinkError, and the link closed, unless its certificate is this node's, for this role."""
         try:
             peer = read_peer(link.certificate)
             # What a node calls itself is only as good as its certificate.
@@ -113,11 +149,52 @@ class Endpoint:
         except ShardComputeError as error:
             link.close()
             raise LinkError(error.message, hint=error.hint) from error
-        expires_at_s = min(peer.expires_at_s, credentials.own.expires_at_s)
-        with self._lock:
-            self._dialled[link] = expires_at_s
-        self._look_at(expires_at_s)
+
+    # Ways of the ladder (`reach.LinkMaker`)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where others may dial us."""
+        host, port = split_address(self._listen_url)[0], split_address(self.url)[1]
+        return own_addresses(host, port, self.url)
+
+    def check_role(self, role: str) -> None:
+        if role not in self._roles:
+            raise LinkError(f"this node does not serve links of role {role!r}")
+
+    def dial_direct(self, url: str, role: str, node: str) -> Link:
+        return self._dial_address(url, role, node)
+
+    def open_over(self, sock: socket.socket, rung: str, role: str, node: str) -> Link:
+        options = LinkOptions(tls=self.credentials.client_context(), congestion=_CONGESTION, node=node)
+        tune_socket(sock, _CONGESTION)
+        link = open_link(sock, f"{node} ({rung})", node, self._hello(role), options)
+        link.rung = rung
+        self._check(link, node)
         return link
+
+    def answer_over(self, sock: socket.socket, rung: str, node: str) -> None:
+        options = LinkOptions(tls=self._tls, congestion=_CONGESTION)
+        tune_socket(sock, _CONGESTION)
+        with contextlib.ExitStack() as undo:
+            undo.callback(lambda: sock.close())
+            try:
+                sock = wrap_answering(sock, options)
+            except (OSError, ValueError) as error:
+                raise LinkError(f"TLS with {node} failed: {error}") from error
+            link = answer_link(sock, f"{node} ({rung})", self._hello(""), options, self._judge)
+            link.rung = rung
+            undo.pop_all()
+        self._check(link, node)
+        self._admit(link)
+
+    def serve_callback(self, url: str, callback_role: str, role: str, node: str) -> None:
+        link = self._dial_address(url, callback_role, node)
+        if isinstance(link, SocketLink):
+            link.turn_round(role, CALLBACK)
+            self._admit(link)
+        else:
+            link.close()
 
     def dialler(self, role: str) -> Callable[[Peer], Link]:
         """Dials peers in this role; LinkError where another node answers."""
@@ -164,7 +241,10 @@ class Endpoint:
             check_peer(peer, cluster=self.cluster, revocations=self.revocations, node_id=hello.node)
         except ShardComputeError as error:
             return error.message
-        return None if hello.role in self._roles else f"this node does not serve links of role {hello.role!r}"
+        is_wanted = hello.role in self._roles or (
+            self.reach is not None and self.reach.callbacks.is_expected(hello.role, hello.node)
+        )
+        return None if is_wanted else f"this node does not serve links of role {hello.role!r}"
 
     def _accept_all(self) -> None:
         while True:
@@ -172,15 +252,22 @@ class Endpoint:
                 link = self._listener.accept()
             except LinkClosedError:
                 return
-            expires_at_s = min(read_peer(link.certificate).expires_at_s, self.credentials.own.expires_at_s)
-            with self._lock:
-                if self._is_closing:
-                    link.close()
-                    return
+            if self.reach is None or not self.reach.callbacks.take(link):
+                self._admit(link)
+
+    def _admit(self, link: Link) -> None:
+        """Serve a link that a peer dialled, or had us dial."""
+        expires_at_s = min(read_peer(link.certificate).expires_at_s, self.credentials.own.expires_at_s)
+        with self._lock:
+            is_closing = self._is_closing
+            if not is_closing:
                 self._links[link] = expires_at_s
-            self._look_at(expires_at_s)
-            name = f"{link.role} of {link.peer}"
-            threading.Thread(target=self._serve, args=(link,), name=name, daemon=True).start()
+        if is_closing:
+            link.close()
+            return
+        self._look_at(expires_at_s)
+        name = f"{link.role} of {link.peer}"
+        threading.Thread(target=self._serve, args=(link,), name=name, daemon=True).start()
 
     def _is_revoked(self, link: Link) -> bool:
         return self.revocations.covers(link.peer)
@@ -231,4 +318,4 @@ def _addresses(listen_url: str, bound_url: str, advertise: str) -> tuple[str, st
     port, host = urlsplit(bound_url).port, urlsplit(listen_url).hostname
     if port is None or host is None:
         return bound_url, bound_url
-    return join_address(advertise or host, port), join_address(_NEAR.get(host, host), port)
+    return join_address(advertise or host, port), join_address(NEAR_HOSTS.get(host, host), port)

@@ -1,0 +1,104 @@
+"""The relays that a node may use: which of them it reaches, by which door, and how far away they are."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shardcompute.core.errors import LinkError
+from shardcompute.node.reach.offers import MOST_RELAYS, RelayDistance, Relays
+from shardcompute.node.reach.punch import PunchPort
+from shardcompute.relay.client import RelayDoor, RelayPass
+
+log = logging.getLogger(__name__)
+_MEASURE_S = 5.0
+_MOST_TRIED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRelay:
+    """A relay by the first of its doors; `url` is the one that we use."""
+
+    name: str
+    url: str
+    took_s: float
+
+    @property
+    def is_plain(self) -> bool:
+        return self.url.startswith("tcp://")
+
+
+class RelayBook:
+    """Relays that the coordinator has told of, and the ticket for them. Methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pass: RelayPass | None = None
+        self._known: tuple[KnownRelay, ...] = ()
+        self.is_measured = threading.Event()
+
+    def learn(self, shown: RelayPass, relays: Sequence[Sequence[str]]) -> None:
+        """Use this ticket from now on; see in the background which of these relays can be reached."""
+        with self._lock:
+            self._pass = shown
+        threading.Thread(target=self._measure, args=(relays,), name="relays", daemon=True).start()
+
+    @property
+    def distances(self) -> Relays:
+        """What is told to a peer."""
+        with self._lock:
+            return tuple(RelayDistance(each.name, each.took_s) for each in self._known)
+
+    def punch_port(self, timeout_s: float) -> PunchPort | None:
+        """A port as the nearest relay sees it; None where none can be asked."""
+        for relay in self._all():
+            if relay.is_plain:
+                try:
+                    return PunchPort(relay.url, timeout_s)
+                except LinkError as error:
+                    log.info("no port to punch with: %s", error.message)
+                return None
+        return None
+
+    def in_common(self, ours: Relays, theirs: Relays) -> list[str]:
+        """The relays that both reach, the nearest to both together first; the same list at both ends."""
+        far = {each.url: each.took_s for each in theirs}
+        both = [(each.took_s + far[each.url], each.url) for each in ours if each.url in far]
+        return [url for _, url in sorted(both)][:_MOST_TRIED]
+
+    def meet(self, name: str, meeting: bytes, peer: str, timeout_s: float) -> socket.socket:
+        """A socket with `peer` at the other end; `LinkError` where it cannot be had."""
+        relay = next((each for each in self._all() if each.name == name), None)
+        with self._lock:
+            shown = self._pass
+        if relay is None or shown is None:
+            raise LinkError(f"the relay {name} is not known here")
+        with RelayDoor(relay.url, timeout_s) as door:
+            return door.meet(shown, meeting, peer, timeout_s)
+
+    def _all(self) -> tuple[KnownRelay, ...]:
+        with self._lock:
+            return self._known
+
+    def _measure(self, relays: Sequence[Sequence[str]]) -> None:
+        found = [each for each in map(_measured, relays[:MOST_RELAYS]) if each is not None]
+        with self._lock:
+            self._known = tuple(sorted(found, key=lambda each: each.took_s))
+        self.is_measured.set()
+
+
+def _measured(doors: Sequence[str]) -> KnownRelay | None:
+    for url in doors:
+        try:
+            with RelayDoor(url, _MEASURE_S) as door:
+                return KnownRelay(doors[0], url, door.took_s)
+        except LinkError as error:
+            log.info("a relay cannot be reached: %s", error.message)
+    return None
+
+
+def in_background(name: str, task: Callable[[], None]) -> None:
+    threading.Thread(target=task, name=name, daemon=True).start()

@@ -1,0 +1,83 @@
+"""Workers that nobody can dial serve any stage: they are met, and the tokens are those of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from shardcompute.node.cluster import ClusterOptions
+from shardcompute.node.reach import relays as relays_room
+from shardcompute.node.reach.cluster_relays import RelayOptions
+from shardcompute.node.reach.rungs import DIRECT, PUNCHED, RELAYED
+from shardcompute.node.rpc.endpoint import Endpoint
+from shardcompute.wire import TcpTransport, Transports
+from support.models.requests import greedy, prompts, sampled
+from support.network.lab_links import LabNetwork
+from support.swarm.lab import KV_TOKENS, STILL, Alone, LabSwarm
+
+NOWHERE = "127.77.0.1"
+"""An address of this machine at which nobody listens."""
+
+
+class PlainNetwork(LabNetwork):
+    """The system's own TCP, without sockets of this machine, by which everybody is reached."""
+
+    @property
+    def transports(self) -> Transports:  # type: ignore[override]
+        return Transports({"tcp": TcpTransport()})
+
+
+@contextmanager
+def homes(folder: Path, checkpoint: Path, layers: tuple[int, ...]) -> Iterator[LabSwarm]:
+    """Workers in homes of their own: of all addresses only the coordinator's leads anywhere."""
+    options = ClusterOptions(
+        folder / "cluster",
+        port=0,
+        join_port=0,
+        relays=RelayOptions(0),
+        kv_tokens=KV_TOKENS,
+        context_length=512,
+        placing=STILL,
+        patience_s=30.0,
+    )
+    only_advertised = mock.patch.object(Endpoint, "addresses", property(lambda each: (each.url,)))
+    with only_advertised, LabSwarm(folder, {"tiny": checkpoint}, options, network=PlainNetwork()) as lab:
+        for room in layers:
+            lab.add_worker(room, advertise=NOWHERE)
+        lab.wait_until(
+            lambda: [node.status for node in lab.state.nodes.values()] == ["ready"] * len(layers),
+            lambda: f"all workers: {lab.describe()}",
+        )
+        lab.serve()
+        lab.wait_serving(stages=len(layers))
+        yield lab
+
+
+def rungs_of(lab: LabSwarm) -> dict[str, set[str]]:
+    """The rungs of the links that each worker sends frames on."""
+    return {
+        worker.node: {pump.link.stats.rung for pump in worker.stages._links._pumps.values()}
+        for worker in lab.workers
+    }
+
+
+@pytest.mark.parametrize("punches", [True, False], ids=["punched", "relayed"])
+def test_three_homes_answer_as_one_process(
+    tmp_path: Path, tiny: Path, alone: Alone, punches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not punches:
+        monkeypatch.setattr(relays_room.RelayBook, "punch_port", lambda book, timeout_s: None)
+    with homes(tmp_path, tiny, (2, 2, 2)) as lab:
+        requests = [kind(each) for kind in (greedy, sampled) for each in prompts(alone.service.tokenizer)[:4]]
+        talks = [lab.start(request) for request in requests]
+        for request, talk in zip(requests, talks, strict=True):
+            assert talk.result() == alone.answer(request)
+        stages = [stage.node for stage in lab.chain().stages]
+        rungs = rungs_of(lab)
+        # Between two of them nothing else is left; all dial the coordinator, where the driver is.
+        expected = PUNCHED if punches else RELAYED
+        assert [rungs[node] for node in stages] == [{expected, DIRECT}, {expected, DIRECT}, {DIRECT}]

@@ -1,0 +1,212 @@
+"""The ladder between two nodes on loopback: which rung is taken when others do not lead anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from shardcompute.core.errors import LinkError
+from shardcompute.node.reach import relays as relays_room
+from shardcompute.node.reach.offers import MeetAnswer, MeetOffer, RelayDistance, decode_said, encode_said
+from shardcompute.node.reach.own_addresses import own_addresses
+from shardcompute.node.reach.reach import Reach
+from shardcompute.node.reach.rungs import CALLBACK, DIRECT, PUNCHED, RELAYED
+from shardcompute.node.rpc.endpoint import Endpoint
+from shardcompute.relay.server import RelayServer
+from shardcompute.wire import Link, Ping, Pong, TcpTransport, Transports
+from support.network.papers import Papers
+from support.network.relays import WAIT_S, open_relay, pass_of, url_of
+
+NOWHERE = "127.77.0.1"
+"""An address of this machine at which nobody listens."""
+
+
+def echo(link: Link) -> None:
+    while True:
+        message, _ = link.receive()
+        assert isinstance(message, Ping)
+        link.send(Pong(message.nonce, 0.0))
+
+
+def is_answered(link: Link) -> bool:
+    link.send(Ping(7, 0.0))
+    return link.receive(WAIT_S)[0] == Pong(7, 0.0)
+
+
+class Home:
+    """Two nodes, a relay, and a coordinator that carries their offers."""
+
+    def __init__(self, papers: Papers, relay: RelayServer, stack: ExitStack) -> None:
+        self.offers: list[MeetOffer] = []
+        self._papers = papers
+        self._relay = relay
+        self._stack = stack
+        self._endpoints: dict[str, Endpoint] = {}
+        self._addresses: dict[str, Sequence[str]] = {}
+
+    def node(self, name: str, *, is_open: bool, relays: Sequence[str] = ("tcp",)) -> Endpoint:
+        """One that is found where it listens, or nowhere. It reaches these doors of the relay."""
+        credentials = self._papers.node(name)
+        endpoint = Endpoint(
+            credentials,
+            "tcp://127.0.0.1:0",
+            {"stage": echo},
+            # Not through sockets of this machine, by which everybody is reached.
+            transports=Transports({"tcp": TcpTransport()}),
+            advertise="" if is_open else NOWHERE,
+        )
+        self._stack.callback(endpoint.close)
+        self._stack.enter_context(
+            mock.patch.object(Endpoint, "addresses", property(lambda each: (each.url,)))
+        )
+        endpoint.start()
+        reach = self.reach(endpoint)
+        reach.meet_through(lambda node, offer: self._carry(endpoint.node, node, offer))
+        if relays:
+            reach.learn(pass_of(self._papers, credentials), [[url_of(self._relay, each) for each in relays]])
+            assert reach.relays.is_measured.wait(WAIT_S)
+        self._endpoints[endpoint.node] = endpoint
+        return endpoint
+
+    def reach(self, endpoint: Endpoint) -> Reach:
+        assert endpoint.reach is not None
+        return endpoint.reach
+
+    def _carry(self, caller: str, node: str, offer: bytes) -> bytes:
+        self.offers.append(decode_said(offer, MeetOffer))
+        return self.reach(self._endpoints[node]).answer(caller, offer)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    papers = Papers.found(tmp_path)
+    with ExitStack() as stack, open_relay(papers) as relay:
+        yield Home(papers, relay, stack)
+
+
+def test_a_node_that_can_be_dialled_is_met_by_nobody(home: Home) -> None:
+    a, b = home.node("a", is_open=True), home.node("b", is_open=True)
+    with a.dial(b.url, "stage", b.node) as link:
+        assert is_answered(link)
+        assert link.stats.rung == DIRECT
+    assert home.offers == []
+
+
+def test_a_node_that_cannot_be_dialled_calls_back(home: Home) -> None:
+    a, b = home.node("a", is_open=True), home.node("b", is_open=False, relays=())
+    with a.dial(b.url, "stage", b.node) as link:
+        assert is_answered(link)
+        assert link.stats.rung == CALLBACK
+        assert link.peer == b.node
+
+
+def test_two_that_cannot_be_dialled_dial_each_other_at_once(home: Home) -> None:
+    a, b = home.node("a", is_open=False), home.node("b", is_open=False)
+    with a.dial(b.url, "stage", b.node) as link:
+        assert is_answered(link)
+        assert link.stats.rung == PUNCHED
+
+
+@pytest.mark.parametrize("doors", [(["wss"], ["tcp"]), (["ws"], ["wss"])])
+def test_the_relay_is_the_last_resort(home: Home, doors: tuple[list[str], list[str]]) -> None:
+    """Through a WebSocket nobody sees a port to punch with."""
+    # Both name it by its first door, whichever they use.
+    with mock.patch.object(relays_room, "_measured", _by_port):
+        a = home.node("a", is_open=False, relays=doors[0])
+        b = home.node("b", is_open=False, relays=doors[1])
+    with a.dial(b.url, "stage", b.node) as link:
+        assert is_answered(link)
+        assert link.stats.rung == RELAYED
+
+
+def _by_port(doors: Sequence[str]) -> relays_room.KnownRelay:
+    return relays_room.KnownRelay("the relay", doors[0], 0.001)
+
+
+def test_the_error_says_of_every_rung_why_it_failed(home: Home) -> None:
+    a = home.node("a", is_open=False, relays=())
+    b = home.node("b", is_open=False, relays=())
+    with (
+        mock.patch("shardcompute.node.reach.reach._CALLBACK_S", 0.2),
+        pytest.raises(LinkError) as raised,
+    ):
+        a.dial(b.url, "stage", b.node)
+    assert "direct: tcp://127.77.0.1" in raised.value.message
+    assert "callback: " in raised.value.message
+
+
+def test_a_role_that_is_not_served_is_refused_on_every_rung(home: Home) -> None:
+    a, b = home.node("a", is_open=True), home.node("b", is_open=False)
+    with mock.patch("shardcompute.node.reach.reach._CALLBACK_S", 0.5), pytest.raises(LinkError):
+        a.dial(b.url, "weights", b.node)
+
+
+def test_nobody_calls_back_who_was_not_asked(home: Home) -> None:
+    a, b = home.node("a", is_open=True), home.node("b", is_open=True)
+    reach = home.reach(a)
+    meeting = bytes(16)
+    with pytest.raises(LinkError, match="does not serve links of role"):
+        b.dial_direct(a.url, reach.callbacks.role(meeting), a.node)
+    with reach_expecting(reach, meeting, "somebody else"), pytest.raises(LinkError, match="does not serve"):
+        b.dial_direct(a.url, reach.callbacks.role(meeting), a.node)
+
+
+class reach_expecting:  # noqa: N801
+    def __init__(self, reach: Reach, meeting: bytes, node: str) -> None:
+        self._expected = reach.callbacks.expect(meeting, node)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self._expected.close()
+
+
+def test_another_node_at_the_address_is_not_the_one_that_was_wanted(home: Home) -> None:
+    """Private addresses are the same in many homes."""
+    a, b = home.node("a", is_open=True), home.node("b", is_open=False)
+    neighbour = home.node("neighbour", is_open=True)
+    with a.dial(neighbour.url, "stage", b.node) as link:
+        assert link.peer == b.node
+        assert is_answered(link)
+
+
+def test_a_link_through_a_relay_is_ended_where_its_peer_is_revoked(home: Home) -> None:
+    from shardcompute.security import Revocations
+
+    with mock.patch.object(relays_room, "_measured", _by_port):
+        a, b = home.node("a", is_open=False, relays=["ws"]), home.node("b", is_open=False, relays=["ws"])
+    with a.dial(b.url, "stage", b.node) as link:
+        assert is_answered(link)
+        b.heed(Revocations().with_node(a.node))
+        with pytest.raises(LinkError):
+            link.receive(WAIT_S)
+
+
+def test_offers_that_say_too_much_are_refused() -> None:
+    offer = MeetOffer(bytes(16), "stage", ("tcp://h:1",), "tcp://h:2", (RelayDistance("tcp://r:1", 0.1),))
+    assert decode_said(encode_said(offer), MeetOffer) == offer
+    for wrong in (
+        encode_said(MeetOffer(bytes(15), "stage")),
+        encode_said(MeetOffer(bytes(16), "stage", ("tcp://h:1",) * 13)),
+        encode_said(MeetOffer(bytes(16), "stage", seen="x" * 301)),
+        encode_said(MeetOffer(bytes(16), "stage", relays=(RelayDistance("r", -1.0),))),
+        encode_said(MeetAnswer(("u" * 301,))),
+        bytes(9000),
+        b"",
+        b"\xc1",
+    ):
+        with pytest.raises(LinkError):
+            decode_said(wrong, MeetOffer)
+
+
+def test_a_listener_everywhere_is_found_at_each_address_and_one_at_its_own() -> None:
+    assert own_addresses("10.1.2.3", 7, "tcp://home.example:7") == (
+        "tcp://home.example:7",
+        "tcp://10.1.2.3:7",
+    )
+    everywhere = own_addresses("0.0.0.0", 7)
+    assert all("127." not in each and each.endswith(":7") for each in everywhere)
