@@ -20,6 +20,7 @@ from shardcompute.cli.console import open_screen
 from shardcompute.cli.failures import explain, show_error
 from shardcompute.cli.serve.worker_process import WorkerServing, run_worker, tell_parent
 from shardcompute.core.phases import note_imports
+from shardcompute.node.worker.conditions.policy import WorkConditions
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,6 +50,9 @@ def _serve(given: argparse.Namespace) -> NoReturn:
         advertise=given.advertise,
         name=given.name,
         max_memory=given.max_memory,
+        max_download=given.max_download,
+        max_upload=given.max_upload,
+        conditions=WorkConditions(given.only_when_idle, given.only_on_mains, given.not_metered),
         threads=given.threads,
         shape=given.shape,
     )
@@ -69,6 +73,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--advertise")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--shape")
+    parser.add_argument("--max-download", type=int)
+    parser.add_argument("--max-upload", type=int)
+    for name in ("--only-when-idle", "--only-on-mains", "--not-metered"):
+        parser.add_argument(name, action="store_true")
     parser.add_argument("--told", action="store_true")
     return parser
 

@@ -123,6 +123,16 @@ class NodeDrained(Struct, frozen=True, tag=True):
     node: str
 
 
+class NodeRested(Struct, frozen=True, tag=True):
+    """A node's owner does not let it work now, for this reason, or ("") lets it work again. Others take over what it
+    does; `is_at_rest`: it has stopped, whether or not they did."""
+
+    node: str
+    incarnation: int
+    reason: str
+    is_at_rest: bool = False
+
+
 class NodeLeft(Struct, frozen=True, tag=True):
     """A node said goodbye."""
 
@@ -362,6 +372,7 @@ Event = (
     | NodeSuspected
     | NodeLost
     | NodeDrained
+    | NodeRested
     | NodeLeft
     | ModelRequested
     | ModelDropped

@@ -266,7 +266,7 @@ def _releases(state: ClusterState) -> Iterator[Action]:
     busy = {node for chain in chains for claim in chain.claims for node in claim.members}
     busy |= {attachment.driver for chain in chains for attachment in chain.drivers}
     for node in _answering(state):
-        if node.is_draining and not node.shards and node.id not in busy:
+        if node.is_draining and not node.rest_reason and not node.shards and node.id not in busy:
             yield ReleaseNode(node.id, node.incarnation)
 
 

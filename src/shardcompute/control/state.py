@@ -21,7 +21,7 @@ from shardcompute.models.tensor_share import Exchange
 from shardcompute.weights.held import HeldSizes
 
 NodeRole = Literal["worker", "driver"]
-NodeStatus = Literal["joining", "ready", "suspected", "lost", "draining", "gone"]
+NodeStatus = Literal["joining", "ready", "suspected", "lost", "draining", "resting", "gone"]
 ChainStatus = Literal["planned", "loading", "ready", "moving", "recovering", "broken", "retired"]
 """`moving`: changed over to another shape by our own decision; `recovering`: by need."""
 
@@ -192,6 +192,10 @@ class NodeDescription(Struct, frozen=True, kw_only=True):
     alternatives: tuple[AlternativeBackend, ...] = ()
     process_bytes: int = 0
     """Of `memory_bytes`, what its process takes before it holds any layer."""
+    rest_reason: str = ""
+    """Why its owner does not let it work now, such as a battery; "": it may. It stays in the cluster."""
+    is_at_rest: bool = False
+    """It works no more for that reason; before, it does what others have not taken over yet."""
 
 
 class Node(NodeDescription, frozen=True, kw_only=True):
@@ -223,7 +227,7 @@ class Node(NodeDescription, frozen=True, kw_only=True):
 
     @property
     def is_answering(self) -> bool:
-        return self.status in ("ready", "draining")
+        return self.status in ("ready", "draining", "resting")
 
     @property
     def can_work(self) -> bool:

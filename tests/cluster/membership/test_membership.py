@@ -72,6 +72,38 @@ def test_a_drained_machine_that_nobody_can_replace_stays(tmp_path: Path, tiny: P
         assert_undisturbed(lab, alone, start_streams(lab, alone, tokens=30))
 
 
+def test_a_machine_that_must_rest_hands_over_stays_and_works_again(
+    tmp_path: Path, tiny: Path, alone: Alone
+) -> None:
+    with swarm(tmp_path, tiny, layers=(2, 2, 2, 2), stages=3, standbys=1) as lab:
+        talks = start_streams(lab, alone)
+        resting = lab.stage(1)
+        resting.rest("it runs on its battery", is_at_rest=False)
+        lab.wait_until(lambda: resting.is_idle, lambda: f"it holds nothing: {lab.describe()}")
+        resting.rest("it runs on its battery", is_at_rest=True)
+        lab.wait_until(lambda: lab.state.nodes[resting.node].status == "resting", lab.describe)
+        talks += start_streams(lab, alone, 2, 20)
+        assert_undisturbed(lab, alone, talks)
+        assert not resting.has_left
+        resting.rest("", is_at_rest=False)
+        lab.wait_serving(stages=3, standbys=1)
+        assert lab.ready_standbys(lab.chain()) == [resting.node]
+
+
+def test_a_machine_that_nobody_can_replace_rests_and_goes_on_with_its_weights(
+    tmp_path: Path, tiny: Path, alone: Alone
+) -> None:
+    with swarm(tmp_path, tiny, layers=(2, 2, 2), stages=3) as lab:
+        resting = lab.stage(1)
+        loads = list(resting.loads)
+        resting.rest("it runs on its battery", is_at_rest=True)
+        lab.wait_until(lambda: lab.chain().status == "broken", lab.describe)
+        resting.rest("", is_at_rest=False)
+        lab.wait_serving(stages=3)
+        assert_undisturbed(lab, alone, start_streams(lab, alone, tokens=20))
+        assert resting.loads == loads
+
+
 def test_a_machine_thrown_out_is_replaced(tmp_path: Path, tiny: Path, alone: Alone) -> None:
     with swarm(tmp_path, tiny, layers=(2, 2, 2, 2), stages=3, standbys=1) as lab:
         talks = start_streams(lab, alone)

@@ -354,6 +354,9 @@ any_event: st.SearchStrategy[Event] = st.one_of(
     st.builds(happened.NodeSuspected, node_ids, incarnations, st.just("why"), times),
     st.builds(happened.NodeLost, node_ids, incarnations, st.just("why"), times),
     st.builds(happened.NodeDrained, node_ids),
+    st.builds(
+        happened.NodeRested, node_ids, st.integers(1, 3), st.sampled_from(["", "on battery"]), st.booleans()
+    ),
     st.builds(happened.NodeLeft, node_ids, incarnations),
     st.builds(happened.ModelRequested, st.sampled_from([make_model((1,) * 4), make_model((2,) * 3)])),
     st.builds(happened.ModelDropped, st.just("m")),
@@ -634,6 +637,7 @@ def steps(draw: st.DrawFn) -> tuple[str, str, int, float]:
         "join",
         "die",
         "drain",
+        "rest",
         "link",
         "restart",
         "model",
@@ -670,6 +674,8 @@ def take(cluster: Cluster, step: tuple[str, str, int, float]) -> None:
             cluster.tell(happened.LinkBroken(name, f"d{(size + 1) % 3}", cluster.now_s))
     elif kind == "drain":
         cluster.tell(happened.NodeDrained(name))
+    elif kind == "rest":
+        cluster.tell(happened.NodeRested(name, life, "on battery" if size % 3 else "", size % 2 == 0))
     elif kind == "link":
         other = [*NAMES, cluster.state.driver][size % (len(NAMES) + 1)]
         cluster.tell(

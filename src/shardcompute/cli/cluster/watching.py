@@ -26,7 +26,7 @@ _PLAIN_WIDTH = 100
 _MOST_WIDTH = 120
 _COLOURS = {
     "green": r"\b(ready|serving)\b",
-    "yellow": r"\b(planned|loading|moving|recovering|joining|suspected|draining|standby)\b|\^+|<- bottleneck",
+    "yellow": r"\b(planned|loading|moving|recovering|joining|suspected|draining|resting|standby)\b|\^+|<- bottleneck",
     "red": r"\b(lost|gone|broken|unservable)\b",
 }
 

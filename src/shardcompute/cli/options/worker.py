@@ -53,14 +53,47 @@ MaxMemory = Annotated[
         "of the GPU's memory elsewhere; by default what is free on its GPU less a reserve, or most of the machine's.",
     ),
 ]
-DownloadRate = Annotated[
+_OWNER = "When and how much"
+MaxDownload = Annotated[
     int | None,
     typer.Option(
-        "--download-rate",
+        "--max-download",
         metavar="SIZE",
         parser=parse_size,
-        help="Bytes a second that weights come from the hub and its mirrors at most, such as 20M; by default as "
-        "SHARDCOMPUTE_DOWNLOAD_RATE says, else as they come.",
+        help="Bytes a second of weights that this worker fetches at most, from the hub, mirrors and other machines, "
+        "such as 20M; by default as SHARDCOMPUTE_DOWNLOAD_RATE says, else as they come.",
+        rich_help_panel=_OWNER,
+    ),
+]
+MaxUpload = Annotated[
+    int | None,
+    typer.Option(
+        "--max-upload",
+        metavar="SIZE",
+        parser=parse_size,
+        help="Bytes a second of weights that other machines get from this worker at most, such as 5M; by default as "
+        "many as they take.",
+        rich_help_panel=_OWNER,
+    ),
+]
+OnlyWhenIdle = Annotated[
+    bool,
+    typer.Option(
+        "--only-when-idle",
+        help="Work only while nobody uses this machine: no input for five minutes where the system tells, and other "
+        "programs that leave most of the processors alone.",
+        rich_help_panel=_OWNER,
+    ),
+]
+OnlyOnMains = Annotated[
+    bool, typer.Option("--only-on-mains", help="Do not work on a battery.", rich_help_panel=_OWNER)
+]
+NotMetered = Annotated[
+    bool,
+    typer.Option(
+        "--not-metered",
+        help="Do not work while this machine's link is metered, as NetworkManager or Windows say.",
+        rich_help_panel=_OWNER,
     ),
 ]
 Shape = Annotated[
@@ -82,7 +115,11 @@ class WorkerArguments:
     advertise: Advertise = None
     name: Name = None
     max_memory: MaxMemory = None
-    download_rate: DownloadRate = None
+    max_download: MaxDownload = None
+    max_upload: MaxUpload = None
+    only_when_idle: OnlyWhenIdle = False
+    only_on_mains: OnlyOnMains = False
+    not_metered: NotMetered = False
     threads: Threads = None
     backend: BackendName = Backend.AUTO
     device: Device = "auto"

@@ -18,6 +18,7 @@ from shardcompute.cli.serve.worker_process import STORY, WorkerServing, run_work
 from shardcompute.cli.stopping import exit_at_once, stop_requested
 from shardcompute.core.settings import load_settings
 from shardcompute.core.units import count_of
+from shardcompute.node.worker.conditions.policy import WorkConditions
 
 if TYPE_CHECKING:
     from shardcompute.backends.device_choice import ChosenDevices
@@ -85,7 +86,13 @@ def serving_of(arguments: WorkerArguments) -> WorkerServing:
         advertise=arguments.advertise,
         name=arguments.name,
         max_memory=arguments.max_memory,
-        download_rate=arguments.download_rate,
+        max_download=arguments.max_download,
+        max_upload=arguments.max_upload,
+        conditions=WorkConditions(
+            only_when_idle=arguments.only_when_idle,
+            only_on_mains=arguments.only_on_mains,
+            not_metered=arguments.not_metered,
+        ),
         threads=arguments.threads,
         shape=arguments.shape,
     )
@@ -153,9 +160,20 @@ def _command(worker: LocalWorker, folder: Path, number: int, arguments: WorkerAr
         ("--advertise", arguments.advertise),
         ("--port", str(arguments.port + number) if arguments.port else None),
         ("--shape", arguments.shape),
+        ("--max-download", _text(arguments.max_download)),
+        ("--max-upload", _text(arguments.max_upload)),
     )
     given = [part for name, value in optional if value is not None for part in (name, value)]
-    return (*worker.command(folder), "--told", *given)
+    flags = (
+        ("--only-when-idle", arguments.only_when_idle),
+        ("--only-on-mains", arguments.only_on_mains),
+        ("--not-metered", arguments.not_metered),
+    )
+    return (*worker.command(folder), "--told", *given, *(name for name, is_set in flags if is_set))
+
+
+def _text(size_bytes: int | None) -> str | None:
+    return None if size_bytes is None else str(size_bytes)
 
 
 def _folders(folder: Path, chosen: ChosenDevices) -> tuple[Path, ...]:

@@ -27,7 +27,12 @@ def opening(view: WorkerView) -> str:
 
 def next_lines(before: WorkerView, after: WorkerView) -> list[str]:
     """What happened between two looks at a worker; nothing when all is as it was."""
-    return [*_link_lines(before, after), *_fetch_lines(before, after), *_shard_lines(before, after)]
+    return [
+        *_link_lines(before, after),
+        *_rest_lines(before, after),
+        *_fetch_lines(before, after),
+        *_shard_lines(before, after),
+    ]
 
 
 def activity_line(view: WorkerView) -> str:
@@ -42,6 +47,14 @@ def _link_lines(before: WorkerView, after: WorkerView) -> list[str]:
     if before.is_registered and not after.is_registered:
         return ["the coordinator is out of reach; trying again"]
     return []
+
+
+def _rest_lines(before: WorkerView, after: WorkerView) -> list[str]:
+    if after.rest_reason == before.rest_reason:
+        return []
+    return [
+        f"resting: {after.rest_reason}" if after.rest_reason else "working again, as the cluster needs it"
+    ]
 
 
 def _fetch_lines(before: WorkerView, after: WorkerView) -> list[str]:

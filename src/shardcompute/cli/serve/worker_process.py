@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, NoReturn
@@ -21,6 +21,7 @@ from shardcompute.cli.stopping import exit_at_once, stop_requested, stop_with_pa
 from shardcompute.core.errors import AuthError
 from shardcompute.core.phases import log_phases, phase
 from shardcompute.core.settings import check_download_rate, load_settings
+from shardcompute.node.worker.conditions.policy import WorkConditions
 
 if TYPE_CHECKING:
     from shardcompute.backends.device_choice import ChosenDevices
@@ -41,7 +42,9 @@ class WorkerServing:
     advertise: str | None = None
     name: str | None = None
     max_memory: int | None = None
-    download_rate: int | None = None
+    max_download: int | None = None
+    max_upload: int | None = None
+    conditions: WorkConditions = field(default_factory=WorkConditions)
     threads: int | None = None
     shape: str | None = None
 
@@ -82,9 +85,18 @@ def run_worker(
             for line in chosen.describe():
                 screen.say(line)
             screen.say(f"a worker of {member.credentials.own.cluster}; Ctrl-C stops it")
+        _say_unsaid(serving.conditions, screen)
         telling = tell or (None if is_supervised else screen.say)
         code = _serve(member, options, stop, screen, telling)
     exit_at_once(code)
+
+
+def _say_unsaid(conditions: WorkConditions, screen: Screen) -> None:
+    if conditions.has_any:
+        from shardcompute.node.worker.conditions.watch import unsaid_here
+
+        for line in unsaid_here(conditions):
+            screen.say(line, "yellow")
 
 
 def _worker_options(
@@ -95,7 +107,8 @@ def _worker_options(
     from shardcompute.node.worker.worker import WorkerOptions
 
     device, settings = chosen.devices[0], load_settings()
-    check_download_rate(serving.download_rate)
+    check_download_rate(serving.max_download)
+    check_download_rate(serving.max_upload)
     # A GPU's own memory has no process in it.
     process_bytes = measure_process_bytes(device.backend) if device.is_host_memory else 0
     if serving.max_memory is not None:
@@ -117,7 +130,9 @@ def _worker_options(
         may_host=not _is_beside(member.control_urls[0], advertise or host),
         # Whoever shapes links wants to see what goes over them.
         reads_originals=not serving.shape,
-        sources=replace(settings, download_rate=serving.download_rate or settings.download_rate),
+        sources=replace(settings, download_rate=serving.max_download or settings.download_rate),
+        max_upload=serving.max_upload,
+        conditions=serving.conditions,
     )
 
 

@@ -30,6 +30,8 @@ def next_incarnation(state: ClusterState, node_id: str) -> int:
 
 def _settled_status(node: Node) -> NodeStatus:
     """The status of a node that we have no reason to suspect."""
+    if node.is_at_rest:
+        return "resting"
     if node.is_draining:
         return "draining"
     return "joining" if node.can_work and node.seconds_per_byte is None else "ready"
@@ -47,14 +49,17 @@ def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
         probes = with_sample(probes, event.seconds_per_byte)
     described["seconds_per_byte"] = median(probes)
     described["remembered"] = ()
+    # A drained node whose control link flickers is still to be emptied, and then to leave.
+    must_leave = old is not None and old.is_live and old.is_draining and not old.rest_reason
+    if must_leave:
+        described |= {"rest_reason": "", "is_at_rest": False}
     node = Node(
         **described,
         id=event.node,
         status="joining",
         last_seen_s=event.now_s,
         lease_until_s=event.now_s + state.health.lost_after_s,
-        # A drained node whose control link flickers is still to be emptied.
-        is_draining=old is not None and old.is_live and old.is_draining,
+        is_draining=must_leave or bool(event.rest_reason),
         layer_times=_with_remembered(measured.layer_times if measured else (), event.remembered),
         probes=probes,
         refusals=measured.refusals if measured else (),
@@ -62,7 +67,19 @@ def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
     state = with_node(state, replace(node, status=_settled_status(node)))
     if node.can_work and (old is None or not old.is_live):
         state = forget_moves(state)
+    state = _interrupt_at_rest(state, event.node)
     return trim_standbys(_interrupt_unheld(state, event.node))
+
+
+def _interrupt_at_rest(state: ClusterState, node_id: str) -> ClusterState:
+    """Whoever rests computes nothing: its chains go on elsewhere, or wait for it."""
+    node = state.nodes[node_id]
+    if not node.is_at_rest:
+        return state
+    for chain in state.live_chains():
+        if node_id in chain.nodes:
+            state = interrupt(state, chain, f"{node.name} rests: {node.rest_reason}")
+    return _without_standbys_on(state, node_id)
 
 
 def _is_same_device(a: NodeDescription, b: NodeDescription) -> bool:
@@ -193,9 +210,20 @@ def _drain(state: ClusterState, event: happened.NodeDrained) -> ClusterState:
     node = live_node(state, event.node)
     if node is None:
         return state
-    node = replace(node, is_draining=True)
+    node = replace(node, is_draining=True, rest_reason="", is_at_rest=False)
     status = node.status if node.status == "suspected" else _settled_status(node)
     return forget_moves(with_node(state, replace(node, status=status)))
+
+
+def _rest(state: ClusterState, event: happened.NodeRested) -> ClusterState:
+    node = live_node(state, event.node, event.incarnation)
+    if node is None or (node.is_draining and not node.rest_reason):
+        return state  # it is to leave anyway
+    rests = bool(event.reason)
+    node = replace(node, rest_reason=event.reason, is_at_rest=rests and event.is_at_rest, is_draining=rests)
+    status = node.status if node.status == "suspected" else _settled_status(node)
+    state = with_node(state, replace(node, status=status))
+    return forget_moves(_interrupt_at_rest(state, node.id))
 
 
 def _lose(state: ClusterState, event: happened.NodeLost) -> ClusterState:
@@ -277,5 +305,6 @@ MEMBERSHIP: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     happened.NodeSuspected: _suspect,
     happened.NodeLost: _lose,
     happened.NodeDrained: _drain,
+    happened.NodeRested: _rest,
     happened.NodeLeft: _leave,
 }

@@ -52,7 +52,11 @@ def _node_events(old: Node | None, node: Node) -> Iterator[EventView]:
         yield EventView(kind="node", tone="warn", text=f"{node.name} has not been heard from", node=node.id)
     elif old.status == "suspected" and node.is_answering:
         yield EventView(kind="node", tone="good", text=f"{node.name} is heard again", node=node.id)
-    if node.is_draining and old is not None and not old.is_draining:
+    if old is not None and old.rest_reason != node.rest_reason:
+        rests = f"rests: {node.rest_reason}; others take over what it does"
+        text = f"{node.name} {rests if node.rest_reason else 'works again'}"
+        yield EventView(kind="node", tone="warn" if node.rest_reason else "good", text=text, node=node.id)
+    elif node.is_draining and old is not None and not old.is_draining:
         text = f"{node.name} is being relieved of its work"
         yield EventView(kind="node", tone="warn", text=text, node=node.id)
     if old is not None and old.incarnation == node.incarnation and old.memory_bytes < node.memory_bytes:

@@ -67,7 +67,7 @@ def _view_node(state: ClusterState, node: Node, now_s: float) -> NodeView:
         id=node.id,
         name=node.name,
         status=node.status,
-        status_reason=node.status_reason,
+        status_reason=node.status_reason or node.rest_reason,
         role=node.role,
         device=node.device,
         backend=node.backend,
@@ -93,6 +93,7 @@ def _view_node(state: ClusterState, node: Node, now_s: float) -> NodeView:
         used_bytes=node.process_bytes + sum(shard.size_bytes for shard in node.shards),
         resident_bytes=node.resident_bytes,
         is_draining=node.is_draining,
+        rest_reason=node.rest_reason,
         is_standby=node.is_standby,
         layers=tuple(
             HeldLayers(

@@ -133,6 +133,8 @@ class NodeView:
     """Set aside of it: for the process itself, layers, scratch and KV, whether or not it is filled."""
     is_draining: bool
     is_standby: bool
+    rest_reason: str = ""
+    """Why its owner does not let it work now; "": it may. Of status `resting`, it does not."""
     layers: tuple[HeldLayers, ...] = ()
     loading: tuple[LoadingLayers, ...] = ()
     cached: tuple[CachedLayers, ...] = ()

@@ -21,6 +21,7 @@ from shardcompute.control.events import (
     NodeJoined,
     NodeLeft,
     NodeMeasured,
+    NodeRested,
     ShardFailed,
     ShardLoaded,
     ShardProgressed,
@@ -54,6 +55,7 @@ _REPORTABLE = (
     NodeDrained,
     NodeLeft,
     NodeMeasured,
+    NodeRested,
     ShardFailed,
     ShardLoaded,
     ShardProgressed,
@@ -86,6 +88,7 @@ def validate_join(event: NodeJoined) -> str | None:
         *(problem for each in event.remembered[:_MOST_REMEMBERED] for problem in _wrong_memory(each)),
         _unwordly("name", event.name),
         _unwordly("reason to offer less", event.memory_reason or "-", _MOST_REASON_CHARACTERS),
+        _unwordly("reason to rest", event.rest_reason or "-"),
         _unwordly("device", event.device),
         _unwordly("backend", event.backend),
         _unwordly("device's label", event.device_label or "-"),
@@ -185,6 +188,8 @@ def report_problem(event: Event) -> str | None:
             problems.append(_out_of("memory", event.memory_bytes, 0, _MOST_BYTES))
         if isinstance(event, ShardLoaded):
             problems.append(_out_of("shard", event.size_bytes, 0, _MOST_BYTES))
+    elif isinstance(event, NodeRested):
+        problems = [_unwordly("reason to rest", event.reason or "-")]
     elif isinstance(event, MemoryRegained):
         problems = [_out_of("memory", event.memory_bytes, 0, _MOST_BYTES)]
     elif isinstance(event, ShardProgressed):

@@ -121,7 +121,7 @@ class RemoteTensors(Closing):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """What the `original` has is read from there, and neither fetched nor kept. A model that has a source is read
-        from these `hubs`, no faster than `rate`, and from its origin only where they fail."""
+        from these `hubs`, and from its origin only where they fail; all together no faster than `rate`."""
         if not any(source.is_origin for source in sources):
             raise UsageError(
                 "weights need an origin to be checked against", hint="name the coordinator as one"
@@ -135,7 +135,7 @@ class RemoteTensors(Closing):
         self._is_caching = cache is not None
         self._original = original
         self._lines: list[PieceSource] = [
-            SourceLine(each, card.fingerprint, retry_delays_s) for each in sources
+            SourceLine(each, card.fingerprint, retry_delays_s, rate) for each in sources
         ]
         self._order: Mapping[str, tuple[int, int]] = {}
         if card.source is not None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shardcompute.core.errors import LinkError, ShardComputeError, SourceError
+from shardcompute.weights.sources.rate import RateLimit
 from shardcompute.wire import Goodbye, Link
 from shardcompute.wire.control import FetchFailed, FetchTensor, TensorBytes
 
@@ -101,7 +102,14 @@ class SourceLine:
 
     is_source = False
 
-    def __init__(self, source: Supplier, model: str, delays_s: Sequence[float] = RETRY_DELAYS_S) -> None:
+    def __init__(
+        self,
+        source: Supplier,
+        model: str,
+        delays_s: Sequence[float] = RETRY_DELAYS_S,
+        rate: RateLimit | None = None,
+    ) -> None:
+        self._rate = rate
         self.name = source.name
         self.is_origin = source.is_origin
         self.source = source
@@ -190,6 +198,9 @@ class SourceLine:
                 if queue.claim(self, piece):
                     deliver(queue, self, piece, body, message.tensor_sha256)
                     queue.finish()
+                wait_s = 0.0 if self._rate is None else self._rate.spend(len(body))
+                if wait_s > 0 and queue.wait_over(wait_s):
+                    return
             else:
                 raise LinkError(f"{self.name} sent {type(message).__name__}, for which nobody asked")
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 
 from shardcompute.core.errors import LinkClosedError, LinkError, ShardComputeError
 from shardcompute.core.fields import shorten
@@ -18,6 +19,7 @@ from shardcompute.node.weights.pinned_hashes import PinnedHashes
 from shardcompute.weights.card import encode_card
 from shardcompute.weights.served import ServedWeights
 from shardcompute.weights.shard_cache import CachedTensors, ShardCache
+from shardcompute.weights.sources.rate import RateLimit
 from shardcompute.wire import Body, Goodbye, Link, Message, Ping, Pong, WireLimits
 from shardcompute.wire.control import CardReply, FetchFailed, FetchModel, FetchTensor, TensorBytes
 
@@ -55,7 +57,12 @@ class WeightsServer:
         *,
         concurrent_reads: int = 4,
         pinned: PinnedHashes | None = None,
+        rate: RateLimit | None = None,
+        pause: Callable[[float], object] = time.sleep,
     ) -> None:
+        """`rate` bounds what goes out over all links together."""
+        self._rate = rate
+        self._pause = pause
         self._models = models
         self._pinned = pinned
         self._recalled: set[str] = set()
@@ -82,12 +89,18 @@ class WeightsServer:
                     reply, body = self._answer(message, link.peer)
                     link.send(reply, body)
                     if isinstance(reply, TensorBytes):
-                        with self._lock:
-                            self._sent_bytes[link.peer] = self._sent_bytes.get(link.peer, 0) + reply.size
+                        self._note_sent(link.peer, reply.size)
             except LinkClosedError:
                 return
             except LinkError as error:
                 log.info("the link for weights to %s ended: %s", link.peer, error)
+
+    def _note_sent(self, peer: str, size_bytes: int) -> None:
+        with self._lock:
+            self._sent_bytes[peer] = self._sent_bytes.get(peer, 0) + size_bytes
+        wait_s = 0.0 if self._rate is None else self._rate.spend(size_bytes)
+        if wait_s > 0:
+            self._pause(wait_s)
 
     def _answer(self, message: Message, peer: str) -> tuple[Message, Body]:
         if isinstance(message, Ping):

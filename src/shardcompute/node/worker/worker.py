@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_fields
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
@@ -21,6 +21,7 @@ from shardcompute.control.events import (
     MemoryRegained,
     NodeJoined,
     NodeMeasured,
+    NodeRested,
     ShardFailed,
     ShardLoaded,
     ShardProgressed,
@@ -49,6 +50,7 @@ from shardcompute.node.rpc.control_client import ControlClient
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes, probe_links
 from shardcompute.node.weights.server import CachedModels, WeightsServer
+from shardcompute.node.worker.conditions.policy import WorkConditions
 from shardcompute.node.worker.device_speeds import DeviceSpeeds
 from shardcompute.node.worker.memory.offer import RecoveryPolicy
 from shardcompute.node.worker.memory.recovery import OfferRecovery
@@ -60,6 +62,7 @@ from shardcompute.security.credentials import Credentials
 from shardcompute.security.revocations import Revocations
 from shardcompute.version import VERSION
 from shardcompute.weights.shard_cache import ShardCache
+from shardcompute.weights.sources.rate import RateLimit
 from shardcompute.wire import (
     CODECS,
     Link,
@@ -71,6 +74,9 @@ from shardcompute.wire import (
     join_address,
 )
 from shardcompute.wire.control import StepOverdue
+
+if TYPE_CHECKING:
+    from shardcompute.node.worker.conditions.watch import ConditionWatch
 
 log = logging.getLogger(__name__)
 _RELIEF_S = 5.0
@@ -104,6 +110,10 @@ class WorkerOptions:
     """Which hub, mirrors and token weights are read with that lie there; None: all come from other nodes."""
     recovery: RecoveryPolicy = field(default_factory=RecoveryPolicy)
     """When memory that ran out is offered again."""
+    conditions: WorkConditions = field(default_factory=WorkConditions)
+    """When its owner lets it work."""
+    max_upload: int | None = None
+    """Bytes of weights a second that others may have from it; None: as many as they take."""
     measure_spare: Callable[[ComputeDevice], int | None] = spare_bytes
     """What may be taken of the device's memory, besides what is held there."""
 
@@ -143,6 +153,8 @@ class WorkerView:
     held: tuple[WorkerShard, ...] = ()
     problem: str = ""
     """What went wrong last."""
+    rest_reason: str = ""
+    """Why it must not work now; "": it may."""
 
 
 class HostedDriversPort(Protocol):
@@ -216,11 +228,13 @@ class Worker:
         self._connected: set[ShardKey] = set()
         self._problem = ""
         self._memory_reason = ""
+        self._rest = ("", False)
         self._telling_offer = threading.Lock()
         """Of two changes of what is offered, the coordinator hears the later one last."""
         self._memory_bytes = offered_bytes(options.device, limit_bytes=options.max_memory_bytes)
         self._cache = ShardCache(options.folder / "shards")
-        self._weights = WeightsServer(CachedModels(self._cache))
+        rate = None if options.max_upload is None else RateLimit(options.max_upload)
+        self._weights = WeightsServer(CachedModels(self._cache), rate=rate)
         self._speeds = DeviceSpeeds(
             DeviceKey(options.device.label, options.device.backend, options.device.name, options.threads),
             SpeedBook(options.folder / "speeds.json"),
@@ -279,8 +293,27 @@ class Worker:
             self._registered,
             lambda: (resident_bytes(), self._loader.kv_used_bytes()),
         )
+        self._watch: ConditionWatch | None = None
+        if options.conditions.has_any:
+            from shardcompute.node.worker.conditions.watch import ConditionWatch
+
+            self._watch = ConditionWatch(options.conditions, self)
+            # The coordinator is to hear with the first word that it must not work.
+            self._watch.step()
+            self._watch.start()
         self._endpoint.start()
         self._control.start()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it holds no layers and fetches none."""
+        with self._loader.held() as shards:
+            return not shards and not self._loading
+
+    def rest(self, reason: str, *, is_at_rest: bool) -> None:
+        """Ask to be relieved of all work, or to be given some again (""); `is_at_rest`: it works no more."""
+        self._rest = (shorten(reason, _MOST_WORDS), is_at_rest)
+        self._control.tell(NodeRested(self.node, self._control.incarnation, *self._rest))
 
     def view(self) -> WorkerView:
         with self._loader.held() as shards:
@@ -305,6 +338,7 @@ class Worker:
             loading=tuple(self._loading.values()),
             held=held,
             problem=self._problem,
+            rest_reason=self._rest[0],
         )
 
     @property
@@ -322,6 +356,8 @@ class Worker:
         return self._control.refusal
 
     def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
         self._recovery.close()
         self._loader.close()
         self._control.close()
@@ -382,6 +418,8 @@ class Worker:
                 holding=self._loader.holding(self._options.device.backend),
                 alternatives=_alternatives(self._options.device),
                 process_bytes=self._options.process_bytes,
+                rest_reason=self._rest[0],
+                is_at_rest=self._rest[1],
             )
 
     def _registered(self, incarnation: int, revocations: Revocations) -> None:

@@ -321,7 +321,17 @@ def test_limited_reader_waits(lab: Lab) -> None:
 
     lab.rate = Watched(1 << 20)
     lab.check(lab.tensors())
-    assert sum(asked) == lab.hub.sent_bytes
+    assert sum(asked) == lab.hub.sent_bytes + lab.sent_by_coordinator()
+
+
+def test_limited_server_waits_after_what_it_sent(lab: Lab) -> None:
+    waits: list[float] = []
+    rate = RateLimit(1000, lambda: 0.0)
+    lab.coordinator.server = WeightsServer({REPO: lab.served}, rate=rate, pause=waits.append)
+    lab.check(lab.tensors(hub_url="http://127.0.0.1:9"))
+    sent = lab.sent_by_coordinator()
+    # A second's bytes are free; the rest is waited for, all links together.
+    assert max(waits) == pytest.approx((sent - 1000) / 1000)
 
 
 # Every kind of file

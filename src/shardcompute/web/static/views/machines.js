@@ -5,7 +5,7 @@ import { confirm, h, keyed, mark, meter, pill, say, setMeter, toast } from "../d
 import { bytes, clock, day, layers, linkSpeed, memoryParts, percent, plural, rate, seconds } from "../format.js";
 import { hueOf, isLive, nameOf } from "../store.js";
 
-const TONES = { ready: "good", joining: "accent", suspected: "warn", draining: "warn", lost: "bad", gone: "" };
+const TONES = { ready: "good", joining: "accent", suspected: "warn", draining: "warn", resting: "warn", lost: "bad", gone: "" };
 const MOST_LINKS = 12;
 const FORGOTTEN = 8; // Of those that are no more, only the first few are listed.
 
@@ -67,7 +67,8 @@ function makeRow(node) {
     latest = [now, view];
     say(name, now.name);
     mark(name, "title", now.name);
-    say(state, now.is_draining && isLive(now) ? "being emptied" : now.status);
+    say(state, now.rest_reason && isLive(now) ? "resting" : now.is_draining && isLive(now) ? "being emptied" : now.status);
+    mark(state, "title", now.status_reason);
     mark(state, "data-tone", TONES[now.status] ?? "");
     row.classList.toggle("is-away", !isLive(now));
     say(device, `${deviceOf(now)}${now.role === "worker" ? "" : ` · ${now.role}`}`);
