@@ -8,8 +8,10 @@ from typing import Literal
 
 from shardcompute.backends.exactness import describe_exactness, with_kv
 from shardcompute.control.decisions import place_next_chain
-from shardcompute.control.placement.place import PlacedStage, Placement, Unplaceable
-from shardcompute.control.state import ClusterState, Model, Node
+from shardcompute.control.placement.place import PlacedStage, Placement, Unplaceable, asked_in_words
+from shardcompute.control.placement.rank_groups import rank_shortage
+from shardcompute.control.placement.request import placement_request
+from shardcompute.control.state import Chain, ClusterState, Model, Node
 from shardcompute.core.units import count_of, format_bytes, format_rate, format_seconds
 
 ModelStatus = Literal["serving", "loading", "moving", "recovering", "unservable"]
@@ -37,6 +39,7 @@ def _report(state: ClusterState, name: str, now_s: float) -> ModelReport:
     ready = sum(chain.status == "ready" for chain in chains)
     missing_bytes = max((chain.missing_bytes for chain in chains), default=0)
     reasons = tuple(chain.reason for chain in chains if chain.status in ("broken", "recovering", "moving"))
+    reasons += tuple(_not_as_asked(state, chain, now_s) for chain in chains if _lacks_ranks(state, chain))
     if len(chains) < wanted:
         placement = place_next_chain(state, name, wanted - len(chains), now_s)
         if isinstance(placement, Unplaceable):
@@ -52,6 +55,20 @@ def _report(state: ClusterState, name: str, now_s: float) -> ModelReport:
     elif any(chain.status == "moving" for chain in chains):
         status = "moving"
     return ModelReport(name, status, ready, wanted, missing_bytes, reasons)
+
+
+def _lacks_ranks(state: ClusterState, chain: Chain) -> bool:
+    asked = state.models[chain.model].parallel.tp
+    return asked > 1 and any(len(stage.members) != asked for stage in chain.stages)
+
+
+def _not_as_asked(state: ClusterState, chain: Chain, now_s: float) -> str:
+    """Why machines compute alone although a person wants them to compute together."""
+    request = placement_request(state, state.models[chain.model].model, now_s, chain=chain)
+    why = (
+        rank_shortage(request, request.offers) or "the machines cannot hold it so, or it is about to be moved"
+    )
+    return f"{asked_in_words(request.parallel)} were asked for and cannot be had yet: {why}"
 
 
 def explain_plan(

@@ -383,4 +383,5 @@ def describe_card(
         adapters=adapters_key(card.entries),
         held=held_sizes_of_card(card, context_length=context_length),
         tensor=tensor_terms(spec, lambda: card_column_block(card)),
+        sees=spec.vision is not None,
     )

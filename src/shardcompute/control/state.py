@@ -344,6 +344,8 @@ class Model(Struct, frozen=True, kw_only=True):
     """What it takes in memory, by who holds it; the sizes above are those of the files that travel."""
     tensor: TensorTerms | None = None
     """None: tensor ranks cannot cut it."""
+    sees: bool = False
+    """It takes pictures, which tensor ranks do not."""
 
     @property
     def layer_count(self) -> int:

@@ -23,6 +23,7 @@ from shardcompute.backends.cpu_choice import ONNX, CpuBackendChoice
 from shardcompute.control import ClusterState, PlacementPolicy
 from shardcompute.control.events import ModelDropped, ModelRequested, NodeDrained
 from shardcompute.control.placement.parallelism import Parallelism
+from shardcompute.control.placement.rank_groups import check_ranks
 from shardcompute.control.sizes import describe_card
 from shardcompute.core.errors import JournalError, LinkError, SourceError, UsageError
 from shardcompute.core.fields import shorten
@@ -367,13 +368,20 @@ class Cluster:
         """See `serve`."""
         options = self.options
         checkpoint, served, drafters = prepared.checkpoint, prepared.served, prepared.drafters
+        context = min(options.context_length, checkpoint.spec.context_length)
+        model = describe_card(
+            served.card,
+            kv_tokens=options.kv_tokens,
+            kv_type=kv_type or options.kv_type,
+            context_length=context,
+        )
+        check_ranks(model, parallel)
         self._close_files(checkpoint.name)
         self._drafters[checkpoint.name] = drafters
         self._served[checkpoint.name] = served
         self._notes[checkpoint.name] = note_original(served.card, served.origin)
         self._checkpoints[checkpoint.name] = checkpoint
         checkpoint.files.keep()
-        context = min(options.context_length, checkpoint.spec.context_length)
         self.pool.add_model(
             PoolModel(
                 checkpoint.name,
@@ -390,26 +398,24 @@ class Cluster:
                 vision=checkpoint.spec.vision,
             )
         )
-        model = describe_card(
-            served.card,
-            kv_tokens=options.kv_tokens,
-            kv_type=kv_type or options.kv_type,
-            context_length=context,
-        )
-        choice = self._choose_backend(checkpoint, model.weight_form)
+        choice = self._choose_backend(checkpoint, model.weight_form, parallel)
         model = replace(model, backend=choice.backend, backend_reason=shorten(choice.reason))
         self.coordinator.introduce()
         self.coordinator.post(
             ModelRequested(model, chains, has_draft_model=bool(drafters), parallel=parallel)
         )
 
-    def _choose_backend(self, checkpoint: Checkpoint, form: str) -> CpuBackendChoice:
+    def _choose_backend(
+        self, checkpoint: Checkpoint, form: str, parallel: Parallelism | None
+    ) -> CpuBackendChoice:
         """For the whole life of the model in this cluster, also over restarts: tokens must not depend on which machine
         goes on. llama.cpp only where every CPU that is here can run it."""
         if self.options.choose_backend is None or is_fallback(checkpoint.spec):
             return CpuBackendChoice("", "")
         if checkpoint.adapters:
             return CpuBackendChoice(ONNX, "it adds what adapters add")
+        if parallel is not None and parallel.tp > 1:
+            return CpuBackendChoice(ONNX, "it can compute a part of every layer")
         state = self.coordinator.state
         served = state.models.get(checkpoint.name)
         if served is not None and served.is_wanted and served.model.weight_form == form:

@@ -17,7 +17,7 @@ from shardcompute.control.placement.cost_model import hops_of, stage_s
 from shardcompute.control.placement.cuts import fill
 from shardcompute.control.placement.islands import asked_groups, ways_to_group
 from shardcompute.control.placement.parallelism import Parallelism
-from shardcompute.control.placement.rank_groups import offers_of
+from shardcompute.control.placement.rank_groups import offers_of, rank_shortage
 from shardcompute.control.placement.search import QUICK_WORK, Found, Search, best_cut, filling_orders
 from shardcompute.control.sizes import HeldSums, StageBytes, sums_of, usual_holding
 from shardcompute.control.state import Assignment, RankSeat
@@ -141,6 +141,12 @@ def _place(
     return _explain_failure(request, able, refused, max_machines)
 
 
+def usable_offers(request: Request) -> tuple[NodeCapacity, ...]:
+    """Machines that can hold some of the model: without standbys, as long as there are others."""
+    able, _ = _filter(replace(request, offers=tuple(sorted(request.offers, key=lambda offer: offer.node))))
+    return tuple(offer for offer in able if not offer.is_standby) or able
+
+
 def _rank_of(search: Search) -> tuple[float, int, tuple[str, ...]]:
     assert search.best is not None
     return search.best.rank
@@ -256,6 +262,9 @@ def _filter_words(
         f"filter: {request.model.name} needs {format_bytes(need)}, "
         f"{count_of(len(able), 'machine')} offer {format_bytes(room)}"
     )
+    missing = rank_shortage(request, able)
+    if missing:
+        asked = (*asked, f"that cannot be had: {missing}")
     return (*asked, first, *(f"filter: {node} is {why}" for node, why in refused))
 
 

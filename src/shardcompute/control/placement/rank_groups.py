@@ -6,12 +6,15 @@ exchanges at which all of them wait for the farthest. Its memory is bounded by w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations, pairwise
 from math import gcd, inf
 
+from shardcompute.backends.footprint import RANK_BACKENDS
 from shardcompute.control.placement.capacities import NodeCapacity, Request
+from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.sizes import LAYER_OVERHEAD_BYTES, HeldSums, sizes_of, split_of, sums_of
 from shardcompute.control.state import Assignment, MeasuredLink, Model, RankPlace, RankSeat, TensorTerms
 from shardcompute.core.errors import UnsupportedModelError
@@ -123,6 +126,56 @@ def _held_by_all(members: Sequence[NodeCapacity]) -> tuple[tuple[int, int], ...]
     for offer in members[1:]:
         common &= set(offer.held)
     return tuple(sorted(common))
+
+
+def rank_refusal(model: Model, asked: Parallelism) -> str:
+    """Why a model cannot be computed by so many ranks, whatever the machines are; "" where it can."""
+    if asked.tp < 2:
+        return ""
+    if model.runner:
+        return f"{model.runner} runs it, which computes layers whole"
+    if model.adapters:
+        return "it has adapters beside it, which ranks do not add"
+    if model.sees:
+        return "it takes pictures, which ranks do not"
+    if model.tensor is None:
+        return "its layers cannot be divided"
+    try:
+        split_of(model.tensor, (1,) * asked.tp, asked.exchange)
+    except UnsupportedModelError as error:
+        return error.message
+    return ""
+
+
+def check_ranks(model: Model, asked: Parallelism | None) -> None:
+    """UnsupportedModelError where a model can never be cut as a person asks."""
+    why = "" if asked is None else rank_refusal(model, asked)
+    if asked is not None and why:
+        raise UnsupportedModelError(
+            f"{model.name} cannot be computed by {asked.tp} machines together: {why}",
+            hint="leave out tp=…, or take fewer; pp=3 cuts it into stages, each on a machine of its own",
+        )
+
+
+def rank_shortage(request: Request, offers: Sequence[NodeCapacity]) -> str:
+    """Which machines are missing for the ranks that were asked for; "" where there are enough."""
+    asked = request.parallel
+    if asked.tp < 2:
+        return ""
+    why = rank_refusal(request.model, asked)
+    if why:
+        return why
+    classes = Counter(offer.rank_class for offer in offers if offer.rank_class)
+    stages = sum(count // asked.tp for count in classes.values())
+    if stages >= max(1, asked.pp):
+        return ""
+    able = sum(classes.values())
+    alike = f" of {len(classes)} exactness classes" if len(classes) > 1 else ""
+    return (
+        f"{asked} needs {asked.tp * max(1, asked.pp)} machines, {asked.tp} of one exactness class for each stage, and "
+        f"of {len(offers)} that are here {able}{alike} can be ranks (on {', '.join(RANK_BACKENDS[:-1])}, "
+        "not llama.cpp)"
+    )
 
 
 class OfferTable:

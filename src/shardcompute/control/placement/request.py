@@ -140,7 +140,9 @@ def _offer(
 def _rank_class(node: Node, model: Model) -> str:
     """Its exactness class, where it can be one of several that compute a stage together."""
     known = parse_class(node.exactness_of(model))
-    if known is None or model.tensor is None or model.adapters or known.backend not in RANK_BACKENDS:
+    if known is None or known.backend not in RANK_BACKENDS:
+        return ""
+    if model.tensor is None or model.adapters or model.sees:
         return ""
     return known.name
 

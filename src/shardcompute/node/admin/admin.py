@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from shardcompute.backends.footprint import RANK_BACKENDS
 from shardcompute.control.events import ModelRequested
 from shardcompute.control.placement.parallelism import Parallelism, parse_parallelism
+from shardcompute.control.placement.rank_groups import check_ranks
 from shardcompute.control.state import ClusterState, Model, Node, RequestedModel
 from shardcompute.core.closing import Closing
 from shardcompute.core.errors import ShardComputeError, SourceError, UnknownModelError, UsageError
@@ -201,7 +203,8 @@ class ClusterAdmin(Closing):
         check_order(form, chains)
         sized = self._size_up(model, form, kv_type)
         replaces = models_in_the_way(self._state, sized, self._clock(), self._answering)
-        plan = plan_model(self._state, sized, chains, self._clock(), parallel)
+        check_ranks(sized, parallel)
+        plan = plan_model(self._state, sized, chains, self._clock(), parallel, has_alternatives=True)
         return dataclasses.replace(plan, replaces=replaces)
 
     def _size_up(
@@ -284,6 +287,9 @@ class ClusterAdmin(Closing):
         check_order(form, chains)
         kept = self._adapters_of(served_name(parse_reference(model)))
         beside = {**kept, **(adapters or {})}
+        if parallel is not None and parallel.tp > 1:
+            with contextlib.suppress(SourceError, UnknownModelError):
+                check_ranks(self._size_up(model, form, kv_type, None if beside == kept else beside), parallel)
         if not replaces:
             # What cannot be sized up yet is found out once it has been fetched.
             with contextlib.suppress(SourceError, UnknownModelError):
@@ -370,7 +376,12 @@ class ClusterAdmin(Closing):
         kv_type = self._kv_type_of(name, given)
         asked = next((parse_parallelism(view.parallel) for view in orders if view.parallel), None)
         form_of = (form, kv_type, key_of_adapters(checkpoint.adapters))
-        if served is None or not self._cluster.pool.serves(name) or not _is_served_as(served, form_of):
+        if (
+            served is None
+            or not self._cluster.pool.serves(name)
+            or not _is_served_as(served, form_of)
+            or not _can_be_cut(served.model, asked)
+        ):
             replaces = any(view.replaces for view in orders)
             self._swap(checkpoint, form, chains, kv_type, asked, progress, replaces=replaces)
         else:
@@ -560,3 +571,8 @@ def _at_commit(model: str, checkpoint: Checkpoint) -> str:
     if listing is None or not isinstance(reference, HubReference):
         return model
     return str(replace(reference, revision=listing.commit))
+
+
+def _can_be_cut(model: Model, asked: Parallelism | None) -> bool:
+    """Whether what computes a model that is served can compute it as asked."""
+    return asked is None or asked.tp < 2 or model.backend in ("", *RANK_BACKENDS)

@@ -7,13 +7,15 @@ shrinks the model counts by the bits of a weight, any other travels as the file 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 
 from msgspec.structs import replace
 
 from shardcompute.control.driver_placement import DriverPlacement, choose_driver_placement, with_driver_on
 from shardcompute.control.explain import device_words, explain_bottleneck, explain_exactness, explain_plan
+from shardcompute.control.placement.alternatives import reason_of_choice, weigh_alternatives
 from shardcompute.control.placement.capacities import Request
 from shardcompute.control.placement.cost_model import first_token_s
 from shardcompute.control.placement.parallelism import Parallelism
@@ -22,11 +24,13 @@ from shardcompute.control.placement.request import placement_request, speed_sour
 from shardcompute.control.sizes import StageBytes, layer_work, parts_of, runner_of, sizes_of, tensor_terms
 from shardcompute.control.state import ClusterState, Model, RequestedModel
 from shardcompute.control.transitions.state_updates import claimed_bytes
+from shardcompute.control.wording import layout_in_words
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.core.settings import Settings
+from shardcompute.core.units import format_rate, format_seconds
 from shardcompute.models.layout import EMBEDDING, TOWER, TensorPlace
 from shardcompute.node.admin.view_builder import held_usually, view_parts
-from shardcompute.node.admin.views import LeftOut, PlannedChain, PlannedStage, PlanView
+from shardcompute.node.admin.views import LeftOut, PlannedAlternative, PlannedChain, PlannedStage, PlanView
 from shardcompute.weights.adapter_pack import key_of_adapters
 from shardcompute.weights.adapters import adapter_bytes
 from shardcompute.weights.checkpoint import Checkpoint, open_checkpoint
@@ -115,11 +119,18 @@ def size_up(
             added,
         ),
         tensor=tensor_terms(spec, lambda: column_block(layout, checkpoint.tensors.entries, form)),
+        sees=spec.vision is not None,
     )
 
 
 def plan_model(
-    state: ClusterState, model: Model, chains: int, now_s: float, parallel: Parallelism | None = None
+    state: ClusterState,
+    model: Model,
+    chains: int,
+    now_s: float,
+    parallel: Parallelism | None = None,
+    *,
+    has_alternatives: bool = False,
 ) -> PlanView:
     """Where `chains` chains of `model` would go if none of it were there yet, cut so (None: as was asked for)."""
     others = {id: chain for id, chain in state.chains.items() if chain.model != model.name}
@@ -133,6 +144,7 @@ def plan_model(
     names = {id: node.name for id, node in state.nodes.items()}
     devices = {id: device_words(node) for id, node in state.nodes.items()}
     sources = {id: speed_source(node, model) for id, node in state.nodes.items()}
+    others_weighed = _alternatives(state, request, plans[0]) if has_alternatives else _NOTHING_ELSE
     first_tokens_s = [_first_token_s(request, plan) for plan in plans]
     drivers = [_driver_of(state, plan, model.name) for plan in plans]
     plans = [
@@ -153,6 +165,7 @@ def plan_model(
             "\n".join(
                 [
                     explain_plan(plan, model, names, devices, sources, first_s),
+                    *(_told_alternatives(others_weighed) if plan is plans[0] else ()),
                     *([driver.told(names)] if driver is not None else []),
                     *filter(None, [_exactness(state, plan, model)]),
                 ]
@@ -163,10 +176,57 @@ def plan_model(
             replace_fields(
                 _planned(state, model, plan, driver, _exactness(state, plan, model), sources),
                 predicted_first_token_s=first_s,
+                alternatives=others_weighed.each if plan is plans[0] else (),
+                reason_of_choice=others_weighed.reason if plan is plans[0] else "",
             )
             for plan, driver, first_s in zip(plans, drivers, first_tokens_s, strict=True)
         ),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Weighed:
+    """What other kinds of layouts would do, and why they were not chosen."""
+
+    each: tuple[PlannedAlternative, ...]
+    reason: str
+
+
+_NOTHING_ELSE = _Weighed((), "")
+
+
+def _alternatives(state: ClusterState, request: Request, plan: Placement | Unplaceable) -> _Weighed:
+    if isinstance(plan, Unplaceable):
+        return _NOTHING_ELSE
+    found = weigh_alternatives(request, plan)
+    views = tuple(
+        PlannedAlternative(
+            kind=each.kind,
+            layout=layout_in_words(state, each.stages),
+            machines=sum(len(stage.members) for stage in each.stages),
+            predicted_token_s=each.token_s,
+            predicted_tokens_per_s_one_stream=each.one_stream,
+            predicted_tokens_per_s_many=each.many_streams,
+            score=each.score,
+            is_chosen=each.is_chosen,
+        )
+        for each in found
+    )
+    return _Weighed(views, reason_of_choice(request, found))
+
+
+def _told_alternatives(weighed: _Weighed) -> Iterator[str]:
+    if len(weighed.each) < 2:
+        return
+    yield "alternatives:"
+    for each in weighed.each:
+        mark = " ← chosen" if each.is_chosen else ""
+        yield (
+            f"  {each.kind}: {each.layout}: {format_seconds(each.predicted_token_s)} a token, "
+            f"{format_rate(each.predicted_tokens_per_s_one_stream)} for one stream, "
+            f"{format_rate(each.predicted_tokens_per_s_many)} for many{mark}"
+        )
+    yield f"chosen: {weighed.reason}"
 
 
 def _asking(state: ClusterState, model: Model, parallel: Parallelism | None) -> ClusterState:

@@ -407,6 +407,22 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedAlternative:
+    """The best layout of a kind: one machine, pipeline, tensor, or tensor and pipeline."""
+
+    kind: str
+    layout: str
+    """In words: desk + lap (0-13) → pi (14-29)."""
+    machines: int
+    predicted_token_s: float
+    """Of one token of one stream."""
+    predicted_tokens_per_s_one_stream: float
+    predicted_tokens_per_s_many: float
+    score: float
+    is_chosen: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedChain:
     """Where a chain would run; not `is_possible`, what is missing for it."""
 
@@ -425,6 +441,10 @@ class PlannedChain:
     driver_host_reason: str = ""
     exactness: str = ""
     """In words, what its stages' classes promise."""
+    alternatives: tuple[PlannedAlternative, ...] = ()
+    """Of the first chain: what each kind of layout is expected to do."""
+    reason_of_choice: str = ""
+    """Why the chosen one was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
