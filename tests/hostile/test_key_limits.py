@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +15,13 @@ import pytest
 from shardcompute.api import create_app
 from shardcompute.core.errors import CapacityError
 from shardcompute.core.settings import Settings
+from shardcompute.node.accounts import ClusterAccounts
 from shardcompute.node.admin.admin import ClusterAdmin
+from shardcompute.node.driver.ledger_client import LedgerClient
 from shardcompute.node.service import ServedModel
+from shardcompute.node.telemetry.quota import QuotaLedger
 from shardcompute.security import KeyLimits, KeyRole
+from shardcompute.wire.control import DrawQuota
 from support.swarm.fake_cluster import NOW_S, serving_cluster
 
 ASK = {"prompt": [97, 98, 99], "max_tokens": 100, "temperature": 0}
@@ -56,6 +60,50 @@ class Desk:
     admin: ClusterAdmin
     clock: Clock
     key: str = ""
+    is_cut_off: bool = False
+    tell: Callable[[], None] = lambda: None
+    notes: dict[str, bytes] = field(default_factory=dict)
+
+    def open_ledger(self) -> QuotaLedger:
+        return QuotaLedger(
+            own=f"own-{len(self.notes)}-{time.monotonic_ns()}",
+            read=self.notes.get,
+            write=self.notes.__setitem__,
+            clock=self.clock,
+            wall_clock=self.clock,
+        )
+
+    def open_app(self, service: Any, quota: Any) -> Any:
+        keys = self.admin.find_key
+        return create_app(
+            service, verify_key=keys, admin=self.admin, quota=quota, clock=self.clock, wall_clock=self.clock
+        )
+
+    def restart(self) -> None:
+        self.ledger.flush()
+        self.use(self.open_ledger())
+
+    def use(self, ledger: QuotaLedger) -> None:
+        self.ledger = ledger
+        self.app = self.open_app(self.service, ledger)
+
+    def beside(self) -> Desk:
+        """A driver in a process of its own, with its ledger's link to this server."""
+        accounts = ClusterAccounts(self.ledger, lambda: self.admin._cluster._keys, self.clock)
+
+        def send(message: Any) -> bool:
+            if other.is_cut_off:
+                return False
+            if isinstance(message, DrawQuota):
+                granted = accounts.draw("driver", message)
+                client.take(granted)
+            return True
+
+        client = LedgerClient(send, 7, list)
+        service = type(self.service)(served=MODELS)
+        other = Desk(None, service, self.admin, self.clock, self.key, tell=client.turn)
+        other.app = self.open_app(service, client)
+        return other
 
     def give(self, **limits: Any) -> None:
         self.key = self.admin.create_key("a user", limits=KeyLimits(**limits)).key
@@ -77,8 +125,9 @@ def desk(tmp_path: Path, fakes: Any) -> Iterator[Desk]:
     service = fakes.FakeService(served=MODELS)
     cluster = serving_cluster(500, 500)
     with ClusterAdmin(cluster, Settings(data_dir=tmp_path), clock=lambda: NOW_S) as admin:  # type: ignore[arg-type]
-        app = create_app(service, verify_key=admin.find_key, admin=admin, clock=clock, wall_clock=clock)
-        yield Desk(app, service, admin, clock)
+        desk = Desk(None, service, admin, clock)
+        desk.use(desk.open_ledger())
+        yield desk
 
 
 # Models
@@ -255,16 +304,44 @@ def test_a_prompt_that_is_longer_than_what_is_left(desk: Desk) -> None:
     assert desk.ask().status_code == 200
 
 
-def test_a_restart_forgives_nothing(desk: Desk, fakes: Any) -> None:
+def test_a_restart_forgives_nothing(desk: Desk) -> None:
     desk.give(tokens_per_day=50)
-    (kept,) = desk.admin.keys()
-    usage = desk.admin._cluster.pool.requests.usage
-    usage._wall_clock = desk.clock
-    usage.add(kept.id, "org/tiny", requests=1, prompt_tokens=20, generated_tokens=27)
-    usage.add("another", "org/tiny", requests=1, prompt_tokens=20, generated_tokens=27)
-    assert desk.ask(prompt=[97] * 4).status_code == 429
-    assert desk.ask(prompt=[97] * 2).status_code == 200
-    assert desk.service.requests[-1].max_tokens == 1
+    assert desk.ask(prompt=[97] * 30).status_code == 200
+    desk.restart()
+    assert desk.ask(prompt=[97] * 15).status_code == 429
+    assert desk.ask(prompt=[97] * 14).status_code == 200
+    assert desk.service.requests[-1].max_tokens == 1, "30 + 5 and 14 of 50"
+
+
+def test_two_servers_count_together(desk: Desk) -> None:
+    desk.give(tokens_per_day=50, requests_per_minute=4)
+    other = desk.beside()
+    assert desk.ask(prompt=[97] * 20).status_code == 200
+    assert other.ask(prompt=[97] * 10).status_code == 200
+    assert other.service.requests[-1].max_tokens == 50 - 25 - 10
+    other.tell()
+    refused = desk.ask(prompt=[97] * 20)
+    assert refused.status_code == 429
+    assert "10 of the 50 tokens" in refused.text
+    assert desk.ask(prompt=[97] * 3).status_code == 200
+    assert other.ask(prompt=[97]).json()["error"]["code"] == "rate_limit_exceeded", "the fifth of a minute"
+    desk.clock.now_s += 71.0
+    assert other.ask(prompt=[97] * 3).json()["error"]["code"] == "insufficient_quota"
+
+
+def test_without_the_coordinator_a_server_goes_on_with_what_it_has(desk: Desk) -> None:
+    desk.give(tokens_per_day=100_000)
+    other = desk.beside()
+    assert other.ask().status_code == 200
+    other.is_cut_off = True
+    assert other.ask().status_code == 200, "from what it holds in store"
+    assert other.ask(max_tokens=4000).status_code == 503
+    desk.clock.now_s += 61.0
+    refused = other.ask()
+    assert refused.status_code == 503
+    assert "the coordinator is away" in refused.text
+    other.is_cut_off = False
+    assert other.ask().status_code == 200
 
 
 # Expiry

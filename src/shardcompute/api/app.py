@@ -33,6 +33,7 @@ from shardcompute.api.openai.response_store import ResponseStore
 from shardcompute.api.openapi import ApiRoute, describe
 from shardcompute.core.errors import ShardComputeError
 from shardcompute.node.service import Service
+from shardcompute.node.telemetry.quota import QuotaLedger, QuotaSource
 from shardcompute.security.api_keys import KeyRole, KeySummary
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def create_app(
     sessions: PageSessions | None = None,
     hosts: AllowedHosts = LOOPBACK_ONLY,
     admin: ClusterAdmin | None = None,
+    quota: QuotaSource | None = None,
     limits: Limits | None = None,
     cors_origins: Sequence[str] = (),
     image_urls: FetchPolicy = "off",
@@ -70,6 +72,7 @@ def create_app(
     Requests need a key of `api_keys` (see `auth.ApiKeys`), one that `verify_key` knows, or the `local_secret`. Where
     `needs_key` is False (the default if there are neither keys nor a verifier), models may be used without. `hosts` are
     the names that the server goes by. `cors_origins` are the web origins whose pages may call it; none by default.
+    `quota` is what keys with limits draw from: by default the cluster's ledger, or one of this process alone.
     `image_urls` says which images are fetched that requests name by URL.
     `page` are routes to public files, which anybody may read without a key; `sessions` is how the page signs in.
     """
@@ -112,9 +115,9 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.admin = admin
     app.state.sessions = sessions
-    app.state.meter = KeyMeter(
-        clock=clock, wall_clock=wall_clock, spent=None if admin is None else admin.spent_tokens
-    )
+    if quota is None:
+        quota = QuotaLedger(clock=clock, wall_clock=wall_clock) if admin is None else admin.quota
+    app.state.meter = KeyMeter(quota, clock=clock, wall_clock=wall_clock)
     app.state.responses = ResponseStore(clock=clock)
     app.state.context = ApiContext(
         service=service,

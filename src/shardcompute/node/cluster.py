@@ -32,6 +32,7 @@ from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.families import is_fallback
 from shardcompute.models.tokenizer import Tokenizer
+from shardcompute.node.accounts import ClusterAccounts, CountUsage
 from shardcompute.node.coordinator.coordinator import Coordinator
 from shardcompute.node.coordinator.driver_attachments import Brief
 from shardcompute.node.coordinator.journal import Journal, RecordStatus, bind_journal, open_journal
@@ -48,6 +49,7 @@ from shardcompute.node.reach.cluster_relays import ClusterRelays, RelayOptions
 from shardcompute.node.rpc.commands import MeetNode, OfferedModel
 from shardcompute.node.rpc.endpoint import NEAR_HOSTS, Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes
+from shardcompute.node.telemetry.quota import QuotaLedger
 from shardcompute.node.weights.draft_heads import draft_head_attachments
 from shardcompute.node.weights.originals import note_original
 from shardcompute.node.weights.pinned_hashes import PinnedHashes
@@ -83,6 +85,7 @@ log = logging.getLogger(__name__)
 _CERTIFICATES_EVERY_S = 3600.0
 _PAIRED_LIFE_S = 600.0
 _PASS_EVERY_S = 1800.0
+_ACCOUNTS_EVERY_S = 2.0
 Book = TypeVar("Book")
 
 
@@ -206,6 +209,13 @@ class Cluster:
             ),
             on_overdue=lambda overdue: self.coordinator.step_overdue(overdue),
         )
+        self.quota = QuotaLedger(
+            own=f"{self.node}:{self.pool.session_namespace}",
+            read=lambda name: self._read_book(name, bytes, None),
+            write=self._keep_note,
+        )
+        """What API keys with limits have used, at all servers of the cluster together."""
+        self._accounts = ClusterAccounts(self.quota, lambda: self._keys)
         self.coordinator = Coordinator(
             self.node,
             self._endpoint.url,
@@ -218,6 +228,7 @@ class Cluster:
             grant=lambda peer: self._relays.grant(peer),
             answer=self._answer_meeting,
             brief=self._brief,
+            accounts=self._accounts,
             wire=check_wire(options.wire),
         )
         self._join_tls = join_server_context(credentials.identity, credentials.certificate_pem)
@@ -245,6 +256,11 @@ class Cluster:
         self._endpoint.start()
         self._renew_pass()
         self._check_certificates()
+        self._write_accounts()
+
+    def _write_accounts(self) -> None:
+        self.coordinator.after(_ACCOUNTS_EVERY_S, self._write_accounts)
+        self.quota.flush()
 
     def _entries(self) -> dict[str, tuple[str, int]]:
         """Servers of this process that the relay leads to, for networks that let only the web out."""
@@ -304,6 +320,10 @@ class Cluster:
     def watch_record(self, listener: Callable[[RecordStatus], None]) -> None:
         """Call `listener`, from any thread, when the record falls behind and when it has caught up."""
         self.coordinator.record.listen(listener)
+
+    def listen_to_usage(self, count: CountUsage) -> None:
+        """Take what drivers in processes of their own report of their use."""
+        self._accounts.listen(count)
 
     @property
     def fingerprint(self) -> str:
@@ -590,6 +610,7 @@ class Cluster:
     def close(self) -> None:
         self._relays.close()
         self._join_server.close()
+        self.quota.flush()
         self.coordinator.close()
         self.pool.close()
         self._endpoint.close()

@@ -27,6 +27,7 @@ Doors: TypeAlias = Annotated[
     tuple[Annotated[str, msgspec.Meta(max_length=300)], ...], msgspec.Meta(max_length=8)
 ]
 """URLs of one relay, the one to prefer first."""
+MOST_USAGE_ROWS = 64
 
 
 class Register(msgspec.Struct, frozen=True, array_like=True, tag=20):
@@ -159,6 +160,60 @@ class FetchFailed(msgspec.Struct, frozen=True, array_like=True, tag=34):
     reason: Text
 
 
+class DrawQuota(msgspec.Struct, frozen=True, array_like=True, tag=60):
+    """A driver says how it stands with an API key that has limits, and what it wants; number 0 wants no answer. `boot`
+    tells its process from others of the same node."""
+
+    number: Number
+    boot: Number
+    key: Name
+    day: Number
+    version: Number
+    spent: Number
+    held: Number
+    tokens: Number = 0
+    requests: Number = 0
+    valid_s: float = 0.0
+
+
+class QuotaGranted(msgspec.Struct, frozen=True, array_like=True, tag=61):
+    """What a driver may have of what it wanted or, where `error` says why, nothing."""
+
+    number: Number
+    day: Number = 0
+    tokens: Number = 0
+    requests: Number = 0
+    spent: Number = 0
+    held: Number = 0
+    wait_s: float = 0.0
+    error: Text = ""
+
+
+class UsageRow(msgspec.Struct, frozen=True, array_like=True):
+    """What one key asked of one model in the hour from `start_s` on."""
+
+    start_s: Number
+    key: Name
+    model: Name
+    requests: Number
+    prompt_tokens: Number
+    generated_tokens: Number
+
+
+class ReportUsage(msgspec.Struct, frozen=True, array_like=True, tag=62):
+    """What a driver's clients have used since its last report; told again until it is taken."""
+
+    boot: Number
+    sequence: Number
+    rows: Annotated[list[UsageRow], msgspec.Meta(max_length=MOST_USAGE_ROWS)]
+
+
+class UsageTaken(msgspec.Struct, frozen=True, array_like=True, tag=63):
+    """The report of this number counts, whether it came once or more often."""
+
+    sequence: Number
+
+
 ControlMessage: TypeAlias = (
     Register
     | Registered
@@ -177,5 +232,9 @@ ControlMessage: TypeAlias = (
     | FetchTensor
     | TensorBytes
     | FetchFailed
+    | DrawQuota
+    | QuotaGranted
+    | ReportUsage
+    | UsageTaken
     | GenerationMessage
 )

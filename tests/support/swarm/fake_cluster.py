@@ -26,6 +26,7 @@ from shardcompute.control.transitions.node_transitions import next_incarnation
 from shardcompute.node.cluster import ServedOrder
 from shardcompute.node.coordinator.journal import RecordStatus
 from shardcompute.node.service import ServedModel, ServiceLoad
+from shardcompute.node.telemetry.quota import QuotaLedger
 from shardcompute.node.telemetry.request_log import RequestLog
 from shardcompute.security import KeyBook, KeySummary, Role, TokenBook, TokenSummary
 from shardcompute.security.pairing.codes import PairingCode, PairingDesk
@@ -162,6 +163,10 @@ class FakeCluster:
         self._tokens = TokenBook()
         self._keys = KeyBook()
         self.pairing = PairingDesk()
+        self.quota = QuotaLedger()
+
+    def listen_to_usage(self, count: Callable[..., None]) -> None:
+        self.count_usage = count
 
     def watch_record(self, listener: Callable[[RecordStatus], None]) -> None:
         self.tell_of_record = listener

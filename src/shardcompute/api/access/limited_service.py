@@ -40,7 +40,7 @@ class LimitedService:
         """As the service does; an answer for which not enough tokens are left ends earlier, with `length`."""
         self._check(model)
         prompt = len(request.prompt)
-        hold = self._meter.hold(self._caller, prompt, request.max_tokens)
+        hold = await self._meter.hold(self._caller, prompt, request.max_tokens)
         used = prompt
         deltas = self._service.generate(model, replace(request, max_tokens=hold.answer))
         try:

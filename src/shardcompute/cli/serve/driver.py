@@ -209,6 +209,7 @@ class _ForegroundDriver:
             api_keys=self._keys or None,
             verify_key=self._driver.find_key,
             needs_key=given.needs_key(self._keys),
+            quota=self._driver.quota,
             hosts=hosts_of(given.api_host, given.names(self._settings)),
             cors_origins=self._settings.cors_origins,
             image_urls=given.image_urls.value,

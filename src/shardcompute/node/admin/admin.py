@@ -53,7 +53,8 @@ from shardcompute.node.admin.views import (
 )
 from shardcompute.node.cluster import ServedOrder
 from shardcompute.node.coordinator.journal import RecordStatus
-from shardcompute.node.telemetry.history_store import EventView, HistoryRange
+from shardcompute.node.telemetry.history_store import EventView
+from shardcompute.node.telemetry.quota import QuotaSource
 from shardcompute.node.telemetry.request_log import RequestView
 from shardcompute.node.telemetry.usage import UsageReport
 from shardcompute.security.api_keys import NO_LIMITS, KeyLimits, KeyRole, KeySummary
@@ -72,7 +73,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 DAY_S = 86_400.0
 HISTORY_FILE = "history.sqlite"
-_MOST_USAGE_ROWS = 10_000
 
 
 class ClusterAdmin(Closing):
@@ -102,6 +102,7 @@ class ClusterAdmin(Closing):
         self.history.listen(lambda _: self._feed.poke())
         cluster.watch_record(self._record_changed)
         cluster.watch_pairing(self._paired)
+        cluster.listen_to_usage(self.history.count_report)
         self.history.start()
         self._feed.start()
 
@@ -175,11 +176,10 @@ class ClusterAdmin(Closing):
         """Tokens by API key and model since the start."""
         return self._cluster.pool.requests.usage.report()
 
-    def spent_tokens(self, key: str, since_s: float) -> int:
-        """Of prompts and answers, by whoever has this key, in whole days (UTC) from `since_s` on."""
-        wanted = HistoryRange(since_s=since_s, limit=_MOST_USAGE_ROWS)
-        page = self.history.usage(wanted, int(DAY_S))
-        return sum(view.prompt_tokens + view.generated_tokens for view in page.data if view.key == key)
+    @property
+    def quota(self) -> QuotaSource:
+        """What API keys with limits draw from."""
+        return self._cluster.quota
 
     def subscribe(self, wake: Callable[[], None]) -> Subscription:
         """The state, then its changes; `wake` is called from another thread when there are some."""

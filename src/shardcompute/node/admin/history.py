@@ -76,6 +76,8 @@ class ClusterHistory(Closing):
         self._events: list[EventView] = []
         self._requests: list[RequestView] = []
         self._unsaved: dict[tuple[float, str, str], UsageView] = {}
+        self._reports: dict[str, int] = self._last_reports()
+        self._new_reports: dict[str, int] = {}
         self._number = self._before = self._last_number()
         self._recent: deque[EventView] = deque(reversed(self._newest()), maxlen=RECENT_EVENTS)
         self._listeners: list[Callable[[EventView], None]] = []
@@ -122,6 +124,15 @@ class ClusterHistory(Closing):
         """Something that no state shows."""
         self._heard.append((self._wall_clock(), event))
         self._work.set()
+
+    def count_report(self, reporter: str, sequence: int, usage: Iterable[UsageView]) -> None:
+        """Usage that was counted elsewhere; a report that came before, also before a restart, counts once."""
+        with self._writing:
+            if sequence <= self._reports.get(reporter, 0):
+                return
+            self._reports[reporter] = self._new_reports[reporter] = sequence
+            self._usage.merge(usage)
+            self.flush()
 
     # To see
 
@@ -210,7 +221,7 @@ class ClusterHistory(Closing):
         if not (self._events or self._requests or self._unsaved):
             return
         try:
-            self._store.write(self._events, self._requests, self._unsaved.values())
+            self._store.write(self._events, self._requests, self._unsaved.values(), self._new_reports)
         except ShardComputeError as error:
             if not self._failure:
                 log.warning("the history is not being written: %s", error)
@@ -221,7 +232,7 @@ class ClusterHistory(Closing):
         if self._failure:
             log.info("the history is being written again")
         self._failure = ""
-        self._events, self._requests, self._unsaved = [], [], {}
+        self._events, self._requests, self._unsaved, self._new_reports = [], [], {}, {}
         if abs(self._wall_clock() - self._pruned_s) > _PRUNE_EVERY_S:
             self._prune()
 
@@ -251,6 +262,12 @@ class ClusterHistory(Closing):
             return self._store.last_event_number()
         except ShardComputeError:
             return 0
+
+    def _last_reports(self) -> dict[str, int]:
+        try:
+            return self._store.last_reports()
+        except ShardComputeError:
+            return {}
 
     def _newest(self) -> list[EventView]:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -46,20 +47,25 @@ from shardcompute.node.rpc.member_budget import (
     MemberBudget,
 )
 from shardcompute.security.certificates import PeerIdentity, read_peer
+from shardcompute.security.names import Role
 from shardcompute.wire import Link, LinkPump, Message, Refused
 from shardcompute.wire.control import (
     MOST_OFFER_BYTES,
     CertificateIssued,
     CommandReply,
+    DrawQuota,
     Heartbeat,
     MeetPeer,
     NodeEvent,
     PeerAnswered,
+    QuotaGranted,
     Register,
     Registered,
     RelayAccess,
     RenewCertificate,
+    ReportUsage,
     StepOverdue,
+    UsageTaken,
 )
 
 log = logging.getLogger(__name__)
@@ -67,6 +73,26 @@ _REVOKE_TIMEOUT_S = 5.0
 _GOODBYE_S = 0.1
 SignRequest = Callable[[PeerIdentity, str], str]
 """The next certificate (PEM) of a node that has shown its present one, for what it asks. Raises where it gets none."""
+
+
+class MemberAccounts(Protocol):
+    """What drivers in processes of their own use on behalf of clients. Called from their links' threads."""
+
+    def draw(self, node: str, message: DrawQuota) -> QuotaGranted: ...
+
+    def count(self, node: str, message: ReportUsage) -> bool:
+        """Whether the report counts, now or since before; otherwise it is told again."""
+        ...
+
+
+class NoAccounts:
+    """`MemberAccounts` of a coordinator without keys."""
+
+    def draw(self, node: str, message: DrawQuota) -> QuotaGranted:
+        return QuotaGranted(message.number, error="This coordinator keeps no accounts")
+
+    def count(self, node: str, message: ReportUsage) -> bool:
+        return False
 
 
 def refuse_to_sign(peer: PeerIdentity, request_pem: str) -> str:
@@ -103,6 +129,7 @@ class ControlServer:
         sign: SignRequest,
         grant: GrantRelays = lambda peer: None,
         answer: AnswerMeeting = refuse_to_meet,
+        accounts: MemberAccounts | None = None,
     ) -> None:
         self._grant = grant
         self._answer = answer
@@ -116,6 +143,7 @@ class ControlServer:
         self._liveness = liveness
         self._revocations = revocations
         self._sign = sign
+        self._accounts = accounts or NoAccounts()
         self._limited_log = RateLimitedLog(log)
         self._budget = MemberBudget(coordinator.now_s)
 
@@ -163,6 +191,8 @@ class ControlServer:
             self._renew(pump, message)
         elif isinstance(message, MeetPeer):
             self._introduce(node, pump, message)
+        elif isinstance(message, DrawQuota | ReportUsage):
+            self._account(pump, message)
 
     def _introduce(self, caller: str, pump: LinkPump, message: MeetPeer) -> None:
         """Carry a node's offer to the one that it wants to meet, and the answer back."""
@@ -195,6 +225,18 @@ class ControlServer:
         access = None if certificate is None else self._grant(read_peer(certificate))
         if access is not None:
             self._registry.offer(pump, access)
+
+    def _account(self, pump: LinkPump, message: DrawQuota | ReportUsage) -> None:
+        """Drivers alone speak for clients."""
+        node = pump.link.peer
+        if Role.DRIVER not in read_peer(pump.link.certificate).roles:
+            self._limited_log.warning(node, "%s is no driver, and its accounts are ignored", node)
+        elif isinstance(message, DrawQuota):
+            granted = self._accounts.draw(node, message)
+            if message.number:
+                self._registry.offer(pump, granted)
+        elif self._accounts.count(node, message):
+            self._registry.offer(pump, UsageTaken(message.sequence))
 
     def _renew(self, pump: LinkPump, message: RenewCertificate) -> None:
         """Sign a node's next certificate, where its present one entitles it to that."""
@@ -328,4 +370,6 @@ def _cost(message: Message) -> int:
         return SIGNATURE_BYTES
     if isinstance(message, MeetPeer):
         return MESSAGE_BYTES + len(message.offer)
+    if isinstance(message, ReportUsage):
+        return MESSAGE_BYTES * (1 + len(message.rows))
     return MESSAGE_BYTES + (len(message.event) if isinstance(message, NodeEvent) else 0)

@@ -39,6 +39,7 @@ from shardcompute.node.coordinator.control_server import (
     AnswerMeeting,
     ControlServer,
     GrantRelays,
+    MemberAccounts,
     SignRequest,
     refuse_to_meet,
     refuse_to_sign,
@@ -78,6 +79,7 @@ class Coordinator:
         grant: GrantRelays = lambda peer: None,
         answer: AnswerMeeting = refuse_to_meet,
         brief: Callable[[], Brief] = lambda: Brief([], b""),
+        accounts: MemberAccounts | None = None,
         wire: str = EXACT,
         clock: Callable[[], float] = time.monotonic,
         background: Background = start_thread,
@@ -119,6 +121,7 @@ class Coordinator:
             sign,
             grant,
             answer,
+            accounts,
         )
         self._listeners: list[Callable[[ClusterState], None]] = []
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from shardcompute.control.events import LinkBroken, NodeJoined
 from shardcompute.node.driver.command_executor import DriverCommandExecutor
+from shardcompute.node.driver.ledger_client import LedgerClient
 from shardcompute.node.driver.pool import DriverPool
 from shardcompute.node.rpc.commands import Introduce, NodeCommand, Probe
 from shardcompute.node.rpc.control_client import ControlClient
@@ -67,8 +68,19 @@ class StandaloneDriver:
             on_overdue=lambda overdue: self._control.report(overdue),
         )
         self._executor = DriverCommandExecutor(self.pool, self._endpoint.dialler("weights"))
+        self.quota = LedgerClient(
+            lambda message: self._control.send_accounts(message),
+            self.pool.session_namespace,
+            self.pool.requests.usage.take_increments,
+        )
+        """What API keys with limits draw from."""
         self._control = ControlClient(
-            self._endpoint, control_urls, self._describe, self._carry_out, self._registered
+            self._endpoint,
+            control_urls,
+            self._describe,
+            self._carry_out,
+            self._registered,
+            on_accounts=self.quota.take,
         )
         self._endpoint.start()
 
@@ -76,6 +88,7 @@ class StandaloneDriver:
         """Register with the coordinator; clients find this driver's API at `api_url`."""
         self._api_url = api_url
         self._control.start()
+        self.quota.start()
 
     @property
     def has_left(self) -> bool:
@@ -84,6 +97,7 @@ class StandaloneDriver:
 
     def leave(self) -> None:
         """Say goodbye before `close`, so that what this driver holds of the chains is free at once."""
+        self.quota.close()
         self._control.leave(self.node)
 
     @property
@@ -97,6 +111,7 @@ class StandaloneDriver:
         return keys.find(key, now_s=time.time())
 
     def close(self) -> None:
+        self.quota.close()
         self._control.close()
         self.pool.close()
         self._endpoint.close()

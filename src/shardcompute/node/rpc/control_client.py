@@ -28,10 +28,12 @@ from shardcompute.wire.control import (
     MeetPeer,
     NodeEvent,
     PeerAnswered,
+    QuotaGranted,
     Register,
     Registered,
     RelayAccess,
     StepOverdue,
+    UsageTaken,
 )
 
 log = logging.getLogger(__name__)
@@ -45,7 +47,8 @@ class ControlClient:
     """Keeps the link. `describe` says what the node is and holds; `carry_out` does what it is told, except to leave,
     in a thread per command; `on_registered` hears the incarnation and the revocations, and may tell what was not
     heard before; `memory_use` (resident bytes, KV bytes used) is told with every
-    heartbeat. The node's certificate is renewed over the link."""
+    heartbeat; `on_accounts` hears what the coordinator's ledger answers. The node's certificate is renewed over the
+    link."""
 
     def __init__(
         self,
@@ -55,6 +58,7 @@ class ControlClient:
         carry_out: Callable[[NodeCommand], bytes],
         on_registered: Callable[[int, Revocations], None],
         memory_use: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        on_accounts: Callable[[Message], None] = lambda message: None,
     ) -> None:
         self._endpoint = endpoint
         self._renewal = CertificateRenewal(endpoint)
@@ -63,6 +67,7 @@ class ControlClient:
         self._carry_out = carry_out
         self._on_registered = on_registered
         self._memory_use = memory_use
+        self._on_accounts = on_accounts
         self._pump: LinkPump | None = None
         self._registered = threading.Event()
         self._lost = threading.Event()
@@ -106,13 +111,19 @@ class ControlClient:
         """Have a step looked for; dropped while the coordinator is away, as it is reported again."""
         self._send(overdue, "a step that is overdue")
 
-    def _send(self, message: Message, what: str) -> None:
+    def send_accounts(self, message: Message) -> bool:
+        """Tell the coordinator's ledger something; whether it went out."""
+        return self._send(message, "what API keys used")
+
+    def _send(self, message: Message, what: str) -> bool:
         pump = self._pump
         if pump is not None and self._registered.is_set():
             try:
                 pump.offer(message, timeout_s=5.0)
+                return True
             except LinkError as error:
                 log.info("the coordinator did not hear of %s: %s", what, error.message)
+        return False
 
     def _meet(self, node: str, offer: bytes) -> bytes:
         """Have the coordinator carry an offer to a node; what that answers. Raises LinkError."""
@@ -223,6 +234,8 @@ class ControlClient:
             waiting = self._answers.get(message.number)
             if waiting is not None:
                 waiting.put(message)
+        elif isinstance(message, QuotaGranted | UsageTaken):
+            self._on_accounts(message)
         elif isinstance(message, Command):
             threading.Thread(target=self._obey, args=(message,), name="command", daemon=True).start()
 

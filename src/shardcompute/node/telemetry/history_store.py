@@ -12,7 +12,7 @@ import logging
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -47,6 +47,7 @@ create table if not exists usage (
     start_s integer not null, key text not null, model text not null,
     requests integer not null, prompt_tokens integer not null, generated_tokens integer not null,
     primary key (start_s, key, model)) without rowid;
+create table if not exists reporters (name text primary key, sequence integer not null);
 """
 
 
@@ -73,6 +74,7 @@ class HistoryLimits:
     events: int = 50_000
     requests: int = 50_000
     usage: int = 200_000
+    reporters: int = 1000
     days: int = 90
     usage_days: int = 400
     size_bytes: int = 96 << 20
@@ -144,10 +146,19 @@ class HistoryStore(Closing):
         kept = views[: wanted.limit]
         return kept + [view for view in views[wanted.limit :] if kept and view.start_s == kept[-1].start_s]
 
+    def last_reports(self) -> dict[str, int]:
+        """By reporter, the number of its last report of usage that is in here."""
+        return {name: int(sequence) for name, sequence in self._read("select name, sequence from reporters")}
+
     def write(
-        self, events: Sequence[EventView], requests: Sequence[RequestView], usage: Iterable[UsageView]
+        self,
+        events: Sequence[EventView],
+        requests: Sequence[RequestView],
+        usage: Iterable[UsageView],
+        reports: Mapping[str, int] | None = None,
     ) -> None:
-        """All of it, or nothing. `usage` is added to what is known of its hours."""
+        """All of it, or nothing. `usage` is added to what is known of its hours; `reports` are the numbers, by
+        reporter, of what in it came from elsewhere."""
         self._check_room()
         with self._lock, self._naming_failures(), self._transaction() as connection:
             connection.executemany(
@@ -171,6 +182,9 @@ class HistoryStore(Closing):
                     for u in usage
                 ],
             )
+            connection.executemany(
+                "insert or replace into reporters values (?, ?)", list((reports or {}).items())
+            )
 
     def prune(self, now_s: float) -> None:
         """Forget what is too old or too much."""
@@ -192,6 +206,10 @@ class HistoryStore(Closing):
                     "delete from usage where start_s <= coalesce("
                     "(select start_s from usage order by start_s desc limit 1 offset ?), -1)",
                     (limits.usage,),
+                )
+                connection.execute(
+                    "delete from reporters where rowid <= (select max(rowid) from reporters) - ?",
+                    (limits.reporters,),
                 )
             self._shrink()
 

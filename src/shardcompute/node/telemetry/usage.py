@@ -98,6 +98,20 @@ class UsageCounter:
             for tally in tallies:
                 tally.add(requests, prompt_tokens, generated_tokens)
 
+    def merge(self, views: Iterable[UsageView]) -> None:
+        """Add what was counted elsewhere, to the hours in which it was."""
+        with self._lock:
+            for view in views:
+                pair = (view.key, view.model)
+                if pair not in self._totals and len(self._totals) >= self._most_pairs:
+                    pair = (OTHERS, OTHERS)
+                kept = (self._spans[HOUR_S], self._increments)
+                tallies = [
+                    spans.setdefault(view.start_s, {}).setdefault(pair, UsageTally()) for spans in kept
+                ]
+                for tally in (self._totals.setdefault(pair, UsageTally()), *tallies):
+                    tally.add(view.requests, view.prompt_tokens, view.generated_tokens)
+
     def report(self) -> UsageReport:
         now_s = self._wall_clock()
         with self._lock:

@@ -322,3 +322,35 @@ def _usage(at_s: float) -> UsageView:
         start_s=at_s - at_s % HOUR_S, span_s=HOUR_S, key="k", model="m", requests=1, prompt_tokens=1,
         generated_tokens=1,
     )  # fmt: skip
+
+
+def test_what_drivers_report_counts_once_over_restarts(tmp_path: Path) -> None:
+    clock, path = Clock(), tmp_path / "history.sqlite"
+    hour_s = clock.now_s - clock.now_s % HOUR_S
+
+    def used(tokens: int, start_s: float = hour_s) -> list[UsageView]:
+        return [
+            UsageView(
+                start_s=start_s,
+                span_s=HOUR_S,
+                key="bob",
+                model="m",
+                requests=1,
+                prompt_tokens=tokens,
+                generated_tokens=0,
+            )
+        ]
+
+    host = Host(path, clock)
+    host.history.count_report("driver:1", 1, used(5, hour_s - HOUR_S))
+    host.history.count_report("driver:1", 2, used(7))
+    host.history.count_report("driver:1", 2, used(7))
+    assert [view.prompt_tokens for view in host.requests.usage.report().totals] == [12]
+    # It was killed before anybody heard that the second was taken.
+    host.history._store.close()
+    again = Host(path, clock)
+    again.history.count_report("driver:1", 2, used(7))
+    again.history.count_report("driver:2", 1, used(100))
+    found = again.history.usage(ALL).data
+    assert [(view.start_s, view.prompt_tokens) for view in found] == [(hour_s, 107), (hour_s - HOUR_S, 5)]
+    again.history.close()

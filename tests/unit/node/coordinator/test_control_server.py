@@ -26,11 +26,15 @@ from shardcompute.wire import Refused
 from shardcompute.wire.control import (
     CertificateIssued,
     CommandReply,
+    DrawQuota,
     Heartbeat,
     NodeEvent,
+    QuotaGranted,
     Register,
     Registered,
     RenewCertificate,
+    ReportUsage,
+    UsageTaken,
 )
 from support.network.papers import Papers
 from support.swarm.fake_cluster import MODEL, serving_cluster
@@ -71,7 +75,16 @@ class Served:
             self.liveness,  # type: ignore[arg-type]
             lambda: b"revoked",
             self.sign,
+            accounts=self,
         )
+        self.reports: list[tuple[str, ReportUsage]] = []
+
+    def draw(self, node: str, message: DrawQuota) -> QuotaGranted:
+        return QuotaGranted(message.number, tokens=message.tokens)
+
+    def count(self, node: str, message: ReportUsage) -> bool:
+        self.reports.append((node, message))
+        return message.sequence < 3
 
     def sign(self, peer: PeerIdentity, request_pem: str) -> str:
         if self.refuses_to_sign:
@@ -282,3 +295,20 @@ def test_whoever_gets_none_is_told_why(served: Served, papers: Papers) -> None:
     for answer, words in zip(answers, ("its key belongs to", "cannot be read", "removed"), strict=True):
         assert words in answer.error
     assert not pump.is_closed
+
+
+# Accounts
+
+
+def test_drivers_draw_and_report_and_workers_do_not(served: Served) -> None:
+    driver, worker = served.dial("one", Role.DRIVER), served.dial("two", Role.WORKER)
+    asked, told = DrawQuota(5, 1, "key", 0, 1, 0, 0, 40), DrawQuota(0, 1, "key", 0, 2, 7, 33)
+    for pump in (driver, worker):
+        served.receive(pump, asked)
+        served.receive(pump, told)
+        for sequence in (1, 2, 3):
+            served.receive(pump, ReportUsage(1, sequence, []))
+    assert of(driver, QuotaGranted) == [QuotaGranted(5, tokens=40)]
+    assert of(driver, UsageTaken) == [UsageTaken(1), UsageTaken(2)], "the third did not count"
+    assert worker.messages == []
+    assert {node for node, _ in served.reports} == {driver.link.peer}
