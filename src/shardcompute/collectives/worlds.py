@@ -35,6 +35,14 @@ _WORD_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
+class Arrival:
+    """Somebody who dialled, and who it says it is."""
+
+    link: Link
+    word: JoinWorld
+
+
+@dataclass(frozen=True, slots=True)
 class Membership:
     """One forming of a world, as one rank sees it: the nodes of all ranks, by rank. A node is a rank once."""
 
@@ -69,7 +77,7 @@ class Membership:
 def connect_world(
     membership: Membership,
     dial: Callable[[int], Link],
-    accept: Callable[[float], Link],
+    accept: Callable[[float], Arrival],
     *,
     topology: TopologyChoice = AUTO,
     timeout_s: float = 30.0,
@@ -77,7 +85,8 @@ def connect_world(
     """Meet all ranks of a world within `timeout_s`, and measure the lines between them.
 
     `dial` connects to the node of a rank (`LinkError` if it does not answer: it is tried again), `accept` waits so
-    many seconds for a node that dials us (`TimeoutError`). `CollectiveError` names the first rank that did not come.
+    many seconds for a node that dials us (`TimeoutError`), with its first word. `CollectiveError` names the first rank
+    that did not come.
     """
     deadline = time.monotonic() + timeout_s
     links: dict[int, Link] = {}
@@ -85,8 +94,8 @@ def connect_world(
         for rank in range(membership.rank):
             links[rank] = _dial(membership, rank, dial, deadline)
         while len(links) < len(membership.nodes) - 1:
-            link = accept(max(0.0, deadline - time.monotonic()))
-            rank = _hear(membership, link)
+            arrival = accept(max(0.0, deadline - time.monotonic()))
+            link, rank = arrival.link, _answer(membership, arrival)
             if rank in links:
                 # It dialled again, because the first connection failed at its end.
                 links[rank].close()
@@ -172,16 +181,41 @@ def _introduce(membership: Membership, rank: int, link: Link) -> Link:
     return link
 
 
-def _hear(membership: Membership, link: Link) -> int:
-    """The rank that has dialled; -1 if it was refused or has nothing to say, which is no reason to give up."""
+def hear(link: Link) -> Arrival | None:
+    """Who has dialled; None if it was refused or has nothing to say."""
     try:
         word, _ = link.receive(_WORD_S)
-        reason = membership.judge(link, word) if isinstance(word, JoinWorld) else "here ranks of a world meet"
-        if reason is None and isinstance(word, JoinWorld):
-            link.send(membership.word)
-            return word.rank
-        link.send(Refused(reason or ""))
+        if isinstance(word, JoinWorld):
+            return Arrival(link, word)
+        link.send(Refused("here ranks of a world meet"))
     except (LinkError, TimeoutError):
+        pass
+    link.close()
+    return None
+
+
+def hearing(accept: Callable[[float], Link]) -> Callable[[float], Arrival]:
+    """Accepts whoever dials a listener of this world alone."""
+
+    def wait(timeout_s: float) -> Arrival:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            arrival = hear(accept(max(0.0, deadline - time.monotonic())))
+            if arrival is not None:
+                return arrival
+
+    return wait
+
+
+def _answer(membership: Membership, arrival: Arrival) -> int:
+    """The rank that has dialled; -1 if it was refused, which is no reason to give up."""
+    link, reason = arrival.link, membership.judge(arrival.link, arrival.word)
+    try:
+        if reason is None:
+            link.send(membership.word)
+            return arrival.word.rank
+        link.send(Refused(reason))
+    except LinkError:
         pass
     link.close()
     return -1

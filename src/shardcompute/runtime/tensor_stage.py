@@ -11,6 +11,7 @@ row, or the tokens near enough to it to be drawn; whole rows only where somebody
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,7 @@ from shardcompute.backends.executor import (
     SynchronousSteps,
     refuse_pictures,
 )
-from shardcompute.backends.kv import PageBudget
+from shardcompute.backends.kv import PageBudget, count_pages
 from shardcompute.backends.matrix import Array, Float32
 from shardcompute.collectives import Group
 from shardcompute.core.batch import PAGE_TOKENS, Segment, count_rows
@@ -40,6 +41,8 @@ _HEAD_BYTES = 4
 _INPUTS: dict[str, Any] = {"int64": np.int64, "float32": np.float32}
 IDLE_S = 600.0
 """How long a rank waits for its leader's next command before it takes it for lost."""
+_REPORT_STEPS = 64
+"""So often ranks tell how long they compute."""
 
 
 class RankStep(msgspec.Struct, frozen=True, tag=True):
@@ -73,11 +76,19 @@ class RankClose(msgspec.Struct, frozen=True, tag=True):
     session: int | None
 
 
+class RankBegin(msgspec.Struct, frozen=True, tag=True):
+    """The group is new: agree upon how much KV all ranks can hold, and which sessions all of them still do."""
+
+
+class RankReport(msgspec.Struct, frozen=True, tag=True):
+    """Say how long you have computed since you said so last."""
+
+
 class RankWait(msgspec.Struct, frozen=True, tag=True):
     """Nothing to do yet."""
 
 
-Command = RankStep | RankAdopt | RankClose | RankWait
+Command = RankStep | RankAdopt | RankClose | RankBegin | RankReport | RankWait
 _WHOLE_ROW = RowKind()
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
@@ -87,16 +98,32 @@ class TensorLeader(SynchronousSteps):
     """See `Executor`, and `PickingExecutor` where the stage is the last one."""
 
     def __init__(
-        self, executor: Executor, rank: TensorRank, group: Group, stage: Stage, options: ExecutorOptions
+        self,
+        executor: Executor,
+        rank: TensorRank,
+        group: Group,
+        stage: Stage,
+        options: ExecutorOptions,
+        held: Mapping[int, int] | None = None,
     ) -> None:
-        """The executor of this rank of a stage. All ranks come here or to `follow_leader` at once."""
-        self._ranked = _RankedExecutor(executor, rank, stage.is_last)
+        """The executor of this rank of a stage; the others come to `follow_leader`. Of the sessions `held` (which, and
+        how many tokens of each), those go on that the others still hold, too; None: it begins with none."""
+        self._ranked = _RankedExecutor(executor, rank, group, stage.is_last)
+        self._ranked.held = held or {}
         self._group = group
+        self._steps = 0
+        self.exchange_s = 0.0
+        """How long the last step was in exchanges."""
+        self.slowest: int | None = None
+        """The rank for which the others have waited most of late."""
         self._is_first = stage.is_first
         self._options = options
         self._hidden, self._vocabulary = rank.spec.hidden, rank.spec.vocab_size
-        pages, page_bytes = _agree(executor, group)
-        self._budget = PageBudget(page_bytes, pages, options.context_length)
+        self._command(RankBegin())
+        agreed = self._ranked.agreed
+        self._budget = PageBudget(agreed.page_bytes, agreed.pages, options.context_length)
+        for session, length in agreed.lengths.items():
+            self._budget.take(Segment(session, 0, length))
 
     @property
     def can_pick(self) -> bool:
@@ -164,9 +191,15 @@ class TensorLeader(SynchronousSteps):
         self._check(segments, inputs)
         inputs = np.ascontiguousarray(inputs, dtype=np.int64 if self._is_first else np.float32)
         step = RankStep(list(segments), list(inputs.shape), str(inputs.dtype), kinds, keeps_hidden)
+        busy_s = self._group.stats.busy_s
         parts = self._command(step, inputs)
+        self.exchange_s = self._group.stats.busy_s - busy_s
         for segment in segments:
             self._budget.take(segment)
+        self._steps += 1
+        if self._steps % _REPORT_STEPS == 0:
+            self._command(RankReport())
+            self.slowest = self._ranked.slowest
         assert parts is not None
         return parts
 
@@ -205,8 +238,8 @@ def join_ranks(spec: ModelSpec, split: TensorSplit, group: Group) -> TensorRank:
 
 def follow_leader(executor: Executor, rank: TensorRank, group: Group, stage: Stage) -> None:
     """Do what the leader does until it closes. Raises what ended the group otherwise."""
-    _agree(executor, group)
-    ranked = _RankedExecutor(executor, rank, stage.is_last)
+    ranked = _RankedExecutor(executor, rank, group, stage.is_last)
+    ranked.held = {session: executor.session_length(session) for session in executor.sessions()}
     is_open = True
     while is_open:
         command, body = _unpack(group.broadcast(None, 0, IDLE_S))
@@ -278,10 +311,14 @@ def _kind_of(rule: PickRule | None) -> RowKind:
 class _RankedExecutor:
     """One rank's executor, and what it gives of its part of the logits."""
 
-    def __init__(self, executor: Executor, rank: TensorRank, is_last: bool) -> None:
+    def __init__(self, executor: Executor, rank: TensorRank, group: Group, is_last: bool) -> None:
         self.executor = executor
         self.is_last = is_last
-        self._group = rank.group
+        self.held: Mapping[int, int] = {}
+        self.agreed = AgreedKv(0, 0, {})
+        self.slowest: int | None = None
+        self._group = group
+        self._computed_s = 0.0
         self._vocabulary = rank.spec.vocab_size
         self._first_id = rank.share.vocabulary[0]
 
@@ -289,7 +326,12 @@ class _RankedExecutor:
         if isinstance(command, RankStep):
             assert body is not None
             return self._step(command, body)
-        if isinstance(command, RankAdopt):
+        if isinstance(command, RankBegin):
+            self.agreed = _agree(self.executor, self._group, self.held)
+        elif isinstance(command, RankReport):
+            told = self._group.all_gather(np.array([self._computed_s]))
+            self.slowest, self._computed_s = int(np.argmax(np.concatenate(told))), 0.0
+        elif isinstance(command, RankAdopt):
             self.executor.adopt(command.source, command.target, command.length, is_moved=command.is_moved)
         elif isinstance(command, RankClose):
             if command.session is None:
@@ -299,7 +341,9 @@ class _RankedExecutor:
         return None
 
     def _step(self, command: RankStep, inputs: Array) -> RowParts:
+        started_s, waited_s = time.monotonic(), self._group.stats.busy_s
         out = self.executor.step(command.segments, inputs, keeps_hidden=command.keeps_hidden)
+        self._computed_s += time.monotonic() - started_s - (self._group.stats.busy_s - waited_s)
         if not self.is_last:
             return RowParts(out)
         if command.kinds is None:
@@ -360,13 +404,30 @@ def _unpack_rows(packed: Array, rows: int) -> list[tuple[Array, Float32]]:
     return list(zip(ids, values, strict=True))
 
 
-def _agree(executor: Executor, group: Group) -> tuple[int, int]:
-    """How many pages of KV every rank can hold, and what a page takes on all of them together."""
+@dataclass(frozen=True, slots=True)
+class AgreedKv:
+    """How many pages of KV every rank can hold, what a page takes on all of them together, and the sessions that all
+    of them hold, as far as all of them do."""
+
+    pages: int
+    page_bytes: int
+    lengths: Mapping[int, int]
+
+
+def _agree(executor: Executor, group: Group, held: Mapping[int, int]) -> AgreedKv:
     usage = executor.kv_usage()
-    pages = usage.free_tokens // PAGE_TOKENS
-    own = np.array([pages, usage.total_bytes // max(1, pages)], dtype=np.int64)
-    told = np.stack(group.all_gather(own))
-    return int(told[:, 0].min()), int(told[:, 1].sum())
+    kept = {session: executor.session_length(session) for session in executor.sessions()}
+    pages = usage.free_tokens // PAGE_TOKENS + sum(map(count_pages, kept.values()))
+    own = [pages, usage.total_bytes // max(1, pages)]
+    own += [number for session in kept for number in (session, min(kept[session], held.get(session, 0)))]
+    told = group.all_gather(np.array(own, dtype=np.int64))
+    lengths = [dict(each[2:].reshape(-1, 2).tolist()) for each in told]
+    common = {session: min(each.get(session, 0) for each in lengths) for session in kept}
+    for session in kept:
+        if not common[session]:
+            executor.close_session(session)
+    known = {session: length for session, length in common.items() if length}
+    return AgreedKv(min(int(each[0]) for each in told), sum(int(each[1]) for each in told), known)
 
 
 def _pack(command: Command, body: Array | None) -> Array:

@@ -189,6 +189,10 @@ class StageTiming(msgspec.Struct, frozen=True, array_like=True):
     sent_bytes: Number = 0
     draft_s: float = 0.0
     """Of a last stage: how long it drafted, which `compute_s` leaves out."""
+    exchange_s: float = 0.0
+    """Of a stage with tensor ranks: how much of `compute_s` they were exchanging, or waiting for each other."""
+    slowest: Name = ""
+    """Of such a stage: the node for which the others have waited most of late; "": nobody knows yet."""
 
 
 Timings: TypeAlias = Annotated[list[StageTiming], msgspec.Meta(max_length=MOST_STAGES)]

@@ -11,7 +11,7 @@ import numpy as np
 
 from shardcompute.collectives import FabricGroup
 from shardcompute.collectives.deadlines import CallDeadlines
-from shardcompute.collectives.worlds import ROLE, Membership, connect_world
+from shardcompute.collectives.worlds import ROLE, Membership, connect_world, hearing
 from shardcompute.core.errors import CollectiveError
 from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, TcpTransport
 
@@ -32,7 +32,7 @@ def main() -> None:
             group = connect_world(
                 Membership("w", told["epoch"], told["rank"], told["nodes"]),
                 lambda rank, urls=urls: transport.dial(urls[rank], hello),
-                listener.accept,
+                hearing(listener.accept),
             )
             group.world.deadlines = CallDeadlines(least_s=3.0, untried_s=3.0)
             say(epoch=group.epoch)

@@ -29,6 +29,7 @@ from shardcompute.backends.cpu_choice import CpuBackendChoice
 from shardcompute.backends.devices import ComputeDevice, host_device
 from shardcompute.backends.footprint import holding_of
 from shardcompute.control import ClusterState, HealthPolicy, PlacementPolicy
+from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.sizes import sizes_of
 from shardcompute.control.state import Chain, Model, is_loaded
 from shardcompute.core.closing import Closing
@@ -204,6 +205,8 @@ class LabSwarm(Closing):
     backend: str = "onnx"
     """What the workers compute with."""
     chains: int = 1
+    parallel: Parallelism | None = None
+    """How the model is to be cut."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
     """Kept beside every checkpoint that is served."""
     log_bytes: int = 64 << 20
@@ -262,7 +265,9 @@ class LabSwarm(Closing):
         for each, path in self.checkpoints.items():
             if name in (None, each):
                 checkpoint = adapted(open_tiny(path), self.adapters, None)
-                self.cluster.serve(checkpoint, form=self.form, chains=chains or self.chains)
+                self.cluster.serve(
+                    checkpoint, form=self.form, chains=chains or self.chains, parallel=self.parallel
+                )
 
     def kill_cluster(self) -> None:
         """The coordinator's process dies: not a word to anybody, nothing more is written down."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shardcompute.collectives import AUTO, FabricGroup, TopologyChoice
-from shardcompute.collectives.worlds import ROLE, Membership, connect_world
+from shardcompute.collectives.worlds import ROLE, Membership, connect_world, hearing
 from shardcompute.security import Credentials
 from shardcompute.wire import InprocTransport, Link, LinkOptions, Listener, TcpTransport, Transport
 from shardcompute.wire.local_sockets import LocalSockets
@@ -83,7 +83,7 @@ class Meeting:
         return connect_world(
             Membership("w", epoch, rank, [self.node(each) for each in nodes]),
             lambda other: self.dial(nodes[rank], nodes[other]),
-            self.listeners[nodes[rank]].accept,
+            hearing(self.listeners[nodes[rank]].accept),
             topology=topology,
             timeout_s=timeout_s,
         )

@@ -21,7 +21,7 @@ from shardcompute.bench.collectives.lan import LanFabric, LanNotes
 from shardcompute.collectives import Algorithm, Array, FabricGroup, Group, TopologyChoice, World
 from shardcompute.collectives.measuring import measure_lines
 from shardcompute.collectives.torch_group import TorchMeeting, connect_torch
-from shardcompute.collectives.worlds import ROLE, Membership, connect_world
+from shardcompute.collectives.worlds import ROLE, Membership, connect_world, hearing
 from shardcompute.security.credentials import Credentials
 from shardcompute.security.identity import NodeIdentity
 from shardcompute.wire import VERSION_MAX, VERSION_MIN, Hello, Link, LinkOptions, TcpTransport, Transport
@@ -109,7 +109,7 @@ def connect_rank(task: RankTask) -> FabricGroup:
         return transport.dial(urls[rank], hello, LinkOptions(tls=tls, node=nodes[rank]))
 
     try:
-        group = connect_world(Membership(_WORLD, 1, task.rank, nodes), dial, listener.accept)
+        group = connect_world(Membership(_WORLD, 1, task.rank, nodes), dial, hearing(listener.accept))
     finally:
         listener.close()
     return _slowed(group, LanNotes.open(Path(task.lan), task.ranks)) if task.lan else group

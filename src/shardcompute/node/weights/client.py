@@ -20,6 +20,7 @@ from shardcompute.core.closing import Closing
 from shardcompute.core.errors import CorruptModelError, LinkError, SourceError, UnknownModelError, UsageError
 from shardcompute.models.families import is_fallback
 from shardcompute.models.spec import Stage
+from shardcompute.models.tensor_rank import TensorRank
 from shardcompute.node.weights.originals import Original
 from shardcompute.node.weights.pieces import (
     PIECE_BYTES,
@@ -34,7 +35,7 @@ from shardcompute.node.weights.pieces import (
 from shardcompute.node.weights.stores import BufferStore, CacheStore, Incoming, Store
 from shardcompute.runtime.fallback import open_served_fallback
 from shardcompute.runtime.llamacpp import open_served_stage
-from shardcompute.runtime.shard import build_executor, refuse_adapters
+from shardcompute.runtime.shard import build_executor, refuse_adapters, refuse_ranks
 from shardcompute.weights.adapter_pack import served_adapters
 from shardcompute.weights.card import Card, decode_card, row_range
 from shardcompute.weights.formats.bytes import ByteSource, check_range
@@ -86,8 +87,11 @@ def open_remote_shard(
     backend: str = "onnx",
     options: ExecutorOptions,
     rank: Rank | None = None,
+    tensor: TensorRank | None = None,
 ) -> Executor:
-    """Fetch a stage and load it; `tensors` may be closed afterwards."""
+    """Fetch a stage and load it, or a tensor rank's share of it; `tensors` may be closed afterwards."""
+    if tensor is not None:
+        refuse_ranks("transformers" if is_fallback(card.spec) else backend)
     tensors.prefetch(stage, rank)
     if card.stage_adapters(stage):
         refuse_adapters(backend, options.device)
@@ -97,7 +101,9 @@ def open_remote_shard(
         return open_served_stage(card, tensors, stage, options)
     source = shard_source(card, tensors, stage, rank)
     adapters = served_adapters(tensors, card.layout, stage)
-    return build_executor(card.spec, stage, source, backend=backend, options=options, adapters=adapters)
+    return build_executor(
+        card.spec, stage, source, backend=backend, options=options, adapters=adapters, rank=tensor
+    )
 
 
 class RemoteTensors(Closing):

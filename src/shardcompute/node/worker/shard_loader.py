@@ -42,6 +42,7 @@ from shardcompute.node.weights.draft_heads import draft_head_bytes, open_head_dr
 from shardcompute.node.weights.originals import open_original
 from shardcompute.node.weights.pieces import Supplier
 from shardcompute.node.worker.memory.offer import MemoryOffer, RecoveryPolicy
+from shardcompute.node.worker.ranks.shares import ShareOpening, of_whole_layers
 from shardcompute.node.worker.service_pace import ServicePace
 from shardcompute.node.worker.speed_probe import ShardSpeed, measure_shard, shape_of_card
 from shardcompute.node.worker.stage_server import ShardKey, StageServer
@@ -165,7 +166,7 @@ class ShardLoader:
 
     def kv_used_bytes(self) -> int:
         """What conversations fill of the KV memory of all shards."""
-        return sum(runtime.kv_usage().used_bytes for runtime in self._stages.shards().values())
+        return sum(each.used_bytes for each in self._stages.kv_usages())
 
     @property
     def memory_bytes(self) -> int:
@@ -247,29 +248,51 @@ class ShardLoader:
         suppliers = [
             Supplier(each.node, partial(self._dial, each), each is origin) for each in command.sources
         ]
+        ranked = None if command.tensor is None else ShareOpening(card, stage, command.tensor, options)
         runtime, speed = self._open_measured(
             size,
-            lambda: self._open_stage(card, stage, suppliers, backend, options, on_progress),
-            lambda opened: measure_shard(
-                opened, card, stage, min(options.context_length, options.max_rows), self._options.overhead_s
-            ),
+            lambda: self._open_stage(card, stage, suppliers, backend, options, on_progress, ranked),
+            lambda opened: self._measure(opened, card, stage, options, ranked),
             card.model,
         )
         shape = shape_of_card(card)
         # Keys and values are read like weights: by that, a token before a row adds to the row's time.
         read_bytes = shape.work_bytes * stage.count + (card.head_bytes if stage.is_last else 0)
         kv_token_bytes = card.spec.kv_bytes_per_token_and_layer(command.kv_type) * stage.count
-        pace = ServicePace(speed.stage, speed.stage.row_s * kv_token_bytes / read_bytes)
         release_code()
-        self._stages.add(key, runtime, pace)
+        if ranked is None:
+            pace = ServicePace(speed.stage, speed.stage.row_s * kv_token_bytes / read_bytes)
+            self._stages.add(key, runtime, pace)
+        else:
+            self._stages.add_rank(key, runtime, ranked.share, ranked.leader)
         with self._lock:
             shard = Shard(command.chain, command.model, command.start, command.stop, size, command.tensor)
             self._held[key] = _Held(shard, parts.log_bytes)
-        if stage.is_last and draft_head_bytes(card):
+        leads = command.tensor is None or command.tensor.rank == 0
+        if stage.is_last and leads and draft_head_bytes(card):
             # Not before the stage is there: a chain that waits for it can do without.
             add = partial(self._add_draft_head, key, card, suppliers, backend, options)
             threading.Thread(target=add, name="draft head", daemon=True).start()
-        return MeasuredShard(shape, speed)
+        part = 1.0 if ranked is None else ranked.part
+        return MeasuredShard(shape, speed if part == 1.0 else of_whole_layers(speed, part))
+
+    def _measure(
+        self,
+        runtime: StageRuntime,
+        card: Card,
+        stage: Stage,
+        options: ExecutorOptions,
+        ranked: ShareOpening | None,
+    ) -> ShardSpeed:
+        """A share is measured alone: what its group takes besides is known when it is in one."""
+        most_rows = min(options.context_length, options.max_rows)
+        if ranked is None:
+            return measure_shard(runtime, card, stage, most_rows, self._options.overhead_s)
+        ranked.leader.bind(ranked.share.pretended())
+        try:
+            return measure_shard(runtime, card, stage, most_rows, self._options.overhead_s)
+        finally:
+            ranked.leader.unbind()
 
     def _open_measured(
         self,
@@ -324,12 +347,16 @@ class ShardLoader:
         backend: str,
         options: ExecutorOptions,
         on_progress: OnProgress,
+        ranked: ShareOpening | None = None,
     ) -> StageRuntime:
         def progress(done: int, total: int) -> None:
             on_progress(done / total if total else 1.0)
 
         with self._tensors(card, suppliers, progress) as tensors:
-            executor = open_remote_shard(card, stage, tensors, backend=backend, options=options)
+            rank = None if ranked is None else ranked.rank
+            executor = open_remote_shard(card, stage, tensors, backend=backend, options=options, tensor=rank)
+            if ranked is not None:
+                executor = ranked.opened(executor)
             with phase("reading the vocabulary"):
                 vocabulary = served_vocabulary(tensors) if stage.is_last else None
         return StageRuntime(

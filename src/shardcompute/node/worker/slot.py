@@ -11,8 +11,12 @@ from shardcompute.node.rpc.commands import Admit, Connect, Peer, StepLimits, Wir
 from shardcompute.node.rpc.session_ids import namespace_of, within
 from shardcompute.node.rpc.step_times import STAGE_PATIENCE, StepTimes
 from shardcompute.node.worker.activation_log import ActivationLog
+from shardcompute.node.worker.ranks.groups import RankMeeting
 from shardcompute.runtime.stage import StageRuntime
 from shardcompute.wire import StepFrame
+
+_RANKS_S = 60.0
+"""Longer than ranks wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +126,14 @@ class StageSlot:
     log: ActivationLog
     times: StepTimes = field(default_factory=lambda: StepTimes(STAGE_PATIENCE))
     """What the shard's steps took."""
+    ranks: RankMeeting | None = None
+    """Those with whom it computes in this epoch, where there are others."""
     _newest: dict[int, int] = field(default_factory=dict)
     """By the namespace of its sessions, the number of each driver's last frame."""
+
+    def allowed_s(self, rows: int) -> float:
+        """How long a step of so many rows may take. Of several ranks, one that hangs is found by the others."""
+        return self.times.allowed_s(rows) + (_RANKS_S if self.ranks is not None else 0.0)
 
     def driver_of(self, frame: StepFrame) -> Peer:
         """Whom the frame's results go to. LinkError when it was dismissed meanwhile."""

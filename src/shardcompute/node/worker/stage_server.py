@@ -16,12 +16,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from shardcompute.backends.executor import KvUsage
 from shardcompute.backends.matrix import Array
 from shardcompute.control.state import ShardPlace
-from shardcompute.core.errors import BackendError, DeviceMemoryError, LinkError
+from shardcompute.core.errors import BackendError, CollectiveError, DeviceMemoryError, LinkError
 from shardcompute.core.process_memory import release_code, return_freed_memory
 from shardcompute.core.rate_limited_log import RateLimitedLog
 from shardcompute.core.steps import Draft, SessionRows
@@ -30,6 +32,7 @@ from shardcompute.node.rpc.frames import openings_of, rows_to_compute, work_of
 from shardcompute.node.rpc.step_times import STAGE_PATIENCE, Patience, StepTimes
 from shardcompute.node.worker.activation_log import ActivationLog
 from shardcompute.node.worker.peer_links import PeerLinks
+from shardcompute.node.worker.ranks.groups import RankGroups, RankMeeting
 from shardcompute.node.worker.service_pace import ServicePace, ShardPace
 from shardcompute.node.worker.slot import StageRoute, StageSlot, sessions_in
 from shardcompute.node.worker.stage_output import StageOutput
@@ -45,6 +48,10 @@ from shardcompute.wire import (
     StepFrame,
     find_codec,
 )
+
+if TYPE_CHECKING:
+    from shardcompute.collectives.fabric_group import FabricGroup
+    from shardcompute.runtime.loaded_share import LateLeader, LoadedShare
 
 log = logging.getLogger(__name__)
 _WATCH_S = 1.0
@@ -96,12 +103,16 @@ class StageServer:
         *,
         on_out_of_memory: Callable[[ShardKey, DeviceMemoryError], None] = lambda key, error: None,
         on_pace: Callable[[ShardKey, ShardPace], None] = lambda key, pace: None,
+        ranks: RankGroups | None = None,
         log_bytes: int = MOST_LOG_BYTES,
         patience: Patience = STAGE_PATIENCE,
         rest_s: float = _REST_S,
     ) -> None:
-        """Where nothing has come in for `rest_s`, memory is given back that only steps need."""
+        """`ranks`: the groups of those who compute stages together; this server leads in some. Where nothing has come
+        in for `rest_s`, memory is given back that only steps need."""
         self._node = node
+        self._ranks = ranks or RankGroups(dial, on_link_broken)
+        self._ranks.on_beat = self._beat
         self._on_out_of_memory = on_out_of_memory
         self._on_pace = on_pace
         self._patience = patience
@@ -140,6 +151,18 @@ class StageServer:
                 return
         runtime.close()
 
+    def add_rank(self, key: ShardKey, runtime: StageRuntime, share: LoadedShare, leader: LateLeader) -> None:
+        """Take a tensor rank's share in: where it leads, as a stage that `runtime` computes."""
+        if share.group.rank == 0:
+            self._ranks.add(key, share, leader)
+            self.add(key, runtime)
+        else:
+            self._ranks.add(key, share, None)
+
+    def kv_usages(self) -> list[KvUsage]:
+        """Of all shards."""
+        return [*(runtime.kv_usage() for runtime in self.shards().values()), *self._ranks.kv_usages()]
+
     def draft_with(self, key: ShardKey, drafter: HeadDrafter | None) -> None:
         """Let a last stage draft, after the step that may be running; None: no more."""
         with self._lock:
@@ -155,6 +178,7 @@ class StageServer:
 
     def remove(self, key: ShardKey) -> None:
         """Free a shard, after the step that may be running."""
+        self._ranks.remove(key)
         with self._lock:
             runtime = self._runtimes.pop(key, None)
             self._times.pop(key, None)
@@ -190,6 +214,9 @@ class StageServer:
         BackendError where the computing thread is stuck.
         """
         slot, goes_on = self._take_slot(command)
+        if command.ranks:
+            # Whoever computes in the group before is woken.
+            slot.ranks = self._ranks.begin(command)
         if not goes_on:
             self._inbox.put(slot.runtime.reset)
         # A computing thread that waits to send to a peer of before would never come to the rest.
@@ -197,8 +224,10 @@ class StageServer:
         self._links.open(command.next)
         if not command.is_last:
             self._links.open(command.driver)
+        group = None if slot.ranks is None else self._ranks.meet(slot.ranks)
         done: queue.SimpleQueue[Connected | LinkError] = queue.SimpleQueue()
-        self._inbox.put(lambda: done.put(self._take_stock(slot, goes_on, command.replays and goes_on)))
+        replays = command.replays and goes_on
+        self._inbox.put(lambda: done.put(self._join(slot, group) or self._take_stock(slot, goes_on, replays)))
         return self._await(done)
 
     def _take_slot(self, command: Connect) -> tuple[StageSlot, bool]:
@@ -268,7 +297,7 @@ class StageServer:
                 if slot.route.epoch >= self._fences.get(chain, 0)
             ]
         expected = {each for route in routes for each in (route.next, *route.drivers.values())}
-        return {each.node for each in expected if not self._links.has(each)}
+        return {each.node for each in expected if not self._links.has(each)} | self._ranks.unreachable()
 
     def _peer_urls(self) -> set[str]:
         with self._lock:
@@ -304,6 +333,7 @@ class StageServer:
 
     def fence(self, chain: str, epoch: int, *, forgets: bool = False) -> None:
         """Drop frames of this epoch and earlier ones, and perhaps what is left of their sessions."""
+        self._ranks.fence(chain, epoch)
         with self._lock:
             self._fences[chain] = max(self._fences.get(chain, 0), epoch + 1)
             slot = self._slots.get(chain)
@@ -328,6 +358,7 @@ class StageServer:
         with self._lock:
             self._is_closed = True
         self._inbox.put(None)
+        self._ranks.close()
         self._links.close()
         self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
@@ -361,7 +392,7 @@ class StageServer:
     def _next_item(self) -> tuple[_Arrived | _Ended | Callable[[], None] | None] | None:
         begun = self._begun
         if begun is not None:
-            allowed_s = begun.slot.times.allowed_s(rows_to_compute(begun.arrived.frame))
+            allowed_s = begun.slot.allowed_s(rows_to_compute(begun.arrived.frame))
             return next_item(self._inbox, begun.pending, allowed_s)
         if not self._is_rested:
             try:
@@ -422,7 +453,7 @@ class StageServer:
         ):
             self._finish_begun()
         self._trace.place(frame, arrived.sender, "computing")
-        with self._trace.busy(slot.times.allowed_s(rows_to_compute(frame))):
+        with self._trace.busy(slot.allowed_s(rows_to_compute(frame))):
             following = self._begin(slot, arrived)
         try:
             self._finish_begun()
@@ -444,6 +475,9 @@ class StageServer:
             for opening in openings:
                 self._log_session("begins", opening.session, frame.chain)
             pending = slot.runtime.begin(work, openings, activations)
+        except CollectiveError as error:
+            self._parted(slot, frame, arrived.sender, error)
+            return None
         except Exception as error:
             self._trace.place(frame, arrived.sender, "failed")
             self._output.report_failure(slot, frame, error)
@@ -456,7 +490,7 @@ class StageServer:
         """Finish the step that is under way, if there is one, and send what it brings."""
         begun, self._begun = self._begun, None
         if begun is not None:
-            with self._trace.busy(begun.slot.times.allowed_s(rows_to_compute(begun.arrived.frame))):
+            with self._trace.busy(begun.slot.allowed_s(rows_to_compute(begun.arrived.frame))):
                 self._finish(begun)
 
     def _finish(self, begun: _Begun) -> None:
@@ -480,8 +514,12 @@ class StageServer:
                 begun.codec_s,
                 len(begun.arrived.body),
                 draft_s=time.perf_counter() - computed,
+                **self._exchanges(slot),
             )
             send = self._output.of_step(slot, frame, pending.work, pending.openings, out, drafts, timing)
+        except CollectiveError as error:
+            self._parted(slot, frame, sender, error)
+            return
         except Exception as error:
             self._trace.place(frame, sender, "failed")
             self._output.report_failure(slot, frame, error)
@@ -495,6 +533,49 @@ class StageServer:
             self._trace.place(frame, sender, "dropped")
             raise
         self._trace.place(frame, sender, "sent")
+
+    # Ranks
+
+    def _join(self, slot: StageSlot, group: FabricGroup | None) -> LinkError | None:
+        """Lead a group that has just been formed; what it failed with, or None."""
+        leader = None if slot.ranks is None else self._ranks.leader(slot.ranks.place)
+        if slot.ranks is None or group is None or leader is None:
+            return None
+        try:
+            leader.bind(group)
+        except CollectiveError as error:
+            self._ranks.failed(slot.ranks, error)
+            return error
+        return None
+
+    def _parted(self, slot: StageSlot, frame: StepFrame, sender: str, error: CollectiveError) -> None:
+        """The group has ended in a step: no fault of the step, which comes again in the next epoch."""
+        self._trace.place(frame, sender, "dropped")
+        if slot.ranks is not None:
+            self._ranks.failed(slot.ranks, error)
+
+    def _beat(self, meeting: RankMeeting) -> None:
+        def keep_waiting() -> None:
+            leader = self._ranks.leader(meeting.place)
+            with self._lock:
+                slot = self._slots.get(meeting.chain)
+            if leader is None or slot is None or slot.ranks is not meeting or meeting.over.is_set():
+                return
+            try:
+                leader.keep_waiting()
+            except CollectiveError as error:
+                self._ranks.failed(meeting, error)
+
+        if self._inbox.empty():
+            self._inbox.put(keep_waiting)
+
+    def _exchanges(self, slot: StageSlot) -> dict[str, Any]:
+        """What a step's exchanges took, and who was waited for most of late."""
+        leader = None if slot.ranks is None else self._ranks.leader(slot.ranks.place)
+        if slot.ranks is None or leader is None:
+            return {}
+        slowest = "" if leader.slowest is None else slot.ranks.peers[leader.slowest].node
+        return {"exchange_s": leader.exchange_s, "slowest": slowest}
 
     def _log_session(self, what: str, session: int, chain: str) -> None:
         """Stages know sessions by number alone; which request one belongs to is in the log of its driver."""

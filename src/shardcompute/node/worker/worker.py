@@ -54,6 +54,7 @@ from shardcompute.node.worker.conditions.policy import WorkConditions
 from shardcompute.node.worker.device_speeds import DeviceSpeeds
 from shardcompute.node.worker.memory.offer import RecoveryPolicy
 from shardcompute.node.worker.memory.recovery import OfferRecovery
+from shardcompute.node.worker.ranks.groups import RankGroups
 from shardcompute.node.worker.service_pace import ShardPace
 from shardcompute.node.worker.shard_loader import MeasuredShard, ShardLoader, ShardOptions
 from shardcompute.node.worker.speed_book import DeviceKey, SpeedBook
@@ -244,6 +245,7 @@ class Worker:
             join_address(options.host, options.port),
             {
                 "stage": self._serve_frames,
+                "collective": lambda link: self._ranks.serve(link),
                 "driver": self._serve_frames,
                 "weights": self._serve_weights,
                 "generations": lambda link: self._hosted.serve(link),
@@ -258,10 +260,14 @@ class Worker:
             self._hosted = host_drivers(
                 self._endpoint, self._link_broken, lambda overdue: self._control.report(overdue)
             )
+        self._ranks = RankGroups(
+            self._endpoint.dialler("collective"), self._link_broken, on_out_of_memory=self._give_up
+        )
         self._stages = StageServer(
             self.node,
             self._endpoint.dialler("stage"),
             self._link_broken,
+            ranks=self._ranks,
             on_out_of_memory=self._give_up,
             on_pace=self._tell_pace,
         )
@@ -458,10 +464,11 @@ class Worker:
 
     def _connect(self, command: Connect) -> Connected:
         key = command.place
-        if key not in self._stages.shards():
+        is_follower = self._ranks.follows(key)
+        if key not in self._stages.shards() and not is_follower:
             # Unloaded while the coordinator was away: it must hear that, and of no model that failed to load.
             self._tell_failed(key, "-", BackendError("it is not loaded here"))
-        connected = self._stages.connect(command)
+        connected = self._ranks.follow(command) if is_follower else self._stages.connect(command)
         self._connected = {*self._connected, key}
         return connected
 
