@@ -68,6 +68,8 @@ class NodeMeasured(Struct, frozen=True, tag=True, kw_only=True):
     is_served: bool = False
     """What steps in service take of late, by many of them: it replaces what was measured before."""
     measured_at_s: float = 0.0
+    chain: str = ""
+    """Where it is what the node's whole group of ranks takes for a layer of this chain, not the node alone."""
 
 
 class LinkMeasured(Struct, frozen=True, tag=True):

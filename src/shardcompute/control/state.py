@@ -122,6 +122,17 @@ class LayerTime(Struct, frozen=True):
     """When, in seconds since 1970 by the node's clock; 0: it does not say."""
 
 
+class GroupTime(Struct, frozen=True):
+    """What an average layer took in service where these machines computed it together, exchanges and all."""
+
+    model: str
+    members: tuple[str, ...]
+    """By rank."""
+    exchange: Exchange
+    seconds: float
+    shape: LayerShape | None = None
+
+
 class UnusedDevice(Struct, frozen=True):
     """A GPU of a node's machine that cannot be used, and the line that would change that."""
 
@@ -211,6 +222,8 @@ class Node(NodeDescription, frozen=True, kw_only=True):
     accusers: tuple[str, ...] = ()
     status_reason: str = ""
     layer_times: tuple[LayerTime, ...] = ()
+    group_times: tuple[GroupTime, ...] = ()
+    """Of groups that it leads, or has led."""
     probes: tuple[float, ...] = ()
     """The newest samples of `seconds_per_byte`, which is their median."""
     loading: tuple[Loading, ...] = ()

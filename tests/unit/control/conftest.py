@@ -75,9 +75,10 @@ class Cluster:
                 if action.node in self.failing:
                     self.tell(happened.ShardFailed(*place, action.stop, "no disk", self.now_s))
                 else:
-                    self.tell(happened.ShardLoaded(*place, action.stop, action.size_bytes))
-            case to_do.UnloadShard(node, life, chain, start, stop):
-                self.tell(happened.ShardUnloaded(node, life, chain, start, stop))
+                    loaded = (action.stop, action.size_bytes, action.tensor)
+                    self.tell(happened.ShardLoaded(*place, *loaded))
+            case to_do.UnloadShard(node, life, chain, start, stop, tensor):
+                self.tell(happened.ShardUnloaded(node, life, chain, start, stop, tensor))
             case to_do.ConnectChain(chain=chain, epoch=epoch):
                 self.tell(happened.ChainConnected(chain, epoch))
             case to_do.ActivateChain(chain=chain, epoch=epoch):

@@ -55,6 +55,15 @@ class NodeCapacity:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredGroup:
+    """What machines did together in service."""
+
+    members: tuple[str, ...]
+    exchange: Exchange
+    seconds_per_byte: float
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """Everything a placement depends on; equal requests have equal placements."""
 
@@ -67,6 +76,7 @@ class Request:
     """How a person asked for the model to be cut, to be had where that can be."""
     unfit: tuple[tuple[str, str], ...] = ()
     """(node, why nothing of this model can be there)"""
+    group_times: tuple[MeasuredGroup, ...] = ()
 
     @property
     def sizes(self) -> Sizes:

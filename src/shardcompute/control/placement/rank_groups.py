@@ -6,6 +6,7 @@ exchanges at which all of them wait for the farthest. Its memory is bounded by w
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -193,6 +194,10 @@ class OfferTable:
         self._layers = sizes.layer_count
         self._work = sizes.work_bytes(0, sizes.layer_count)
         self._common = _COMMON * self._layers * LAYER_OVERHEAD_BYTES if model.work_bytes else 0.0
+        self._measured = {
+            (frozenset(each.members), each.exchange): each.seconds_per_byte for each in request.group_times
+        }
+        self._factor = self._disappointment(request)
 
     def find(self, stage: Assignment) -> NodeCapacity | None:
         """None where one of its members is not offered, or they cannot compute this model together."""
@@ -217,7 +222,24 @@ class OfferTable:
         return self._groups[key]
 
     def seconds_per_byte(self, seats: Sequence[RankSeat], exchange: Exchange) -> float:
-        """Of a group, all layers and exchanges of the model counted; infinity where they cannot reach each other."""
+        """Of a group, all layers and exchanges of the model counted: as measured in service, else as predicted and
+        corrected by what others took; infinity where they cannot reach each other."""
+        predicted = self._predicted(seats, exchange)
+        measured = self._measured.get((frozenset(seat.node for seat in seats), exchange))
+        if measured is not None and predicted < inf:
+            return measured
+        return predicted * self._factor
+
+    def _disappointment(self, request: Request) -> float:
+        """How much slower groups were in service than predicted. Nobody's luck is counted on elsewhere."""
+        ratios = []
+        for each in request.group_times:
+            members = [self._machines[node] for node in each.members if node in self._machines]
+            if len(members) == len(each.members):
+                ratios.append(each.seconds_per_byte / self._predicted(seat_ranks(members), each.exchange))
+        return max(1.0, statistics.median(ratios)) if ratios else 1.0
+
+    def _predicted(self, seats: Sequence[RankSeat], exchange: Exchange) -> float:
         line, terms = self._slowest_line(seats), self._model.tensor
         if line is None or terms is None:
             return inf

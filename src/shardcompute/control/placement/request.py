@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardcompute.backends.exactness import parse_class
 from shardcompute.backends.footprint import RANK_BACKENDS
-from shardcompute.control.placement.capacities import NodeCapacity, Request
+from shardcompute.control.placement.capacities import MeasuredGroup, NodeCapacity, Request
 from shardcompute.control.placement.parallelism import PIPELINE
 from shardcompute.control.sizes import shape_of, sizes_of
 from shardcompute.control.state import Chain, ClusterState, LayerTime, Model, Node
@@ -63,7 +63,18 @@ def placement_request(
     driver = _driver_of(state, model, chain, [offer.node for offer in offers])
     requested = state.models.get(model.name)
     parallel = requested.parallel if requested is not None else PIPELINE
-    return Request(model, offers, links, driver, state.placing, parallel, unfit)
+    return Request(model, offers, links, driver, state.placing, parallel, unfit, _group_times(state, model))
+
+
+def _group_times(state: ClusterState, model: Model) -> tuple[MeasuredGroup, ...]:
+    """What groups took with this model, or one of its shape."""
+    shape, work = shape_of(model), _layer_work(model)
+    return tuple(
+        MeasuredGroup(time.members, time.exchange, time.seconds / work)
+        for node in (state.nodes[id] for id in sorted(state.nodes))
+        for time in node.group_times
+        if work > 0 and (time.model == model.name if time.shape is None else shape.is_like(time.shape))
+    )
 
 
 def _of_one_class(

@@ -9,7 +9,15 @@ from msgspec.structs import replace
 
 from shardcompute.control import events as happened
 from shardcompute.control.samples import median, with_sample
-from shardcompute.control.state import ClusterState, LayerTime, Node, NodeDescription, NodeStatus, holds
+from shardcompute.control.state import (
+    ClusterState,
+    GroupTime,
+    LayerTime,
+    Node,
+    NodeDescription,
+    NodeStatus,
+    holds,
+)
 from shardcompute.control.transitions.link_transitions import begin_links_anew
 from shardcompute.control.transitions.state_updates import (
     claimed_bytes,
@@ -26,6 +34,9 @@ def next_incarnation(state: ClusterState, node_id: str) -> int:
     """The number to give to a node that dials in now."""
     node = state.nodes.get(node_id)
     return 1 if node is None else node.incarnation + 1
+
+
+_KEPT_GROUPS = 8
 
 
 def _settled_status(node: Node) -> NodeStatus:
@@ -61,6 +72,7 @@ def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
         lease_until_s=event.now_s + state.health.lost_after_s,
         is_draining=must_leave or bool(event.rest_reason),
         layer_times=_with_remembered(measured.layer_times if measured else (), event.remembered),
+        group_times=measured.group_times if measured else (),
         probes=probes,
         refusals=measured.refusals if measured else (),
     )
@@ -162,6 +174,8 @@ def _measure_node(state: ClusterState, event: happened.NodeMeasured) -> ClusterS
         node = replace(node, seconds_per_byte=median(probes), probes=probes)
     if event.overhead_s is not None and event.overhead_s >= 0:
         node = replace(node, overhead_s=event.overhead_s)
+    if event.chain:
+        return with_node(state, _with_group_time(state, node, event))
     if event.model is not None and event.layer_s is not None and event.layer_s > 0:
         times = {time.model: time for time in node.layer_times}
         known = times.get(event.model, LayerTime(event.model, 0.0, shape=event.shape))
@@ -172,6 +186,22 @@ def _measure_node(state: ClusterState, event: happened.NodeMeasured) -> ClusterS
     if node.status == "joining":
         node = replace(node, status=_settled_status(node))
     return with_node(state, node)
+
+
+def _with_group_time(state: ClusterState, node: Node, event: happened.NodeMeasured) -> Node:
+    """What a group that the node leads takes: it says nothing of the node alone."""
+    chain = state.chains.get(event.chain)
+    led = [stage for stage in chain.stages if stage.ranks and stage.node == node.id] if chain else []
+    if not led or chain is None or event.layer_s is None or event.layer_s <= 0:
+        return node
+    stage = led[0]
+    time = GroupTime(chain.model, stage.members, stage.exchange, event.layer_s, event.shape)
+    others = [
+        each
+        for each in node.group_times
+        if (each.model, each.members, each.exchange) != (time.model, time.members, time.exchange)
+    ]
+    return replace(node, group_times=(*others, time)[-_KEPT_GROUPS:])
 
 
 def _with_layer_time(known: LayerTime, event: happened.NodeMeasured, layer_s: float) -> LayerTime:

@@ -6,6 +6,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from shardcompute.backends.device_memory import free_caches, within_memory
 from shardcompute.control.events import NodeMeasured
 from shardcompute.control.state import LayerTime
@@ -65,7 +67,13 @@ class DeviceSpeeds:
             pace.decode,
             pace.prefill,
         )
-        return _event(model, measured, pace, self._clock(), is_served=True)
+        event = _event(model, measured, pace, self._clock(), is_served=True)
+        chain, _, _, tensor = key
+        if tensor is None or event.layer_s is None:
+            return event
+        # What was measured alone counts for whole layers; in service, all ranks take as long as this one.
+        part = tensor.weights[tensor.rank] / sum(tensor.weights)
+        return replace(event, chain=chain, layer_s=event.layer_s * part)
 
     def unloaded(self, key: ShardKey) -> None:
         self._shards.pop(key, None)

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from shardcompute.control.state import LayerShape
+from shardcompute.control.state import LayerShape, RankPlace
 from shardcompute.core.errors import BackendError
 from shardcompute.node.worker import device_speeds
 from shardcompute.node.worker.device_speeds import DeviceSpeeds
@@ -88,3 +88,13 @@ def test_another_pace_is_told_of_what_is_held(tmp_path: Path, probe: mock.Mock) 
     assert time.seconds == 0.01, "what a bad hour has shown is not remembered for the next start"
     speeds.unloaded(KEY)
     assert speeds.paced(KEY, ShardPace(2.0, 3.0)) is None
+
+
+def test_the_pace_of_a_share_is_that_of_all_its_ranks(tmp_path: Path, probe: mock.Mock) -> None:
+    speeds = open_speeds(tmp_path)
+    key = ("m#1", 0, 3, RankPlace(1, (2, 1)))
+    speeds.loaded(key, "m", MEASURED)
+    event = speeds.paced(key, ShardPace(2.0, 3.0))
+    assert event is not None
+    assert event.chain == "m#1", "it is the group's, and says nothing of this machine alone"
+    assert event.layer_s == pytest.approx(MEASURED.speed.layer_s * 2.0 / 3)
