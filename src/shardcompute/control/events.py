@@ -29,6 +29,12 @@ class CoordinatorStarted(Struct, frozen=True, tag=True):
     now_s: float
 
 
+class LeasesRenewed(Struct, frozen=True, tag=True):
+    """The coordinator could hear nobody for a while, through no fault of theirs: all have time to show themselves."""
+
+    now_s: float
+
+
 class StateRemembered(Struct, frozen=True, tag=True):
     """All that was believed at some moment, in place of the events that led there."""
 
@@ -388,6 +394,7 @@ Event = (
     | ShardLoaded
     | ShardFailed
     | MemoryRegained
+    | LeasesRenewed
     | StageStalled
     | ShardUnloaded
     | ChainConnected
@@ -405,6 +412,7 @@ Event = (
 # Suspicion is undone by heartbeats, which are not written down, so neither is suspicion. Drivers are attached anew
 # after a restart, when all chains are connected anew, told again of chains that are retired, and closed links probed.
 _FLEETING = (
+    LeasesRenewed,
     LayoutFound,
     NodeSeen,
     NodeSuspected,

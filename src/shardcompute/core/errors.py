@@ -10,7 +10,9 @@
     ├── CorruptModelError          a file lies about itself, is cut short or damaged    exit 5, HTTP 500
     ├── SourceError                a source cannot be reached, read or written          exit 6, HTTP 502
     │   ├── DiskFullError          no room for what is being written                    exit 6, HTTP 507
-    │   └── JournalError           a cluster's journal is missing or damaged            exit 6, HTTP 500
+    │   ├── JournalError           a cluster's journal is missing or damaged            exit 6, HTTP 500
+    │   ├── StoreError             the store that coordinators share does not answer    exit 6, HTTP 503
+    │   └── NotLeadingError        another coordinator decides now                      exit 6, HTTP 503
     ├── CapacityError              no memory, page or slot left for this                exit 7, HTTP 503
     │   ├── QueueFullError         too many requests are waiting                        exit 7, HTTP 429
     │   └── DeviceMemoryError      a device had less memory than it was planned with    exit 7, HTTP 503
@@ -87,6 +89,14 @@ class DiskFullError(SourceError):
 
 class JournalError(SourceError):
     http_status = 500
+
+
+class StoreError(SourceError):
+    http_status = 503
+
+
+class NotLeadingError(SourceError):
+    http_status = 503
 
 
 class CapacityError(ShardComputeError):

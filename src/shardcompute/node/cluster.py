@@ -25,7 +25,7 @@ from shardcompute.control.events import ModelDropped, ModelRequested, NodeDraine
 from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.placement.rank_groups import check_ranks
 from shardcompute.control.sizes import describe_card
-from shardcompute.core.errors import JournalError, LinkError, SourceError, UsageError
+from shardcompute.core.errors import JournalError, LinkError, SourceError, StoreError, UsageError
 from shardcompute.core.fields import shorten
 from shardcompute.core.generation import Speculation
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
@@ -33,10 +33,19 @@ from shardcompute.decoding.drafting import Drafter
 from shardcompute.models.families import is_fallback
 from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node.accounts import ClusterAccounts, CountUsage
+from shardcompute.node.coordinator.control_server import Lead
 from shardcompute.node.coordinator.coordinator import Coordinator
 from shardcompute.node.coordinator.driver_attachments import Brief
-from shardcompute.node.coordinator.journal import Journal, RecordStatus, bind_journal, open_journal
+from shardcompute.node.coordinator.journal import JournalStore, RecordStatus, bind_journal, open_journal
 from shardcompute.node.coordinator.node_registry import await_answer
+from shardcompute.node.coordinator.shared import (
+    Candidate,
+    CoordinatorList,
+    Leadership,
+    SharedJournal,
+    check_owner,
+    register_candidate,
+)
 from shardcompute.node.driver.command_executor import InProcessDriver
 from shardcompute.node.driver.hosted_client import HostedDrivers
 from shardcompute.node.driver.pool import PATIENCE_S, DriverPool, PoolModel
@@ -86,6 +95,7 @@ _CERTIFICATES_EVERY_S = 3600.0
 _PAIRED_LIFE_S = 600.0
 _PASS_EVERY_S = 1800.0
 _ACCOUNTS_EVERY_S = 2.0
+_COORDINATORS_EVERY_S = 5.0
 Book = TypeVar("Book")
 
 
@@ -156,14 +166,16 @@ class PreparedModel:
 class Cluster:
     """A running cluster's first machine. Leaving the block (or `close`) stops it; workers wait for its return."""
 
-    def __init__(self, options: ClusterOptions) -> None:
+    def __init__(self, options: ClusterOptions, leadership: Leadership | None = None) -> None:
+        """With a `leadership`, which this coordinator holds, the journal is the one that it shares with others."""
         self.options = options
+        self.leadership = leadership
         self._lock = threading.Lock()
         # The journal comes first: where there is an authority there has been one.
-        authority, self._journal = _open_record(options)
+        authority, self._journal = _open_record(options, leadership)
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._journal.close)
-            self._authority = authority or _create_authority(options)
+            self._authority = authority or create_authority(options.folder, options.name)
             self._open(options, on_error)
             on_error.pop_all()
 
@@ -229,6 +241,7 @@ class Cluster:
             answer=self._answer_meeting,
             brief=self._brief,
             accounts=self._accounts,
+            lead=self._lead,
             wire=check_wire(options.wire),
         )
         self._join_tls = join_server_context(credentials.identity, credentials.certificate_pem)
@@ -252,6 +265,7 @@ class Cluster:
         )
         if self._endpoint.reach is not None:
             self._endpoint.reach.meet_through(self._meet)
+        self._open_list()
         self.coordinator.start()
         self._endpoint.start()
         self._renew_pass()
@@ -287,6 +301,35 @@ class Cluster:
             raise LinkError("the coordinator is reached by its address alone")
         return self._endpoint.reach.answer(caller, offer)
 
+    def _open_list(self) -> None:
+        """Where nodes find this coordinator and, where there are several, the others."""
+        join = f"{self.options.advertise or self.options.host}:{self._join_server.port}"
+        own = Candidate(self.node, self._endpoint.url, join)
+        self._coordinators: CoordinatorList | None = None
+        self._addresses: Callable[[], tuple[Candidate, ...]] = lambda: (own,)
+        if self.leadership is not None:
+            store, prefix = self.leadership.store, self.leadership.prefix
+            register_candidate(store, prefix, own)
+            self._coordinators = CoordinatorList(store, prefix, own)
+            self._addresses = self._coordinators.all
+            self._coordinators.refresh()
+            self.coordinator.after(_COORDINATORS_EVERY_S, self._look_for_coordinators)
+
+    def _look_for_coordinators(self) -> None:
+        """In the coordinator's thread."""
+        self.coordinator.after(_COORDINATORS_EVERY_S, self._look_for_coordinators)
+        self.coordinator.background(self._refresh_list)
+
+    def _refresh_list(self) -> None:
+        with contextlib.suppress(StoreError):
+            if self._coordinators is not None and self._coordinators.refresh():
+                self.coordinator.later(self.coordinator.control_server.tell_all)
+
+    def _lead(self) -> Lead:
+        if self.leadership is None:
+            return Lead()
+        return Lead(self.leadership.epoch, tuple(each.control_url for each in self._addresses()))
+
     def _check_certificates(self) -> None:
         self.coordinator.after(_CERTIFICATES_EVERY_S, self._check_certificates)
         self._issuer.check_own(self._endpoint, self._join_tls)
@@ -298,7 +341,7 @@ class Cluster:
         self._keys = self._read_book("keys", KeyBook.from_bytes, KeyBook())
         orders: list[ServedOrder] = self._read_book("models", _decode_orders, [])
         self._orders = {order.name: order for order in orders}
-        folder = _authority_folder(self.options)
+        folder = authority_folder(self.options.folder)
         kept, noted = load_revocations(folder), self._read_book("revocations", Revocations.from_bytes, None)
         if kept is None and noted is None and self.options.recovers_journal:
             log.warning("who was thrown out of the cluster is not known any more: throw them out again")
@@ -324,6 +367,11 @@ class Cluster:
     def listen_to_usage(self, count: CountUsage) -> None:
         """Take what drivers in processes of their own report of their use."""
         self._accounts.listen(count)
+
+    @property
+    def is_deposed(self) -> bool:
+        """Whether another coordinator leads: this one is to be closed."""
+        return self.leadership is not None and self.leadership.is_deposed
 
     @property
     def fingerprint(self) -> str:
@@ -355,27 +403,7 @@ class Cluster:
 
     def prepare(self, checkpoint: Checkpoint, form: str, progress: Progress | None = None) -> PreparedModel:
         """Make ready what serving a model takes; nobody hears of it yet."""
-        options = self.options
-        tokenizer = checkpoint.tokenizer()
-        if is_fallback(checkpoint.spec):
-            check_form(checkpoint.name, form)
-        draft_heads = draft_head_attachments(checkpoint, options.draft_heads)
-        served = prepare_served(
-            checkpoint,
-            form,
-            options.folder / "served",
-            progress,
-            attachments={
-                **attachments_of(tokenizer),
-                TOKENIZER: pack_tokenizer(checkpoint),
-                **header_attachment(checkpoint.tensors),
-                **config_attachment(checkpoint),
-                **draft_heads,
-                **adapter_attachments(checkpoint.adapters),
-            },
-        )
-        drafters = options.open_drafters(tokenizer, checkpoint.spec.vocab_size)
-        return PreparedModel(checkpoint, tokenizer, served, drafters, has_draft_head=bool(draft_heads))
+        return prepare_model(self.options, checkpoint, form, progress)
 
     def serve_prepared(
         self,
@@ -506,7 +534,7 @@ class Cluster:
     ) -> str:
         with self._lock:
             tokens, token = self._tokens.create(
-                addresses=[f"{self.options.advertise or self.options.host}:{self._join_server.port}"],
+                addresses=[each.join_address for each in self._addresses()],
                 fingerprint=self._authority.fingerprint,
                 cluster=self._authority.name,
                 now_s=time.time(),
@@ -557,7 +585,7 @@ class Cluster:
         self.coordinator.revoke(node)
         self._endpoint.heed(revocations)
         with self._lock:
-            revocations, folder = self._revocations, _authority_folder(self.options)
+            revocations, folder = self._revocations, authority_folder(self.options.folder)
             is_saved = self.coordinator.record.keep(
                 "revoked nodes", lambda: save_revocations(folder, revocations)
             )
@@ -639,7 +667,7 @@ class Cluster:
             self._tokens = tokens
         for each in applicants:
             log.info("%s joined as %s", each.node_id, role)
-        return Admission(certificate, [self._endpoint.url], others)
+        return Admission(certificate, [each.control_url for each in self._addresses()], others)
 
     def _brief(self) -> Brief:
         models = [
@@ -675,8 +703,8 @@ class Cluster:
                 log.warning("%s; going on without, as asked", error.message)
                 return default
             raise JournalError(
-                f"in the journal {self._journal.path}: {error.message}",
-                hint=f"put back a copy of {self._journal.path.name}; or start once with --recover-journal, which "
+                f"in the journal {self._journal.place}: {error.message}",
+                hint="put back a copy of it; or start once with --recover-journal, which "
                 "forgets this part of it",
             ) from error
 
@@ -688,32 +716,66 @@ class Cluster:
             self.close()
 
 
+def prepare_model(
+    options: ClusterOptions, checkpoint: Checkpoint, form: str, progress: Progress | None = None
+) -> PreparedModel:
+    """Make ready what serving a model takes, for a cluster that may not run yet."""
+    tokenizer = checkpoint.tokenizer()
+    if is_fallback(checkpoint.spec):
+        check_form(checkpoint.name, form)
+    draft_heads = draft_head_attachments(checkpoint, options.draft_heads)
+    served = prepare_served(
+        checkpoint,
+        form,
+        options.folder / "served",
+        progress,
+        attachments={
+            **attachments_of(tokenizer),
+            TOKENIZER: pack_tokenizer(checkpoint),
+            **header_attachment(checkpoint.tensors),
+            **config_attachment(checkpoint),
+            **draft_heads,
+            **adapter_attachments(checkpoint.adapters),
+        },
+    )
+    drafters = options.open_drafters(tokenizer, checkpoint.spec.vocab_size)
+    return PreparedModel(checkpoint, tokenizer, served, drafters, has_draft_head=bool(draft_heads))
+
+
 def check_journal(options: ClusterOptions) -> None:
     """JournalError where the cluster's journal is missing or damaged, unless it is to be recovered. Starts nothing."""
-    if not options.recovers_journal and _authority_folder(options).is_dir():
+    if not options.recovers_journal and authority_folder(options.folder).is_dir():
         _open_record(options)[1].close()
 
 
-def _open_record(options: ClusterOptions) -> tuple[ClusterAuthority | None, Journal]:
+def _open_record(
+    options: ClusterOptions, leadership: Leadership | None = None
+) -> tuple[ClusterAuthority | None, JournalStore]:
     open_private_folder(options.folder)
-    authority = _find_authority(options)
+    authority = find_authority(options.folder)
     fingerprint = None if authority is None else authority.fingerprint
+    if leadership is not None:
+        journal = SharedJournal(leadership.store, leadership.prefix, leadership)
+        check_owner(journal, fingerprint)
+        return authority, journal
     return authority, open_journal(options.folder, fingerprint, recovers=options.recovers_journal)
 
 
-def _authority_folder(options: ClusterOptions) -> Path:
-    return options.folder / "authority"
+def authority_folder(folder: Path) -> Path:
+    """Where in a cluster's folder its authority is."""
+    return folder / "authority"
 
 
-def _find_authority(options: ClusterOptions) -> ClusterAuthority | None:
+def find_authority(folder: Path) -> ClusterAuthority | None:
+    """That of the cluster in a folder; None where there is none yet."""
     try:
-        return ClusterAuthority.load(_authority_folder(options))
+        return ClusterAuthority.load(authority_folder(folder))
     except FileNotFoundError:
         return None
 
 
-def _create_authority(options: ClusterOptions) -> ClusterAuthority:
-    return ClusterAuthority.create(_authority_folder(options), options.name, now_s=time.time())
+def create_authority(folder: Path, name: str) -> ClusterAuthority:
+    return ClusterAuthority.create(authority_folder(folder), name, now_s=time.time())
 
 
 def _decode_orders(content: bytes) -> list[ServedOrder]:

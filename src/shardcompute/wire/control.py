@@ -28,6 +28,7 @@ Doors: TypeAlias = Annotated[
 ]
 """URLs of one relay, the one to prefer first."""
 MOST_USAGE_ROWS = 64
+MOST_CONTROL_URLS = 8
 
 
 class Register(msgspec.Struct, frozen=True, array_like=True, tag=20):
@@ -40,9 +41,14 @@ class Register(msgspec.Struct, frozen=True, array_like=True, tag=20):
 
 
 class Registered(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    """`leader_epoch` is that of the coordinator among several, 0 where there is one; `control_urls` are where all of
+    them are found, none where the node knows enough."""
+
     incarnation: Number
     heartbeat_interval_s: float
     revocations: bytes = b""
+    leader_epoch: Number = 0
+    control_urls: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MOST_CONTROL_URLS)] = ()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=22):
@@ -52,6 +58,10 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=22):
     incarnation: Number
     resident_bytes: Number = 0
     kv_used_bytes: Number = 0
+
+
+class HeartbeatHeard(msgspec.Struct, frozen=True, array_like=True, tag=29):
+    """The coordinator that leads among several heard a heartbeat: a node to which it says nothing looks for another."""
 
 
 class NodeEvent(msgspec.Struct, frozen=True, array_like=True, tag=23):
@@ -218,6 +228,7 @@ ControlMessage: TypeAlias = (
     Register
     | Registered
     | Heartbeat
+    | HeartbeatHeard
     | NodeEvent
     | Command
     | CommandReply

@@ -15,6 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import shutil
+import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,6 +44,13 @@ from shardcompute.models.tokenizer import Tokenizer
 from shardcompute.node import cluster as cluster_room
 from shardcompute.node.admin.dry_run import size_up
 from shardcompute.node.cluster import Cluster, ClusterOptions
+from shardcompute.node.coordinator.shared import (
+    Candidate,
+    Leadership,
+    LeaseKeeper,
+    cluster_prefix,
+    register_candidate,
+)
 from shardcompute.node.driver.chain_links import OnOverdue
 from shardcompute.node.driver.hosted_server import DriverHost
 from shardcompute.node.driver.pool import DriverPool
@@ -63,11 +72,13 @@ from shardcompute.node.worker.speed_probe import BackendSpeed, ShardSpeed, Stage
 from shardcompute.node.worker.stage_server import ShardKey, StageServer
 from shardcompute.node.worker.worker import Worker, WorkerOptions
 from shardcompute.security import Credentials, Role, parse_token
+from shardcompute.security.identity import NodeIdentity
 from shardcompute.weights.checkpoint import Checkpoint, adapted, open_checkpoint
 from shardcompute.weights.sources.reference import parse_reference
 from shardcompute.weights.sources.resolve import resolve
 from shardcompute.wire import Link
 from support.network.lab_links import LabNetwork, wait_until
+from support.swarm.fake_store import FakeStore
 
 KV_TOKENS = 4096
 RTT_S = 1e-4
@@ -217,6 +228,8 @@ class LabSwarm(Closing):
     """When workers offer memory again that ran out."""
     home_rtt_s: float = RTT_S
     """How far from the coordinator workers find themselves, which are near each other."""
+    store: FakeStore | None = None
+    """Where there is one, coordinators share it, and lead by it."""
     network: LabNetwork = field(default_factory=LabNetwork)
     workers: list[LabWorker] = field(default_factory=list)
     drivers: list[StandaloneDriver] = field(default_factory=list)
@@ -244,7 +257,7 @@ class LabSwarm(Closing):
     # The cluster
 
     def open_cluster(self) -> None:
-        self.cluster = Cluster(self.options)
+        self.cluster = Cluster(self.options, self._lead())
         token = parse_token(self.cluster.create_token())
         join_port = int(token.addresses[0].rpartition(":")[2])
         # Started again it is found where it was.
@@ -260,6 +273,33 @@ class LabSwarm(Closing):
 
         swarm.activate_chain = note  # type: ignore[method-assign]
 
+    def _lead(self) -> Leadership | None:
+        """Wait until nobody else leads."""
+        if self.store is None:
+            return None
+        self.client = self.store.client()
+        node = NodeIdentity.open(self.options.folder / "coordinator").node_id
+        leadership = Leadership(self.client, cluster_prefix(self.options.name), node, ttl_s=1.0)
+        self.wait_until(leadership.try_to_lead, "nobody else leads")
+        self.keeper = LeaseKeeper(leadership)
+        self._patches.callback(self.keeper.close)
+        return leadership
+
+    def add_candidate(self) -> ClusterOptions:
+        """The options of another coordinator, which has the cluster's authority and does not lead yet."""
+        assert self.store is not None
+        assert self.cluster.leadership is not None
+        self._joined += 1
+        folder = self.folder / f"cluster-{self._joined}"
+        shutil.copytree(self.options.folder / "authority", folder / "authority")
+        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+            port, join_port = one.getsockname()[1], two.getsockname()[1]
+        node = NodeIdentity.open(folder / "coordinator").node_id
+        own = Candidate(node, f"tcp://127.0.0.1:{port}", f"127.0.0.1:{join_port}")
+        register_candidate(self.store.client(), self.cluster.leadership.prefix, own)
+        self.cluster._refresh_list()
+        return replace(self.options, folder=folder, port=port, join_port=join_port)
+
     def serve(self, name: str | None = None, *, chains: int | None = None) -> None:
         """Serve one of the checkpoints, or all of them."""
         for each, path in self.checkpoints.items():
@@ -271,6 +311,8 @@ class LabSwarm(Closing):
 
     def kill_cluster(self) -> None:
         """The coordinator's process dies: not a word to anybody, nothing more is written down."""
+        if self.store is not None:
+            self.keeper.close()
         self.cluster.coordinator.close()
         self.network.kill(self.cluster.node)
         self.cluster.close()

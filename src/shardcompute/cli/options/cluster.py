@@ -272,6 +272,19 @@ RecoverJournal = Annotated[
 ]
 
 
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        help="Keep the cluster's journal in a store that several coordinators share, of which one leads and the others "
+        "take over: etcd://host:2379,host2:2379,host3:2379, or etcds:// with ?ca=FILE&cert=FILE&key=FILE. By default "
+        "in a file of the cluster's folder.",
+        rich_help_panel=_CLUSTER,
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class ServingArguments:
     """Which model to serve, and where clients reach it."""
@@ -321,6 +334,7 @@ class ClusterArguments:
     draft_model: DraftModel = None
     via_coordinator: ViaCoordinator = False
     recover_journal: RecoverJournal = False
+    store: StoreOption = None
 
 
 def draft_heads_folder(settings: Settings) -> Path:

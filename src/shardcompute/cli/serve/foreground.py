@@ -12,6 +12,7 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shardcompute.cli.console import Screen, has_terminal_input, standard_input
@@ -45,7 +46,7 @@ from shardcompute.cli.serve.addresses import (
 from shardcompute.cli.serve.greeting import dashboard, greeting, invitation, new_key
 from shardcompute.cli.serve.shaping import open_transports
 from shardcompute.cli.stopping import terminating_as_interrupt
-from shardcompute.core.errors import JournalError, ShardComputeError
+from shardcompute.core.errors import JournalError, ShardComputeError, UsageError
 from shardcompute.core.generation import Speculation
 from shardcompute.core.kv_types import DEFAULT_KV_TYPE, KvType
 from shardcompute.core.phases import log_phases, phase
@@ -62,7 +63,9 @@ if TYPE_CHECKING:
     from shardcompute.control.placement.parallelism import Parallelism
     from shardcompute.control.state import ClusterState
     from shardcompute.node.admin.admin import ClusterAdmin
-    from shardcompute.node.cluster import Cluster, ClusterOptions
+    from shardcompute.node.cluster import Cluster, ClusterOptions, PreparedModel
+    from shardcompute.node.coordinator.shared import Leadership
+    from shardcompute.node.process.launch import Served
     from shardcompute.node.process.local_workers import LocalWorkers
     from shardcompute.node.process.pidfile import PidLock
     from shardcompute.node.telemetry.history_store import EventView
@@ -159,9 +162,12 @@ def run_cluster(plan: ClusterPlan, screen: Screen, settings: Settings) -> None:
         tls = https.open(folder, _names(plan, settings))
         with logging_to_file(folder, "coordinator"):
             log_phases()
-            options = _with_a_journal(options, screen)
-            checkpoint = _open(plan, screen, settings)
-            _run(plan, options, checkpoint, keys, tls, held, screen, settings)
+            start = _Start(plan, options, keys, tls, held, screen, settings)
+            if plan.cluster.store is not None:
+                _run_candidate(start, plan.cluster.store)
+            else:
+                start = replace(start, options=_with_a_journal(options, screen))
+                _run_leader(start, start.open())
     screen.say("stopped")
 
 
@@ -200,16 +206,48 @@ def _open(plan: ClusterPlan, screen: Screen, settings: Settings) -> Checkpoint:
     return checkpoint
 
 
-def _run(
-    plan: ClusterPlan,
-    options: ClusterOptions,
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A cluster that is about to be started by somebody."""
+
+    plan: ClusterPlan
+    options: ClusterOptions
+    keys: list[str]
+    tls: ServerTls | None
+    held: PidLock
+    screen: Screen
+    settings: Settings
+
+    def open(self) -> Checkpoint:
+        """What it is to serve."""
+        return _open(self.plan, self.screen, self.settings)
+
+    def served(self, checkpoint: Checkpoint) -> Served:
+        from shardcompute.node.process.launch import Served
+
+        return Served(checkpoint, self.plan.form, self.plan.cluster.chains or 1, self.plan.parallel)
+
+
+def _run_candidate(start: _Start, store_url: str) -> None:
+    from shardcompute.cli.serve.standby.candidate import run_candidate
+
+    if start.plan.workers is not None:
+        raise UsageError(
+            "a coordinator among several computes nothing itself: workers stay when it gives way",
+            hint="start it with `shardcompute coordinator`, and let workers of this machine join with a token",
+        )
+    run_candidate(
+        start.options, store_url, start.plan.form, start.open, partial(_run_leader, start), start.screen
+    )
+
+
+def _run_leader(
+    start: _Start,
     checkpoint: Checkpoint,
-    keys: list[str],
-    tls: ServerTls | None,
-    held: PidLock,
-    screen: Screen,
-    settings: Settings,
+    leadership: Leadership | None = None,
+    prepared: PreparedModel | None = None,
 ) -> None:
+    """Until a signal asks to stop or, where there are several coordinators, another leads."""
     with phase("imports of the server"):
         from shardcompute.api import create_app
         from shardcompute.api.access.sign_in import PageSessions
@@ -221,10 +259,12 @@ def _run(
         from shardcompute.security.tokens import parse_token
         from shardcompute.web import page_routes
 
-    served = launch.Served(checkpoint, plan.form, plan.cluster.chains or 1, plan.parallel)
+    plan, options, keys, tls = start.plan, start.options, start.keys, start.tls
+    held, screen, settings = start.held, start.screen, start.settings
+    served = replace(start.served(checkpoint), prepared=prepared)
     with contextlib.ExitStack() as stack:
         with phase("opening the cluster"):
-            cluster = stack.enter_context(Cluster(options))
+            cluster = stack.enter_context(Cluster(options, leadership))
         if is_announced(plan.cluster.announce, plan.serving.host):
             stack.enter_context(_announced(plan, cluster, screen))
         stack.enter_context(tracing(settings, cluster.pool.requests))
@@ -348,6 +388,7 @@ class _Foreground:
         self._held = held
         self._screen = screen
         self._url = ""
+        self._stop = asyncio.Event()
         self._has_greeted = False
         self._complaint: tuple[str, ...] = ()
         self._events: queue.SimpleQueue[EventView] = queue.SimpleQueue()
@@ -364,6 +405,7 @@ class _Foreground:
                     self._plan.serving.host,
                     self._plan.serving.port,
                     on_listening=self._listening,
+                    stop=self._stop,
                     tls=self._tls,
                     on_certificate=self._certified,
                 )
@@ -391,6 +433,8 @@ class _Foreground:
         with status_line(self._screen) as show:
             while True:
                 state = self._cluster.coordinator.state
+                if self._cluster.is_deposed:
+                    self._stop.set()
                 self._say_all([*self._news(), *progress_lines(seen, state)])
                 warned = self._say_warnings(warned)
                 show(activity(state))
@@ -410,7 +454,7 @@ class _Foreground:
         if warnings and not was_warned:
             self._say_all([f"warning: {each}" for each in warnings])
         elif was_warned and not warnings:
-            self._screen.say("the disk has room again, and all that has happened is on record")
+            self._screen.say("all that has happened is on record again")
         return bool(warnings)
 
     def _greet_or_complain(self, state: ClusterState) -> None:

@@ -318,6 +318,10 @@ def _restart(state: ClusterState, event: happened.CoordinatorStarted) -> Cluster
             used_stages=(),
             lost=(),
             host_failures=(),
+            # Of the drivers in coordinators only ours is left: another machine may have led before.
+            drivers=tuple(
+                each for each in chain.drivers if each.session_namespace or each.driver == state.driver
+            ),
             unrest=replace(chain.unrest, since_s=event.now_s),
             driver_unrest=replace(chain.driver_unrest, since_s=event.now_s),
         )
@@ -326,8 +330,13 @@ def _restart(state: ClusterState, event: happened.CoordinatorStarted) -> Cluster
     return state
 
 
+def _renew(state: ClusterState, event: happened.LeasesRenewed) -> ClusterState:
+    return _renew_leases(state, event.now_s + state.health.restart_grace_s - state.health.lost_after_s)
+
+
 MEMBERSHIP: dict[type, Callable[[ClusterState, Any], ClusterState]] = {
     happened.CoordinatorStarted: _restart,
+    happened.LeasesRenewed: _renew,
     happened.NodeJoined: _join,
     happened.NodeSeen: _see,
     happened.NodeMeasured: _measure_node,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -55,6 +56,7 @@ from shardcompute.wire.control import (
     CommandReply,
     DrawQuota,
     Heartbeat,
+    HeartbeatHeard,
     MeetPeer,
     NodeEvent,
     PeerAnswered,
@@ -95,6 +97,14 @@ class NoAccounts:
         return False
 
 
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Which coordinator nodes are to follow: its epoch among several (0: there is one), and where all of them are."""
+
+    epoch: int = 0
+    control_urls: tuple[str, ...] = ()
+
+
 def refuse_to_sign(peer: PeerIdentity, request_pem: str) -> str:
     """A `SignRequest` of a coordinator without an authority."""
     raise AuthError("This coordinator signs no certificates", hint="join again with a token")
@@ -130,6 +140,7 @@ class ControlServer:
         grant: GrantRelays = lambda peer: None,
         answer: AnswerMeeting = refuse_to_meet,
         accounts: MemberAccounts | None = None,
+        lead: Callable[[], Lead] = Lead,
     ) -> None:
         self._grant = grant
         self._answer = answer
@@ -144,6 +155,7 @@ class ControlServer:
         self._revocations = revocations
         self._sign = sign
         self._accounts = accounts or NoAccounts()
+        self._lead = lead
         self._limited_log = RateLimitedLog(log)
         self._budget = MemberBudget(coordinator.now_s)
 
@@ -178,6 +190,8 @@ class ControlServer:
                 # It was given up in the meantime: let it register again with what it holds.
                 pump.link.close()
                 return
+            if self._lead().epoch and self._coordinator.may_act:
+                self._registry.offer(pump, HeartbeatHeard())
             beat = (message.incarnation, 0.0, message.resident_bytes, message.kv_used_bytes)
             self._apply_later(node, NodeSeen(node, *beat))
         elif isinstance(message, NodeEvent):
@@ -290,6 +304,11 @@ class ControlServer:
         self._limited_log.warning(node, "a %s of %s is ignored: %s", type(event).__name__, node, reason)
 
     def _register(self, event: NodeJoined, pump: LinkPump) -> None:
+        if not self._coordinator.may_act:
+            # Another coordinator may lead: it goes on looking for that one.
+            self._registry.remove(event.node, pump)
+            pump.link.close()
+            return
         if self._ports.is_taken(event.node, event.session_namespace):
             self._registry.offer(
                 pump, Refused("Another driver numbers its sessions in the same way; start again")
@@ -310,8 +329,11 @@ class ControlServer:
             self._executor.forget_sessions(nodes[event.node], chain)
 
     def _tell_registered(self, pump: LinkPump, incarnation: int) -> None:
-        interval_s = self._coordinator.state.health.heartbeat_interval_s
-        self._registry.offer(pump, Registered(incarnation, interval_s, self._revocations()))
+        interval_s, lead = self._coordinator.state.health.heartbeat_interval_s, self._lead()
+        self._registry.offer(
+            pump,
+            Registered(incarnation, interval_s, self._revocations(), lead.epoch, lead.control_urls),
+        )
         self._grant_to(pump)
 
     def revoke(self, node: str) -> None:
@@ -329,6 +351,10 @@ class ControlServer:
         known = self._coordinator.state.nodes.get(node)
         if known is not None:
             self._coordinator.apply(NodeLeft(node, known.incarnation))
+        self.tell_all()
+
+    def tell_all(self) -> None:
+        """Give all nodes the news: who was revoked, and where coordinators are."""
         for each in self._registry.all():
             self._tell_registered(each.pump, each.incarnation)
 

@@ -23,6 +23,7 @@ from shardcompute.control.events import (
     CoordinatorStarted,
     DriverPlaced,
     Event,
+    LeasesRenewed,
     LinkBroken,
     LinkClosed,
     MoveDropped,
@@ -39,6 +40,7 @@ from shardcompute.node.coordinator.control_server import (
     AnswerMeeting,
     ControlServer,
     GrantRelays,
+    Lead,
     MemberAccounts,
     SignRequest,
     refuse_to_meet,
@@ -48,7 +50,7 @@ from shardcompute.node.coordinator.coordinator_port import Background, Task, sta
 from shardcompute.node.coordinator.driver_attachments import Brief, DriverAttachments
 from shardcompute.node.coordinator.driver_port import DriverPorts, OwnDriver
 from shardcompute.node.coordinator.executor import ActionExecutor, as_json
-from shardcompute.node.coordinator.journal import DiskReserve, Journal, JournalWriter, replay_journal
+from shardcompute.node.coordinator.journal import JournalStore, JournalWriter, replay_journal
 from shardcompute.node.coordinator.liveness import Dial, LivenessProbe
 from shardcompute.node.coordinator.node_registry import NodeRegistry
 from shardcompute.node.coordinator.stalled_steps import StalledSteps
@@ -59,6 +61,8 @@ from shardcompute.wire.control import StepOverdue
 
 log = logging.getLogger(__name__)
 _TICK_S = 0.1
+_APART_AFTER_S = 1.0
+"""A lease that was renewed so soon was held up on its way, no more."""
 _MOVES = (MovePlanned, MoveDropped, ChainReshaped, StandbysChosen, DriverPlaced)
 
 
@@ -69,7 +73,7 @@ class Coordinator:
         self,
         node: str,
         weights_url: str,
-        journal: Journal,
+        journal: JournalStore,
         driver: OwnDriver,
         *,
         dial: Dial,
@@ -80,6 +84,7 @@ class Coordinator:
         answer: AnswerMeeting = refuse_to_meet,
         brief: Callable[[], Brief] = lambda: Brief([], b""),
         accounts: MemberAccounts | None = None,
+        lead: Callable[[], Lead] = Lead,
         wire: str = EXACT,
         clock: Callable[[], float] = time.monotonic,
         background: Background = start_thread,
@@ -97,7 +102,7 @@ class Coordinator:
             journal,
             replayed,
             lambda: encode_event(StateRemembered(memorable(self._state))),
-            reserve=DiskReserve(journal.path.with_suffix(".reserve")),
+            reserve=journal.reserve,
             clock=self._clock,
         )
         self.registry = NodeRegistry()
@@ -122,7 +127,12 @@ class Coordinator:
             grant,
             answer,
             accounts,
+            lead,
         )
+        self._paused_since_s: float | None = None
+        """Since when nothing may be changed."""
+        self._is_apart = False
+        """Whether nodes were left alone, to find another coordinator."""
         self._listeners: list[Callable[[ClusterState], None]] = []
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
 
@@ -130,6 +140,10 @@ class Coordinator:
     def state(self) -> ClusterState:
         """The newest state; a frozen value."""
         return self._state
+
+    @property
+    def may_act(self) -> bool:
+        return self.record.may_act
 
     def now_s(self) -> float:
         return self._clock()
@@ -247,7 +261,7 @@ class Coordinator:
 
     def _act(self) -> None:
         """Decide, and start what is not under way yet."""
-        if self.has_stood_down:
+        if self.has_stood_down or not self._is_in_charge():
             return
         due: list[Action] = []
         for action in next_actions(self._state, self._clock()):
@@ -256,7 +270,27 @@ class Coordinator:
                 self.apply(action.event)
             else:
                 due.append(action)
-        self._executor.begin(due)
+        # Where others may go on from the record, nothing is done that is not on it.
+        if self.may_act:
+            self._executor.begin(due)
+
+    def _is_in_charge(self) -> bool:
+        """Whether this coordinator may act. Where it could not for a while another may: nodes are left alone then, so
+        that they find that one."""
+        if self.may_act:
+            if self._is_apart:
+                log.warning("this coordinator leads again")
+                self.apply(LeasesRenewed(self._clock()))
+            self._paused_since_s, self._is_apart = None, False
+            return True
+        now_s = self._clock()
+        if self._paused_since_s is None:
+            self._paused_since_s = now_s
+        if not self._is_apart and now_s - self._paused_since_s > _APART_AFTER_S:
+            log.warning("this coordinator may not lead at present: nodes are left to find another")
+            self._is_apart = True
+            self.registry.close()
+        return False
 
     def _log_decision(self, event: Event) -> None:
         log.info("decided: %s", as_json(event))

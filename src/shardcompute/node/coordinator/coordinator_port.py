@@ -25,6 +25,11 @@ class CoordinatorPort(Protocol):
         """Nothing is decided any more."""
         ...
 
+    @property
+    def may_act(self) -> bool:
+        """Whether no other coordinator can be acting, and all that was decided is on record."""
+        ...
+
     def now_s(self) -> float:
         """Every time in the state is of this clock."""
         ...

@@ -17,6 +17,7 @@ from shardcompute.control.events import LinkBroken, NodeJoined
 from shardcompute.node.driver.command_executor import DriverCommandExecutor
 from shardcompute.node.driver.ledger_client import LedgerClient
 from shardcompute.node.driver.pool import DriverPool
+from shardcompute.node.enrolment.stored import remember_urls
 from shardcompute.node.rpc.commands import Introduce, NodeCommand, Probe
 from shardcompute.node.rpc.control_client import ControlClient
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
@@ -81,6 +82,7 @@ class StandaloneDriver:
             self._carry_out,
             self._registered,
             on_accounts=self.quota.take,
+            on_urls=lambda urls: remember_urls(credentials, urls),
         )
         self._endpoint.start()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from shardcompute.security.names import Role
 from shardcompute.security.private_files import open_private_folder, read_private, replace_private
 from shardcompute.security.tokens import JoinToken
 
+log = logging.getLogger(__name__)
 MEMBER_FILE = "member.json"
 _COMMANDS = {Role.WORKER: "join", Role.DRIVER: "driver"}
 
@@ -99,6 +101,14 @@ def remember(folder: Path, credentials: Credentials, urls: list[str]) -> Enrolle
     stored = _Stored(tuple(urls))
     replace_private(folder / MEMBER_FILE, msgspec.json.encode(stored))
     return EnrolledNode(credentials, stored.control_urls)
+
+
+def remember_urls(credentials: Credentials, urls: list[str]) -> None:
+    """Write down where coordinators are, as one of them has said; where that cannot be done, it is said again."""
+    try:
+        remember(credentials.identity.key_path.parent, credentials, urls)
+    except SourceError as error:
+        log.warning("where coordinators are is not on disk, and lost with this process: %s", error.message)
 
 
 def authority_of(credentials: Credentials) -> str:

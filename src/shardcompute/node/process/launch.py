@@ -19,7 +19,7 @@ from shardcompute.control.placement.parallelism import Parallelism
 from shardcompute.control.state import ClusterState
 from shardcompute.core.errors import UsageError
 from shardcompute.core.phases import phase
-from shardcompute.node.cluster import Cluster, ClusterOptions
+from shardcompute.node.cluster import Cluster, ClusterOptions, PreparedModel
 from shardcompute.node.enrolment.stored import is_enrolled, join_from, remember
 from shardcompute.node.process.local_workers import LocalWorker, LocalWorkers
 from shardcompute.node.process.supervisor import Program, Supervisor
@@ -47,6 +47,11 @@ class Served:
     chains: int = 1
     parallel: Parallelism | None = None
     """How it is to be cut; None: as was asked for before."""
+    prepared: PreparedModel | None = None
+    """What serving it takes, where that was made ready before."""
+
+    def prepare(self, cluster: Cluster) -> PreparedModel:
+        return self.prepared or cluster.prepare(self.checkpoint, self.form)
 
 
 def check_cluster_name_of(folder: Path, name: str) -> None:
@@ -93,7 +98,7 @@ def serve_from_workers(cluster: Cluster, served: Served, count: int) -> None:
     if any(model.name == served.checkpoint.name for model in cluster.pool.models()):
         return
     with phase("preparing the model"):
-        prepared = cluster.prepare(served.checkpoint, served.form)
+        prepared = served.prepare(cluster)
     are_there = threading.Event()
 
     def look(state: ClusterState) -> None:
@@ -108,7 +113,7 @@ def serve_from_workers(cluster: Cluster, served: Served, count: int) -> None:
 
 
 def _serve(cluster: Cluster, served: Served) -> None:
-    cluster.serve(served.checkpoint, form=served.form, chains=served.chains, parallel=served.parallel)
+    cluster.serve_prepared(served.prepare(cluster), chains=served.chains, parallel=served.parallel)
 
 
 @contextmanager

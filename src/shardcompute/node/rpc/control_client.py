@@ -25,6 +25,7 @@ from shardcompute.wire.control import (
     Command,
     CommandReply,
     Heartbeat,
+    HeartbeatHeard,
     MeetPeer,
     NodeEvent,
     PeerAnswered,
@@ -41,6 +42,10 @@ _REGISTER_TIMEOUT_S = 10.0
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0)
 _GOODBYE_S = 1.0
 _MEET_TIMEOUT_S = 4.0
+_SILENCE_S = 2.5
+"""So long a coordinator among several may say nothing. Each answers heartbeats while it leads."""
+_DIAL_S = 1.5
+"""For the answer of one of several, so that the others are tried soon."""
 
 
 class ControlClient:
@@ -48,7 +53,11 @@ class ControlClient:
     in a thread per command; `on_registered` hears the incarnation and the revocations, and may tell what was not
     heard before; `memory_use` (resident bytes, KV bytes used) is told with every
     heartbeat; `on_accounts` hears what the coordinator's ledger answers. The node's certificate is renewed over the
-    link."""
+    link.
+
+
+    Where a cluster has several coordinators, the node follows the one that leads: it tries all that it knows in turn,
+    learns of others from it (`on_urls`), and does not listen to one whose epoch is over."""
 
     def __init__(
         self,
@@ -59,18 +68,26 @@ class ControlClient:
         on_registered: Callable[[int, Revocations], None],
         memory_use: Callable[[], tuple[int, int]] = lambda: (0, 0),
         on_accounts: Callable[[Message], None] = lambda message: None,
+        on_urls: Callable[[list[str]], None] = lambda urls: None,
     ) -> None:
         self._endpoint = endpoint
         self._renewal = CertificateRenewal(endpoint)
         self._urls = list(urls)
+        self._url = self._urls[0]
+        """The one that was tried last."""
         self._describe = describe
         self._carry_out = carry_out
         self._on_registered = on_registered
         self._memory_use = memory_use
         self._on_accounts = on_accounts
+        self._on_urls = on_urls
+        self._leader_epoch = 0
+        self._heard_s = 0.0
         self._pump: LinkPump | None = None
         self._registered = threading.Event()
         self._lost = threading.Event()
+        self._answered = threading.Event()
+        """Set once the coordinator has registered this node, or the link has ended before that."""
         self._closing = threading.Event()
         self._is_leaving = False
         self._has_no_more = threading.Event()
@@ -169,12 +186,15 @@ class ControlClient:
             self._thread.join()
 
     def _keep(self) -> None:
-        attempt = 0
+        attempt = place = 0
         while not (self._closing.is_set() or self._is_leaving):
             try:
-                url = self._urls[attempt % len(self._urls)]
-                self._coordinator_host = urlsplit(url).hostname or ""
-                self._serve(self._endpoint.dial(url, "control", needs=Role.COORDINATOR))
+                self._url = self._urls[place % len(self._urls)]
+                self._coordinator_host = urlsplit(self._url).hostname or ""
+                timeout_s = _DIAL_S if len(self._urls) > 1 else None
+                self._serve(
+                    self._endpoint.dial(self._url, "control", needs=Role.COORDINATOR, timeout_s=timeout_s)
+                )
                 attempt = 0
             except AuthError as error:
                 self._refusal = error.message
@@ -184,20 +204,25 @@ class ControlClient:
                     return
                 if attempt == 0:
                     log.warning("the coordinator cannot be reached: %s; trying again", error.message)
-                attempt += 1
-            self._closing.wait(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
+                attempt, place = attempt + 1, place + 1
+            # Among several one may lead already: all of them are tried, often.
+            longest = len(_BACKOFF_S) - 1 if len(self._urls) == 1 else 1
+            self._closing.wait(_BACKOFF_S[min(attempt, longest)])
 
     def _serve(self, link: Link) -> None:
-        self._lost.clear()
-        self._registered.clear()
+        for each in (self._lost, self._registered, self._answered):
+            each.clear()
         pump = LinkPump(link, self._take, self._link_ended)
         pump.start()
         self._pump = pump
         try:
             pump.offer(Register(encode_event(self._describe())), timeout_s=_REGISTER_TIMEOUT_S)
-            if not self._registered.wait(_REGISTER_TIMEOUT_S):
-                raise LinkError("the coordinator did not register this node in time")
+            self._answered.wait(_REGISTER_TIMEOUT_S)
+            if not self._registered.is_set():
+                raise LinkError(self._refusal or "the coordinator did not register this node in time")
             while not self._closing.is_set() and not self._lost.wait(self._heartbeat_s):
+                if self._leader_epoch and time.monotonic() - self._heard_s > _SILENCE_S:
+                    raise LinkError("the coordinator has fallen silent")
                 beat = Heartbeat(self._incarnation, *self._memory_use())
                 pump.offer(beat, timeout_s=self._heartbeat_s)
                 if (request := self._renewal.next_request()) is not None:
@@ -211,20 +236,32 @@ class ControlClient:
 
     def _link_ended(self, error: LinkError) -> None:
         self._lost.set()
+        self._answered.set()
         if self._is_leaving:
             self._has_no_more.set()
 
     def _take(self, message: Message, body: memoryview) -> None:
         if isinstance(message, Registered):
-            self._incarnation = message.incarnation
+            if message.leader_epoch < self._leader_epoch:
+                log.warning("a coordinator whose epoch is over answered: looking for the one that leads")
+                self._lost.set()
+                self._answered.set()
+                return
+            self._leader_epoch = message.leader_epoch
+            self._learn_urls(message.control_urls)
+            self._incarnation, self._heard_s = message.incarnation, time.monotonic()
             self._heartbeat_s = message.heartbeat_interval_s
             revocations = (
                 Revocations.from_bytes(message.revocations) if message.revocations else Revocations()
             )
             self._registered.set()
+            self._answered.set()
             self._on_registered(message.incarnation, revocations)
+        elif isinstance(message, HeartbeatHeard):
+            self._heard_s = time.monotonic()
         elif isinstance(message, Refused):
             self._refusal = message.reason
+            self._answered.set()
         elif isinstance(message, CertificateIssued):
             if self._renewal.take(message):
                 self._lost.set()  # the link is dialled again, with what was issued
@@ -243,6 +280,14 @@ class ControlClient:
         if self._endpoint.reach is None:
             raise LinkError("this node cannot be met: it has no links of its own to the network")
         return self._endpoint.reach.answer(command.caller, command.offer)
+
+    def _learn_urls(self, urls: Sequence[str]) -> None:
+        """All coordinators that there are. The one that answered stays the first to be tried."""
+        current = self._url
+        known = list(dict.fromkeys([current, *urls]))
+        if urls and set(known) != set(self._urls):
+            self._urls = known
+            self._on_urls(known)
 
     def _obey(self, message: Command) -> None:
         started = time.monotonic()

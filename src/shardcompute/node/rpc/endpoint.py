@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import inf
 from urllib.parse import urlsplit
 
@@ -119,11 +120,13 @@ class Endpoint:
         *,
         needs: Role | None = None,
         only_direct: bool = False,
+        timeout_s: float | None = None,
     ) -> Link:
         """A link to the node at `url`; LinkError unless it is `node`, and may act as `needs`, where they are named. A
-        node that is named is reached in whatever way it can be (see `reach`), unless `only_direct`."""
+        node that is named is reached in whatever way it can be (see `reach`), unless `only_direct`. An address has
+        `timeout_s` to answer, None: as long as any."""
         if node is None or only_direct or self.reach is None or url == self.url:
-            link = self._dial_address(url, role, node, needs)
+            link = self._dial_address(url, role, node, needs, timeout_s)
         else:
             link = self.reach.dial(url, role, node)
             self._check(link, node, needs)
@@ -133,8 +136,17 @@ class Endpoint:
         self._look_at(expires_at_s)
         return link
 
-    def _dial_address(self, url: str, role: str, node: str | None, needs: Role | None = None) -> Link:
+    def _dial_address(
+        self,
+        url: str,
+        role: str,
+        node: str | None,
+        needs: Role | None = None,
+        timeout_s: float | None = None,
+    ) -> Link:
         options = LinkOptions(tls=self.credentials.client_context(), congestion=_CONGESTION, node=node or "")
+        if timeout_s is not None:
+            options = replace(options, handshake_timeout_s=timeout_s)
         link = self._transports.dial(self._near_url if url == self.url else url, self._hello(role), options)
         self._check(link, node, needs)
         return link

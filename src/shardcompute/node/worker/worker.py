@@ -32,6 +32,7 @@ from shardcompute.core.fields import shorten
 from shardcompute.core.process_memory import give_back_large_blocks, resident_bytes
 from shardcompute.core.settings import Settings
 from shardcompute.core.units import format_bytes
+from shardcompute.node.enrolment.stored import remember_urls
 from shardcompute.node.rpc.commands import (
     Admit,
     Connect,
@@ -298,6 +299,7 @@ class Worker:
             self._carry_out,
             self._registered,
             lambda: (resident_bytes(), self._loader.kv_used_bytes()),
+            on_urls=lambda urls: remember_urls(credentials, urls),
         )
         self._watch: ConditionWatch | None = None
         if options.conditions.has_any:

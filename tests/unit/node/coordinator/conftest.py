@@ -37,6 +37,7 @@ class FakeCoordinator:
         self.state = state
         self.time_s = 0.0
         self.has_stood_down = False
+        self.may_act = True
         self.applied: list[Event] = []
         self.delayed: list[Callable[[], None]] = []
 

@@ -20,6 +20,7 @@ class Desk:
     waiting: list[Task] = field(default_factory=list)
     posted: list[Event] = field(default_factory=list)
     has_stood_down: bool = False
+    may_act: bool = True
 
     def now_s(self) -> float:
         return 500.0

@@ -10,12 +10,14 @@ from shardcompute.node.coordinator.journal.database import Journal
 from shardcompute.node.coordinator.journal.recovery import JOURNAL_FILE, bind_journal, open_journal
 from shardcompute.node.coordinator.journal.replay import Replayed, replay_journal
 from shardcompute.node.coordinator.journal.reserve import DiskReserve
+from shardcompute.node.coordinator.journal.store import JournalStore
 from shardcompute.node.coordinator.journal.writer import JournalWriter, RecordStatus
 
 __all__ = [
     "JOURNAL_FILE",
     "DiskReserve",
     "Journal",
+    "JournalStore",
     "JournalWriter",
     "RecordStatus",
     "Replayed",

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from shardcompute.core.errors import DiskFullError, JournalError, SourceError
+from shardcompute.node.coordinator.journal.reserve import DiskReserve
 from shardcompute.security.private_files import make_private
 
 _SCHEMA = """
@@ -31,10 +32,14 @@ _CODES_DAMAGED = (11, 26)
 
 
 class Journal:
-    """An open journal. Methods may be called from any thread."""
+    """An open journal, a `JournalStore`. Methods may be called from any thread."""
+
+    is_shared = False
+    may_act = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.reserve: DiskReserve | None = DiskReserve(path.with_suffix(".reserve"))
         self._lock = threading.Lock()
         make_private(path)
         with self._naming_failures():
@@ -50,6 +55,10 @@ class Journal:
                 self._connection.executescript(_SCHEMA)
                 self._check_version()
                 on_error.pop_all()
+
+    @property
+    def place(self) -> str:
+        return str(self.path)
 
     def append(self, *events: bytes) -> None:
         """All of them or none."""

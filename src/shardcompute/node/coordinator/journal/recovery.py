@@ -23,10 +23,11 @@ from pathlib import Path
 from shardcompute.core.errors import JournalError, SourceError
 from shardcompute.core.units import count_of
 from shardcompute.node.coordinator.journal.database import Journal
+from shardcompute.node.coordinator.journal.store import JournalStore
 
 log = logging.getLogger(__name__)
 JOURNAL_FILE = "journal.sqlite"
-_CLUSTER = "cluster"
+CLUSTER_NOTE = "cluster"
 _MOST_BYTES = 1 << 30
 _BESIDE = ("", "-wal", "-shm")
 """SQLite's files beside a database."""
@@ -53,14 +54,14 @@ def open_journal(folder: Path, fingerprint: str | None, *, recovers: bool = Fals
     return journal
 
 
-def bind_journal(journal: Journal, fingerprint: str) -> None:
+def bind_journal(journal: JournalStore, fingerprint: str) -> None:
     """The journal belongs to the cluster with this authority from now on."""
-    if journal.read_note(_CLUSTER) is None:
-        journal.write_note(_CLUSTER, fingerprint.encode())
+    if journal.read_note(CLUSTER_NOTE) is None:
+        journal.write_note(CLUSTER_NOTE, fingerprint.encode())
 
 
 def _check_owner(journal: Journal, fingerprint: str | None, recovers: bool) -> None:
-    owner, path = journal.read_note(_CLUSTER), journal.path
+    owner, path = journal.read_note(CLUSTER_NOTE), journal.path
     if owner is None:
         if fingerprint is not None and not journal.numbered_events():
             _decide(f"the cluster in {path.parent} has lost its journal: {path.name} is empty", recovers)

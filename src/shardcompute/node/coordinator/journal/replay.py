@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from shardcompute.control import ClusterState, apply, decode_event
-from shardcompute.node.coordinator.journal.database import Journal
+from shardcompute.node.coordinator.journal.store import JournalStore
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ class Replayed:
     unread: frozenset[int] = frozenset()
 
 
-def replay_journal(journal: Journal, initial: ClusterState) -> Replayed:
+def replay_journal(journal: JournalStore, initial: ClusterState) -> Replayed:
     state, size_bytes = initial, 0
     unread: set[int] = set()
     events = journal.numbered_events()

@@ -13,11 +13,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shardcompute.core.errors import DiskFullError, JournalError, SourceError
+from shardcompute.core.errors import DiskFullError, JournalError, NotLeadingError, SourceError, StoreError
 from shardcompute.core.units import count_of
-from shardcompute.node.coordinator.journal.database import Journal
 from shardcompute.node.coordinator.journal.replay import Replayed
 from shardcompute.node.coordinator.journal.reserve import DiskReserve
+from shardcompute.node.coordinator.journal.store import JournalStore
 
 log = logging.getLogger(__name__)
 _RETRY_S = 1.0
@@ -28,6 +28,7 @@ _MOST_WAITING = 2000
 _MOST_WAITING_BYTES = 1 << 20
 # A journal that holds little but its own beginning is not worth writing anew.
 _GROWN = 4
+_NO_LEASE = "its lease could not be renewed"
 Write = Callable[[], None]
 
 
@@ -41,10 +42,18 @@ class RecordStatus:
     """Why, where something waits."""
     has_reserve: bool = True
     """Whether there is room left for what must be written on a full disk."""
+    is_paused: bool = False
+    """Whether the store that coordinators share is out of reach, so that nothing may be changed."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """For people; empty when all is well."""
+        if self.is_paused:
+            waits = f"; {count_of(self.waiting, 'change')} so far" if self.waiting else ""
+            return (
+                f"the store of the coordinators does not let this one lead ({self.reason or _NO_LEASE}): answers go "
+                f"on, and changes of the cluster wait until it does{waits}",
+            )
         if self.waiting:
             are = "is" if self.waiting == 1 else "are"
             return (
@@ -64,11 +73,11 @@ class JournalWriter:
 
     def __init__(
         self,
-        journal: Journal,
+        journal: JournalStore,
         replayed: Replayed,
         snapshot: Callable[[], bytes],
         *,
-        reserve: DiskReserve,
+        reserve: DiskReserve | None,
         clock: Callable[[], float],
         most_events: int = _MOST_EVENTS,
         most_bytes: int = _MOST_BYTES,
@@ -94,11 +103,16 @@ class JournalWriter:
         self._listeners: list[Callable[[RecordStatus], None]] = []
         self._retry_at_s = 0.0
         self._reserve_at_s = clock() + _AGAIN_S
-        self._status = RecordStatus(has_reserve=reserve.hold())
+        self._status = RecordStatus(has_reserve=reserve is None or reserve.hold())
 
     @property
     def status(self) -> RecordStatus:
         return self._status
+
+    @property
+    def may_act(self) -> bool:
+        """Whether what is decided may be done: where others may go on from this journal, only what is on record."""
+        return not self._journal.is_shared or (self._journal.may_act and not self._waiting_count)
 
     def listen(self, listener: Callable[[RecordStatus], None]) -> None:
         """Call `listener`, from any thread, when the record falls behind and when it has caught up; it may not wait."""
@@ -141,7 +155,10 @@ class JournalWriter:
                     self._write_all()
             elif self._clock() >= self._reserve_at_s:
                 self._reserve_at_s = self._clock() + _AGAIN_S
-                self._reserve.hold()
+                if self._reserve is not None:
+                    self._reserve.hold()
+                self._tell()
+            if self._status.is_paused is self._journal.may_act:
                 self._tell()
 
     def close(self) -> None:
@@ -195,7 +212,7 @@ class JournalWriter:
             return True
         except SourceError as error:
             failure = error
-        if not isinstance(failure, JournalError) and self._reserve.release():
+        if not isinstance(failure, JournalError) and self._reserve is not None and self._reserve.release():
             log.warning("the disk is full: using the space that was reserved for the journal")
             try:
                 write()
@@ -205,8 +222,12 @@ class JournalWriter:
         self._retry_at_s = self._clock() + _RETRY_S
         if not self._status.reason:
             log.error("not on record: %s; the cluster goes on, and this is tried again", failure)
-        self._status = RecordStatus(max(1, self._status.waiting), _reason(failure), self._reserve.is_held)
+        self._status = self._status_with(max(1, self._status.waiting), _reason(failure))
         return False
+
+    def _status_with(self, waiting: int, reason: str) -> RecordStatus:
+        has_reserve = self._reserve is None or self._reserve.is_held
+        return RecordStatus(waiting, reason, has_reserve, is_paused=not self._journal.may_act)
 
     def _bound_waiting(self) -> None:
         if len(self._waiting) > _MOST_WAITING or self._waiting_bytes > _MOST_WAITING_BYTES:
@@ -218,11 +239,12 @@ class JournalWriter:
 
     def _tell(self) -> None:
         waiting = self._waiting_count + len(self._notes)
-        self._status = RecordStatus(waiting, self._status.reason if waiting else "", self._reserve.is_held)
-        if bool(waiting) is self._is_behind:
+        self._status = self._status_with(waiting, self._status.reason if waiting else "")
+        is_behind = bool(waiting) or self._status.is_paused
+        if is_behind is self._is_behind:
             return
-        self._is_behind = bool(waiting)
-        if not waiting:
+        self._is_behind = is_behind
+        if not is_behind:
             log.warning("all that has happened is on record again")
             self._reserve_at_s = self._clock()
         for listener in self._listeners:
@@ -235,4 +257,8 @@ def _reason(failure: SourceError) -> str:
         return "the coordinator's disk is full"
     if isinstance(failure, JournalError):
         return "the coordinator's journal is damaged"
+    if isinstance(failure, StoreError):
+        return "it does not answer"
+    if isinstance(failure, NotLeadingError):
+        return "another coordinator leads"
     return "the coordinator's disk refuses it"

@@ -1,0 +1,85 @@
+"""Candidacy of a coordinator: it shares a store with others, knows the cluster's authority, and leads when nobody else
+does."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from shardcompute.core.errors import StoreError, UsageError
+from shardcompute.node.cluster import ClusterOptions, create_authority, find_authority
+from shardcompute.node.coordinator.shared import (
+    Candidate,
+    KeyValueStore,
+    Leadership,
+    LeaseKeeper,
+    SharedJournal,
+    check_owner,
+    cluster_prefix,
+    register_candidate,
+)
+from shardcompute.security.identity import NodeIdentity
+from shardcompute.security.names import check_cluster_name
+from shardcompute.security.private_files import open_private_folder
+from shardcompute.wire import join_address
+
+log = logging.getLogger(__name__)
+_LOOK_S = 0.2
+Say = Callable[[str], None]
+
+
+class Candidacy:
+    """One coordinator of several. SourceError where the store belongs to another cluster, StoreError where it does not
+    answer. The store stays its opener's."""
+
+    def __init__(self, options: ClusterOptions, store: KeyValueStore) -> None:
+        if not options.port or not options.join_port:
+            raise UsageError(
+                "a coordinator among several is found by its ports, which must not change",
+                hint="name them with --cluster-port and --join-port",
+            )
+        open_private_folder(options.folder)
+        authority = find_authority(options.folder)
+        self.cluster = options.name if authority is None else authority.name
+        self._store, self._prefix = store, cluster_prefix(check_cluster_name(self.cluster))
+        fingerprint = None if authority is None else authority.fingerprint
+        check_owner(SharedJournal(store, self._prefix), fingerprint)
+        if authority is None:
+            create_authority(options.folder, self.cluster)
+        host = options.advertise or options.host
+        self.node = NodeIdentity.open(options.folder / "coordinator").node_id
+        own = Candidate(self.node, join_address(host, options.port), f"{host}:{options.join_port}")
+        register_candidate(store, self._prefix, own)
+
+    @contextmanager
+    def leading(self, say: Say, pause: Callable[[float], object] = time.sleep) -> Iterator[Leadership]:
+        """Wait until nobody else leads, then lead as long as the block lasts, unless another is faster after a pause.
+
+        What is waited for is said. Whoever ends the block in order lets another lead at once.
+        """
+        leadership = Leadership(self._store, self._prefix, self.node)
+        self._wait(leadership, say, pause)
+        keeper = LeaseKeeper(leadership)
+        try:
+            yield leadership
+        finally:
+            keeper.close()
+            leadership.resign()
+
+    def _wait(self, leadership: Leadership, say: Say, pause: Callable[[float], object]) -> None:
+        said = ""
+        while True:
+            try:
+                if leadership.try_to_lead():
+                    return
+                leader = leadership.leader()
+                news = "" if leader is None else f"{leader.node} leads; this one takes over when it is gone"
+            except StoreError as error:
+                news = f"waiting for the store: {error.message}"
+            if news and news != said:
+                say(news)
+                log.info("%s", news)
+                said = news
+            pause(_LOOK_S)
