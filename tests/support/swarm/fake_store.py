@@ -67,8 +67,8 @@ class FakeStore:
 
 
 class FakeStoreClient:
-    """One coordinator's way to the store. While `is_cut_off` nothing gets through; `loses_answers` lets what is asked for
-    happen and says nothing."""
+    """One coordinator's way to the store. While `is_cut_off` nothing gets through; `loses_answers` lets what is
+    asked for happen and says nothing."""
 
     name = "fake://store"
 
