@@ -327,7 +327,7 @@ def test_whoever_sits_there_is_asked(cli: Cli, bereft: Path, monkeypatch: pytest
     started: list[ClusterOptions] = []
     monkeypatch.setattr(foreground, "has_terminal_input", lambda stream: True)
     monkeypatch.setattr(foreground, "_open", lambda *_: None)
-    monkeypatch.setattr(foreground, "_run", lambda plan, options, *_: started.append(options))
+    monkeypatch.setattr(foreground, "_run_leader", lambda start, *_: started.append(start.options))
     arguments = ("up", "--no-workers", "--data-dir", str(bereft), *ANY_PORTS)
     for answer in ("", "n\n", "perhaps\n"):
         result = cli(*arguments, stdin=answer)
