@@ -103,6 +103,17 @@ def test_every_part_is_held_once(spec: ModelSpec, weights: list[float], block: i
         assert _covers(inner, spec.experts.count if by == "experts" else spec.experts.intermediate)
 
 
+@given(spec=specs(), ranks=st.integers(2, 4))
+def test_columns_are_even_where_heads_cannot_be(spec: ModelSpec, ranks: int) -> None:
+    """Ranks meet behind attention and behind columns: the longest of each is waited for."""
+    assume(spec.heads >= ranks and spec.intermediate // 32 >= ranks)
+    widths = [
+        stop - start
+        for start, stop in (s.columns for s in split_tensors(spec, [1.0] * ranks, block=32).shares)
+    ]
+    assert max(widths) - min(widths) <= 32
+
+
 @given(spec=specs(), weights=WEIGHTS)
 def test_cuts_are_the_shapes_of_a_ranks_own_model(spec: ModelSpec, weights: list[float]) -> None:
     """What is cut of each tensor of the model has the shape that a model as small as the rank's has."""

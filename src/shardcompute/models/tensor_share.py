@@ -3,7 +3,8 @@
 Every layer is cut the same way, along heads and along the inner columns of its feed-forward block, in ranges that
 follow the ranks' weights: a rank of twice the speed gets twice the work, as nearly as whole units allow. Query heads
 go with the key head that they share; only where there are more ranks than key heads do several ranks keep the same
-one. Attention has few units, so columns make up for what it could not divide evenly.
+one. Columns do not make up for heads that could not be divided evenly: ranks meet behind each, so that the longest of
+every part is waited for.
 
 Or ranks are laid out as a grid, each with a block of every matrix: its row's heads and inner columns, of which it reads
 or makes its column's part of the hidden values. More is exchanged than where blocks are as long as the matrix, between
@@ -112,7 +113,7 @@ def split_tensors(
         return _split_grid(spec, weights, grid, block, exchange, experts_by)
     ranks = len(weights)
     heads, kv_heads = _split_heads(spec, weights)
-    columns = _balanced_columns(spec, weights, list(zip(heads, kv_heads, strict=True)), block)
+    columns = _split_blocks("feed-forward columns", spec.intermediate, weights, block)
     vocabulary = _split_rows("vocabulary rows", spec.vocab_size, weights)
     hidden = _split_rows("hidden columns", spec.hidden, weights)
     shares = [TensorShare(*parts) for parts in zip(heads, kv_heads, columns, vocabulary, hidden, strict=True)]
@@ -272,22 +273,6 @@ def _ranks_by_key_head(spec: ModelSpec, weights: Sequence[float]) -> list[Span]:
         spans.append((first, first + count))
         first += count
     return spans
-
-
-def _balanced_columns(
-    spec: ModelSpec, weights: Sequence[float], heads: Sequence[tuple[Span, Span]], block: int
-) -> list[Span]:
-    """Columns such that attention and feed-forward together follow the weights, as far as columns can see to it."""
-    attention = [2.0 * spec.head_dim * (_length(own) + _length(kept)) for own, kept in heads]
-    feed_forward = (3.0 if spec.has_gate else 2.0) * spec.intermediate
-    total = sum(attention) + feed_forward
-    wanted = [
-        max(0.0, weight / sum(weights) * total - cost)
-        for weight, cost in zip(weights, attention, strict=True)
-    ]
-    if not sum(wanted):
-        wanted = list(weights)
-    return _split_blocks("feed-forward columns", spec.intermediate, wanted, block)
 
 
 def _split_experts(
