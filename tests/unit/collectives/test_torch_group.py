@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run_torch(size: int, work: Callable[[TorchGroup], Any], **options: Any) -> list[Any]:
-    """`work` of every rank in a thread of its own."""
+def run_torch(
+    size: int, work: Callable[[TorchGroup], Any], devices: Sequence[str] = (), **options: Any
+) -> list[Any]:
+    """`work` of every rank in a thread of its own, on its device."""
     port = free_port()
     found: dict[int, Any] = {}
 
     def run(rank: int) -> None:
         try:
-            group = connect_torch(TorchMeeting(rank, size, port, timeout_s=10.0, **options))
+            device = devices[rank] if devices else "cpu"
+            group = connect_torch(TorchMeeting(rank, size, port, device=device, timeout_s=10.0, **options))
             found[rank] = work(group)
             group.barrier()
             group.close()
@@ -133,5 +136,15 @@ def test_nccl_is_refused_with_its_reason_where_ranks_outnumber_gpus() -> None:
 def test_two_ranks_share_a_gpu_through_gloo() -> None:
     expected = run_ranks(thread_groups(2), operations)
 
-    for ours, theirs in zip(expected, run_torch(2, operations, device="cuda:0"), strict=True):
+    for ours, theirs in zip(expected, run_torch(2, operations, ["cuda:0"] * 2), strict=True):
+        assert [a.tobytes() for a in ours] == [a.tobytes() for a in theirs]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each of two ranks")
+def test_nccl_gives_the_bits_of_our_own_fabrics() -> None:
+    expected = run_ranks(thread_groups(2), operations)
+
+    found = run_torch(2, operations, ["cuda:0", "cuda:1"], backend="nccl")
+    for ours, theirs in zip(expected, found, strict=True):
         assert [a.tobytes() for a in ours] == [a.tobytes() for a in theirs]
