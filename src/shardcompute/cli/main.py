@@ -46,6 +46,8 @@ _COMMANDS = {
     "list": "models.store:list_models",
     "show": "models.show:show",
     "rm": "models.store:rm",
+    "backup": "tools.backup:backup",
+    "restore": "tools.backup:restore",
     "completion": "tools.completion:completion",
 }
 _GROUPS = {

@@ -30,6 +30,8 @@ COMMANDS = (
     "token",
     "key",
     "service",
+    "backup",
+    "restore",
     "completion",
     "bench",
 )

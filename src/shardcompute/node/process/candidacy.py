@@ -7,9 +7,11 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from shardcompute.core.errors import StoreError, UsageError
 from shardcompute.node.cluster import ClusterOptions, create_authority, find_authority
+from shardcompute.node.coordinator.journal import CLUSTER_NOTE
 from shardcompute.node.coordinator.shared import (
     Candidate,
     KeyValueStore,
@@ -20,6 +22,8 @@ from shardcompute.node.coordinator.shared import (
     cluster_prefix,
     register_candidate,
 )
+from shardcompute.node.coordinator.shared.key_value import Delete
+from shardcompute.node.process.backup import ClusterBackup, Restored, restore_authority, restore_journal
 from shardcompute.security.identity import NodeIdentity
 from shardcompute.security.names import check_cluster_name
 from shardcompute.security.private_files import open_private_folder
@@ -83,3 +87,38 @@ class Candidacy:
                 log.info("%s", news)
                 said = news
             pause(_LOOK_S)
+
+
+def read_shared(folder: Path, store: KeyValueStore) -> SharedJournal:
+    """The journal that the coordinator in a folder shares with others, to be read. SourceError where it is not its
+    cluster's."""
+    authority = find_authority(folder)
+    if authority is None:
+        raise UsageError(f"there is no cluster in {folder}", hint="name its folder with --data-dir")
+    journal = SharedJournal(store, cluster_prefix(authority.name))
+    check_owner(journal, authority.fingerprint)
+    return journal
+
+
+def restore_shared(
+    backup: ClusterBackup, folder: Path, store: KeyValueStore, *, replaces: bool = False
+) -> Restored:
+    """Put a backup's authority into a folder and its journal into the store. A journal of this cluster stays there,
+    unless it is to be replaced, which takes that no coordinator leads."""
+    fingerprint = restore_authority(backup, folder)
+    prefix = cluster_prefix(backup.name)
+    journal = SharedJournal(store, prefix)
+    check_owner(journal, fingerprint)
+    if journal.read_note(CLUSTER_NOTE) is not None and not replaces:
+        return restore_journal(backup, fingerprint, journal)
+    leadership = Leadership(store, prefix, NodeIdentity.open(folder / "coordinator").node_id)
+    if not leadership.try_to_lead():
+        raise UsageError(
+            f"a coordinator of {backup.name} runs by {store.name}", hint="stop all of them, then restore"
+        )
+    try:
+        for name in ("events", "notes") if replaces else ():
+            store.write([leadership.condition], [Delete(f"{prefix}{name}/", f"{prefix}{name}0")])
+        return restore_journal(backup, fingerprint, SharedJournal(store, prefix, leadership))
+    finally:
+        leadership.resign()

@@ -7,13 +7,19 @@ call `control`, to replay, and `security`'s private files; decides nothing about
 from __future__ import annotations
 
 from shardcompute.node.coordinator.journal.database import Journal
-from shardcompute.node.coordinator.journal.recovery import JOURNAL_FILE, bind_journal, open_journal
+from shardcompute.node.coordinator.journal.recovery import (
+    CLUSTER_NOTE,
+    JOURNAL_FILE,
+    bind_journal,
+    open_journal,
+)
 from shardcompute.node.coordinator.journal.replay import Replayed, replay_journal
 from shardcompute.node.coordinator.journal.reserve import DiskReserve
 from shardcompute.node.coordinator.journal.store import JournalStore
 from shardcompute.node.coordinator.journal.writer import JournalWriter, RecordStatus
 
 __all__ = [
+    "CLUSTER_NOTE",
     "JOURNAL_FILE",
     "DiskReserve",
     "Journal",

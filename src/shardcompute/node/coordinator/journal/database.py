@@ -109,6 +109,14 @@ class Journal:
             ).fetchone()
         return None if row is None else row[0]
 
+    def read_notes(self) -> dict[str, bytes]:
+        with self._lock, self._naming_failures():
+            return dict(
+                self._connection.execute(
+                    "select name, cast(value as blob) from notes order by name"
+                ).fetchall()
+            )
+
     def write_note(self, name: str, value: bytes) -> None:
         """On the disk when this returns."""
         with self._writing(is_durable=True):

@@ -49,6 +49,10 @@ class JournalStore(Protocol):
 
     def read_note(self, name: str) -> bytes | None: ...
 
+    def read_notes(self) -> dict[str, bytes]:
+        """All of them, by name."""
+        ...
+
     def write_note(self, name: str, value: bytes) -> None:
         """It survives a power cut when this returns."""
         ...

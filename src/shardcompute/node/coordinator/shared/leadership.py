@@ -45,6 +45,7 @@ class Leadership:
         *,
         ttl_s: float = TTL_S,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.store = store
         self.prefix = prefix
@@ -55,6 +56,7 @@ class Leadership:
         """Another has led since. It does not end."""
         self._ttl_s = ttl_s
         self._clock = clock
+        self._wall_clock = wall_clock
         self._lease = 0
         self._held_until_s = 0.0
 
@@ -84,7 +86,8 @@ class Leadership:
         if self.leader() is not None:
             return False
         known = self.store.read(self._epoch_key)
-        epoch = _epoch_of(known) + 1
+        # Nodes listen to no lower epoch than they have heard: one that begins anew must be higher, too.
+        epoch = _epoch_of(known) + 1 if known is not None else int(self._wall_clock())
         asked_s = self._clock()
         grant = self.store.grant(self._ttl_s)
         note = msgspec.json.encode(LeaderNote(self.node, epoch))

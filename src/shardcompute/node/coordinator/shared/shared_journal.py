@@ -93,6 +93,10 @@ class SharedJournal:
         content = self._store.read(f"{self._prefix}notes/{name}")
         return None if content is None else _unpack(name, content)
 
+    def read_notes(self) -> dict[str, bytes]:
+        prefix = f"{self._prefix}notes/"
+        return {key[len(prefix) :]: _unpack(key, value) for key, value in self._store.read_all(prefix)}
+
     def write_note(self, name: str, value: bytes) -> None:
         self._write(Put(f"{self._prefix}notes/{name}", _pack(value)))
 
