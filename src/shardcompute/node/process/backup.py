@@ -105,7 +105,7 @@ def read_backup(path: Path) -> ClusterBackup:
         Revocations.from_bytes(backup.revocations)
         for name, kind in (("tokens", TokenBook), ("keys", KeyBook), ("revocations", Revocations)):
             if (note := backup.notes.get(name)) is not None:
-                kind.from_bytes(note)  # type: ignore[attr-defined]
+                kind.from_bytes(note)
     except (ValueError, zlib.error, RecursionError, SourceError) as error:
         raise _no_backup(path, str(error)) from error
     return backup
