@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import socket
 from collections.abc import Iterable
-from urllib.parse import urlsplit
 
-from shardcompute.core.errors import LinkError
+from shardcompute.node.rpc.whereabouts import address_towards, address_used_for
 
 _NOBODY = ("192.0.2.1", 9)
 
@@ -41,24 +39,7 @@ def reachable_host(host: str) -> str:
     """What others can use to reach a server on `host`, where that means any address of this machine."""
     if not is_any_address(host):
         return f"[{host}]" if ":" in host else host
-    return _address_used_for(*_NOBODY) or "127.0.0.1"
-
-
-def address_towards(url: str) -> str:
-    """The address under which the machine behind `url` sees this one; nothing is sent. LinkError if unknown."""
-    parts = urlsplit(url)
-    try:
-        found = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_DGRAM)
-    except OSError as error:
-        raise LinkError(
-            f"the coordinator's address {parts.hostname} is unknown: {error.strerror or error}",
-            hint="check the network and its name server, or join with a new token",
-        ) from error
-    for _, _, _, _, address in found:
-        used = _address_used_for(str(address[0]), int(address[1]))
-        if used is not None:
-            return used
-    raise LinkError(f"there is no way from here to {parts.hostname}", hint="check the network")
+    return address_used_for(*_NOBODY) or "127.0.0.1"
 
 
 def node_addresses(coordinator_url: str, host: str | None, advertise: str | None) -> tuple[str, str]:
@@ -86,14 +67,3 @@ async def _bind_all(wanted: list[tuple[str, int]]) -> None:
     with contextlib.ExitStack() as stack:
         for host, port in wanted:
             stack.enter_context(await bind(host, port))
-
-
-def _address_used_for(host: str, port: int) -> str | None:
-    """Asks the system which address it would use; sends nothing."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, port))
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])

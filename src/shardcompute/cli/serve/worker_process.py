@@ -103,6 +103,8 @@ def _worker_options(
     folder: Path, serving: WorkerServing, chosen: ChosenDevices, member: EnrolledNode
 ) -> WorkerOptions:
     from shardcompute.backends.processor import default_threads
+    from shardcompute.node.discovery.again import CoordinatorFinder, search_nearby
+    from shardcompute.node.enrolment.stored import authority_of
     from shardcompute.node.worker.memory.promise import check_promise, measure_process_bytes
     from shardcompute.node.worker.worker import WorkerOptions
 
@@ -131,6 +133,8 @@ def _worker_options(
         # Whoever shapes links wants to see what goes over them.
         reads_originals=not serving.shape,
         sources=replace(settings, download_rate=serving.max_download or settings.download_rate),
+        follows_address=serving.host is None and serving.advertise is None,
+        find_again=CoordinatorFinder([search_nearby(authority_of(member.credentials))]),
         max_upload=serving.max_upload,
         conditions=serving.conditions,
     )

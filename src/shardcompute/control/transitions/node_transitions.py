@@ -80,7 +80,17 @@ def _join(state: ClusterState, event: happened.NodeJoined) -> ClusterState:
     if node.can_work and (old is None or not old.is_live):
         state = forget_moves(state)
     state = _interrupt_at_rest(state, event.node)
+    if old is not None and old.is_live and old.address != event.address:
+        state = _interrupt_moved(state, event.node)
     return trim_standbys(_interrupt_unheld(state, event.node))
+
+
+def _interrupt_moved(state: ClusterState, node_id: str) -> ClusterState:
+    """Links to where it was lead nowhere, whether or not that has been noticed: its chains are connected anew."""
+    for chain in state.live_chains():
+        if node_id in chain.nodes:
+            state = interrupt(state, chain, f"{state.nodes[node_id].name} has another address")
+    return state
 
 
 def _interrupt_at_rest(state: ClusterState, node_id: str) -> ClusterState:

@@ -16,6 +16,7 @@ from shardcompute.core.fields import shorten
 from shardcompute.node.rpc.commands import Leave, MeetNode, NodeCommand, decode_command
 from shardcompute.node.rpc.endpoint import Endpoint
 from shardcompute.node.rpc.renewal import CertificateRenewal
+from shardcompute.node.rpc.whereabouts import Whereabouts
 from shardcompute.relay.client import RelayPass
 from shardcompute.security.names import Role
 from shardcompute.security.revocations import Revocations
@@ -46,6 +47,10 @@ _SILENCE_S = 2.5
 """So long a coordinator among several may say nothing. Each answers heartbeats while it leads."""
 _DIAL_S = 1.5
 """For the answer of one of several, so that the others are tried soon."""
+_SEEK_EVERY = 4
+"""Attempts between two searches for a coordinator that has gone elsewhere."""
+_MOST_URLS = 8
+FindAgain = Callable[[], Sequence[str]]
 
 
 class ControlClient:
@@ -69,7 +74,15 @@ class ControlClient:
         memory_use: Callable[[], tuple[int, int]] = lambda: (0, 0),
         on_accounts: Callable[[Message], None] = lambda message: None,
         on_urls: Callable[[list[str]], None] = lambda urls: None,
+        *,
+        whereabouts: Whereabouts | None = None,
+        find_again: FindAgain = lambda: (),
     ) -> None:
+        """`find_again` says where else the coordinator may be, when it is at none of its addresses for a while."""
+        self._whereabouts = whereabouts or Whereabouts(endpoint, follows=False)
+        self._find_again = find_again
+        self._found: list[str] = []
+        """Addresses that nobody has told us of, and that were not tried yet."""
         self._endpoint = endpoint
         self._renewal = CertificateRenewal(endpoint)
         self._urls = list(urls)
@@ -192,6 +205,7 @@ class ControlClient:
                 self._url = self._urls[place % len(self._urls)]
                 self._coordinator_host = urlsplit(self._url).hostname or ""
                 timeout_s = _DIAL_S if len(self._urls) > 1 else None
+                self._whereabouts.settle(self._url)
                 self._serve(
                     self._endpoint.dial(self._url, "control", needs=Role.COORDINATOR, timeout_s=timeout_s)
                 )
@@ -205,9 +219,34 @@ class ControlClient:
                 if attempt == 0:
                     log.warning("the coordinator cannot be reached: %s; trying again", error.message)
                 attempt, place = attempt + 1, place + 1
+                self._look_elsewhere(attempt)
             # Among several one may lead already: all of them are tried, often.
             longest = len(_BACKOFF_S) - 1 if len(self._urls) == 1 else 1
             self._closing.wait(_BACKOFF_S[min(attempt, longest)])
+
+    def _look_elsewhere(self, attempt: int) -> None:
+        """Ask now and then where the coordinator may be. Only its certificate proves that it is there."""
+        if attempt % _SEEK_EVERY != 0 or self._closing.is_set():
+            return
+        try:
+            found = self._find_again()
+        except ShardComputeError as error:
+            log.info("the coordinator was not found elsewhere: %s", error.message)
+            return
+        new = [url for url in found if url not in self._urls]
+        if new:
+            log.info("the coordinator may be at %s", ", ".join(new))
+            # Those that it had first: it may come back there.
+            self._found = new
+            self._urls = [*self._urls[:_MOST_URLS], *new][: 2 * _MOST_URLS]
+
+    def _arrive(self, link: Link) -> None:
+        """The coordinator is at this address, and knows where we are."""
+        self._endpoint.reached(link.peer, self._url)
+        self._endpoint.arrived()
+        if self._url in self._found:
+            self._found = []
+            self._on_urls(list(self._urls))
 
     def _serve(self, link: Link) -> None:
         for each in (self._lost, self._registered, self._answered):
@@ -220,9 +259,13 @@ class ControlClient:
             self._answered.wait(_REGISTER_TIMEOUT_S)
             if not self._registered.is_set():
                 raise LinkError(self._refusal or "the coordinator did not register this node in time")
+            self._arrive(link)
             while not self._closing.is_set() and not self._lost.wait(self._heartbeat_s):
                 if self._leader_epoch and time.monotonic() - self._heard_s > _SILENCE_S:
                     raise LinkError("the coordinator has fallen silent")
+                if reason := self._whereabouts.look(self._url):
+                    log.info("%s: the coordinator is dialled anew", reason)
+                    return
                 beat = Heartbeat(self._incarnation, *self._memory_use())
                 pump.offer(beat, timeout_s=self._heartbeat_s)
                 if (request := self._renewal.next_request()) is not None:

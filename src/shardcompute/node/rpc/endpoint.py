@@ -34,6 +34,7 @@ from shardcompute.wire import (
     Hello,
     Link,
     LinkOptions,
+    Listener,
     Message,
     Transports,
     join_address,
@@ -89,7 +90,11 @@ class Endpoint:
             LinkOptions(tls=self._tls, congestion=_CONGESTION),
             self._judge,
         )
+        self._former: Listener | None = None
         self._listen_url = listen_url
+        self._advertise = advertise
+        self._reached: dict[str, str] = {}
+        """Where nodes have answered, which counts for more than what is told of them."""
         self.url, self._near_url = _addresses(listen_url, self._listener.address, advertise)
         if transports.takes_sockets(listen_url):
             self.reach = Reach(self)
@@ -100,6 +105,10 @@ class Endpoint:
     def credentials(self) -> Credentials:
         with self._lock:
             return self._credentials
+
+    def reached(self, node: str, url: str) -> None:
+        """This node has answered at this address: that is where it is dialled from now on."""
+        self._reached[node] = url
 
     def renew(self, credentials: Credentials) -> None:
         """Open links with this certificate from now on; those that are open stay so until the former one runs out."""
@@ -125,6 +134,7 @@ class Endpoint:
         """A link to the node at `url`; LinkError unless it is `node`, and may act as `needs`, where they are named. A
         node that is named is reached in whatever way it can be (see `reach`), unless `only_direct`. An address has
         `timeout_s` to answer, None: as long as any."""
+        url = self._reached.get(node or "", url)
         if node is None or only_direct or self.reach is None or url == self.url:
             link = self._dial_address(url, role, node, needs, timeout_s)
         else:
@@ -220,12 +230,46 @@ class Endpoint:
         for link in links:
             link.close()
 
+    def move(self, host: str) -> None:
+        """Listen at this address from now on, at the same port if it is free there. All links that are open end: they
+        began at an address that is gone. Where it was, the endpoint still answers until `arrived`: a refusal there
+        would be taken for the end of its process. LinkError, and nothing changed, where that cannot be."""
+        port = split_address(self.url)[1]
+        options = LinkOptions(tls=self._tls, congestion=_CONGESTION)
+        try:
+            listener = self._transports.listen(
+                join_address(host, port), self._hello(""), options, self._judge
+            )
+        except LinkError:
+            listener = self._transports.listen(join_address(host, 0), self._hello(""), options, self._judge)
+        with self._lock:
+            if self._is_closing:
+                listener.close()
+                return
+            former, self._former, self._listener = self._former, self._listener, listener
+            self._listen_url = join_address(host, split_address(listener.address)[1])
+            links = [*self._links, *self._dialled]
+        self.url, self._near_url = _addresses(self._listen_url, listener.address, self._advertise)
+        if former is not None:
+            former.close()
+        for link in links:
+            with contextlib.suppress(LinkError):
+                link.close()
+
+    def arrived(self) -> None:
+        """The cluster knows where this endpoint is now: nobody is answered where it was."""
+        with self._lock:
+            former, self._former = self._former, None
+        if former is not None:
+            former.close()
+
     def close(self) -> None:
         """Stop listening and end every link that others dialled."""
         with self._lock:
             self._is_closing = True
             links = list(self._links)
         self._woken.set()
+        self.arrived()
         self._listener.close()
         for link in links:
             link.close()
@@ -260,9 +304,12 @@ class Endpoint:
 
     def _accept_all(self) -> None:
         while True:
+            listener = self._listener
             try:
-                link = self._listener.accept()
+                link = listener.accept()
             except LinkClosedError:
+                if listener is not self._listener:
+                    continue
                 return
             if self.reach is None or not self.reach.callbacks.take(link):
                 self._admit(link)

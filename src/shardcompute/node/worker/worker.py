@@ -47,9 +47,10 @@ from shardcompute.node.rpc.commands import (
     UnloadLayers,
     encode_answer,
 )
-from shardcompute.node.rpc.control_client import ControlClient
+from shardcompute.node.rpc.control_client import ControlClient, FindAgain
 from shardcompute.node.rpc.endpoint import Endpoint, receive_all
 from shardcompute.node.rpc.link_probe import answer_probes, probe_links
+from shardcompute.node.rpc.whereabouts import Whereabouts
 from shardcompute.node.weights.server import CachedModels, WeightsServer
 from shardcompute.node.worker.conditions.policy import WorkConditions
 from shardcompute.node.worker.device_speeds import DeviceSpeeds
@@ -114,6 +115,10 @@ class WorkerOptions:
     """When memory that ran out is offered again."""
     conditions: WorkConditions = field(default_factory=WorkConditions)
     """When its owner lets it work."""
+    follows_address: bool = False
+    """Whether it listens where its coordinator sees it, also when that changes; else where it was told to."""
+    find_again: FindAgain = lambda: ()
+    """Where else its coordinator may be."""
     max_upload: int | None = None
     """Bytes of weights a second that others may have from it; None: as many as they take."""
     measure_spare: Callable[[ComputeDevice], int | None] = spare_bytes
@@ -300,6 +305,8 @@ class Worker:
             self._registered,
             lambda: (resident_bytes(), self._loader.kv_used_bytes()),
             on_urls=lambda urls: remember_urls(credentials, urls),
+            whereabouts=Whereabouts(self._endpoint, follows=options.follows_address),
+            find_again=options.find_again,
         )
         self._watch: ConditionWatch | None = None
         if options.conditions.has_any:

@@ -20,7 +20,7 @@ from shardcompute.cli.options.cluster import (
 )
 from shardcompute.cli.options.https import TlsExamples
 from shardcompute.cli.serve import foreground
-from shardcompute.cli.serve.addresses import address_towards, check_ports, is_loopback, reachable_host
+from shardcompute.cli.serve.addresses import check_ports, is_loopback, reachable_host
 from shardcompute.cli.serve.foreground import ClusterPlan
 from shardcompute.cli.serve.greeting import greeting, invitation
 from shardcompute.cli.serve.up import asked_parallelism
@@ -28,6 +28,7 @@ from shardcompute.control.placement.parallelism import parse_parallelism
 from shardcompute.core.errors import LinkError, UsageError
 from shardcompute.core.settings import load_settings
 from shardcompute.node.cluster import Cluster, ClusterOptions
+from shardcompute.node.rpc.whereabouts import address_towards
 from shardcompute.wire import CODECS
 
 from ..conftest import Opening
