@@ -9,7 +9,11 @@ import signal
 import socket
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPResponse
 from pathlib import Path
+from types import MappingProxyType
 
 from support.network.lab_links import wait_until
 from support.network.real_etcd import needs_etcd, real_etcd
@@ -32,13 +36,47 @@ def coordinator(model: Path, folder: Path, store: str) -> contextlib.AbstractCon
     )
 
 
+def ask(url: str, headers: Mapping[str, str] = MappingProxyType({}), **fields: object) -> HTTPResponse:
+    body = {"model": "default", "prompt": "Once upon a time", "max_tokens": 16, "temperature": 0, **fields}
+    order = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json", **headers}
+    )
+    reply: HTTPResponse = urllib.request.build_opener(urllib.request.ProxyHandler({})).open(order, timeout=60)
+    return reply
+
+
 def complete(url: str) -> str:
-    body = {"model": "default", "prompt": "Once upon a time", "max_tokens": 16, "temperature": 0}
-    content, headers = json.dumps(body).encode(), {"content-type": "application/json"}
-    order = urllib.request.Request(f"{url}/v1/completions", content, headers)
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(order, timeout=60) as reply:
+    with ask(url) as reply:
         text: str = json.load(reply)["choices"][0]["text"]
     return text
+
+
+@dataclass
+class Heard:
+    """What a client has of a stream: text up to the last id."""
+
+    text: str = ""
+    last_id: str = "0"
+    is_over: bool = False
+
+    def listen(self, url: str, most: int = 1_000_000) -> None:
+        """Go on with it, for so many events at most. What comes without an id belongs to the next one."""
+        fields: dict[str, object] = {"stream": True, "temperature": 0.8, "max_tokens": 150}
+        with ask(url, {"Last-Event-ID": self.last_id}, **fields) as reply:
+            id = pending = ""
+            for line in reply:
+                name, _, value = line.decode().rstrip("\n").partition(": ")
+                if name == "id":
+                    id = value
+                elif name == "data" and value == "[DONE]":
+                    self.is_over = True
+                elif name == "data":
+                    pending += json.loads(value)["choices"][0]["text"]
+                elif not name and id:
+                    self.text, self.last_id, id, pending = self.text + pending, id, "", ""
+                    most -= 1
+                    if not most:
+                        return
 
 
 def answers(url: str) -> str | None:
@@ -70,8 +108,17 @@ def test_a_killed_coordinator_is_followed_by_another(smollm2_gguf: Path, tmp_pat
             "it knows both",
             PATIENCE_S,
         )
+        heard, again = Heard(), Heard()
+        heard.listen(url, most=3)
+        again.text, again.last_id = heard.text, heard.last_id
+        heard.listen(url, most=20)
         first.signal(signal.SIGKILL)
         second.wait_for("this coordinator leads, in epoch")
         url = second.wait_for(r"is ready at (http://\S+)")[1]
         wait_until(lambda: answers(url) == expected, "the other answers", PATIENCE_S)
+        for each in (heard, again):
+            each.listen(url)
+        assert heard.is_over
+        assert heard.text == again.text, "wherever it broke off, the same answer"
+        assert len(heard.text) > 200
         assert second.signal(signal.SIGINT) == 0

@@ -19,11 +19,14 @@ from shardcompute.api.context import context_of, request_id_of
 from shardcompute.api.errors import status_of
 from shardcompute.api.generation.generations import Generations, Idle, Outcome, open_generations
 from shardcompute.api.generation.parameters import Plan
+from shardcompute.api.generation.resumption import Place, Resumption, with_seed
 from shardcompute.api.sse import HEADERS, until_disconnect
 from shardcompute.core.generation import Delta
 
 UNENFORCED_HEADER = "x-shardcompute-unenforced-tools"
 _NAMES_SHOWN = 16
+_SIGN_TOKENS = 32
+"""After so many tokens that a client has already it is shown that its stream lives."""
 _log = logging.getLogger(__name__)
 
 
@@ -51,20 +54,30 @@ class Framing(Protocol):
 
 
 async def answer(
-    request: Request, plan: Plan, adapter: ReplyAdapter, framing: Framing, *, is_stream: bool
+    request: Request,
+    plan: Plan,
+    adapter: ReplyAdapter,
+    framing: Framing,
+    *,
+    is_stream: bool,
+    resumption: Resumption | None = None,
 ) -> Response:
-    """The plan's generations as one response: streamed, or whole once all have ended."""
+    """The plan's generations as one response: streamed, or whole once all have ended. With a `resumption` the stream's
+    events have ids, and those that the client has are left out."""
     context = context_of(request)
-    generations = open_generations(request, plan)
     if is_stream:
+        plan = with_seed(plan, resumption)
+        generations = open_generations(request, plan, None if resumption is None else resumption.place)
         stream = GenerationStream(
             generations,
             adapter,
             framing,
             ping_interval_s=context.limits.ping_interval_s,
             request_id=request_id_of(request),
+            resumption=resumption,
         )
         return _with_notice(stream, plan)
+    generations = open_generations(request, plan)
     outcomes = await until_disconnect(request.receive, _finish(generations))
     return _with_notice(json_response(adapter.whole(outcomes)), plan)
 
@@ -89,6 +102,7 @@ class GenerationStream(Response):
         *,
         ping_interval_s: float,
         request_id: str,
+        resumption: Resumption | None = None,
     ) -> None:
         super().__init__(headers=HEADERS, media_type=framing.media_type)
         del self.headers["content-length"]
@@ -96,6 +110,8 @@ class GenerationStream(Response):
         self._adapter, self._framing = adapter, framing
         self._ping_interval_s = ping_interval_s
         self._request_id = request_id
+        self._resumption = resumption
+        self._place = Place()
         self._is_open = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,8 +125,12 @@ class GenerationStream(Response):
                     if item is Idle.IDLE:
                         await self._write(send, framing.ping)
                         continue
-                    for chunk in self._adapter.chunks(*item, running.outcomes):
-                        await self._write(send, framing.write(chunk))
+                    written = (framing.write(each) for each in self._adapter.chunks(*item, running.outcomes))
+                    if self._resumption is None:
+                        for data in written:
+                            await self._write(send, data)
+                    else:
+                        await self._write_numbered(send, item[1], list(written), self._resumption)
                 for chunk in self._adapter.closing(running.outcomes):
                     await self._write(send, framing.write(chunk))
                 await self._write(send, framing.ending)
@@ -120,6 +140,19 @@ class GenerationStream(Response):
                 self._log_failure(error)
                 await self._write(send, framing.write_error(error, self._request_id))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write_numbered(
+        self, send: Send, delta: Delta, written: list[bytes], resumption: Resumption
+    ) -> None:
+        """The last event of a delta has the id of where that ends; what the client has is left out."""
+        former, self._place = self._place, self._place.after(delta)
+        if self._place.is_covered_by(resumption.place):
+            if former.tokens // _SIGN_TOKENS != self._place.tokens // _SIGN_TOKENS:
+                await self._write(send, self._framing.ping)
+            return
+        for number, data in enumerate(written, 1):
+            mark = f"id: {resumption.id_at(self._place)}\n".encode() if number == len(written) else b""
+            await self._write(send, mark + data)
 
     async def _write(self, send: Send, data: bytes) -> None:
         if not data:

@@ -19,6 +19,7 @@ from starlette.requests import Request
 
 from shardcompute.api.context import caller_of, context_of, request_id_of
 from shardcompute.api.generation.parameters import Plan
+from shardcompute.api.generation.resumption import Place, cut_at
 from shardcompute.api.generation.structured import check_complete
 from shardcompute.api.metrics.collector import GenerationMetrics
 from shardcompute.core.errors import BackendError, CancelledError
@@ -140,8 +141,11 @@ class Generations:
         metrics: GenerationMetrics,
         *,
         clock: Callable[[], float] = time.monotonic,
+        cut: Place | None = None,
     ) -> None:
+        """No delta passes the place `cut`, where a stream that is resumed goes on."""
         self.plan = plan
+        self._cut = cut
         self.outcomes = [Outcome() for _ in plan.requests]
         self._service = service
         self._metrics = metrics
@@ -189,12 +193,15 @@ class Generations:
             deltas = self._service.generate(self.plan.model.name, request)
             try:
                 said: list[int] = []
+                place = Place()
                 async for delta in deltas:
                     timer.saw(delta)
                     said += [choice.id for choice in delta.tokens]
                     if delta.finish == "stop" and request.sampling.grammar is not None:
                         await check_complete(self.plan.codec, request.sampling.grammar, said)
-                    await self._queue.put(index, delta)
+                    for piece in (delta,) if self._cut is None else cut_at(delta, place, self._cut):
+                        await self._queue.put(index, piece)
+                    place = place.after(delta)
                     if delta.finish is not None:
                         ended_by = delta.finish
                         return
@@ -208,13 +215,13 @@ class Generations:
             timer.ended(ended_by, prompt_tokens=len(request.prompt))
 
 
-def open_generations(request: Request, plan: Plan) -> Generations:
+def open_generations(request: Request, plan: Plan, cut: Place | None = None) -> Generations:
     """The generations of a plan, in the name of the HTTP request that asks for them."""
     context = context_of(request)
     caller, request_id = caller_of(request).key_id, request_id_of(request)
     requests = tuple(replace(each, caller=caller, request_id=request_id) for each in plan.requests)
     return Generations(
-        context.service, replace(plan, requests=requests), context.metrics, clock=context.clock
+        context.service, replace(plan, requests=requests), context.metrics, clock=context.clock, cut=cut
     )
 
 

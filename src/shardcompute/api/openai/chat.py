@@ -16,7 +16,7 @@ from shardcompute.api.generation.chat import ChatPlan, open_chat
 from shardcompute.api.generation.chat_choices import text_choice
 from shardcompute.api.generation.generations import Outcome
 from shardcompute.api.generation.schemas import ChatCompletionRequest
-from shardcompute.api.openai.envelope import Envelope, open_envelope, usage_of, wants_usage
+from shardcompute.api.openai.envelope import Envelope, open_envelope, resumption_of, usage_of, wants_usage
 from shardcompute.api.openai.framing import CompletionsFraming
 from shardcompute.api.openai.replies import ChatChunk, ChatCompletion, Usage
 from shardcompute.api.openapi import GENERATION_ERRORS, ApiRoute
@@ -28,7 +28,14 @@ async def create_chat_completion(request: Request) -> Response:
     chat = await open_chat(request, body)
     envelope = open_envelope(request, "chatcmpl", chat.plan)
     adapter = ChatCompletionsAdapter(chat, envelope, has_usage=wants_usage(body))
-    return await answer(request, chat.plan, adapter, CompletionsFraming(), is_stream=bool(body.stream))
+    return await answer(
+        request,
+        chat.plan,
+        adapter,
+        CompletionsFraming(),
+        is_stream=bool(body.stream),
+        resumption=resumption_of(request, chat.plan, envelope) if body.stream else None,
+    )
 
 
 class ChatCompletionsAdapter:

@@ -26,7 +26,7 @@ from shardcompute.api.generation.parameters import (
 from shardcompute.api.generation.structured import check_grammar, requested_grammar
 from shardcompute.api.offload import run_sized
 from shardcompute.api.openai.completion_logprobs import CompletionRecorder
-from shardcompute.api.openai.envelope import Envelope, open_envelope, usage_of, wants_usage
+from shardcompute.api.openai.envelope import Envelope, open_envelope, resumption_of, usage_of, wants_usage
 from shardcompute.api.openai.framing import CompletionsFraming
 from shardcompute.api.openai.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from shardcompute.api.openai.schemas import CompletionRequest
@@ -71,15 +71,23 @@ async def create_completion(request: Request) -> Response:
         limits=context.limits,
         grammar=None if form is None else form[1],
     )
+    envelope = open_envelope(request, "cmpl", plan)
     adapter = CompletionsAdapter(
         plan,
-        open_envelope(request, "cmpl", plan),
+        envelope,
         echoes=[prompt.text for prompt in prompts] if body.echo else None,
         has_logprobs=body.logprobs is not None,
         has_usage=wants_usage(body),
         is_prompt_only=max_tokens == 0,
     )
-    return await answer(request, plan, adapter, CompletionsFraming(), is_stream=bool(body.stream))
+    return await answer(
+        request,
+        plan,
+        adapter,
+        CompletionsFraming(),
+        is_stream=bool(body.stream),
+        resumption=resumption_of(request, plan, envelope) if body.stream else None,
+    )
 
 
 class CompletionsAdapter:

@@ -12,6 +12,7 @@ from shardcompute.api.context import context_of, package_version, request_id_of
 from shardcompute.api.errors import RequestError
 from shardcompute.api.generation.generations import Outcome
 from shardcompute.api.generation.parameters import Plan
+from shardcompute.api.generation.resumption import Resumption, given_origin, open_resumption
 from shardcompute.api.generation.schemas import GenerationBody
 from shardcompute.api.openai.replies import (
     CompletionTokensDetails,
@@ -61,8 +62,17 @@ class Envelope:
 
 
 def open_envelope(request: Request, prefix: str, plan: Plan) -> Envelope:
-    created_s = int(context_of(request).wall_clock())
-    return Envelope(f"{prefix}-{request_id_of(request)}", created_s, plan.model.name)
+    """A stream that is resumed has those of the one that broke off."""
+    origin = given_origin(request)
+    created_s = int(context_of(request).wall_clock()) if origin is None else origin.created_s
+    request_id = request_id_of(request) if origin is None else origin.request_id
+    return Envelope(f"{prefix}-{request_id}", created_s, plan.model.name)
+
+
+def resumption_of(request: Request, plan: Plan, envelope: Envelope) -> Resumption | None:
+    """How the stream of an answer is numbered, where its request asks for that."""
+    request_id = envelope.reply_id.partition("-")[2]
+    return open_resumption(request, plan, request_id, envelope.created_s)
 
 
 def wants_usage(body: GenerationBody) -> bool:
