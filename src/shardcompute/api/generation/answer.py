@@ -19,7 +19,7 @@ from shardcompute.api.context import context_of, request_id_of
 from shardcompute.api.errors import status_of
 from shardcompute.api.generation.generations import Generations, Idle, Outcome, open_generations
 from shardcompute.api.generation.parameters import Plan
-from shardcompute.api.generation.resumption import Place, Resumption, with_seed
+from shardcompute.api.generation.resumption import AnswerPlace, StreamResumption, with_seed
 from shardcompute.api.sse import HEADERS, until_disconnect
 from shardcompute.core.generation import Delta
 
@@ -60,7 +60,7 @@ async def answer(
     framing: Framing,
     *,
     is_stream: bool,
-    resumption: Resumption | None = None,
+    resumption: StreamResumption | None = None,
 ) -> Response:
     """The plan's generations as one response: streamed, or whole once all have ended. With a `resumption` the stream's
     events have ids, and those that the client has are left out."""
@@ -102,7 +102,7 @@ class GenerationStream(Response):
         *,
         ping_interval_s: float,
         request_id: str,
-        resumption: Resumption | None = None,
+        resumption: StreamResumption | None = None,
     ) -> None:
         super().__init__(headers=HEADERS, media_type=framing.media_type)
         del self.headers["content-length"]
@@ -111,7 +111,7 @@ class GenerationStream(Response):
         self._ping_interval_s = ping_interval_s
         self._request_id = request_id
         self._resumption = resumption
-        self._place = Place()
+        self._place = AnswerPlace()
         self._is_open = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -142,7 +142,7 @@ class GenerationStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write_numbered(
-        self, send: Send, delta: Delta, written: list[bytes], resumption: Resumption
+        self, send: Send, delta: Delta, written: list[bytes], resumption: StreamResumption
     ) -> None:
         """The last event of a delta has the id of where that ends; what the client has is left out."""
         former, self._place = self._place, self._place.after(delta)

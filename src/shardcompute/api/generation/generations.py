@@ -19,7 +19,7 @@ from starlette.requests import Request
 
 from shardcompute.api.context import caller_of, context_of, request_id_of
 from shardcompute.api.generation.parameters import Plan
-from shardcompute.api.generation.resumption import Place, cut_at
+from shardcompute.api.generation.resumption import AnswerPlace, cut_at
 from shardcompute.api.generation.structured import check_complete
 from shardcompute.api.metrics.collector import GenerationMetrics
 from shardcompute.core.errors import BackendError, CancelledError
@@ -141,7 +141,7 @@ class Generations:
         metrics: GenerationMetrics,
         *,
         clock: Callable[[], float] = time.monotonic,
-        cut: Place | None = None,
+        cut: AnswerPlace | None = None,
     ) -> None:
         """No delta passes the place `cut`, where a stream that is resumed goes on."""
         self.plan = plan
@@ -193,7 +193,7 @@ class Generations:
             deltas = self._service.generate(self.plan.model.name, request)
             try:
                 said: list[int] = []
-                place = Place()
+                place = AnswerPlace()
                 async for delta in deltas:
                     timer.saw(delta)
                     said += [choice.id for choice in delta.tokens]
@@ -215,7 +215,7 @@ class Generations:
             timer.ended(ended_by, prompt_tokens=len(request.prompt))
 
 
-def open_generations(request: Request, plan: Plan, cut: Place | None = None) -> Generations:
+def open_generations(request: Request, plan: Plan, cut: AnswerPlace | None = None) -> Generations:
     """The generations of a plan, in the name of the HTTP request that asks for them."""
     context = context_of(request)
     caller, request_id = caller_of(request).key_id, request_id_of(request)

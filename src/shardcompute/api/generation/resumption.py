@@ -40,32 +40,32 @@ class ReplyOrigin(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AnswerPlace:
     """How far an answer has come."""
 
     tokens: int = 0
     characters: int = 0
     is_end: bool = False
 
-    def after(self, delta: Delta) -> Place:
-        return Place(
+    def after(self, delta: Delta) -> AnswerPlace:
+        return AnswerPlace(
             self.tokens + len(delta.tokens), self.characters + len(delta.text), delta.finish is not None
         )
 
-    def is_covered_by(self, other: Place) -> bool:
+    def is_covered_by(self, other: AnswerPlace) -> bool:
         """Whether it is no further than the other."""
         is_short = self.tokens <= other.tokens and self.characters <= other.characters
         return is_short and (other.is_end or not self.is_end)
 
 
 @dataclass(frozen=True, slots=True)
-class Resumption:
+class StreamResumption:
     """A stream with ids: where it comes from, and after which place it goes on."""
 
     origin: ReplyOrigin
-    place: Place
+    place: AnswerPlace
 
-    def id_at(self, place: Place) -> str:
+    def id_at(self, place: AnswerPlace) -> str:
         return f"{_pack(self.origin)}.{place.tokens}.{place.characters}{_END * place.is_end}"
 
 
@@ -75,7 +75,7 @@ def given_origin(request: Request) -> ReplyOrigin | None:
     return None if given in ("", BEGINNING) else _parse(given)[0]
 
 
-def open_resumption(request: Request, plan: Plan, request_id: str, created_s: int) -> Resumption | None:
+def open_resumption(request: Request, plan: Plan, request_id: str, created_s: int) -> StreamResumption | None:
     """How a stream is to be numbered; None where nobody asks for it, or it has several answers."""
     given = request.headers.get(HEADER, "")
     if not given or len(plan.requests) != 1:
@@ -87,17 +87,19 @@ def open_resumption(request: Request, plan: Plan, request_id: str, created_s: in
     [asked] = plan.requests
     digest = _digest(plan.model.name, asked)
     if given == BEGINNING:
-        return Resumption(ReplyOrigin(request_id, created_s, asked.sampling.seed, digest), Place())
+        return StreamResumption(
+            ReplyOrigin(request_id, created_s, asked.sampling.seed, digest), AnswerPlace()
+        )
     origin, place = _parse(given)
     if origin.digest != digest:
         raise RequestError(
             "Last-Event-ID belongs to another request, or the chat template gives another prompt now.",
             hint="send the request with which the stream was begun, or begin anew",
         )
-    return Resumption(origin, place)
+    return StreamResumption(origin, place)
 
 
-def with_seed(plan: Plan, resumption: Resumption | None) -> Plan:
+def with_seed(plan: Plan, resumption: StreamResumption | None) -> Plan:
     """The plan of the answer that is resumed."""
     if resumption is None:
         return plan
@@ -106,7 +108,7 @@ def with_seed(plan: Plan, resumption: Resumption | None) -> Plan:
     return replace(plan, requests=(replace(asked, sampling=sampling),))
 
 
-def cut_at(delta: Delta, before: Place, place: Place) -> Iterator[Delta]:
+def cut_at(delta: Delta, before: AnswerPlace, place: AnswerPlace) -> Iterator[Delta]:
     """A delta that follows after `before`, in two where it passes a place at which one ended the first time."""
     after = before.after(delta)
     tokens, characters = place.tokens - before.tokens, place.characters - before.characters
@@ -132,7 +134,7 @@ def _pack(origin: ReplyOrigin) -> str:
     return base64.urlsafe_b64encode(msgspec.msgpack.encode(origin)).decode().rstrip("=")
 
 
-def _parse(text: str) -> tuple[ReplyOrigin, Place]:
+def _parse(text: str) -> tuple[ReplyOrigin, AnswerPlace]:
     parts = text.removesuffix(_END).split(".") if len(text) <= _MOST_CHARACTERS else [""]
     packed, *numbers = parts
     try:
@@ -141,7 +143,7 @@ def _parse(text: str) -> tuple[ReplyOrigin, Place]:
         content = base64.b64decode(packed + "=" * (-len(packed) % 4), altchars=b"-_", validate=True)
         origin = msgspec.msgpack.decode(content, type=ReplyOrigin)
         tokens, characters = map(int, numbers)
-        return origin, Place(tokens, characters, text.endswith(_END))
+        return origin, AnswerPlace(tokens, characters, text.endswith(_END))
     except ValueError:
         raise RequestError(
             "Last-Event-ID is not the id of an event of ours.",

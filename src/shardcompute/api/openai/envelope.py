@@ -12,7 +12,7 @@ from shardcompute.api.context import context_of, package_version, request_id_of
 from shardcompute.api.errors import RequestError
 from shardcompute.api.generation.generations import Outcome
 from shardcompute.api.generation.parameters import Plan
-from shardcompute.api.generation.resumption import Resumption, given_origin, open_resumption
+from shardcompute.api.generation.resumption import StreamResumption, given_origin, open_resumption
 from shardcompute.api.generation.schemas import GenerationBody
 from shardcompute.api.openai.replies import (
     CompletionTokensDetails,
@@ -69,7 +69,7 @@ def open_envelope(request: Request, prefix: str, plan: Plan) -> Envelope:
     return Envelope(f"{prefix}-{request_id}", created_s, plan.model.name)
 
 
-def resumption_of(request: Request, plan: Plan, envelope: Envelope) -> Resumption | None:
+def resumption_of(request: Request, plan: Plan, envelope: Envelope) -> StreamResumption | None:
     """How the stream of an answer is numbered, where its request asks for that."""
     request_id = envelope.reply_id.partition("-")[2]
     return open_resumption(request, plan, request_id, envelope.created_s)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardcompute.api.generation.resumption import Place, cut_at
+from shardcompute.api.generation.resumption import AnswerPlace, cut_at
 from shardcompute.core.generation import Delta, TokenChoice
 
 
@@ -93,12 +93,12 @@ def test_several_answers_cannot_be_resumed(chat: Any) -> None:
 def test_a_delta_is_cut_once_and_wholly() -> None:
     tokens = tuple(TokenChoice(n) for n in range(4))
     delta = Delta("abcdef", tokens, finish="stop")
-    first, second = cut_at(delta, Place(10, 20), Place(12, 23))
+    first, second = cut_at(delta, AnswerPlace(10, 20), AnswerPlace(12, 23))
     assert (first.text, first.tokens, first.finish) == ("abc", tokens[:2], None)
     assert (second.text, second.tokens, second.finish) == ("def", tokens[2:], "stop")
-    assert list(cut_at(delta, Place(10, 20), Place(30, 40))) == [delta]
-    assert list(cut_at(delta, Place(10, 20), Place(10, 20))) == [delta]
-    assert list(cut_at(delta, Place(10, 20), Place(14, 26, is_end=True))) == [delta]
-    spoken, end = cut_at(delta, Place(10, 20), Place(14, 26))
+    assert list(cut_at(delta, AnswerPlace(10, 20), AnswerPlace(30, 40))) == [delta]
+    assert list(cut_at(delta, AnswerPlace(10, 20), AnswerPlace(10, 20))) == [delta]
+    assert list(cut_at(delta, AnswerPlace(10, 20), AnswerPlace(14, 26, is_end=True))) == [delta]
+    spoken, end = cut_at(delta, AnswerPlace(10, 20), AnswerPlace(14, 26))
     assert spoken == replace(delta, finish=None)
     assert (end.text, end.tokens, end.finish) == ("", (), "stop")
